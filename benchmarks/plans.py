@@ -31,7 +31,7 @@ from benchmarks.measure import add_save, alternate, heading, publish, table, usa
 from pipeline import load_recipe
 from pipeline.backends.base import Executable
 from pipeline.backends.planner.blocks import OperatorUse, Role, StepBlocks
-from pipeline.backends.planner.decisions import CutPrices, Decisions
+from pipeline.backends.planner.decisions import Decisions, ShardingPrices
 from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.layouts import Layout, Mesh
 from pipeline.backends.planner.parallel_plan import ParallelPlan
@@ -54,23 +54,23 @@ SAMPLES = 512
 
 @dataclass(frozen=True)
 class Strategy:
-    """Plans that a user would consider: a mesh, and what `model` cuts of operators by pattern.
+    """Plans that a user would consider: a mesh, and what `model` shards of operators by pattern.
 
-    The last pattern that matches a parameter's path counts; `None` leaves an operator whole along
-    `model`, and `data` cuts samples. Without `cuts` the plan is the search's best on the mesh.
+    The last pattern that matches a parameter's path counts; `None` leaves an operator replicated
+    along `model`, and `data` shards samples. Without `roles` the plan is the best on the mesh.
     """
 
     name: str
     mesh: Mesh
-    cuts: Mapping[str, Role | None] | None = None
+    roles: Mapping[str, Role | None] | None = None
 
-    def keeps(self, blocks: StepBlocks, use: OperatorUse, cut: Layout) -> bool:
-        """Whether the strategy cuts an operator so."""
-        if self.cuts is None:
+    def keeps(self, blocks: StepBlocks, use: OperatorUse, sharding: Layout) -> bool:
+        """Whether the strategy shards an operator so."""
+        if self.roles is None:
             return True
         path, dims = blocks.weights[use.weight].path, use.operator.dims
-        wanted = [role for pattern, role in self.cuts.items() if fnmatchcase(path, pattern)][-1]
-        by_data, by_model = cut
+        wanted = [role for pattern, role in self.roles.items() if fnmatchcase(path, pattern)][-1]
+        by_data, by_model = sharding
         if self.mesh.data > 1 and by_data != use.operator.samples:
             return False
         if self.mesh.model == 1 or by_model is None:
@@ -116,10 +116,10 @@ class Network:
         np.savez(path, x_train=images, y_train=labels, x_test=images[:256], y_test=labels[:256])
 
 
-def on_meshes(name: str, cuts: Mapping[str, Role | None], *along_model: int) -> Iterator[Strategy]:
+def on_meshes(name: str, roles: Mapping[str, Role | None], *along_model: int) -> Iterator[Strategy]:
     """A strategy on meshes with so many devices along `model`."""
     for model in along_model:
-        yield Strategy(name, Mesh(DEVICES // model, model), cuts)
+        yield Strategy(name, Mesh(DEVICES // model, model), roles)
 
 
 def searched(*along_model: int) -> Iterator[Strategy]:
@@ -218,10 +218,10 @@ def different_plans(
     """The first different plans of a network's strategies, priced, by name."""
     found: dict[str, ParallelPlan] = {}
     for strategy in network.strategies:
-        prices = CutPrices(blocks, strategy.mesh, host_rates(), state_ratio)
+        prices = ShardingPrices(blocks, strategy.mesh, host_rates(), state_ratio)
 
-        def keeps(use: OperatorUse, cut: Layout, strategy: Strategy = strategy) -> bool:
-            return strategy.keeps(blocks, use, cut)
+        def keeps(use: OperatorUse, sharding: Layout, strategy: Strategy = strategy) -> bool:
+            return strategy.keeps(blocks, use, sharding)
 
         plan = best_plan(Decisions(prices, keeps))
         if plan is None or any(_alike(plan, other) for other in found.values()):

@@ -18,7 +18,7 @@ from pipeline.models.lowerings.problem.lowering import Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
 from pipeline.training.metrics import EvalSums
 from pipeline.training.parallel.placement import DevicePlacement
-from pipeline.training.parallel.sharding_rules import Cuts
+from pipeline.training.parallel.sharding_rules import ShardingRules
 from pipeline.training.state import TrainState
 from pipeline.training.step import TrainStep
 from pipeline.training.telemetry import Telemetry
@@ -74,7 +74,7 @@ class CompileInputs:
     """Run operations one by one instead of compiled programs."""
     jit_layers: tuple[str, ...] = ()
     """Patterns of layers that are compiled in eager mode too."""
-    cuts: Cuts | None = None
+    sharding_rules: ShardingRules | None = None
     """How devices share parameters; None if each has all of them."""
     single_steps: bool = False
     """Compile one step, or one batch of an evaluation, without a loop around it."""

@@ -198,11 +198,11 @@ class XlaExecutable:
 
     def put(self, state: TrainState) -> TrainState:
         """A copy of a state on the device, made array by array."""
-        cuts = self.work.cuts
-        if cuts is None:
+        rules = self.work.sharding_rules
+        if rules is None:
             return jax.tree.map(lambda array: self.placement.put(np.asarray(array)), state)
         host = jax.tree.map(np.array, state)
-        return self.placement.put(host, cuts.state_shardings(host, self.placement))
+        return self.placement.put(host, rules.state_shardings(host, self.placement))
 
     def set_learning_rates(self, rates: np.ndarray) -> None:
         """Replace the learning rates, which are an argument of the program."""
@@ -278,13 +278,14 @@ def _program_specs(
     train = work.train.window(0).inputs
     evaluated = work.eval.window(0).inputs
     state = jax.eval_shape(step.init, seed) if work.state is None else work.state
-    shardings = None if work.cuts is None else work.cuts.state_shardings(state, placement)
+    rules = work.sharding_rules
+    shardings = None if rules is None else rules.state_shardings(state, placement)
     state = placement.shapes(state, shardings)
     carry = LoopCarry(state, *placement.shapes(jax.eval_shape(empty_buffers, train)))
     sums = placement.shapes(jax.eval_shape(step.zero_sums))
     bound, constants = placement.shapes((np.int32(0), work.constants))
-    if work.cuts is not None:
-        step = _intercept_layers(step, work.cuts.constrain(placement))
+    if rules is not None:
+        step = _intercept_layers(step, rules.constrain(placement))
     elif work.jit_layers:
         step = _intercept_layers(step, compile_layers(work.jit_layers))
     repeat = _python_loop if work.eager else jax.lax.while_loop
@@ -294,9 +295,9 @@ def _program_specs(
     evaluation: Callable[..., Any] = _eval_loop(step, repeat)
     results: tuple[Any, Any, Any] = (None, None, None)
     options = None
-    if work.cuts is not None:
+    if rules is not None:
         # XLA divides the whole batch among the devices.
-        replicated: Any = placement.whole
+        replicated: Any = placement.replicated
         results = (shardings, LoopCarry(shardings, replicated, replicated), replicated)
     else:
         # Every device runs the programs on its rows of a batch.
@@ -446,7 +447,10 @@ def _compile_initialisation(
     work: CompileInputs, spec: ProgramSpec, placement: DevicePlacement, watch: ProgressClock
 ) -> tuple[Any, ProgramReport]:
     """Compile the initialisation: by its parts on CPUs that have whole parameters."""
-    if work.cuts is not None or not platform_of(placement.device.platform).optimizes_slowly:
+    if (
+        work.sharding_rules is not None
+        or not platform_of(placement.device.platform).optimizes_slowly
+    ):
         return compile_program(spec, watch, placement.devices)
     temporary_bytes = [0]
 

@@ -60,7 +60,7 @@ from pipeline.stages.autosink.explanation import (
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
-from pipeline.stages.estimate import propose, say_cuts
+from pipeline.stages.estimate import propose, report_shardings
 from pipeline.stages.lower import lower
 from pipeline.stages.plan_devices import find_plan, with_plan
 
@@ -117,7 +117,7 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
         backend = recipe.device.open(recipe.parallel)
     modelled = _explain_by_model(recipe, dataset, built, backend)
     if modelled is not None:
-        say_cuts(recipe, dataset, built, reporter)
+        report_shardings(recipe, dataset, built, reporter)
         return modelled
     built = lower(recipe, dataset, built, backend, None, reporter)
     executable = compile_programs(recipe, dataset, built, backend, reporter)

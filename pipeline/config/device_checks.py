@@ -29,7 +29,7 @@ def parallel_has_mode(recipe: Recipe) -> Iterator[str]:
             if value is not None:
                 yield f"parallel.{key} = {value}: needs parallel.mode=data; it is none"
     if parallel.mode != "data":
-        # If `exact` is refused, as with cuts, the number of shards may be its default.
+        # If `exact` is refused, as with sharded parameters, `shards` may be its default.
         has_shards = parallel.mode == "none" or parallel.reproducible != "exact"
         if parallel.shards is not None and has_shards:
             rule = f"needs parallel.mode=data; it is {parallel.mode}"
@@ -66,7 +66,7 @@ def shards_divide(recipe: Recipe) -> Iterator[str]:
     if parallel.mode == "data" and parallel.mesh_sizes["model"] > 1:
         yield (
             f"parallel.mesh.model = {parallel.mesh_sizes['model']}: must be 1 with "
-            "parallel.mode=data; semi_auto cuts parameters"
+            "parallel.mode=data; semi_auto shards parameters"
         )
     batches = {"train.batch_size": train.batch_size}
     microbatches = {"train.batch_size": train.accumulate_steps, "dataset.eval.batch_size": 1}
@@ -142,8 +142,8 @@ def features_know_devices(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def cuts_are_of_one_process(recipe: Recipe) -> Iterator[str]:
-    """Parameters are cut by XLA, in one process, and no bits are promised."""
+def sharding_is_of_one_process(recipe: Recipe) -> Iterator[str]:
+    """Parameters are sharded by XLA, in one process, and no bits are promised."""
     parallel = recipe.parallel
     if parallel.mode not in ("semi_auto", "auto"):
         return
@@ -220,7 +220,7 @@ RULES: tuple[Callable[[Recipe], Iterator[str]], ...] = (
     mesh_has_devices,
     shards_divide,
     features_know_devices,
-    cuts_are_of_one_process,
+    sharding_is_of_one_process,
     processes_are_several,
     target_is_compiled_alone,
 )

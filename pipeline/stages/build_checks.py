@@ -35,7 +35,7 @@ from pipeline.models.modules.standard import Network
 from pipeline.training.losses import label_mask, sample_losses
 from pipeline.training.metrics import ALL_IN_TOP5, add_metric_sums, zero_sums
 from pipeline.training.parallel.microbatches import batch_multiple
-from pipeline.training.parallel.sharding_rules import cuts_of, ranks_of_layers
+from pipeline.training.parallel.sharding_rules import ranks_of_layers, sharding_rules_of
 from pipeline.training.part_specs import METRICS, MetricSpec, losses_for
 from pipeline.training.state import StepConfig, TrainState, split
 from pipeline.training.step import gradients_of, initial_variables, make_train_step
@@ -195,25 +195,25 @@ def check_curvature(draft: StepDraft) -> None:
         )
 
 
-def check_cuts(draft: StepDraft) -> None:
-    """Require that the cuts of parameters fit the mesh."""
+def check_shardings(draft: StepDraft) -> None:
+    """Require that the shardings of parameters fit the mesh."""
     parallel = draft.recipe.parallel
-    cuts = cuts_of(parallel)
-    if cuts is None or parallel.mode != "semi_auto":
+    rules = sharding_rules_of(parallel)
+    if rules is None or parallel.mode != "semi_auto":
         return
     with blaming_key("parallel.specs"):
-        cuts.require_fit(draft.variables["params"], parallel.mesh_sizes, parallel.batch_axes)
+        rules.require_fit(draft.variables["params"], parallel.mesh_sizes, parallel.batch_axes)
 
 
 def check_constraints(draft: StepDraft) -> None:
     """Require that each constraint matches a layer with the same number of axes."""
     parallel = draft.recipe.parallel
-    cuts = cuts_of(parallel)
-    if cuts is None or parallel.mode != "semi_auto" or not cuts.constraints:
+    rules = sharding_rules_of(parallel)
+    if rules is None or parallel.mode != "semi_auto" or not rules.constraints:
         return
     trace = partial(jax.eval_shape, partial(initial_variables, draft.parts), draft.seed)
     with blaming_key("parallel.constraints"):
-        cuts.require_layers(ranks_of_layers(trace))
+        rules.require_layers(ranks_of_layers(trace))
 
 
 def check_task(draft: StepDraft) -> None:
@@ -382,7 +382,7 @@ def _state_of(draft: StepDraft) -> TrainState:
 
 
 LAYER_CHECKS = (check_labels, check_vocabulary, check_to_float, check_jit_layers)
-TASK_CHECKS = (check_curvature, check_cuts, check_constraints, check_task)
+TASK_CHECKS = (check_curvature, check_shardings, check_constraints, check_task)
 STATE_CHECKS = (
     check_gradients,
     check_statistics,

@@ -38,7 +38,7 @@ from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built
 from pipeline.stages.build_checks import blaming_key
 from pipeline.stages.record.run_directory import COMPILED
-from pipeline.training.parallel.sharding_rules import cuts_of
+from pipeline.training.parallel.sharding_rules import sharding_rules_of
 from pipeline.training.parallel.shards import shards_of
 
 LONG_S = 2.0
@@ -142,7 +142,7 @@ def compile_inputs(
         seed=built.seed,
         eager=train.mode == "eager",
         jit_layers=train.jit_layers,
-        cuts=cuts_of(recipe.parallel),
+        sharding_rules=sharding_rules_of(recipe.parallel),
         single_steps=built.single_steps,
         recomputes=train.remat == "blocks",
         train_sample=_train_sample(recipe, dataset, backend) if recipe.eval.on_train else None,

@@ -15,7 +15,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.stages.autosink.choose_sink import chooses_sink, modelled_bounds, modelled_costs
 from pipeline.stages.build import Built
-from pipeline.stages.plan_devices import describe_cuts
+from pipeline.stages.plan_devices import describe_shardings
 from pipeline.stages.record.run_directory import RunFolder
 from pipeline.training.parallel.devices import num_devices
 from pipeline.training.parallel.microbatches import batch_multiple
@@ -40,7 +40,7 @@ def estimate_cost(
     if estimate is None:
         return None
     reporter.say(str(estimate))
-    say_cuts(recipe, dataset, built, reporter)
+    report_shardings(recipe, dataset, built, reporter)
 
     def save() -> None:
         files = estimate.save(folder.path)
@@ -50,12 +50,12 @@ def estimate_cost(
     return estimate
 
 
-def say_cuts(recipe: Recipe, dataset: Dataset, built: Built, reporter: Reporter) -> None:
-    """Say what the recipe's cuts of parameters change in a price, which is of data parallelism."""
+def report_shardings(recipe: Recipe, dataset: Dataset, built: Built, reporter: Reporter) -> None:
+    """Report what sharded parameters change in a price, which is of data parallelism."""
     mode = recipe.parallel.mode
     if mode not in ("none", "data"):
         reporter.stage("modelled", f"parallel.mode = {mode}: the estimate is that of mode data")
-        reporter.stage("modelled", describe_cuts(recipe, dataset, built))
+        reporter.stage("modelled", describe_shardings(recipe, dataset, built))
 
 
 def propose(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice:

@@ -52,7 +52,7 @@ from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
 from pipeline.training.parallel.microbatches import microbatch_size
 from pipeline.training.parallel.ranks import Ranks
-from pipeline.training.parallel.sharding_rules import cuts_of
+from pipeline.training.parallel.sharding_rules import sharding_rules_of
 from pipeline.training.parallel.shards import shards_of
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import image_shape
@@ -85,7 +85,7 @@ def lower(
         built = replace(built, single_steps=_needs_single_steps(recipe, built, backend, reporter))
     elif not hasattr(parts.network, "policy"):
         return built
-    if cuts_of(recipe.parallel) is not None:
+    if sharding_rules_of(recipe.parallel) is not None:
         # XLA divides its own operations among devices, and no other ones.
         return built
 

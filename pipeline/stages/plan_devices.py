@@ -1,4 +1,4 @@
-"""Plan: the mesh of devices and the cuts of arrays, if `parallel.mode=auto`."""
+"""Plan: the mesh of devices and the shardings of arrays, if `parallel.mode=auto`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from pipeline.backends.planner.layouts import Mesh
-from pipeline.backends.planner.parallel_plan import CutRule, ParallelPlan, load_plan, save_plan
+from pipeline.backends.planner.parallel_plan import ParallelPlan, ShardingRule, load_plan, save_plan
 from pipeline.backends.planner.rates import host_rates
 from pipeline.backends.planner.search import (
     GIB,
     SearchedPlans,
     moved_text,
     plan_table,
-    price_cuts,
+    price_shardings,
     search,
 )
 from pipeline.backends.planner.traced_loss import LossToPlan, loss_of_step
@@ -30,14 +30,14 @@ from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import PLAN, RunFolder
 from pipeline.training.parallel.devices import num_devices
-from pipeline.training.parallel.parallel_spec import MeshSpec, ShardRule
+from pipeline.training.parallel.parallel_spec import MeshSpec, ShardingSpec
 from pipeline.training.step import image_shape
 
 
 def plan_devices(
     recipe: Recipe, dataset: Dataset, built: Built, folder: RunFolder, reporter: Reporter
 ) -> Recipe:
-    """Return the recipe with the mesh and the cuts of the fastest plan, as `semi_auto` has them.
+    """Return the recipe with the mesh and the shardings of the fastest plan, as with `semi_auto`.
 
     A plan in the run directory, or that the recipe names, is read instead of searching. Raises
     RecipeError if no plan fits, or the file's does not.
@@ -102,8 +102,8 @@ def step_to_plan(recipe: Recipe, dataset: Dataset, built: Built) -> LossToPlan:
     return loss_of_step(recipe.name, built.parts, built.state, batch, sync_batch_norm=True)
 
 
-def describe_cuts(recipe: Recipe, dataset: Dataset, built: Built) -> str:
-    """Compare the time of a step with the recipe's cuts with a data parallel step, as text.
+def describe_shardings(recipe: Recipe, dataset: Dataset, built: Built) -> str:
+    """Compare the time of a step with the recipe's shardings with a data parallel step, as text.
 
     Both are priced by the planner's rates of the recipe's devices.
     """
@@ -113,17 +113,18 @@ def describe_cuts(recipe: Recipe, dataset: Dataset, built: Built) -> str:
     mesh = Mesh(sizes.data, sizes.model)
     rates = _rates_of(recipe)
     specs, constraints = (
-        tuple(CutRule(rule.pattern, tuple(map(tuple, rule.entries))) for rule in rules)
+        tuple(ShardingRule(rule.pattern, tuple(map(tuple, rule.entries))) for rule in rules)
         for rules in (parallel.specs, parallel.constraints)
     )
     step = step_to_plan(recipe, dataset, built)
     batch = parallel.batch_axes
-    priced = price_cuts(step, mesh, batch, specs, constraints, rates)
+    priced = price_shardings(step, mesh, batch, specs, constraints, rates)
     if priced is None:
-        return f"a step cut so on {mesh} devices is not priced: the planner knows no such cuts"
+        text = f"a step sharded so on {mesh} devices is not priced"
+        return f"{text}: the planner knows no such shardings"
     plan = priced.plan
     beside = priced.data_parallel
-    text = f"cut so on {mesh} devices a step takes {plan.step_ms:.3g} ms by the planner's rates"
+    text = f"sharded so on {mesh} devices a step takes {plan.step_ms:.3g} ms by the planner's rates"
     if beside is not None:
         text += f", {plan.step_ms / beside.step_ms:.2f}x that of data parallelism"
     return f"{text}; {plan.memory_bytes / GIB:.2f} GiB a device, {moved_text(plan)} moved"
@@ -136,7 +137,7 @@ def _rates_of(recipe: Recipe) -> Rates:
 
 def with_plan(recipe: Recipe, plan: ParallelPlan) -> Recipe:
     """Return the recipe with a plan in place of `auto`."""
-    cuts: dict[str, Any] = {
+    planned: dict[str, Any] = {
         "mode": "semi_auto",
         "devices": plan.mesh.devices,
         "mesh": MeshSpec(data=plan.mesh.data, model=plan.mesh.model),
@@ -146,9 +147,9 @@ def with_plan(recipe: Recipe, plan: ParallelPlan) -> Recipe:
         "plan": None,
         "memory_gib": None,
     }
-    return recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update=cuts)})
+    return recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update=planned)})
 
 
-def _rule(rule: CutRule) -> ShardRule:
+def _rule(rule: ShardingRule) -> ShardingSpec:
     axes = [None if not names else list(names) for names in rule.axes]
-    return ShardRule.model_validate({"pattern": rule.pattern, "axes": axes})
+    return ShardingSpec.model_validate({"pattern": rule.pattern, "axes": axes})

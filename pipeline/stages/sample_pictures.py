@@ -231,6 +231,6 @@ def _eval_params(state: TrainState) -> Any:
 
 
 def _variables_on_host(state: TrainState) -> Any:
-    """Return the variables of evaluation on the host: one device computes, however they are cut."""
+    """Return the variables of evaluation on the host, for one device, however they are sharded."""
     variables = {"params": _eval_params(state), "batch_stats": state.batch_stats}
     return jax.tree.map(np.asarray, variables)

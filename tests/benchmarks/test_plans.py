@@ -1,4 +1,4 @@
-"""Plans that `benchmarks.plans` compares: what strategies cut, and the table."""
+"""Plans that `benchmarks.plans` compares: what strategies shard, and the table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def network(*strategies: Strategy) -> Network:
     return Network((), (4, 4), (), 8, strategies)
 
 
-def test_a_strategy_cuts_what_it_says() -> None:
+def test_a_strategy_shards_what_it_says() -> None:
     found = different_plans(
         network(
             Strategy("data parallel", Mesh(8, 1), {"*": None}),

@@ -61,7 +61,7 @@ REFUSED = {
         [DATA, "parallel.reproducible=layout", "parallel.shards=4"],
         "parallel.shards = 4: must be null with parallel.reproducible = layout, where each device",
     ),
-    "shards of a cut program": (
+    "shards of a sharded program": (
         ["parallel.mode=semi_auto", "parallel.reproducible=layout", "parallel.shards=4"],
         "parallel.shards = 4: needs parallel.mode=data; it is semi_auto",
     ),
@@ -69,7 +69,7 @@ REFUSED = {
         ["parallel.mirror_mean=false"],
         "parallel.mirror_mean = false: needs parallel.mode=data; it is none",
     ),
-    "sum of a cut program": (
+    "sum of a sharded program": (
         ["parallel.mode=auto", "parallel.reproducible=layout", "parallel.mirror_mean=false"],
         "parallel.mirror_mean = false: needs parallel.mode=data; it is auto",
     ),

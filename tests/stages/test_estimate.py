@@ -162,7 +162,7 @@ def test_a_recipe_that_sizes_each_device_is_advised_in_its_own_key(
 
 
 @pytest.mark.slow
-def test_cuts_of_parameters_are_priced_beside_data_parallelism(
+def test_shardings_of_parameters_are_priced_beside_data_parallelism(
     tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tiny(*PRICED, *eight_devices(16)), tmp_path / "data")
@@ -173,7 +173,7 @@ def test_cuts_of_parameters_are_priced_beside_data_parallelism(
     )
     said = capsys.readouterr().out
     assert "the estimate is that of mode data" in said
-    assert "cut so on" in said
+    assert "sharded so on" in said
     assert "ms by the planner's rates" in said
 
 

@@ -172,7 +172,7 @@ class GpuBackend(XlaBackend):
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
         """Compile initialisation, steps and evaluation. Raises RunError where XLA refuses one."""
-        if len(self.placement.devices) > 1 or work.eager or work.cuts is not None:
+        if len(self.placement.devices) > 1 or work.eager or work.sharding_rules is not None:
             return super().compile(work, watch)
         chip = Chip(self.device, _host())
         programs, reports = compile_for_gpu(work, chip, self.options, self.graphs, watch)

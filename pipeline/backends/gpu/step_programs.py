@@ -101,13 +101,13 @@ class Chip:
     """Platform to lower for if the device is absent, else None."""
 
     @property
-    def whole(self) -> SingleDeviceSharding:
+    def sharding(self) -> SingleDeviceSharding:
         """Sharding of arrays on the device."""
         return SingleDeviceSharding(self.device)
 
     def shapes(self, tree: Any) -> Any:
         """Return the shapes and dtypes of a tree's arrays, placed on the device."""
-        return _place_shapes(tree, self.whole)
+        return _place_shapes(tree, self.sharding)
 
 
 INIT = "initialisation"
@@ -161,8 +161,8 @@ def train_spec(
     """
     carry = carry_shapes(work, chip)
     if formats is None:
-        formats = jax.tree.map(lambda _: Format(Layout.AUTO, chip.whole), carry.loop.state)
-    sharding: Any = chip.whole
+        formats = jax.tree.map(lambda _: Format(Layout.AUTO, chip.sharding), carry.loop.state)
+    sharding: Any = chip.sharding
     carry_formats = StepCarry(sharding, LoopCarry(formats, sharding, sharding))
     inputs = chip.shapes(work.train.window(0).inputs)
     rates = chip.shapes(pad_to_block(work.learning_rates))
@@ -261,8 +261,8 @@ def _make_eval_spec(
         evaluate,
         (EvalCarry(chip.shapes(np.int32(0)), sums), state, inputs),
         donated=0,
-        in_shardings=(chip.whole, formats, chip.whole),
-        out_shardings=chip.whole,
+        in_shardings=(chip.sharding, formats, chip.sharding),
+        out_shardings=chip.sharding,
         compiler_options=options,
     )
 

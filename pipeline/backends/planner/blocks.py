@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["batch", "contracted", "output", "both"]
-"""Effect of a cut of an operator's dimension:
+"""Effect of sharding of an operator's dimension:
 
 * batch: of the activations alone; gradients of the weight are partial sums;
 * contracted: of the operand and the weight; the result is a partial sum (rows of a table: each
@@ -24,7 +24,7 @@ Role = Literal["batch", "contracted", "output", "both"]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Bytes and floating-point operations of values that are cut along some groups of a region."""
+    """Bytes and floating-point operations of values that some groups of a region shard."""
 
     groups: tuple[int, ...]
     nbytes: int = 0
@@ -46,7 +46,7 @@ class PartialSum:
 class Region:
     """Activations that share groups of dimensions.
 
-    A group is its index in `sizes`; no cut makes more pieces of it than its size has.
+    A group is its index in `sizes`; no sharding makes more pieces of it than its size has.
     """
 
     sizes: tuple[int, ...]
@@ -58,7 +58,7 @@ class Region:
     """Kept from the forward pass to the backward pass."""
     sums: tuple[PartialSum, ...] = ()
     parameters: tuple[Extent, ...] = ()
-    """Biases, scales and others that are applied element by element; cut as the region is."""
+    """Biases, scales and others that are applied element by element; sharded as the region is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 """The decisions of a plan on one mesh, as variables, and their prices as tables to be added.
 
-An operator's cut names, for each axis of the mesh, the dimension of the operator that it cuts; a
-region's layout names the group. Transfers from one to the other are priced between them:
+An operator's sharding names, for each axis of the mesh, the dimension of the operator that the axis
+shards; a region's layout names the group. Transfers from one to the other are priced between them:
 
-* region and operator: collectives that bring the operand to the layout that the cut needs, and its
-  gradient back, which is a partial sum along axes that cut the operator's output;
-* operator and region: the same for the result, a partial sum along axes that cut what is summed.
+* region and operator: collectives that bring the operand to the layout that the sharding needs, and
+  its gradient back, which is a partial sum along axes that shard the operator's output;
+* operator and region: the same for the result, a partial sum along axes that shard what is summed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from pipeline.backends.rates import CollectiveKind, DeviceGroup, Rates
 
 COPIES = 2
 """Arrays of a parameter's size besides the optimizer's state: itself and its gradient."""
-KeepsCut = Callable[[OperatorUse, Layout], bool]
+KeepsSharding = Callable[[OperatorUse, Layout], bool]
 KeepsLayout = Callable[[int, Layout], bool]
 """Of the region, or the weight, of a number."""
 
@@ -57,7 +57,7 @@ class Price:
 
 
 @dataclass
-class CutPrices:
+class ShardingPrices:
     """Prices on one mesh. `state_ratio` is the optimizer's state in bytes of parameters."""
 
     blocks: StepBlocks
@@ -103,10 +103,10 @@ class CutPrices:
                 gradients.append(Collective("all_reduce", nbytes, axes))
         return Price(work_us, tuple(sums), tuple(gradients), memory)
 
-    def operator(self, operator: Operator, cut: Layout, *, stored: bool) -> Price:
+    def operator(self, operator: Operator, sharding: Layout, *, stored: bool) -> Price:
         """Price of an operator by itself; with `stored` also of holding its weight."""
         operand, weight, result = (
-            self.mesh.num_pieces(self._positions(operator, cut, which))
+            self.mesh.num_pieces(self._positions(operator, sharding, which))
             for which in ("operand", "weight", "result")
         )
         nbytes = operator.weight_bytes / weight
@@ -117,32 +117,32 @@ class CutPrices:
         else:
             passes = 3 if operator.operand_gradient else 2
             moved = operator.operand.nbytes / operand + operator.result.nbytes / result
-            flops = operator.flops / self.mesh.num_pieces(cut)
+            flops = operator.flops / self.mesh.num_pieces(sharding)
             work_us = passes * self.rates.compute_us(flops, moved + nbytes)
-        copies = self._axes_without(operator, cut, "weight")
+        copies = self._axes_without(operator, sharding, "weight")
         return Price(
             work_us + (self._update_us(nbytes) if stored else 0.0),
             gradients=(Collective("all_reduce", nbytes, copies),) if copies else (),
             memory_bytes=self._stored_bytes(nbytes) if stored else 0.0,
         )
 
-    def operand(self, operator: Operator, layout: Layout, cut: Layout) -> Price:
-        """Price of bringing an operand from its region to a cut, and its gradient back."""
+    def operand(self, operator: Operator, layout: Layout, sharding: Layout) -> Price:
+        """Price of bringing an operand from its region to a sharding, and its gradient back."""
         array = operator.operand
         source = seen_by(layout, array.groups)
-        target = self._positions(operator, cut, "operand")
+        target = self._positions(operator, sharding, "operand")
         steps = transfer(source, (), target, array.nbytes, self.mesh)
         if operator.operand_gradient:
-            sums = self._axes_without(operator, cut, "operand")
+            sums = self._axes_without(operator, sharding, "operand")
             steps += transfer(target, sums, source, array.nbytes, self.mesh)
         return Price(collectives=steps)
 
-    def result(self, operator: Operator, layout: Layout, cut: Layout) -> Price:
-        """Price of bringing a result from a cut to its region, and its gradient to the cut."""
+    def result(self, operator: Operator, layout: Layout, sharding: Layout) -> Price:
+        """Price of bringing a result from a sharding to its region, and its gradient back."""
         array = operator.result
         target = seen_by(layout, array.groups)
-        source = self._positions(operator, cut, "result")
-        sums = self._axes_without(operator, cut, "result")
+        source = self._positions(operator, sharding, "result")
+        sums = self._axes_without(operator, sharding, "result")
         forward = transfer(source, sums, target, array.nbytes, self.mesh)
         return Price(collectives=forward + transfer(target, (), source, array.nbytes, self.mesh))
 
@@ -151,9 +151,9 @@ class CutPrices:
         nbytes = weight.nbytes / self.mesh.num_pieces(layout)
         return Price(self._update_us(nbytes), memory_bytes=self._stored_bytes(nbytes))
 
-    def fetch(self, operator: Operator, cut: Layout, layout: Layout) -> Price:
-        """Price of bringing a shared weight from its layout to a cut, and its gradient back."""
-        target = self._positions(operator, cut, "weight")
+    def fetch(self, operator: Operator, sharding: Layout, layout: Layout) -> Price:
+        """Price of bringing a shared weight to a sharding, and its gradient back."""
+        target = self._positions(operator, sharding, "weight")
         nbytes = operator.weight_bytes
         there = transfer(layout, (), target, nbytes, self.mesh)
         return Price(collectives=there + transfer(target, (), layout, nbytes, self.mesh))
@@ -206,22 +206,24 @@ class CutPrices:
         """Time of an update: it reads the gradient, and reads and writes parameter and state."""
         return self.rates.compute_us(0, nbytes * (3 + 2 * self.state_ratio))
 
-    def _positions(self, operator: Operator, cut: Layout, which: str) -> Layout:
-        """The layout of an operator's operand, weight or result under a cut."""
-        return tuple(None if dim is None else getattr(operator.dims[dim], which) for dim in cut)
+    def _positions(self, operator: Operator, sharding: Layout, which: str) -> Layout:
+        """The layout of an operator's operand, weight or result under a sharding."""
+        return tuple(
+            None if dim is None else getattr(operator.dims[dim], which) for dim in sharding
+        )
 
-    def _axes_without(self, operator: Operator, cut: Layout, which: str) -> tuple[int, ...]:
-        """Axes that cut a dimension which an operator's operand, weight or result doesn't have."""
-        layout = self._positions(operator, cut, which)
-        return tuple(a for a, dim in enumerate(cut) if dim is not None and layout[a] is None)
+    def _axes_without(self, operator: Operator, sharding: Layout, which: str) -> tuple[int, ...]:
+        """Axes that shard a dimension which the operand, weight or result doesn't have."""
+        layout = self._positions(operator, sharding, which)
+        return tuple(a for a, dim in enumerate(sharding) if dim is not None and layout[a] is None)
 
 
 @dataclass(frozen=True)
 class Decided:
-    """A layout for each region, a cut for each operator, a layout for each shared weight."""
+    """A layout for each region, a sharding for each operator, a layout for each shared weight."""
 
     regions: tuple[Layout, ...]
-    cuts: tuple[Layout, ...]
+    shardings: tuple[Layout, ...]
     shared: Mapping[int, Layout]
 
 
@@ -229,9 +231,9 @@ Term = tuple[tuple[int, ...], Any, Callable[..., Price]]
 """Variables of a term of the price, a key that equal terms share, and its price by layouts."""
 
 
-def cuts_samples_alone(use: OperatorUse, cut: Layout) -> bool:
-    """Whether a cut of an operator is data parallelism's."""
-    return set(cut) <= {use.operator.samples, None} and use.operator.samples in cut
+def shards_samples_alone(use: OperatorUse, sharding: Layout) -> bool:
+    """Whether a sharding of an operator is data parallelism's."""
+    return set(sharding) <= {use.operator.samples, None} and use.operator.samples in sharding
 
 
 class Decisions:
@@ -239,8 +241,8 @@ class Decisions:
 
     def __init__(
         self,
-        prices: CutPrices,
-        keeps_cut: KeepsCut = lambda use, cut: True,
+        prices: ShardingPrices,
+        keeps_sharding: KeepsSharding = lambda use, sharding: True,
         keeps_region: KeepsLayout = lambda number, layout: True,
         keeps_weight: KeepsLayout = lambda number, layout: True,
     ) -> None:
@@ -254,8 +256,10 @@ class Decisions:
             self.states.append(tuple(x for x in layouts if keeps_region(number, x)))
         for use in self.blocks.operators:
             dims = tuple(dim.size for dim in use.operator.dims)
-            cuts = prices.layouts(dims, use.operator.samples)
-            self.states.append(tuple(cut for cut in cuts if keeps_cut(use, cut)))
+            shardings = prices.layouts(dims, use.operator.samples)
+            self.states.append(
+                tuple(sharding for sharding in shardings if keeps_sharding(use, sharding))
+            )
         for index in self.shared:
             layouts = prices.layouts(self.blocks.weights[index].shape, None)
             self.states.append(tuple(x for x in layouts if keeps_weight(index, x)))
@@ -274,7 +278,7 @@ class Decisions:
         ]
 
     def layouts_of(self, states: Mapping[int, int]) -> Decided:
-        """The layouts and cuts of a choice of states."""
+        """The layouts and shardings of a choice of states."""
         layouts = [self.states[v][states[v]] for v in range(len(self.states))]
         regions = len(self.blocks.regions)
         weights = regions + len(self.blocks.operators)

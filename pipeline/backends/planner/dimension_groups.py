@@ -1,8 +1,8 @@
-"""Dimensions that are cut together: union-find over the dimensions of a traced function's values.
+"""Dimensions that are sharded together: union-find over those of a traced function's values.
 
 Two dimensions are in one group if an operation reads and writes them element by element, so that
-cutting both needs no communication (the named dimensions of TOAST, arXiv 2508.15010; CFP, arXiv
-2504.00598). Products with parameters are left out: a plan chooses how they are cut.
+sharding both needs no communication (the named dimensions of TOAST, arXiv 2508.15010; CFP, arXiv
+2504.00598). Products with parameters are left out: a plan chooses how they are sharded.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DimensionGroups:
         )
 
     def is_whole(self, group: int) -> bool:
-        """Whether no dimension of a group may be cut."""
+        """Whether no dimension of a group may be sharded."""
         return self._whole[self._find(group)]
 
     def shape(self, value: int) -> tuple[int, ...]:
@@ -70,11 +70,11 @@ class DimensionGroups:
         self._whole[low] = self._whole[low] or self._whole[high]
 
     def keep_whole(self, value: int, dim: int) -> None:
-        """Mark the group of a dimension as one that is never cut."""
+        """Mark the group of a dimension as one that is never sharded."""
         self._whole[self._find(self._first[value] + dim)] = True
 
     def keep_all_whole(self, values: Sequence[int]) -> None:
-        """Mark all groups of some values as never cut."""
+        """Mark all groups of some values as never sharded."""
         for value in values:
             for dim in range(len(self._shapes[value])):
                 self.keep_whole(value, dim)
@@ -97,7 +97,7 @@ class DimensionGroups:
 
 
 def _tie_elementwise(groups: DimensionGroups, node: Node) -> None:
-    """Tie dimensions of operands of the result's rank. If any shape doesn't fit, cut nothing."""
+    """Tie dimensions of operands of the result's rank. If any shape doesn't fit, shard nothing."""
     target = groups.shape(node.outputs[0])
     values = [v for v in (*node.inputs, *node.outputs[1:]) if groups.shape(v)]
     for value in values:
@@ -113,7 +113,7 @@ def _tie_elementwise(groups: DimensionGroups, node: Node) -> None:
 
 
 def _tie_dims(groups: DimensionGroups, source: int, target: int, apart: Collection[int]) -> None:
-    """Tie dimensions of equal size, except those in `apart`. All others are never cut."""
+    """Tie dimensions of equal size, except those in `apart`. All others are never sharded."""
     for dim in range(len(groups.shape(target))):
         if dim in apart or groups.shape(source)[dim] != groups.shape(target)[dim]:
             groups.keep_whole(source, dim)
@@ -141,7 +141,7 @@ def _tie_rearranged(groups: DimensionGroups, node: Node) -> None:
 
 
 def _tie_reshaped(groups: DimensionGroups, node: Node) -> None:
-    """Tie the outermost dimensions that are split or joined; the inner ones are not cut."""
+    """Tie the outermost dimensions that are split or joined; the inner ones are not sharded."""
     source = node.inputs[0]
     target = node.outputs[0]
     for left, right in reshape_factors(groups.shape(source), groups.shape(target)):
@@ -216,7 +216,7 @@ def _tie_slices(groups: DimensionGroups, node: Node) -> None:
 
 
 def _tie_other_axes(groups: DimensionGroups, node: Node) -> None:
-    """Tie all dimensions but the axis of the operation, which is never cut."""
+    """Tie all dimensions but the axis of the operation, which is never sharded."""
     key = next(k for k in ("axis", "dimension", "dimensions", "operand") if k in node.params)
     axes = node.params[key]
     rank = len(groups.shape(node.inputs[0]))
@@ -226,7 +226,7 @@ def _tie_other_axes(groups: DimensionGroups, node: Node) -> None:
 
 
 def _tie_windows(groups: DimensionGroups, node: Node) -> None:
-    """Tie batch and channels; dimensions that a window slides over are not cut."""
+    """Tie batch and channels; dimensions that a window slides over are not sharded."""
     window = node.params.get("window_dimensions")
     rank = len(groups.shape(node.inputs[0]))
     if window is None:
@@ -239,7 +239,7 @@ def _tie_windows(groups: DimensionGroups, node: Node) -> None:
 
 
 def _tie_gathered(groups: DimensionGroups, node: Node) -> None:
-    """Tie dimensions that a gather takes whole, and its batch; the others are not cut."""
+    """Tie dimensions that a gather takes whole, and its batch; the others are not sharded."""
     operand, indices = node.inputs[:2]
     target = node.outputs[0]
     numbers = node.params["dimension_numbers"]

@@ -1,6 +1,6 @@
 """Find the blocks of a step in its traced loss and gradients.
 
-The forward pass decides: a cotangent is cut as its value is, as `with_sharding_constraint` does it,
+The forward pass decides: a cotangent is sharded as its value, as by `with_sharding_constraint`,
 so the backward pass adds prices but no choices. It is traced all the same, to see which values it
 reads (what memory holds) and which sums it makes (what is all-reduced).
 """
@@ -46,7 +46,7 @@ def find_blocks(step: LossToPlan) -> StepBlocks:
 
 @dataclass
 class _RegionItems:
-    """Amounts of a region, by the groups that cut them."""
+    """Amounts of a region, by the groups that shard them."""
 
     moved: Counter[Groups] = field(default_factory=Counter)
     flops: Counter[Groups] = field(default_factory=Counter)
@@ -153,7 +153,8 @@ class _Finder:
     def _on_leaf(self, dim: OperatorDim, weight: int, leaf: int) -> OperatorDim | None:
         """A dimension with its position in the parameter itself, of which the weight may be a view.
 
-        None for a dimension of the weight that the parameter doesn't have, or that is never cut.
+        None for a dimension of the weight that the parameter doesn't have, or that is never
+        sharded.
         """
         if dim.weight is None:
             return dim
@@ -177,7 +178,7 @@ class _Finder:
             if region is None:
                 continue
             nbytes = self.loss.nbytes(leaf)
-            self.items[region].parameters[_cut(groups)] += nbytes
+            self.items[region].parameters[_sorted_set(groups)] += nbytes
             yield RegionParameter(path, self.loss.shape(leaf), nbytes, region, groups)
 
     def _outputs_of_readers(self, leaf: int) -> Iterator[int]:
@@ -194,17 +195,17 @@ class _Finder:
                 continue
             items = self.items[region]
             values = (*node.inputs[:2], node.outputs[0])
-            cuts = [set(_cut(self.regions.local(value))) for value in values]
-            all_groups = set(chain.from_iterable(cuts))
+            groups_by_value = [set(_sorted_set(self.regions.local(value))) for value in values]
+            all_groups = set(chain.from_iterable(groups_by_value))
             (summed, _), _ = node.params["dimension_numbers"]
             depth = math.prod(self.loss.shape(values[0])[dim] for dim in summed)
             flops = 2 * self.graph.values[values[2]].size * depth
-            items.flops[_cut(all_groups)] += PASSES * flops * node.repeat
-            for value, groups in zip(values, cuts, strict=True):
+            items.flops[_sorted_set(all_groups)] += PASSES * flops * node.repeat
+            for value, groups in zip(values, groups_by_value, strict=True):
                 nbytes = self.loss.nbytes(value) * node.repeat
-                items.moved[_cut(groups)] += PASSES * nbytes
+                items.moved[_sorted_set(groups)] += PASSES * nbytes
                 if all_groups - groups:
-                    items.sums[_cut(groups), _cut(all_groups - groups)].append(nbytes)
+                    items.sums[_sorted_set(groups), _sorted_set(all_groups - groups)].append(nbytes)
 
     def _add_saved(self) -> None:
         """Add what memory holds, which is written once and read once."""
@@ -212,7 +213,7 @@ class _Finder:
         for value in self.loss.saved_values():
             region = self.regions.region(value)
             if region is not None:
-                groups = _cut(self.regions.local(value))
+                groups = _sorted_set(self.regions.local(value))
                 nbytes = self.loss.nbytes(value) * repeats.get(value, 1)
                 self.items[region].saved[groups] += nbytes
                 self.items[region].moved[groups] += 2 * nbytes
@@ -233,12 +234,14 @@ class _Finder:
             axes = reduced_axes(node)
             if index in self.loss.forward:
                 # What is reduced is read again, and its gradient is written again.
-                items.moved[_cut(local)] += 2 * self.loss.nbytes(value) * node.repeat
+                items.moved[_sorted_set(local)] += 2 * self.loss.nbytes(value) * node.repeat
             if value not in self.loss.moving or not gradients.isdisjoint(node.outputs):
                 continue
-            summed = _cut(local[dim] for dim in axes if not self._is_local(value, dim, result))
+            summed = _sorted_set(
+                local[dim] for dim in axes if not self._is_local(value, dim, result)
+            )
             if summed:
-                groups = _cut(group for dim, group in enumerate(local) if dim not in axes)
+                groups = _sorted_set(group for dim, group in enumerate(local) if dim not in axes)
                 items.sums[groups, summed].append(self.loss.nbytes(result) * node.repeat)
 
     def _is_local(self, value: int, dim: int, result: int) -> bool:
@@ -263,7 +266,7 @@ class _Finder:
 
 
 def _can_follow(dim: OperatorDim, operand: Array, result: Array) -> bool:
-    """Whether the regions of operand and result can be cut as a dimension of an operator is.
+    """Whether the regions of operand and result can be sharded as a dimension of an operator is.
 
     XLA copies whole arrays if they can't.
     """
@@ -271,5 +274,5 @@ def _can_follow(dim: OperatorDim, operand: Array, result: Array) -> bool:
     return all(place is None or array.groups[place] is not None for place, array in places)
 
 
-def _cut(groups: Iterable[int | None]) -> Groups:
+def _sorted_set(groups: Iterable[int | None]) -> Groups:
     return tuple(sorted({group for group in groups if group is not None}))

@@ -11,7 +11,7 @@ from math import prod
 from pipeline.backends.rates import CollectiveKind
 
 Layout = tuple[int | None, ...]
-"""For each axis of a mesh the dimension (or group) that it cuts; None: copies along the axis."""
+"""For each axis of a mesh the dimension (or group) that it shards; None: copies along the axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Mesh:
         return prod(self.sizes[axis] for axis in axes)
 
     def num_pieces(self, layout: Layout) -> int:
-        """Number of pieces that a layout cuts an array into."""
+        """Number of pieces that a layout divides an array into."""
         return self.size_of([axis for axis, dim in enumerate(layout) if dim is not None])
 
     def __str__(self) -> str:
@@ -63,9 +63,9 @@ class Collective:
 def layouts_of(sizes: Sequence[int], mesh: Mesh, samples: int | None) -> tuple[Layout, ...]:
     """All layouts of dimensions of the given sizes; copies come first.
 
-    `data` cuts the dimension `samples` alone, which numbers samples; `model` cuts any. Pieces are
-    equal, as they must be when a compiled program takes an array. An axis of one device cuts
-    nothing.
+    `data` shards the dimension `samples` alone, which numbers samples; `model` shards any. Pieces
+    are equal, as they must be when a compiled program takes an array. An axis of one device
+    shards nothing.
     """
     data = (None,) if mesh.data == 1 or samples is None else (None, samples)
     model = (None,) if mesh.model == 1 else (None, *range(len(sizes)))
@@ -77,14 +77,14 @@ def layouts_of(sizes: Sequence[int], mesh: Mesh, samples: int | None) -> tuple[L
 
 
 def pieces(layout: Layout, mesh: Mesh, *dims: int) -> int:
-    """Number of pieces that a layout cuts some dimensions into."""
+    """Number of pieces that a layout divides some dimensions into."""
     return prod(size for size, dim in zip(mesh.sizes, layout, strict=True) if dim in dims)
 
 
 def seen_by(layout: Layout, groups: Sequence[int | None]) -> Layout:
     """The layout of an array in a region whose groups have the given layout.
 
-    Dimensions of the array take the place of groups; an axis that cuts none of them makes copies.
+    Dimensions of the array take the place of groups; an axis that shards none of them makes copies.
     """
     return tuple(
         groups.index(group) if group is not None and group in groups else None for group in layout
@@ -106,8 +106,8 @@ def transfer(
 def _is_involuntary(source: Layout, target: Layout) -> bool:
     """Whether XLA copies an array to all devices to change its layout.
 
-    It does ("involuntary full rematerialization") if both axes cut one dimension, before or after,
-    and neither do the same nor does `data`, whose pieces are the outer ones, stay.
+    It does ("involuntary full rematerialization") if both axes shard one dimension, before or
+    after, and neither do the same nor does `data`, whose pieces are the outer ones, stay.
     """
 
     def splits(stacked: Layout, other: Layout) -> bool:

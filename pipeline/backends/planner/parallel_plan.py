@@ -1,4 +1,4 @@
-"""A plan: the mesh, what cuts parameters, layers' outputs and batches, what that costs; its file.
+"""A plan: the mesh, what shards parameters, layers' outputs and batches, what that costs; its file.
 
 Plans are YAML files that can be saved, edited and loaded (`parallel.plan`).
 """
@@ -36,7 +36,7 @@ HEAD = """\
 
 
 def _axis_names(names: Any) -> tuple[str, ...]:
-    """Return the axes that cut a dimension: none for null, one by its name, or a list."""
+    """Return the axes that shard a dimension: none for null, one by its name, or a list."""
     listed = [] if names is None else list(names) if isinstance(names, list | tuple) else [names]
     if listed != [axis for axis in AXES if axis in listed]:
         raise ValueError(f"{show(names)} must be null, data, model or [data, model]")
@@ -45,11 +45,11 @@ def _axis_names(names: Any) -> tuple[str, ...]:
 
 AxisNames = Annotated[tuple[str, ...], BeforeValidator(_axis_names)]
 Axes = tuple[AxisNames, ...]
-"""For each dimension of an array the axes of the mesh that cut it, the outermost first."""
+"""For each dimension of an array the axes of the mesh that shard it, the outermost first."""
 
 
 @pydantic_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class CutRule:
+class ShardingRule:
     """Axes for what a pattern covers, as in `parallel.specs` and `parallel.constraints`."""
 
     pattern: Annotated[str, Field(min_length=1), BeforeValidator(str)]
@@ -60,7 +60,7 @@ class CutRule:
     def _each_axis_once(cls, axes: Axes) -> Axes:
         names = [name for entry in axes for name in entry]
         if len(set(names)) < len(names):
-            raise ValueError(f"{axes_text(axes)}: an axis cuts one dimension only")
+            raise ValueError(f"{axes_text(axes)}: an axis shards one dimension only")
         return axes
 
 
@@ -68,15 +68,15 @@ class CutRule:
 class ParallelPlan:
     """A way to compute a step on several devices, and its modelled price.
 
-    `specs` cut parameters, others are whole; `constraints` cut the outputs of layers, each rule
-    of the layers it matches and of none below them. `batch` are the axes that cut the samples
-    of most of the step; the batch's arrays are cut by them.
+    `specs` shard parameters, others are replicated; `constraints` shard the outputs of layers, each
+    rule of the layers it matches and of none below them. `batch` are the axes that shard the
+    samples of most of the step; the batch's arrays are sharded by them.
     """
 
     mesh: Mesh
     batch: tuple[str, ...]
-    specs: tuple[CutRule, ...] = ()
-    constraints: tuple[CutRule, ...] = ()
+    specs: tuple[ShardingRule, ...] = ()
+    constraints: tuple[ShardingRule, ...] = ()
     step_ms: float = 0.0
     memory_bytes: float = 0.0
     collective_bytes: Mapping[str, float] = field(default_factory=dict)
@@ -89,14 +89,14 @@ class ParallelPlan:
 
     @property
     def strategy(self) -> str:
-        """The plan in a few words: what is cut along which axis."""
+        """The plan in a few words: what is sharded along which axis."""
         if self.mesh.devices == 1:
             return "one device"
         if self.is_data_parallel:
             return "data parallel"
-        words = [f"batch by {'+'.join(self.batch)}" if self.batch else "batch whole"]
+        words = [f"batch by {'+'.join(self.batch)}" if self.batch else "batch replicated"]
         if not self.specs:
-            return f"{words[0]}, parameters whole"
+            return f"{words[0]}, parameters replicated"
         # Rules of weights say more than rules of biases and scales, which follow.
         named = sorted(self.specs, key=lambda rule: -len(rule.axes))
         words += [f"{rule.pattern} {axes_text(rule.axes)}" for rule in named]
@@ -117,7 +117,7 @@ def plan_of(
     collective_bytes: Mapping[str, float],
 ) -> ParallelPlan:
     """The plan of what was decided about the blocks of a step."""
-    cuts = dict(_parameter_cuts(blocks, decided))
+    axes_by_path = dict(_parameter_shardings(blocks, decided))
     outputs = {
         output.layer: axes_of(
             seen_by(decided.regions[output.region], output.groups), len(output.groups)
@@ -126,14 +126,14 @@ def plan_of(
     }
     largest = largest_region(blocks)
     axes = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
-    data_parallel = not any(map(any, cuts.values())) and all(
-        all(cut[axis] == use.operator.samples for axis in axes)
-        for use, cut in zip(blocks.operators, decided.cuts, strict=True)
+    data_parallel = not any(map(any, axes_by_path.values())) and all(
+        all(sharding[axis] == use.operator.samples for axis in axes)
+        for use, sharding in zip(blocks.operators, decided.shardings, strict=True)
     )
     return ParallelPlan(
         mesh=mesh,
         batch=axes_of_samples(blocks.regions[largest], decided.regions[largest]),
-        specs=tuple(rules(cuts, only_cut=True)),
+        specs=tuple(rules(axes_by_path, only_sharded=True)),
         constraints=() if data_parallel else tuple(rules(outputs)),
         step_ms=step_us / 1e3,
         memory_bytes=memory_bytes,
@@ -142,18 +142,18 @@ def plan_of(
 
 
 def axes_of(layout: Layout, rank: int) -> Axes:
-    """The axes that cut each dimension of an array, from its layout."""
+    """The axes that shard each dimension of an array, from its layout."""
     return tuple(
         tuple(AXES[axis] for axis, at in enumerate(layout) if at == dim) for dim in range(rank)
     )
 
 
-def _parameter_cuts(blocks: StepBlocks, decided: Decided) -> Iterator[tuple[str, Axes]]:
-    for use, cut in zip(blocks.operators, decided.cuts, strict=True):
+def _parameter_shardings(blocks: StepBlocks, decided: Decided) -> Iterator[tuple[str, Axes]]:
+    for use, sharding in zip(blocks.operators, decided.shardings, strict=True):
         weight = blocks.weights[use.weight]
         layout = decided.shared.get(use.weight)
         if layout is None:
-            layout = tuple(None if d is None else use.operator.dims[d].weight for d in cut)
+            layout = tuple(None if d is None else use.operator.dims[d].weight for d in sharding)
         yield weight.path, axes_of(layout, len(weight.shape))
     for parameter in blocks.parameters:
         layout = seen_by(decided.regions[parameter.region], parameter.groups)
@@ -170,35 +170,37 @@ def largest_region(blocks: StepBlocks) -> int:
 
 
 def axes_of_samples(region: Region, layout: Layout) -> tuple[str, ...]:
-    """The axes that cut the samples of a region, from its layout."""
+    """The axes that shard the samples of a region, from its layout."""
     if region.samples is None:
         return ()
     return tuple(AXES[axis] for axis, group in enumerate(layout) if group == region.samples)
 
 
-def rules(cuts: Mapping[str, Axes], *, only_cut: bool = False) -> Iterator[CutRule]:
+def rules(
+    axes_by_path: Mapping[str, Axes], *, only_sharded: bool = False
+) -> Iterator[ShardingRule]:
     """Rules that give each path its axes, few patterns for many paths of equal axes.
 
     A pattern covers a path or all below it, and the last rule that covers a path wins; so if a
-    path has others below it with other axes, its rule comes before theirs. With `only_cut` arrays
-    that are whole need no rule.
+    path has others below it with other axes, its rule comes before theirs. With `only_sharded`
+    arrays that are replicated need no rule.
     """
-    paths = {path: tuple(path.split("/")) for path in cuts}
+    paths = {path: tuple(path.split("/")) for path in axes_by_path}
     done: set[str] = set()
-    general: list[CutRule] = []
-    special: list[CutRule] = []
-    for path, axes in cuts.items():
-        if path in done or (only_cut and not any(axes)):
+    general: list[ShardingRule] = []
+    special: list[ShardingRule] = []
+    for path, axes in axes_by_path.items():
+        if path in done or (only_sharded and not any(axes)):
             continue
         for pattern in (*_patterns(path), path):
             covered = [other for other, parts in paths.items() if covers(pattern, parts)]
-            if all(cuts[other] == axes for other in covered):
+            if all(axes_by_path[other] == axes for other in covered):
                 done.update(covered)
-                special.append(CutRule(pattern, axes))
+                special.append(ShardingRule(pattern, axes))
                 break
         else:
             done.add(path)
-            general.append(CutRule(path, axes))
+            general.append(ShardingRule(path, axes))
     yield from sorted(general, key=lambda rule: rule.pattern.count("/"))
     yield from special
 
@@ -216,12 +218,12 @@ def _patterns(path: str) -> Sequence[str]:
 
 
 def _rule_keys_of(rule: Any) -> Any:
-    if not isinstance(rule, dict | CutRule):
+    if not isinstance(rule, dict | ShardingRule):
         raise ValueError(f"{show(rule)} must be {{pattern: ..., axes: [...]}}")
     return rule
 
 
-FileRule = Annotated[CutRule, BeforeValidator(_rule_keys_of)]
+FileRule = Annotated[ShardingRule, BeforeValidator(_rule_keys_of)]
 
 
 class PlanFile(Spec):
@@ -256,7 +258,7 @@ def plan_text(plan: ParallelPlan) -> str:
     )
 
 
-def _rule_keys(rule: CutRule) -> dict[str, Any]:
+def _rule_keys(rule: ShardingRule) -> dict[str, Any]:
     axes = [None if not a else a[0] if len(a) == 1 else list(a) for a in rule.axes]
     return {"pattern": rule.pattern, "axes": axes}
 
@@ -308,9 +310,9 @@ def _read_sound_keys(tree: Mapping[str, Any]) -> PlanFile:
 
 
 def _rule_problems(
-    key: str, rule: CutRule, mesh: Mesh, parameters: Mapping[str, Sequence[int]]
+    key: str, rule: ShardingRule, mesh: Mesh, parameters: Mapping[str, Sequence[int]]
 ) -> Iterator[str]:
-    """Report a rule that covers no parameter, or does not cut one into equal pieces."""
+    """Report a rule that covers no parameter, or does not shard one into equal pieces."""
     covered = [path for path in parameters if covers(rule.pattern, tuple(path.split("/")))]
     if not covered:
         near = get_close_matches(rule.pattern, parameters, 1, 0.0)

@@ -14,7 +14,7 @@ SCATTERS = frozenset({"scatter-add", "scatter_add", "scatter"})
 
 
 class RegionGroups:
-    """Numbers of regions, and of the groups that can be cut in each, by value.
+    """Numbers of regions, and of the groups that can be sharded in each, by value.
 
     Groups that share a value are in one region. Products of the backward pass tie nothing: what
     they compute is tied to the forward pass by what is done with it.
@@ -29,12 +29,12 @@ class RegionGroups:
             if index not in loss.forward and node.primitive in (*PRODUCTS, *SCATTERS, "gather")
         }
         self.groups = DimensionGroups(graph, skipped)
-        self._cut_images_by_samples_alone()
+        self._shard_images_by_samples_alone()
         self._region_of = self._numbers()
         self.sizes: list[dict[int, int]] = [
             {} for _ in range(max(self._region_of.values(), default=-1) + 1)
         ]
-        """For each region its groups that can be cut, and the most pieces of each."""
+        """For each region its groups that can be sharded, and the most pieces of each."""
         for value in loss.forward_values():
             for size, group in zip(loss.shape(value), self.groups.of(value), strict=True):
                 if group is not None and not self.groups.is_whole(group):
@@ -51,7 +51,7 @@ class RegionGroups:
         return next((region for region in regions if region is not None), None)
 
     def local(self, value: int) -> tuple[int | None, ...]:
-        """The group of each dimension, numbered in its region; None if it is never cut."""
+        """The group of each dimension, numbered in its region; None if it is never sharded."""
         region = self.region(value)
         if region is None:
             return (None,) * len(self._loss.shape(value))
@@ -64,7 +64,7 @@ class RegionGroups:
         local = self._local[region]
         return next((local[group] for group in local if group in self.of_samples), None)
 
-    def _cut_images_by_samples_alone(self) -> None:
+    def _shard_images_by_samples_alone(self) -> None:
         """Mark height, width and channels of what convolutions with a parameter read and write."""
         for index, (operand, _) in self._loss.operators.items():
             node = self._loss.graph.nodes[index]
@@ -131,7 +131,7 @@ def flops_of(node: Node, graph: Graph, weight: int) -> int:
 
 
 def dims_of(node: Node, graph: Graph, operand: int, weight: int) -> tuple[OperatorDim, ...]:
-    """Dimensions of an operator that can be cut."""
+    """Dimensions of an operator that can be sharded."""
     shape = graph.values[operand].shape
     if node.primitive == "gather":
         table = graph.values[weight].shape
@@ -140,8 +140,8 @@ def dims_of(node: Node, graph: Graph, operand: int, weight: int) -> tuple[Operat
         dims.append(OperatorDim(table[0], "contracted", None, 0, None))
         dims.append(OperatorDim(table[1], "output", None, 1, len(result) - 1))
     elif node.primitive == "conv_general_dilated":
-        # Samples alone: if channels are cut, XLA gathers the samples of all devices. ResNet-20 with
-        # channels of its last stage cut moved 3.5 times the bytes that the cut needs.
+        # Samples alone: if channels are sharded, XLA gathers the samples of all devices. ResNet-20
+        # with channels sharded in its last stage moved 3.5 times the bytes that this needs.
         numbers = node.params["dimension_numbers"]
         before = numbers.lhs_spec[0]
         dims = [OperatorDim(shape[before], "batch", before, None, numbers.out_spec[0])]

@@ -1,4 +1,4 @@
-"""Search for the fastest plan over all meshes of a number of devices, and price a recipe's cuts."""
+"""Search for the fastest plan over all meshes of some devices, and prices of given shardings."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from fnmatch import fnmatchcase
 from functools import partial
 
 from pipeline.backends.planner.blocks import LayerOutput, OperatorUse, StepBlocks
-from pipeline.backends.planner.decisions import COPIES, CutPrices, Decisions, cuts_samples_alone
+from pipeline.backends.planner.decisions import (
+    COPIES,
+    Decisions,
+    ShardingPrices,
+    shards_samples_alone,
+)
 from pipeline.backends.planner.elimination import Eliminator, fastest_within
 from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.layouts import Layout, Mesh, meshes_of, seen_by
 from pipeline.backends.planner.parallel_plan import (
     Axes,
-    CutRule,
     ParallelPlan,
+    ShardingRule,
     axes_of,
     axes_of_samples,
     axes_text,
@@ -50,7 +55,7 @@ class SearchedPlans:
     runners_up: tuple[ParallelPlan, ...]
     """The best plans of this and other meshes that are not chosen, the fastest first."""
     data_parallel: ParallelPlan | None
-    """The best plan that cuts no weight, whether it fits or not; None if no batch divides."""
+    """The best plan that shards no weight, whether it fits or not; None if no batch divides."""
     one_device: ParallelPlan
     """The step on one device, whether it fits or not."""
     memory_bytes: float
@@ -83,7 +88,7 @@ def search_blocks(
     leanest = math.inf
     for mesh in meshes_of(devices):
         try:
-            decisions = Decisions(CutPrices(blocks, mesh, rates, ratio))
+            decisions = Decisions(ShardingPrices(blocks, mesh, rates, ratio))
             plan = best_plan(decisions, memory_bytes)
         except GroupError:  # devices that can't be joined so
             continue
@@ -153,9 +158,9 @@ def _alike(plan: ParallelPlan, other: ParallelPlan) -> bool:
 def data_parallel_plan(
     blocks: StepBlocks, devices: int, rates: Rates, ratio: float
 ) -> ParallelPlan | None:
-    """The best plan that cuts no weight; None if the batch does not divide by the devices."""
-    prices = CutPrices(blocks, Mesh(devices, 1), rates, ratio)
-    decisions = Decisions(prices) if devices == 1 else Decisions(prices, cuts_samples_alone)
+    """The best plan that shards no weight; None if the batch does not divide by the devices."""
+    prices = ShardingPrices(blocks, Mesh(devices, 1), rates, ratio)
+    decisions = Decisions(prices) if devices == 1 else Decisions(prices, shards_samples_alone)
     plan = best_plan(decisions)
     return plan if plan is not None and (plan.is_data_parallel or devices == 1) else None
 
@@ -183,7 +188,7 @@ def _nothing_fits(
 
 
 def plan_table(plans: SearchedPlans) -> str:
-    """The plan, its price and memory, the runners-up, and what it cuts, as lines of text."""
+    """The plan, its price and memory, the runners-up, and what it shards, as lines of text."""
     return "\n".join(_lines(plans))
 
 
@@ -235,66 +240,68 @@ def moved_text(plan: ParallelPlan) -> str:
 
 
 @dataclass(frozen=True)
-class PricedCuts:
-    """The fastest plan that has the given cuts, and data parallelism beside it."""
+class PricedShardings:
+    """The fastest plan that has the given shardings, and data parallelism beside it."""
 
     plan: ParallelPlan
     data_parallel: ParallelPlan | None
     """None if the batch does not divide by the devices."""
 
 
-def price_cuts(
+def price_shardings(
     step: LossToPlan,
     mesh: Mesh,
     batch: tuple[str, ...],
-    specs: tuple[CutRule, ...],
-    constraints: tuple[CutRule, ...],
+    specs: tuple[ShardingRule, ...],
+    constraints: tuple[ShardingRule, ...],
     rates: Rates,
-) -> PricedCuts | None:
-    """Price a step whose batch is cut along some axes, and weights and layers' outputs by rules.
+) -> PricedShardings | None:
+    """Price a step whose batch some axes shard, and weights and layers' outputs by rules.
 
     What is left open, as the layouts of other activations, is chosen as it costs least;
-    XLA may choose otherwise. Biases and scales are cut as what they are added to. Returns None if
-    the planner knows no computation with these cuts.
+    XLA may choose otherwise. Biases and scales are sharded as what they are added to. Returns None
+    if the planner knows no computation with these shardings.
     """
     blocks = find_blocks(step)
     ratio = step.state_bytes / max(blocks.parameter_bytes, 1)
-    prices = CutPrices(blocks, mesh, rates, ratio)
+    prices = ShardingPrices(blocks, mesh, rates, ratio)
     # Constraints may have the network gather the batch at once.
-    for cut_along in (batch, ()):
-        fixed = _FixedCuts(blocks, mesh, cut_along, specs, constraints)
-        decisions = Decisions(prices, fixed.keeps_cut, fixed.keeps_region, fixed.keeps_weight)
+    for batch_axes in (batch, ()):
+        fixed = _FixedShardings(blocks, mesh, batch_axes, specs, constraints)
+        decisions = Decisions(prices, fixed.keeps_sharding, fixed.keeps_region, fixed.keeps_weight)
         if (plan := best_plan(decisions)) is not None:
-            return PricedCuts(plan, data_parallel_plan(blocks, mesh.devices, rates, ratio))
+            return PricedShardings(plan, data_parallel_plan(blocks, mesh.devices, rates, ratio))
     return None
 
 
 @dataclass(frozen=True)
-class _FixedCuts:
-    """Which layouts agree with a recipe's cuts."""
+class _FixedShardings:
+    """Which layouts agree with a recipe's shardings."""
 
     blocks: StepBlocks
     mesh: Mesh
     batch: tuple[str, ...]
-    specs: tuple[CutRule, ...]
-    constraints: tuple[CutRule, ...]
+    specs: tuple[ShardingRule, ...]
+    constraints: tuple[ShardingRule, ...]
 
-    def keeps_cut(self, use: OperatorUse, cut: Layout) -> bool:
-        """Whether an operator's weight already has the layout of a cut that divides the batch.
+    def keeps_sharding(self, use: OperatorUse, sharding: Layout) -> bool:
+        """Whether an operator's weight already has the layout of a sharding that divides the batch.
 
-        A constraint on the layer's output replaces the cut. A weight with several uses is moved to
-        each.
+        A constraint on the layer's output replaces the sharding. A weight with several uses is
+        moved to each.
         """
         weight = self.blocks.weights[use.weight]
         samples = use.operator.samples
-        layout = tuple(None if d is None else use.operator.dims[d].weight for d in cut)
+        layout = tuple(None if d is None else use.operator.dims[d].weight for d in sharding)
         layer = weight.path.rpartition("/")[0]
         constrained = any(fnmatchcase(layer, rule.pattern) for rule in self.constraints)
-        cuts_batch = all(
+        shards_batch = all(
             name not in self.batch or size == 1 or dim == samples or weight_dim is not None
-            for name, size, dim, weight_dim in zip(AXES, self.mesh.sizes, cut, layout, strict=True)
+            for name, size, dim, weight_dim in zip(
+                AXES, self.mesh.sizes, sharding, layout, strict=True
+            )
         )
-        if not (samples is None or constrained or cuts_batch):
+        if not (samples is None or constrained or shards_batch):
             return False
         return weight.uses > 1 or self.keeps_weight(use.weight, layout)
 
@@ -310,9 +317,9 @@ class _FixedCuts:
         return axes_of(layout, rank) == self._used_axes(axes)
 
     def keeps_region(self, number: int, layout: Layout) -> bool:
-        """Whether a layout of a region has the batch cut, and its layers' outputs as asked for.
+        """Whether a layout of a region has the batch sharded, and its layers' outputs as asked for.
 
-        The batch is cut as the samples of the largest region, as in a plan.
+        The batch is sharded as the samples of the largest region, as in a plan.
         """
         region = self.blocks.regions[number]
         if number == largest_region(self.blocks) and region.samples is not None:
@@ -334,7 +341,7 @@ class _FixedCuts:
         return self._used_axes(fitting[-1]) if fitting else None
 
     def _used_axes(self, axes: Axes) -> Axes:
-        """Axes of more than one device, in the order of the mesh; others cut nothing."""
+        """Axes of more than one device, in the order of the mesh; others shard nothing."""
         sizes = dict(zip(AXES, self.mesh.sizes, strict=True))
         return tuple(
             tuple(axis for axis in AXES if axis in names and sizes[axis] > 1) for names in axes

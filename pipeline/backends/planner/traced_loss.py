@@ -28,12 +28,12 @@ MOVES = frozenset({*VIEWS, *REDUCTIONS, "convert_element_type"})
 
 @dataclass(frozen=True)
 class LossToPlan:
-    """A loss whose computation is to be cut: a pure function and the shapes of its arguments.
+    """A loss whose computation is to be sharded: a pure function and the shapes of its arguments.
 
     `loss(params, batch)` is a scalar. `params` and `batch` are trees of `jax.ShapeDtypeStruct`; the
     batch is the global one, of all devices. `state_bytes` are of the optimizer's state, which
-    is cut as the parameters are. With `sync_batch_norm` sums over the batch inside the network are
-    over the whole batch, as XLA computes them; without, over each device's samples.
+    is sharded as the parameters are. With `sync_batch_norm` sums over the batch inside the network
+    are over the whole batch, as XLA computes them; without, over each device's samples.
     """
 
     name: str

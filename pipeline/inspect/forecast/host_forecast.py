@@ -84,7 +84,7 @@ def forecast_step(
     if backend.device not in backend.placement.devices:
         raise RunError(f"{backend.describe()['device']}: nothing can be timed on it")
     count = len(backend.placement.devices)
-    if count > 1 or work.cuts is not None:
+    if count > 1 or work.sharding_rules is not None:
         raise RunError(f"{count} devices at hand share a step; a forecast is of one device")
     state = jax.eval_shape(work.step.init, work.seed) if work.state is None else work.state
     # XLA's name of the platform: "cuda" of a device that jax calls "gpu".

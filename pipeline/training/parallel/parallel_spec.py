@@ -29,10 +29,10 @@ class MeshSpec(Spec):
     model: Size = 1
 
 
-class ShardRule(Spec):
-    """Axes of the mesh that cut the dimensions of parameters, or of what layers compute.
+class ShardingSpec(Spec):
+    """Axes of the mesh that shard the dimensions of parameters, or of what layers compute.
 
-    `axes` has one entry for each dimension: an axis, several, or null where it is whole. As in
+    `axes` has one entry for each dimension: an axis, several, or null where it is replicated. As in
     `freeze`, a pattern of parameters covers a path or all below it; one of layers covers a path.
     """
 
@@ -40,15 +40,15 @@ class ShardRule(Spec):
     axes: Seq[Axis | Seq[Axis] | None]
 
     @model_validator(mode="after")
-    def _each_axis_once(self) -> ShardRule:
+    def _each_axis_once(self) -> ShardingSpec:
         named = [axis for entry in self.entries for axis in entry]
         if len(set(named)) != len(named):
-            raise ValueError("axes: an axis cuts one dimension only")
+            raise ValueError("axes: an axis shards one dimension only")
         return self
 
     @property
     def entries(self) -> tuple[tuple[Axis, ...], ...]:
-        """The axes that cut each dimension."""
+        """The axes that shard each dimension."""
         return tuple(
             () if entry is None else (entry,) if isinstance(entry, str) else entry
             for entry in self.axes
@@ -59,7 +59,7 @@ class ParallelSpec(Spec):
     """Several devices: how many, what each computes, and which bits are promised."""
 
     mode: Literal["none", "data", "semi_auto", "auto"]
-    """none: one device; data: each device takes a part of every batch; semi_auto: also cut
+    """none: one device; data: each device takes a part of every batch; semi_auto: also shard
     parameters by `specs`; auto: search for the fastest of these plans."""
     devices: Size | None
     """Devices of all processes together; null: those of `mesh`, else one for each process."""
@@ -78,12 +78,12 @@ class ParallelSpec(Spec):
     """Whether gradients of devices are averaged, else added."""
     batch_per_device: PositiveInt | None
     """Batch of one device, as the documents say it (8 x 32); replaces `train.batch_size`."""
-    specs: Seq[ShardRule]
-    """Cuts of parameters by pattern; the last matching rule wins. Only with semi_auto."""
-    constraints: Seq[ShardRule]
-    """Cuts of what layers compute, by the layer's path. Only with semi_auto."""
+    specs: Seq[ShardingSpec]
+    """Shardings of parameters by pattern; the last matching rule wins. Only with semi_auto."""
+    constraints: Seq[ShardingSpec]
+    """Shardings of what layers compute, by the layer's path. Only with semi_auto."""
     batch_axes: Annotated[Seq[Axis], Field(min_length=1)]
-    """Axes that cut the samples of a batch."""
+    """Axes that shard the samples of a batch."""
     memory_gib: Annotated[float, Field(gt=0)] | None
     """Most memory of a device that `auto` plans with; null: that of the chip, or any."""
     plan: FilePath | None

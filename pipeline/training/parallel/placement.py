@@ -66,17 +66,17 @@ class DevicePlacement:
         return max(0, min(free)) if stats else None
 
     @property
-    def whole(self) -> Sharding:
+    def replicated(self) -> Sharding:
         """Sharding of an array of which every device has a copy."""
-        return self.cut(PartitionSpec())
+        return self.make_sharding(PartitionSpec())
 
     @property
     def batch_sharding(self) -> Sharding:
         """Sharding of arrays (steps, batch, ...) of which every device has a part of each batch."""
-        return self.cut(PartitionSpec(None, self.batch_axes))
+        return self.make_sharding(PartitionSpec(None, self.batch_axes))
 
-    def cut(self, spec: PartitionSpec) -> Sharding:
-        """Sharding of an array that is cut along the axes of the mesh."""
+    def make_sharding(self, spec: PartitionSpec) -> Sharding:
+        """Return the sharding of an array along the axes of the mesh."""
         if self.mesh is None:
             return SingleDeviceSharding(self.devices[0])
         return NamedSharding(self.mesh, spec)
@@ -94,7 +94,7 @@ class DevicePlacement:
         shardings."""
         if shardings is not None:
             return jax.device_put(tree, shardings)
-        sharding = self.whole
+        sharding = self.replicated
         if sharding.is_fully_addressable:
             return jax.device_put(tree, sharding)
 
@@ -111,9 +111,9 @@ class DevicePlacement:
         return jax.make_array_from_process_local_data(self.batch_sharding, rows)
 
     def shapes(self, tree: Any, shardings: Any = None) -> Any:
-        """Shapes and dtypes of a tree, on every device as a copy or cut by a tree of shardings."""
+        """Shapes and dtypes of a tree, replicated or with a tree of shardings."""
         if shardings is None:
-            shardings = jax.tree.map(lambda _: self.whole, tree)
+            shardings = jax.tree.map(lambda _: self.replicated, tree)
         return jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
             tree,

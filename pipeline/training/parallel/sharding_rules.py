@@ -1,4 +1,4 @@
-"""Cuts of parameters and of what layers compute along the axes of a mesh, by pattern."""
+"""Shardings of parameters and of what layers compute along the axes of a mesh, by pattern."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from jax.sharding import PartitionSpec
 from pipeline.core.files.error_text import nearest, shown
 from pipeline.core.host.tree_paths import path_text
 from pipeline.models.layers.path_patterns import Path, covers, require_covered
-from pipeline.training.parallel.parallel_spec import ParallelSpec, ShardRule
+from pipeline.training.parallel.parallel_spec import ParallelSpec, ShardingSpec
 from pipeline.training.parallel.placement import DevicePlacement
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Cuts:
+class ShardingRules:
     """How the devices of a mesh share parameters, and what layers compute."""
 
-    specs: tuple[ShardRule, ...]
-    constraints: tuple[ShardRule, ...]
+    specs: tuple[ShardingSpec, ...]
+    constraints: tuple[ShardingSpec, ...]
 
     def state_shardings(self, state: Any, placement: DevicePlacement) -> Any:
         """Return the sharding of every leaf of a state.
 
-        The optimizer's leaves and the average are cut as their parameter; a leaf belongs to the
+        The optimizer's leaves and the average are sharded as their parameter; a leaf belongs to the
         parameter whose path ends the leaf's.
         """
         shapes = flatten_dict(dict(state.params))
         rules = {path: self.spec_of(path) for path in shapes}
         leaves, form = jax.tree_util.tree_flatten_with_path(state)
         specs = [_spec_of_leaf(path_text(path), leaf, shapes, rules) for path, leaf in leaves]
-        return jax.tree.unflatten(form, [placement.cut(spec) for spec in specs])
+        return jax.tree.unflatten(form, [placement.make_sharding(spec) for spec in specs])
 
     def spec_of(self, path: Path) -> PartitionSpec:
-        """Return the cut of a parameter by the last rule that covers it; whole by default."""
+        """Return the sharding of a parameter by the last rule that covers it, else replicated."""
         covering = [rule for rule in self.specs if covers(rule.pattern, path)]
         return _spec(covering[-1]) if covering else PartitionSpec()
 
     def constrain(self, placement: DevicePlacement) -> Callable[..., Any]:
-        """Return an interceptor of flax modules that cuts what the named layers compute."""
+        """Return an interceptor of flax modules that shards what the named layers compute."""
 
         def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
             result = call(*args, **kwargs)
@@ -62,7 +62,8 @@ class Cuts:
             ]
             if not fitting:
                 return result
-            return jax.lax.with_sharding_constraint(result, placement.cut(_spec(fitting[-1])))
+            sharding = placement.make_sharding(_spec(fitting[-1]))
+            return jax.lax.with_sharding_constraint(result, sharding)
 
         return intercept
 
@@ -73,7 +74,7 @@ class Cuts:
 
         Raises ValueError for a pattern that matches nothing, another number of dimensions than the
         parameter's, a size that does not divide, and an axis of the mesh along which nothing is
-        cut.
+        sharded.
         """
         flat = flatten_dict(dict(params))
         require_covered([rule.pattern for rule in self.specs], list(flat), "parameters")
@@ -85,7 +86,7 @@ class Cuts:
         used = {axis for rule in rules for entry in rule.entries for axis in entry}
         for axis, size in sizes.items():
             if size > 1 and axis not in (*used, *batch_axes):
-                raise ValueError(f"nothing is cut along the axis {axis} of {size} devices")
+                raise ValueError(f"nothing is sharded along the axis {axis} of {size} devices")
 
     def require_layers(self, ranks: Mapping[str, AbstractSet[int]]) -> None:
         """Check the constraints against what layers compute, as `ranks_of_layers` returns it.
@@ -126,14 +127,14 @@ def ranks_of_layers(trace: Callable[[], Any]) -> dict[str, set[int]]:
     return ranks_by_layer
 
 
-def cuts_of(parallel: ParallelSpec) -> Cuts | None:
-    """Return the cuts of a recipe; None if every device has all parameters."""
+def sharding_rules_of(parallel: ParallelSpec) -> ShardingRules | None:
+    """Return the sharding rules of a recipe; None if every device has all parameters."""
     if parallel.mode not in ("semi_auto", "auto"):
         return None
-    return Cuts(parallel.specs, parallel.constraints)
+    return ShardingRules(parallel.specs, parallel.constraints)
 
 
-def _spec(rule: ShardRule) -> PartitionSpec:
+def _spec(rule: ShardingSpec) -> PartitionSpec:
     return PartitionSpec(*(entry or None for entry in rule.entries))
 
 

@@ -51,7 +51,7 @@ CASES: dict[str, tuple[tuple[Any, ...], LinkRates]] = {
 
 
 def sharding(mesh: Mesh, axes: Axes) -> NamedSharding:
-    """The sharding of an array whose dimensions some axes cut."""
+    """The sharding of an array whose dimensions some axes shard."""
     entries = (names[0] if len(names) == 1 else names or None for names in axes)
     return NamedSharding(mesh, PartitionSpec(*entries))
 

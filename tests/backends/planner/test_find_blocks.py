@@ -44,7 +44,7 @@ def test_a_chain_of_dense_layers_is_a_chain_of_regions() -> None:
     assert [use.operator.operand_gradient for use in blocks.operators] == [False, True]
     biases = {parameter.path: parameter.groups for parameter in blocks.parameters}
     assert biases == {"dense_0/bias": (1,), "dense_1/bias": (1,)}
-    # Softmax over cut classes: maximum and sum, the picked class, and backward the sum's gradient.
+    # Softmax over sharded classes: maximum and sum, the picked class, and backward the gradient.
     sums = {(p.groups, p.summed): p.count for p in blocks.regions[1].sums}
     assert sums[(0,), (1,)] >= 3
 
@@ -77,7 +77,7 @@ def test_a_look_up_is_an_operator_whose_rows_are_summed() -> None:
     ]
 
 
-def test_convolutions_are_cut_by_samples_alone() -> None:
+def test_convolutions_are_sharded_by_samples_alone() -> None:
     blocks = find_blocks(conv_and_head(16, 100))
     assert [dims(use) for use in blocks.operators[:2]] == [[("batch", 16)], [("batch", 16)]]
     assert blocks.regions[0].sizes == (16,)

@@ -1,7 +1,7 @@
 """Strategies that are known to be good: chosen, or priced within 5 % of what is chosen.
 
 Most are those that MindSpore's unit tests assert (tests/ut/python/parallel). A strategy is written
-as the cuts that it allows; its price is that of the best plan of such cuts under the same model.
+as the shardings that it allows; its price is that of the best plan of them under the same model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from pipeline.backends.ascend.cost.collectives import AscendRates
 from pipeline.backends.ascend.pricing.pricing import chipset
 from pipeline.backends.planner.blocks import OperatorUse, StepBlocks
-from pipeline.backends.planner.decisions import CutPrices, Decisions, cuts_samples_alone
+from pipeline.backends.planner.decisions import Decisions, ShardingPrices, shards_samples_alone
 from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.layouts import Layout, Mesh, meshes_of
 from pipeline.backends.planner.parallel_plan import ParallelPlan
@@ -41,38 +41,39 @@ def path(blocks: StepBlocks, use: OperatorUse) -> str:
     return blocks.weights[use.weight].path
 
 
-def roles(use: OperatorUse, cut: Layout) -> set[str]:
-    return {use.operator.dims[dim].role for dim in cut if dim is not None}
+def roles(use: OperatorUse, sharding: Layout) -> set[str]:
+    return {use.operator.dims[dim].role for dim in sharding if dim is not None}
 
 
-def data_parallel(_: StepBlocks, use: OperatorUse, cut: Layout) -> bool:
-    return cuts_samples_alone(use, cut)
+def data_parallel(_: StepBlocks, use: OperatorUse, sharding: Layout) -> bool:
+    return shards_samples_alone(use, sharding)
 
 
-def classes_cut(blocks: StepBlocks, use: OperatorUse, cut: Layout) -> bool:
+def classes_sharded(blocks: StepBlocks, use: OperatorUse, sharding: Layout) -> bool:
     """Convolutions by samples, the last layer by its output."""
     if path(blocks, use).startswith(("head", "dense")):
-        return roles(use, cut) == {"output"}
-    return cuts_samples_alone(use, cut)
+        return roles(use, sharding) == {"output"}
+    return shards_samples_alone(use, sharding)
 
 
-def rows_cut(blocks: StepBlocks, use: OperatorUse, cut: Layout) -> bool:
+def rows_sharded(blocks: StepBlocks, use: OperatorUse, sharding: Layout) -> bool:
     if use.operator.kind == "look_up":
-        return "contracted" in roles(use, cut)
+        return "contracted" in roles(use, sharding)
     return True
 
 
 def best_of(
     blocks: StepBlocks, step: LossToPlan, devices: int, rates: Rates, known: Known
 ) -> ParallelPlan:
-    """The best plan of cuts that a strategy allows, over all meshes."""
+    """The best plan of shardings that a strategy allows, over all meshes."""
     ratio = step.state_bytes / blocks.parameter_bytes
     plans = []
     for mesh in meshes_of(devices):
         decisions = Decisions(
-            CutPrices(blocks, mesh, rates, ratio), lambda use, cut: known(blocks, use, cut)
+            ShardingPrices(blocks, mesh, rates, ratio),
+            lambda use, sharding: known(blocks, use, sharding),
         )
-        # On a mesh of one axis a strategy may have nothing to cut along the other.
+        # On a mesh of one axis a strategy may have nothing to shard along the other.
         if (plan := best_plan(decisions)) is not None:
             plans.append(plan)
     return min(plans, key=lambda plan: plan.step_ms)
@@ -94,7 +95,7 @@ def specs(plan: ParallelPlan) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize(
     ("classes", "beta", "known"),
-    [(32768, 400.0, data_parallel), (65536, 400.0, classes_cut), (8192, 50.0, classes_cut)],
+    [(32768, 400.0, data_parallel), (65536, 400.0, classes_sharded), (8192, 50.0, classes_sharded)],
 )
 def test_a_head_of_many_classes_under_mindspore_s_prices(
     classes: int, beta: float, known: Known
@@ -109,7 +110,7 @@ def test_a_head_of_many_classes_under_mindspore_s_prices(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("classes", "beta", "known"),
-    [(32768, 400.0, data_parallel), (65536, 400.0, classes_cut), (8192, 50.0, classes_cut)],
+    [(32768, 400.0, data_parallel), (65536, 400.0, classes_sharded), (8192, 50.0, classes_sharded)],
 )
 def test_resnet50_under_mindspore_s_prices(classes: int, beta: float, known: Known) -> None:
     step, _ = network_to_plan(("model=resnet50",), classes, (256, 224, 224, 3))
@@ -121,17 +122,19 @@ def test_resnet50_of_1001_classes_is_data_parallel() -> None:
     step, _ = network_to_plan(("model=resnet50",), 1001, (256, 224, 224, 3))
     assert is_near(step, 8, ASCEND, data_parallel).is_data_parallel
     step, _ = network_to_plan(("model=resnet50",), 100_000, (256, 224, 224, 3))
-    found = is_near(step, 8, ASCEND, lambda *given: classes_cut(*given) or data_parallel(*given))
+    found = is_near(
+        step, 8, ASCEND, lambda *given: classes_sharded(*given) or data_parallel(*given)
+    )
     assert any("model" in axes for pattern, axes in specs(found).items() if "dense" in pattern)
 
 
-def test_two_products_are_cut_by_samples() -> None:
+def test_two_products_are_sharded_by_samples() -> None:
     found = is_near(mlp(128, 32, 64, 64), 16, MindSporeRates(), data_parallel)
     assert found.is_data_parallel
 
 
-def test_a_table_with_more_rows_than_samples_is_cut() -> None:
-    is_near(embedding(64, 1, 1 << 22, 128), 8, MindSporeRates(), rows_cut)
+def test_a_table_with_more_rows_than_samples_is_sharded() -> None:
+    is_near(embedding(64, 1, 1 << 22, 128), 8, MindSporeRates(), rows_sharded)
     # By its columns on the Ascend, whose collectives of a few bytes take 56 us and not nothing.
     assert specs(search(embedding(64, 1, 1 << 22, 128), 8, ASCEND).best) == {
         "table/rows": ["", "model"]
@@ -143,11 +146,11 @@ def test_a_block_of_few_samples_and_many_features_is_megatron_s() -> None:
     found = search(step, 8, GPU_LIKE).best
     assert found.mesh == Mesh(1, 8)
     assert found.batch == ()
-    cuts = specs(found)
+    axes_by_pattern = specs(found)
     for name in ("query", "key", "value", "up"):
-        assert cuts[f"block*/{name}/kernel"] == ["", "model"]
+        assert axes_by_pattern[f"block*/{name}/kernel"] == ["", "model"]
     for name in ("out", "down"):
-        assert cuts[f"block*/{name}/kernel"] == ["model", ""]
+        assert axes_by_pattern[f"block*/{name}/kernel"] == ["model", ""]
     # Forward an all-reduce after `out` and `down`, backward one each for query, key, value and up,
     # of 2 x 256 x 4096 float32 in both blocks; nothing else.
     assert found.collective_bytes == {"all_reduce": 2 * 6 * 2 * 256 * 4096 * 4}
@@ -158,12 +161,12 @@ def test_a_block_of_many_samples_and_few_features_is_data_parallel() -> None:
         assert search(gpt(256, 128, 256, 4), 8, rates).best.is_data_parallel
 
 
-def test_attention_on_a_mesh_of_2_x_8_is_cut_by_samples_and_heads() -> None:
+def test_attention_on_a_mesh_of_2_x_8_is_sharded_by_samples_and_heads() -> None:
     """PanGu-alpha's strategy, [[2, 8, 1, 1], ...] (batch, heads), where the mesh is given."""
     step = gpt(16, 512, 4096, 32)
     blocks = find_blocks(step)
     rates = replace(GPU_LIKE, per_server=16)
-    plan = best_plan(Decisions(CutPrices(blocks, Mesh(2, 8), rates, 1.0)))
+    plan = best_plan(Decisions(ShardingPrices(blocks, Mesh(2, 8), rates, 1.0)))
     assert plan is not None
     assert plan.batch == ("data",)
     for name in ("query", "key", "value"):

@@ -12,7 +12,7 @@ from pipeline.backends.planner.layouts import (
 )
 
 MESH = Mesh(2, 4)
-WHOLE = (None, None)
+REPLICATED = (None, None)
 
 
 def test_meshes_are_all_factorisations() -> None:
@@ -20,32 +20,32 @@ def test_meshes_are_all_factorisations() -> None:
     assert len(meshes_of(1024)) == 11
 
 
-def test_data_cuts_samples_alone_and_pieces_are_equal() -> None:
-    assert layouts_of((8, 6), MESH, 0) == (WHOLE, (None, 0), (0, None), (0, 0))
-    assert layouts_of((8, 8), Mesh(1, 4), None) == (WHOLE, (None, 0), (None, 1))
+def test_data_shards_samples_alone_and_pieces_are_equal() -> None:
+    assert layouts_of((8, 6), MESH, 0) == (REPLICATED, (None, 0), (0, None), (0, 0))
+    assert layouts_of((8, 8), Mesh(1, 4), None) == (REPLICATED, (None, 0), (None, 1))
 
 
 def test_a_region_s_layout_is_seen_by_its_arrays() -> None:
     assert seen_by((0, 2), (2, None, 0)) == (2, 0)
-    assert seen_by((0, 2), (1,)) == WHOLE
+    assert seen_by((0, 2), (1,)) == REPLICATED
 
 
 def test_a_change_of_one_axis_is_one_collective() -> None:
     cases = {
-        ((0, None), (), WHOLE): ("all_gather", 100, (0,)),
-        (WHOLE, (1,), WHOLE): ("all_reduce", 100, (1,)),
-        (WHOLE, (1,), (None, 1)): ("reduce_scatter", 100, (1,)),
+        ((0, None), (), REPLICATED): ("all_gather", 100, (0,)),
+        (REPLICATED, (1,), REPLICATED): ("all_reduce", 100, (1,)),
+        (REPLICATED, (1,), (None, 1)): ("reduce_scatter", 100, (1,)),
         ((None, 0), (), (None, 1)): ("all_to_all", 25, (1,)),
         ((0, 1), (), (0, None)): ("all_gather", 50, (1,)),
-        ((0, 0), (), WHOLE): ("all_gather", 100, (0, 1)),
-        (WHOLE, (0, 1), WHOLE): ("all_reduce", 100, (0, 1)),
+        ((0, 0), (), REPLICATED): ("all_gather", 100, (0, 1)),
+        (REPLICATED, (0, 1), REPLICATED): ("all_reduce", 100, (0, 1)),
     }
     for given, collective in cases.items():
         assert transfer(*given, 100, MESH) == (Collective(*collective),)
 
 
 def test_a_slice_needs_no_collective() -> None:
-    assert transfer(WHOLE, (), (0, 1), 100, MESH) == ()
+    assert transfer(REPLICATED, (), (0, 1), 100, MESH) == ()
 
 
 def test_pieces_of_pieces_are_copied_whole_where_the_outer_axis_leaves() -> None:
@@ -54,6 +54,6 @@ def test_pieces_of_pieces_are_copied_whole_where_the_outer_axis_leaves() -> None
 
 
 def test_matmul_transpose_softmax_takes_one_all_to_all() -> None:
-    """MindSpore's test_alltoall: samples cut before, features after."""
+    """MindSpore's test_alltoall: samples sharded before, features after."""
     steps = transfer((None, 0), (), (None, 1), 64, Mesh(1, 8))
     assert [step.kind for step in steps] == ["all_to_all"]

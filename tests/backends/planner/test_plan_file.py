@@ -10,8 +10,8 @@ import yaml
 
 from pipeline.backends.planner.layouts import Mesh
 from pipeline.backends.planner.parallel_plan import (
-    CutRule,
     ParallelPlan,
+    ShardingRule,
     check_plan,
     load_plan,
     plan_text,
@@ -25,10 +25,10 @@ PLAN = ParallelPlan(
     mesh=Mesh(2, 4),
     batch=("data", "model"),
     specs=(
-        CutRule("body/dense_*/kernel", ((), ("model",))),
-        CutRule("head/bias", (("data", "model"),)),
+        ShardingRule("body/dense_*/kernel", ((), ("model",))),
+        ShardingRule("head/bias", (("data", "model"),)),
     ),
-    constraints=(CutRule("head", (("data",), ("model",))),),
+    constraints=(ShardingRule("head", (("data",), ("model",))),),
 )
 
 
@@ -78,7 +78,7 @@ def test_a_file_that_is_missing_or_no_yaml_is_refused(tmp_path: Path) -> None:
         ),
         (
             {"specs": [{"pattern": "body", "axes": ["model", "model"]}]},
-            "specs.0.axes: [model, model]: an axis cuts one dimension only",
+            "specs.0.axes: [model, model]: an axis shards one dimension only",
         ),
         (
             {"constraints": [{"pattern": "head", "axes": ["rows"]}]},
@@ -117,12 +117,14 @@ def test_what_is_no_plan_is_refused(given: Any) -> None:
 
 
 def test_rules_are_few_and_the_last_one_wins() -> None:
-    cut, other = (("model",), ()), ((), ("model",))
-    cuts = {f"net/block{i}/dense_{j}": (other if j else cut) for i in range(3) for j in range(2)}
-    assert list(rules(cuts)) == [
-        CutRule("net/block*/dense_0", cut),
-        CutRule("net/block*/dense_1", other),
+    rows, columns = (("model",), ()), ((), ("model",))
+    axes_by_path = {
+        f"net/block{i}/dense_{j}": (columns if j else rows) for i in range(3) for j in range(2)
+    }
+    assert list(rules(axes_by_path)) == [
+        ShardingRule("net/block*/dense_0", rows),
+        ShardingRule("net/block*/dense_1", columns),
     ]
     # A path that has others below it comes first, so that theirs win.
-    assert [rule.pattern for rule in rules({"net/a": cut, "net": other})] == ["net", "net/a"]
-    assert list(rules({"a": ((), ()), "b": cut}, only_cut=True)) == [CutRule("b", cut)]
+    assert [rule.pattern for rule in rules({"net/a": rows, "net": columns})] == ["net", "net/a"]
+    assert list(rules({"a": ((), ()), "b": rows}, only_sharded=True)) == [ShardingRule("b", rows)]

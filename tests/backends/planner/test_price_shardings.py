@@ -1,4 +1,4 @@
-"""Prices of cuts that a recipe gives."""
+"""Prices of shardings that a recipe gives."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 from pipeline.backends.ascend.cost.collectives import AscendRates
 from pipeline.backends.ascend.pricing.pricing import chipset
 from pipeline.backends.planner.layouts import Mesh
-from pipeline.backends.planner.parallel_plan import CutRule
-from pipeline.backends.planner.search import price_cuts, search
+from pipeline.backends.planner.parallel_plan import ShardingRule
+from pipeline.backends.planner.search import price_shardings, search
 from pipeline.backends.planner.traced_loss import LossToPlan
 from pipeline.backends.rates import Rates
 from tests.backends.planner.networks import GPU_LIKE, conv_and_head, embedding, gpt, mlp
@@ -27,30 +27,30 @@ def test_a_plan_that_was_found_has_the_price_it_was_found_with(
 ) -> None:
     found = search(step, 8, rates)
     for plan in (found.best, *found.runners_up):
-        priced = price_cuts(step, plan.mesh, plan.batch, plan.specs, plan.constraints, rates)
+        priced = price_shardings(step, plan.mesh, plan.batch, plan.specs, plan.constraints, rates)
         assert priced is not None
         assert priced.plan.step_ms == pytest.approx(plan.step_ms)
         assert priced.data_parallel == found.data_parallel
 
 
-def test_what_is_known_of_a_plan_by_its_cuts_alone_is_no_faster_than_the_plan() -> None:
-    """The head reads the whole batch in some, which no cut says: these layers have no names."""
+def test_what_is_known_of_a_plan_by_its_shardings_alone_is_no_faster_than_the_plan() -> None:
+    """The head reads the whole batch in some, without a sharding: these layers have no names."""
     step = conv_and_head(64, 4096)
     for devices in (2, 4, 8):
         found = search(step, devices, GPU_LIKE)
         for plan in (found.best, *found.runners_up):
-            priced = price_cuts(step, plan.mesh, plan.batch, plan.specs, (), GPU_LIKE)
+            priced = price_shardings(step, plan.mesh, plan.batch, plan.specs, (), GPU_LIKE)
             assert priced is not None
             assert priced.plan.step_ms >= plan.step_ms * (1 - 1e-9)
 
 
-def test_two_layers_cut_by_columns_and_rows_sum_once_each_way() -> None:
+def test_two_layers_sharded_by_columns_and_rows_sum_once_each_way() -> None:
     """Megatron's pair (arXiv:1909.08053, section 3): one sum of activations forward, one back."""
     batch, width, hidden = 64, 128, 1024
     step = mlp(batch, width, hidden, width)
     columns, rows = ((), ("model",)), (("model",), ())
-    specs = (CutRule("dense_0/kernel", columns), CutRule("dense_1/kernel", rows))
-    priced = price_cuts(step, Mesh(1, 4), (), specs, (), GPU_LIKE)
+    specs = (ShardingRule("dense_0/kernel", columns), ShardingRule("dense_1/kernel", rows))
+    priced = price_shardings(step, Mesh(1, 4), (), specs, (), GPU_LIKE)
     assert priced is not None
     assert {rule.pattern: rule.axes for rule in priced.plan.specs if "kernel" in rule.pattern} == {
         "dense_0/kernel": columns,
@@ -61,15 +61,15 @@ def test_two_layers_cut_by_columns_and_rows_sum_once_each_way() -> None:
     assert sums["all_reduce"] == pytest.approx(4 * batch * width, rel=0.05)
 
 
-def test_whole_weights_have_no_cut() -> None:
+def test_replicated_weights_have_no_sharding() -> None:
     step = mlp(64, 32, 4096, 16)
-    priced = price_cuts(step, Mesh(8, 1), ("data",), (), (), ASCEND)
+    priced = price_shardings(step, Mesh(8, 1), ("data",), (), (), ASCEND)
     assert priced is not None
     assert priced.plan.step_ms == priced.data_parallel.step_ms  # type: ignore[union-attr]
 
 
-def test_cuts_of_no_computation_have_no_price() -> None:
-    """A weight that two axes cut along one dimension."""
+def test_shardings_of_no_computation_have_no_price() -> None:
+    """A weight that two axes shard along one dimension."""
     step = mlp(64, 32, 4096, 16)
-    specs = (CutRule("dense_0/kernel", ((), ("data", "model"))),)
-    assert price_cuts(step, Mesh(2, 4), ("data",), specs, (), ASCEND) is None
+    specs = (ShardingRule("dense_0/kernel", ((), ("data", "model"))),)
+    assert price_shardings(step, Mesh(2, 4), ("data",), specs, (), ASCEND) is None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipeline.backends.ascend.cost.collectives import AscendRates
 from pipeline.backends.ascend.pricing.pricing import chipset
-from pipeline.backends.planner.decisions import CutPrices, Decisions
+from pipeline.backends.planner.decisions import Decisions, ShardingPrices
 from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.layouts import Mesh
 from pipeline.backends.planner.parallel_plan import check_plan, plan_text
@@ -43,7 +43,7 @@ def every_plan(decisions: Decisions) -> tuple[NDArray[np.float64], NDArray[np.fl
     ids=["mlp", "head", "embedding"],
 )
 def test_the_best_of_all_plans_of_a_network_is_found(step: object, mesh: Mesh) -> None:
-    decisions = Decisions(CutPrices(find_blocks(step), mesh, GPU_LIKE, 1.0))  # type: ignore[arg-type]
+    decisions = Decisions(ShardingPrices(find_blocks(step), mesh, GPU_LIKE, 1.0))  # type: ignore[arg-type]
     time, memory = every_plan(decisions)
     best = best_plan(decisions)
     assert best is not None
@@ -56,7 +56,7 @@ def test_the_best_of_all_plans_of_a_network_is_found(step: object, mesh: Mesh) -
 
 
 def test_the_prices_of_a_plan_s_parts_add_up_to_its_price() -> None:
-    decisions = Decisions(CutPrices(find_blocks(gpt(8, 64, 256, 8)), Mesh(2, 4), ASCEND, 1.0))
+    decisions = Decisions(ShardingPrices(find_blocks(gpt(8, 64, 256, 8)), Mesh(2, 4), ASCEND, 1.0))
     rng = np.random.default_rng(0)
     for _ in range(20):
         states = {v: int(rng.integers(size)) for v, size in enumerate(decisions.sizes)}

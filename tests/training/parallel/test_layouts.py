@@ -189,8 +189,8 @@ def test_batch_norm_of_all_devices_is_that_of_the_whole_batch(
 
 @pytest.mark.slow
 def test_parameters_that_devices_share(tiny: Compose, tmp_path: Path) -> None:
-    """Two layers cut along a second axis, as Megatron cuts them, train as one device does."""
-    cut = (
+    """Two layers sharded along a second axis, as Megatron shards them, train as one device does."""
+    sharding = (
         "parallel.mode=semi_auto",
         "parallel.reproducible=layout",
         "parallel.mesh={data: 2, model: 4}",
@@ -200,8 +200,8 @@ def test_parameters_that_devices_share(tiny: Compose, tmp_path: Path) -> None:
     )
     momentum = ("optimizer=momentum", "train.ema.decay=0.9", "checkpoint.every_steps=10")
     whole = train(tiny, tmp_path / "whole", [*MLP, *SHORT[:-1], *momentum])
-    shared = train(tiny, tmp_path / "shared", [*MLP, *SHORT[:-1], *momentum, *cut])
+    shared = train(tiny, tmp_path / "shared", [*MLP, *SHORT[:-1], *momentum, *sharding])
     for path, array in whole[1].items():
         np.testing.assert_allclose(shared[1][path], array, rtol=1e-3, atol=1e-6, err_msg=path)
-    resumed = [*MLP, *SHORT[:-1], *momentum, *cut, f"train.resume={tmp_path / 'shared'}"]
+    resumed = [*MLP, *SHORT[:-1], *momentum, *sharding, f"train.resume={tmp_path / 'shared'}"]
     assert run(tiny(*resumed, "train.steps=30")).status == "done"

@@ -1,4 +1,4 @@
-"""Cuts of parameters that don't fit are refused with what would."""
+"""Shardings of parameters that don't fit are refused with what would."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ REFUSED = {
     "1 of size 12 does not divide among the 8 devices of axis model; 8 or 16 would",
     "[{pattern: dense_0, axes: [null, model]}]": "parallel.specs: dense_0/bias has 1 dimensions, "
     "[12], and axes 2 entries",
-    "[]": "parallel.specs: nothing is cut along the axis model of 8 devices",
+    "[]": "parallel.specs: nothing is sharded along the axis model of 8 devices",
 }
 
 
 @pytest.mark.parametrize("specs", REFUSED)
-def test_cuts_that_do_not_fit(tiny: Callable[..., Recipe], specs: str) -> None:
+def test_shardings_that_do_not_fit(tiny: Callable[..., Recipe], specs: str) -> None:
     recipe, reporter = tiny(*SHARED, f"parallel.specs={specs}"), Reporter()
     with pytest.raises(RecipeError) as refused:
         build(recipe, load_data(recipe, reporter), reporter)
@@ -52,7 +52,7 @@ CONSTRAINED = {
 
 
 @pytest.mark.parametrize("constraints", CONSTRAINED)
-def test_constraints_that_cut_nothing(tiny: Callable[..., Recipe], constraints: str) -> None:
+def test_constraints_that_shard_nothing(tiny: Callable[..., Recipe], constraints: str) -> None:
     recipe, reporter = tiny(*SHARED, f"parallel.constraints={constraints}"), Reporter()
     with pytest.raises(RecipeError) as refused:
         build(recipe, load_data(recipe, reporter), reporter)
