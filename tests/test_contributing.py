@@ -110,7 +110,7 @@ def test_each_change_takes_the_files_that_are_named(package: Path, cache: Path) 
     # A device.
     (package / "pipeline/backends/devices/copied.py").write_text(DEVICE)
     (package / "conf/device/copied.yaml").write_text("name: copied\n")
-    # The rule by which a batch is cut into microbatches: every n-th sample.
+    # The rule by which a batch is split into microbatches: every n-th sample.
     edit(
         package / "pipeline/training/parallel/microbatches.py",
         "        return array.reshape(num_microbatches, -1, *array.shape[1:])\n",

@@ -55,7 +55,7 @@ def test_the_path_of_a_checkpoint_is_made_once() -> None:
     assert lines_that_match(STEP_PATHS, CHECKPOINT) == []
 
 
-def test_a_batch_is_cut_into_microbatches_once() -> None:
+def test_a_batch_is_split_into_microbatches_once() -> None:
     assert lines_that_match(MICROBATCH_RULES, MICROBATCHES) == []
 
 

@@ -175,7 +175,7 @@ def test_a_run_under_way_is_joined_by_nobody_whatever_is_removed(
     ],
 )
 def test_a_resumed_run_writes_through_no_link(name: str, half: Path, tiny: Compose) -> None:
-    """Whoever made the directory would have files of this user written, cut and deleted."""
+    """Whoever made the directory would have files of this user written, truncated and deleted."""
     outside = half.parent / "outside"
     outside.mkdir()
     (outside / "9.orbax-checkpoint-tmp").mkdir()

@@ -1,7 +1,7 @@
 """Choice of a sink: from measured costs to its length and mechanism, with the reason.
 
 A dispatch of n steps takes `dispatch_ms + n * step_ms`. A sink is one dispatch, or several if an
-event or the time that a signal may wait cuts it, so a longer sink divides the host's cost among
+event or the time that a signal may wait splits it, so a longer sink divides the host's cost among
 more steps until something else ends its dispatches.
 """
 
@@ -129,7 +129,7 @@ def no_sink(off_ms: float, why: str) -> SinkChoice:
 
 
 def predict(cost: Cost, size: int, bounds: Bounds) -> float:
-    """Predict milliseconds a step in sinks of `size`, cut by the other limits of a dispatch."""
+    """Predict milliseconds a step in sinks of `size`, split by the other limits of a dispatch."""
     horizon = min(bounds.total, HORIZON_STEPS)
     longest = bounds.max_steps(cost)
     count = dispatches(horizon, (size, *bounds.periods), longest)
@@ -137,9 +137,9 @@ def predict(cost: Cost, size: int, bounds: Bounds) -> float:
 
 
 def dispatches(total: int, periods: tuple[int, ...], longest: int) -> int:
-    """Count the dispatches of at most `longest` steps of a run cut at multiples of periods."""
-    cuts = [np.arange(period, total, period) for period in periods]
-    stops = np.unique(np.concatenate([*cuts, [total]]))
+    """Count the dispatches of at most `longest` steps of a run split at multiples of periods."""
+    events = [np.arange(period, total, period) for period in periods]
+    stops = np.unique(np.concatenate([*events, [total]]))
     return int(np.sum(-(-np.diff(stops, prepend=0) // longest)))
 
 
@@ -159,7 +159,7 @@ def _best(costs: Costs, bounds: Bounds) -> tuple[Cost, int]:
 
 
 def _candidates(cost: Cost, bounds: Bounds) -> Iterator[int]:
-    """Yield round numbers, and divisors of the longest: a sink cut by an event costs twice."""
+    """Yield round numbers, and divisors of the longest: a sink split by an event costs twice."""
     longest, _ = bounds.longest(cost)
     yield longest
     parts = (parts for parts in range(2, min(11, longest)) if longest % parts == 0)

@@ -152,7 +152,7 @@ def one_source_of_types(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def microbatches_are_equal(recipe: Recipe) -> Iterator[str]:
-    """Accumulation cuts batches into equal microbatches."""
+    """Accumulation splits batches into equal microbatches."""
     train = recipe.train
     if train.batch_size % batch_multiple(train.accumulate_steps):
         yield (

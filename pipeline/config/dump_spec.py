@@ -51,7 +51,7 @@ class DumpSpec(Spec):
     """Dumps during a run: the tensors of the step that follows each of `steps`."""
 
     steps: Steps | None
-    """Numbers of steps done, as 0|5|10 or 5-10; null: no dump. Sinks are cut there."""
+    """Numbers of steps done, as 0|5|10 or 5-10; null: no dump. Sinks are split there."""
     layers: Seq[str]
     """Patterns of layers, such as conv_*; [] for all."""
     what: What

@@ -1,4 +1,4 @@
-"""Downloads: from several mirrors, resumed after a cut, checked, and safe between processes."""
+"""Downloads: from several mirrors, resumed after interruptions, checked, safe between processes."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def open_image(source: Path | bytes, formats: Sequence[str]) -> Iterator[Image.I
 
 
 def require_eight_bits(image: Image.Image) -> None:
-    """Raise ValueError for pixels of more than 8 bits, which Pillow would cut off."""
+    """Raise ValueError for pixels of more than 8 bits, which Pillow would truncate."""
     if image.mode.startswith(("I", "F")):
         raise ValueError(f"its pixels are {image.mode}, not 8 bits per channel")
 
@@ -92,7 +92,7 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
 def require_whole(
     path: Path, formats: Sequence[str], check: Callable[[Image.Image], object]
 ) -> None:
-    """Raise one of `UNREADABLE_IMAGE` for a file that is cut off or damaged, or fails the check.
+    """Raise one of `UNREADABLE_IMAGE` for a file that is truncated or damaged, or fails the check.
 
     A PNG is decoded only if its checksums are wrong, a JPEG or WebP if it has no end.
     """

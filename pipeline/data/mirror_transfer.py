@@ -1,4 +1,4 @@
-"""The transfer of one file from mirrors, over http or https, resumed after a cut."""
+"""The transfer of one file from mirrors, over http or https, resumed after an interruption."""
 
 from __future__ import annotations
 

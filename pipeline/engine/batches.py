@@ -1,4 +1,4 @@
-"""Batches of a custom loop: cut from arrays, or read from an iterator."""
+"""Batches of a custom loop: sliced from arrays, or read from an iterator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedule of a run: the position of every step, and the events that cut a sink.
+"""Schedule of a run: the position of every step, and the events that split a sink.
 
 Counted from 1 are passes over the data, sinks (MindSpore's epochs) and steps; a *boundary* is the
 number of steps done. Everything here is known before the run starts, so an event happens at its
@@ -74,7 +74,7 @@ class RunSchedule:
         every: Mapping[Event, tuple[int, ...]],
         at: Mapping[Event, Collection[int]] = NOWHERE,
     ) -> Iterator[Segment]:
-        """Cut the steps after boundary `first` at each event.
+        """Split the steps after boundary `first` at each event.
 
         `every` has the periods in steps at which an event is due, `at` further steps; the ends of
         sinks are added here, the last one at the end. Without sinks every step is a segment.

@@ -88,10 +88,10 @@ class Collector:
 
 
 def _gradients_of(parts: StepConfig, state: TrainState, batch: Batch) -> Any:
-    def compute(cut: Batch) -> Any:
-        return gradients_of(parts, state, cut).values
+    def compute(cropped: Batch) -> Any:
+        return gradients_of(parts, state, cropped).values
 
-    # Shards are cut to their buckets one by one.
+    # Shards are cropped to their buckets one by one.
     buckets = () if parts.shards is not None else parts.buckets
     values = apply_in_bucket(buckets, batch, compute)
     return jax.tree.map(lambda value: value / state.loss_scale, values)

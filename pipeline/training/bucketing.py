@@ -12,7 +12,7 @@ from jax import Array
 
 from pipeline.data.batch import Batch
 from pipeline.data.padding.buckets import SIZE, Bucket
-from pipeline.data.padding.pad_images import cut_to
+from pipeline.data.padding.pad_images import crop_to
 
 T = TypeVar("T")
 
@@ -20,18 +20,18 @@ T = TypeVar("T")
 def apply_in_bucket(
     buckets: Sequence[Bucket], batch: Batch, compute: Callable[[Batch], T], *, drawn: bool = True
 ) -> T:
-    """Apply `compute` to a batch whose images are cut to the smallest bucket that holds them.
+    """Apply `compute` to a batch whose images are cropped to the smallest bucket that holds them.
 
-    Images come padded to a size that holds all buckets, and are cut to the first bucket that covers
-    every image of the batch. If an image was larger, it is cropped at a random place, or centrally
-    if not `drawn`. `compute` is traced once for each bucket, and a program has a branch for each: a
-    sink runs over batches of any bucket without asking the host.
+    Images come padded to a size that holds all buckets, and are cropped to the first bucket that
+    covers every image of the batch. If an image was larger, the crop is at a random place, or
+    central if not `drawn`. `compute` is traced once for each bucket, and a program has a branch for
+    each: a sink runs over batches of any bucket without asking the host.
     """
     if not buckets:
         return compute(batch)
 
     def compute_in(bucket: Bucket, batch: Batch) -> T:
-        return compute(cut_to(jnp, bucket, batch, drawn=drawn))
+        return compute(crop_to(jnp, bucket, batch, drawn=drawn))
 
     largest = batch.columns[SIZE].max(axis=0)
     covers = (largest <= jnp.array(buckets, jnp.int32)).all(axis=-1)

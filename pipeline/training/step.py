@@ -107,7 +107,7 @@ def make_train_step(config: StepConfig) -> TrainStep:
             if phase.shards is not None or not phase.buckets:
                 return _step(phase, state, batch, learning_rates)
             return apply_in_bucket(
-                phase.buckets, batch, lambda cut: _step(phase, state, cut, learning_rates)
+                phase.buckets, batch, lambda cropped: _step(phase, state, cropped, learning_rates)
             )
 
         return apply_phase(config, state.step, compute) if config.phases else compute(config)
@@ -117,7 +117,7 @@ def make_train_step(config: StepConfig) -> TrainStep:
             return apply_in_bucket(
                 config.buckets,
                 batch,
-                lambda cut: _evaluate(config, state, cut, sums),
+                lambda cropped: _evaluate(config, state, cropped, sums),
                 drawn=False,
             )
 
@@ -166,8 +166,8 @@ def _update_state(
 
 
 def gradients_of(config: StepConfig, state: TrainState, batch: Batch) -> Gradients:
-    """Gradients of the loss times its scale, of a batch that is cut to its bucket. With shards the
-    batch is not cut yet."""
+    """Gradients of the loss times its scale, of a batch that is cropped to its bucket; with
+    shards it is not cropped yet."""
     dropout = dropout_key(batch, state.step)
     if config.shards is not None:
         return _shard_gradients(config, config.shards, state, batch, dropout)
@@ -211,23 +211,25 @@ def _shard_gradients(
     draws by the number of the shard.
     """
 
-    def count_labels(cut: Batch, ops: Ops, number: Array) -> Array:
-        _, labels = mapped_batch(config, ops, cut)
-        weight = label_weight(config, labels, jnp.arange(labels.shape[0]) < cut.count)
+    def count_labels(cropped: Batch, ops: Ops, number: Array) -> Array:
+        _, labels = mapped_batch(config, ops, cropped)
+        weight = label_weight(config, labels, jnp.arange(labels.shape[0]) < cropped.count)
         assert weight is not None, "there is a label to ignore"
         return weight
 
-    def compute(cut: Batch, ops: Ops, number: Array) -> Gradients:
-        images, labels = mapped_batch(config, ops, cut)
+    def compute(cropped: Batch, ops: Ops, number: Array) -> Gradients:
+        images, labels = mapped_batch(config, ops, cropped)
         key = jax.random.fold_in(dropout, number)
-        mapped = mask_batch(images, labels, cut.count, key)
+        mapped = mask_batch(images, labels, cropped.count, key)
         return compute_gradients(config, state, mapped, divisor, state.loss_scale)
 
     def apply_to_shard(compute: Callable[[Batch, Ops, Array], T], shard: Batch, number: Array) -> T:
-        """Apply `compute` to a shard that is cut to its bucket, and the map ops of the step."""
+        """Apply `compute` to a shard that is cropped to its bucket, and the map ops of the step."""
 
-        def with_ops(cut: Batch) -> T:
-            return _with_drawn_ops(config, cut, state.step, lambda ops: compute(cut, ops, number))
+        def with_ops(cropped: Batch) -> T:
+            return _with_drawn_ops(
+                config, cropped, state.step, lambda ops: compute(cropped, ops, number)
+            )
 
         return apply_in_bucket(config.buckets, shard, with_ops)
 

@@ -72,13 +72,13 @@ def test_a_prediction_adds_the_step_and_its_share_of_the_dispatches() -> None:
     assert predict(Cost("loop", 0.6, 0.1), 1, FREE) == pytest.approx(0.7)
 
 
-def test_an_event_cuts_sinks_in_a_prediction() -> None:
-    """Sinks of 10 cut every 25 steps: dispatches of 10, 10, 5, 5, 10, 10 in 50 steps."""
-    cut = Bounds(total=1000, periods=(25,), window_steps=1024, dispatch_s=1.0)
-    assert predict(Cost("loop", 0.5, 1.0), 10, cut) == pytest.approx(1.0 + 0.5 * 6 / 50)
+def test_an_event_splits_sinks_in_a_prediction() -> None:
+    """Sinks of 10 split every 25 steps: dispatches of 10, 10, 5, 5, 10, 10 in 50 steps."""
+    bounds = Bounds(total=1000, periods=(25,), window_steps=1024, dispatch_s=1.0)
+    assert predict(Cost("loop", 0.5, 1.0), 10, bounds) == pytest.approx(1.0 + 0.5 * 6 / 50)
 
 
-def test_signals_cut_sinks_in_a_prediction() -> None:
+def test_signals_split_sinks_in_a_prediction() -> None:
     """10 ms hold 5 steps of 2 ms, so a sink of 100 is 20 dispatches."""
     hasty = Bounds(total=1000, periods=(), window_steps=1024, dispatch_s=0.01)
     assert predict(Cost("loop", 1.0, 2.0), 100, hasty) == pytest.approx(2.0 + 1.0 / 5)

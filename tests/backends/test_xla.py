@@ -354,12 +354,12 @@ def test_evaluation_adds_up_so_many_batches_and_leaves_the_state(
         assert (int(sums.count), float(sums.loss_sum)) == (batches, 3 * LABELS[:batches].sum())
 
 
-@pytest.mark.parametrize("cut", [1, 4, 7, 10])
+@pytest.mark.parametrize("middle", [1, 4, 7, 10])
 def test_evaluation_goes_on_from_the_sums_of_the_batches_before(
-    cut: int, counting: Executable
+    middle: int, counting: Executable
 ) -> None:
     state = counting.init()
-    sums = counting.evaluate(state, cut, 10, counting.evaluate(state, 0, cut))
+    sums = counting.evaluate(state, middle, 10, counting.evaluate(state, 0, middle))
     assert (int(sums.count), float(sums.loss_sum)) == (10, 3 * LABELS.sum())
 
 

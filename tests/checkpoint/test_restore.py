@@ -66,7 +66,7 @@ def files_of(folder: Path) -> list[str]:
 
 
 def damages(content: bytes) -> Iterator[bytes | None]:
-    """Missing, empty, cut short, longer, and one bit flipped in several places."""
+    """Missing, empty, truncated, longer, and one bit flipped in several places."""
     yield from (None, b"", content[: len(content) // 2], content + b"\0")
     for place in {0, len(content) // 3, len(content) // 2, len(content) - 1}:
         flipped = bytearray(content)

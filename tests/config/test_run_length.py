@@ -80,7 +80,7 @@ def test_without_sinks_every_step_is_a_segment() -> None:
 
 
 def test_events_of_a_recipe_are_plain_numbers(tiny: Compose) -> None:
-    """Without the checkpoint stage no segment is cut for a save."""
+    """Without the checkpoint stage no segment is split for a save."""
     recipe = tiny("eval.every_passes=2", "checkpoint.every_steps=5", "train.dispatch_seconds=0.5")
     run = RunSchedule(20, 6, 8)
     schedule = schedule_events(recipe, run, (3, 4))

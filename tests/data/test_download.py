@@ -24,7 +24,7 @@ from pipeline.data.download import exclusive, fetch, fetch_all
 
 CONTENT = bytes(index * index % 251 for index in range(10_240))
 FILE = RemoteFile("data.bin", hashlib.md5(CONTENT).hexdigest())
-CUT_BYTES = 4_096
+SENT_BYTES = 4_096
 STALL_S = 0.25
 
 
@@ -85,12 +85,12 @@ class Handler(BaseHTTPRequestHandler):
     def send_rangeless(self) -> None:
         self.reply(0, CONTENT, len(CONTENT))
 
-    def send_cut(self) -> None:
+    def send_truncated(self) -> None:
         rest = CONTENT[self.start() :]
-        self.reply(self.start(), rest[:CUT_BYTES], len(rest))
+        self.reply(self.start(), rest[:SENT_BYTES], len(rest))
 
-    def send_cut_rangeless(self) -> None:
-        self.reply(0, CONTENT[:CUT_BYTES], len(CONTENT))
+    def send_truncated_rangeless(self) -> None:
+        self.reply(0, CONTENT[:SENT_BYTES], len(CONTENT))
 
     def send_wrong(self) -> None:
         self.reply(0, CONTENT[::-1], len(CONTENT))
@@ -186,21 +186,27 @@ def test_fetch_starts_again_where_the_server_ignores_ranges(server: Server, tmp_
     assert server.seen == [("rangeless", "bytes=1000-")]
 
 
-def test_next_mirror_continues_what_was_cut(server: Server, tmp_path: Path) -> None:
-    mirrors = [server.mirror("cut"), server.mirror("good")]
+def test_next_mirror_continues_what_was_interrupted(server: Server, tmp_path: Path) -> None:
+    mirrors = [server.mirror("truncated"), server.mirror("good")]
 
     assert fetch(FILE, mirrors, tmp_path).read_bytes() == CONTENT
-    assert server.seen == [("cut", None), ("good", f"bytes={CUT_BYTES}-")]
+    assert server.seen == [("truncated", None), ("good", f"bytes={SENT_BYTES}-")]
 
 
-def test_cut_mirror_is_tried_again_while_it_sends_more(server: Server, tmp_path: Path) -> None:
-    assert fetch(FILE, [server.mirror("cut")], tmp_path).read_bytes() == CONTENT
+def test_truncating_mirror_is_tried_again_while_it_sends_more(
+    server: Server, tmp_path: Path
+) -> None:
+    assert fetch(FILE, [server.mirror("truncated")], tmp_path).read_bytes() == CONTENT
     assert [range_ for _, range_ in server.seen] == [None, "bytes=4096-", "bytes=8192-"]
 
 
-def test_cut_mirror_is_given_up_when_it_brings_no_more(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"cut_rangeless/data.bin: closed after 4,096 of 10,240"):
-        fetch(FILE, [server.mirror("cut_rangeless")], tmp_path)
+def test_truncating_mirror_is_given_up_when_it_brings_no_more(
+    server: Server, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        DataError, match=r"truncated_rangeless/data.bin: closed after 4,096 of 10,240"
+    ):
+        fetch(FILE, [server.mirror("truncated_rangeless")], tmp_path)
 
     assert len(server.seen) == 2
 

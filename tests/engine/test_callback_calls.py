@@ -181,7 +181,7 @@ class Runner:
             for step in [step for step in log if step > first]:
                 del log[step]  # type: ignore[attr-defined]
         if resumed:
-            # As MetricsLog cuts its file.
+            # As MetricsLog truncates its file.
             last = first if host.unfinished_boundary is None else first - 1
             world.scalars = [entry for entry in world.scalars if 0 < entry[0] <= last]
         about = Path("run"), schedule, world.evaluate_now

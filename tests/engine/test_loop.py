@@ -166,7 +166,7 @@ def play(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Histor
 Play = Callable[..., History]
 
 
-def test_a_sink_is_cut_where_something_happens_and_in_a_fixed_order(play: Play) -> None:
+def test_a_sink_is_split_where_something_happens_and_in_a_fixed_order(play: Play) -> None:
     """Telemetry, the end of the sink, evaluation, the checkpoint."""
     script = Script()
     history = play(script, "eval.every_steps=8", "checkpoint.every_steps=8")
@@ -252,7 +252,7 @@ def test_the_end_is_saved_once(play: Play) -> None:
 
 
 @pytest.mark.slow
-def test_without_the_checkpoint_stage_nothing_is_saved_or_cut_for_it(play: Play) -> None:
+def test_without_the_checkpoint_stage_nothing_is_saved_or_split_for_it(play: Play) -> None:
     script = Script()
     play(script, "checkpoint.every_steps=3", saves=False)
     assert script.saved == {}

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from pipeline.engine.schedule import Event, RunSchedule, Schedule
 
 
-def test_a_sink_longer_than_a_pass_is_not_cut_at_its_end() -> None:
+def test_a_sink_longer_than_a_pass_is_not_split_at_its_end() -> None:
     run = RunSchedule(total=50, steps_per_pass=7, sink_steps=20)
     assert [s.stop for s in run.segments(0, {})] == [20, 40, 50]
 
 
-def test_a_sink_is_cut_at_each_event() -> None:
+def test_a_sink_is_split_at_each_event() -> None:
     run = RunSchedule(total=25, steps_per_pass=100, sink_steps=10)
     every = {Event.CHECKPOINT: (7,), Event.EVALUATE: (12,)}
     segments = list(run.segments(0, every))
@@ -57,7 +57,7 @@ def test_events_do_not_depend_on_the_sink_size_or_on_resuming(
 def test_dispatches_of_any_size_come_to_the_same_events(
     run: RunSchedule, save: int, further: set[int], sizes: list[int]
 ) -> None:
-    """Cut afresh after each dispatch: an event has its step, and no part of a segment has any."""
+    """Split afresh after each dispatch: an event has its step, and no part of a segment has any."""
     every, at = {Event.CHECKPOINT: (save,)}, {Event.EVALUATE: further}
     whole = {s.stop: s.events for s in run.segments(0, every, at)}
     schedule, happened, step = Schedule(run, every), {}, 0

@@ -34,7 +34,7 @@ SHORT = (
 """88 steps in two sinks and two passes, each with a checkpoint at its end; the first one goes."""
 STREAMED = ("dataset=records", f"dataset.root={DATA}/digits", "train.feed=stream")
 RESUME = f"train.resume={RUN}"
-CUT = 44
+RESUMED_STEP = 44
 """The step that a run is resumed from."""
 
 
@@ -90,7 +90,7 @@ def prepare(scenario: Scenario, folder: Path, nursery: Nursery) -> Prepared:
         _convert_digits(template / DATA / "digits", cache)
     prepared = Prepared(scenario, template, cache, folder / "nowhere", Counter())
     if RESUME in scenario.arguments:
-        _make_cut_run(prepared, nursery)
+        _make_killed_run(prepared, nursery)
     if scenario.root == CACHE:
         _make_cache(prepared, nursery)
     # Twice: the first one compiles what the second finds in the cache.
@@ -117,7 +117,7 @@ def _convert_digits(folder: Path, cache: Path) -> None:
         assert pipeline(arguments) == 0
 
 
-def _make_cut_run(prepared: Prepared, nursery: Nursery) -> None:
+def _make_killed_run(prepared: Prepared, nursery: Nursery) -> None:
     """A run that was killed between its last checkpoint and its end."""
     arguments = list(prepared.arguments)
     arguments[arguments.index(RESUME)] = "checkpoint.keep=2"
@@ -125,7 +125,7 @@ def _make_cut_run(prepared: Prepared, nursery: Nursery) -> None:
     assert ended.status == 0, ended.console
     (prepared.template / RUN / "summary.json").unlink()
     for folder in (prepared.template / RUN / "checkpoints").iterdir():
-        if folder.name != str(CUT):
+        if folder.name != str(RESUMED_STEP):
             shutil.rmtree(folder)
 
 

@@ -48,7 +48,7 @@ VALUES: Sequence[Any] = (
 
 
 def mutate_bytes(rng: Random, content: bytes) -> bytes:
-    """The content with one to eight changes, the last of which may cut it off."""
+    """The content with one to eight changes, the last of which may truncate it."""
     changed = bytearray(content)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
         rng.choice(_CHANGES)(rng, changed)
@@ -70,7 +70,7 @@ def _overwrite(rng: Random, content: bytearray) -> None:
         struct.pack_into(width, content, at, value)
 
 
-def _cut(rng: Random, content: bytearray) -> None:
+def _truncate(rng: Random, content: bytearray) -> None:
     del content[rng.randrange(len(content) + 1) :]
 
 
@@ -96,7 +96,7 @@ def _zero(rng: Random, content: bytearray) -> None:
     content[start : start + length] = bytes(length)
 
 
-_CHANGES = (_flip, _overwrite, _cut, _drop, _insert, _repeat, _zero)
+_CHANGES = (_flip, _overwrite, _truncate, _drop, _insert, _repeat, _zero)
 
 Place = tuple[str | int, ...]
 

@@ -74,7 +74,7 @@ class Mobile(nn.Module):
 
 
 class Shuffle(nn.Module):
-    """Channels that are cut, shuffled and joined, average pooling, and a flattened image."""
+    """Channels that are split, shuffled and joined, average pooling, and a flattened image."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -43,8 +43,8 @@ def test_a_place_gets_as_many_gradients_as_it_was_drawn_times() -> None:
 @pytest.mark.slow
 def test_without_it_the_trip_through_numpy_has_no_gradient() -> None:
     """MindSpore gives zeros there, and so does jax where it is configured to; else it refuses."""
-    cut = jax.grad(lambda x: draw(jax.lax.stop_gradient(x)).sum())(X)
-    assert not cut.any()
+    stopped = jax.grad(lambda x: draw(jax.lax.stop_gradient(x)).sum())(X)
+    assert not stopped.any()
     with pytest.raises(ValueError, match="callbacks do not support JVP"):
         jax.grad(lambda x: draw(x).sum())(X)
 

@@ -115,14 +115,16 @@ def places(seed: int) -> Batch:
 @pytest.mark.slow
 def test_every_valid_label_weighs_the_same_in_microbatches_too() -> None:
     """Microbatches differ in numbers of labels; their sum is the gradient of the batch."""
-    whole, cut = (
+    whole, split = (
         make_step(network=FourPlaces(), ignore_index=-100, accumulate=microbatches)
         for microbatches in (1, 4)
     )
     state, batch = start(whole), places(1)
-    (after, record), (after_cut, record_cut) = (s.step(state, batch, RATES) for s in (whole, cut))
-    np.testing.assert_allclose(record_cut, record, rtol=1e-5)
-    np.testing.assert_allclose(flat(after_cut.params), flat(after.params), rtol=1e-5, atol=1e-7)
+    (after, record), (after_split, record_split) = (
+        s.step(state, batch, RATES) for s in (whole, split)
+    )
+    np.testing.assert_allclose(record_split, record, rtol=1e-5)
+    np.testing.assert_allclose(flat(after_split.params), flat(after.params), rtol=1e-5, atol=1e-7)
     parts = make_config(network=FourPlaces(), ignore_index=-100)
     images = jnp.asarray(batch.columns["image"]) / 255.0
     logits = parts.network.apply({"params": state.params}, images, train=True)
@@ -221,6 +223,6 @@ def test_parts_of_a_batch_that_is_not_reduced_add_up(ignore_index: int | None) -
     after, record = whole.step(state, batch, RATES)
     shards = Shards(count=4)
     for changed in ({"accumulate": 4}, {"shards": shards}):
-        cut, cut_record = make_step(**options, **changed).step(state, batch, RATES)
-        np.testing.assert_allclose(cut_record, record, rtol=1e-5)
-        np.testing.assert_allclose(flat(cut.params), flat(after.params), rtol=1e-5, atol=1e-7)
+        split, split_record = make_step(**options, **changed).step(state, batch, RATES)
+        np.testing.assert_allclose(split_record, record, rtol=1e-5)
+        np.testing.assert_allclose(flat(split.params), flat(after.params), rtol=1e-5, atol=1e-7)

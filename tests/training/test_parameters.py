@@ -1,4 +1,4 @@
-"""M-06, L-03, L-07: frozen parameters, rates and initialisers by pattern, averages, batches cut."""
+"""M-06, L-03, L-07: frozen parameters, rates, initialisers by pattern, averages, microbatches."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def products(jaxpr: Any) -> int:
 def test_the_backward_pass_ends_at_the_first_trained_layer(
     frozen: tuple[str, ...], backward: int
 ) -> None:
-    """M-06: cut below a frozen beginning, through a frozen end where something below is trained."""
+    """M-06: none below a frozen beginning; through a frozen end if something below is trained."""
     step = make_train_step(make_config(frozen=frozen))
     jaxpr = jax.make_jaxpr(step.step)(start(make_step(frozen=frozen)), make_batch(), RATES)
     assert products(jaxpr.jaxpr) == 2 + backward
@@ -176,12 +176,12 @@ def test_microbatches_add_up_to_the_batch(
     microbatches: int, changed: dict[str, Any], count: int
 ) -> None:
     """L-07: loss, gradient norm and weights, of a short batch too."""
-    whole, cut = make_step(**changed), make_step(**changed, accumulate=microbatches)
+    whole, split = make_step(**changed), make_step(**changed, accumulate=microbatches)
     batch = make_batch(count=np.int32(count))
-    outcomes = [step.step(start(step), batch, RATES) for step in (whole, cut)]
-    (after, record), (after_cut, record_cut) = outcomes
-    np.testing.assert_allclose(record_cut, record, rtol=1e-5)
-    np.testing.assert_allclose(flat(after_cut.params), flat(after.params), rtol=1e-5, atol=1e-7)
+    outcomes = [step.step(start(step), batch, RATES) for step in (whole, split)]
+    (after, record), (after_split, record_split) = outcomes
+    np.testing.assert_allclose(record_split, record, rtol=1e-5)
+    np.testing.assert_allclose(flat(after_split.params), flat(after.params), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.slow

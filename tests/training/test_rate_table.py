@@ -89,7 +89,7 @@ WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
         "its array holds objects; must be plain numbers",
     ),
     "a pickle": ("a.npy", lambda file: file.write_bytes(b"\x80\x04\x95"), "is no file that numpy"),
-    "cut": (
+    "truncated": (
         "a.npy",
         lambda file: (save_npy(file, RATES), os.truncate(file, 150)),
         "its array has shape (7,) and the file has another size",

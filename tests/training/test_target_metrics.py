@@ -1,4 +1,4 @@
-"""Metrics of numbers and of several labels against numpy's formulas, however batches are cut."""
+"""Metrics of numbers and of several labels against numpy's formulas, however batches are split."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ RECIPE_COMMANDS = (
         "explain",
         "what sinks cost, hold and buy here, measured",
         """Measure what a dispatch costs here, say which sink size is chosen and why, where events
-        cut sinks, and train a few steps to see whether it holds. The weights are thrown away.""",
+        split sinks, and train a few steps to see whether it holds. The weights are thrown away.""",
         [overrides(), out_option("FOLDER", "Also write explain.json there.", was="hydra.run.dir")],
         example="explain +recipe=lenet5_digits train.batch_size=64",
     ),

@@ -159,9 +159,9 @@ def _group(curve: Curve) -> np.ndarray:
     values = curve.values[finite].astype(float)
     if not len(values):
         return np.zeros((0, 4))
-    cuts = np.unique(np.linspace(0, len(values), min(len(values), MAX_POINTS) + 1).astype(int))
-    starts = cuts[:-1]
-    ends = cuts[1:]
+    bounds = np.unique(np.linspace(0, len(values), min(len(values), MAX_POINTS) + 1).astype(int))
+    starts = bounds[:-1]
+    ends = bounds[1:]
     means = np.add.reduceat(values, starts) / (ends - starts)
     low = np.minimum.reduceat(values, starts)
     high = np.maximum.reduceat(values, starts)

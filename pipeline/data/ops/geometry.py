@@ -74,7 +74,7 @@ def _padded_size(height: int, width: int, padding: Padding) -> tuple[int, int]:
 
 @part("op")
 class RandomCrop(GeometricOp):
-    """Pad with `fill`, then cut out `size` at a place drawn for each sample and pass."""
+    """Pad with `fill`, then crop to `size` at a place drawn for each sample and pass."""
 
     name: Literal["random_crop"] = "random_crop"
     size: Size
@@ -96,8 +96,8 @@ class RandomCrop(GeometricOp):
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         height, width = values.shape[1:3]
         top, bottom, left, right = self.padding
-        rows, row_in = _cut(xp, uniforms[:, :1], self.size[0], height, (top, bottom))
-        columns, column_in = _cut(xp, uniforms[:, 1:], self.size[1], width, (left, right))
+        rows, row_in = _crop_axis(xp, uniforms[:, :1], self.size[0], height, (top, bottom))
+        columns, column_in = _crop_axis(xp, uniforms[:, 1:], self.size[1], width, (left, right))
         pixels = pixels_at(xp, values, rows, columns)
         if not any(self.padding):
             return pixels
@@ -109,7 +109,7 @@ class RandomCrop(GeometricOp):
         return self.model_copy(update={"fill": fill})(xp, labels, uniforms)
 
 
-def _cut(
+def _crop_axis(
     xp: Any, uniforms: Any, size: int, length: int, padding: tuple[int, int]
 ) -> tuple[Any, Any]:
     """Pixels of a crop along an axis of `length` pixels, padded before and after.
@@ -123,7 +123,7 @@ def _cut(
 
 @part("op")
 class CenterCrop(GeometricOp):
-    """Cut `size` out of the middle; of an odd remainder the larger half is at the end."""
+    """Crop to `size` in the middle; of an odd remainder the larger half is at the end."""
 
     name: Literal["center_crop"] = "center_crop"
     size: Size

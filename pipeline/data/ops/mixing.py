@@ -110,9 +110,9 @@ class CutMix(BatchOp):
         images, labels = values
         height, width = images.shape[1:3]
         sides = np.sqrt(1 - beta_steps(self.alpha))[:, None] * np.array([height, width])
-        cut = pick(xp, uniforms[:, 2], sides.astype(np.int32))
-        rows = _extent(xp, uniforms[:, 3], cut[:, 0], height)
-        columns = _extent(xp, uniforms[:, 4], cut[:, 1], width)
+        extents = pick(xp, uniforms[:, 2], sides.astype(np.int32))
+        rows = _extent(xp, uniforms[:, 3], extents[:, 0], height)
+        columns = _extent(xp, uniforms[:, 4], extents[:, 1], width)
         done = uniforms[:, 1] < self.prob
         rows = rows & done[:, None]
         box = rows[:, :, None] & columns[:, None, :]
@@ -123,14 +123,14 @@ class CutMix(BatchOp):
         return mixed, _mix(labels, partner, share)
 
 
-def _extent(xp: Any, uniforms: Any, cut: Any, length: int) -> Any:
+def _extent(xp: Any, uniforms: Any, extent: Any, length: int) -> Any:
     """Mask of the pixels of a box along an axis of `length`, bool (batch, length).
 
     As in MindSpore, its centre may be right after the axis, its clipped end excludes the last
     pixel, and it has one pixel at least.
     """
     centre = integers(xp, uniforms, length + 1)
-    half = cut // 2
+    half = extent // 2
     begin = (centre - half).clip(0, length - 1)
     end = (centre + half).clip(0, length - 1)
     pixel = np.arange(length, dtype=np.int32)

@@ -175,7 +175,7 @@ class Box:
 
 @part("op")
 class RandomResizedCrop(GeometricOp):
-    """Cut out a box of drawn area and aspect and scale it to `size`, the Inception crop.
+    """Crop to a box of drawn area and aspect and scale it to `size`, the Inception crop.
 
     `scale` is the range of the box's share of the area, `ratio` the range of width / height, drawn
     evenly in its logarithm. A box that does not fit is drawn again, `max_attempts` times at most;

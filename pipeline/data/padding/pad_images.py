@@ -1,4 +1,4 @@
-"""Padding of images, and of labels that each position has, to buckets; cutting a batch to one."""
+"""Padding of images, and of labels that each position has, to buckets; crops to one bucket."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from pipeline.data.padding.buckets import (
 )
 from pipeline.data.random import integers, uniforms
 
-UNCUT_SIZE = "uncut_size"
-"""Column of the sizes of images before any cut, int32 (dimensions,).
+UNCROPPED_SIZE = "uncut_size"
+"""Column of the sizes of images before any crop, int32 (dimensions,).
 
-It is present if some images are cut to a bucket.
+It is present if some images are cropped to a bucket.
 """
 
 CROP_OP = 1 << 30
@@ -42,23 +42,23 @@ def pad_split(
 
     Labels of positions are padded with `ignore_index`. With `crop`, samples may be larger than
     every bucket. Then all are padded to a size that holds the largest sample too, and the column
-    has the sizes after `cut_to`. Raises ValueError if an image is larger than every bucket without
+    has the sizes after `crop_to`. Raises ValueError if an image is larger than every bucket without
     `crop`, or has other dimensions, and if labels can't be padded.
     """
     images = _as_ragged(split.columns["image"], len(buckets[0]))
-    uncut = images.sizes
-    if uncut.shape[1] != len(buckets[0]):
+    full_sizes = images.sizes
+    if full_sizes.shape[1] != len(buckets[0]):
         listed = [list(bucket) for bucket in buckets]
-        raise ValueError(f"{listed}: must have {uncut.shape[1]} numbers each for these images")
-    numbers = assign_buckets(uncut, buckets, crop=crop)
-    sizes = np.minimum(uncut, np.array(buckets)[numbers]).astype(np.int32)
+        raise ValueError(f"{listed}: must have {full_sizes.shape[1]} numbers each for these images")
+    numbers = assign_buckets(full_sizes, buckets, crop=crop)
+    sizes = np.minimum(full_sizes, np.array(buckets)[numbers]).astype(np.int32)
     columns: dict[str, Column] = {**split.columns, SIZE: sizes}
     canvas_size = canvas(buckets)
-    if not np.array_equal(sizes, uncut):
-        columns[UNCUT_SIZE] = uncut
-        canvas_size = canvas([canvas_size, tuple(uncut.max(axis=0).tolist())])
+    if not np.array_equal(sizes, full_sizes):
+        columns[UNCROPPED_SIZE] = full_sizes
+        canvas_size = canvas([canvas_size, tuple(full_sizes.max(axis=0).tolist())])
     columns["image"] = PaddedColumn(images, canvas_size)
-    columns["label"] = _pad_labels(split.columns["label"], uncut, canvas_size, ignore_index)
+    columns["label"] = _pad_labels(split.columns["label"], full_sizes, canvas_size, ignore_index)
     return Split(columns)
 
 
@@ -96,19 +96,19 @@ def _pad_labels(
     return PaddedColumn(positions, canvas_size, ignore_index)
 
 
-def cut_to(xp: Any, bucket: Bucket, batch: Batch, *, drawn: bool) -> Batch:
-    """Cut a batch of `pad_split`'s columns, its images and labels of positions, to one bucket.
+def crop_to(xp: Any, bucket: Bucket, batch: Batch, *, drawn: bool) -> Batch:
+    """Crop a batch of `pad_split`'s columns, its images and labels of positions, to one bucket.
 
     A larger sample is cropped: at a place drawn from (seed, pass, sample), or in the middle. `xp`
     is numpy or jax.numpy, and both return the same.
     """
     columns = batch.columns
     names = [name for name in ("image", "label") if columns[name].ndim > len(bucket)]
-    if UNCUT_SIZE not in columns:
+    if UNCROPPED_SIZE not in columns:
         inside = (slice(None), *(slice(length) for length in bucket))
-        cut = {name: columns[name][inside] for name in names}
-        return replace(batch, columns={**columns, **cut})
-    room = columns[UNCUT_SIZE] - columns[SIZE]
+        cropped = {name: columns[name][inside] for name in names}
+        return replace(batch, columns={**columns, **cropped})
+    room = columns[UNCROPPED_SIZE] - columns[SIZE]
     if drawn:
         draws = uniforms(xp, batch.seed, batch.pass_, batch.sample, CROP_OP, len(bucket))
         corner = integers(xp, draws, (room + 1).astype(np.float32))

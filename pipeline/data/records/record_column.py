@@ -136,7 +136,7 @@ class RaggedRecordColumn(Ragged):
 def open_column(folder: Path, spec: RecordColumnSpec) -> Column:
     """A column of a folder: in memory if a record holds many samples, else read on demand.
 
-    Raises DataError that names a missing, cut or damaged file.
+    Raises DataError that names a missing, truncated or damaged file.
     """
     for file in spec.files:
         with name_file(folder / file.name):

@@ -44,7 +44,7 @@ class RecordFile(Spec):
 
 
 class RecordColumnSpec(Spec):
-    """One column of a split, cut into files."""
+    """One column of a split, in several files."""
 
     dtype: Dtype
     shape: Seq[PositiveInt | None]

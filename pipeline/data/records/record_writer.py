@@ -28,7 +28,7 @@ from pipeline.data.records.record_format import (
 )
 
 FILE_BYTES = 256 << 20
-"""A column is cut into files of about this size."""
+"""A column is split into files of about this size."""
 
 NARROW_BYTES = 64
 """Limit of a sample to be stored with many others in a record. Such columns stay in memory."""

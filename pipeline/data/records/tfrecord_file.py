@@ -50,7 +50,7 @@ class RecordSpans:
 def scan(path: Path) -> Iterator[tuple[int, bytes]]:
     """Each record's position in a file and its bytes, in order.
 
-    Raises OSError, and ValueError that names the record which is cut short, damaged or longer than
+    Raises OSError, and ValueError that names the record which is truncated, damaged or longer than
     `MAX_RECORD_BYTES`.
     """
     size = path.stat().st_size
@@ -61,7 +61,7 @@ def scan(path: Path) -> Iterator[tuple[int, bytes]]:
                 raise ValueError("is compressed; decompress it with gzip -d")
             if len(header) < _HEADER.size:
                 raise ValueError(
-                    f"record {record} is cut short: {len(header):,} bytes of its length"
+                    f"record {record} is truncated: {len(header):,} bytes of its length"
                 )
             length, checksum = _HEADER.unpack(header)
             if masked_checksum(header[:8]) != checksum:
@@ -76,7 +76,7 @@ def scan(path: Path) -> Iterator[tuple[int, bytes]]:
                 )
             if start + length + _CHECKSUM.size > size:
                 raise ValueError(
-                    f"record {record} is cut short: {length:,} bytes, and the file ends after "
+                    f"record {record} is truncated: {length:,} bytes, and the file ends after "
                     f"{max(size - start, 0):,}"
                 )
             content = file.read(length)
@@ -102,6 +102,6 @@ def masked_checksum(content: bytes) -> int:
 
 def _require_intact(record: int, content: bytes, length: int, checksum: bytes) -> None:
     if len(content) < length or len(checksum) < _CHECKSUM.size:
-        raise ValueError(f"record {record} is cut short: {len(content):,} bytes of {length:,}")
+        raise ValueError(f"record {record} is truncated: {len(content):,} bytes of {length:,}")
     if masked_checksum(content) != _CHECKSUM.unpack(checksum)[0]:
         raise ValueError(f"record {record} is damaged: its {length:,} bytes have another checksum")

@@ -190,7 +190,7 @@ def _require_one_channel(image: Image.Image) -> None:
 def require_readable(paths: Sequence[str], *, masks: bool = False) -> None:
     """Raise DataError that names the first bad file and counts the others.
 
-    An image must not be cut off, damaged or of 16 bits. A mask must have one channel.
+    An image must not be truncated, damaged or of 16 bits. A mask must have one channel.
     """
 
     def read(path: str) -> DataError | None:

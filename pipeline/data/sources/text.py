@@ -1,4 +1,4 @@
-"""Texts of files, cut into windows of tokens. The label of a token is the token after it."""
+"""Texts of files, split into windows of tokens. The label of a token is the token after it."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ MAX_CLASSES = 10_000
 class TextCsv(DatasetSpec):
     """Texts with a class each, for a network that classifies tokens, such as `bert`.
 
-    A text is cut to the longest of `buckets` and padded to the smallest that holds it. Each class
-    gives the same share of its rows to evaluation, evenly spread over the file.
+    A text is truncated to the longest of `buckets` and padded to the smallest that holds it. Each
+    class gives the same share of its rows to evaluation, evenly spread over the file.
     """
 
     name: Literal["text_csv"] = "text_csv"

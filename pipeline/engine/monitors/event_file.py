@@ -85,10 +85,10 @@ def scalar_records(
 ) -> bytes:
     """Encode one event per step, each with the value of every tag, in the order of both."""
     digits = _varint_lengths(steps)
-    cuts = [0, *(np.flatnonzero(np.diff(digits)) + 1).tolist(), len(steps)]
+    bounds = [0, *(np.flatnonzero(np.diff(digits)) + 1).tolist(), len(steps)]
     return b"".join(
         _records_of_a_length(tags, int(digits[a]), steps[a:b], wall_times[a:b], values[a:b])
-        for a, b in pairwise(cuts)
+        for a, b in pairwise(bounds)
         if a < b
     )
 

@@ -32,7 +32,7 @@ def require_logs(run_dir: Path, first: int, marks: Mapping[str, Any] | None) -> 
 
 
 class MetricsLog(Monitor):
-    """Append to the files. Lines that a killed run wrote after boundary `first` are cut.
+    """Append to the files. Lines that a killed run wrote after boundary `first` are removed.
 
     `marks` are from the checkpoint at `first`, by file, None if the run begins there. With
     `scalars`, of callbacks, there is a scalars.jsonl; if boundary `first` is `unfinished`, they are
@@ -99,7 +99,7 @@ class MetricsLog(Monitor):
     ) -> None:
         with writing(log.path):
             if replaced:
-                log.cut(step - 1)
+                log.truncate(step - 1)
             log.append((json_text({"step": step, **values}) + "\n").encode())
 
     def flush(self) -> None:

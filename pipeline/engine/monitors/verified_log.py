@@ -1,8 +1,9 @@
 """A log that is appended to, and its mark in a checkpoint, by which it is verified and repaired.
 
 A checkpoint can survive when a log does not: lines had not reached the disk at a power failure, or
-the file was edited, cut or removed. So a checkpoint has a mark of each log: length, digest and last
-lines. The digest is updated with every line that is written, so a mark costs no second reading.
+the file was edited, truncated or removed. So a checkpoint has a mark of each log: length, digest
+and last lines. The digest is updated with every line that is written, so a mark costs no second
+reading.
 
 A damaged log is rebuilt of its whole lines before the tail of the mark, and of that tail. If the
 digest agrees, this is what was written. Else the missing lines are reported, and the damaged file
@@ -117,7 +118,7 @@ class VerifiedLog:
     def flush(self) -> None:
         """Pass all lines to the system. Raises OSError if they are not in the file of that name.
 
-        That file must have the length of what was written: no other process writes or cuts it.
+        That file must have the length of what was written: no other process writes or truncates it.
         """
         self._file.flush()
         status = os.fstat(self._file.fileno())
@@ -160,7 +161,7 @@ class VerifiedLog:
     def continue_from(self, mark: Mark, step: int) -> bool:
         """Continue from a mark; False if the file does not begin with what was marked.
 
-        The rest is cut, except lines in order up to `step`: an evaluation at the end is written
+        The rest is removed, except lines in order up to `step`: an evaluation at the end is written
         after the last checkpoint.
         """
         self._file.seek(0)
@@ -195,11 +196,11 @@ class VerifiedLog:
             last = next_step
             self._add(text)
 
-    def cut(self, step: int) -> Flaws:
-        """Cut everything after the last whole line whose step is at most `step`.
+    def truncate(self, step: int) -> Flaws:
+        """Remove everything after the last whole line whose step is at most `step`.
 
         Returns the gaps up to there in a log of every step. Raises DataError for a line that is not
-        of a log; nothing is cut then.
+        of a log; nothing is removed then.
         """
         self._file.flush()
         self._size_bytes = 0
@@ -298,7 +299,7 @@ def open_log(
 ) -> tuple[VerifiedLog, LogFindings]:
     """Open a log to be continued after boundary `step`, and return the findings about it.
 
-    `mark` is the checkpoint's; without one, the lines after `step` are cut. Gaps of a log of
+    `mark` is the checkpoint's; without one, the lines after `step` are removed. Gaps of a log of
     `every_step` are reported if the run itself has done the steps before (`resumed`). Raises
     OSError, and DataError for a log without a mark that can't be read.
     """
@@ -306,7 +307,7 @@ def open_log(
         log = VerifiedLog(path, every_step=every_step)
         failing.callback(log.release)
         if mark is None:
-            flaws = log.cut(step)
+            flaws = log.truncate(step)
             log.flaws = flaws if resumed else WHOLE
             findings = LogFindings(path, log.flaws)
         elif log.continue_from(mark, step):

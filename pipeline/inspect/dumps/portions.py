@@ -1,7 +1,8 @@
 """Portions of a batch: the arrays that one pass through the network takes in a training step.
 
 A step passes through the network once, or once for each shard and each microbatch. The batch is
-mapped, cut and keyed here as the step does it, one portion after the other, on the host's account.
+mapped, sliced and keyed here as the step does it, one portion after the other, on the host's
+account.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from jax.tree_util import register_dataclass
 
 from pipeline.data.batch import Batch
 from pipeline.data.padding.buckets import SIZE
-from pipeline.data.padding.pad_images import cut_to
+from pipeline.data.padding.pad_images import crop_to
 from pipeline.data.transform import choices_among, draw_choice, select_ops
 from pipeline.training.losses import divides_by_labels, label_weight, normalizer
 from pipeline.training.parallel.microbatches import stack_microbatches
@@ -65,7 +66,7 @@ def portions_of(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
         portion = Portion(images, labels, mask, dropout, jnp.float32(divisor))
         return (_microbatches(config, portion),)
     size = batch.sample.shape[0] // shards.count
-    parts = [_cut(batch, number * size, size) for number in range(shards.count)]
+    parts = [_slice_batch(batch, number * size, size) for number in range(shards.count)]
     mapped = [_map_batch(config, part, step) for part in parts]
     masks = [
         jnp.arange(len(labels)) < part.count
@@ -91,7 +92,7 @@ def _map_batch(config: StepConfig, batch: Batch, step: int) -> tuple[Array, Arra
     if config.buckets:
         largest = np.asarray(batch.columns[SIZE]).max(axis=0)
         covers = (largest <= np.array(config.buckets)).all(axis=-1)
-        batch = cut_to(jnp, config.buckets[int(np.argmax(covers))], batch, drawn=True)
+        batch = crop_to(jnp, config.buckets[int(np.argmax(covers))], batch, drawn=True)
     ops = config.train_ops
     choices = choices_among(config.train_ops)
     if choices > 1:
@@ -99,7 +100,7 @@ def _map_batch(config: StepConfig, batch: Batch, step: int) -> tuple[Array, Arra
     return jax.jit(partial(mapped_batch, config, ops))(batch)
 
 
-def _cut(batch: Batch, first: int, size: int) -> Batch:
+def _slice_batch(batch: Batch, first: int, size: int) -> Batch:
     return replace(
         batch,
         columns={name: column[first : first + size] for name, column in batch.columns.items()},

@@ -1,8 +1,8 @@
 """Forecast of a step on this machine: its parts measured one by one, before it is compiled.
 
 The step is traced as a run would compile it, with the lowerings that the banks and the rules
-choose, and cut at its library calls (step_parts.py). The parts that weigh most by a rough count are
-compiled and timed alone; the others are scaled like the measured ones of their kind.
+choose, and split at its library calls (step_parts.py). The parts that weigh most by a rough count
+are compiled and timed alone; the others are scaled like the measured ones of their kind.
 """
 
 from __future__ import annotations

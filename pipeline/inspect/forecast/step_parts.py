@@ -1,9 +1,9 @@
 """The parts of a step that are timed one by one: library calls, and the work between two of them.
 
-XLA computes products, convolutions and sorts by calls, and fuses the rest. So the step is cut at
+XLA computes products, convolutions and sorts by calls, and fuses the rest. So the step is split at
 the calls: each is a part, and so is the other work that is connected and needed before the same
 call. A compiler delays work that is needed late, such as the mask of a ReLU for its gradient; so
-does the cut. The same part in several layers is timed once.
+does the split. The same part in several layers is timed once.
 """
 
 from __future__ import annotations

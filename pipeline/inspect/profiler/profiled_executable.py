@@ -42,7 +42,7 @@ class TimedDispatch:
 class ProfiledExecutable:
     """An executable whose steps `first + 1 .. first + steps` are traced.
 
-    A dispatch is cut before and after them. The program and its arguments are the same as without
+    A dispatch is split before and after them. The program and its arguments are the same as without
     a profile, so are the numbers.
     """
 
@@ -88,7 +88,7 @@ class ProfiledExecutable:
     ) -> tuple[TrainState, Telemetry]:
         """Run steps `start + 1 .. stop` in up to three parts, the traced one apart."""
         parts: list[Telemetry] = []
-        for begin, end in self._cut(start, stop):
+        for begin, end in self._split(start, stop):
             if begin == self.first and self.traced is None and not self._tracer.runs:
                 self._tracer.start()
             traced = self._tracer.runs
@@ -127,8 +127,8 @@ class ProfiledExecutable:
             self.traced = self._tracer.stop()
             self._notify()
 
-    def _cut(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Cut steps `start + 1 .. stop` before and after the traced ones."""
+    def _split(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Split steps `start + 1 .. stop` before and after the traced ones."""
         ends = [end for end in (self.first, self.last) if start < end < stop]
         for end in (*ends, stop):
             yield start, end

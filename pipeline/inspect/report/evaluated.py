@@ -195,7 +195,7 @@ def _compile(
     def program(sizes: Any) -> Any:
         return jax.jit(
             lambda weights, batch: apply_in_bucket(
-                sizes, batch, lambda cut: outputs(weights, cut), drawn=False
+                sizes, batch, lambda cropped: outputs(weights, cropped), drawn=False
             )
         )
 

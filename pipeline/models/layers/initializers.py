@@ -17,7 +17,7 @@ Init = Callable[..., Any]
 
 @part("initializer")
 class TruncatedNormal(InitializerSpec):
-    """Normal of deviation `sigma` cut at two sigma, not widened to make up for the cut."""
+    """Normal of deviation `sigma` truncated at two sigma, and not widened to make up for it."""
 
     name: Literal["truncated_normal"] = "truncated_normal"
     sigma: PositiveFloat = 0.01

@@ -180,7 +180,7 @@ class Fingerprint:
     """The shape and type of a column, and the SHA-256 of its values, C order, little-endian.
 
     If samples have several sizes, the sizes are hashed first, and no padding is; of windows the
-    text that they are cut from.
+    text that they are taken from.
     """
 
     shape: tuple[int, ...]

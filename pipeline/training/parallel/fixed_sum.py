@@ -85,9 +85,9 @@ def _repeat(count: int, body: Callable[[Array, T], T], start: T) -> T:
 def copy_unfused(tree: T) -> T:
     """Return a tree of float32 and integers as it is, in new memory.
 
-    XLA fuses a sum with what reads it, such as the norm of the gradients, and cuts that into other
-    vectors than if the sum came from several devices. It can't look through a loop whose number of
-    iterations it does not know: here one, which multiplies by 1.
+    XLA fuses a sum with what reads it, such as the norm of the gradients, and splits that into
+    other vectors than if the sum came from several devices. It can't look through a loop whose
+    number of iterations it does not know: here one, which multiplies by 1.
     """
 
     def times_one(i: Array, values: T) -> T:
@@ -156,7 +156,7 @@ def sum_local_shards(shards: Shards, batch: Batch, compute: Callable[[Batch, Arr
         return compute(_shard(shards, batch, jnp.int32(0), first), first)
 
     def leaf(i: Array) -> T:
-        # Nothing of a shard is fused with what it is cut from, which depends on the layout.
+        # Nothing of a shard is fused with what it is sliced from, which depends on the layout.
         shard = jax.lax.optimization_barrier(_shard(shards, batch, i, first + i))
         return compute(shard, first + i)
 
@@ -175,12 +175,12 @@ def _shard(shards: Shards, batch: Batch, i: Array, number: Array) -> Batch:
     """Return the i-th shard of a device's part of a batch, of that number in the whole batch."""
     size = batch.sample.shape[0] // shards.per_device
 
-    def cut(column: Array) -> Array:
+    def slice_rows(column: Array) -> Array:
         return jax.lax.dynamic_slice_in_dim(column, i * size, size)
 
     return replace(
         batch,
-        columns={name: cut(column) for name, column in batch.columns.items()},
-        sample=cut(batch.sample),
+        columns={name: slice_rows(column) for name, column in batch.columns.items()},
+        sample=slice_rows(batch.sample),
         count=jnp.clip(batch.count - number * size, 0, size),
     )

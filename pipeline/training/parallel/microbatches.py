@@ -39,7 +39,7 @@ def batch_positions(
 
 
 def stack_microbatches(samples: Any, dropout: Array, num_microbatches: int) -> tuple[Any, Array]:
-    """Cut a batch into microbatches.
+    """Split a batch into microbatches.
 
     Takes a tree of arrays (batch, ...) and the key of the batch's dropout. Returns the tree with
     arrays (microbatches, samples, ...), and a key for each microbatch; for a single one that key.
@@ -47,10 +47,10 @@ def stack_microbatches(samples: Any, dropout: Array, num_microbatches: int) -> t
     import jax
     import jax.numpy as jnp
 
-    def cut(array: Array) -> Array:
+    def split(array: Array) -> Array:
         return array.reshape(num_microbatches, -1, *array.shape[1:])
 
     if num_microbatches == 1:
-        return jax.tree.map(cut, samples), dropout[None]
+        return jax.tree.map(split, samples), dropout[None]
     keys = jax.vmap(lambda i: jax.random.fold_in(dropout, i))(jnp.arange(num_microbatches))
-    return jax.tree.map(cut, samples), keys
+    return jax.tree.map(split, samples), keys

@@ -14,7 +14,7 @@ DEFAULT_SHARDS = 8
 
 @dataclass(frozen=True)
 class Shards:
-    """How a batch is cut, and how its parts are added.
+    """How a batch is split, and how its parts are added.
 
     Device d of `devices` has the shards d * per_device .. (d + 1) * per_device - 1. `axis` is the
     axis of the mesh under which the step runs in `shard_map`; None if it runs on one device.

@@ -117,13 +117,13 @@ def test_a_state_can_be_put_again_and_stays_with_its_owner(by_threes: GpuExecuta
     assert float(saved.params["total"]) == 3
 
 
-@pytest.mark.parametrize("cut", [0, 4, 7])
+@pytest.mark.parametrize("middle", [0, 4, 7])
 def test_evaluation_adds_up_batches_and_leaves_the_state(
-    cut: int, by_threes: GpuExecutable
+    middle: int, by_threes: GpuExecutable
 ) -> None:
     state = by_threes.put(by_threes.init())
-    before = by_threes.evaluate(state, 0, cut) if cut else None
-    sums = by_threes.evaluate(state, cut, 10, before)
+    before = by_threes.evaluate(state, 0, middle) if middle else None
+    sums = by_threes.evaluate(state, middle, 10, before)
     assert (int(sums.count), float(sums.loss_sum)) == (10, 3 * LABELS.sum())
 
 

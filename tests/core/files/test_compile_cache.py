@@ -58,7 +58,7 @@ def kept(folder: Path) -> Path:
     return file
 
 
-def _cut(content: bytes) -> bytes:
+def _truncate(content: bytes) -> bytes:
     return content[: len(content) // 2]
 
 
@@ -70,7 +70,7 @@ def _flipped(content: bytes, place: int) -> bytes:
 @pytest.mark.parametrize(
     "damage",
     [
-        _cut,
+        _truncate,
         lambda content: b"",
         lambda content: content[:20],
         lambda content: _flipped(content, 3),
@@ -79,7 +79,16 @@ def _flipped(content: bytes, place: int) -> bytes:
         lambda content: _flipped(content, len(content) - 1),
         lambda content: content + b"more",
     ],
-    ids=["cut", "empty", "less than a digest", "digest", "head", "middle", "last byte", "longer"],
+    ids=[
+        "truncated",
+        "empty",
+        "less than a digest",
+        "digest",
+        "head",
+        "middle",
+        "last byte",
+        "longer",
+    ],
 )
 def test_a_damaged_program_is_reported_removed_and_compiled_again(
     damage: Callable[[bytes], bytes], reported: list[str], tmp_path: Path

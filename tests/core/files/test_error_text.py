@@ -270,7 +270,7 @@ def test_every_rule_has_a_case() -> None:
     assert len(CHECKS) - len(device_checks.RULES) == 25
 
 
-def test_a_run_cut_short_on_the_command_line_may_end_within_its_warmup() -> None:
+def test_a_run_shortened_on_the_command_line_may_end_within_its_warmup() -> None:
     recipe = load_recipe("resnet50_cifar10", ["train.steps=3"])
     table = recipe.train.schedule.table(0.1, 3, 1562)
     assert (recipe.train.epochs, recipe.train.steps) == (None, 3)

@@ -109,7 +109,7 @@ def test_rounds_are_written_as_the_documents_have_them() -> None:
 
 BROKEN = {
     "empty": b"",
-    "cut short": b'{"version": 1, "entries": {"a"',
+    "truncated": b'{"version": 1, "entries": {"a"',
     "a list": b"[]",
     "a number": b"7",
     "no version": b'{"entries": {}}',

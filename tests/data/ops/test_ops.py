@@ -257,7 +257,7 @@ def test_linear_resize_of_floats_is_bilinear(size):
 def test_linear_resize_of_bytes_is_bilinear_to_within_a_level(size):
     expected = np.array([bilinear(image, size) for image in BYTES[:2]])
     error = on_host(Resize(size=size), BYTES[:2]) - expected
-    # Half a level of rounding, half from cutting products off at quarters, and weights of 11 bits.
+    # Half a level of rounding, half from truncated products at quarters, and weights of 11 bits.
     assert abs(error).max() < 1.125
     assert abs(error).mean() < 0.35
 
@@ -318,7 +318,7 @@ def test_resize_refuses_integers_other_than_bytes():
         Resize(size=(4, 4)).output(ColumnSpec((7, 9, 3), "int32"))
 
 
-def test_random_crop_cuts_each_padded_image_where_its_uniforms_say():
+def test_random_crop_crops_each_padded_image_where_its_uniforms_say():
     op = RandomCrop(size=(6, 5), padding=(1, 2, 3, 4))
     uniforms = uniforms_for(op)
     result = on_host(op, BYTES, uniforms)

@@ -1,4 +1,4 @@
-"""Samples larger than every bucket, and labels of positions, padded and cut (D-18)."""
+"""Samples larger than every bucket, and labels of positions, padded and cropped (D-18)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from pipeline.data.batch import Batch
 from pipeline.data.columns import Split
 from pipeline.data.padding.buckets import SIZE, assign_buckets, ragged_array, sort_buckets
-from pipeline.data.padding.pad_images import UNCUT_SIZE, cut_to, pad_split
+from pipeline.data.padding.pad_images import UNCROPPED_SIZE, crop_to, pad_split
 from pipeline.data.random import seed_words
 
 SIZES = np.array([(6, 5), (9, 4), (3, 14), (11, 13), (8, 8), (6, 12)])
@@ -51,7 +51,7 @@ def test_a_sample_goes_where_most_of_it_is_kept() -> None:
 def test_all_are_padded_to_what_holds_the_largest() -> None:
     columns = padded()
     assert columns["image"].shape == (6, 11, 14, 1)
-    assert columns[UNCUT_SIZE].tolist() == SIZES.tolist()
+    assert columns[UNCROPPED_SIZE].tolist() == SIZES.tolist()
     assert columns[SIZE].tolist() == [[6, 5], [8, 4], [3, 12], [6, 12], [8, 8], [6, 12]]
     for image, label, size in zip(columns["image"], columns["label"], SIZES, strict=True):
         height, width = size
@@ -61,7 +61,7 @@ def test_all_are_padded_to_what_holds_the_largest() -> None:
 
 
 @pytest.mark.parametrize("drawn", [True, False])
-def test_a_cut_is_a_part_of_the_sample(drawn: bool) -> None:
+def test_a_crop_is_a_part_of_the_sample(drawn: bool) -> None:
     """Rows and columns in order, labels of the same places, padding after them."""
     columns = padded()
     numbers = assign_buckets(columns[SIZE], BUCKETS)
@@ -70,10 +70,10 @@ def test_a_cut_is_a_part_of_the_sample(drawn: bool) -> None:
         for number, bucket in enumerate(BUCKETS):
             rows = np.flatnonzero(numbers == number).astype(np.int32)
             batch = batch_of({name: column[rows] for name, column in columns.items()}, rows, pass_)
-            cut = cut_to(np, bucket, batch, drawn=drawn).columns
+            crop = crop_to(np, bucket, batch, drawn=drawn).columns
             for position, row in enumerate(rows):
                 height, width = columns[SIZE][row]
-                image, label = cut["image"][position, ..., 0], cut["label"][position]
+                image, label = crop["image"][position, ..., 0], crop["label"][position]
                 assert image.shape == label.shape == bucket
                 inside = image[:height, :width]
                 top, left = divmod(int(inside[0, 0]), 1000)
@@ -98,25 +98,25 @@ def test_a_place_depends_on_seed_pass_and_sample_alone() -> None:
     columns = padded()
     rows = np.array([3, 2, 5, 3], np.int32)
     batch = batch_of({name: column[rows] for name, column in columns.items()}, rows, 7)
-    host = cut_to(np, (6, 12), batch, drawn=True).columns
-    compiled = jax.jit(lambda b: cut_to(jnp, (6, 12), b, drawn=True))(batch).columns
+    host = crop_to(np, (6, 12), batch, drawn=True).columns
+    compiled = jax.jit(lambda b: crop_to(jnp, (6, 12), b, drawn=True))(batch).columns
     for name in ("image", "label"):
         assert np.array_equal(host[name], compiled[name])
         assert np.array_equal(host[name][0], host[name][3])
     alone = batch_of({name: column[3:4] for name, column in columns.items()}, rows[:1], 7)
-    single = cut_to(np, (6, 12), alone, drawn=True).columns
+    single = crop_to(np, (6, 12), alone, drawn=True).columns
     assert np.array_equal(single["image"][0], host["image"][0])
     batches = [replace(alone, seed=seed_words(seed)) for seed in range(9)]
-    cuts = [cut_to(np, (6, 12), batch, drawn=True).columns for batch in batches]
-    assert len({float(cut["image"][0, 0, 0, 0]) for cut in cuts}) > 3
+    crops = [crop_to(np, (6, 12), batch, drawn=True).columns for batch in batches]
+    assert len({float(crop["image"][0, 0, 0, 0]) for crop in crops}) > 3
 
 
 def test_places_are_drawn_evenly() -> None:
     """Pearson's test over the 6 x 2 corners of a sample of 11x13 in a bucket of 6x12."""
     rows = np.full(6000, 3, np.int32)
     columns = {name: np.repeat(column[3:4], 6000, axis=0) for name, column in padded().items()}
-    cut = cut_to(np, (6, 12), batch_of(columns, rows, np.arange(6000)), drawn=True)
-    corners = np.asarray(cut.columns["image"])[:, 0, 0, 0]
+    crop = crop_to(np, (6, 12), batch_of(columns, rows, np.arange(6000)), drawn=True)
+    corners = np.asarray(crop.columns["image"])[:, 0, 0, 0]
     _, counts = np.unique(corners, return_counts=True)
     assert len(counts) == 12
     assert ((counts - 500) ** 2 / 500).sum() < 31.26  # p = 0.001 of 11 degrees of freedom

@@ -175,15 +175,15 @@ def test_unreadable_image_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".bmp"])
 @settings(max_examples=30, deadline=None)
-@given(cut=st.integers(0, 10_000), place=st.integers(0, 10_000), flip=st.integers(0, 255))
+@given(removed=st.integers(0, 10_000), place=st.integers(0, 10_000), flip=st.integers(0, 255))
 def test_damaged_image_is_decoded_or_named(
-    tmp_path_factory: pytest.TempPathFactory, suffix: str, cut: int, place: int, flip: int
+    tmp_path_factory: pytest.TempPathFactory, suffix: str, removed: int, place: int, flip: int
 ) -> None:
     path = tmp_path_factory.mktemp("damaged") / f"image{suffix}"
     save(path, picture(0, 24, 24))
     content = bytearray(path.read_bytes())
     content[place % len(content)] ^= flip
-    path.write_bytes(content[: len(content) - cut % len(content)])
+    path.write_bytes(content[: len(content) - removed % len(content)])
 
     try:
         outcome = str(decode(str(path), 24, 24).shape)
@@ -330,7 +330,7 @@ def test_damaged_exif_turns_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".bmp", ".gif", ".webp"])
 @pytest.mark.parametrize("size", [None, [6, 5]])
-def test_images_that_are_cut_off_are_found_first(
+def test_images_that_are_truncated_are_found_first(
     tmp_path: Path, suffix: str, size: list[int] | None
 ) -> None:
     write_tree(tmp_path)

@@ -190,7 +190,7 @@ IMAGES, LABELS = "train-image-00001-of-00004.array_record", "eval-label-00000-of
 
 
 @pytest.mark.parametrize("name", [IMAGES, LABELS])
-def test_a_file_that_is_missing_or_cut_short_is_named(
+def test_a_file_that_is_missing_or_truncated_is_named(
     name: str, sharded: Path, tmp_path: Path
 ) -> None:
     folder = copy(sharded, tmp_path)

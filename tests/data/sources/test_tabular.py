@@ -106,7 +106,7 @@ def test_a_trend_and_a_season_are_found_in_dates(tmp_path: Path, write: str) -> 
     assert 1 - np.square(evaluated @ fit - labels).sum() / np.square(labels).sum() > 0.85
 
 
-def test_numbers_of_rows_and_categories_cut_off_are_reported(tmp_path: Path) -> None:
+def test_numbers_of_rows_and_categories_left_out_are_reported(tmp_path: Path) -> None:
     rows = [f"{100 - n},u{n},c{min(n, 30)},{n % 7},{n / 4}\n" for n in range(40)]
     text = "id,code,kind,size,price\n" + "".join(rows)
 

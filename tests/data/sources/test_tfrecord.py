@@ -215,7 +215,7 @@ def test_a_compressed_file_is_told(tmp_path: Path) -> None:
 
 
 def test_a_length_that_is_too_large_is_not_read(tmp_path: Path) -> None:
-    for length, said in ((2**25, "cut short"), (2**62, "at most 67,108,864 are read")):
+    for length, said in ((2**25, "is truncated"), (2**62, "at most 67,108,864 are read")):
         header = struct.pack("<Q", length)
         content = header + struct.pack("<I", masked_checksum(header)) + b"x" * 40
         (tmp_path / "train").write_bytes(content)
@@ -238,19 +238,19 @@ def test_a_file_that_changes_while_it_is_used(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"train-0-of-1.tfrecord, record 7: record 7 is damaged"):
         raw.train.columns["image"][np.array([7])]
     file.write_bytes(bytes(content[:50]))
-    with pytest.raises(DataError, match="record 7 is cut short"):
+    with pytest.raises(DataError, match="record 7 is truncated"):
         raw.train.columns["image"][np.array([7])]
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), cut=st.booleans())
-def test_every_flipped_bit_and_cut_is_found(
-    tmp_path: Path, place: float, bit: int, cut: bool
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), is_truncated=st.booleans())
+def test_every_flipped_bit_and_truncation_is_found(
+    tmp_path: Path, place: float, bit: int, is_truncated: bool
 ) -> None:
     whole = write(tmp_path / "whole", [plain(n) for n in range(3)]).read_bytes()
     position = int(place * len(whole))
     broken = bytearray(whole)
-    if cut:
+    if is_truncated:
         del broken[position or 1 :]
     else:
         broken[position] ^= 1 << bit
@@ -259,7 +259,7 @@ def test_every_flipped_bit_and_cut_is_found(
         records = [content for _, content in scan(tmp_path / "train")]
     except ValueError:
         return
-    assert cut
+    assert is_truncated
     assert records == [plain(n) for n in range(len(records))]
 
 

@@ -155,7 +155,7 @@ def test_compressed_files_are_read_as_what_they_hold(tmp_path: Path, kind: str) 
         (pack(b"a,b\n1,2\n", "zip")[:-30], "can't be unpacked: File is not a zip file"),
         (pack(b"a,b\n1,2\n", "zip", "b.csv"), "holds 2 files ('folder/a.csv', 'b.csv'); a zip"),
     ],
-    ids=["cut gzip", "checksum", "cut zip", "two files"],
+    ids=["truncated gzip", "checksum", "truncated zip", "two files"],
 )
 def test_compressed_files_that_can_not_be_read(
     tmp_path: Path, content: bytes, message: str

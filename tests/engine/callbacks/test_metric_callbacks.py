@@ -73,14 +73,14 @@ def test_a_metric_that_is_not_finite_is_no_best_value() -> None:
 
 
 @given(st.lists(st.sampled_from([1.0, 2.0, 3.0]), max_size=12), st.integers(0, 12))
-def test_a_plateau_goes_on_where_it_was(values: list[float], cut: int) -> None:
+def test_a_plateau_goes_on_where_it_was(values: list[float], middle: int) -> None:
     spec = ReduceOnPlateau(factor=0.5, patience=2)
     whole, first, second = spec.build(), spec.build(), spec.build()
     expected = rates(whole, values)
-    before = rates(first, values[:cut])
+    before = rates(first, values[:middle])
     second.restore(first.state())
     reduced = before[-1] if before else 1.0
-    assert [*before, *(reduced * rate for rate in rates(second, values[cut:]))] == expected
+    assert [*before, *(reduced * rate for rate in rates(second, values[middle:]))] == expected
 
 
 @pytest.mark.parametrize("state", [3, [], ["x", 1], [1.0, 2.5], {"best": 1}], ids=str)

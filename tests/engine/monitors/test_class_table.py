@@ -32,7 +32,7 @@ def test_each_class_has_a_line_with_its_figures() -> None:
     assert never_predicted(found) is None
 
 
-def test_long_names_are_cut() -> None:
+def test_long_names_are_truncated() -> None:
     found = of_confusion(np.eye(2, dtype=int), ["x" * 31, "y" * 30])
     assert [line.split()[0] for line in class_table(found)[1:]] == ["x" * 27 + "...", "y" * 30]
 

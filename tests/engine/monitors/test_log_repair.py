@@ -37,8 +37,8 @@ def swap(text: bytes, one: int, other: int) -> bytes:
 
 
 MENDED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "cut": (lambda text: lines(1, 9), "lines of step 10 are"),
-    "cut in a line": (lambda text: text[:-30], "lines of steps 9 to 10 are"),
+    "truncated": (lambda text: lines(1, 9), "lines of step 10 are"),
+    "truncated in a line": (lambda text: text[:-30], "lines of steps 9 to 10 are"),
     "nulls": (lambda text: lines(1, 8) + bytes(40), "lines of steps 9 to 10 are"),
     "nulls, then a line": (lambda text: lines(1, 8) + bytes(40) + line(10), "of step 9 are"),
     "a gap in the tail": (lambda text: text.replace(line(9), b""), "lines of step 9 are"),

@@ -88,13 +88,13 @@ def test_lines_are_on_disk_once_the_log_is_flushed(tmp_path: Path) -> None:
         assert len(read(tmp_path / "metrics.jsonl")) == len(read(tmp_path / "evals.jsonl")) == 1
 
 
-def test_lines_are_the_same_however_the_steps_were_cut(tmp_path: Path) -> None:
+def test_lines_are_the_same_however_the_steps_were_split(tmp_path: Path) -> None:
     """And flushing twice writes nothing twice."""
     losses = np.random.default_rng(0).exponential(size=12)
     with log(tmp_path) as monitor:
         monitor.on_steps(telemetry(0, *losses), 1.0)
-    (tmp_path / "cut").mkdir()
-    with log(tmp_path / "cut") as monitor:
+    (tmp_path / "split").mkdir()
+    with log(tmp_path / "split") as monitor:
         for step, loss in enumerate(losses):
             monitor.on_steps(telemetry(step, loss), 1.0)
             if step % 5 == 0:
@@ -103,7 +103,7 @@ def test_lines_are_the_same_however_the_steps_were_cut(tmp_path: Path) -> None:
         monitor.flush()
     whole = (tmp_path / "metrics.jsonl").read_bytes()
     assert whole.count(b"\n") == 12
-    assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == whole
+    assert (tmp_path / "split" / "metrics.jsonl").read_bytes() == whole
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_an_evaluation_that_is_not_finite_is_json_too(tmp_path: Path) -> None:
     assert line["loss"] is None
 
 
-def test_a_resumed_run_cuts_off_what_comes_after_its_start(tmp_path: Path) -> None:
+def test_a_resumed_run_removes_what_comes_after_its_start(tmp_path: Path) -> None:
     with log(tmp_path) as before:
         before.on_steps(telemetry(0, 5.0, 4.0, 3.0, 2.0), 1.0)
         before.on_eval(2, EVALUATION)
@@ -182,17 +182,19 @@ def test_scalars_of_an_unfinished_boundary_are_replaced(
         ('{"step": 7}\n', 0),
         ("", 0),
     ],
-    ids=["later", "nothing to cut", "half a line", "no line end", "all later", "empty"],
+    ids=["later", "nothing to remove", "half a line", "no line end", "all later", "empty"],
 )
-def test_a_cut_leaves_whole_lines_of_earlier_steps(tmp_path: Path, text: str, kept: int) -> None:
+def test_truncation_leaves_whole_lines_of_earlier_steps(
+    tmp_path: Path, text: str, kept: int
+) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text(text)
     with closing(VerifiedLog(file, every_step=True)) as verified_log:
-        verified_log.cut(2)
+        verified_log.truncate(2)
     assert file.read_text() == "".join(line + "\n" for line in text.split("\n")[:kept])
 
 
-def test_where_a_line_is_none_of_a_log_nothing_is_cut(tmp_path: Path) -> None:
+def test_where_a_line_is_none_of_a_log_nothing_is_removed(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1}\nnothing\n')
     message = r"metrics\.jsonl, line 2: is not a step of a run; remove"

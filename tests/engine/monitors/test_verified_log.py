@@ -64,7 +64,7 @@ def test_a_line_longer_than_the_tail_is_in_the_digest_alone(
 def test_a_log_goes_on_from_a_mark(
     tail_bytes: int, log: VerifiedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Later lines of a killed run are cut; the marks to come are those of an unbroken log."""
+    """Later lines of a killed run are removed; the marks to come are those of an unbroken log."""
     monkeypatch.setattr(verified_log, "TAIL_BYTES", tail_bytes)
     log.append(lines(1, 10))
     mark = log.mark(10)
@@ -97,11 +97,11 @@ def test_an_evaluation_after_the_last_checkpoint_is_kept(tmp_path: Path) -> None
         )
 
 
-@pytest.mark.parametrize("change", ["cut", "longer", "truncated"])
+@pytest.mark.parametrize("change", ["shorter", "longer", "empty"])
 def test_a_log_that_others_write_is_noticed(change: str, log: VerifiedLog) -> None:
     log.append(lines(1, 3))
     log.flush()
-    text = {"cut": lines(1, 2), "longer": lines(1, 4), "truncated": b""}[change]
+    text = {"shorter": lines(1, 2), "longer": lines(1, 4), "empty": b""}[change]
     log.path.write_bytes(text)
     with pytest.raises(OSError, match="another process has changed it"):
         log.flush()

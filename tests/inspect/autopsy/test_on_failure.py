@@ -115,7 +115,7 @@ def test_other_arguments_are_refused(args: Sequence[str]) -> None:
 
 DAMAGE = {
     "no arrays": lambda folder: (folder / "arrays.npz").unlink(),
-    "cut arrays": lambda folder: (folder / "arrays.npz").write_bytes(b"PK"),
+    "truncated arrays": lambda folder: (folder / "arrays.npz").write_bytes(b"PK"),
     "no JSON": lambda folder: (folder / "step.json").write_text("{"),
     "another JSON": lambda folder: (folder / "step.json").write_text('{"image": 3}'),
     "a class too many": lambda folder: _rewrite(folder, classes=11),

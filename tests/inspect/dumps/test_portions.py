@@ -1,4 +1,4 @@
-"""Portions of a batch: those that the training step computes, whatever cuts the batch."""
+"""Portions of a batch: those that the training step computes, whatever splits the batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL = (
     "model.layers=[{name: conv, features: 4, kernel: 3, stride: 4},batch_norm,relu,"
     "{name: dropout, rate: 0.3},flatten,{name: dense, features: '$classes'}]",
 )
-CUTS = {
+SPLITS = {
     "whole": (),
     "microbatches": ("train.accumulate_steps=2",),
     "shards": ("parallel.mode=data", "parallel.devices=2"),
@@ -37,11 +37,11 @@ def captured(opened: OpenedRecipe, step: int = 0) -> CapturedStep:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CUTS)
+@pytest.mark.parametrize("name", SPLITS)
 def test_loss_statistics_and_gradients_are_those_of_the_step(
     name: str, tiny: Callable[..., Recipe]
 ) -> None:
-    opened = open_recipe(tiny(*SMALL, *CUTS[name]))
+    opened = open_recipe(tiny(*SMALL, *SPLITS[name]))
     found, batch = captured(opened).merge_passes(), opened.batch(0)
     step = opened.built.step_on(opened.built.parts.shards)
     state = opened.fresh_state()

@@ -166,14 +166,16 @@ def test_one_function_gives_the_same_results_and_gradients() -> None:
     assert_agrees(function, random(*kernel, seed=1), random(*images))
 
 
-def test_negative_pads_cut_the_images() -> None:
-    # XLA:CPU itself reads beyond the images here, so that the images are cut by hand.
+def test_negative_pads_crop_the_images() -> None:
+    # XLA:CPU itself reads beyond the images here, so that the images are cropped by hand.
     numbers = ("NHWC", "HWIO", "NHWC")
     function = lax_convolution(numbers, padding=((-1, 2), (0, -1)))
-    cut = lax_convolution(numbers, padding=((0, 2), (0, 0)))
+    on_cropped = lax_convolution(numbers, padding=((0, 2), (0, 0)))
     kernel, images = random(3, 3, 3, 5, seed=1), random(2, 7, 8, 3)
     lowered = jax.jit(with_lowerings(function, DEFAULTS))(kernel, images)
-    np.testing.assert_allclose(lowered, cut(kernel, images[:, 1:, :-1]), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        lowered, on_cropped(kernel, images[:, 1:, :-1]), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_a_loop_until_a_condition_is_repeated() -> None:

@@ -45,7 +45,7 @@ def test_every_initializer_is_tested_here() -> None:
 
 
 @pytest.mark.slow
-def test_truncated_normal_is_cut_at_two_sigma_and_not_widened() -> None:
+def test_truncated_normal_ends_at_two_sigma_and_is_not_widened() -> None:
     values = draw("truncated_normal", sigma=0.02)
     assert 0.0398 < np.abs(values).max() <= 0.04
     density = np.exp(-2) / sqrt(2 * np.pi)

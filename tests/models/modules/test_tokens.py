@@ -266,7 +266,7 @@ def test_a_mask_of_other_tokens_is_refused() -> None:
         shapes(module, (5, 1, 2))
 
 
-def test_vectors_of_places_are_not_cut_where_places_are_not_in_a_row() -> None:
+def test_vectors_of_places_are_not_sliced_where_places_are_not_in_a_row() -> None:
     """Patches of a smaller image lie elsewhere: its table fits one size alone."""
     module = network(Tokens(), PositionEmbedding(), Flatten())
     variables = initialise(module, IMAGES)

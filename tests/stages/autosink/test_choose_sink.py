@@ -79,7 +79,7 @@ def test_auto_is_what_the_clock_says_is_best(
 
 
 @pytest.mark.slow
-def test_an_event_cuts_sinks_short(chosen: ChooseSink) -> None:
+def test_an_event_shortens_sinks(chosen: ChooseSink) -> None:
     found = chosen(Clockwork(), "eval.every_passes=10")
     assert found.size == 60
     assert found.why.endswith("; something is due every 60 steps")

@@ -393,7 +393,7 @@ def test_whole_numbers_are_no_weights() -> None:
     ]
 
 
-def test_a_long_table_is_cut() -> None:
+def test_a_long_table_is_truncated() -> None:
     theirs = {f"layer{index}.oops": rand(1) for index in range(100)}
     text = table(match_weights("f", theirs, lenet_needs()).rows)
     assert text.splitlines()[-1] == "... and 48 more"

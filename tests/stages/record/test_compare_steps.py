@@ -86,8 +86,8 @@ def test_steps_that_one_log_lacks_are_counted(pair: Any) -> None:
 
 def test_half_a_line_at_the_end_is_none(tmp_path: Path) -> None:
     whole = write(tmp_path / "whole", STEPS)
-    cut = write(tmp_path / "cut", STEPS[:3], tail='{"step": 4, "lo')
-    assert compare_steps(whole, cut).only_one == 2
+    truncated = write(tmp_path / "truncated", STEPS[:3], tail='{"step": 4, "lo')
+    assert compare_steps(whole, truncated).only_one == 2
 
 
 def test_a_line_that_is_no_step_is_not_counted_as_one(tmp_path: Path) -> None:

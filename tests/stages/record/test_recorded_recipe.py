@@ -56,7 +56,7 @@ def test_a_run_is_unfinished_whatever_stopped_it(
     assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) == wanted
 
 
-def test_a_summary_that_was_cut_short_is_none(tiny: Compose, tmp_path: Path) -> None:
+def test_a_summary_that_was_truncated_is_none(tiny: Compose, tmp_path: Path) -> None:
     wanted = leave(tmp_path / "day" / "run", tiny())
     (wanted / "summary.json").write_text('{"status": "do')
     assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) == wanted

@@ -129,7 +129,7 @@ class Permutation:
 
 
 def permutation_of(shape: Sequence[int], order: Sequence[int]) -> Permutation:
-    """Return a transpose's permutation, the same however its axes are cut by reshapes."""
+    """Return a transpose's permutation, the same however its axes are split by reshapes."""
     runs: list[list[int]] = []
     for axis in order:
         if shape[axis] == 1:

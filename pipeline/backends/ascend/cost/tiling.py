@@ -25,7 +25,7 @@ MAD_HEAD_CYCLES = 6
 """Cycles to start a multiply-add instruction (pto-isa's public cost model of `mad`)."""
 DEFAULT_BLOCK_COLUMNS = 16
 BUSY_CORES = 0.75
-"""Share of the cores under which the rule of thumb looks for another cut."""
+"""Share of the cores under which the rule of thumb looks for another split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Product:
 
     `expansion` is the factor by which im2col makes the left operand larger than it is in memory;
     `out_bytes` are of an element of the output. `images` is the number of parts into which
-    the vendor cuts the depth of a weight gradient, adding them up in memory; 0 elsewhere.
+    the vendor splits the depth of a weight gradient, adding them up in memory; 0 elsewhere.
     """
 
     batch: int
@@ -110,7 +110,7 @@ def default_choice(product: Product, hw: Hardware) -> TileChoice:
 
 @cache
 def default_tiling(product: Product, hw: Hardware, overlap: float) -> Tiling:
-    """Return the vendor's rule of thumb: images first if the depth can be cut, then the best area.
+    """Return the vendor's rule of thumb: images first if the depth can be split, then area.
 
     `overlap` is the exponent by which the stages are summed.
     """
@@ -126,7 +126,7 @@ def single_choice(tiling: Tiling, product: Product, hw: Hardware) -> TileChoice:
 
 @cache
 def image_parts(product: Product, hw: Hardware) -> tuple[tuple[int, TileChoice], ...]:
-    """Return the equal parts into which a weight gradient's images can be cut, with their tilings.
+    """Return the equal parts into which a weight gradient's images can be split, with tilings.
 
     Each is the number of parts, a power of two, and the tilings of one. The rule of thumb may suit
     a part better than the whole; a scheduler can add up the parts one after the other. Tilings of
@@ -245,21 +245,21 @@ def _default_candidates(product: Product, hw: Hardware) -> NDArray[np.float64]:
     block = max((b for b in blocks_of(hw) if b[1] <= DEFAULT_BLOCK_COLUMNS), key=lambda b: b[1])
     rows = [
         (shared, m, k, min(left // k // m, product.n), *block)
-        for k in _depth_cuts(left, min(left, product.k, max(product.images, 1)))
+        for k in _depth_parts(left, min(left, product.k, max(product.images, 1)))
         for m in range(1, min(left // k, product.m) + 1)
     ]
     return np.array(rows, dtype=np.float64)
 
 
-def _depth_cuts(cores: int, images: int) -> list[int]:
-    """Return the parts into which the depth may be cut: the images, or halves of their number.
+def _depth_parts(cores: int, images: int) -> list[int]:
+    """Return the parts into which the depth may be split: the images, or halves of their number.
 
     Halves are tried while cores stay idle, as 14 of 32 do if each of 18 has an image.
     """
-    cuts = [images]
-    while cuts[-1] > 1 and cuts[-1] * (cores // cuts[-1]) < BUSY_CORES * cores:
-        cuts.append(cuts[-1] // 2)
-    return cuts
+    parts = [images]
+    while parts[-1] > 1 and parts[-1] * (cores // parts[-1]) < BUSY_CORES * cores:
+        parts.append(parts[-1] // 2)
+    return parts
 
 
 @cache

@@ -176,16 +176,16 @@ def _bias_grad(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
 
 
 def bias_cores(channels: int, images: int, segment_bytes: float, hw: Hardware) -> float:
-    """Return the cores of a bias gradient: by channel, and by image if planes can be cut.
+    """Return the cores of a bias gradient: by channel, and by image if planes can be split.
 
     8 sums of float32 are a block of 32 bytes, which one core owns: 64, 192 and 256 channels of
     57 x 57 and 13 x 13 ran on 8, 24 and 32 cores in the trace of 2023. 128 channels of 28 x 28,
     planes of whole blocks, ran on 32: cores share the images and add up in memory, which is why
-    MemSet clears the sums. Planes that no core's buffer holds twice are cut anyway.
+    MemSet clears the sums. Planes that no core's buffer holds twice are split anyway.
     """
     by_channel = math.ceil(channels / BIAS_CHANNELS_PER_CORE)
-    cut = segment_bytes % BLOCK_BYTES == 0 or segment_bytes > UNIFIED_BUFFER_BYTES / 2
-    return min(hw.ai_cores_count, by_channel * images if cut else by_channel)
+    splits_planes = segment_bytes % BLOCK_BYTES == 0 or segment_bytes > UNIFIED_BUFFER_BYTES / 2
+    return min(hw.ai_cores_count, by_channel * images if splits_planes else by_channel)
 
 
 def _reduce(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:

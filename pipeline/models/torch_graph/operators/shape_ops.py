@@ -1,4 +1,4 @@
-"""Operators that move, cut, join and repeat axes."""
+"""Operators that move, slice, join and repeat axes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pipeline.models.torch_graph.operator_table import aten, plain
 Sizes = Sequence[int]
 
 MAX_PIECES = 4096
-"""Limit of the pieces that an array is cut into, each of which takes time to trace."""
+"""Limit of the pieces that an array is split into, each of which takes time to trace."""
 
 
 @aten("view.default", "reshape.default", "_unsafe_view.default", "_reshape_alias.default")
@@ -140,7 +140,7 @@ aten("stack.default")(
 
 
 @aten("slice.Tensor")
-def cut(
+def slice_axis(
     x: Laid, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Laid:
     """A range of an axis."""
@@ -162,7 +162,7 @@ def select(x: Laid, dim: int, index: int) -> Laid:
 def narrow(x: Laid, dim: int, start: int, length: int) -> Laid:
     """A range of an axis, by its length."""
     start = start if start >= 0 else start + x.shape[dim]
-    return cut(x, dim, start, start + length)
+    return slice_axis(x, dim, start, start + length)
 
 
 @aten("split.Tensor", "split.default")
@@ -171,7 +171,7 @@ def split(x: Laid, split_size: int, dim: int = 0) -> tuple[Laid, ...]:
     size = x.shape[dim]
     starts = range(0, max(size, 1), max(split_size, 1))
     _require_few(len(starts))
-    return tuple(cut(x, dim, start, min(start + split_size, size)) for start in starts)
+    return tuple(slice_axis(x, dim, start, min(start + split_size, size)) for start in starts)
 
 
 @aten("split_with_sizes.default", "split.sizes")
@@ -179,7 +179,7 @@ def split_with_sizes(x: Laid, sizes: Sizes, dim: int = 0) -> tuple[Laid, ...]:
     """Pieces of an axis of these sizes."""
     _require_few(len(sizes))
     ends = itertools.accumulate(sizes)
-    return tuple(cut(x, dim, end - size, end) for size, end in zip(sizes, ends, strict=True))
+    return tuple(slice_axis(x, dim, end - size, end) for size, end in zip(sizes, ends, strict=True))
 
 
 @aten("chunk.default")
@@ -234,7 +234,7 @@ def roll(x: Laid, shifts: int | Sizes, dims: int | Sizes = ()) -> Laid:
 def pad(x: Laid, pads: Sizes, mode: Any = "constant", value: float | None = None) -> Laid:
     """Borders around the last axes, (before, after) from the last axis on.
 
-    A negative border cuts. Modes: constant, reflect, replicate and circular.
+    A negative border crops. Modes: constant, reflect, replicate and circular.
     """
     if isinstance(mode, int | float):
         value = mode

@@ -71,7 +71,7 @@ def _conv(layer: standard.Conv, x: NodeOutput, graph: GraphBuilder) -> NodeOutpu
 def _conv_transpose(
     layer: standard.ConvTranspose, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
-    """Add a transposed convolution. Its kernel is mirrored in ONNX, and padding is cut off: rows
+    """Add a transposed convolution. Its kernel is mirrored in ONNX, and padding is cropped: rows
     are added at the end if XLA's sizes need more rows than the windows cover."""
     x = graph.to_order(x, "nchw")
     kernel = graph.weight("kernel")

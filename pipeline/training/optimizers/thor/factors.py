@@ -7,8 +7,8 @@ tokens; 1 for vectors), and over all positions of all samples
     A = mean of a a'     a (n): input of the weights, for a convolution a patch of the images
     G = mean of d d'     d (m): the gradient of one sample's loss at the layer's output
 
-(Grosse & Martens 2016, secs. 3 and 4; THOR, Chen et al. 2021). A bias is not included. Both are cut
-into blocks along their diagonal, without the rest: a block costs its size cubed.
+(Grosse & Martens 2016, secs. 3 and 4; THOR, Chen et al. 2021). A bias is not included. Both are
+split into blocks along their diagonal, without the rest: a block costs its size cubed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Factors(NamedTuple):
     outputs: Array
 
 
-def cut(features: int, split_dim: int) -> Blocks:
+def make_blocks(features: int, split_dim: int) -> Blocks:
     """The fewest blocks of at most `split_dim` rows, of one size, that hold `features`."""
     number = ceil(features / split_dim)
     return Blocks(number, ceil(features / number))
@@ -136,7 +136,7 @@ def _samples_at_once(samples: Array, window: ConvWindow | None) -> int:
 
 def _moment_of_rows(samples: Array, window: ConvWindow | None, split_dim: int) -> Array:
     rows = _rows(samples, window)
-    blocks = cut(rows.shape[1], split_dim)
+    blocks = make_blocks(rows.shape[1], split_dim)
     padded = jnp.pad(rows, [(0, 0), (0, blocks.number * blocks.size - rows.shape[1])])
     # Blocks outermost: a product with them between the others falls into a loop of scalars.
     tiles = padded.reshape(-1, blocks.number, blocks.size).swapaxes(0, 1)

@@ -46,7 +46,7 @@ class Thor(OptimizerSpec):
     frequency: PositiveInt
     """The period, in updates, of computing and inverting the curvature; the first update does."""
     split_dim: PositiveInt
-    """The most rows of a block; factors with more are cut into blocks along their diagonal."""
+    """The most rows of a block; factors with more are split into blocks along their diagonal."""
     split_indices: Seq[NonNegativeInt]
     """The last layer of each group whose curvature devices exchange together, counted from 0 in the
     order of the network; layers after the last are one more group, and [] is one group of all."""

@@ -21,8 +21,8 @@ from pipeline.training.curvature import Curvature, where_due
 from pipeline.training.optimizers.thor.factors import (
     Factors,
     curvature_factors,
-    cut,
     damped_inverses,
+    make_blocks,
     precondition,
 )
 
@@ -39,17 +39,19 @@ def scale_by_thor(
 ) -> optax.GradientTransformationExtraArgs:
     """Gradients of the kernels of observed layers -> A^-1 * gradient * G^-1; others stay as is.
 
-    `damping` maps the number of an update, 0 first, to its damping. Each factor is cut into blocks
-    of at most `split_dim`. `update` takes `curvature=Curvature(...)`, and raises ValueError without
-    it. There are inverses for every kernel of two or four axes, since `init` can't know which of
-    them are observed; the others stay 0 and are not read.
+    `damping` maps the number of an update, 0 first, to its damping. Each factor is split into
+    blocks of at most `split_dim`. `update` takes `curvature=Curvature(...)`, and raises ValueError
+    without it. There are inverses for every kernel of two or four axes, since `init` can't know
+    which of them are observed; the others stay 0 and are not read.
     """
 
     def init(params: optax.Params) -> ThorState:
         inverses = {}
         for path, leaf in leaves_by_path(params).items():
             if path.endswith("/kernel") and leaf.ndim in (2, 4):
-                sides = [cut(size, split_dim) for size in (prod(leaf.shape[:-1]), leaf.shape[-1])]
+                sides = [
+                    make_blocks(size, split_dim) for size in (prod(leaf.shape[:-1]), leaf.shape[-1])
+                ]
                 zeros = [jnp.zeros((side.number, side.size, side.size)) for side in sides]
                 inverses[path] = Factors(inputs=zeros[0], outputs=zeros[1])
         return ThorState(jnp.zeros((), jnp.int32), inverses)

@@ -176,7 +176,7 @@ def test_tasks_come_after_what_they_read() -> None:
 
 
 @pytest.mark.slow
-def test_long_chains_are_cut_and_lowered_in_time() -> None:
+def test_long_chains_are_split_and_lowered_in_time() -> None:
     def forward(p: Array, x: Array) -> Array:
         for _ in range(1500):
             x = jnp.sin(x * p) + 1.0

@@ -55,21 +55,21 @@ def transpose_task(shape: tuple[int, ...], order: tuple[int, ...], dtype: str) -
 
 @st.composite
 def written_twice(draw: st.DrawFn) -> tuple[tuple[int, ...], ...]:
-    """Shape and order of a transpose, and the same with every axis cut in two by a reshape."""
+    """Shape and order of a transpose, and the same with every axis split in two by a reshape."""
     factors = draw(st.lists(st.tuples(lengths, lengths), min_size=1, max_size=4))
     order = tuple(draw(st.permutations(range(len(factors)))))
     shape = tuple(a * b for a, b in factors)
-    cut = tuple(length for pair in factors for length in pair)
-    cut_order = tuple(place for axis in order for place in (2 * axis, 2 * axis + 1))
-    return shape, order, cut, cut_order
+    split = tuple(length for pair in factors for length in pair)
+    split_order = tuple(place for axis in order for place in (2 * axis, 2 * axis + 1))
+    return shape, order, split, split_order
 
 
 @given(written_twice(), st.sampled_from(("float16", "float32")))
 def test_a_transposes_price_depends_on_the_permutation_of_its_bytes_alone(
     written: tuple[tuple[int, ...], ...], dtype: str
 ) -> None:
-    shape, order, cut, cut_order = written
-    assert us(transpose_task(shape, order, dtype)) == us(transpose_task(cut, cut_order, dtype))
+    shape, order, split, split_order = written
+    assert us(transpose_task(shape, order, dtype)) == us(transpose_task(split, split_order, dtype))
 
 
 @given(written_twice())
@@ -112,11 +112,11 @@ def test_the_same_transpose_costs_the_same_however_it_is_written(ways: str) -> N
         def direct(p: dict[str, Array], x: Array) -> Array:
             return jnp.cumsum((p["w"] * x).transpose(0, 2, 1, 3), -1)
 
-        def cut(p: dict[str, Array], x: Array) -> Array:
+        def split(p: dict[str, Array], x: Array) -> Array:
             product = (p["w"] * x).reshape(256, 7, 7, 6, 32)
             return jnp.cumsum(product.transpose(0, 3, 1, 2, 4).reshape(256, 6, 49, 32), -1)
 
-        one, other = price(direct, 256, 49, 6, 32), price(cut, 256, 49, 6, 32)
+        one, other = price(direct, 256, 49, 6, 32), price(split, 256, 49, 6, 32)
         assert other == pytest.approx(one, rel=0.1)
         return
 

@@ -109,15 +109,15 @@ def test_a_panel_that_fits_the_l1_is_loaded_once() -> None:
     assert l2 == pytest.approx((32 * 4 + 4 * 64) * 512 / 110)
 
 
-def test_a_depth_cut_over_cores_adds_up_in_float32() -> None:
+def test_a_depth_split_over_cores_adds_up_in_float32() -> None:
     product = Product(1, 16, 64, 16, 1.0, 2)
     cube, _, _, out = cycles_of(Tiling(1, 1, 1, 1, 8, 16), product)
-    cut_cube, _, _, cut_out = cycles_of(Tiling(1, 1, 4, 1, 8, 16), product)
-    assert cut_out == 2 * out
-    assert cut_cube == pytest.approx(cube / 4)
+    split_cube, _, _, split_out = cycles_of(Tiling(1, 1, 4, 1, 8, 16), product)
+    assert split_out == 2 * out
+    assert split_cube == pytest.approx(cube / 4)
 
 
-def test_a_kernel_gradient_is_cut_by_its_images_first() -> None:
+def test_a_kernel_gradient_is_split_by_its_images_first() -> None:
     product = Product(1, 144, 338, 16, 9.0, 4, images=32)
     assert default_tiling(product, HW, OVERLAP).cores_k == 32
     two = default_tiling(replace(product, images=2), HW, OVERLAP)

@@ -228,7 +228,7 @@ OPERATORS = {
     "dilated maxima": lambda _, y: functional.max_pool2d(y, 2, 1, dilation=2),
     "padded means": lambda _, y: functional.avg_pool2d(y, 3, 2, 1, count_include_pad=False),
     "reflect": lambda _, y: functional.pad(y, (1, 2, 0, 1), "reflect"),
-    "cut": lambda _, y: functional.pad(y, (-1, 0, 0, -2)),
+    "cropped": lambda _, y: functional.pad(y, (-1, 0, 0, -2)),
     "shuffled": lambda _, y: torch.channel_shuffle(y, 2),
     "pixels": lambda _, y: functional.pixel_shuffle(y, 2).expand(-1, 4, -1, -1),
     "einsum": lambda _, y: torch.einsum("bchw,bdhw->bchw", y, y),

@@ -309,7 +309,7 @@ def test_rubbish_has_one_line(suffix: str, content: bytes, tmp_path: Path) -> No
 def test_a_damaged_file_is_refused_or_read(
     name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Whatever is changed or cut off, nothing but DataError comes of it."""
+    """Whatever is changed or truncated, nothing but DataError comes of it."""
     content = bytearray((GOLDEN / name).read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))

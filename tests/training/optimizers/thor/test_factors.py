@@ -16,8 +16,8 @@ from pipeline.models.modules.layout import batch_first
 from pipeline.training.optimizers.thor.factors import (
     Factors,
     curvature_factors,
-    cut,
     damped_inverses,
+    make_blocks,
     positions_per_sample,
     precondition,
     sum_moments,
@@ -26,7 +26,7 @@ from tests.models.build import QUICK
 
 MODULE = "pipeline.training.optimizers.thor.factors"
 WHOLE = 10**6
-"""A split that cuts nothing."""
+"""A limit that splits nothing."""
 
 
 def draw(*shape: int, seed: int = 0) -> np.ndarray:
@@ -68,7 +68,7 @@ def second_moment(rows: np.ndarray) -> np.ndarray:
 
 @given(features=st.integers(1, 5000), split_dim=st.integers(1, 600))
 def test_blocks_hold_all_features_and_are_as_few_as_can_be(features: int, split_dim: int) -> None:
-    blocks = cut(features, split_dim)
+    blocks = make_blocks(features, split_dim)
     assert blocks.size <= split_dim
     assert blocks.number * blocks.size >= features
     assert (blocks.number - 1) * split_dim < features
@@ -169,7 +169,7 @@ def test_blocks_are_those_on_the_diagonal() -> None:
 
 def block_diagonal(matrix: np.ndarray, split_dim: int) -> np.ndarray:
     """The matrix with all but its blocks on the diagonal put to 0."""
-    size = cut(len(matrix), split_dim).size
+    size = make_blocks(len(matrix), split_dim).size
     number = np.arange(len(matrix)) // size
     return np.where(number[:, None] == number[None, :], matrix, 0)
 

@@ -74,7 +74,7 @@ def test_a_resumed_run_equals_one_that_was_never_broken(
 
 
 def test_the_state_holds_the_inverses_of_every_kernel(reference: Path) -> None:
-    """conv 25 -> 6, conv 150 -> 16 and the three dense layers, cut into blocks of at most 128."""
+    """conv 25 -> 6, conv 150 -> 16 and the three dense layers, split into blocks of at most 128."""
     arrays = outcome.arrays(reference)
     shapes = {path: array.shape for path, array in arrays.items() if "inverses" in path}
     assert sorted(shapes.values()) == sorted(
