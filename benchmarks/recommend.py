@@ -81,7 +81,7 @@ def loss_of(params: Params) -> float:
     run, rates = task.executable, np.full(task.steps, params["train.optimizer.lr"], np.float32)
     run.set_learning_rates(rates)
     state, telemetry = run.run(run.init(), 0, task.steps, "loop")
-    if telemetry.bad_step is not None:
+    if telemetry.non_finite_step is not None:
         return 100.0
     found = evaluate(run, state, task.dataset, EvalOptions(task.recipe.train.dispatch_seconds))
     assert found is not None, "nobody gives it up"

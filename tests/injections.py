@@ -158,7 +158,7 @@ def _seen(found: Subject, call: Callable[..., Any]) -> dict[str, Any]:
     return seen
 
 
-def first_bad_layer(found: Subject) -> str | None:
+def first_non_finite_layer(found: Subject) -> str | None:
     """The first layer that gives something that is not finite, by calling the network."""
     seen = _seen(found, lambda function, *args: function(*args))
     return next((path for path, y in seen.items() if not np.isfinite(np.asarray(y)).all()), None)
@@ -172,19 +172,19 @@ def _rows(y: Any, value: float) -> np.ndarray:
 
 
 @jax.custom_vjp
-def _with_bad_gradient(y: Any, factor: Any) -> Any:
+def _spoil_gradient(y: Any, factor: Any) -> Any:
     return y
 
 
-def _bad_forward(y: Any, factor: Any) -> tuple[Any, Any]:
+def _spoil_forward(y: Any, factor: Any) -> tuple[Any, Any]:
     return y, factor
 
 
-def _bad_backward(factor: Any, cotangent: Any) -> tuple[Any, Any]:
+def _spoil_backward(factor: Any, cotangent: Any) -> tuple[Any, Any]:
     return cotangent * factor * factor, jnp.zeros_like(factor)
 
 
-_with_bad_gradient.defvjp(_bad_forward, _bad_backward)
+_spoil_gradient.defvjp(_spoil_forward, _spoil_backward)
 
 
 def _factor(kind: Kind, dtype: Any) -> float:
@@ -197,7 +197,7 @@ def _spoil_layer(injection: Injection) -> Callable[[str, Any], Any]:
             return y
         factor = _rows(y, _factor(injection.kind, y.dtype))
         if injection.target == "gradient":
-            return _with_bad_gradient(y, factor)
+            return _spoil_gradient(y, factor)
         if injection.kind == "overflow":
             return y * factor * factor
         return jnp.where(jnp.isfinite(factor), y, factor)
@@ -233,7 +233,7 @@ def inject(found: Subject, injection: Injection) -> Verdict:
         spoil = _spoil_parameter if injection.target == "parameter" else _spoil_sample
         found = spoil(found, injection)
         autopsy = _examine(found)
-        where = first_bad_layer(found) if injection.kind == "overflow" else where
+        where = first_non_finite_layer(found) if injection.kind == "overflow" else where
     if autopsy.finding is None:
         return Verdict(injection, None, str(autopsy))
     return Verdict(injection, _is_right(injection, autopsy, where, found), str(autopsy))

@@ -235,12 +235,12 @@ class XlaExecutable:
         """
         self.buffers = carry.telemetry_buffer, carry.should_continue
         telemetry = Telemetry.from_rows(start, np.concatenate(rows), Record._fields, FLAGS)
-        if telemetry.bad_step is None:
+        if telemetry.non_finite_step is None:
             return telemetry
         # Reset, or no later call would run a step: steps that were only timed may diverge.
         empty = empty_buffers(self.work.train.window(start).inputs)
         self.buffers = self.placement.put(empty)
-        return telemetry.head(telemetry.bad_step - start)
+        return telemetry.head(telemetry.non_finite_step - start)
 
     def evaluate(
         self,

@@ -12,9 +12,9 @@ from pathlib import Path
 
 AUTOPSY = "autopsy.json"
 REPRODUCER = "reproducer"
-"""The findings about a bad step that ended the run, and the files that repeat it."""
+"""The findings about a non-finite step that ended the run, and the files that repeat it."""
 EARLIER_AUTOPSY = "earlier_autopsy"
-"""Both, of the last bad step that ended the run before it was resumed."""
+"""Both, of the last non-finite step that ended the run before it was resumed."""
 
 
 def set_aside_autopsy(run_dir: Path) -> Path | None:

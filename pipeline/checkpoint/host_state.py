@@ -114,7 +114,7 @@ class HostState:
     unfinished_boundary: PendingBoundary | None = None
     """Set if the evaluation of the step was interrupted."""
     rollbacks: tuple[tuple[Count, Count], ...] = ()
-    """Pairs of a bad step and the boundary that the run has gone back to."""
+    """Pairs of a non-finite step and the boundary that the run has gone back to."""
     sink: SinkState | None = None
     callbacks: CallbackState = CallbackState()
     logs: Mapping[str, Any] = field(default_factory=dict)

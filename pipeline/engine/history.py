@@ -27,7 +27,7 @@ class History:
     status: Literal["done", "stopped", "pruned"] = "done"
     reason: str | None = None
     left_out: int = 0
-    """Steps without an update because of a bad step: skipped, or undone by a rollback."""
+    """Steps without an update because of a non-finite step: skipped, or undone by a rollback."""
     loss: float | None = None
     train_s: float = 0.0
     """Seconds from the first dispatch to the last save, evaluations included."""

@@ -109,7 +109,7 @@ class Hooks:
     """Returns why the run should end at this boundary, as not worth continuing; None while it
     should continue. `verdict` is the decision before an evaluation was interrupted."""
     rollbacks: NoRollbacks = field(default_factory=NoRollbacks)
-    on_bad_step: str = "stop"
+    on_non_finite_step: str = "stop"
     """The name of the policy for steps that are not finite, which the advice depends on."""
     examine: Callable[[TrainState, int], Examined] = examine_nothing
     """Examine a step that ended the run, from the state before it."""

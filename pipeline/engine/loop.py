@@ -18,7 +18,7 @@ from pipeline.engine.callback_calls import change_rates, combine_changes, with_p
 from pipeline.engine.callbacks.events import SinkReport
 from pipeline.engine.history import History, Progress
 from pipeline.engine.hooks import Hooks
-from pipeline.engine.non_finite_step import BadStepError, advise
+from pipeline.engine.non_finite_step import NonFiniteStepError, advise
 from pipeline.engine.schedule import DispatchSize, Event, RunSchedule, Schedule, Segment
 from pipeline.training.telemetry import Telemetry, num_skipped
 
@@ -95,9 +95,9 @@ def train(
     """Train from `history.step` to the end; `host` is the host's part of a checkpoint.
 
     Yields the report of each sink before what comes after it is saved. The state that is returned
-    has been saved; `history` is updated. Raises BadStepError naming the step if a loss or gradient
-    is not finite and no policy continues after it, and CallbackError if a callback fails that ends
-    the run. The last good state has been saved then, and `history` ends there.
+    has been saved; `history` is updated. Raises NonFiniteStepError naming the step if a loss or
+    gradient is not finite and no policy continues after it, and CallbackError if a callback fails
+    that ends the run. The last good state has been saved then, and `history` ends there.
     """
     # Restore.
     started_at = saved_at = time.monotonic()
@@ -128,7 +128,7 @@ def train(
                 monitor.on_steps(telemetry, seconds)
             sink.add(telemetry, seconds)
             run.recent.add(telemetry)
-            answer_bad_step(program, schedule.run, hooks, run, telemetry)
+            answer_non_finite_step(program, schedule.run, hooks, run, telemetry)
             if history.step < segment.stop:  # it has gone back
                 events = frozenset()
 
@@ -317,47 +317,47 @@ def raise_failure(hooks: Hooks, progress: Progress) -> None:
         raise hooks.callbacks.failure
 
 
-def answer_bad_step(
+def answer_non_finite_step(
     program: Program,
     run_schedule: RunSchedule,
     hooks: Hooks,
     progress: Progress,
     telemetry: Telemetry,
 ) -> None:
-    """Go back if the last step was bad; else do nothing.
+    """Go back if the last step was non-finite; else do nothing.
 
-    Raises BadStepError if it ends the run; the state before it is saved then.
+    Raises NonFiniteStepError if it ends the run; the state before it is saved then.
     """
-    bad = telemetry.bad_step
-    if bad is None:
+    step = telemetry.non_finite_step
+    if step is None:
         return
     history = progress.history
-    history.step = bad
+    history.step = step
     why_not = ""
     try:
-        restored = hooks.rollbacks.go_back(bad, progress.state)
+        restored = hooks.rollbacks.go_back(step, progress.state)
         if restored is not None:
             for monitor in hooks.monitors:
-                monitor.on_rollback(bad, hooks.rollbacks.done[-1].to)
+                monitor.on_rollback(step, hooks.rollbacks.done[-1].to)
             progress.state = program.executable.put(restored)
             return
     except RunError as error:
         why_not = f"; {error}"
-    history.step = bad - 1
+    history.step = step - 1
     history.left_out = num_skipped(progress.state)
-    # A resumed run does the bad step again: no callback may be notified of it yet.
+    # A resumed run does the non-finite step again: no callback may be notified of it yet.
     good = telemetry.head(len(telemetry) - 1)
     if len(good):
         hooks.callbacks.notify("on_steps", progress.state, history.step, good)
     hooks.saves.save(hooks, progress)
-    examined = hooks.examine(progress.state, bad)
+    examined = hooks.examine(progress.state, step)
     cause = progress.recent.explain(examined)
-    saved = f"; the state of step {bad - 1} is saved" if hooks.saves.writer is not None else ""
-    place = run_schedule.place(bad)
+    saved = f"; the state of step {step - 1} is saved" if hooks.saves.writer is not None else ""
+    place = run_schedule.place(step)
     text = (  # MindSpore's words first
         f"epoch: {place.sink} step: {place.sink_step}. Invalid loss, terminating training. "
-        f"Step {bad} of {run_schedule.total}: loss is {telemetry.loss[-1]!s}, "
+        f"Step {step} of {run_schedule.total}: loss is {telemetry.loss[-1]!s}, "
         f"gradient norm is {telemetry.grad_norm[-1]!s}{why_not}{saved}"
     )
-    advice = advise(examined, cause, bad, hooks.on_bad_step)
-    raise BadStepError(f"{text}; {cause}" if cause else text, advice)
+    advice = advise(examined, cause, step, hooks.on_non_finite_step)
+    raise NonFiniteStepError(f"{text}; {cause}" if cause else text, advice)

@@ -1,4 +1,4 @@
-"""A bad step that ends a run: its likely cause, and what to change before the next run."""
+"""A non-finite step that ends a run: its likely cause, and what to change before the next run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEAST_WEIGHT = 1e3
 """Magnitudes below which nothing has exploded: small losses vary by any factor."""
 
 
-class BadStepError(RunError):
+class NonFiniteStepError(RunError):
     """A step whose loss or gradient is not finite ends the run.
 
     `advice` is what to change if the same run would fail again; empty if resuming may help.
@@ -33,10 +33,10 @@ class BadStepError(RunError):
 
 @dataclass(frozen=True)
 class Examined:
-    """The outcome of the examination of a bad step."""
+    """The outcome of the examination of a non-finite step."""
 
     repeats: bool = True
-    """Whether the step is bad a second time."""
+    """Whether the step is non-finite a second time."""
     in_data: bool = False
     """Whether a value of the dataset is not finite."""
     largest_weight: float = 0.0
@@ -100,7 +100,7 @@ def _growth_of_weights(steps: np.ndarray, largest: float) -> str:
 
 
 def advise(examined: Examined, cause: str, step: int, policy: str) -> str:
-    """Return what to change for a run that would come to the same bad step; "" if it may not."""
+    """Return what to change if a run would come to the same non-finite step; "" if it may not."""
     if not examined.repeats:
         return ""
     if cause:

@@ -30,7 +30,7 @@ from pipeline.engine.monitors.background import BackgroundMonitor, BestEffortMon
 from pipeline.engine.monitors.metrics_log import MetricsLog
 from pipeline.engine.monitors.monitors import LockMonitor
 from pipeline.engine.monitors.tensorboard import TensorBoard
-from pipeline.engine.non_finite_step import BadStepError
+from pipeline.engine.non_finite_step import NonFiniteStepError
 from pipeline.engine.schedule import Event, RunSchedule, Schedule
 from pipeline.engine.sink_folder import (
     DATA,
@@ -197,9 +197,9 @@ def _read_reports(
             except StopIteration:
                 ended = True
                 return
-            except BadStepError as error:
+            except NonFiniteStepError as error:
                 ended = True
-                text = _bad_step_text(metrics, prepared.settings)
+                text = _describe_non_finite_step(metrics, prepared.settings)
                 with signals.interruptible():
                     finding = _examine(prepared, program)
                 raise RunError(f"{text}{finding}") from error
@@ -383,7 +383,7 @@ def _arrange(prepared: PreparedSink, state: CustomState) -> Any:
     return prepared.step.state.arrange(state.state)
 
 
-def _bad_step_text(metrics: SinkMetrics, settings: SinkSettings) -> str:
+def _describe_non_finite_step(metrics: SinkMetrics, settings: SinkSettings) -> str:
     last = metrics.last
     step = last.start + len(last)
     where = "; save=DIR would have kept the state before it"
@@ -396,7 +396,7 @@ def _examine(prepared: PreparedSink, program: SinkProgram) -> str:
     """Describe the first value of the step that isn't finite; "" if the autopsy itself fails."""
     state = program.latest
     try:
-        batch = program.read_bad_batch()
+        batch = program.read_non_finite_batch()
         finding = examine_step(prepared.step.function, _arrange(prepared, state), batch)
     except Exception as error:  # the step's failure matters more than any error here
         tell_user(f"no autopsy of the step: {type(error).__name__}: {error}")

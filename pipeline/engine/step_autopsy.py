@@ -13,7 +13,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from pipeline.backends.graph.replay.interpreter import Interpreter, ReplayValue, layer_named
 from pipeline.backends.graph.replay.origins import NamedTensor, Origin, first_cause
-from pipeline.backends.graph.replay.ranges import bad_rows, is_float, largest, range_of
+from pipeline.backends.graph.replay.ranges import is_float, largest, non_finite_rows, range_of
 from pipeline.core.files.compile_cache import no_compile_cache
 from pipeline.engine.step_checks import LOSS
 
@@ -83,7 +83,7 @@ def _describe(origin: Origin, batch_size: int) -> str:
 
 def _list_examples(origin: Origin, batch_size: int) -> str:
     """List the examples of the batch whose part of a result isn't finite, if it has such parts."""
-    rows = bad_rows(origin.array, batch_size) if batch_size > 1 else None
+    rows = non_finite_rows(origin.array, batch_size) if batch_size > 1 else None
     if not rows or len(rows) == batch_size:
         return ""
     listed = ", ".join(map(str, rows[:MAX_EXAMPLES]))

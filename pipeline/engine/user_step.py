@@ -146,7 +146,7 @@ class UserTelemetry(Telemetry):
         return self.finite_loss
 
     @cached_property
-    def bad_step(self) -> int | None:
+    def non_finite_step(self) -> int | None:
         """The first step, counted from 1, whose loss isn't finite; None without one."""
         if self.finite_loss.all():
             return None
@@ -250,7 +250,7 @@ class SinkProgram:
         self.single_steps = single_steps
         self._window_steps = feed.window(int(state.step)).most_steps
         self._rates = placement.put(NO_RATES)
-        self._bad: tuple[Inputs, int] | None = None
+        self._non_finite: tuple[Inputs, int] | None = None
         """The window and the position in it of a step whose loss isn't finite."""
         self._reset()
         repeat = run_once if single_steps else jax.lax.while_loop
@@ -285,22 +285,22 @@ class SinkProgram:
             rows.append(np.asarray(carry.telemetry_buffer)[first : first + count].copy())
             is_finite = rows[-1][:, -1] > 0
             if not is_finite.all():
-                self._bad = inputs, first + int(is_finite.argmin())
+                self._non_finite = inputs, first + int(is_finite.argmin())
                 break
         self._buffers = carry.telemetry_buffer, carry.should_continue
         self.latest = carry.state
         table = np.concatenate(rows)
         columns = Telemetry.from_rows(start, table[:, :-1], self._names).columns
         telemetry = UserTelemetry(start, columns, table[:, -1] > 0)
-        if telemetry.bad_step is not None:
+        if telemetry.non_finite_step is not None:
             self._reset()
-            telemetry = telemetry.head(telemetry.bad_step - start)
+            telemetry = telemetry.head(telemetry.non_finite_step - start)
         return carry.state, telemetry
 
-    def read_bad_batch(self) -> Any:
+    def read_non_finite_batch(self) -> Any:
         """Return the batch whose loss isn't finite, as the step function takes it."""
-        assert self._bad is not None, "the newest dispatch ended with a bad step"
-        inputs, position = self._bad
+        assert self._non_finite is not None, "the newest dispatch ended with a non-finite step"
+        inputs, position = self._non_finite
         return self._batch.arrange(batch_at(inputs, jnp.int32(position)).columns)
 
     def put(self, state: CustomState) -> CustomState:

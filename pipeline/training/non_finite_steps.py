@@ -1,4 +1,4 @@
-"""Policies for bad steps: steps whose loss or gradient is not finite, without skipped overflows."""
+"""Policies for non-finite steps, whose loss or gradient is not finite; not for overflows."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pydantic import PositiveInt
 from pipeline.core.registry import PartOf, Spec, part
 
 
-class BadStepPolicy(Spec):
-    """The policy for bad steps: the part of kind "on_nan"."""
+class NonFinitePolicy(Spec):
+    """The policy for non-finite steps: the part of kind "on_nan"."""
 
     counts_steps: ClassVar[bool] = False
     """Whether a run may have steps without an update, which must be counted."""
@@ -18,22 +18,22 @@ class BadStepPolicy(Spec):
 
     @property
     def skips_in_a_row(self) -> int:
-        """The number of consecutive bad steps that the device skips before the loop ends."""
+        """The number of consecutive non-finite steps that the device skips before the loop ends."""
         return 0
 
 
 @part("on_nan")
-class Stop(BadStepPolicy):
+class Stop(NonFinitePolicy):
     """The run ends, with the state before the step saved and the step examined."""
 
     name: Literal["stop"] = "stop"
 
 
 @part("on_nan")
-class Skip(BadStepPolicy):
+class Skip(NonFinitePolicy):
     """The update is skipped, on the device, and training continues with the next batch.
 
-    At most `most_in_a_row` consecutive bad steps are skipped; the next one ends the run.
+    At most `most_in_a_row` consecutive non-finite steps are skipped; the next one ends the run.
     """
 
     counts_steps: ClassVar[bool] = True
@@ -46,11 +46,11 @@ class Skip(BadStepPolicy):
 
 
 @part("on_nan")
-class Rollback(BadStepPolicy):
-    """The state goes back to a checkpoint, the data do not: training continues after the bad batch.
+class Rollback(NonFinitePolicy):
+    """The state goes back to a checkpoint, the data do not: training continues after the batch.
 
     The updates of the batches between are dropped, as in Chowdhery et al. (2022), sec. 5.1.
-    `most` times a run; the next bad step ends it.
+    `most` times a run; the next non-finite step ends it.
     """
 
     counts_steps: ClassVar[bool] = True
@@ -59,4 +59,4 @@ class Rollback(BadStepPolicy):
 
 
 STOP = Stop()
-OnNan = Annotated[BadStepPolicy, PartOf("on_nan")]
+OnNan = Annotated[NonFinitePolicy, PartOf("on_nan")]

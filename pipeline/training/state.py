@@ -24,7 +24,7 @@ from pipeline.models.layers.path_patterns import EXCEPT, Path, covers, is_frozen
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 from pipeline.training.curvature import CurvatureRule, LayerSums
 from pipeline.training.loss_scales import LossScaling
-from pipeline.training.non_finite_steps import STOP, BadStepPolicy
+from pipeline.training.non_finite_steps import STOP, NonFinitePolicy
 from pipeline.training.parallel.shards import Shards
 from pipeline.training.part_specs import AverageSpec, Backward, MetricSpec, Reduction
 
@@ -82,7 +82,7 @@ class StepConfig:
     accumulate: int = 1
     """Number of microbatches, one after the other, whose gradients are summed."""
     average: AverageSpec | None = None
-    on_nan: BadStepPolicy = STOP
+    on_nan: NonFinitePolicy = STOP
     gradients: Callable[[Backward, Any, Array], tuple[Any, Any]] | None = None
     """(backward, parameters, key) -> gradients, auxiliary outputs; None: one backward pass."""
     metrics: tuple[MetricSpec, ...] = ()
@@ -125,14 +125,14 @@ class OverflowCounts:
 
 @register_dataclass
 @dataclass(frozen=True)
-class BadStepCounts:
-    """Counts of a policy that continues after bad steps, int32 scalars.
+class NonFiniteStepCounts:
+    """Counts of a policy that continues after non-finite steps, int32 scalars.
 
     Checkpoints hold them by these names.
     """
 
     in_a_row: Array
-    """Consecutive bad steps up to now."""
+    """Consecutive non-finite steps up to now."""
     left_out: Array
     """Steps since the run began whose updates were skipped, or undone by a rollback."""
 
@@ -155,7 +155,7 @@ class TrainState:
     overflows: OverflowCounts | None = None
     average: Any = None
     """The moving average of the trained parameters."""
-    bad_steps: BadStepCounts | None = None
+    bad_steps: NonFiniteStepCounts | None = None
 
 
 class Gradients(NamedTuple):

@@ -40,8 +40,8 @@ from pipeline.training.parallel.fixed_sum import sum_devices, sum_local_shards, 
 from pipeline.training.parallel.microbatches import stack_microbatches
 from pipeline.training.parallel.shards import Shards
 from pipeline.training.state import (
-    BadStepCounts,
     Gradients,
+    NonFiniteStepCounts,
     OverflowCounts,
     StepConfig,
     TrainState,
@@ -54,7 +54,7 @@ from pipeline.training.telemetry import updates_so_far
 from pipeline.training.update import (
     apply_if_finite,
     apply_update,
-    count_bad_step,
+    count_non_finite_step,
     count_overflow,
     decide_outcome,
 )
@@ -162,7 +162,7 @@ def _update_state(
 
     after = apply_if_finite(outcome.applied, update, state)
     after = count_overflow(config.loss_scale, after, outcome)
-    return count_bad_step(config.on_nan, after, outcome), record
+    return count_non_finite_step(config.on_nan, after, outcome), record
 
 
 def gradients_of(config: StepConfig, state: TrainState, batch: Batch) -> Gradients:
@@ -430,7 +430,7 @@ def initial_state(config: StepConfig, variables: Mapping[str, Any]) -> TrainStat
         loss_scale=jnp.asarray(config.loss_scale.initial, jnp.float32),
         overflows=OverflowCounts(zero, zero, zero) if config.loss_scale.skips_overflow else None,
         average=None if config.average is None else jax.tree.map(jnp.copy, trained),
-        bad_steps=BadStepCounts(zero, zero) if config.on_nan.counts_steps else None,
+        bad_steps=NonFiniteStepCounts(zero, zero) if config.on_nan.counts_steps else None,
     )
 
 

@@ -98,7 +98,7 @@ class Telemetry:
         return self.outcome().applied
 
     @cached_property
-    def bad_step(self) -> int | None:
+    def non_finite_step(self) -> int | None:
         """The first step, counted from 1, that ended training: neither finite nor skipped. None
         without one."""
         good = self.outcome().should_continue
@@ -115,20 +115,20 @@ def concatenate_columns(parts: Sequence[Telemetry]) -> dict[str, np.ndarray]:
 class StepOutcome(NamedTuple):
     """Outcome of steps as bool masks, () or (steps,), of numpy or jax.
 
-    At most one holds for a step; if none does, the step is bad and ends the run.
+    At most one holds for a step; if none does, the step is non-finite and ends the run.
     """
 
     applied: Any
     """Loss and gradient are finite, so the update was applied."""
     overflow: Any
     """The update was skipped by the loss scale: the loss is finite, the gradient is not."""
-    skipped_bad: Any
-    """The step is bad, no overflow, and its update was skipped by `on_nan: skip`."""
+    skipped_non_finite: Any
+    """The step is non-finite, no overflow, and its update was skipped by `on_nan: skip`."""
 
     @property
     def skipped(self) -> Any:
         """Whether there was no update, and training continues."""
-        return self.overflow | self.skipped_bad
+        return self.overflow | self.skipped_non_finite
 
     @property
     def should_continue(self) -> Any:
@@ -160,5 +160,5 @@ def updates_so_far(state: TrainState) -> Array:
 
 
 def num_skipped(state: TrainState) -> int:
-    """The number of steps without an update because of a bad step."""
+    """The number of steps without an update because of a non-finite step."""
     return 0 if state.bad_steps is None else int(state.bad_steps.left_out)

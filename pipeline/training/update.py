@@ -14,11 +14,11 @@ from jax import Array
 from pipeline.models.layers.path_patterns import Path, covers
 from pipeline.training.curvature import Curvature
 from pipeline.training.loss_scales import LossScaling
-from pipeline.training.non_finite_steps import BadStepPolicy
+from pipeline.training.non_finite_steps import NonFinitePolicy
 from pipeline.training.part_specs import AverageSpec
 from pipeline.training.state import (
-    BadStepCounts,
     Gradients,
+    NonFiniteStepCounts,
     OverflowCounts,
     StepConfig,
     TrainState,
@@ -33,20 +33,22 @@ MAX_CONSECUTIVE_OVERFLOWS = 1000
 
 
 def decide_outcome(
-    policy: BadStepPolicy, state: TrainState, loss: Array, grad_norm: Array
+    policy: NonFinitePolicy, state: TrainState, loss: Array, grad_norm: Array
 ) -> StepOutcome:
     """Decide whether a step is applied, skipped or ends the run; masks are bool ().
 
     A loss that is not finite isn't an overflow: no scale would have changed it.
     """
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-    overflow = skipped_bad = jnp.zeros((), bool)
+    overflow = skipped_non_finite = jnp.zeros((), bool)
     if state.overflows is not None:
         overflow = jnp.isfinite(loss) & ~jnp.isfinite(grad_norm)
         overflow &= state.overflows.bad_steps < MAX_CONSECUTIVE_OVERFLOWS
     if state.bad_steps is not None and policy.skips_in_a_row:
-        skipped_bad = ~(finite | overflow) & (state.bad_steps.in_a_row < policy.skips_in_a_row)
-    return StepOutcome(finite, overflow, skipped_bad)
+        skipped_non_finite = ~(finite | overflow) & (
+            state.bad_steps.in_a_row < policy.skips_in_a_row
+        )
+    return StepOutcome(finite, overflow, skipped_non_finite)
 
 
 def apply_if_finite(
@@ -167,15 +169,17 @@ def count_overflow(loss_scale: LossScaling, state: TrainState, outcome: StepOutc
     return replace(state, step=step, loss_scale=scale, overflows=counts)
 
 
-def count_bad_step(policy: BadStepPolicy, state: TrainState, outcome: StepOutcome) -> TrainState:
-    """Count a bad step that the policy skips: the step and the counts alone change.
+def count_non_finite_step(
+    policy: NonFinitePolicy, state: TrainState, outcome: StepOutcome
+) -> TrainState:
+    """Count a non-finite step that the policy skips: the step and the counts alone change.
 
-    An applied step ends a row of bad ones, an overflow does not.
+    An applied step ends a row of non-finite ones, an overflow does not.
     """
     before = state.bad_steps
     if before is None or not policy.skips_in_a_row:
         return state
-    skipped = outcome.skipped_bad
+    skipped = outcome.skipped_non_finite
     in_a_row = jnp.where(outcome.applied, 0, before.in_a_row + skipped)
-    counts = BadStepCounts(in_a_row, before.left_out + skipped)
+    counts = NonFiniteStepCounts(in_a_row, before.left_out + skipped)
     return replace(state, step=state.step + skipped, bad_steps=counts)

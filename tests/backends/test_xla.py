@@ -115,19 +115,19 @@ def test_divergence_stops_at_its_step_with_the_state_before_it_saved(
     with pytest.raises(RunError) as caught:
         run(tiny("train.optimizer.lr=1e30", sink), tmp_path)
     lines = outcome.metrics(tmp_path)
-    bad = len(lines)
-    assert 1 < bad < 6
+    last = len(lines)
+    assert 1 < last < 6
     assert None in (lines[-1]["loss"], lines[-1]["grad_norm"])
     assert None not in [line[name] for line in lines[:-1] for name in ("loss", "grad_norm")]
     assert str(caught.value).startswith(
-        f"epoch: 1 step: {bad}. Invalid loss, terminating training. Step {bad} of 45: loss is "
+        f"epoch: 1 step: {last}. Invalid loss, terminating training. Step {last} of 45: loss is "
     )
-    assert f"; the state of step {bad - 1} is saved; " in str(caught.value)
+    assert f"; the state of step {last - 1} is saved; " in str(caught.value)
     assert str(caught.value).endswith("likely cause: try a smaller train.optimizer.lr")
     assert caught.value.exit_status == 1
-    assert outcome.checkpoints(tmp_path) == [bad - 1]
+    assert outcome.checkpoints(tmp_path) == [last - 1]
     saved = outcome.arrays(tmp_path)
-    assert saved["step"] == bad - 1
+    assert saved["step"] == last - 1
     assert all(np.isfinite(array).all() for array in saved.values())
 
 
@@ -225,7 +225,7 @@ def test_the_mechanism_is_told_with_its_reason() -> None:
 LABELS = np.arange(1, 11, dtype=np.int32)
 
 
-def counting_step(bad: int = -1) -> TrainStep:
+def counting_step(nan_step: int = -1) -> TrainStep:
     """A step without a network: its loss is the label of the batch, its state their sum."""
 
     def init(seed: jax.Array) -> TrainState:
@@ -234,11 +234,11 @@ def counting_step(bad: int = -1) -> TrainStep:
 
     def step(state: TrainState, batch: Batch, rates: jax.Array) -> tuple[TrainState, Record]:
         label = batch.columns["label"][0].astype(jnp.float32)
-        loss = jnp.where(label == bad, jnp.nan, label)
+        loss = jnp.where(label == nan_step, jnp.nan, label)
         record = Record(loss, rates[state.step], 2 * label, state.loss_scale)
         params = {"total": state.params["total"] + label}
         after = replace(state, step=state.step + 1, params=params)
-        kept = jax.tree.map(lambda new, old: jnp.where(label == bad, old, new), after, state)
+        kept = jax.tree.map(lambda new, old: jnp.where(label == nan_step, old, new), after, state)
         return kept, record
 
     def evaluate(state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
@@ -308,21 +308,26 @@ def test_every_step_is_run_once_and_told_of(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("bad", "mechanism"), [(1, "loop"), (4, "loop"), (7, "loop"), (7, "soft")])
+@pytest.mark.parametrize(
+    ("nan_step", "mechanism"), [(1, "loop"), (4, "loop"), (7, "loop"), (7, "soft")]
+)
 def test_nothing_runs_behind_a_step_that_is_not_finite(
-    bad: int, mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch
+    nan_step: int, mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feeds, "WINDOW_STEPS", 4)
-    executable = compile_counting(counting_step(bad))
+    executable = compile_counting(counting_step(nan_step))
     state, telemetry = executable.run(executable.init(), 0, 10, mechanism)
-    assert (len(telemetry), telemetry.bad_step) == (bad, bad)
-    assert telemetry.loss[:-1].tolist() == list(range(1, bad))
-    assert (int(state.step), float(state.params["total"])) == (bad - 1, 3 + sum(range(1, bad)))
+    assert (len(telemetry), telemetry.non_finite_step) == (nan_step, nan_step)
+    assert telemetry.loss[:-1].tolist() == list(range(1, nan_step))
+    assert (int(state.step), float(state.params["total"])) == (
+        nan_step - 1,
+        3 + sum(range(1, nan_step)),
+    )
 
 
 def test_steps_can_be_run_after_some_that_were_not_finite() -> None:
     """Steps that are only timed may diverge; what counts comes after them."""
-    executable = compile_counting(counting_step(bad=4))
+    executable = compile_counting(counting_step(nan_step=4))
     executable.run(executable.init(), 0, 10, "loop")
     state, telemetry = executable.run(executable.init(), 0, 3, "loop")
     assert telemetry.loss.tolist() == [1, 2, 3]

@@ -37,7 +37,7 @@ from pipeline.engine.rollback import NoRollbacks, Rollbacks
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.parallel.ranks import Agree, decide_alone
 from pipeline.training.part_specs import RateRule
-from pipeline.training.state import BadStepCounts, TrainState
+from pipeline.training.state import NonFiniteStepCounts, TrainState
 from pipeline.training.telemetry import Telemetry
 from tests.engine.monitors.test_monitors import EVALUATION
 from tests.step_rows import telemetry_of
@@ -51,7 +51,7 @@ SCHEDULE = np.linspace(0.5, 0.25, TOTAL, dtype=np.float32)
 def state_at(step: int, weight: Any = 1.0, *, undone: int | None = None) -> TrainState:
     """A network of one parameter, `layer/w`, float32 (2,)."""
     params = {"layer": {"w": np.full(2, weight, np.float32)}}
-    counts = None if undone is None else BadStepCounts(np.int32(0), np.int32(undone))  # type: ignore[arg-type]
+    counts = None if undone is None else NonFiniteStepCounts(np.int32(0), np.int32(undone))  # type: ignore[arg-type]
     return TrainState(np.int32(step), params, {}, (), np.float32(1), bad_steps=counts)  # type: ignore[arg-type]
 
 
@@ -72,7 +72,7 @@ class World(Monitor):
     warnings: list[str] = field(default_factory=list)
     signals: Signals = field(default_factory=Signals)
     stop_in_evaluation: int | None = None
-    bad: int | None = None
+    nan_step: int | None = None
 
     # The executable.
 
@@ -91,10 +91,10 @@ class World(Monitor):
         weight, rows = state.params["layer"]["w"][0], []
         for step in range(start + 1, stop + 1):
             rate = self.rates[step - 1 - (undone or 0)]
-            loss = math.nan if step == self.bad else weight
+            loss = math.nan if step == self.nan_step else weight
             rows.append([loss, rate, 1.0, 1.0, 0.0])
-            if step == self.bad:
-                self.bad, stop = None, step - 1
+            if step == self.nan_step:
+                self.nan_step, stop = None, step - 1
                 break
             weight = np.float32(weight * (1 - rate))
         return state_at(stop, weight, undone=undone), telemetry_of(start, np.array(rows))
@@ -194,7 +194,7 @@ class Runner:
             saves=Saves(world, composed.checkpoint.every_seconds),
             callbacks=called if callbacks else NoCallbacks(),
             rollbacks=NoRollbacks() if rollbacks is None else rollbacks,
-            on_bad_step=composed.train.on_nan.name,
+            on_non_finite_step=composed.train.on_nan.name,
             signals=world.signals,
             agree=agree,
         )
@@ -622,8 +622,8 @@ def test_callbacks_may_be_added_to_a_run_that_had_none(play: Runner) -> None:
     assert actor.told[:3] == [["step", 9], *[["step", step] for step in (10, 11)]]
 
 
-def test_a_bad_step_that_ends_a_run_is_told_once_it_is_done(play: Runner) -> None:
-    world, actor = World(bad=11), Actor()
+def test_a_non_finite_step_that_ends_a_run_is_told_once_it_is_done(play: Runner) -> None:
+    world, actor = World(nan_step=11), Actor()
     with pytest.raises(RunError, match="Step 11 of 24"):
         play(world, actor)
     assert max(world.saved) == 10
@@ -639,7 +639,7 @@ def test_after_a_rollback_the_rate_is_that_which_callbacks_set(play: Runner) -> 
     seen: list[float] = []
     actor.acts[("on_sink", 24)] = lambda run: seen.append(run.learning_rate)
     rollbacks = Rollbacks(3, (12,), lambda: list(world.saved), lambda step, _: world.saved[step][0])
-    world.bad = 18
+    world.nan_step = 18
     recipe = ["checkpoint.every_steps=12", "train.on_nan=rollback"]
     play(world, actor, recipe=recipe, rollbacks=rollbacks, undone=0)
     assert [(gone.step, gone.to) for gone in rollbacks.done] == [(18, 12)]

@@ -43,7 +43,7 @@ class Script:
         self.now = 0.0
         self.signals = Signals()
         self.signal, self.signal_at = signal.SIGTERM, 0
-        self.bad: int | None = None
+        self.nan_step: int | None = None
         self.signal_in_evaluation: signal.Signals | None = None
         self.prune_reasons: dict[int, str] = {}
         self.prune_reason: str | None = None
@@ -60,10 +60,10 @@ class Script:
         if start < self.signal_at <= stop:
             signal.raise_signal(self.signal)
         rows = np.array([[step, 0.1, 1.0, 1.0, 0.0] for step in range(start + 1, stop + 1)])
-        if self.bad is not None and start < self.bad <= stop:
-            rows = rows[: self.bad - start]
+        if self.nan_step is not None and start < self.nan_step <= stop:
+            rows = rows[: self.nan_step - start]
             rows[-1, 0] = np.nan
-            stop = self.bad - 1
+            stop = self.nan_step - 1
         return state_at(stop), telemetry_of(start, rows)
 
     # A monitor.
@@ -391,22 +391,22 @@ def test_the_last_evaluation_is_kept_for_the_eval_stage(play: Play) -> None:
     assert {step: e.metrics["accuracy"] for step, e in history.evaluated.items()} == {20: 0.75}
 
 
-@pytest.mark.parametrize("bad", [1, 8, 13])
+@pytest.mark.parametrize("nan_step", [1, 8, 13])
 def test_a_loss_that_is_not_finite_ends_the_run_in_the_documents_words(
-    bad: int, play: Play
+    nan_step: int, play: Play
 ) -> None:
     """C-02: step counted within the sink, then the true one."""
     script = Script()
-    script.bad = bad
+    script.nan_step = nan_step
     with pytest.raises(RunError) as caught:
         play(script)
-    epoch, step = (1, bad) if bad <= 8 else (2, bad - 8)
+    epoch, step = (1, nan_step) if nan_step <= 8 else (2, nan_step - 8)
     assert str(caught.value) == (
-        f"epoch: {epoch} step: {step}. Invalid loss, terminating training. Step {bad} of 20: "
-        f"loss is nan, gradient norm is 1.0; the state of step {bad - 1} is saved"
+        f"epoch: {epoch} step: {step}. Invalid loss, terminating training. Step {nan_step} of 20: "
+        f"loss is nan, gradient norm is 1.0; the state of step {nan_step - 1} is saved"
     )
-    assert list(script.saved) == [bad - 1]
-    assert script.events[-2].endswith(f"-{bad}")
+    assert list(script.saved) == [nan_step - 1]
+    assert script.events[-2].endswith(f"-{nan_step}")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)

@@ -1,4 +1,4 @@
-"""The likely cause of a bad step that ends a run, and the advice instead of a resume."""
+"""The likely cause of a non-finite step that ends a run, and the advice instead of a resume."""
 
 from __future__ import annotations
 

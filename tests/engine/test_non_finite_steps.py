@@ -89,23 +89,23 @@ def rolling(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-def bad_steps(run_dir: Path) -> list[int]:
+def non_finite_steps(run_dir: Path) -> list[int]:
     return [line["step"] for line in outcome.metrics(run_dir) if line["loss"] is None]
 
 
 def test_skip_leaves_the_update_out_and_goes_on(skipping: Path) -> None:
     lines, summary = outcome.metrics(skipping), outcome.read_summary(skipping)
-    bad = bad_steps(skipping)
-    assert [(step - 1) // 6 for step in bad] == list(range(5))
-    assert [line["step"] for line in lines if line.get("skipped")] == bad
+    steps = non_finite_steps(skipping)
+    assert [(step - 1) // 6 for step in steps] == list(range(5))
+    assert [line["step"] for line in lines if line.get("skipped")] == steps
     assert (len(lines), summary["status"]) == (30, "done")
     assert summary["bad_steps"] == {"policy": "skip", "left_out": 5, "rollbacks": []}
     assert all(np.isfinite(array).all() for array in outcome.arrays(skipping).values())
-    assert f"step {bad[0]}: not finite, no update was made" in (skipping / "run.log").read_text()
+    assert f"step {steps[0]}: not finite, no update was made" in (skipping / "run.log").read_text()
 
 
 def test_skip_has_the_schedule_count_updates(skipping: Path) -> None:
-    """As an overflow does (P-01 (7)): the step after a bad one has the rate of that one."""
+    """As an overflow does (P-01 (7)): the step after a non-finite one has the rate of that one."""
     lines = outcome.metrics(skipping)
     skipped = np.cumsum([0, *(line["loss"] is None for line in lines)])[:-1]
     rates = {
@@ -125,7 +125,7 @@ def gone_back(run_dir: Path) -> list[tuple[int, int]]:
 def test_rollback_goes_back_to_the_checkpoint_before(rolling: Path) -> None:
     """The newest of those at every fifth step that no rollback has used yet."""
     expected: list[tuple[int, int]] = []
-    for step in bad_steps(rolling):
+    for step in non_finite_steps(rolling):
         used = {to for _, to in expected}
         expected.append((step, max(to for to in range(0, step, 5) if to not in used)))
     assert gone_back(rolling) == expected
@@ -145,18 +145,18 @@ def test_rollback_goes_back_to_the_checkpoint_before(rolling: Path) -> None:
 
 
 def test_rollback_goes_on_from_the_weights_of_the_checkpoint(rolling: Path, skipping: Path) -> None:
-    """The step after the bad one has the loss of the checkpoint's weights on that batch, and the
-    rate of the update after the checkpoint."""
-    (bad, to), *_ = gone_back(rolling)
+    """The step after the non-finite one has the loss of the checkpoint's weights on that batch,
+    and the rate of the update after the checkpoint."""
+    (step, to), *_ = gone_back(rolling)
     rolled, skipped = outcome.metrics(rolling), outcome.metrics(skipping)
-    assert rolled[: bad - 1] == skipped[: bad - 1]
-    assert rolled[bad]["learning_rate"] == rolled[to]["learning_rate"]
-    assert rolled[bad]["loss"] != skipped[bad]["loss"]
+    assert rolled[: step - 1] == skipped[: step - 1]
+    assert rolled[step]["learning_rate"] == rolled[to]["learning_rate"]
+    assert rolled[step]["loss"] != skipped[step]["loss"]
 
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(("policy", "how"), SINKS.values(), ids=SINKS.keys())
-def test_bad_steps_are_the_same_at_every_sink_size(
+def test_non_finite_steps_are_the_same_at_every_sink_size(
     policy: list[str], how: list[str], request: Any, tiny: Compose, tmp_path: Path
 ) -> None:
     run(tiny(*policy, *how), tmp_path)
@@ -190,10 +190,10 @@ def ended(recipe: Recipe, run_dir: Path) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("poisoned")
-def test_too_many_bad_steps_in_a_row_end_a_run(tiny: Compose, tmp_path: Path) -> None:
+def test_too_many_non_finite_steps_in_a_row_end_a_run(tiny: Compose, tmp_path: Path) -> None:
     message, summary = ended(tiny(*SKIP, DIVERGES), tmp_path)
     last = len(outcome.metrics(tmp_path))
-    assert bad_steps(tmp_path) == list(range(last - 10, last + 1))
+    assert non_finite_steps(tmp_path) == list(range(last - 10, last + 1))
     assert f"Step {last} of 30: loss is" in message
     assert summary["left_out"] == 10
     assert outcome.checkpoints(tmp_path)[-1] == last - 1

@@ -18,11 +18,11 @@ from pipeline.checkpoint.retention import Retention
 from pipeline.core.errors import RunError
 from pipeline.engine.rollback import Rollbacks
 from pipeline.engine.schedule import is_due
-from pipeline.training.state import BadStepCounts, TrainState
+from pipeline.training.state import NonFiniteStepCounts, TrainState
 
 
 def state_at(step: int, skipped: int = 0, weight: float = 1.0) -> TrainState:
-    counts = BadStepCounts(jnp.int32(0), jnp.int32(skipped))
+    counts = NonFiniteStepCounts(jnp.int32(0), jnp.int32(skipped))
     params = {"w": jnp.float32(weight)}
     return TrainState(jnp.int32(step), params, {}, (), jnp.float32(1), bad_steps=counts)
 
@@ -31,7 +31,7 @@ def rollbacks(saved: dict[int, TrainState], most: int = 9, periods: Any = (5,)) 
     return Rollbacks(most, periods, lambda: sorted(saved), lambda step, _: saved[step])
 
 
-def test_the_state_after_the_bad_step_has_the_weights_of_the_checkpoint() -> None:
+def test_the_state_after_the_non_finite_step_has_the_weights_of_the_checkpoint() -> None:
     found = rollbacks({5: state_at(5, skipped=2, weight=3.0)}).go_back(8, state_at(7))
     assert (int(found.step), float(found.params["w"])) == (8, 3.0)
     assert found.bad_steps is not None

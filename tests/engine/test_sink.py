@@ -385,17 +385,17 @@ def test_an_iterator_with_other_batches_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_before_it(tmp_path: Path) -> None:
-    def bad(state: Any, batch: Any) -> Any:
+    def diverge(state: Any, batch: Any) -> Any:
         after, metrics = step(state, batch)
         return after, {"loss": jnp.where(state["count"] == 25, jnp.nan, metrics["loss"])}
 
     with pytest.raises(RunError, match=r"^step 26 of 60: loss is nan; the state of step 25 is sav"):
-        train(step=bad, save=tmp_path, size="all")
+        train(step=diverge, save=tmp_path, size="all")
     assert (tmp_path / "checkpoints" / "25").is_dir()
     with pytest.raises(RunError, match="step 26 of 60: loss is nan"):
-        train(step=bad, save=tmp_path)
+        train(step=diverge, save=tmp_path)
     with pytest.raises(RunError, match="save=DIR would have kept the state before it"):
-        train(step=bad)
+        train(step=diverge)
 
 
 def test_the_step_of_a_sink_is_priced() -> None:

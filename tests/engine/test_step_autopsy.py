@@ -99,7 +99,7 @@ def test_a_batch_of_an_iterator_is_examined_in_any_window() -> None:
     def step(state: Array, batch: Any) -> tuple[Array, dict[str, Array]]:
         return state + 1, {"loss": jnp.log(batch["x"]).sum()}
 
-    for bad in (5, 200, 290):
-        batches = ({"x": np.float32([1, number != bad - 1])} for number in range(300))
-        with pytest.raises(RunError, match=rf"^step {bad} of 300: loss is -inf; .* 1 of 2 exampl"):
+    for last in (5, 200, 290):
+        batches = ({"x": np.float32([1, number != last - 1])} for number in range(300))
+        with pytest.raises(RunError, match=rf"^step {last} of 300: loss is -inf; .* 1 of 2 exampl"):
             list(sink(step, jnp.float32(0), batches, steps=300, size="all"))

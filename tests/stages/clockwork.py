@@ -30,7 +30,7 @@ class Clockwork:
         self.report = CompileReport(())
         self.now = 0.0
         self.ran: list[tuple[int, Mechanism]] = []
-        self.bad: int | None = None
+        self.nan_step: int | None = None
         self.signal_at: int | None = None
         self._dispatch_s, self._step_s, self._soft_s = dispatch_s, step_s, soft_s
         self._window = SimpleNamespace(start=0, stop=window_steps, most_steps=window_steps)
@@ -49,8 +49,8 @@ class Clockwork:
         if self.signal_at is not None and start < self.signal_at <= stop:
             signal.raise_signal(signal.SIGINT)
         rows = np.tile(np.float32([1, 1, 1, 1, 0]), (steps, 1))
-        if self.bad is not None and start < self.bad <= stop:
-            rows = rows[: self.bad - start]
+        if self.nan_step is not None and start < self.nan_step <= stop:
+            rows = rows[: self.nan_step - start]
             rows[-1, 0] = np.nan
         return state_at(stop), telemetry_of(start, rows)
 

@@ -1,4 +1,4 @@
-"""Bad steps that are skipped on the device, and the outcome of a step."""
+"""Non-finite steps that are skipped on the device, and the outcome of a step."""
 
 from __future__ import annotations
 
@@ -9,48 +9,50 @@ import numpy as np
 import pytest
 
 from pipeline.training.loss_scales import Dynamic
-from pipeline.training.non_finite_steps import STOP, BadStepPolicy, Rollback, Skip
+from pipeline.training.non_finite_steps import STOP, NonFinitePolicy, Rollback, Skip
 from pipeline.training.state import (
-    BadStepCounts,
+    NonFiniteStepCounts,
     OverflowCounts,
     TrainState,
 )
 from pipeline.training.step_record import Record
 from pipeline.training.telemetry import StepOutcome, updates_so_far
-from pipeline.training.update import count_bad_step, decide_outcome
+from pipeline.training.update import count_non_finite_step, decide_outcome
 from tests.step_rows import telemetry_of
 from tests.training.test_step import LOUD, RATES, assert_same, make_batch, make_step, start
 
-GOOD = Record(*map(jnp.float32, (0.5, 0.1, 2.0, 1.0, 0.0)))
-BAD = GOOD._replace(loss=jnp.float32(np.nan))
-OVERFLOW = GOOD._replace(grad_norm=jnp.float32(np.inf), skipped=jnp.float32(1))
+FINITE = Record(*map(jnp.float32, (0.5, 0.1, 2.0, 1.0, 0.0)))
+NON_FINITE = FINITE._replace(loss=jnp.float32(np.nan))
+OVERFLOW = FINITE._replace(grad_norm=jnp.float32(np.inf), skipped=jnp.float32(1))
 NO_OVERFLOWS = OverflowCounts(jnp.int32(0), jnp.int32(0), jnp.int32(0))
 
 
 def state(in_a_row: int = 0, left_out: int = 0) -> TrainState:
-    counts = BadStepCounts(jnp.int32(in_a_row), jnp.int32(left_out))
+    counts = NonFiniteStepCounts(jnp.int32(in_a_row), jnp.int32(left_out))
     return TrainState(jnp.int32(7), {}, {}, (), jnp.float32(1), bad_steps=counts)
 
 
-def after(record: Record, before: TrainState, policy: BadStepPolicy) -> tuple[int, int, int, bool]:
+def after(
+    record: Record, before: TrainState, policy: NonFinitePolicy
+) -> tuple[int, int, int, bool]:
     """The step, both counts, and whether training continues."""
     outcome = decide_outcome(policy, before, record.loss, record.grad_norm)
-    counted = count_bad_step(policy, before, outcome)
+    counted = count_non_finite_step(policy, before, outcome)
     assert counted.bad_steps is not None
     counts = int(counted.bad_steps.in_a_row), int(counted.bad_steps.left_out)
     return int(counted.step), *counts, bool(outcome.should_continue)
 
 
-def test_a_bad_step_counts_and_training_continues() -> None:
-    assert after(BAD, state(1, 4), Skip(most_in_a_row=3)) == (8, 2, 5, True)
+def test_a_non_finite_step_counts_and_training_continues() -> None:
+    assert after(NON_FINITE, state(1, 4), Skip(most_in_a_row=3)) == (8, 2, 5, True)
 
 
-def test_a_number_of_bad_steps_in_a_row_ends_it() -> None:
-    assert after(BAD, state(3, 4), Skip(most_in_a_row=3)) == (7, 3, 4, False)
+def test_a_number_of_non_finite_steps_in_a_row_ends_it() -> None:
+    assert after(NON_FINITE, state(3, 4), Skip(most_in_a_row=3)) == (7, 3, 4, False)
 
 
-def test_a_good_step_ends_a_row() -> None:
-    assert after(GOOD, state(2, 4), Skip()) == (7, 0, 4, True)
+def test_a_finite_step_ends_a_row() -> None:
+    assert after(FINITE, state(2, 4), Skip()) == (7, 0, 4, True)
 
 
 def test_an_overflow_neither_counts_nor_ends_a_row() -> None:
@@ -59,17 +61,17 @@ def test_an_overflow_neither_counts_nor_ends_a_row() -> None:
 
 
 @pytest.mark.parametrize("policy", [STOP, Rollback()])
-def test_other_policies_end_the_loop(policy: BadStepPolicy) -> None:
-    outcome = decide_outcome(policy, state(), BAD.loss, BAD.grad_norm)
-    assert_same(count_bad_step(policy, state(), outcome), state())
+def test_other_policies_end_the_loop(policy: NonFinitePolicy) -> None:
+    outcome = decide_outcome(policy, state(), NON_FINITE.loss, NON_FINITE.grad_norm)
+    assert_same(count_non_finite_step(policy, state(), outcome), state())
     assert not bool(outcome.should_continue)
 
 
 @pytest.mark.parametrize("skips_overflow", [False, True])
 def test_telemetry_reads_the_outcome_that_the_step_decided(skips_overflow: bool) -> None:
-    """Applied, overflow and bad, each with and without a loss scale that skips overflows."""
+    """Applied, overflow and non-finite, each with and without a loss scale that skips overflows."""
     before = replace(state(), overflows=NO_OVERFLOWS if skips_overflow else None)
-    records = (GOOD, OVERFLOW, BAD)
+    records = (FINITE, OVERFLOW, NON_FINITE)
     decided = [decide_outcome(Skip(), before, r.loss, r.grad_norm) for r in records]
     rows = [[*r[:4], outcome.skipped] for r, outcome in zip(records, decided, strict=True)]
     read = telemetry_of(0, np.array(rows, np.float32)).outcome(skips_overflow=skips_overflow)

@@ -289,8 +289,8 @@ def test_a_step_that_is_not_finite_leaves_the_state_as_it_was(network: nn.Module
     before, _ = step.step(start(step), make_batch(1), RATES)
     images = make_batch().columns["image"].astype(np.float32)
     images[0, 0, 0] = np.nan
-    bad = make_batch(columns={**make_batch().columns, "image": images})
-    after, record = step.step(before, bad, RATES)
+    spoilt = make_batch(columns={**make_batch().columns, "image": images})
+    after, record = step.step(before, spoilt, RATES)
     assert np.isnan(record.loss)
     assert int(after.step) == 1
     assert_same(before, after)
@@ -303,14 +303,14 @@ def test_platforms_that_choose_instead_of_branching_take_the_same_steps(
     def elsewhere(*operands: Any, cpu: Any, default: Callable[..., Any]) -> Any:
         return default(*operands)
 
-    step, bad = plain(), make_batch(count=np.int32(0))
+    step, empty = plain(), make_batch(count=np.int32(0))
     before = start(step)
     expected, _ = step.step(before, make_batch(), RATES)
     monkeypatch.setattr(jax.lax, "platform_dependent", elsewhere)
     chosen = make_step()
     after, _ = chosen.step(before, make_batch(), RATES)
     np.testing.assert_allclose(flat(after), flat(expected), rtol=1e-6)
-    stopped, record = chosen.step(after, bad, RATES)
+    stopped, record = chosen.step(after, empty, RATES)
     assert np.isnan(record.loss)
     assert_same(after, stopped)
 

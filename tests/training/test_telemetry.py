@@ -30,9 +30,9 @@ def test_callbacks_read_the_loss_scale_and_skipped_steps() -> None:
     assert telemetry.skipped.tolist() == [False, False]
 
 
-def test_numbers_without_a_loss_are_never_bad() -> None:
+def test_numbers_without_a_loss_are_never_non_finite() -> None:
     telemetry = Telemetry.from_rows(0, np.array([[np.nan]]), ("tokens",))
-    assert telemetry.bad_step is None
+    assert telemetry.non_finite_step is None
 
 
 def test_parts_are_put_one_after_the_other() -> None:
@@ -54,31 +54,31 @@ def test_rows_of_another_width_are_refused() -> None:
         telemetry_of(0, np.zeros((2, 6), np.float32))
 
 
-def test_a_clean_sink_has_no_bad_step() -> None:
+def test_a_clean_sink_has_no_non_finite_step() -> None:
     telemetry = telemetry_of(0, rows(2.0, 1.0))
     assert telemetry.finite.tolist() == [True, True]
-    assert telemetry.bad_step is None
+    assert telemetry.non_finite_step is None
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_the_first_bad_loss_is_named_by_its_true_step(bad: float) -> None:
-    telemetry = telemetry_of(100, rows(2.0, bad, 1.0, bad))
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_the_first_non_finite_loss_is_named_by_its_true_step(value: float) -> None:
+    telemetry = telemetry_of(100, rows(2.0, value, 1.0, value))
     assert telemetry.finite.tolist() == [True, False, True, False]
-    assert telemetry.bad_step == 102
+    assert telemetry.non_finite_step == 102
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_gradient_that_is_not_finite_is_bad_too(bad: float) -> None:
-    assert telemetry_of(0, rows(2.0, grad_norm=bad)).bad_step == 1
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_counts_too(value: float) -> None:
+    assert telemetry_of(0, rows(2.0, grad_norm=value)).non_finite_step == 1
 
 
 def test_learning_rate_and_loss_scale_decide_nothing() -> None:
     broken = np.array([[1.0, np.nan, 1.0, np.inf, 0.0]], np.float32)
-    assert telemetry_of(0, broken).bad_step is None
+    assert telemetry_of(0, broken).non_finite_step is None
 
 
-def test_a_skipped_step_is_not_bad() -> None:
+def test_a_skipped_step_is_left_out() -> None:
     broken = np.array([[1.0, 0.1, np.inf, 8.0, 1.0], [np.nan, 0.1, np.nan, 4.0, 0.0]])
     telemetry = telemetry_of(3, broken)
     assert telemetry.finite.tolist() == [False, False]
-    assert telemetry.bad_step == 5
+    assert telemetry.non_finite_step == 5

@@ -329,9 +329,9 @@ RUN_COMMANDS = (
     ),
     LazyCommand(
         "autopsy",
-        "the bad step that ended a run, looked into",
-        """Compute the bad step that ended a run once more and say where the loss or a gradient
-        ceased to be finite: layer, tensor, ranges of its operands, samples of the batch.
+        "the non-finite step that ended a run, looked into",
+        """Compute the non-finite step that ended a run once more and say where the loss or a
+        gradient ceased to be finite: layer, tensor, ranges of its operands, samples of the batch.
 
         Exit status: 0 found again what the run had found, 1 found something else, 2 there is
         nothing to look into.""",

@@ -77,7 +77,7 @@ class Monitor:
         """Callbacks have logged scalars by name, up to boundary `step`."""
 
     def on_rollback(self, step: int, to: int) -> None:
-        """Bad step `step` rolled the state back to boundary `to`; training goes on after `step`."""
+        """Non-finite `step` rolled the state back to boundary `to`; training goes on after it."""
 
     def flush(self) -> None:
         """Write all events so far to files or the system, so that they outlive the process."""

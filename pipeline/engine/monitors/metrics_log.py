@@ -165,6 +165,6 @@ def _key(name: str) -> str:
 def _number_texts(numbers: np.ndarray) -> list[str]:
     """Return the shortest texts that read back as the same float32; null if not finite."""
     texts = list(map(str, numbers))
-    for bad in np.flatnonzero(~np.isfinite(numbers)):
-        texts[bad] = "null"
+    for index in np.flatnonzero(~np.isfinite(numbers)):
+        texts[index] = "null"
     return texts

@@ -171,7 +171,7 @@ class LockMonitor(Monitor):
 
 
 @dataclass
-class BadStepMonitor(Monitor):
+class NonFiniteStepMonitor(Monitor):
     """Warn of updates that were skipped, at the end of a sink, and of every rollback.
 
     Overflows that the loss scale skips (`skips_overflow`) are normal and not reported.
@@ -184,7 +184,7 @@ class BadStepMonitor(Monitor):
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Collect the steps that were skipped."""
-        skipped = telemetry.outcome(skips_overflow=self.skips_overflow).skipped_bad
+        skipped = telemetry.outcome(skips_overflow=self.skips_overflow).skipped_non_finite
         self.skipped += (telemetry.start + 1 + np.flatnonzero(skipped)).tolist()
 
     def on_sink(self, report: SinkReport) -> None:

@@ -18,11 +18,11 @@ from pipeline.engine.monitors.background import BackgroundMonitor, BestEffortMon
 from pipeline.engine.monitors.metrics_log import MetricsLog
 from pipeline.engine.monitors.monitors import (
     EVERY,
-    BadStepMonitor,
     EvalMonitor,
     FunctionalMonitor,
     LockMonitor,
     LossMonitor,
+    NonFiniteStepMonitor,
     ProgressMonitor,
     TimeMonitor,
 )
@@ -127,7 +127,7 @@ def open_observers(
         *([LockMonitor(run_dir, settings.lock)] if settings.lock is not None else []),
         log,
         *lines,
-        BadStepMonitor(reporter, skips_overflow=settings.skips_overflow),
+        NonFiniteStepMonitor(reporter, skips_overflow=settings.skips_overflow),
     ]
     bar = reporter.bar(run_schedule.total, first) if settings.trains else None
     if bar is not None:

@@ -145,7 +145,7 @@ class VerifiedLog:
     def mark(self, step: int) -> Mark:
         """Return the mark of the lines up to `step`.
 
-        A later line is the bad step that ends a run; the state is saved as before it.
+        A later line is the non-finite step that ends a run; the state is saved as before it.
         """
         text = bytes(self._tail)
         end = len(text)

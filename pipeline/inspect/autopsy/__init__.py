@@ -1,1 +1,1 @@
-"""The autopsy of a bad step: the search for the origin of its NaN or infinity."""
+"""The autopsy of a non-finite step: the search for the origin of its NaN or infinity."""

@@ -22,12 +22,12 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from pipeline.backends.graph.replay.interpreter import Interpreter, ReplayValue, layer_named
 from pipeline.backends.graph.replay.origins import COLUMN, Cause, NamedTensor, Origin, first_cause
-from pipeline.backends.graph.replay.ranges import bad_rows, is_float, largest, range_of
+from pipeline.backends.graph.replay.ranges import is_float, largest, non_finite_rows, range_of
 from pipeline.core.files.compile_cache import no_compile_cache
 from pipeline.core.host.tree_paths import leaf_paths, leaves_by_path
 from pipeline.data.batch import Batch
 from pipeline.data.dataset_spec import MapOp
-from pipeline.inspect.autopsy.finding import Autopsy, BadSamples, Finding, Phase, Tensor
+from pipeline.inspect.autopsy.finding import Autopsy, Finding, NonFiniteSamples, Phase, Tensor
 from pipeline.training.bucketing import apply_in_bucket
 from pipeline.training.parallel.microbatches import batch_positions, microbatch_size
 from pipeline.training.state import StepConfig, TrainState
@@ -69,8 +69,8 @@ def examine(
         replay = _Replay(parts, state, batch)
         loss, norm = replay.run()
     grad_norm = math.nan if norm is None else float(norm.array)
-    bad = loss.origin if norm is None else norm.origin
-    if bad is None:
+    origin = loss.origin if norm is None else norm.origin
+    if origin is None:
         extreme = replay.interpreter.extreme
         reason = (
             "one operation at a time, loss and gradient are finite. The compiled step fuses "
@@ -79,7 +79,7 @@ def examine(
             "largest number"
         )
         return Autopsy(step, float(loss.array), grad_norm, None, reason)
-    finding = replay.finding(first_cause(bad), of_loss=norm is None)
+    finding = replay.finding(first_cause(origin), of_loss=norm is None)
     return Autopsy(step, float(loss.array), grad_norm, finding)
 
 
@@ -151,7 +151,7 @@ class _Replay:
         name = origin.named.name
         tensor = Tensor(kind, name, origin.result)
         if kind == COLUMN:
-            rows = bad_rows(origin.array, origin.array.shape[0])
+            rows = non_finite_rows(origin.array, origin.array.shape[0])
             return Finding("data", "", "", tensor, samples=self._samples_at(rows))
         layer = name.rpartition("/")[0]
         return Finding("update", layer, "", tensor, (), (), self._parameters_of(layer))
@@ -186,7 +186,7 @@ class _Replay:
             if name.startswith(f"{layer}/")
         )
 
-    def _samples(self, origin: Origin, phase: Phase) -> BadSamples | None:
+    def _samples(self, origin: Origin, phase: Phase) -> NonFiniteSamples | None:
         if origin.result is None or phase == "gradient norm":
             return None
         layer = layer_named(origin.scope)
@@ -195,7 +195,7 @@ class _Replay:
         if phase == "backward" and (shape in shapes or shape[::-1] in shapes):
             # The gradient of a parameter has no axis of samples.
             return None
-        rows = bad_rows(origin.array, self.microbatch, last=self._has_batch_last(layer))
+        rows = non_finite_rows(origin.array, self.microbatch, last=self._has_batch_last(layer))
         if rows is None:
             return None
         positions = batch_positions(rows, origin.iteration, self.size, self.parts.accumulate)
@@ -206,13 +206,13 @@ class _Replay:
         shapes = [value.array.shape for value in self.interpreter.layer_inputs.get(layer, ())]
         return any(s and s[0] != self.microbatch and s[-1] == self.microbatch for s in shapes)
 
-    def _samples_at(self, rows: tuple[int, ...] | None) -> BadSamples:
+    def _samples_at(self, rows: tuple[int, ...] | None) -> NonFiniteSamples:
         valid = int(self.batch.count)
         positions = tuple(row for row in rows or () if row < valid)
         ids = np.asarray(self.batch.sample)[list(positions)]
         if self.batch.samples is not None:
             ids = ids % self.batch.samples
-        return BadSamples(tuple(ids.tolist()), positions, valid)
+        return NonFiniteSamples(tuple(ids.tolist()), positions, valid)
 
 
 def _input(path: str, leaf: Any) -> ReplayValue:
@@ -236,7 +236,7 @@ def _gradient_in(origin: Origin) -> NamedTensor | None:
 
 
 class Outcome(NamedTuple):
-    """The values that decide whether a step is bad, and the gradients by name."""
+    """The values that decide whether a step is finite, and the gradients by name."""
 
     loss: Any
     grad_norm: Any

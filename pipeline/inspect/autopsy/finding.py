@@ -41,7 +41,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class BadSamples:
+class NonFiniteSamples:
     """The samples whose part of a tensor is not finite: ids, and positions in the batch."""
 
     ids: tuple[int, ...]
@@ -74,7 +74,7 @@ class Finding:
     """Inputs of the layer."""
     parameters: tuple[Tensor, ...] = ()
     """Parameters of the layer."""
-    samples: BadSamples | None = None
+    samples: NonFiniteSamples | None = None
     """None if the tensor has no part for each sample."""
 
     @property
@@ -115,7 +115,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Autopsy:
-    """The result of examining one bad step: the finding, or the reason without one."""
+    """The result of examining one non-finite step: the finding, or the reason without one."""
 
     step: int
     loss: float

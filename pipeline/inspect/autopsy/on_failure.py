@@ -1,4 +1,4 @@
-"""The autopsy of a run that a bad step ended: replay, finding, files."""
+"""The autopsy of a run that a non-finite step ended: replay, finding, files."""
 
 from __future__ import annotations
 
@@ -27,42 +27,42 @@ from pipeline.training.freezing import config_at
 from pipeline.training.state import TrainState
 
 
-def examine_bad_step(run: CompiledRun, state: TrainState, bad: int) -> Examined:
-    """Examine step `bad`, which ended a run, from the state before it; write the finding.
+def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> Examined:
+    """Examine `step`, which ended a run, from the state before it; write the finding.
 
     Raises nothing: if the autopsy fails or a signal to stop interrupts it, this warns, and the run
-    ends because of the bad step.
+    ends because of the non-finite step.
     """
     run_dir = run.context.run_dir
     reporter = run.context.reporter
-    reporter.stage("autopsy", f"replaying step {bad}, one operation at a time")
+    reporter.stage("autopsy", f"replaying step {step}, one operation at a time")
     weights = [leaf for leaf in jax.tree.leaves(state.params) if leaf.size]
     # NaN if a weight is NaN.
     largest_weight = float(np.max([largest(np.asarray(leaf)) for leaf in weights], initial=0.0))
     try:
         # Nothing of the run would be lost: the state is saved.
-        with run.context.options.signals.interruptible(), reporter.clock(f"examining step {bad}"):
-            autopsy = _examine(run, state, bad)
+        with run.context.options.signals.interruptible(), reporter.clock(f"examining step {step}"):
+            autopsy = _examine(run, state, step)
         reporter.stage("autopsy", str(autopsy))
         flags = to_flags([plugin.given for plugin in loaded_plugins()])
         command = shlex.join(["python", "-m", "pipeline", *flags, "autopsy", str(run_dir)])
         reporter.stage("autopsy", f"again: {command}")
     except Interrupted as signal:
-        reporter.warn(f"no autopsy of step {bad}: {signal}")
+        reporter.warn(f"no autopsy of step {step}: {signal}")
         return Examined(largest_weight=largest_weight)
-    except Exception as error:  # the bad step matters more than any error here
-        reporter.warn(f"no autopsy of step {bad}: {type(error).__name__}: {error}")
+    except Exception as error:  # the non-finite step matters more than any error here
+        reporter.warn(f"no autopsy of step {step}: {type(error).__name__}: {error}")
         return Examined(largest_weight=largest_weight)
     finding = autopsy.finding
     in_data = finding is not None and finding.phase == "data"
     return Examined(not autopsy.is_fault_of_machine, in_data, largest_weight)
 
 
-def _examine(run: CompiledRun, state: TrainState, bad: int) -> Autopsy:
-    batch = batch_of(run.executable.feed, bad)
+def _examine(run: CompiledRun, state: TrainState, step: int) -> Autopsy:
+    batch = batch_of(run.executable.feed, step)
     before = jax.tree.map(np.array, state)
-    parts = config_at(run.built.parts, bad - 1)
-    autopsy = repeat_step(run.executable, before, bad)
+    parts = config_at(run.built.parts, step - 1)
+    autopsy = repeat_step(run.executable, before, step)
     if autopsy is None:
         autopsy = examine(parts, before, batch, run.backend.device)
     write_reproducer(run.context.run_dir, parts, before, batch, autopsy)
@@ -70,10 +70,10 @@ def _examine(run: CompiledRun, state: TrainState, bad: int) -> Autopsy:
     return autopsy
 
 
-def repeat_step(executable: Executable, state: TrainState, bad: int) -> Autopsy | None:
-    """Return an autopsy without a finding if the compiled step is not bad a second time."""
-    again = executable.run(executable.put(state), bad - 1, bad, "none")[1]
-    if again.bad_step is not None:
+def repeat_step(executable: Executable, state: TrainState, step: int) -> Autopsy | None:
+    """Return an autopsy without a finding if the compiled step is finite the second time."""
+    again = executable.run(executable.put(state), step - 1, step, "none")[1]
+    if again.non_finite_step is not None:
         return None
     reason = (
         "the same program gave another result on the same state and batch; a fault of memory "
@@ -81,7 +81,7 @@ def repeat_step(executable: Executable, state: TrainState, bad: int) -> Autopsy 
     )
     loss = float(again.loss[-1])
     grad_norm = float(again.grad_norm[-1])
-    return Autopsy(bad, loss, grad_norm, None, reason, is_fault_of_machine=True)
+    return Autopsy(step, loss, grad_norm, None, reason, is_fault_of_machine=True)
 
 
 def batch_of(feed: Feed, step: int) -> Batch:

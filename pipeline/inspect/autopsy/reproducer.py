@@ -1,4 +1,4 @@
-"""The reproducer of a bad step: all inputs of a replay, in one folder.
+"""The reproducer of a non-finite step: all inputs of a replay, in one folder.
 
     reproducer/  recipe.yaml  lowerings.json  arrays.npz  step.json
 

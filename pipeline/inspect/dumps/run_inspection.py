@@ -1,4 +1,4 @@
-"""The inspection of a run: a profile, dumps and the autopsy of a bad step, as its recipe has them.
+"""The inspection of a run, as its recipe has it: profile, dumps, autopsy of a non-finite step.
 
 Few runs have any of these, and all would wait for their imports, so each is imported when it is
 needed.
@@ -63,14 +63,14 @@ class RunInspection(Inspection):
         return dumps
 
     def open_autopsy(self, run: CompiledRun) -> Examine:
-        """Return the autopsy of a bad step. Several processes have none: they divide the step."""
+        """Return the autopsy of a non-finite step; none with several processes."""
         if run.context.ranks.size > 1:
             return examine_nothing
 
         def examine(state: TrainState, step: int) -> Examined:
-            from pipeline.inspect.autopsy.on_failure import examine_bad_step
+            from pipeline.inspect.autopsy.on_failure import examine_non_finite_step
 
-            return examine_bad_step(run, state, step)
+            return examine_non_finite_step(run, state, step)
 
         return examine
 

@@ -99,10 +99,10 @@ class ProfiledExecutable:
             waited = self.feed.waited_s - waited
             self.dispatches.append(TimedDispatch(begin, end, began, ended, waited, traced))
             parts.append(telemetry)
-            bad = telemetry.bad_step is not None
-            if self._tracer.runs and (end >= self.last or bad):
+            ends_run = telemetry.non_finite_step is not None
+            if self._tracer.runs and (end >= self.last or ends_run):
                 self.end_trace()
-            if bad:
+            if ends_run:
                 break
         return state, _concatenate(parts)
 

@@ -6,8 +6,8 @@ outputs/<date>/<time>_<recipe>/  recipe.yaml  metrics.jsonl  evals.jsonl  summar
 Callbacks that log leave scalars.jsonl, texts tokenizer.json, the command `report` leaves report/,
 a profile profile/, dumps dump/, `checkpoint.prefix` ckpt/ and ckpt.json, and what is exported,
 converted or reproduced is noted in descendants.jsonl. Several processes also leave ranks/, and
-parallel.mode=auto plan.yaml. A bad step that ends a run leaves autopsy.json and reproducer/, which
-are in earlier_autopsy/ after a resume. On an emulated device also price.json, trace.json,
+parallel.mode=auto plan.yaml. A non-finite step that ends a run leaves autopsy.json and reproducer/,
+which are in earlier_autopsy/ after a resume. On an emulated device also price.json, trace.json,
 timeline.html, and AutoTune's result; for a device.target compiled.json.
 """
 

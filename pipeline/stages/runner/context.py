@@ -1,6 +1,7 @@
 """Inputs of a run: its options, services, compiled programs and inspection.
 
-A profile, dumps and the autopsy of a bad step reach a run by a subclass of `Inspection` alone.
+A profile, dumps and the autopsy of a non-finite step reach a run by a subclass of `Inspection`
+alone.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Inspection:
         return None
 
     def open_autopsy(self, run: CompiledRun) -> Examine:
-        """Return the function that examines a bad step that ends the run."""
+        """Return the function that examines a non-finite step that ends the run."""
         return examine_nothing
 
     def archive(self, run_dir: Path) -> Path | None:

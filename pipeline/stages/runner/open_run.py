@@ -20,7 +20,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.data.text.text_format import write_tokenizer
 from pipeline.engine.monitors.log_levels import log_by_level
-from pipeline.engine.non_finite_step import BadStepError
+from pipeline.engine.non_finite_step import NonFiniteStepError
 from pipeline.stages.build import fingerprint_rates
 from pipeline.stages.launch.local import run_locally
 from pipeline.stages.record import recorded_recipe, run_directory
@@ -156,7 +156,7 @@ def conclude_run(context: RunContext) -> Iterator[None]:
         with stop_on_signal(summary) if context.ranks.size == 1 else nullcontext():
             yield
     except BaseException as error:
-        if isinstance(error, BadStepError) and error.advice:
+        if isinstance(error, NonFiniteStepError) and error.advice:
             _report_advice(error.advice, reporter)
         elif has_saved():
             _report_advice(advice, reporter)

@@ -99,7 +99,7 @@ def open_training(
             early_stop=make_early_stop(recipe.monitor.early_stop),
             prune=prune,
             rollbacks=_rollbacks(recipe, save_periods, checkpoints),
-            on_bad_step=recipe.train.on_nan.name,
+            on_non_finite_step=recipe.train.on_nan.name,
             examine=options.inspection.open_autopsy(run),
             dump=do_nothing if dumps is None else dumps,
             collect=_collector(run, observers),
@@ -283,7 +283,7 @@ def _record_results(
     summary.sinks = run_schedule.place(max(1, history.step)).sink
     summary.metrics["train_loss"] = history.loss
     summary.bad_steps = {
-        "policy": hooks.on_bad_step,
+        "policy": hooks.on_non_finite_step,
         "left_out": history.left_out,
         "rollbacks": [asdict(rollback) for rollback in hooks.rollbacks.done],
     }

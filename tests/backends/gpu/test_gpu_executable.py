@@ -23,7 +23,7 @@ from tests.backends.test_xla import LABELS, counting_step, watch
 
 
 def compile_counting(
-    graphs: Graphs = "auto", dispatch_steps: int | None = 3, bad: int = -1
+    graphs: Graphs = "auto", dispatch_steps: int | None = 3, nan_step: int = -1
 ) -> GpuExecutable:
     """Compiled for windows of 4 steps over the labels 1 to 10, again and again."""
     placement = DevicePlacement((find_device("cpu", 0),))
@@ -41,7 +41,7 @@ def compile_counting(
     backend.options = {}
     feed = make_feed(FeedSource(Split({"label": LABELS}), order, placement), "resident")
     work = CompileInputs(
-        counting_step(bad), feed, feed, rates, seed_words(3), dispatch_steps=dispatch_steps
+        counting_step(nan_step), feed, feed, rates, seed_words(3), dispatch_steps=dispatch_steps
     )
     made = backend.compile(work, watch)
     assert isinstance(made, GpuExecutable)
@@ -101,9 +101,9 @@ def test_every_step_is_run_once_and_told_of(
 
 @pytest.mark.parametrize("graphs", ["auto", "loop"])
 def test_nothing_changes_after_a_step_that_is_not_finite(graphs: Graphs) -> None:
-    executable = compile_counting(graphs, bad=2)
+    executable = compile_counting(graphs, nan_step=2)
     state, telemetry = executable.run(executable.init(), 0, 10, "loop")
-    assert (len(telemetry), telemetry.bad_step) == (2, 2)
+    assert (len(telemetry), telemetry.non_finite_step) == (2, 2)
     assert (int(state.step), float(state.params["total"])) == (1, 3 + 1)
     again, telemetry = executable.run(executable.init(), 0, 1, "loop")
     assert (telemetry.loss.tolist(), int(again.step)) == ([1], 1)

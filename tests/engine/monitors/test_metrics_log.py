@@ -124,10 +124,10 @@ def test_numbers_read_back_as_the_same_float32(losses: list[float]) -> None:
     assert read_back.tobytes() == np.array(losses, np.float32).tobytes()
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_json_cannot_say_is_null(tmp_path: Path, bad: float) -> None:
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_json_cannot_say_is_null(tmp_path: Path, value: float) -> None:
     with log(tmp_path) as monitor:
-        monitor.on_steps(telemetry(0, 1.0, bad), 1.0)
+        monitor.on_steps(telemetry(0, 1.0, value), 1.0)
     assert [line["loss"] for line in read(tmp_path / "metrics.jsonl")] == [1.0, None]
 
 

@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pipeline.core.reporter import Reporter
 from pipeline.engine.callbacks.events import SinkReport
-from pipeline.engine.monitors.monitors import BadStepMonitor
+from pipeline.engine.monitors.monitors import NonFiniteStepMonitor
 from pipeline.engine.monitors.tensorboard import TensorBoard
 from tests.step_rows import telemetry_of
 
@@ -25,7 +25,7 @@ ROWS = [
 def warnings(skips_overflow: bool, start: int = 10, times: int = 1) -> list[str]:
     written = StringIO()
     reporter = Reporter(None, Console(file=written, soft_wrap=True))
-    monitor = BadStepMonitor(reporter, skips_overflow=skips_overflow)
+    monitor = NonFiniteStepMonitor(reporter, skips_overflow=skips_overflow)
     for i in range(times):
         monitor.on_steps(telemetry_of(start + 3 * i, np.array(ROWS)), 1.0)
     monitor.on_sink(SinkReport(start + 3 * times, 1.0, 0.1, 1.0, 3 * times))
@@ -51,7 +51,7 @@ def test_many_steps_are_counted() -> None:
 def test_a_rollback_is_reported() -> None:
     written = StringIO()
     reporter = Reporter(None, Console(file=written, soft_wrap=True))
-    BadStepMonitor(reporter, skips_overflow=False).on_rollback(17, 10)
+    NonFiniteStepMonitor(reporter, skips_overflow=False).on_rollback(17, 10)
     assert written.getvalue() == (
         "warning    step 17: not finite; back to the weights of step 10, on with the data after "
         "step 17\n"

@@ -19,7 +19,12 @@ from pipeline.engine import monitors
 from pipeline.engine.callbacks.events import Monitor
 from pipeline.engine.monitors.background import BestEffortMonitor
 from pipeline.engine.monitors.metrics_log import MetricsLog
-from pipeline.engine.monitors.monitors import BadStepMonitor, EvalMonitor, LossMonitor, TimeMonitor
+from pipeline.engine.monitors.monitors import (
+    EvalMonitor,
+    LossMonitor,
+    NonFiniteStepMonitor,
+    TimeMonitor,
+)
 from pipeline.engine.monitors.observers import Observers, open_observers
 from pipeline.engine.schedule import RunSchedule
 from tests.engine.monitors.test_monitors import EVALUATION
@@ -45,7 +50,7 @@ def add_hparams(observers: Observers, parameters: dict[str, int]) -> None:
     observers.show(lambda board: board.add_hparams(parameters, EVALUATION.scalars()))
 
 
-ALWAYS = [MetricsLog, LossMonitor, TimeMonitor, EvalMonitor, BadStepMonitor]
+ALWAYS = [MetricsLog, LossMonitor, TimeMonitor, EvalMonitor, NonFiniteStepMonitor]
 
 
 def test_a_run_is_watched_as_its_recipe_says(tiny: Compose, tmp_path: Path) -> None:

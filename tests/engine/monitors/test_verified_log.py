@@ -44,7 +44,7 @@ def test_a_mark_is_of_the_whole_file_and_holds_its_last_lines(
     assert log.mark(100) == log.mark(100) == of(lines(1, 100), lines(97, 100))
 
 
-def test_a_mark_leaves_out_the_bad_step_that_ends_a_run(log: VerifiedLog) -> None:
+def test_a_mark_leaves_out_the_non_finite_step_that_ends_a_run(log: VerifiedLog) -> None:
     log.append(lines(1, 5))
     assert log.mark(4) == of(lines(1, 4), lines(1, 4))
     assert log.mark(5) == of(lines(1, 5), lines(1, 5))

@@ -1,4 +1,4 @@
-"""A run that a bad step ends leaves an autopsy, and a reproducer that one command runs again."""
+"""A run that a non-finite step ends leaves an autopsy, and a reproducer that a command repeats."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def copied(ended: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(ended / "reproducer", tmp_path / "sent"))
 
 
-def test_the_bad_sample_is_named(ended: Path) -> None:
+def test_the_non_finite_sample_is_named(ended: Path) -> None:
     found = json.loads((ended / "autopsy.json").read_text())
-    bad = len(outcome.metrics(ended))
-    assert (found["step"], found["reproduced"], found["loss"]) == (bad, True, "nan")
+    step = len(outcome.metrics(ended))
+    assert (found["step"], found["reproduced"], found["loss"]) == (step, True, "nan")
     finding = found["finding"]
     assert (finding["phase"], finding["layer"]) == ("data", None)
     tensor = finding["tensor"]
@@ -63,8 +63,8 @@ def test_the_bad_sample_is_named(ended: Path) -> None:
 
 def test_the_finding_is_in_the_log(ended: Path) -> None:
     log = (ended / "run.log").read_text()
-    bad = len(outcome.metrics(ended))
-    assert f"autopsy    step {bad}: in the data: input column image: float32 16x8x8x1" in log
+    step = len(outcome.metrics(ended))
+    assert f"autopsy    step {step}: in the data: input column image: float32 16x8x8x1" in log
     assert f"samples: 1 of 16 samples: {VICTIM}" in log
     assert f"python -m pipeline autopsy {ended}" in log
 
@@ -161,7 +161,7 @@ def test_a_fault_of_the_machine_is_distinguished_from_one_of_the_run() -> None:
 def test_a_signal_ends_an_autopsy_at_once(
     when: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the middle of it, or where it was noted before: the run ends for the bad step."""
+    """In the middle of it, or where it was noted before: the run ends for the non-finite step."""
     examined: list[str] = []
 
     def interrupted(*_: object) -> None:
@@ -169,30 +169,30 @@ def test_a_signal_ends_an_autopsy_at_once(
         signal.raise_signal(signal.SIGTERM)
         examined.append("went on")
 
-    def noted(run: CompiledRun, state: TrainState, bad: int) -> Examined:
+    def noted(run: CompiledRun, state: TrainState, step: int) -> Examined:
         signal.raise_signal(signal.SIGTERM)
-        return examine(run, state, bad)
+        return examine(run, state, step)
 
-    examine = on_failure.examine_bad_step
+    examine = on_failure.examine_non_finite_step
     monkeypatch.setattr("pipeline.inspect.autopsy.on_failure.examine", interrupted)
     if when == "before":
-        monkeypatch.setattr(on_failure, "examine_bad_step", noted)
+        monkeypatch.setattr(on_failure, "examine_non_finite_step", noted)
     with poisoned_data(), pytest.raises(RunError, match="Invalid loss"):
         run(tiny("train.steps=30"), tmp_path)
     assert examined == (["begun"] if when == "meanwhile" else [])
     log = (tmp_path / "run.log").read_text()
-    bad = len(outcome.metrics(tmp_path))
-    assert f"warning    no autopsy of step {bad}: SIGTERM received\n" in log
+    step = len(outcome.metrics(tmp_path))
+    assert f"warning    no autopsy of step {step}: SIGTERM received\n" in log
     assert outcome.read_summary(tmp_path)["status"] == "failed"
-    assert outcome.checkpoints(tmp_path)[-1] == bad - 1
+    assert outcome.checkpoints(tmp_path)[-1] == step - 1
 
 
 def test_what_would_fail_again_is_not_offered_for_a_resume(ended: Path) -> None:
     log = (ended / "run.log").read_text()
-    bad = len(outcome.metrics(ended))
-    assert f"autopsy    replaying step {bad}, one operation at a time\n" in log
+    step = len(outcome.metrics(ended))
+    assert f"autopsy    replaying step {step}, one operation at a time\n" in log
     advice = "start a new run with corrected data, or train.on_nan=skip"
-    assert f"resume     would fail at step {bad} again; {advice}\n" in log
+    assert f"resume     would fail at step {step} again; {advice}\n" in log
     assert "train.resume=" not in log
 
 

@@ -83,9 +83,11 @@ def test_steps_that_a_loop_slows_down_run_without_one_and_come_to_the_same(
 
 
 @pytest.mark.slow
-def test_a_run_without_a_loop_resumes_and_ends_at_a_bad_step(tiny: Compose, tmp_path: Path) -> None:
+def test_a_run_without_a_loop_resumes_and_ends_at_a_non_finite_step(
+    tiny: Compose, tmp_path: Path
+) -> None:
     with pytest.raises(RunError, match="Step 2 of 12"):
-        run(tiny(*VOLUME, *SHORT, "train.optimizer.lr=3e38"), tmp_path / "bad")
+        run(tiny(*VOLUME, *SHORT, "train.optimizer.lr=3e38"), tmp_path / "diverged")
 
 
 def test_what_stays_with_xla_is_said_and_ends_loops_over_steps(tiny: Compose) -> None:

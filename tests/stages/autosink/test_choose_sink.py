@@ -125,7 +125,7 @@ def test_little_time_goes_into_measuring(chosen: ChooseSink) -> None:
 
 def test_steps_that_diverge_are_not_measured(chosen: ChooseSink) -> None:
     clockwork = Clockwork()
-    clockwork.bad = 3
+    clockwork.nan_step = 3
     found = chosen(clockwork)
     assert (found.size, found.choice) == (None, None)
     assert found.why.startswith("not measured, steps that were only timed failed: epoch: 1 step: 3")

@@ -65,7 +65,7 @@ def test_trials_follow_one_another(trials: TimedRuns) -> None:
 
 
 def test_what_is_not_finite_is_an_error(trials: TimedRuns, clockwork: Clockwork) -> None:
-    clockwork.bad = 3
+    clockwork.nan_step = 3
     with pytest.raises(RunError, match=r"Invalid loss.*Step 3 of 10"):
         trials.time(Variant(None, "none"), 10)
 

@@ -63,9 +63,9 @@ def test_any_number_of_a_step_counts(pair: Any) -> None:
 
 
 def test_what_is_not_finite_equals_itself_alone(pair: Any) -> None:
-    bad = [*STEPS[:4], line(5, loss=None)]
-    assert pair(bad, bad).first is None
-    found = pair(STEPS, bad).first
+    diverged = [*STEPS[:4], line(5, loss=None)]
+    assert pair(diverged, diverged).first is None
+    found = pair(STEPS, diverged).first
     assert (found.step, found.distance) == (5, math.inf)
     assert str(found) == "step 5: loss 1.5 and not finite"
 

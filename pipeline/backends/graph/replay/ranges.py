@@ -22,15 +22,15 @@ class Range:
     inf: int
 
     def __str__(self) -> str:
-        bad = [
+        counts = [
             f"{count:,} {name}" for name, count in (("NaN", self.nan), ("Inf", self.inf)) if count
         ]
         text = f"{self.dtype} {'x'.join(map(str, self.shape)) or 'scalar'}"
-        if bad:
-            text += f" with {' and '.join(bad)}"
+        if counts:
+            text += f" with {' and '.join(counts)}"
         if self.min is None:
             return text
-        lead = ", else" if bad else ","
+        lead = ", else" if counts else ","
         if self.shape == ():
             return f"{text}{lead} {self.min:.4g}"
         return f"{text}{lead} {self.min:.4g} to {self.max:.4g}, mean {self.mean:.4g}"
@@ -71,7 +71,7 @@ def largest(array: Any) -> float:
         return float(np.maximum(abs(float(values.min())), abs(float(values.max()))))
 
 
-def bad_rows(array: Any, batch_size: int, *, last: bool = False) -> tuple[int, ...] | None:
+def non_finite_rows(array: Any, batch_size: int, *, last: bool = False) -> tuple[int, ...] | None:
     """The samples of a batch that have a value that isn't finite in an array.
 
     The batch is the first axis, or the outermost part of it, or, with `last`, the last axis. None
@@ -80,6 +80,6 @@ def bad_rows(array: Any, batch_size: int, *, last: bool = False) -> tuple[int, .
     values = np.asarray(array)
     if not values.ndim or not values.size or values.shape[-1 if last else 0] % batch_size:
         return None
-    bad = ~np.isfinite(values)
-    rows = bad.reshape(-1, batch_size).any(0) if last else bad.reshape(batch_size, -1).any(1)
+    shape = (-1, batch_size) if last else (batch_size, -1)
+    rows = ~np.isfinite(values).reshape(shape).all(axis=0 if last else 1)
     return tuple(np.flatnonzero(rows).tolist())

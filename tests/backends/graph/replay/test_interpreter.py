@@ -125,8 +125,8 @@ def test_padding_and_masks_are_meant() -> None:
     def function(x: Array) -> Array:
         padded = in_layer("pool", lambda v: jnp.pad(v, 1, constant_values=-jnp.inf), x)
         masked = in_layer("mask", lambda v: jnp.where(jnp.tri(3, 4), v, -jnp.inf), x)
-        bad = in_layer("guilty", lambda v: v * 3e38 * 10, x)
-        return padded.sum() + masked.sum() + bad.sum()
+        non_finite = in_layer("guilty", lambda v: v * 3e38 * 10, x)
+        return padded.sum() + masked.sum() + non_finite.sum()
 
     assert cause_of(function, X).origin.scope == "guilty"
 
@@ -142,18 +142,18 @@ def test_a_row_that_is_masked_altogether_makes_nan_of_what_was_meant() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_bad_constant_is_blamed_where_it_is_made(value: float) -> None:
+def test_a_non_finite_constant_is_blamed_where_it_is_made(value: float) -> None:
     def function(x: Array) -> Array:
-        bad = in_layer("maker", lambda v: jnp.full_like(v, value), x)
-        return in_layer("reader", lambda v: (v @ bad.T).sum(), x)
+        non_finite = in_layer("maker", lambda v: jnp.full_like(v, value), x)
+        return in_layer("reader", lambda v: (v @ non_finite.T).sum(), x)
 
     assert cause_of(function, X).origin.scope == "maker"
 
 
 def test_bits_of_what_is_not_finite_lead_back_to_it() -> None:
     def function(x: Array) -> Array:
-        bad = in_layer("guilty", lambda v: v / 0.0, x)
-        bits = lax.bitcast_convert_type(bad, jnp.uint32).T
+        non_finite = in_layer("guilty", lambda v: v / 0.0, x)
+        bits = lax.bitcast_convert_type(non_finite, jnp.uint32).T
         return lax.bitcast_convert_type(bits, jnp.float32).sum()
 
     assert cause_of(function, X).origin.scope == "guilty"
@@ -186,9 +186,9 @@ def test_what_came_nearest_to_the_end_of_its_type_is_kept() -> None:
 
 
 def test_an_input_is_a_cause_when_it_is_first_read() -> None:
-    bad = Origin(-1, "", "", has_nan=True)
+    non_finite = Origin(-1, "", "", has_nan=True)
     closed = jax.make_jaxpr(lambda x, y: (jnp.exp(x * 1e30) + 1) * y)(1.0, 1.0)
-    inputs = [ReplayValue(np.float32(1)), ReplayValue(np.float32(np.nan), origin=bad)]
+    inputs = [ReplayValue(np.float32(1)), ReplayValue(np.float32(np.nan), origin=non_finite)]
     (value,) = Interpreter().run(closed, inputs)
     assert value.origin is not None
     assert first_cause(value.origin).origin.primitive == "exp"

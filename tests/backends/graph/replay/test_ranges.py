@@ -7,7 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from pipeline.backends.graph.replay.ranges import Range, bad_rows, is_float, largest, range_of
+from pipeline.backends.graph.replay.ranges import (
+    Range,
+    is_float,
+    largest,
+    non_finite_rows,
+    range_of,
+)
 
 SPOILT = np.array([[1.0, np.nan, 3.0], [np.inf, -np.inf, -2.0]], np.float32)
 
@@ -53,12 +59,12 @@ def test_keys_and_whole_numbers_are_finite() -> None:
 def test_rows_are_of_the_axis_that_holds_the_batch() -> None:
     images = np.zeros((4, 2, 2, 3), np.float32)
     images[2, 1, 0, 1] = np.nan
-    assert bad_rows(images, 4) == (2,)
-    assert bad_rows(images.reshape(16, 3), 4) == (2,)
-    assert bad_rows(images.transpose(1, 2, 3, 0), 4, last=True) == (2,)
-    assert bad_rows(images.transpose(3, 1, 2, 0).reshape(3, -1), 4, last=True) == (2,)
+    assert non_finite_rows(images, 4) == (2,)
+    assert non_finite_rows(images.reshape(16, 3), 4) == (2,)
+    assert non_finite_rows(images.transpose(1, 2, 3, 0), 4, last=True) == (2,)
+    assert non_finite_rows(images.transpose(3, 1, 2, 0).reshape(3, -1), 4, last=True) == (2,)
 
 
 def test_what_has_no_axis_of_the_batch_has_no_rows() -> None:
-    assert bad_rows(SPOILT, 5) is None
-    assert bad_rows(np.float32(np.nan), 4) is None
+    assert non_finite_rows(SPOILT, 5) is None
+    assert non_finite_rows(np.float32(np.nan), 4) is None
