@@ -25,6 +25,7 @@ from pipeline.core.errors import RunError
 from pipeline.core.host.platforms import platform_of
 from pipeline.data.batch import Batch
 from pipeline.engine.batches import BatchLayout
+from pipeline.engine.begin_step import begin_step
 from pipeline.engine.step_checks import LOSS, StepSignature
 from pipeline.models.imported.with_lowerings import list_kept, with_lowerings
 from pipeline.models.lowerings.problem.image_layout import Layout
@@ -33,6 +34,7 @@ from pipeline.models.lowerings.tune.rule import best_step_layout
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
 from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.telemetry import Telemetry
+from pipeline.training.update import apply_if_finite
 
 NO_RATES = np.zeros(1, np.float32)
 """Learning rates of the loop, which a custom step doesn't read."""
@@ -170,15 +172,17 @@ class UserStep:
         self, before: CustomState, batch: Batch, rates: Array
     ) -> tuple[CustomState, MetricsRow]:
         """Do a step of the loop; a step whose loss isn't finite leaves the state as it was."""
-        state, metrics = self.function(
-            self.state.arrange(before.state), self.batch.arrange(batch.columns)
-        )
+        arguments = self.state.arrange(before.state), self.batch.arrange(batch.columns)
+        metrics, compute_state = begin_step(self.function, *arguments)
         finite = jnp.isfinite(metrics[LOSS]) if LOSS in metrics else jnp.asarray(True)
-        leaves = self.state.flatten(state)
-        after = {path: jnp.where(finite, leaf, before.state[path]) for path, leaf in leaves.items()}
+
+        def update(state: CustomState) -> CustomState:
+            after = compute_state(self.state.arrange(state.state))
+            return CustomState(state.step + 1, self.state.flatten(after))
+
         values = [jnp.asarray(metrics[name], jnp.float32) for name in self.traced.metrics]
         row = MetricsRow((*values, finite.astype(jnp.float32)))
-        return CustomState(before.step + finite.astype(jnp.int32), after), row
+        return apply_if_finite(finite, update, before), row
 
 
 def lower_step(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,9 @@ from pipeline.training.state import (
     split,
 )
 from pipeline.training.telemetry import StepOutcome, updates_so_far
+
+State = TypeVar("State")
+"""A pytree of arrays."""
 
 MAX_CONSECUTIVE_OVERFLOWS = 1000
 """Consecutive overflows that a run survives: DynamicLossScaleManager's `bad_step_max`."""
@@ -51,9 +54,7 @@ def decide_outcome(
     return StepOutcome(finite, overflow, skipped_non_finite)
 
 
-def apply_if_finite(
-    finite: Array, updated: Callable[[TrainState], TrainState], state: TrainState
-) -> TrainState:
+def apply_if_finite(finite: Array, update: Callable[[State], State], state: State) -> State:
     """Return `update(state)` if `finite`, bool (), holds, else the state as it was.
 
     The CPU branches, which spares it the copies that a choice between two states needs. Elsewhere a
@@ -61,17 +62,19 @@ def apply_if_finite(
     compile a branch again in every step.
     """
     if not isinstance(finite, jax.core.Tracer):
-        return updated(state) if finite else state
+        return update(state) if finite else state
 
-    def branch(finite: Array, state: TrainState) -> TrainState:
-        return jax.lax.cond(finite, updated, lambda state: state, state)
+    def branch(finite: Array, state: State) -> State:
+        return jax.lax.cond(finite, update, lambda state: state, state)
 
-    def choose(finite: Array, state: TrainState) -> TrainState:
-        return jax.tree.map(
-            lambda now, before: jnp.where(finite, now, before), updated(state), state
+    def choose(finite: Array, state: State) -> State:
+        chosen: State = jax.tree.map(
+            lambda now, before: jnp.where(finite, now, before), update(state), state
         )
+        return chosen
 
-    return jax.lax.platform_dependent(finite, state, cpu=branch, default=choose)
+    result: State = jax.lax.platform_dependent(finite, state, cpu=branch, default=choose)
+    return result
 
 
 def apply_update(

@@ -8,12 +8,13 @@ equations hold the one or the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jax import lax
+from jax import lax, named_scope
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 T = TypeVar("T")
@@ -133,6 +134,16 @@ def inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
 def scope_of(equation: JaxprEqn, outer: str = "") -> str:
     """Return the named scopes of an equation below `outer`, separated by slashes."""
     return "/".join(filter(None, (outer, str(equation.source_info.name_stack))))
+
+
+@contextmanager
+def enter_scope(scope: str) -> Iterator[None]:
+    """Enter named scopes that are separated by slashes."""
+    # Separately, since transformations mark the outermost scope only: `jvp(Net)/conv`.
+    with ExitStack() as stack:
+        for name in filter(None, scope.split("/")):
+            stack.enter_context(named_scope(name))
+        yield
 
 
 def source_line(equation: JaxprEqn) -> str:

@@ -17,7 +17,6 @@ with rules of `jax.custom_jvp` and `jax.custom_vjp` are repeated as they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -30,6 +29,7 @@ from pipeline.core.host.jaxpr import (
     bind_equation,
     called_jaxpr,
     compute_flow,
+    enter_scope,
     equations_in,
     inner_jaxprs,
     scope_of,
@@ -158,7 +158,7 @@ class _Evaluation:
 
     def _compute_in_scope(self, equation: Any, operands: list[Any]) -> list[Any]:
         scope = _scope(equation, self.root, self.root.partition("/")[0])
-        with _enter_scope(scope), equation.ctx.manager:
+        with enter_scope(scope), equation.ctx.manager:
             return self._compute(equation, operands)
 
     def _compute(self, equation: Any, operands: list[Any]) -> list[Any]:
@@ -220,12 +220,3 @@ def _scope(equation: Any, root: str, replacement: str) -> str:
     if root and f"{scope}/".startswith(f"{root}/"):
         return f"{replacement}{scope[len(root) :]}".removeprefix("/")
     return scope
-
-
-@contextmanager
-def _enter_scope(scope: str) -> Iterator[None]:
-    # Separately, since transformations mark the outermost scope only: `jvp(Net)/conv`.
-    with ExitStack() as stack:
-        for name in filter(None, scope.split("/")):
-            stack.enter_context(jax.named_scope(name))
-        yield

@@ -1,0 +1,95 @@
+"""A custom step in two halves: what its metrics and gradients need, and the update of its state.
+
+A step whose loss isn't finite leaves the state as it was. If the update is a branch of the program,
+XLA on the CPU updates arrays in place. A choice between the state before and after copies them: a
+fifth of the time of an MLP's step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+from jax import Array
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+
+from pipeline.core.host.jaxpr import bind_equation, called_jaxpr, enter_scope, scope_of
+
+ELEMENTWISE = frozenset(
+    {
+        *("abs", "add", "add_any", "and", "broadcast_in_dim", "cbrt", "ceil", "clamp"),
+        *("convert_element_type", "copy", "cos", "div", "eq", "exp", "exp2", "expm1", "floor"),
+        *("ge", "gt", "integer_pow", "is_finite", "le", "log", "log1p", "logistic", "lt", "max"),
+        *("min", "mul", "ne", "neg", "not", "or", "pow", "reshape", "round", "rsqrt"),
+        *("select_n", "sign", "sin", "sqrt", "square", "squeeze", "sub", "tanh", "xor"),
+    }
+)
+"""Primitives of an update that a branch computes as fast as the program around it."""
+
+
+def begin_step(
+    function: Callable[..., Any], state: Any, batch: Any
+) -> tuple[Mapping[str, Array], Callable[[Any], Any]]:
+    """Compute the metrics of a step, and return them with a function of the state.
+
+    The function returns the state after the step. It computes what is elementwise and what no
+    metric needs, from the state that it is called with.
+    """
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(state, batch)
+    leaves, structure = jax.tree.flatten(shapes[0])
+    jaxpr = closed.jaxpr
+    states = jaxpr.outvars[: len(leaves)]
+    measured = jaxpr.outvars[len(leaves) :]
+    first, update = _split(jaxpr, measured)
+    values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    values |= dict(zip(jaxpr.invars, jax.tree.leaves((state, batch)), strict=True))
+    _compute(first, values)
+    metrics = jax.tree.unflatten(
+        jax.tree.structure(shapes[1]), [_read(atom, values) for atom in measured]
+    )
+
+    def compute_state(state: Any) -> Any:
+        leaves = jax.tree.leaves(state)
+        updated = values | dict(zip(jaxpr.invars[: len(leaves)], leaves, strict=True))
+        _compute(update, updated)
+        return jax.tree.unflatten(structure, [_read(atom, updated) for atom in states])
+
+    return metrics, compute_state
+
+
+def _split(jaxpr: Jaxpr, measured: Iterable[Any]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
+    """Return the equations of the metrics and gradients, then the elementwise ones of the update.
+
+    Only the state and other equations of the update read the results of an update's equations.
+    """
+    needed = {atom for atom in measured if not isinstance(atom, Literal)}
+    first: list[JaxprEqn] = []
+    update: list[JaxprEqn] = []
+    for equation in reversed(jaxpr.eqns):
+        if needed.isdisjoint(equation.outvars) and _is_elementwise(equation):
+            update.append(equation)
+        else:
+            first.append(equation)
+            needed |= {atom for atom in equation.invars if not isinstance(atom, Literal)}
+    return first[::-1], update[::-1]
+
+
+def _is_elementwise(equation: JaxprEqn) -> bool:
+    called = called_jaxpr(equation)
+    if called is not None:
+        return all(map(_is_elementwise, called.jaxpr.eqns))
+    return equation.primitive.name in ELEMENTWISE
+
+
+def _compute(equations: Iterable[JaxprEqn], values: dict[Var, Any]) -> None:
+    """Add the results of equations to the values of variables."""
+    for equation in equations:
+        operands = [_read(atom, values) for atom in equation.invars]
+        with enter_scope(scope_of(equation)), equation.ctx.manager:
+            results = bind_equation(equation, operands)
+        values |= dict(zip(equation.outvars, results, strict=True))
+
+
+def _read(atom: Any, values: Mapping[Var, Any]) -> Any:
+    return atom.val if isinstance(atom, Literal) else values[atom]
