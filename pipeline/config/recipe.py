@@ -61,13 +61,15 @@ class TrainSpec(AdapterWords):
 
     batch_size: PositiveInt
     epochs: PositiveInt | None
-    """MindSpore's epochs: sinks when `sink_size` > 0, else passes over the data."""
+    """The length in sink epochs, MindSpore's epochs: sinks if `sink_size` > 0, else passes."""
     passes: PositiveInt | None
+    """The length in passes, readings of the training split."""
     steps: PositiveInt | None
+    """The length in steps, updates of the weights."""
     sink: bool
     sink_size: Annotated[int | Literal["auto"], Expected("a whole number or auto")]
     """-1: a sink per pass; N > 0: N batches, continuing after the last sink; auto: the size
-    measured to be fastest once the step is compiled, an epoch being a pass as with -1."""
+    measured to be fastest once the step is compiled, a sink epoch being a pass as with -1."""
     mechanism: Literal["auto", "loop", "soft"]
     """How a sink runs: one XLA loop, or asynchronous dispatches of single steps. auto: a loop, or
     the faster one by measurement if `sink_size` is auto too."""

@@ -31,11 +31,11 @@ def _batches_of_sink(train: TrainSpec) -> int | None:
 
 
 def total_steps(train: TrainSpec, steps_per_pass: int) -> int:
-    """Return a run's length in steps; an epoch is a sink if `sink_size` > 0, else a pass.
+    """Return a run's length in steps; a sink epoch is a sink if `sink_size` > 0, else a pass.
 
-    With `sink: false` the sink size is ignored, so an epoch is a pass then too. So it is with auto,
-    since the length of a run must not depend on a measurement. Raises ValueError without a length,
-    and for more than `MAX_STEPS` steps.
+    With `sink: false` the sink size is ignored, so a sink epoch is a pass then too. So it is
+    with auto, since the length of a run must not depend on a measurement. Raises ValueError without
+    a length, and for more than `MAX_STEPS` steps.
     """
     sink_steps = _batches_of_sink(train) if train.sink else None
     if train.steps is not None:

@@ -23,8 +23,8 @@ class Length:
     sink_size: int | str = -1
 
 
-def test_epochs_count_sinks_when_sink_size_is_positive() -> None:
-    """S-06: 10 epochs of 1000 batches over 1875 a pass are 10,000 steps, 5.33 passes."""
+def test_sink_epochs_are_sinks_if_sink_size_is_positive() -> None:
+    """S-06: 10 sink epochs of 1000 batches over 1875 a pass are 10,000 steps, 5.33 passes."""
     assert total_steps(Length(epochs=10, sink_size=1000), 1875) == 10_000
 
 
@@ -37,7 +37,7 @@ def test_epochs_count_sinks_when_sink_size_is_positive() -> None:
         Length(passes=10),
     ],
 )
-def test_epochs_count_passes_otherwise(length: Length) -> None:
+def test_sink_epochs_are_passes_otherwise(length: Length) -> None:
     """S-04 with sink_size -1, S-07 without sinks, and where the sink is not chosen yet."""
     assert total_steps(length, 1875) == 18_750
 

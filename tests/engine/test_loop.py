@@ -400,9 +400,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_in_the_documents_words(
     script.bad = bad
     with pytest.raises(RunError) as caught:
         play(script)
-    epoch, step = (1, bad) if bad <= 8 else (2, bad - 8)
+    sink_epoch, step = (1, bad) if bad <= 8 else (2, bad - 8)
     assert str(caught.value) == (
-        f"epoch: {epoch} step: {step}. Invalid loss, terminating training. Step {bad} of 20: "
+        f"epoch: {sink_epoch} step: {step}. Invalid loss, terminating training. Step {bad} of 20: "
         f"loss is nan, gradient norm is 1.0; the state of step {bad - 1} is saved"
     )
     assert list(script.saved) == [bad - 1]

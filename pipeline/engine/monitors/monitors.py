@@ -49,7 +49,7 @@ def writing(file: str | Path) -> Iterator[None]:
 class LossMonitor(Monitor):
     """The documents' line: `epoch: 1 step: 195, loss is 1.9601055`.
 
-    Printed at the end of a sink, whose number is the epoch, at most once in `every_steps`; 0:
+    Printed at the end of a sink, whose number is the sink epoch, at most once in `every_steps`; 0:
     never.
     """
 

@@ -246,8 +246,8 @@ def _open_copies(run: CompiledRun) -> Copies | None:
     folder = spec.directory or context.run_dir / CHECKPOINT_FILES
     names = context.run_dir / CHECKPOINT_NAMES
     place = CopiesPlace(folder, names, shared=spec.directory is not None)
-    steps_per_epoch = schedule.sink_steps or schedule.steps_per_pass
-    return MindSporeCopies(place, spec.prefix or context.recipe.model.name, steps_per_epoch)
+    steps_per_sink_epoch = schedule.sink_steps or schedule.steps_per_pass
+    return MindSporeCopies(place, spec.prefix or context.recipe.model.name, steps_per_sink_epoch)
 
 
 def _rollbacks(

@@ -79,7 +79,7 @@ def test_loss_line_counts_sinks_where_they_are_shorter_than_a_pass() -> None:
 
 
 def test_loss_line_without_sinks_comes_at_every_step() -> None:
-    """S-07: the epoch is a pass then."""
+    """S-07: the sink epoch is a pass then."""
     page = Page()
     monitor = LossMonitor(page.reporter, RunSchedule(4, 3, None), every_steps=1)
     for step in range(1, 5):

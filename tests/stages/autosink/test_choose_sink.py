@@ -221,7 +221,7 @@ def test_a_run_that_diverges_does_so_at_its_step_and_not_before(
 
 
 @pytest.mark.slow
-def test_an_epoch_is_a_pass(tiny: Compose, tmp_path: Path) -> None:
+def test_a_sink_epoch_is_a_pass(tiny: Compose, tmp_path: Path) -> None:
     """How long a run is does not hang on a measurement."""
     assert run(tiny(AUTO, "train.epochs=2"), tmp_path / "run").steps == 12
 
