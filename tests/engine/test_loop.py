@@ -127,7 +127,7 @@ def state_at(step: int) -> TrainState:
 
 @pytest.fixture
 def play(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., History]:
-    """Train along a script: 6 steps a pass, sinks of 8, 20 steps by default."""
+    """Train along a script: 6 steps an epoch, sinks of 8, 20 steps by default."""
 
     def go(
         script: Script,

@@ -1,7 +1,7 @@
 """A run's checkpoints as MindSpore's `.ckpt` files, written during a run or by a command.
 
 Files are `{prefix}-{epoch}_{step}.ckpt` as of MindSpore's ModelCheckpoint: `epoch` is the sink
-epoch, a sink if the run has sinks, else a pass, and the step is counted within it.
+epoch, a sink if the run has sinks, else an epoch, and the step is counted within it.
 """
 
 from __future__ import annotations
@@ -120,14 +120,14 @@ def _read_checkpoints(source: Path, run_dir: Path) -> list[Checkpoint]:
 
 
 def _steps_per_sink_epoch(recipe: Recipe, saved: Checkpoint) -> int:
-    """Return the steps of a sink epoch; if it is a pass, the data is read for its length."""
+    """Return the steps of a sink epoch; if it is an epoch, the data is read for its length."""
     train = recipe.train
     sink = saved.host.sink
     size = sink.size if sink is not None else train.sink_size if train.sink else None
     if isinstance(size, int) and size > 0:
         return size
     dataset = load_data(recipe, Reporter(console=Console(file=io.StringIO())))
-    return dataset.train_order.steps_per_pass
+    return dataset.train_order.steps_per_epoch
 
 
 @dataclass(frozen=True)
