@@ -1,6 +1,7 @@
 """How many epochs, and how much time, recipes need to reach an accuracy.
 
-    python -m benchmarks.passes --accuracy 0.985 --root DIR lenet5_mnist lenet5_mnist_thor
+    python -m benchmarks.epochs_to_accuracy --accuracy 0.985 --root DIR \\
+        lenet5_mnist lenet5_mnist_thor
 
 A contestant is a recipe, with overrides behind it in the same word: "lenet5_mnist seed=2". Prints,
 for each, the medians over the seeds of the epochs and of the seconds of training that went by when
