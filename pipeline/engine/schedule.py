@@ -1,6 +1,6 @@
 """Schedule of a run: the position of every step, and the events that cut a sink.
 
-Counted from 1 are epochs, sinks (sink epochs) and steps; a *boundary* is the
+Counted from 1 are epochs, sinks and steps; a *boundary* is the
 number of steps done. Everything here is known before the run starts, so an event happens at its
 exact step at any sink size.
 """
