@@ -1,8 +1,7 @@
 """Schedule of a run: the position of every step, and the events that cut a sink.
 
-Counted from 1 are epochs, sinks and steps; a *boundary* is the
-number of steps done. Everything here is known before the run starts, so an event happens at its
-exact step at any sink size.
+Counted from 1 are epochs, sinks and steps; a *boundary* is the number of steps done. Everything
+here is known before the run starts, so an event happens at its exact step at any sink size.
 """
 
 from __future__ import annotations
