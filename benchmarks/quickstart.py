@@ -1,13 +1,13 @@
-"""The quick-start MLP of the documents (M-04): accuracy after each of two passes over MNIST.
+"""The quick-start MLP of the documents (M-04): accuracy after each of two epochs over MNIST.
 
     python -m benchmarks.quickstart ours --root DIR >> RESULTS
     python -m benchmarks.quickstart mindspore --root DIR >> RESULTS    # with MindSpore 2.10
     python -m benchmarks.quickstart table RESULTS
 
 Trains the recipe `mlp_quickstart` with each seed and initialiser, and the same in MindSpore: batch
-64 of the images in their order, the last batch of a pass kept, plain SGD of 0.01. Images are not
+64 of the images in their order, the last batch of an epoch kept, plain SGD of 0.01. Images are not
 shuffled, so a seed varies the initial weights alone. Each training prints one JSON line: framework,
-initialiser, seed, and (accuracy, mean loss) on the 10,000 test images after each pass. `table`
+initialiser, seed, and (accuracy, mean loss) on the 10,000 test images after each epoch. `table`
 prints the medians and ranges in Markdown beside the figures of the documents.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 Course = list[tuple[float, float]]
-"""Accuracy and mean loss after each pass."""
+"""Accuracy and mean loss after each epoch."""
 
 NORMAL, UNIFORM = "Normal(0.01), biases 0", "uniform in 1 / sqrt(inputs)"
 INITIALISERS: Mapping[str, tuple[str, ...]] = {
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("results", nargs="?", type=Path, help="lines to make a table of")
     parser.add_argument("--root", type=Path, help="folder of MNIST's four files")
     parser.add_argument("--seeds", default="1,2,3,4,5")
-    parser.add_argument("--shuffle", action="store_true", help="another order in each pass")
+    parser.add_argument("--shuffle", action="store_true", help="another order in each epoch")
     args = parser.parse_args()
     if args.side == "table":
         print("\n".join(table(args.results.read_text(encoding="utf-8").splitlines())))
@@ -145,7 +145,7 @@ def table(lines: list[str]) -> Iterator[str]:
     courses: dict[tuple[str, str], list[Course]] = {}
     for line in map(json.loads, filter(None, lines)):
         courses.setdefault((line["framework"], line["init"]), []).append(line["course"])
-    yield "| | initial weights | accuracy after pass 1 | loss | accuracy after pass 2 | loss |"
+    yield "| | initial weights | accuracy after epoch 1 | loss | accuracy after epoch 2 | loss |"
     yield "| --- | --- | --- | --- | --- | --- |"
     said = " | ".join(f"{accuracy:.1%} | {loss:.3f}" for accuracy, loss in DOCUMENTS)
     yield f"| the documents | not said | {said} |"

@@ -2,7 +2,7 @@
 
     python -m benchmarks.recommend --save
 
-A trial trains an MLP of 64-16-10 on the shipped digits for five passes and is rated by its loss on
+A trial trains an MLP of 64-16-10 on the shipped digits for five epochs and is rated by its loss on
 the 359 evaluation samples; learning rate, momentum and batch size are searched. One run at a time
 is proposed from the results of all before it, as `python -m pipeline recommend --count=1` does
 again and again, by the same samplers. The goal is a loss that one in a hundred random trials

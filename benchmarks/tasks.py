@@ -233,7 +233,7 @@ def _resized(recipe: Recipe, split: Split, samples: int) -> dict[str, np.ndarray
 
 @dataclass(frozen=True)
 class Batches:
-    """One pass in the order in which this project sees it: float32 (n, B, H, W, C), int32 (n, B).
+    """One epoch in the order in which this project sees it: float32 (n, B, H, W, C), int32 (n, B).
 
     Images are normalised, contiguous and in memory, so a peer's batch is a slice. Of texts both are
     int32 (n, B, tokens).
@@ -247,7 +247,7 @@ class Batches:
 
 
 def load_batches(task: Task) -> Batches:
-    """The batches that the peers repeat, pass after pass."""
+    """The batches that the peers repeat, epoch after epoch."""
     with np.load(task.images) as arrays:
         images, labels = arrays["x_train"], arrays["y_train"]
     order = SampleOrder(
@@ -259,7 +259,7 @@ def load_batches(task: Task) -> Batches:
         drop_remainder=True,
         repeat=1,
     )
-    indices = order.batches(0, order.steps_per_pass).indices
+    indices = order.batches(0, order.steps_per_epoch).indices
     if task.spec.reads_text:
         tokens = images.reshape(len(images), -1).astype(np.int32)
         return Batches(tokens[indices], labels[indices])

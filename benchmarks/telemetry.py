@@ -40,7 +40,7 @@ PACKAGES = ("numpy", "tensorboardX")
 TENSORBOARD = {"metrics.jsonl and TensorBoard": "true", "metrics.jsonl alone": "false"}
 """What is written, and the `monitor.tensorboard` that has it so."""
 NAMES = ("loss", "learning_rate", "grad_norm", "loss_scale", "skipped")
-STEPS_PER_PASS, SINK_S = 100, 1.0
+STEPS_PER_EPOCH, SINK_S = 100, 1.0
 """They decide no more than numbers in lines."""
 
 
@@ -98,7 +98,7 @@ def measure(recipe: Recipe, rows: np.ndarray) -> Cost:
             open_observers(
                 observer_settings(recipe),
                 folder,
-                RunSchedule(steps, STEPS_PER_PASS, steps),
+                RunSchedule(steps, STEPS_PER_EPOCH, steps),
                 0,
                 reporter,
             ) as observers,

@@ -1,4 +1,4 @@
-"""THOR against Momentum on a ResNet for CIFAR-10: passes and seconds to an accuracy (L-06).
+"""THOR against Momentum on a ResNet for CIFAR-10: epochs and seconds to an accuracy (L-06).
 
     python -m benchmarks.thor_resnet RESULTS --root DIR                       # ResNet-20, 80 %
     python -m benchmarks.thor_resnet RESULTS --root DIR --blocks 1 --share 4 --accuracy 0.6
@@ -24,8 +24,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-PER_PASS = 2
-"""Evaluations a pass."""
+EVALUATIONS_PER_EPOCH = 2
+"""Evaluations an epoch."""
 THOR, _DECAY = "optimizer=thor", "decay_rate: 0.87, decay_steps: 390"
 SETTINGS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "momentum": tuple((f"train.optimizer.lr={lr}",) for lr in (0.05, 0.1, 0.2)),
@@ -96,7 +96,7 @@ def train(setting: tuple[str, ...], seed: int, args: argparse.Namespace) -> dict
     keys = [
         *(f"dataset.root={args.root}", f"seed={seed}", f"train.passes={args.passes}"),
         *(f"model.blocks=[{args.blocks},{args.blocks},{args.blocks}]", "monitor.loss_every=0"),
-        *("eval.every_passes=null", f"eval.every_steps={steps // PER_PASS}"),
+        *("eval.every_passes=null", f"eval.every_steps={steps // EVALUATIONS_PER_EPOCH}"),
         *("monitor.tensorboard=false", "checkpoint.every_passes=null", "checkpoint.keep=1"),
         f"train.callbacks=[{{name: stop_at, metric: accuracy, value: {args.accuracy}}}]",
         *([f"dataset.train.num_shards={args.share}"] if args.share > 1 else []),
@@ -156,7 +156,7 @@ def best(lines: list[dict[str, Any]], name: str) -> tuple[str, ...]:
 
 def table(lines: list[dict[str, Any]]) -> Iterator[str]:
     """The rows of a Markdown table, a line for each setting."""
-    yield "| optimizer | seeds | passes to the accuracy | accuracy at the end | processor s |"
+    yield "| optimizer | seeds | epochs to the accuracy | accuracy at the end | processor s |"
     yield "| --- | --- | --- | --- | --- |"
     for name, settings in SETTINGS.items():
         for setting in settings:
@@ -168,7 +168,7 @@ def table(lines: list[dict[str, Any]]) -> Iterator[str]:
                 for key in setting
                 if "lr=" in key or "damping" in key
             )
-            passes = ", ".join(
+            epochs = ", ".join(
                 "never"
                 if line["reached_step"] is None
                 else f"{line['reached_step'] / line['steps_per_pass']:.2f}"
@@ -177,7 +177,7 @@ def table(lines: list[dict[str, Any]]) -> Iterator[str]:
             ends = ", ".join(f"{line['last']:.4f}" for line in found)
             seconds = statistics.median(line.get("processor_s", math.nan) for line in found)
             seeds = ", ".join(str(line["seed"]) for line in found)
-            yield f"| {name}, {keys} | {seeds} | {passes} | {ends} | {seconds:.0f} |"
+            yield f"| {name}, {keys} | {seeds} | {epochs} | {ends} | {seconds:.0f} |"
 
 
 if __name__ == "__main__":

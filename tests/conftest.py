@@ -53,7 +53,7 @@ TINY = [
     "monitor.tensorboard=false",
     "monitor.sample_images=0",
 ]
-"""LeNet-5 on a few made-up digits: 6 steps a pass, an evaluation of 3 batches."""
+"""LeNet-5 on a few made-up digits: 6 steps an epoch, an evaluation of 3 batches."""
 
 STEPS = "train.steps=45"
 """The length of most runs: another one is another program to compile."""

@@ -128,7 +128,7 @@ def subject(network: str, folder: Path, seed: int = 1) -> Subject:
     def batch(number: int) -> Batch:
         rows = order.indices[number]
         columns = {name: jnp.asarray(c[rows]) for name, c in dataset.train.columns.items()}
-        about = order.passes[number], rows, jnp.int32(order.counts[number])
+        about = order.epochs[number], rows, jnp.int32(order.counts[number])
         return Batch(columns, jnp.asarray(built.seed), *map(jnp.asarray, about))
 
     step = jax.jit(built.step.step, compiler_options=QUICK)

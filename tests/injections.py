@@ -110,7 +110,7 @@ def subject(network: str, folder: Path, *overrides: str) -> Subject:
     order = dataset.train_order.batches(0, 1)
     columns = {name: column[order.indices[0]] for name, column in dataset.train.columns.items()}
     columns["image"] = columns["image"].astype(np.float32)
-    batch = Batch(columns, built.seed, order.passes[0], order.indices[0], np.int32(order.counts[0]))
+    batch = Batch(columns, built.seed, order.epochs[0], order.indices[0], np.int32(order.counts[0]))
     return Subject(built.parts, jax.jit(built.step.init)(built.seed), batch)
 
 
@@ -147,7 +147,7 @@ def _seen(found: Subject, call: Callable[..., Any]) -> dict[str, Any]:
     batch, parts, state = found.batch, found.parts, found.state
 
     def forward(columns: Any, params: Any) -> Any:
-        key = batch.seed, batch.pass_, batch.sample
+        key = batch.seed, batch.epoch, batch.sample
         images = apply_ops(jnp, parts.train_ops, columns, *key)["image"].astype(jnp.float32)
         weights = {"params": params, "batch_stats": state.batch_stats}
         rngs = {"dropout": jax.random.key(0)}

@@ -14,7 +14,7 @@ from tests.whole_run import run
 
 @pytest.mark.usefixtures("long_runs")
 def test_lenet5_learns_the_digits_of_the_package(cache: Path, tmp_path: Path) -> None:
-    """Real data that needs no download: 16 passes over 1,438 digits."""
+    """Real data that needs no download: 16 epochs over 1,438 digits."""
     overrides = ["train.passes=16", "monitor.tensorboard=false", f"cache.root={cache}"]
     summary = run(load_recipe("lenet5_digits", overrides), tmp_path)
     assert summary.status == "done"
@@ -23,7 +23,7 @@ def test_lenet5_learns_the_digits_of_the_package(cache: Path, tmp_path: Path) ->
 
 @pytest.mark.usefixtures("long_runs")
 def test_lenet5_learns_mnist(shared_data: Path, cache: Path, tmp_path: Path) -> None:
-    """D-03, D-09: 1875 batches of 32 a pass."""
+    """D-03, D-09: 1875 batches of 32 an epoch."""
     overrides = [
         f"dataset.root={shared_data / 'mnist'}",
         "train.steps=60",
@@ -50,7 +50,7 @@ def test_lenet5_learns_mnist(shared_data: Path, cache: Path, tmp_path: Path) -> 
 def test_lenet5_takes_cifar10(
     shared_data: Path, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    """D-01, D-02: 390 full batches of 128 a pass. Unpacking takes seconds, so that is kept."""
+    """D-01, D-02: 390 full batches of 128 an epoch. Unpacking takes seconds, so that is kept."""
     cache = pytestconfig.cache.mkdir("real_data") if pytestconfig.cache else tmp_path / "cache"
     archive = shared_data / "cifar10" / "cifar-10-binary.tar.xz"
     overrides = [

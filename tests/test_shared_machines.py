@@ -253,7 +253,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def reads(images: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Compose:
-    """A recipe that trains on the images, six steps a pass, in windows of four steps."""
+    """A recipe that trains on the images, six steps an epoch, in windows of four steps."""
     monkeypatch.setattr(feeds, "WINDOW_STEPS", 4)
     settings = [
         *("dataset=image_folder", f"dataset.root={images}", "dataset.image_size=[8,8]"),

@@ -74,7 +74,7 @@ def test_a_job_that_is_wrong_leaves_the_others_alone(
     assert losses[0] == losses[1] == losses[2]
 
     captured = capsys.readouterr()
-    assert "train.sink_size = 0: must be -1 (a sink per pass), positive or auto" in captured.err
+    assert "train.sink_size = 0: must be -1 (a sink per epoch), positive or auto" in captured.err
     assert "Traceback" not in captured.err
     assert [
         line for line in captured.out.splitlines() if line.startswith("job ") and line[4].isdigit()

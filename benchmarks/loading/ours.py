@@ -61,7 +61,7 @@ def _loop(
 ) -> tuple[Images, jax.Array]:
     def body(position: jax.Array, _: tuple[Images, jax.Array]) -> tuple[Any, Any]:
         batch = batch_at(inputs, position)
-        columns = apply_ops(jnp, OPS, batch.columns, batch.seed, batch.pass_, batch.sample)
+        columns = apply_ops(jnp, OPS, batch.columns, batch.seed, batch.epoch, batch.sample)
         return columns["image"], columns["label"]
 
     return jax.lax.fori_loop(first, last, body, (images, labels))

@@ -87,8 +87,8 @@ class Samples(Dataset[tuple[torch.Tensor, int]]):
         return self._transform(self._images[index]), int(self._labels[index])
 
 
-class Passes:
-    """Batches of a DataLoader, pass after pass; its workers stay."""
+class Epochs:
+    """Batches of a DataLoader, epoch after epoch; its workers stay."""
 
     def __init__(self, loader: DataLoader[tuple[torch.Tensor, int]]) -> None:
         self._batches = _endless(loader)
@@ -105,7 +105,7 @@ def _endless(loader: DataLoader[tuple[torch.Tensor, int]]) -> Iterator[list[torc
         yield from loader
 
 
-def open_loader(work: Work) -> Passes:
+def open_loader(work: Work) -> Epochs:
     """A DataLoader with its workers started."""
     with np.load(work.arrays) as arrays:
         samples = Samples(arrays["images"], arrays["labels"], TRANSFORMS[work.way]())
@@ -117,4 +117,4 @@ def open_loader(work: Work) -> Passes:
         num_workers=work.workers,
         persistent_workers=work.workers > 0,
     )
-    return Passes(loader)
+    return Epochs(loader)

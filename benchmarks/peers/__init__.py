@@ -1,7 +1,8 @@
 """Peers: the same training as a competent user of another framework would write it.
 
 Each module has `enter(task) -> Training`. A peer builds its network layer by layer from the task's
-list, starts from the task's weights, and finds the batches of a pass in memory, normalised float32.
+list, starts from the task's weights, and finds the batches of an epoch in memory, normalised
+float32.
 """
 
 from __future__ import annotations

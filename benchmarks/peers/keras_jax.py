@@ -41,7 +41,7 @@ class KerasTraining:
         self.sizes = tuple(sorted(int(np.prod(v.shape)) for v in self._model.trainable_variables))
 
     def run(self, steps: int) -> Result:
-        """Train so many steps more; where the pass ends in between, another `fit` goes on."""
+        """Train so many steps more; where the epoch ends in between, another `fit` goes on."""
         total, left = 0.0, steps
         while left:
             first = self._step % (len(self._labels) // self._batch_size)

@@ -16,12 +16,12 @@ SplitName = Literal["train", "eval"]
 
 
 def dict_batches(
-    recipe: Recipe, dataset: Dataset, split: SplitName = "train", pass_: int = 0
+    recipe: Recipe, dataset: Dataset, split: SplitName = "train", epoch: int = 0
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yield the batches of a pass over a split after its map ops, by column.
+    """Yield the batches of an epoch of a split after its map ops, by column.
 
     Images are float32 (B, H, W, C), as the network sees them; a last batch may be smaller. The
-    samples of training pass `pass_`, counted from 0, and what is drawn for them are those that
+    samples of training epoch `epoch`, counted from 0, and what is drawn for them are those that
     training has then.
     """
     is_train = split == "train"
@@ -29,13 +29,13 @@ def dict_batches(
     ops = dataset.train_ops if is_train else dataset.eval_ops
     columns = (dataset.train if is_train else dataset.eval).columns
     seed = seed_words(recipe.seed)
-    first = pass_ * order.steps_per_pass
-    for step in range(first, first + order.steps_per_pass):
+    first = epoch * order.steps_per_epoch
+    for step in range(first, first + order.steps_per_epoch):
         batches = order.batches(step, 1)
         count = int(batches.counts[0])
         raw = {name: column[batches.rows[0]] for name, column in columns.items()}
         step_ops = select_ops(ops, int(draw_choice(np, choices_among(ops), seed, step)))
-        mapped = apply_ops(np, step_ops, raw, seed, batches.passes[0], batches.indices[0])
+        mapped = apply_ops(np, step_ops, raw, seed, batches.epochs[0], batches.indices[0])
         images = np.asarray(mapped["image"], np.float32)
         if dataset.image.layout != "hwc":
             images = images.transpose(0, 2, 3, 1)
@@ -43,9 +43,9 @@ def dict_batches(
 
 
 def tuple_batches(
-    recipe: Recipe, dataset: Dataset, split: SplitName = "train", pass_: int = 0
+    recipe: Recipe, dataset: Dataset, split: SplitName = "train", epoch: int = 0
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """Yield the batches of `dict_batches` as tuples: image, label, and what else there is."""
-    for batch in dict_batches(recipe, dataset, split, pass_):
+    for batch in dict_batches(recipe, dataset, split, epoch):
         image = batch.pop("image")
         yield (image, batch.pop("label"), *batch.values())

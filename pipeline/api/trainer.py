@@ -238,14 +238,14 @@ class Trainer:
         return _Parameters(self)
 
     def tuples(
-        self, split: SplitName = "train", pass_: int = 0
+        self, split: SplitName = "train", epoch: int = 0
     ) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield image, label of each batch of a pass, as the network sees them."""
-        return tuple_batches(self.recipe, self.dataset, split, pass_)
+        """Yield image, label of each batch of an epoch, as the network sees them."""
+        return tuple_batches(self.recipe, self.dataset, split, epoch)
 
-    def dicts(self, split: SplitName = "train", pass_: int = 0) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the columns of each batch of a pass by name, as the network sees them."""
-        return dict_batches(self.recipe, self.dataset, split, pass_)
+    def dicts(self, split: SplitName = "train", epoch: int = 0) -> Iterator[dict[str, np.ndarray]]:
+        """Yield the columns of each batch of an epoch by name, as the network sees them."""
+        return dict_batches(self.recipe, self.dataset, split, epoch)
 
     @cached_property
     def dataset(self) -> Dataset:

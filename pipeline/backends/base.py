@@ -165,7 +165,7 @@ class StepToPrice:
     batch_size: int
     sink: bool
     sink_steps: int
-    steps_per_pass: int
+    steps_per_epoch: int
     total_steps: int
     devices: int = 1
     eager: bool = False

@@ -185,7 +185,7 @@ def memory_of(feed: Feed) -> Memory:
     window = feed.window(0)
     steps = window.most_steps
     inputs = window.inputs
-    copied = [inputs.indices, inputs.passes, inputs.counts]
+    copied = [inputs.indices, inputs.epochs, inputs.counts]
     copied += [] if inputs.resident else list(inputs.columns.values())
     total = sum(array.nbytes for array in jax.tree.leaves(copied))
     return Memory(inputs.resident, feed.device_bytes, round(total / steps), steps)
@@ -195,7 +195,7 @@ def calendar_of(recipe: Recipe, run_schedule: RunSchedule) -> Calendar:
     """Return the events of a run other than the ends of its sinks."""
     total = run_schedule.total
     due: dict[str, np.ndarray] = {}
-    for event, periods in event_periods(recipe, run_schedule.steps_per_pass).items():
+    for event, periods in event_periods(recipe, run_schedule.steps_per_epoch).items():
         multiples = [np.arange(period, total + 1, period) for period in periods]
         due[event.value] = np.unique(np.concatenate([np.arange(0), *multiples]))
     first = sorted({step for steps in due.values() for step in steps[:SHOWN_EVENTS].tolist()})

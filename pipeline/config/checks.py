@@ -91,19 +91,19 @@ def length_in_range(recipe: Recipe) -> Iterator[str]:
     if list(one_length(recipe)) or list(batch_fits(recipe)):
         return
     facts = known_facts(recipe)
-    per_pass = batching(recipe, facts.train_size).steps_per_pass if facts else 1
+    steps_per_epoch = batching(recipe, facts.train_size).steps_per_epoch if facts else 1
     try:
-        total_steps(recipe.train, per_pass)
+        total_steps(recipe.train, steps_per_epoch)
     except ValueError as error:
         yield f"train: {error}"
 
 
 @rule
 def sink_size_in_range(recipe: Recipe) -> Iterator[str]:
-    """A sink is one pass (-1) or a positive number of batches; auto is resolved later."""
+    """A sink is one epoch (-1) or a positive number of batches; auto is resolved later."""
     size = recipe.train.sink_size
     if size != "auto" and (size == 0 or size < -1):
-        yield f"train.sink_size = {size}: must be -1 (a sink per pass), positive or auto"
+        yield f"train.sink_size = {size}: must be -1 (a sink per epoch), positive or auto"
 
 
 @rule
@@ -114,7 +114,7 @@ def loops_of_adapters_fit(recipe: Recipe) -> Iterator[str]:
     total = recipe.train.steps
     facts = known_facts(recipe)
     if facts is not None:
-        total = total_steps(recipe.train, batching(recipe, facts.train_size).steps_per_pass)
+        total = total_steps(recipe.train, batching(recipe, facts.train_size).steps_per_epoch)
     yield from loop_problems(recipe.train, total)
 
 
@@ -353,7 +353,7 @@ def ops_fit(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def batch_fits(recipe: Recipe) -> Iterator[str]:
-    """A pass has at least one batch."""
+    """An epoch has at least one batch."""
     facts = known_facts(recipe)
     split = recipe.dataset.train
     if facts is None or not split.drop_remainder:
@@ -371,7 +371,7 @@ def batch_fits(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def one_warmup(recipe: Recipe) -> Iterator[str]:
-    """Warmup is given in steps or in passes."""
+    """Warmup is given in steps or in epochs."""
     for key, schedule in recipe.train.schedules.items():
         try:
             schedule.warmup(1)
@@ -386,13 +386,13 @@ def warmup_fits(recipe: Recipe) -> Iterator[str]:
     before = (one_length, one_warmup, batch_fits)
     if facts is None or any(list(check(recipe)) for check in before):
         return
-    per_pass = batching(recipe, facts.train_size).steps_per_pass
+    steps_per_epoch = batching(recipe, facts.train_size).steps_per_epoch
     try:
-        total = total_steps(recipe.train, per_pass)
+        total = total_steps(recipe.train, steps_per_epoch)
     except ValueError:  # `length_in_range` reports it
         return
     for key, schedule in recipe.train.schedules.items():
-        warmup = schedule.warmup(per_pass)
+        warmup = schedule.warmup(steps_per_epoch)
         if warmup >= total:
             rule = f"must be shorter than the {total} steps of training"
             yield f"{key}: warmup of {warmup} steps {rule}"

@@ -61,13 +61,15 @@ class TrainSpec(AdapterWords):
 
     batch_size: PositiveInt
     epochs: PositiveInt | None
-    """MindSpore's epochs: sinks when `sink_size` > 0, else passes over the data."""
+    """The length in sink epochs (MindSpore's epochs): sinks if `sink_size` > 0, else epochs."""
     passes: PositiveInt | None
+    """The length in epochs (readings of the training split)."""
     steps: PositiveInt | None
+    """The length in steps."""
     sink: bool
     sink_size: Annotated[int | Literal["auto"], Expected("a whole number or auto")]
-    """-1: a sink per pass; N > 0: N batches, continuing after the last sink; auto: the size
-    measured to be fastest once the step is compiled, an epoch being a pass as with -1."""
+    """-1: a sink per epoch; N > 0: N batches, continuing after the last sink; auto: the size
+    measured to be fastest once the step is compiled, a sink epoch being an epoch as with -1."""
     mechanism: Literal["auto", "loop", "soft"]
     """How a sink runs: one XLA loop, or asynchronous dispatches of single steps. auto: a loop, or
     the faster one by measurement if `sink_size` is auto too."""
@@ -94,7 +96,7 @@ class TrainSpec(AdapterWords):
     """Patterns of parameter paths, such as conv_*, that are not updated. One that begins
     with ! takes its parameters out again, the last one decides; ["!dense_2"] freezes all others."""
     unfreeze: Seq[UnfreezeRule]
-    """Frozen parameters to train after some passes or steps; their optimizer state begins then."""
+    """Frozen parameters to train after some epochs or steps; their optimizer state begins then."""
     freeze_statistics: Literal["none", "frozen", "all"]
     """Batch norm that normalises by its running statistics, which stay: none, that whose parameters
     are frozen, or all."""
@@ -143,6 +145,7 @@ class CheckpointSpec(Spec):
 
     every_steps: PositiveInt | None
     every_passes: PositiveInt | None
+    """Epochs between two checkpoints."""
     every_seconds: Seconds | None
     keep: PositiveInt
     """Number of newest checkpoints to keep, besides the best."""
@@ -180,6 +183,7 @@ class EvalSpec(Spec):
 
     every_steps: PositiveInt | None
     every_passes: PositiveInt | None
+    """Epochs between two evaluations."""
     metrics: Seq[Annotated[MetricSpec, PartOf("metric")]]
     """Metrics beside the standard ones."""
     on_train: bool
@@ -201,8 +205,8 @@ class MonitorSpec(Spec):
 
     lines: Literal["callbacks", "functional"]
     """Lines of training. callbacks: those of LossMonitor and TimeMonitor; functional:
-    those of MindSpore's functional loop, a banner, every 100 batches of a pass the loss, and after
-    an evaluation its accuracy and loss."""
+    those of MindSpore's functional loop, a banner, every 100 batches of an epoch the loss, and
+    after an evaluation its accuracy and loss."""
     log_level: LogLevel | None
     """Least severe messages that are shown: debug, info, warning or error; null: by the variable
     GLOG_v, 0 to 3, else warning."""

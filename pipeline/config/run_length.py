@@ -13,37 +13,37 @@ if TYPE_CHECKING:
 MAX_STEPS = 100_000_000
 
 
-def schedule_run(train: TrainSpec, steps_per_pass: int) -> RunSchedule:
-    """Return the schedule of a run over a dataset of `steps_per_pass` steps a pass.
+def schedule_run(train: TrainSpec, steps_per_epoch: int) -> RunSchedule:
+    """Return the schedule of a run over a dataset of `steps_per_epoch` steps an epoch.
 
-    With a `sink_size` of auto a sink is a pass until its size is chosen.
+    With a `sink_size` of auto a sink is an epoch until its size is chosen.
     """
-    size = _batches_of_sink(train) or steps_per_pass
-    total = total_steps(train, steps_per_pass)
-    return RunSchedule(total, steps_per_pass, size if train.sink else None)
+    size = _batches_of_sink(train) or steps_per_epoch
+    total = total_steps(train, steps_per_epoch)
+    return RunSchedule(total, steps_per_epoch, size if train.sink else None)
 
 
 def _batches_of_sink(train: TrainSpec) -> int | None:
-    """Return the size that the recipe gives in batches; None for a pass (-1) and if it is
+    """Return the size that the recipe gives in batches; None for an epoch (-1) and if it is
     chosen later (auto)."""
     size = train.sink_size
     return size if isinstance(size, int) and size > 0 else None
 
 
-def total_steps(train: TrainSpec, steps_per_pass: int) -> int:
-    """Return a run's length in steps; an epoch is a sink if `sink_size` > 0, else a pass.
+def total_steps(train: TrainSpec, steps_per_epoch: int) -> int:
+    """Return a run's length in steps; a sink epoch is a sink if `sink_size` > 0, else an epoch.
 
-    With `sink: false` the sink size is ignored, so an epoch is a pass then too. So it is with auto,
-    since the length of a run must not depend on a measurement. Raises ValueError without a length,
-    and for more than `MAX_STEPS` steps.
+    With `sink: false` the sink size is ignored, so a sink epoch is an epoch then too. So it is
+    with auto, since the length of a run must not depend on a measurement. Raises ValueError without
+    a length, and for more than `MAX_STEPS` steps.
     """
     sink_steps = _batches_of_sink(train) if train.sink else None
     if train.steps is not None:
         total = train.steps
     elif train.passes is not None:
-        total = train.passes * steps_per_pass
+        total = train.passes * steps_per_epoch
     elif train.epochs is not None:
-        total = train.epochs * (sink_steps or steps_per_pass)
+        total = train.epochs * (sink_steps or steps_per_epoch)
     else:
         raise ValueError("one of epochs, passes and steps must be given")
     if total > MAX_STEPS:
@@ -51,12 +51,12 @@ def total_steps(train: TrainSpec, steps_per_pass: int) -> int:
     return total
 
 
-def event_periods(recipe: Recipe, per_pass: int) -> dict[Event, tuple[int, ...]]:
+def event_periods(recipe: Recipe, steps_per_epoch: int) -> dict[Event, tuple[int, ...]]:
     """Return the periods, in steps, of evaluations, checkpoints and collections for TensorBoard;
-    `per_pass` steps a pass. Without the checkpoint stage nothing is saved."""
+    `steps_per_epoch` steps an epoch. Without the checkpoint stage nothing is saved."""
 
-    def to_steps(steps: int | None, passes: int | None) -> tuple[int, ...]:
-        return tuple(n for n in (steps, passes and passes * per_pass) if n)
+    def to_steps(steps: int | None, epochs: int | None) -> tuple[int, ...]:
+        return tuple(n for n in (steps, epochs and epochs * steps_per_epoch) if n)
 
     evals = to_steps(recipe.eval.every_steps, recipe.eval.every_passes)
     saves = to_steps(recipe.checkpoint.every_steps, recipe.checkpoint.every_passes)
@@ -70,5 +70,5 @@ def event_periods(recipe: Recipe, per_pass: int) -> dict[Event, tuple[int, ...]]
 
 def schedule_events(recipe: Recipe, run: RunSchedule, dump_at: Collection[int] = ()) -> Schedule:
     """Return a run with its events."""
-    periods = event_periods(recipe, run.steps_per_pass)
+    periods = event_periods(recipe, run.steps_per_epoch)
     return Schedule(run, periods, {Event.DUMP: dump_at}, recipe.train.dispatch_seconds)

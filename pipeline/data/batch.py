@@ -14,16 +14,16 @@ from jax.tree_util import register_dataclass
 class Batch:
     """One batch as it was read, before map ops.
 
-    `columns` hold arrays (batch, ...). `seed` is uint32 (2,), `pass_` an int32 scalar and `sample`
+    `columns` hold arrays (batch, ...). `seed` is uint32 (2,), `epoch` an int32 scalar and `sample`
     int32 (batch,): the key of augmentation. The first `count` samples are valid, the
     others pad a short last batch.
     """
 
     columns: Mapping[str, Array]
     seed: Array
-    pass_: Array
+    epoch: Array
     sample: Array
     count: Array
     samples: int | None = field(default=None, metadata={"static": True})
-    """The number of samples, if one may come several times in a pass: `sample` is another key each
-    time, whose remainder is the sample."""
+    """The number of samples, if one may come several times in an epoch: `sample` is another key
+    each time, whose remainder is the sample."""

@@ -24,7 +24,7 @@ class MapOp(Spec):
 
     `map` is written against the array namespace `xp`, numpy or jax.numpy, so that the one
     definition runs on the host and inside the compiled step. Randomness comes in as `uniforms`,
-    float32 in [0, 1) of shape (batch, `draws`), a pure function of (seed, pass, sample, op).
+    float32 in [0, 1) of shape (batch, `draws`), a pure function of (seed, epoch, sample, op).
     """
 
     name: str
@@ -131,11 +131,11 @@ class TrainSplitSpec(Spec):
     shard_id: NonNegativeInt | None
     """Train on shard `shard_id` of `num_shards`; null, null: on all of the split."""
     balance: bool = False
-    """Draw each class as often as any other: of rare ones samples come several times in a
-    pass, each time with other draws of the random ops."""
+    """Draw each class as often as any other: of rare ones samples come several times in an
+    epoch, each time with other draws of the random ops."""
     interleave: PositiveInt | None = None
     """Read this many files at a time, one sample of each in turn, in an order of files that
-    is drawn for each pass, and shuffle within `buffer_size`; null: files don't matter."""
+    is drawn for each epoch, and shuffle within `buffer_size`; null: files don't matter."""
 
     @model_validator(mode="after")
     def _interleaves_and_shuffles(self) -> Self:
@@ -217,7 +217,7 @@ class DatasetSpec(Spec):
     uses it as a mask instead: its attention ignores padding."""
     oversized: Literal["refuse", "crop"]
     """Handling of samples that are larger than every bucket. crop: in training a part of them is
-    used, drawn again for each sample and pass, in evaluation the middle."""
+    used, drawn again for each sample and epoch, in evaluation the middle."""
     ignore_index: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None
     """The label of entries without a class, as 255 in masks or -100 in texts: neither losses nor
     metrics count it, and padded positions get it; null: every label is a class."""

@@ -8,23 +8,23 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from pipeline.data.order import Batches, SampleOrder, pass_order
+from pipeline.data.order import Batches, SampleOrder, epoch_order
 
 _CLASS_STREAM = 1 << 63
-"""Keys of the draws of classes, different from the keys of passes and splits."""
+"""Keys of the draws of classes, different from the keys of epochs and splits."""
 
 _FILE_STREAM = 3 << 61
-"""Keys of the draws of files, different from the keys of passes, splits and classes."""
+"""Keys of the draws of files, different from the keys of epochs, splits and classes."""
 _MAX_INDEX = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class BalancedOrder(SampleOrder):
-    """The endless order of a split whose passes have all classes equally often, give or take one.
+    """The endless order of a split whose epochs have all classes equally often, give or take one.
 
-    A pass has as many samples as the split. The samples of a class come in an endless sequence of
-    shuffles, which each pass continues: no sample is drawn again before all were drawn. Any pass is
-    still a pure function of (seed, pass).
+    An epoch has as many samples as the split. The samples of a class come in an endless sequence of
+    shuffles, which each epoch continues: no sample is drawn again before all were drawn. Any epoch
+    is still a pure function of (seed, epoch).
     """
 
     labels: np.ndarray = field(compare=False)
@@ -34,10 +34,10 @@ class BalancedOrder(SampleOrder):
         """The `count` batches that begin with global step `first_step`, the first step being 0."""
         return replace(super().batches(first_step, count), samples=self.samples)
 
-    def _samples_at(self, pass_: int, places: np.ndarray) -> np.ndarray:
-        """The samples at some positions of a pass, plus `samples` times the earlier draws of each
-        in this pass."""
-        slots = super()._samples_at(pass_, places)
+    def _samples_at(self, epoch: int, places: np.ndarray) -> np.ndarray:
+        """The samples at some positions of an epoch, plus `samples` times the earlier draws of each
+        in this epoch."""
+        slots = super()._samples_at(epoch, places)
         classes = len(self._rows)
         kinds = slots % classes
         ranks = slots // classes
@@ -45,7 +45,7 @@ class BalancedOrder(SampleOrder):
         for kind, rows in enumerate(self._rows):
             mask = kinds == kind
             count = -(-(self.samples - kind) // classes)
-            indices[mask] = self._draw(kind, rows, pass_ * count, count)[ranks[mask]]
+            indices[mask] = self._draw(kind, rows, epoch * count, count)[ranks[mask]]
         return indices.astype(np.int32)
 
     def _draw(self, kind: int, rows: np.ndarray, first: int, count: int) -> np.ndarray:
@@ -70,7 +70,7 @@ class BalancedOrder(SampleOrder):
 
 @lru_cache(maxsize=256)
 def _class_shuffle(seed: int, kind: int, number: int, size: int) -> np.ndarray:
-    """A permutation of the samples of a class, int64 (size,); windows of one pass share it."""
+    """A permutation of the samples of a class, int64 (size,); windows of one epoch share it."""
     key = np.array([seed, _CLASS_STREAM + (kind << 40) + number], np.uint64)
     order = np.argsort(np.random.Philox(key=key).random_raw(size), kind="stable")
     order.setflags(write=False)
@@ -82,8 +82,8 @@ class InterleavedOrder(SampleOrder):
     """The endless order of a split whose files are read `cycle_length` at a time, one sample each.
 
     As tf.data's `interleave`: when a file has ended, the next one takes its place. With `shuffle`
-    the files of a pass come in an order drawn by (seed, pass), and samples are then shuffled within
-    `buffer_size`. A shard reads every `num_shards`-th file, from `shard_id` on.
+    the files of an epoch come in an order drawn by (seed, epoch), and samples are then shuffled
+    within `buffer_size`. A shard reads every `num_shards`-th file, from `shard_id` on.
     """
 
     cycle_length: int
@@ -101,25 +101,25 @@ class InterleavedOrder(SampleOrder):
         numbers = range(self.shard_id, len(self.files), self.num_shards)
         return np.concatenate([np.arange(ends[n] - self.files[n], ends[n]) for n in numbers])
 
-    def _samples_at(self, pass_: int, places: np.ndarray) -> np.ndarray:
-        """The samples at some positions of a pass, int64 like `places`."""
-        return _interleaved_pass(self, pass_)[places]
+    def _samples_at(self, epoch: int, places: np.ndarray) -> np.ndarray:
+        """The samples at some positions of an epoch, int64 like `places`."""
+        return _interleaved_epoch(self, epoch)[places]
 
 
 @lru_cache(maxsize=2)
-def _interleaved_pass(order: InterleavedOrder, pass_: int) -> np.ndarray:
-    """The samples of a shard's pass, in order, int64; without a buffer files are not shuffled."""
+def _interleaved_epoch(order: InterleavedOrder, epoch: int) -> np.ndarray:
+    """The samples of a shard's epoch, in order, int64; without a buffer files are not shuffled."""
     buffer_size = order.buffer_size if order.shuffle else None
     numbers = np.arange(order.shard_id, len(order.files), order.num_shards)
     if buffer_size is not None:
-        key = np.array([order.seed, _FILE_STREAM + pass_], np.uint64)
+        key = np.array([order.seed, _FILE_STREAM + epoch], np.uint64)
         words = np.random.Philox(key=key).random_raw(len(numbers))
         numbers = numbers[np.argsort(words, kind="stable")]
     sizes = [order.files[number] for number in numbers]
     file_of, sample_of = interleave(sizes, order.cycle_length)
     samples = (np.cumsum(order.files) - order.files)[numbers][file_of] + sample_of
     if buffer_size is not None:
-        samples = samples[pass_order(order.seed, pass_, len(samples), True, buffer_size)]
+        samples = samples[epoch_order(order.seed, epoch, len(samples), True, buffer_size)]
     samples.setflags(write=False)
     return samples
 
@@ -150,10 +150,10 @@ def interleave(files: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndar
 class BucketedOrder(SampleOrder):
     """The endless order of a split whose batches are each of one bucket.
 
-    Samples come in the order of their pass and wait in their bucket. When a batch is full, it is
+    Samples come in the order of their epoch and wait in their bucket. When a batch is full, it is
     next. Samples that wait at the end are dropped, or come last, bucket by bucket, as in
-    MindSpore's `bucket_batch_by_length`; here the batches of a pass are a pure function of
-    (seed, pass), computed with one permutation.
+    MindSpore's `bucket_batch_by_length`; here the batches of an epoch are a pure function of
+    (seed, epoch), computed with one permutation.
     """
 
     buckets: np.ndarray = field(compare=False)
@@ -187,19 +187,19 @@ class BucketedOrder(SampleOrder):
     def batches(self, first_step: int, count: int) -> Batches:
         """The `count` batches that begin with global step `first_step`, the first step being 0."""
         steps = np.arange(first_step, first_step + count)
-        passes, batch = np.divmod(steps, self.batches_per_repetition)
+        epochs, batch = np.divmod(steps, self.batches_per_repetition)
         indices = np.empty((count, self.batch_size), np.int32)
         counts = np.empty(count, np.int32)
-        for pass_ in np.unique(passes):
-            rows = passes == pass_
-            samples, num_valid = self._pass_batches(int(pass_))
+        for epoch in np.unique(epochs):
+            rows = epochs == epoch
+            samples, num_valid = self._epoch_batches(int(epoch))
             indices[rows] = samples[batch[rows]]
             counts[rows] = num_valid[batch[rows]]
-        return Batches(indices, passes.astype(np.int32), counts)
+        return Batches(indices, epochs.astype(np.int32), counts)
 
-    def _pass_batches(self, pass_: int) -> tuple[np.ndarray, np.ndarray]:
-        """All batches of a pass: samples (batches, batch size), and their numbers of valid ones."""
-        order = self._pass_order(pass_)
+    def _epoch_batches(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Samples of the batches of an epoch (batches, batch size), and numbers of valid ones."""
+        order = self._epoch_order(epoch)
         bucket_at = self.buckets[order]
         rows = []
         counts = []

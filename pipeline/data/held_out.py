@@ -12,7 +12,7 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 """The share of the samples to evaluate and not to train on."""
 
 _STREAM = 1 << 62
-"""Keys of these draws, different from the keys of passes."""
+"""Keys of these draws, different from the keys of epochs."""
 
 
 def hold_out(

@@ -1,6 +1,6 @@
 """The order of samples: shuffling, sharding, batching and repeating, as pure functions.
 
-A pass is the dataset, or this run's shard of it, repeated `repeat` times. Each repetition is
+An epoch is the dataset, or this run's shard of it, repeated `repeat` times. Each repetition is
 shuffled again and has other random draws. Any step is computed without the steps before it, so a
 resumed run continues exactly where it stopped.
 """
@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 LARGE = 2**20
-"""From this number of samples on, a full shuffle is computed without a list of the pass."""
+"""From this number of samples on, a full shuffle is computed without a list of the epoch."""
 
 ROUNDS = 4
 """A Feistel network of random functions is a random permutation from four rounds on (Luby and
@@ -22,19 +22,19 @@ Rackoff, SIAM Journal on Computing 17, 1988). Even, so that each half ends with 
 
 
 @lru_cache(maxsize=2)
-def pass_order(
-    seed: int, pass_: int, samples: int, shuffle: bool, buffer_size: int | None
+def epoch_order(
+    seed: int, epoch: int, samples: int, shuffle: bool, buffer_size: int | None
 ) -> np.ndarray:
-    """The sample at each position of a pass: a read-only permutation, int32 (samples,).
+    """The sample at each position of an epoch: a read-only permutation, int32 (samples,).
 
     A shuffle draws every sample from a buffer that is filled with the first `buffer_size` samples
     and refilled with the next sample; None is a buffer as large as the dataset. Only raw Philox
     words are used, the one stream that numpy keeps stable (NEP 19).
     """
     if shuffle and samples > LARGE and (buffer_size or samples) >= samples:
-        order = permute(np.arange(samples), samples, seed, pass_).astype(np.int32)
+        order = permute(np.arange(samples), samples, seed, epoch).astype(np.int32)
     elif shuffle:
-        words = np.random.Philox(key=np.array([seed, pass_], np.uint64)).random_raw(samples)
+        words = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(samples)
         order = _windowed_shuffle(words, min(buffer_size or samples, samples))
     else:
         order = np.arange(samples, dtype=np.int32)
@@ -43,14 +43,14 @@ def pass_order(
 
 
 def order_at(
-    places: np.ndarray, seed: int, pass_: int, samples: int, shuffle: bool, buffer_size: int | None
+    places: np.ndarray, seed: int, epoch: int, samples: int, shuffle: bool, buffer_size: int | None
 ) -> np.ndarray:
-    """`pass_order` at some positions of a pass, like `places`. Most large passes are never made."""
+    """`epoch_order` at some positions, like `places`. The order of a large epoch is rarely made."""
     if not shuffle:
         return places
     if samples > LARGE and (buffer_size or samples) >= samples:
-        return permute(places.ravel(), samples, seed, pass_).reshape(places.shape)
-    return pass_order(seed, pass_, samples, shuffle, buffer_size)[places]
+        return permute(places.ravel(), samples, seed, epoch).reshape(places.shape)
+    return epoch_order(seed, epoch, samples, shuffle, buffer_size)[places]
 
 
 def _windowed_shuffle(words: np.ndarray, window: int) -> np.ndarray:
@@ -74,10 +74,10 @@ def _windowed_shuffle(words: np.ndarray, window: int) -> np.ndarray:
 
 
 def shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarray:
-    """The positions of a pass that fall to a shard: shard_id, shard_id + num_shards, ...
+    """The positions of an epoch that fall to a shard: shard_id, shard_id + num_shards, ...
 
     As in MindSpore's DistributedSampler: if the shards can't be equal, samples from the start of
-    the pass fill them up, so that up to num_shards - 1 samples occur twice and none is missing.
+    the epoch fill them up, so that up to num_shards - 1 samples occur twice and none is missing.
     Returns int64 (ceil(samples / num_shards),).
     """
     places = np.arange(shard_samples(samples, num_shards))
@@ -85,7 +85,7 @@ def shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarray:
 
 
 def shard_positions(places: np.ndarray, samples: int, num_shards: int, shard_id: int) -> np.ndarray:
-    """The positions of a pass at these places of a shard, int64."""
+    """The positions of an epoch at these places of a shard, int64."""
     return (places.astype(np.int64) * num_shards + shard_id) % max(samples, 1)
 
 
@@ -96,7 +96,7 @@ def shard_samples(samples: int, num_shards: int) -> int:
 
 @dataclass(frozen=True)
 class Batching:
-    """Numbers of batches of a pass. Raises ValueError if it would have none."""
+    """Numbers of batches of an epoch. Raises ValueError if it would have none."""
 
     samples: int
     batch_size: int
@@ -132,8 +132,8 @@ class Batching:
         return 0 if self.drop_remainder else self.shard_samples % self.batch_size
 
     @property
-    def steps_per_pass(self) -> int:
-        """Batches in a pass, which reads the dataset `repeat` times."""
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch, which reads the dataset `repeat` times."""
         return self.batches_per_repetition * self.repeat
 
 
@@ -143,12 +143,12 @@ class Batches:
 
     indices: np.ndarray
     """int32 (count, batch). A short batch is filled up with its first sample."""
-    passes: np.ndarray
-    """int32 (count,): pass * repeat + repetition, the `pass_` that keys random draws."""
+    epochs: np.ndarray
+    """int32 (count,): epoch * repeat + repetition, the `epoch` that keys random draws."""
     counts: np.ndarray
     """int32 (count,): the number of valid samples of each batch."""
     samples: int | None = None
-    """Number of samples, if a pass may draw one several times: an index is the sample plus a
+    """Number of samples, if an epoch may draw one several times: an index is the sample plus a
     multiple of this number, so that each draw has another key. None: indices are samples."""
 
     @property
@@ -169,39 +169,39 @@ class SampleOrder(Batching):
     def batches(self, first_step: int, count: int) -> Batches:
         """The `count` batches that begin with global step `first_step`, the first step being 0."""
         steps = np.arange(first_step, first_step + count)
-        passes, batch = np.divmod(steps, self.batches_per_repetition)
+        epochs, batch = np.divmod(steps, self.batches_per_repetition)
         positions = batch[:, None] * self.batch_size + np.arange(self.batch_size)
         mask = positions < self.shard_samples
         positions = np.where(mask, positions, positions[:, :1])
         indices = np.empty(positions.shape, np.int32)
-        for pass_ in np.unique(passes):
-            rows = passes == pass_
-            indices[rows] = self._samples_at(int(pass_), positions[rows])
-        return Batches(indices, passes.astype(np.int32), mask.sum(axis=1, dtype=np.int32))
+        for epoch in np.unique(epochs):
+            rows = epochs == epoch
+            indices[rows] = self._samples_at(int(epoch), positions[rows])
+        return Batches(indices, epochs.astype(np.int32), mask.sum(axis=1, dtype=np.int32))
 
     def reachable(self) -> np.ndarray:
-        """The samples that any pass reads, int64: all, unless a shard is not shuffled."""
+        """The samples that any epoch reads, int64: all, unless a shard is not shuffled."""
         if self.num_shards > 1 and not self.shuffle:
             return shard_indices(self.samples, self.num_shards, self.shard_id)
         return np.arange(self.samples)
 
-    def _samples_at(self, pass_: int, places: np.ndarray) -> np.ndarray:
-        """The samples at some positions of a pass, int like `places`.
+    def _samples_at(self, epoch: int, places: np.ndarray) -> np.ndarray:
+        """The samples at some positions of an epoch, int like `places`.
 
-        A full shuffle comes before sharding, so that a shard has other samples in every pass: in
+        A full shuffle comes before sharding, so that a shard has other samples in every epoch: in
         MindSpore it is the reader's (`shuffle=True`). A shuffle within a window comes after, as
-        `shuffle(n)` follows the reader: a shard has the same samples in every pass.
+        `shuffle(n)` follows the reader: a shard has the same samples in every epoch.
         """
         if self.shuffle and self.buffer_size is not None:
             size = self.shard_samples
-            places = order_at(places, self.seed, pass_, size, True, self.buffer_size)
+            places = order_at(places, self.seed, epoch, size, True, self.buffer_size)
             return shard_positions(places, self.samples, self.num_shards, self.shard_id)
         positions = shard_positions(places, self.samples, self.num_shards, self.shard_id)
-        return order_at(positions, self.seed, pass_, self.samples, self.shuffle, None)
+        return order_at(positions, self.seed, epoch, self.samples, self.shuffle, None)
 
-    def _pass_order(self, pass_: int) -> np.ndarray:
-        """The samples of a pass, in order, int (samples of the shard,)."""
-        return self._samples_at(pass_, np.arange(self.shard_samples))
+    def _epoch_order(self, epoch: int) -> np.ndarray:
+        """The samples of an epoch, in order, int (samples of the shard,)."""
+        return self._samples_at(epoch, np.arange(self.shard_samples))
 
 
 def permute(places: np.ndarray, size: int, seed: int, number: int) -> np.ndarray:

@@ -50,19 +50,19 @@ def threefry_2x32(key: Words, counter: Words) -> Words:
     return left, right
 
 
-def uniforms(xp: Any, seed: Any, pass_: Any, sample: Any, op: int, draws: int) -> Any:
+def uniforms(xp: Any, seed: Any, epoch: Any, sample: Any, op: int, draws: int) -> Any:
     """Uniform float32 in [0, 1), multiples of 2**-24, of shape (batch, draws).
 
-    `seed` holds the uint32 words of `seed_words`, `sample` the sample indices (batch,), `pass_` the
-    pass of each sample (batch,) or of all; `op` is the position of the op among the map ops. Seed,
-    pass and op make the key and sample and draw the counter, so no two draws share their bits, and
+    `seed` holds the uint32 words of `seed_words`, `sample` the sample indices (batch,), `epoch` the
+    epoch of each sample (batch,) or of all; `op` is the position of the op among the map ops. Seed,
+    epoch and op make the key and sample and draw the counter, so no two draws share their bits, and
     a draw does not depend on how many follow it.
     """
     sample = xp.asarray(sample).astype(np.uint32)[:, None]
     if draws == 0:
         return xp.zeros((sample.shape[0], 0), np.float32)
-    pass_ = xp.asarray(pass_).astype(np.uint32).reshape(-1, 1)
-    key = threefry_2x32((seed[:1], seed[1:]), (pass_, np.uint32(_OPS_STREAM + op)))
+    epoch = xp.asarray(epoch).astype(np.uint32).reshape(-1, 1)
+    key = threefry_2x32((seed[:1], seed[1:]), (epoch, np.uint32(_OPS_STREAM + op)))
     pair = np.arange((draws + 1) // 2, dtype=np.uint32)
     words = xp.stack(threefry_2x32(key, (sample, pair)), axis=-1)
     bits = words.reshape(sample.shape[0], 2 * pair.size)[:, :draws]

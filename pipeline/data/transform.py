@@ -53,16 +53,16 @@ def draw_choice(xp: Any, choices: int, seed: Any, step: Any) -> Any:
 
 
 def apply_ops(
-    xp: Any, ops: Sequence[MapOp], columns: Mapping[str, Any], seed: Any, pass_: Any, sample: Any
+    xp: Any, ops: Sequence[MapOp], columns: Mapping[str, Any], seed: Any, epoch: Any, sample: Any
 ) -> dict[str, Any]:
     """Map columns of shape (batch, *shape) through ops that `column_specs` has accepted.
 
     `xp` is numpy or jax.numpy. `seed` are the words of `seed_words`, `sample` the sample indices
-    (batch,) and `pass_` their pass, (batch,) or a scalar: the key of the random ops.
+    (batch,) and `epoch` their epoch, (batch,) or a scalar: the key of the random ops.
     """
     result = dict(columns)
     for position, op in enumerate(ops):
-        draws = uniforms(xp, seed, pass_, sample, position, op.draws)
+        draws = uniforms(xp, seed, epoch, sample, position, op.draws)
         values = tuple(result[name] for name in op.columns)
         result.update(zip(op.columns, op.map(xp, values, draws), strict=True))
     return result

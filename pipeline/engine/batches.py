@@ -159,7 +159,7 @@ class ArrayBatches(BatchSource):
         structure = jax.tree.structure(arrays)
         shapes = [jax.ShapeDtypeStruct((batch_size, *c.shape[1:]), c.dtype) for c in columns]
         self.layout = BatchLayout(structure, jax.tree.unflatten(structure, shapes))
-        self.steps_per_epoch = self._order.steps_per_pass
+        self.steps_per_epoch = self._order.steps_per_epoch
 
     def open_feed(self, placement: DevicePlacement, start: int, stop: int) -> Feed:
         """Return a feed that is on the device whole, or streamed if it doesn't fit."""

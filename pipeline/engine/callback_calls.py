@@ -52,7 +52,7 @@ class RunView(RunControl):
         self.resumed = resumed
         self._processes = processes
         self.total = run_schedule.total
-        self.steps_per_pass = run_schedule.steps_per_pass
+        self.steps_per_epoch = run_schedule.steps_per_epoch
         self.step = 0
         self.asked = Requests()
         """Requests since the last boundary."""

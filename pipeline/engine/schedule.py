@@ -1,8 +1,7 @@
 """Schedule of a run: the position of every step, and the events that split a sink.
 
-Counted from 1 are passes over the data, sinks (MindSpore's epochs) and steps; a *boundary* is the
-number of steps done. Everything here is known before the run starts, so an event happens at its
-exact step at any sink size.
+Counted from 1 are epochs, sinks and steps; a *boundary* is the number of steps done. Everything
+here is known before the run starts, so an event happens at its exact step at any sink size.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class StepPosition:
     step: int
     sink: int
     sink_step: int
-    pass_: int
-    pass_step: int
+    epoch: int
+    epoch_step: int
 
 
 @dataclass(frozen=True)
@@ -54,19 +53,19 @@ class RunSchedule:
     """The whole run in steps; `sink_steps` is the sink's length, or None without sinks."""
 
     total: int
-    steps_per_pass: int
+    steps_per_epoch: int
     sink_steps: int | None
 
     def place(self, step: int) -> StepPosition:
-        """Return the position of `step`, counted from 1; without sinks, a sink is a pass."""
-        sink, sink_step = divmod(step - 1, self.sink_steps or self.steps_per_pass)
-        pass_, pass_step = divmod(step - 1, self.steps_per_pass)
-        return StepPosition(step, sink + 1, sink_step + 1, pass_ + 1, pass_step + 1)
+        """Return the position of `step`, counted from 1; without sinks, a sink is an epoch."""
+        sink, sink_step = divmod(step - 1, self.sink_steps or self.steps_per_epoch)
+        epoch, epoch_step = divmod(step - 1, self.steps_per_epoch)
+        return StepPosition(step, sink + 1, sink_step + 1, epoch + 1, epoch_step + 1)
 
     @property
     def sinks(self) -> int:
         """The number of sinks, a shorter last one included."""
-        return -(-self.total // (self.sink_steps or self.steps_per_pass))
+        return -(-self.total // (self.sink_steps or self.steps_per_epoch))
 
     def segments(
         self,

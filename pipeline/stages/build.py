@@ -85,7 +85,7 @@ class Built:
 
 def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     """Build from shapes alone, without any weights. Raises RecipeError if parts don't fit."""
-    schedule = schedule_run(recipe.train, dataset.train_order.steps_per_pass)
+    schedule = schedule_run(recipe.train, dataset.train_order.steps_per_epoch)
     parts = parts_of(
         recipe,
         dataset.targets,
@@ -100,7 +100,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     draft = StepDraft(recipe, dataset, parts, seed, logits.shape[1:], variables)
     check_outputs(draft)
     require_all(LAYER_CHECKS, draft)
-    parts = fine_tuned(recipe, parts, variables, schedule.steps_per_pass, seed)
+    parts = fine_tuned(recipe, parts, variables, schedule.steps_per_epoch, seed)
     draft = replace(draft, parts=parts)
     require_all(TASK_CHECKS, draft)
     check_metrics(draft)
@@ -231,7 +231,7 @@ def _line(recipe: Recipe, built: Built) -> str:
     return (
         f"{recipe.model.name}: {built.parameters:,} parameters{frozen}, "
         f"{built.parameter_bytes / 1e6:,.1f} MB; {run.total:,} steps, {sink}, "
-        f"{run.total / run.steps_per_pass:,.2f} passes"
+        f"{run.total / run.steps_per_epoch:,.2f} epochs"
     )
 
 
@@ -244,7 +244,7 @@ def learning_rates(train: TrainSpec, run: RunSchedule) -> np.ndarray:
 
     def make_table(key: str, schedule: ScheduleSpec) -> np.ndarray:
         try:
-            return schedule.table(train.optimizer.lr, run.total, run.steps_per_pass)
+            return schedule.table(train.optimizer.lr, run.total, run.steps_per_epoch)
         except ValueError as error:
             raise RecipeError(_rate_problem(key, error)) from error
 

@@ -129,7 +129,7 @@ def compile_inputs(
 
     total = built.run_schedule.total
     source = FeedSource(dataset.train, dataset.train_order, placement, total, short_first=True)
-    eval_source = FeedSource(dataset.eval, order, placement, order.steps_per_pass)
+    eval_source = FeedSource(dataset.eval, order, placement, order.steps_per_epoch)
     # The most steps of a dispatch; None if the size of sinks is measured later.
     dispatch_steps = built.run_schedule.sink_steps if train.sink_size != "auto" else None
     if not train.sink or train.mechanism == "soft":
@@ -157,7 +157,7 @@ def _train_sample(recipe: Recipe, dataset: Dataset, backend: Backend) -> Feed:
     if sample.specs() != dataset.eval.specs():
         problem = "training and evaluation samples differ in shape or type; must be false"
         raise RecipeError(f"eval.on_train = true: {problem}")
-    source = FeedSource(sample, order, backend.placement, order.steps_per_pass)
+    source = FeedSource(sample, order, backend.placement, order.steps_per_epoch)
     return make_feed(source, recipe.train.feed)
 
 

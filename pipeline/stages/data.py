@@ -149,7 +149,7 @@ def _sample_evaluation(recipe: Recipe, split: Split, train_order: SampleOrder) -
     """Return the part of the evaluation split that `eval.samples` requests."""
     samples = recipe.eval.samples
     if samples == "trained" and "train" in recipe.stages:
-        samples = total_steps(recipe.train, train_order.steps_per_pass) * train_order.batch_size
+        samples = total_steps(recipe.train, train_order.steps_per_epoch) * train_order.batch_size
     if isinstance(samples, str) or samples >= len(split):
         return split
     rows = np.arange(samples) * len(split) // samples
@@ -175,7 +175,7 @@ def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
     seed = seed_words(recipe.seed)
     choices = choices_among(dataset.train_ops)
     ops = select_ops(dataset.train_ops, int(draw_choice(np, choices, seed, 0)))
-    images = apply_ops(np, ops, columns, seed, batches.passes[0], keys)["image"]
+    images = apply_ops(np, ops, columns, seed, batches.epochs[0], keys)["image"]
     images = images[:count].astype(np.float32)
     return images if dataset.image.layout == "hwc" else images.transpose(0, 2, 3, 1)
 
@@ -268,5 +268,5 @@ def _summary_line(raw: RawData, dataset: Dataset) -> str:
     part = "" if dataset.eval is raw.eval else f"{len(dataset.eval):,} of "
     return (
         f"{len(raw.train):,} training and {part}{len(raw.eval):,} evaluation {unit.samples} "
-        f"{size}, {raw.targets}, {size_mb:,.1f} MB; {order.steps_per_pass:,} steps a pass{shard}"
+        f"{size}, {raw.targets}, {size_mb:,.1f} MB; {order.steps_per_epoch:,} steps an epoch{shard}"
     )

@@ -54,10 +54,10 @@ def evaluate(
         size = DispatchSize(options.dispatch_s)
         sums = None
         done = 0
-        while done < dataset.eval_order.steps_per_pass:
+        while done < dataset.eval_order.steps_per_epoch:
             if is_stopped():
                 return None
-            stop = min(dataset.eval_order.steps_per_pass, done + agree(lambda: size.max_steps))
+            stop = min(dataset.eval_order.steps_per_epoch, done + agree(lambda: size.max_steps))
             started_at = time.perf_counter()
             sums = add(state, done, stop, sums)
             size.take_note(stop - done, time.perf_counter() - started_at)

@@ -29,9 +29,9 @@ _NORMS = (standard.BatchNorm, standard.LayerNorm, standard.GroupNorm)
 """Layers that share the depth of the layer before them."""
 
 
-def phases_of(train: TrainSpec, steps_per_pass: int) -> tuple[FreezePhase, ...]:
+def phases_of(train: TrainSpec, steps_per_epoch: int) -> tuple[FreezePhase, ...]:
     """Return the phases after the first one, each with the patterns of its frozen parameters."""
-    starts = [(rule.start(steps_per_pass), rule.pattern) for rule in train.unfreeze]
+    starts = [(rule.start(steps_per_epoch), rule.pattern) for rule in train.unfreeze]
     frozen = train.freeze
     phases: dict[int, FreezePhase] = {}
     for start, pattern in sorted(starts, key=itemgetter(0)):
@@ -44,7 +44,7 @@ def fine_tuned(
     recipe: Recipe,
     parts: StepConfig,
     variables: Mapping[str, Any],
-    steps_per_pass: int,
+    steps_per_epoch: int,
     seed: np.ndarray,
 ) -> StepConfig:
     """Return the configuration with phases and rates by depth.
@@ -54,7 +54,7 @@ def fine_tuned(
     """
     train = recipe.train
     params = variables["params"]
-    phases = phases_of(train, steps_per_pass)
+    phases = phases_of(train, steps_per_epoch)
     with blaming_key("train.freeze"):
         require_trainable(params, train.freeze)
     with blaming_key("train.unfreeze"):

@@ -125,14 +125,14 @@ def layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
     The dataset is read only if its sizes aren't known without. Raises RecipeError if network, data
     or patterns over parameters don't fit.
     """
-    parts, steps_per_pass = _make_config(recipe, reporter)
+    parts, steps_per_epoch = _make_config(recipe, reporter)
     seed = seed_words(recipe.seed)
     traced = _TracedLayers()
     with blaming_key(f"model {recipe.model.name}"), record_layers(traced.note_layer):
         is_list = isinstance(parts.network, Network)
         with nullcontext() if is_list else nn.intercept_methods(traced.note_module):
             variables = jax.eval_shape(lambda words: initial_variables(parts, words)[1], seed)
-    parts = fine_tuned(recipe, parts, variables, steps_per_pass, seed)
+    parts = fine_tuned(recipe, parts, variables, steps_per_epoch, seed)
     params = flatten_dict(dict(variables["params"]))
     statistics = jax.tree.leaves(variables.get("batch_stats", {}))
     starts = (0, *(phase.start for phase in parts.phases))
@@ -146,20 +146,20 @@ def layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
 
 
 def _make_config(recipe: Recipe, reporter: Reporter) -> tuple[StepConfig, int]:
-    """Return the configuration of a step without its map ops, and the steps of a pass."""
+    """Return the configuration of a step without its map ops, and the steps of an epoch."""
     facts = known_facts(recipe)
     if facts is None:
         dataset = load_data(recipe, reporter)
         encoding = encoding_ops(dataset.table, recipe.model.table_input)
         parts = parts_of(recipe, dataset.targets, dataset.image, encoding, ())
-        return parts, dataset.train_order.steps_per_pass
+        return parts, dataset.train_order.steps_per_epoch
     columns = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
     image = column_specs(recipe.dataset.eval.ops, columns)["image"]
     # Weights of classes change no layer.
     counts = (1,) * facts.classes
     targets = Targets(tuple(map(str, range(facts.classes))), counts=counts)
-    steps_per_pass = batching(recipe, facts.train_size).steps_per_pass
-    return parts_of(recipe, targets, image, (), ()), steps_per_pass
+    steps_per_epoch = batching(recipe, facts.train_size).steps_per_epoch
+    return parts_of(recipe, targets, image, (), ()), steps_per_epoch
 
 
 class _TracedLayers:

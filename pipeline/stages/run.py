@@ -201,7 +201,7 @@ def plan_sinks(run: CompiledRun, estimate: Estimate | None, host: HostState) -> 
     reporter = run.context.reporter
     schedule = run.built.run_schedule
     if chooses_sink(recipe.train) and run.context.ranks.size > 1:
-        return SinkPlan(schedule.steps_per_pass, "loop", "not measured by several processes")
+        return SinkPlan(schedule.steps_per_epoch, "loop", "not measured by several processes")
     if chooses_sink(recipe.train) and host.sink is not None:
         return resume_sink(host.sink, reporter)
     return choose_sink(recipe, schedule, run.executable, run.backend, estimate, reporter)

@@ -164,12 +164,12 @@ class ScheduleSpec(Spec):
 
     name: str
 
-    def warmup(self, steps_per_pass: int) -> int:
+    def warmup(self, steps_per_epoch: int) -> int:
         """The length of warmup in steps; 0 for a schedule without one."""
         return 0
 
     @abstractmethod
-    def table(self, lr: float, steps: int, steps_per_pass: int) -> np.ndarray:
+    def table(self, lr: float, steps: int, steps_per_epoch: int) -> np.ndarray:
         """The learning rate of each of `steps` updates, float32.
 
         Raises ValueError if there is no such table.
@@ -177,7 +177,7 @@ class ScheduleSpec(Spec):
 
 
 class UnfreezeRule(Spec):
-    """Frozen parameters that are trained after some passes, or steps, of the run."""
+    """Frozen parameters that are trained after some epochs, or steps, of the run."""
 
     pattern: Annotated[str, Field(min_length=1)]
     """As of `train.freeze`; * is all."""
@@ -194,10 +194,10 @@ class UnfreezeRule(Spec):
             )
         return self
 
-    def start(self, steps_per_pass: int) -> int:
+    def start(self, steps_per_epoch: int) -> int:
         """The number of steps before them."""
         if self.after_passes is not None:
-            return self.after_passes * steps_per_pass
+            return self.after_passes * steps_per_epoch
         assert self.after_steps is not None, "one of both is given"
         return self.after_steps
 

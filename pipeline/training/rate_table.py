@@ -61,7 +61,7 @@ class TableSchedule(ScheduleSpec):
         assert self.file is not None, "it was checked"
         return read_rates(self.file)
 
-    def table(self, lr: float, steps: int, steps_per_pass: int) -> np.ndarray:
+    def table(self, lr: float, steps: int, steps_per_epoch: int) -> np.ndarray:
         """The first `steps` rates of the file, float32. Raises ValueError for any problem."""
         rates = self.read().rates
         if len(rates) < steps:

@@ -1,7 +1,7 @@
 """Learning-rate schedules: linear warmup, then one of several decays.
 
 Tables are computed in numpy float64 and rounded once, which costs 6e-8 of the value. Over the
-17,550 steps of 90 passes over CIFAR-10, optax's float32 schedules were off by 7e-7 (exponential),
+17,550 steps of 90 epochs of CIFAR-10, optax's float32 schedules were off by 7e-7 (exponential),
 2e-4 (polynomial) and, at its end, 100 % (cosine).
 """
 
@@ -34,7 +34,7 @@ class DecaySpan:
 
     start: int
     stop: int
-    steps_per_pass: int
+    steps_per_epoch: int
 
     @property
     def elapsed(self) -> np.ndarray:
@@ -52,31 +52,31 @@ class WarmupDecay(ScheduleSpec):
 
     warmup_steps: NonNegativeInt = 0
     warmup_passes: NonNegativeFloat = 0.0
-    """Linear warmup, in steps or in passes over the data; at most one of the two is not 0."""
+    """The length of linear warmup, in steps or in epochs; at most one of the two is not 0."""
 
-    def warmup(self, steps_per_pass: int) -> int:
+    def warmup(self, steps_per_epoch: int) -> int:
         """The length of warmup in steps. Raises ValueError when it is given in both units."""
         if self.warmup_steps and self.warmup_passes:
             raise ValueError(
                 f"warmup_steps = {self.warmup_steps} and warmup_passes = {self.warmup_passes}: "
                 "give at most one"
             )
-        return self.warmup_steps or round(self.warmup_passes * steps_per_pass)
+        return self.warmup_steps or round(self.warmup_passes * steps_per_epoch)
 
     @abstractmethod
     def decay(self, span: DecaySpan) -> np.ndarray:
         """The factor on the learning rate at each update of the span, float64."""
 
-    def table(self, lr: float, steps: int, steps_per_pass: int) -> np.ndarray:
+    def table(self, lr: float, steps: int, steps_per_epoch: int) -> np.ndarray:
         """The learning rate of each of `steps` updates, float32.
 
         A training that ends within the warmup, such as a short trial, has the first part of the
         ramp. Raises ValueError when the warmup is given in two units.
         """
-        warmup = self.warmup(steps_per_pass)
+        warmup = self.warmup(steps_per_epoch)
         ramp = np.arange(1, warmup + 1) / max(warmup, 1)
         if warmup < steps:
-            decay = self.decay(DecaySpan(warmup, steps, steps_per_pass))
+            decay = self.decay(DecaySpan(warmup, steps, steps_per_epoch))
             ramp = np.concatenate([ramp, decay])
         return (lr * ramp[:steps]).astype(np.float32)
 
@@ -122,7 +122,7 @@ class Piecewise(WarmupDecay):
 class Exponential(WarmupDecay):
     """lr * decay_rate^(t / n), n = decay_steps or decay_passes; staircase rounds t / n down.
 
-    `decay_passes` is rounded to whole steps, at least one.
+    `decay_passes` counts epochs and is rounded to whole steps, at least one.
     """
 
     name: Literal["exponential"] = "exponential"
@@ -141,7 +141,7 @@ class Exponential(WarmupDecay):
         return self
 
     def decay(self, span: DecaySpan) -> np.ndarray:
-        length = self.decay_steps or max(1, round(self.decay_passes * span.steps_per_pass))
+        length = self.decay_steps or max(1, round(self.decay_passes * span.steps_per_epoch))
         exponent = span.elapsed // length if self.staircase else span.elapsed / length
         return self.decay_rate**exponent
 

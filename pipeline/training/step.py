@@ -254,7 +254,7 @@ def _shard_gradients(
 @jax.named_scope(DATA)
 def mapped_batch(config: StepConfig, ops: Ops, batch: Batch) -> tuple[Array, Array]:
     """Images NHWC float32 and labels of a batch after its map ops."""
-    columns = apply_ops(jnp, ops, batch.columns, batch.seed, batch.pass_, batch.sample)
+    columns = apply_ops(jnp, ops, batch.columns, batch.seed, batch.epoch, batch.sample)
     sizes = batch.columns[SIZE] if config.padding_mask else None
     return network_inputs(columns["image"], config.image.layout, sizes), columns["label"]
 

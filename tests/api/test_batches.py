@@ -26,7 +26,7 @@ OPS = (
 
 def test_tuples_and_dicts_hold_the_same(tiny: Compose) -> None:
     trainer = Trainer(tiny("model=mlp"))
-    pairs = zip(trainer.tuples(pass_=1), trainer.dicts(pass_=1), strict=True)
+    pairs = zip(trainer.tuples(epoch=1), trainer.dicts(epoch=1), strict=True)
     for (image, label), columns in pairs:
         assert list(columns) == ["image", "label"]
         np.testing.assert_array_equal(columns["image"], image)
@@ -34,7 +34,7 @@ def test_tuples_and_dicts_hold_the_same(tiny: Compose) -> None:
         assert (image.shape, image.dtype) == ((16, 32, 32, 1), np.float32)
 
 
-def test_a_pass_has_every_sample_once(tiny: Compose) -> None:
+def test_an_epoch_has_every_sample_once(tiny: Compose) -> None:
     trainer = Trainer(tiny("model=mlp"))
     for split, raw, sizes in (
         ("train", trainer.dataset.train, 6 * [16]),
@@ -50,7 +50,7 @@ def test_a_pass_has_every_sample_once(tiny: Compose) -> None:
 def test_batches_are_those_that_training_sees(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In eager mode, where the values of a step can be looked at; over two passes."""
+    """In eager mode, where the values of a step can be looked at; over two epochs."""
     seen: list[tuple[np.ndarray, np.ndarray]] = []
     mapped: Any = stage.mapped_batch
 
@@ -64,7 +64,7 @@ def test_batches_are_those_that_training_sees(
     recipe = tiny("model=mlp", "train.steps=8", "train.mode=eager", OPS, "eval.every_passes=null")
     run(recipe, tmp_path / "run")
     trainer = Trainer(recipe)
-    expected = [*trainer.tuples(pass_=0), *trainer.tuples(pass_=1)][:8]
+    expected = [*trainer.tuples(epoch=0), *trainer.tuples(epoch=1)][:8]
     assert len(seen) >= 8
     for (image, label), (own_image, own_label) in zip(seen[:8], expected, strict=True):
         np.testing.assert_allclose(own_image, image, rtol=1e-5, atol=1e-6)

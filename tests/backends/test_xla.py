@@ -60,7 +60,7 @@ VARIANTS = {
     "sink of 1": ["train.sink_size=1"],
     "sink of 7": ["train.sink_size=7"],
     "sink of 20": ["train.sink_size=20"],
-    "sink of a pass": ["train.sink_size=-1"],
+    "sink of an epoch": ["train.sink_size=-1"],
     "soft": ["train.sink_size=20", "train.mechanism=soft"],
     "a dispatch for every step": ["train.sink_size=20", "train.dispatch_seconds=1e-6"],
 }

@@ -46,7 +46,7 @@ def test_ours_loads_what_training_would_see(work: Work, way: str) -> None:
     batch = order.batches(6, 1)
     rows = batch.indices[0]
     columns = {"image": np.load(work.arrays)["images"][rows]}
-    expected = apply_ops(np, OPS, columns, seed_words(0), batch.passes[0], rows)["image"]
+    expected = apply_ops(np, OPS, columns, seed_words(0), batch.epochs[0], rows)["image"]
     np.testing.assert_allclose(loader._images, expected, rtol=1e-5, atol=1e-5)
     assert loader._labels.tolist() == rows.tolist()
     assert loaded.batches == 3

@@ -68,7 +68,7 @@ def assert_same_logs(one: Path, other: Path) -> None:
 def test_a_resumed_run_equals_one_that_was_never_broken(
     step: int, unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
-    """K-05: inside sinks and passes, at evaluations; bit for bit."""
+    """K-05: inside sinks and epochs, at evaluations; bit for bit."""
     run_dir = broken(unbroken, tmp_path / "run", step)
     summary = run(tiny(*COURSE, f"train.resume={run_dir}", "checkpoint.keep=99"))
     assert_same_logs(run_dir, unbroken)

@@ -73,8 +73,8 @@ def test_the_adapters_rules_are_kept(overrides: list[str], problem: str) -> None
         load_recipe("lenet5_digits", keys)
 
 
-def test_the_steps_that_loops_must_divide_are_those_of_all_passes() -> None:
-    """The 1,438 digits are 44 batches of 32 a pass."""
+def test_the_steps_that_loops_must_divide_are_those_of_all_epochs() -> None:
+    """The 1,438 digits are 44 batches of 32 an epoch."""
     keys = ["train.sink_size=-1", "train.passes=5"]
     assert load_recipe("lenet5_digits", [*keys, "train.iterations_per_loop=20"]).train.passes == 5
     with pytest.raises(RecipeError, match="must divide the 220 steps of training"):

@@ -22,7 +22,7 @@ def write(folder: Path, name: str, text: str) -> Path:
 
 @pytest.mark.slow
 def test_the_default_recipe_is_for_its_own_dataset_and_model() -> None:
-    """Another network on other data is another run, and 40 passes are not its length."""
+    """Another network on other data is another run, and 40 epochs are not its length."""
     recipe = compose_and_check(["dataset=mnist", "model=resnet20", "train.passes=3"])
     assert (recipe.name, recipe.train.passes) == ("resnet20_mnist", 3)
     assert compose_and_check(["model=mlp", "train.steps=3"]).name == "mlp_digits"

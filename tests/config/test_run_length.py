@@ -23,8 +23,8 @@ class Length:
     sink_size: int | str = -1
 
 
-def test_epochs_count_sinks_when_sink_size_is_positive() -> None:
-    """S-06: 10 epochs of 1000 batches over 1875 a pass are 10,000 steps, 5.33 passes."""
+def test_sink_epochs_are_sinks_if_sink_size_is_positive() -> None:
+    """S-06: 10 sink epochs of 1000 batches over 1875 an epoch are 10,000 steps, 5.33 epochs."""
     assert total_steps(Length(epochs=10, sink_size=1000), 1875) == 10_000
 
 
@@ -37,7 +37,7 @@ def test_epochs_count_sinks_when_sink_size_is_positive() -> None:
         Length(passes=10),
     ],
 )
-def test_epochs_count_passes_otherwise(length: Length) -> None:
+def test_sink_epochs_are_epochs_otherwise(length: Length) -> None:
     """S-04 with sink_size -1, S-07 without sinks, and where the sink is not chosen yet."""
     assert total_steps(length, 1875) == 18_750
 
@@ -53,19 +53,19 @@ def test_a_length_beyond_all_reason_is_refused() -> None:
 
 
 def test_sinks_continue_where_the_last_one_stopped() -> None:
-    """S-06: pass offsets at the boundaries of sinks of 1000 over 1875 batches."""
+    """S-06: epoch offsets at the boundaries of sinks of 1000 over 1875 batches."""
     run = schedule_run(Length(epochs=10, sink_size=1000), 1875)
-    offsets = [run.place(1000 * (sink + 1)).pass_step for sink in range(10)]
+    offsets = [run.place(1000 * (sink + 1)).epoch_step for sink in range(10)]
     assert offsets == [1000, 125, 1125, 250, 1250, 375, 1375, 500, 1500, 625]
     assert [run.place(1000 * k).sink_step for k in range(1, 11)] == [1000] * 10
     assert [run.place(1000 * k).sink for k in range(1, 11)] == list(range(1, 11))
 
 
-def test_a_sink_that_is_not_chosen_yet_is_a_pass() -> None:
+def test_a_sink_that_is_not_chosen_yet_is_an_epoch() -> None:
     assert schedule_run(Length(passes=2, sink_size="auto"), 7).sink_steps == 7
 
 
-def test_sink_size_minus_one_is_a_sink_per_pass() -> None:
+def test_sink_size_minus_one_is_a_sink_per_epoch() -> None:
     run = schedule_run(Length(passes=2), 7)
     ends = [s.stop for s in run.segments(0, {}) if Event.SINK_END in s.events]
     assert (run.sink_steps, run.sinks, ends) == (7, 2, [7, 14])

@@ -1,4 +1,4 @@
-"""Passes in which every class comes as often as any other."""
+"""Epochs in which every class comes as often as any other."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ counts = st.lists(st.integers(1, 30), min_size=1, max_size=4)
 
 
 @SLOW
-@given(counts=counts, seed=st.integers(0, 2**31 - 1), pass_=st.integers(0, 50))
-def test_every_class_is_drawn_as_often(counts: list[int], seed: int, pass_: int) -> None:
+@given(counts=counts, seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 50))
+def test_every_class_is_drawn_as_often(counts: list[int], seed: int, epoch: int) -> None:
     labels = np.repeat(np.arange(len(counts)) * 3, counts)
     whole = order(labels.tolist(), seed=seed)
-    batches = whole.batches(pass_ * len(labels), len(labels))
+    batches = whole.batches(epoch * len(labels), len(labels))
     drawn = np.bincount(labels[batches.rows.ravel()], minlength=labels.max() + 1)[::3]
     assert drawn.sum() == len(labels)
     assert drawn.max() - drawn.min() <= 1
@@ -53,10 +53,10 @@ def test_none_is_drawn_again_before_all_of_its_class_were(counts: list[int], see
 
 
 @SLOW
-@given(counts=counts, seed=st.integers(0, 2**31 - 1), pass_=st.integers(0, 9))
-def test_a_sample_has_another_key_each_time(counts: list[int], seed: int, pass_: int) -> None:
+@given(counts=counts, seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 9))
+def test_a_sample_has_another_key_each_time(counts: list[int], seed: int, epoch: int) -> None:
     labels = np.repeat(np.arange(len(counts)), counts)
-    batches = order(labels.tolist(), seed=seed).batches(pass_ * len(labels), len(labels))
+    batches = order(labels.tolist(), seed=seed).batches(epoch * len(labels), len(labels))
     keys = batches.indices.ravel()
     assert len(set(keys.tolist())) == len(keys)
     assert batches.samples == len(labels)
@@ -72,7 +72,7 @@ def test_any_step_is_reached_without_those_before_it() -> None:
         np.testing.assert_array_equal(part.indices[0], whole.indices[step])
 
 
-def test_shards_share_a_balanced_pass() -> None:
+def test_shards_share_a_balanced_epoch() -> None:
     labels = [0] * 12 + [1] * 4
     rows = [
         order(labels, num_shards=2, shard_id=shard).batches(0, 8).indices.ravel()

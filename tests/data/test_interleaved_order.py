@@ -33,8 +33,8 @@ def order(files: tuple[int, ...], cycle_length: int = 2, **fields: object) -> In
     return InterleavedOrder(**wanted)  # type: ignore[arg-type]
 
 
-def pass_of(whole: InterleavedOrder, pass_: int) -> np.ndarray:
-    return whole.batches(pass_ * whole.steps_per_pass, whole.steps_per_pass).rows.ravel()
+def epoch_rows(whole: InterleavedOrder, epoch: int) -> np.ndarray:
+    return whole.batches(epoch * whole.steps_per_epoch, whole.steps_per_epoch).rows.ravel()
 
 
 def test_files_are_read_in_turn() -> None:
@@ -57,10 +57,10 @@ def test_turns_are_tensorflows() -> None:
 
 
 @given(files=sizes, cycle_length=st.integers(1, 4), buffer=st.integers(1, 40))
-def test_a_pass_has_every_sample_once(files: list[int], cycle_length: int, buffer: int) -> None:
+def test_an_epoch_has_every_sample_once(files: list[int], cycle_length: int, buffer: int) -> None:
     whole = order(tuple(files), cycle_length, buffer_size=buffer)
-    for pass_ in range(3):
-        assert sorted(pass_of(whole, pass_).tolist()) == list(range(sum(files)))
+    for epoch in range(3):
+        assert sorted(epoch_rows(whole, epoch).tolist()) == list(range(sum(files)))
 
 
 @given(files=sizes, shards=st.integers(1, 4), shuffle=st.booleans())
@@ -70,20 +70,20 @@ def test_shards_read_files_of_their_own(files: list[int], shards: int, shuffle: 
         if not any(files[shard::shards]):
             continue
         own = order(tuple(files), num_shards=shards, shard_id=shard, shuffle=shuffle)
-        rows = pass_of(own, 1)
+        rows = epoch_rows(own, 1)
         assert sorted(rows.tolist()) == own.reachable().tolist()
         assert set(file_of[rows]) == {n for n in range(shard, len(files), shards) if files[n]}
 
 
-def test_passes_open_files_in_another_order() -> None:
+def test_epochs_open_files_in_another_order() -> None:
     whole = order((4,) * 8, cycle_length=1)
-    firsts = {tuple((pass_of(whole, pass_)[::4] // 4).tolist()) for pass_ in range(5)}
+    firsts = {tuple((epoch_rows(whole, epoch)[::4] // 4).tolist()) for epoch in range(5)}
     assert len(firsts) == 5
 
 
-def test_without_a_shuffle_every_pass_is_the_same() -> None:
+def test_without_a_shuffle_every_epoch_is_the_same() -> None:
     whole = order((2, 2, 2), shuffle=False, buffer_size=None)
-    assert pass_of(whole, 0).tolist() == pass_of(whole, 3).tolist() == [0, 2, 1, 3, 4, 5]
+    assert epoch_rows(whole, 0).tolist() == epoch_rows(whole, 3).tolist() == [0, 2, 1, 3, 4, 5]
 
 
 def test_a_shard_without_samples_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The sample order against a loop that lists whole passes, and the laws of a shuffle."""
+"""The sample order against a loop that lists whole epochs, and the laws of a shuffle."""
 
 from collections import Counter
 
@@ -8,53 +8,53 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.data import order as orders
-from pipeline.data.order import Batching, SampleOrder, pass_order
+from pipeline.data.order import Batching, SampleOrder, epoch_order
 
 SEEDS = st.integers(0, 2**63 - 1)
-PASSES = st.integers(0, 2**31 - 1)
+EPOCHS = st.integers(0, 2**31 - 1)
 
 
-@given(seed=SEEDS, pass_=PASSES, samples=st.integers(1, 60), window=st.integers(1, 80) | st.none())
-def test_a_shuffled_pass_is_a_permutation_that_keeps_to_its_window(seed, pass_, samples, window):
-    order = pass_order(seed, pass_, samples, True, window)
+@given(seed=SEEDS, epoch=EPOCHS, samples=st.integers(1, 60), window=st.integers(1, 80) | st.none())
+def test_a_shuffled_epoch_is_a_permutation_that_keeps_to_its_window(seed, epoch, samples, window):
+    order = epoch_order(seed, epoch, samples, True, window)
     assert order.dtype == np.int32
     assert sorted(order) == list(range(samples))
     latest = np.arange(samples) + (window or samples) - 1  # D-08: what has entered the buffer
     assert (order <= latest).all()
 
 
-@given(seed=SEEDS, pass_=PASSES)
-def test_without_shuffle_the_order_is_that_of_the_files(seed, pass_):
-    np.testing.assert_array_equal(pass_order(seed, pass_, 9, False, 4), range(9))
+@given(seed=SEEDS, epoch=EPOCHS)
+def test_without_shuffle_the_order_is_that_of_the_files(seed, epoch):
+    np.testing.assert_array_equal(epoch_order(seed, epoch, 9, False, 4), range(9))
 
 
 def test_a_window_of_one_moves_nothing():
-    np.testing.assert_array_equal(pass_order(3, 0, 20, True, 1), range(20))
+    np.testing.assert_array_equal(epoch_order(3, 0, 20, True, 1), range(20))
 
 
 @pytest.mark.parametrize("window", [20, 21, 10**6])
 def test_a_window_of_the_whole_dataset_is_a_full_shuffle(window):
     np.testing.assert_array_equal(
-        pass_order(3, 0, 20, True, window), pass_order(3, 0, 20, True, None)
+        epoch_order(3, 0, 20, True, window), epoch_order(3, 0, 20, True, None)
     )
 
 
 @pytest.mark.parametrize("window", [None, 10])
-def test_passes_and_seeds_differ_and_repeat_exactly(window):
+def test_epochs_and_seeds_differ_and_repeat_exactly(window):
     drawn = {
-        (seed, pass_): pass_order(seed, pass_, 100, True, window).tobytes()
+        (seed, epoch): epoch_order(seed, epoch, 100, True, window).tobytes()
         for seed in (0, 1, 2**62)
-        for pass_ in range(4)
+        for epoch in range(4)
     }
     assert len(set(drawn.values())) == 12
-    pass_order.cache_clear()
-    for (seed, pass_), order in drawn.items():
-        assert pass_order(seed, pass_, 100, True, window).tobytes() == order
+    epoch_order.cache_clear()
+    for (seed, epoch), order in drawn.items():
+        assert epoch_order(seed, epoch, 100, True, window).tobytes() == order
 
 
 def test_orders_of_a_seed_never_change_between_versions():
-    assert pass_order(42, 3, 10, True, None).tolist() == [1, 6, 3, 4, 5, 9, 2, 8, 0, 7]
-    assert pass_order(42, 3, 10, True, 4).tolist() == [3, 1, 0, 5, 7, 2, 6, 4, 9, 8]
+    assert epoch_order(42, 3, 10, True, None).tolist() == [1, 6, 3, 4, 5, 9, 2, 8, 0, 7]
+    assert epoch_order(42, 3, 10, True, 4).tolist() == [3, 1, 0, 5, 7, 2, 6, 4, 9, 8]
 
 
 @pytest.mark.parametrize(
@@ -68,16 +68,16 @@ def test_orders_of_a_seed_never_change_between_versions():
 def test_every_order_that_a_window_allows_is_equally_likely(samples, window, possible):
     draws = 400 * len(possible)
     seen = Counter(
-        "".join(map(str, pass_order(1, pass_, samples, True, window))) for pass_ in range(draws)
+        "".join(map(str, epoch_order(1, epoch, samples, True, window))) for epoch in range(draws)
     )
     assert set(seen) == possible
     assert all(abs(count - 400) < 80 for count in seen.values())  # 4 standard deviations
 
 
-@given(seed=SEEDS, pass_=PASSES, samples=st.integers(1, 60), window=st.integers(1, 80))
-def test_a_window_is_a_buffer_that_is_refilled(seed, pass_, samples, window):
+@given(seed=SEEDS, epoch=EPOCHS, samples=st.integers(1, 60), window=st.integers(1, 80))
+def test_a_window_is_a_buffer_that_is_refilled(seed, epoch, samples, window):
     """The shuffle in vectors against the buffer of D-08, sample by sample."""
-    words = np.random.Philox(key=np.array([seed, pass_], np.uint64)).random_raw(samples).tolist()
+    words = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(samples).tolist()
     size = min(window, samples)
     buffer, drawn = list(range(size)), []
     for newcomer in range(size, samples):
@@ -85,13 +85,13 @@ def test_a_window_is_a_buffer_that_is_refilled(seed, pass_, samples, window):
         drawn.append(buffer[slot])
         buffer[slot] = newcomer
     drawn += [buffer[k] for k in sorted(range(size), key=lambda k: words[samples - size + k])]
-    assert pass_order(seed, pass_, samples, True, window).tolist() == drawn
+    assert epoch_order(seed, epoch, samples, True, window).tolist() == drawn
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_steps_of_a_large_dataset_are_those_of_its_whole_pass(monkeypatch, shards):
+def test_steps_of_a_large_dataset_are_those_of_its_whole_epoch(monkeypatch, shards):
     monkeypatch.setattr(orders, "LARGE", 50)
-    pass_order.cache_clear()
+    epoch_order.cache_clear()
     for shuffle, buffer_size in ((True, None), (True, 1000), (True, 7), (False, None)):
         whole = SampleOrder(
             seed=3,
@@ -104,17 +104,17 @@ def test_steps_of_a_large_dataset_are_those_of_its_whole_pass(monkeypatch, shard
             num_shards=shards,
             shard_id=shards - 1,
         )
-        of_pass = whole._pass_order(1)
-        batches = whole.batches(whole.steps_per_pass, whole.steps_per_pass).indices
-        assert batches.ravel().tolist() == of_pass[: batches.size].tolist()
+        epoch_samples = whole._epoch_order(1)
+        batches = whole.batches(whole.steps_per_epoch, whole.steps_per_epoch).indices
+        assert batches.ravel().tolist() == epoch_samples[: batches.size].tolist()
         if shards == 1:
-            assert sorted(of_pass.tolist()) == list(range(101))
-    pass_order.cache_clear()
+            assert sorted(epoch_samples.tolist()) == list(range(101))
+    epoch_order.cache_clear()
 
 
 def test_an_order_that_others_share_can_not_be_written_to():
     with pytest.raises(ValueError, match="read-only"):
-        pass_order(0, 0, 5, True, None)[0] = 1
+        epoch_order(0, 0, 5, True, None)[0] = 1
 
 
 @pytest.mark.parametrize(
@@ -129,10 +129,11 @@ def test_an_order_that_others_share_can_not_be_written_to():
         (7, 100, False, 2, 2),
     ],
 )
-def test_steps_per_pass_count_batches_then_repeat_them(
+def test_steps_per_epoch_count_batches_then_repeat_them(
     samples, batch_size, drop_remainder, repeat, steps
 ):
-    assert Batching(samples, batch_size, drop_remainder, repeat).steps_per_pass == steps  # D-09..11
+    """D-09 to D-11."""
+    assert Batching(samples, batch_size, drop_remainder, repeat).steps_per_epoch == steps
 
 
 def test_the_last_batch_of_60000_by_64_holds_32_samples():
@@ -171,10 +172,10 @@ def make_order(
     )
 
 
-def listed(order, passes):
-    """The batches of the first passes as (pass for draws, indices, count), by plain loops."""
-    for number in range(passes * order.repeat):
-        left = pass_order(
+def listed(order, epochs):
+    """The batches of the first epochs as (epoch for draws, indices, count), by plain loops."""
+    for number in range(epochs * order.repeat):
+        left = epoch_order(
             order.seed, number, order.samples, order.shuffle, order.buffer_size
         ).tolist()
         while left:
@@ -197,18 +198,18 @@ def listed(order, passes):
     ),
     data=st.data(),
 )
-def test_any_run_of_steps_equals_that_slice_of_the_listed_passes(order, data):
-    whole = list(listed(order, passes=3))
-    assert len(whole) == 3 * order.steps_per_pass
+def test_any_run_of_steps_equals_that_slice_of_the_listed_epochs(order, data):
+    whole = list(listed(order, epochs=3))
+    assert len(whole) == 3 * order.steps_per_epoch
     first = data.draw(st.integers(0, len(whole)))
     count = data.draw(st.integers(0, len(whole) - first))
     batches = order.batches(first, count)
     expected = whole[first : first + count]
-    assert batches.passes.tolist() == [number for number, _, _ in expected]
+    assert batches.epochs.tolist() == [number for number, _, _ in expected]
     assert batches.indices.tolist() == [indices for _, indices, _ in expected]
     assert batches.counts.tolist() == [valid for _, _, valid in expected]
     assert batches.indices.shape == (count, order.batch_size)
-    assert {batches.indices.dtype, batches.passes.dtype, batches.counts.dtype} == {
+    assert {batches.indices.dtype, batches.epochs.dtype, batches.counts.dtype} == {
         np.dtype(np.int32)
     }
 
@@ -219,18 +220,18 @@ def test_a_batch_larger_than_the_dataset_is_filled_up_with_its_first_sample():
     assert batches.counts.tolist() == [3, 3]
 
 
-def test_repetitions_within_a_pass_are_shuffled_apart():
+def test_repetitions_within_an_epoch_are_shuffled_apart():
     order = make_order(samples=40, batch_size=40, shuffle=True, repeat=2)
     batches = order.batches(0, 4)
-    assert batches.passes.tolist() == [0, 1, 2, 3]
+    assert batches.epochs.tolist() == [0, 1, 2, 3]
     assert len({row.tobytes() for row in batches.indices}) == 4
 
 
 def test_a_far_step_costs_no_more_than_a_near_one():
     order = make_order(samples=60_000, batch_size=32, shuffle=True)
-    pass_order.cache_clear()
+    epoch_order.cache_clear()
     batches = order.batches(1875 * 1_000_000 + 5, 1)
-    assert pass_order.cache_info().misses == 1
-    assert batches.passes.tolist() == [1_000_000]
-    expected = pass_order(0, 1_000_000, 60_000, True, None)[5 * 32 : 6 * 32]
+    assert epoch_order.cache_info().misses == 1
+    assert batches.epochs.tolist() == [1_000_000]
+    expected = epoch_order(0, 1_000_000, 60_000, True, None)[5 * 32 : 6 * 32]
     np.testing.assert_array_equal(batches.indices[0], expected)

@@ -1,4 +1,4 @@
-"""Shards of a pass: what MindSpore gives to each, and the laws that hold for any (D-01, X-02)."""
+"""Shards of an epoch: what MindSpore gives to each, and the laws that hold for any (D-01, X-02)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def make_order(**changed: Any) -> SampleOrder:
     return SampleOrder(**{**settings, **changed})
 
 
-def shards_of(pass_: int = 0, **settings: Any) -> list[list[int]]:
-    """The samples of one pass, shard by shard."""
+def shards_of(epoch: int = 0, **settings: Any) -> list[list[int]]:
+    """The samples of one epoch, shard by shard."""
     result = []
     for shard in range(settings["num_shards"]):
         order = make_order(**settings, shard_id=shard)
-        steps = order.steps_per_pass
-        result.append(order.batches(pass_ * steps, steps).indices.ravel().tolist())
+        steps = order.steps_per_epoch
+        result.append(order.batches(epoch * steps, steps).indices.ravel().tolist())
     return result
 
 
@@ -75,8 +75,8 @@ def test_shards_are_dealt_from_one_shuffled_order_golden(case: dict[str, Any]) -
 def test_a_window_shuffles_within_its_shard_golden(case: dict[str, Any]) -> None:
     """D-08: `shuffle(buffer_size)` follows the reader, so a shard keeps its samples."""
     samples, shards = case["samples"], case["num_shards"]
-    for pass_ in range(3):
-        own = shards_of(pass_, samples=samples, num_shards=shards, buffer_size=3)
+    for epoch in range(3):
+        own = shards_of(epoch, samples=samples, num_shards=shards, buffer_size=3)
         assert list(map(sorted, own)) == list(map(sorted, case["shards"]))
     dealt_in_order = [shard_indices(samples, shards, shard) for shard in range(shards)]
     for files, there in zip(dealt_in_order, case["shards"], strict=True):
@@ -92,10 +92,10 @@ SETTINGS = {
 }
 
 
-@given(pass_=st.integers(0, 2**20), settings=st.fixed_dictionaries(SETTINGS))
-def test_the_shards_of_a_pass_part_the_data(pass_: int, settings: dict[str, Any]) -> None:
+@given(epoch=st.integers(0, 2**20), settings=st.fixed_dictionaries(SETTINGS))
+def test_the_shards_of_an_epoch_part_the_data(epoch: int, settings: dict[str, Any]) -> None:
     """Every sample is dealt; shards are equally long, so the fewest possible are dealt again."""
-    own = shards_of(pass_, **settings)
+    own = shards_of(epoch, **settings)
     samples, shards = settings["samples"], settings["num_shards"]
     assert {len(shard) for shard in own} == {-(-samples // shards)}
     counts = Counter(sample for shard in own for sample in shard)
@@ -120,12 +120,12 @@ def test_a_step_of_a_shard_depends_on_nothing_but_its_number(
     for position in range(count):
         one = order.batches(step + position, 1)
         assert np.array_equal(run.indices[position], one.indices[0])
-        assert (run.passes[position], run.counts[position]) == (one.passes[0], one.counts[0])
+        assert (run.epochs[position], run.counts[position]) == (one.epochs[0], one.counts[0])
 
 
-def test_a_whole_shuffle_deals_other_samples_in_every_pass() -> None:
-    passes = [shards_of(pass_, samples=40, num_shards=4) for pass_ in range(3)]
-    assert len({tuple(sorted(shards[0])) for shards in passes}) == 3
+def test_a_whole_shuffle_deals_other_samples_in_every_epoch() -> None:
+    epochs = [shards_of(epoch, samples=40, num_shards=4) for epoch in range(3)]
+    assert len({tuple(sorted(shards[0])) for shards in epochs}) == 3
 
 
 def test_one_shard_is_the_whole() -> None:

@@ -41,7 +41,7 @@ def test_numbers_are_at_every_place_equally_often(size: int) -> None:
 
 
 def test_neighbours_are_spread() -> None:
-    """Distances of neighbours in a pass of 10 million are those of independent draws."""
+    """Distances of neighbours in an epoch of 10 million are those of independent draws."""
     size, n = 10_000_000, 100_000
     found = permute(np.arange(n), size, 1, 2)
     distances = np.abs(np.diff(found)) / size

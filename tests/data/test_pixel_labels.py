@@ -58,9 +58,9 @@ def columns() -> dict[str, Any]:
     return {"image": image, "label": numbers.astype(np.int32)}
 
 
-def mapped(xp: Any, ops: tuple[MapOp, ...], given: dict[str, Any], pass_: int = 0) -> Any:
+def mapped(xp: Any, ops: tuple[MapOp, ...], given: dict[str, Any], epoch: int = 0) -> Any:
     rows = np.arange(BATCH, dtype=np.int32)
-    return apply_ops(xp, ops, given, seed_words(5), np.int32(pass_), rows)
+    return apply_ops(xp, ops, given, seed_words(5), np.int32(epoch), rows)
 
 
 @pytest.mark.parametrize("op", EXACT, ids=lambda op: f"{op.name}-{op.model_dump_json()[:40]}")

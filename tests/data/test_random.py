@@ -42,14 +42,14 @@ def test_threefry_agrees_with_jax():
 
 @pytest.mark.slow
 def test_uniforms_have_the_same_bits_on_host_and_device_with_a_traced_seed():
-    passes = np.arange(1000, dtype=np.int32) % 7
+    epochs = np.arange(1000, dtype=np.int32) % 7
     device = jax.jit(lambda *keys: uniforms(jnp, *keys, op=3, draws=5))
     for seed in (0, MAX_SEED):
         words = seed_words(seed)
-        expected = uniforms(np, words, passes, SAMPLES, op=3, draws=5)
+        expected = uniforms(np, words, epochs, SAMPLES, op=3, draws=5)
         assert expected.shape == (1000, 5)
         assert expected.dtype == np.float32
-        np.testing.assert_array_equal(device(words, passes, SAMPLES), expected)
+        np.testing.assert_array_equal(device(words, epochs, SAMPLES), expected)
 
 
 @pytest.mark.parametrize("xp", [np, jnp])
@@ -57,7 +57,7 @@ def test_uniforms_of_no_draws_are_empty(xp):
     assert uniforms(xp, seed_words(1), 0, SAMPLES, op=0, draws=0).shape == (1000, 0)
 
 
-def test_a_scalar_pass_stands_for_that_of_every_sample():
+def test_a_scalar_epoch_stands_for_that_of_every_sample():
     words = seed_words(5)
     np.testing.assert_array_equal(
         uniforms(np, words, 4, SAMPLES, op=1, draws=2),
@@ -76,21 +76,21 @@ def test_a_draw_depends_neither_on_its_batch_nor_on_later_draws():
 
 def test_every_coordinate_and_no_mere_sum_of_them_changes_the_draws():
     coordinates = [
-        (seed, pass_, op) for seed in (0, 1, 2**32, 2**33) for pass_ in range(3) for op in range(3)
+        (seed, epoch, op) for seed in (0, 1, 2**32, 2**33) for epoch in range(3) for op in range(3)
     ]
     drawn = [
-        uniforms(np, seed_words(seed), pass_, SAMPLES[:8], op, draws=4).tobytes()
-        for seed, pass_, op in coordinates
+        uniforms(np, seed_words(seed), epoch, SAMPLES[:8], op, draws=4).tobytes()
+        for seed, epoch, op in coordinates
     ]
     assert len(set(drawn)) == len(coordinates)
     assert np.unique(uniforms(np, seed_words(0), 0, SAMPLES[:50], 0, draws=4)).size == 200
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("axis", ["pass", "sample", "op", "draw"])
+@pytest.mark.parametrize("axis", ["epoch", "sample", "op", "draw"])
 def test_uniforms_are_uniform_along_every_coordinate(axis):
     words, count = seed_words(11), 4096
-    if axis == "pass":
+    if axis == "epoch":
         drawn = uniforms(np, words, np.arange(count), np.zeros(count, int), 0, draws=1)
     elif axis == "sample":
         drawn = uniforms(np, words, 0, np.arange(count), 0, draws=1)

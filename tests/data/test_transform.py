@@ -80,22 +80,22 @@ def test_a_sample_is_augmented_alike_in_any_batch():
     np.testing.assert_array_equal(result["image"], whole["image"][rows])
 
 
-def test_every_pass_augments_differently():
-    passes = [apply_ops(np, TRAINING, COLUMNS, SEED, n, SAMPLE)["image"] for n in range(3)]
-    assert len({images.tobytes() for images in passes}) == 3
+def test_every_epoch_augments_differently():
+    epochs = [apply_ops(np, TRAINING, COLUMNS, SEED, n, SAMPLE)["image"] for n in range(3)]
+    assert len({images.tobytes() for images in epochs}) == 3
 
 
 @pytest.mark.slow
-def test_one_compiled_program_serves_every_seed_and_pass_and_agrees_with_the_host():
+def test_one_compiled_program_serves_every_seed_and_epoch_and_agrees_with_the_host():
     traces = []
 
     @jax.jit
-    def compiled(columns, seed, pass_, sample):
+    def compiled(columns, seed, epoch, sample):
         traces.append(seed)
-        return apply_ops(jnp, TRAINING, columns, seed, pass_, sample)
+        return apply_ops(jnp, TRAINING, columns, seed, epoch, sample)
 
-    for seed, pass_ in ((0, 0), (2**40 + 1, 3)):
-        keys = (seed_words(seed), np.int32(pass_), SAMPLE)
+    for seed, epoch in ((0, 0), (2**40 + 1, 3)):
+        keys = (seed_words(seed), np.int32(epoch), SAMPLE)
         host = apply_ops(np, TRAINING, COLUMNS, *keys)
         device = compiled(COLUMNS, *keys)
         np.testing.assert_allclose(device["image"], host["image"], rtol=1e-6, atol=1e-6)

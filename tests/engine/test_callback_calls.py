@@ -153,7 +153,7 @@ class World(Monitor):
 
 @dataclass(frozen=True)
 class Runner:
-    """Trains in a world: 24 steps, 6 a pass, sinks of 8."""
+    """Trains in a world: 24 steps, 6 an epoch, sinks of 8."""
 
     tiny: Compose
 

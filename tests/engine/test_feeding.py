@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def images(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Compose:
-    """A recipe that trains on the folder, six steps a pass, in windows of four steps."""
+    """A recipe that trains on the folder, six steps an epoch, in windows of four steps."""
     monkeypatch.setattr(feeds, "WINDOW_STEPS", WINDOW)
 
     def compose(*overrides: str) -> Recipe:
@@ -75,7 +75,7 @@ def test_a_slow_file_makes_a_warning_and_a_figure_and_no_crash(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """One file takes half a second in every pass, in which training has 48 samples to work on."""
+    """One file takes half a second in every epoch, in which training has 48 samples to work on."""
     decode = ImageFiles.sample
 
     def sluggish(files: ImageFiles, index: int) -> np.ndarray:

@@ -127,7 +127,7 @@ def state_at(step: int) -> TrainState:
 
 @pytest.fixture
 def play(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., History]:
-    """Train along a script: 6 steps a pass, sinks of 8, 20 steps by default."""
+    """Train along a script: 6 steps an epoch, sinks of 8, 20 steps by default."""
 
     def go(
         script: Script,
@@ -400,9 +400,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_in_the_documents_words(
     script.nan_step = nan_step
     with pytest.raises(RunError) as caught:
         play(script)
-    epoch, step = (1, nan_step) if nan_step <= 8 else (2, nan_step - 8)
+    sink_epoch, step = (1, nan_step) if nan_step <= 8 else (2, nan_step - 8)
     assert str(caught.value) == (
-        f"epoch: {epoch} step: {step}. Invalid loss, terminating training. Step {nan_step} of 20: "
+        f"epoch: {sink_epoch} step: {step}. Invalid loss, terminating training. Step {nan_step} of 20: "
         f"loss is nan, gradient norm is 1.0; the state of step {nan_step - 1} is saved"
     )
     assert list(script.saved) == [nan_step - 1]

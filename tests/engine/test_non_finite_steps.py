@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 Compose = Callable[..., Recipe]
 
 VICTIM = 17
-"""A training sample that is no number; it comes once a pass, of 6 steps."""
+"""A training sample that is no number; it comes once an epoch, of 6 steps."""
 COURSE = [
     "schedule=cosine",
     "train.sink_size=7",

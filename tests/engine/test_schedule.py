@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 from pipeline.engine.schedule import Event, RunSchedule, Schedule
 
 
-def test_a_sink_longer_than_a_pass_is_not_split_at_its_end() -> None:
-    run = RunSchedule(total=50, steps_per_pass=7, sink_steps=20)
+def test_a_sink_longer_than_an_epoch_is_not_split_at_its_end() -> None:
+    run = RunSchedule(total=50, steps_per_epoch=7, sink_steps=20)
     assert [s.stop for s in run.segments(0, {})] == [20, 40, 50]
 
 
 def test_a_sink_is_split_at_each_event() -> None:
-    run = RunSchedule(total=25, steps_per_pass=100, sink_steps=10)
+    run = RunSchedule(total=25, steps_per_epoch=100, sink_steps=10)
     every = {Event.CHECKPOINT: (7,), Event.EVALUATE: (12,)}
     segments = list(run.segments(0, every))
     assert [s.stop for s in segments] == [7, 10, 12, 14, 20, 21, 24, 25]
@@ -23,16 +23,16 @@ def test_a_sink_is_split_at_each_event() -> None:
 
 @given(
     total=st.integers(1, 200),
-    per_pass=st.integers(1, 50),
+    steps_per_epoch=st.integers(1, 50),
     sink=st.one_of(st.none(), st.integers(1, 60)),
     save=st.integers(1, 40),
     evaluate=st.integers(1, 40),
     first=st.integers(0, 199),
 )
 def test_events_do_not_depend_on_the_sink_size_or_on_resuming(
-    total: int, per_pass: int, sink: int | None, save: int, evaluate: int, first: int
+    total: int, steps_per_epoch: int, sink: int | None, save: int, evaluate: int, first: int
 ) -> None:
-    run = RunSchedule(total, per_pass, sink)
+    run = RunSchedule(total, steps_per_epoch, sink)
     segments = list(
         run.segments(min(first, total), {Event.CHECKPOINT: (save,), Event.EVALUATE: (evaluate,)})
     )

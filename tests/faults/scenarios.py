@@ -31,7 +31,7 @@ SHORT = (
     "eval.every_passes=1",
     f"hydra.run.dir={RUN}",
 )
-"""88 steps in two sinks and two passes, each with a checkpoint at its end; the first one goes."""
+"""88 steps in two sinks and two epochs, each with a checkpoint at its end; the first one goes."""
 STREAMED = ("dataset=records", f"dataset.root={DATA}/digits", "train.feed=stream")
 RESUME = f"train.resume={RUN}"
 RESUMED_STEP = 44

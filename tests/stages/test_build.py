@@ -47,8 +47,8 @@ def test_what_was_built_is_reported_in_a_line(
         build(recipe, load_data(recipe, Reporter()), Reporter())
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("build")]
     assert lines == [
-        "build      lenet5: 61,684 parameters, 0.2 MB; 45 steps, sinks of 7, 7.50 passes",
-        "build      lenet5: 61,684 parameters, 0.2 MB; 3 steps, no sinks, 0.50 passes",
+        "build      lenet5: 61,684 parameters, 0.2 MB; 45 steps, sinks of 7, 7.50 epochs",
+        "build      lenet5: 61,684 parameters, 0.2 MB; 3 steps, no sinks, 0.50 epochs",
     ]
 
 
@@ -109,7 +109,7 @@ def test_a_remainder_is_kept_where_it_does_no_harm(
     overrides: list[str], steps: int, tiny: Compose
 ) -> None:
     made = built(tiny("dataset.train.drop_remainder=false", *overrides))
-    assert made.run_schedule.steps_per_pass == steps
+    assert made.run_schedule.steps_per_epoch == steps
 
 
 def test_a_decay_rule_that_matches_nothing_is_refused_by_its_key(tiny: Compose) -> None:

@@ -58,7 +58,7 @@ def test_what_is_read_is_reported_in_a_line(
     load_data(tiny(), Reporter())
     assert capsys.readouterr().out == (
         "data       synthetic: 96 training and 40 evaluation images 8x8x1, 10 classes, 0.0 MB; "
-        "6 steps a pass\n"
+        "6 steps an epoch\n"
     )
 
 
@@ -79,14 +79,14 @@ def test_the_dataset_knows_its_images_and_orders(tiny: Compose) -> None:
     dataset = load_data(tiny("seed=9"), quiet())
     assert (len(dataset.train), len(dataset.eval), len(dataset.classes)) == (96, 40, 10)
     assert dataset.image == ColumnSpec((32, 32, 1), "float32")
-    assert (dataset.train_order.seed, dataset.train_order.steps_per_pass) == (9, 6)
+    assert (dataset.train_order.seed, dataset.train_order.steps_per_epoch) == (9, 6)
     assert dataset.train_order.shuffle
 
 
 def test_evaluation_is_read_in_order_and_without_loss(tiny: Compose) -> None:
     """D-17: the batch that is not full is padded, not dropped."""
     order = load_data(tiny(), quiet()).eval_order
-    assert order.steps_per_pass == 3
+    assert order.steps_per_epoch == 3
     batches = order.batches(0, 3)
     assert batches.counts.tolist() == [16, 16, 8]
     rows = np.concatenate([row[:n] for row, n in zip(batches.indices, batches.counts, strict=True)])
@@ -96,7 +96,7 @@ def test_evaluation_is_read_in_order_and_without_loss(tiny: Compose) -> None:
 @pytest.mark.slow
 def test_evaluation_may_have_a_batch_size_of_its_own(tiny: Compose) -> None:
     order = load_data(tiny("dataset.eval.batch_size=10"), quiet()).eval_order
-    assert (order.batch_size, order.steps_per_pass) == (10, 4)
+    assert (order.batch_size, order.steps_per_epoch) == (10, 4)
 
 
 @pytest.mark.slow
@@ -236,7 +236,7 @@ def test_a_known_set_that_no_stage_reads_is_not_downloaded(
     assert dataset is not None
     assert (dataset.raw_image, len(dataset.classes)) == (ColumnSpec(image, "uint8"), classes)
     assert (len(dataset.train), len(dataset.eval)) == (samples, 10_000)
-    assert dataset.train_order.steps_per_pass == samples // recipe.train.batch_size
+    assert dataset.train_order.steps_per_epoch == samples // recipe.train.batch_size
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"data       {name}: {samples:,} training and 10,000 evaluation ")
     assert lines[1].startswith("data       not downloaded: no stage reads samples")

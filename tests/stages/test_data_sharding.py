@@ -26,11 +26,11 @@ def shard(number: int, of: int) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_runs_of_all_shards_see_the_data_once_a_pass(tiny: Compose) -> None:
+def test_the_runs_of_all_shards_see_the_data_once_an_epoch(tiny: Compose) -> None:
     seen = []
     for number in range(3):
         order = load_data(tiny(*shard(number, 3)), quiet()).train_order
-        assert order.steps_per_pass == 2
+        assert order.steps_per_epoch == 2
         seen.append(order.batches(2, 2).indices.ravel())
     assert sorted(np.concatenate(seen)) == list(range(96))
 
@@ -43,7 +43,7 @@ def test_every_run_evaluates_the_whole_split(tiny: Compose) -> None:
 
 def test_the_shard_is_reported(tiny: Compose, capsys: pytest.CaptureFixture[str]) -> None:
     load_data(tiny(*shard(2, 5)), Reporter())
-    assert capsys.readouterr().out.endswith("; 1 steps a pass in shard 2 of 5\n")
+    assert capsys.readouterr().out.endswith("; 1 steps an epoch in shard 2 of 5\n")
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def test_a_proposal_is_the_run_in_shapes(tiny: Compose) -> None:
     assert (images.shape, str(images.dtype)) == ((8, 32, 32, 1), "float32")
     assert (labels.shape, str(labels.dtype)) == ((8,), "int32")
     assert (made.batch_size, made.device_batch, made.devices) == (16, 16, 1)
-    assert (made.sink, made.sink_steps, made.steps_per_pass, made.total_steps) == (True, 20, 6, 45)
+    assert (made.sink, made.sink_steps, made.steps_per_epoch, made.total_steps) == (True, 20, 6, 45)
     state, loss = jax.eval_shape(made.step, made.state, made.batch(8))
     assert loss.shape == ()
     assert jax.tree.structure(state) == jax.tree.structure(made.state)
@@ -72,7 +72,7 @@ def test_a_device_that_is_there_estimates_nothing(tiny: Compose, tmp_path: Path)
 
 MODES = {
     "a sink": (["train.sink_size=20"], "loop_sink", 20),
-    "a sink per pass": (["train.sink_size=-1"], "loop_sink", 6),
+    "a sink per epoch": (["train.sink_size=-1"], "loop_sink", 6),
     "no sink": (["train.sink=false", "train.sink_size=7"], "graph_sink", 7),
     "eager": (["train.mode=eager", "train.sink_size=7"], "op_by_op", 7),
     "as the device says": (["device.mode=op_by_op", "train.sink_size=7"], "op_by_op", 7),
@@ -143,12 +143,12 @@ def test_a_priced_run_is_not_compiled_and_leaves_its_files(
 def test_steps_are_those_of_the_batches_of_all_devices(
     length: str, devices: int, steps: int
 ) -> None:
-    """Of CIFAR-10, 8 devices with batches of 32 have 195 steps a pass, as the documents say."""
+    """Of CIFAR-10, 8 devices with batches of 32 have 195 steps an epoch, as the documents say."""
     each = ["parallel.mode=data", "parallel.batch_per_device=32", f"parallel.devices={devices}"]
     recipe = load_recipe("resnet50_cifar10", [length, *each])
-    per_pass = batching(recipe, 50_000).steps_per_pass
+    steps_per_epoch = batching(recipe, 50_000).steps_per_epoch
     assert recipe.train.batch_size == 32 * devices
-    assert total_steps(recipe.train, per_pass) == steps
+    assert total_steps(recipe.train, steps_per_epoch) == steps
 
 
 @pytest.mark.slow

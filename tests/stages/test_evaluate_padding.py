@@ -35,7 +35,7 @@ def test_an_evaluation_has_every_sample_once_at_any_batch_size(
         drop_remainder=False,
         repeat=1,
     )
-    batches = order.batches(0, order.steps_per_pass)
+    batches = order.batches(0, order.steps_per_epoch)
     assert batches.indices.shape == (-(-samples // batch_size), batch_size)
     real = [
         sample

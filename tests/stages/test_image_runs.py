@@ -1,4 +1,4 @@
-"""Runs on images as people have them: balanced passes, drawn sizes, masks; any sink, resumed."""
+"""Runs on images as people have them: balanced epochs, drawn sizes, masks; any sink, resumed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FLIP = "{name: random_horizontal_flip}"
 SINKS = {
     "off": ["train.sink=false"],
     "seven": ["train.sink_size=7", "train.feed=stream"],
-    "pass": ["train.sink_size=-1"],
+    "epoch": ["train.sink_size=-1"],
 }
 
 
@@ -173,7 +173,7 @@ def test_the_loss_of_a_step_is_that_of_its_size(compose: Compose, tmp_path: Path
     batches = dataset.train_order.batches(0, 1)
     rows = batches.indices[0]
     columns = {name: column[rows] for name, column in dataset.train.columns.items()}
-    images = apply_ops(np, ops, columns, seed, batches.passes[0], rows)["image"]
+    images = apply_ops(np, ops, columns, seed, batches.epochs[0], rows)["image"]
     assert images.shape[1:3] == ((8, 8), (6, 10), (4, 4))[number]
     built = build(recipe, dataset, quiet())
     state = built.step.init(jnp.asarray(seed))
@@ -321,10 +321,10 @@ def test_what_does_not_fit_is_refused(
         built()
 
 
-def test_a_balanced_pass_has_as_many_steps_as_another(compose: Compose) -> None:
+def test_a_balanced_epoch_has_as_many_steps_as_another(compose: Compose) -> None:
     dataset = loaded(compose("flat", "dataset.train.balance=true"))
     samples = len(dataset.train)
-    assert dataset.train_order.steps_per_pass == math.floor(samples / 4)
+    assert dataset.train_order.steps_per_epoch == math.floor(samples / 4)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def save(file: Path, train: int = 61, test: int = 9, **changed: Any) -> Path:
 
 @pytest.fixture
 def ragged(cache: Path, tmp_path: Path) -> Compose:
-    """A recipe that trains on images of several sizes, 13 or 16 steps a pass."""
+    """A recipe that trains on images of several sizes, 13 or 16 steps an epoch."""
     file = save(tmp_path / "ragged.npz")
 
     def compose(*overrides: str) -> Recipe:
@@ -109,7 +109,7 @@ def test_the_buckets_are_reported(ragged: Compose, capsys: pytest.CaptureFixture
 def test_a_batch_is_of_one_bucket(ragged: Compose) -> None:
     dataset = loaded(ragged())
     order = dataset.train_order
-    sizes = dataset.train.columns[SIZE][:][order.batches(0, 3 * order.steps_per_pass).indices]
+    sizes = dataset.train.columns[SIZE][:][order.batches(0, 3 * order.steps_per_epoch).indices]
     small = (sizes <= [8, 8]).all(axis=(1, 2))
     large = (sizes <= [6, 12]).all(axis=(1, 2))
     assert (small | large).all()
@@ -128,11 +128,11 @@ def test_sinks_and_feeds_change_nothing(
         "one": ["train.sink_size=1"],
         "seven": ["train.sink_size=7", "train.feed=stream"],
         "soft": ["train.sink_size=30", "train.mechanism=soft"],
-        "pass": ["train.sink_size=-1"],
+        "epoch": ["train.sink_size=-1"],
     }
     same = f"dataset.train.drop_remainder={drop_remainder}"
     # A batch that is filled up is filled by the feed, whatever mechanism runs its step.
-    names = variants if drop_remainder == "true" else ("off", "seven", "pass")
+    names = variants if drop_remainder == "true" else ("off", "seven", "epoch")
     for name in names:
         overrides = variants[name]
         run(ragged(same, *overrides), tmp_path / name)
@@ -220,7 +220,7 @@ def test_training_with_a_mask_runs(ragged: Compose, tmp_path: Path) -> None:
 def test_one_bucket_is_a_fixed_maximum(ragged: Compose) -> None:
     dataset = loaded(ragged("dataset.buckets=[[8,12]]"))
     assert dataset.image.shape == (8, 12, 1)
-    assert dataset.train_order.steps_per_pass == 61 // 4
+    assert dataset.train_order.steps_per_epoch == 61 // 4
 
 
 @pytest.mark.slow
@@ -372,7 +372,7 @@ CROPPED = ("dataset.buckets=[[5,5],[4,8]]", "dataset.oversized=crop")
 def test_samples_larger_than_every_bucket_are_cropped(
     ragged: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same numbers in any sink and feed, every sample evaluated, and other parts each pass."""
+    """The same numbers in any sink and feed, every sample evaluated, and other parts each epoch."""
     monkeypatch.setattr(feeds, "WINDOW_STEPS", 8)
     variants = {
         "off": ["train.sink=false"],

@@ -22,11 +22,11 @@ Compose = Callable[..., Recipe]
 
 COSINE = "{pattern: conv_*, schedule: {name: cosine}}"
 SLOW = "{pattern: dense_2, factor: 0.1, schedule: {name: polynomial, power: 2.0}}"
-STEPS, PER_PASS = 45, 6
+STEPS, STEPS_PER_EPOCH = 45, 6
 
 
 def table_of(recipe: Recipe) -> np.ndarray:
-    return learning_rates(recipe.train, schedule_run(recipe.train, PER_PASS))
+    return learning_rates(recipe.train, schedule_run(recipe.train, STEPS_PER_EPOCH))
 
 
 def test_a_column_for_each_rule_follows_that_of_the_schedule(tiny: Compose) -> None:

@@ -251,7 +251,7 @@ def test_layers_of_a_custom_network_keep_their_names(tiny: Compose) -> None:
                 "label": np.zeros(BATCH, np.int32),
             },
             seed=built.seed,
-            pass_=np.uint32(0),
+            epoch=np.uint32(0),
             sample=np.arange(BATCH, dtype=np.uint32),
             count=np.int32(BATCH),
         )

@@ -61,7 +61,7 @@ def test_tensorboard_has_pictures_classes_and_hparams(trained: Path) -> None:
     assert {"train/accuracy", "eval/accuracy"} <= set(tags["scalars"])
 
 
-def test_labels_of_a_balanced_pass_are_those_of_its_samples(cache: Path) -> None:
+def test_labels_of_a_balanced_epoch_are_those_of_its_samples(cache: Path) -> None:
     """A sample that is drawn again has a key beyond the number of samples."""
     recipe = load_recipe("breast_cancer_mlp", ["dataset.train.balance=true", f"cache.root={cache}"])
     dataset = load_data(recipe, Reporter(console=Console(file=io.StringIO())))

@@ -32,7 +32,7 @@ def temporaries(microbatches: int) -> tuple[int, int]:
             "label": np.zeros(batch, np.int32),
         },
         seed=seed_words(7),
-        pass_=jnp.int32(0),
+        epoch=jnp.int32(0),
         sample=jnp.arange(batch),
         count=jnp.int32(batch),
     )

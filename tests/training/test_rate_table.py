@@ -35,7 +35,7 @@ def test_an_array_is_read_in_any_floating_type(dtype: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("suffix", [".csv", ".txt"])
 def test_a_text_has_one_number_a_line(suffix: str, tmp_path: Path) -> None:
     file = tmp_path / f"lr{suffix}"
-    np.savetxt(file, RATES, header="rates of three passes")
+    np.savetxt(file, RATES, header="rates of three epochs")
     np.testing.assert_array_equal(read_rates(file).rates, RATES)
     file.write_text("0.5\n\n 1e-3 \n# the rest is warm-down\n0\n")
     assert read_rates(file).rates.tolist() == [0.5, 0.001, 0.0]

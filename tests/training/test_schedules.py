@@ -24,7 +24,7 @@ from pipeline.training.schedules import (
 CONF = Path(__file__).parents[2] / "conf" / "schedule"
 SPECS = (ConstantSchedule, Piecewise, Exponential, Polynomial, Cosine, LinearCosine)
 NO_WARMUP = {"warmup_steps": 0, "warmup_passes": 0.0}
-LR, SPAN, PER_PASS = 0.1, 2000, 40
+LR, SPAN, STEPS_PER_EPOCH = 0.1, 2000, 40
 FLOAT32 = 3e-7
 
 PIECEWISE = {"milestones": (100, 1500), "factors": (0.3, 0.01)}
@@ -38,7 +38,7 @@ DECAYS = {
         lambda t: 1.0 if t < 100 else 0.3 if t < 1500 else 0.01,
     ),
     "exponential": (Exponential, EXPONENTIAL, lambda t: 0.94 ** (t / 150)),
-    "exponential in passes": (
+    "exponential in epochs": (
         Exponential,
         EXPONENTIAL | {"decay_steps": 0, "decay_passes": 2.5},
         lambda t: 0.94 ** (t / 100),
@@ -95,7 +95,7 @@ def test_conf_defaults_are_valid(spec):
 def test_tables_match_closed_forms_to_float32(name, warmup):
     spec, fields, factor = DECAYS[name]
     schedule = spec(**fields, warmup_steps=warmup, warmup_passes=0.0)
-    table = schedule.table(LR, SPAN + warmup, PER_PASS)
+    table = schedule.table(LR, SPAN + warmup, STEPS_PER_EPOCH)
     ramp = [LR * (i + 1) / warmup for i in range(warmup)]
     assert table.dtype == np.float32
     assert table.shape == (SPAN + warmup,)
@@ -106,7 +106,7 @@ def test_tables_match_closed_forms_to_float32(name, warmup):
 @pytest.mark.parametrize("name", OPTAX)
 def test_tables_match_optax_to_a_millionth_of_the_rate(name):
     spec, fields, _ = DECAYS[name]
-    table = spec(**fields, **NO_WARMUP).table(LR, SPAN, PER_PASS)
+    table = spec(**fields, **NO_WARMUP).table(LR, SPAN, STEPS_PER_EPOCH)
     expected = np.broadcast_to(OPTAX[name](np.arange(SPAN)), SPAN)
     np.testing.assert_allclose(table, expected, atol=1e-6 * LR)
 
@@ -161,11 +161,11 @@ def test_decay_starts_afresh_after_warmup(name, warmup, span, lr):
         assert warmed[warmup - 1] == np.float32(lr)
 
 
-@pytest.mark.parametrize(("passes", "steps"), [(2.0, 20), (0.29, 3), (0.04, 0)])
-def test_warmup_in_passes_is_rounded_to_steps(passes, steps):
-    in_passes = ConstantSchedule(warmup_steps=0, warmup_passes=passes).table(LR, 50, 10)
+@pytest.mark.parametrize(("epochs", "steps"), [(2.0, 20), (0.29, 3), (0.04, 0)])
+def test_warmup_in_epochs_is_rounded_to_steps(epochs, steps):
+    in_epochs = ConstantSchedule(warmup_steps=0, warmup_passes=epochs).table(LR, 50, 10)
     in_steps = ConstantSchedule(warmup_steps=steps, warmup_passes=0.0).table(LR, 50, 10)
-    np.testing.assert_array_equal(in_passes, in_steps)
+    np.testing.assert_array_equal(in_epochs, in_steps)
 
 
 def test_decay_passes_shorter_than_a_step_take_one_step():
@@ -205,10 +205,10 @@ def test_milestones_that_make_no_schedule_are_refused(milestones, factors, words
         Piecewise(**NO_WARMUP, milestones=milestones, factors=factors)
 
 
-@pytest.mark.parametrize(("steps", "passes"), [(0, 0.0), (10, 1.0)])
-def test_exponential_needs_exactly_one_decay_length(steps, passes):
+@pytest.mark.parametrize(("steps", "epochs"), [(0, 0.0), (10, 1.0)])
+def test_exponential_needs_exactly_one_decay_length(steps, epochs):
     with pytest.raises(ValidationError, match="exactly one of them must be above 0"):
-        Exponential(**NO_WARMUP, **EXPONENTIAL | {"decay_steps": steps, "decay_passes": passes})
+        Exponential(**NO_WARMUP, **EXPONENTIAL | {"decay_steps": steps, "decay_passes": epochs})
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def make_batch(number: int = 0, samples: int = BATCH, **changed: Any) -> Batch:
             "label": rng.integers(0, CLASSES, samples, np.int32),
         },
         seed=seed_words(7),
-        pass_=np.int32(0),
+        epoch=np.int32(0),
         sample=np.arange(samples, dtype=np.int32),
         count=np.int32(samples),
     )
@@ -185,7 +185,7 @@ def test_a_sum_is_not_divided() -> None:
 
 
 def test_a_short_batch_is_the_mean_over_its_valid_samples() -> None:
-    """D-09: the last batch of a pass with drop_remainder false."""
+    """D-09: the last batch of an epoch with drop_remainder false."""
     step = plain()
     state = start(step)
     padded = make_batch(count=np.int32(3))
@@ -356,7 +356,7 @@ def test_dropout_differs_between_steps_and_seeds_and_repeats_on_resuming() -> No
         float(step.step(replace(state, step=np.int32(number)), batch, RATES)[1].loss)
         for number, batch in [
             (0, make_batch()),
-            (0, make_batch(pass_=np.int32(3))),
+            (0, make_batch(epoch=np.int32(3))),
             (1, make_batch()),
             (0, make_batch(seed=seed_words(8))),
         ]

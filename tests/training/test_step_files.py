@@ -38,7 +38,7 @@ def test_a_plain_step_goes_through_at_most_seven_files() -> None:
             "label": np.zeros(BATCH, np.int32),
         },
         seed=seed_words(7),
-        pass_=jnp.int32(0),
+        epoch=jnp.int32(0),
         sample=jnp.arange(BATCH),
         count=jnp.int32(BATCH),
     )

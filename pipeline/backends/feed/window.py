@@ -20,12 +20,12 @@ class Inputs:
     """A window on the device.
 
     `columns` are (samples, ...) when resident, else (window, batch, ...). `indices` are int32
-    (window, batch), `passes` and `counts` int32 (window,), `seed` uint32 (2,).
+    (window, batch), `epochs` and `counts` int32 (window,), `seed` uint32 (2,).
     """
 
     columns: Mapping[str, Array]
     indices: Array
-    passes: Array
+    epochs: Array
     counts: Array
     seed: Array
     resident: bool = field(metadata={"static": True})
@@ -39,9 +39,9 @@ def batch_at(inputs: Inputs, position: Array) -> Batch:
     rows = sample if inputs.samples is None else sample % inputs.samples
     rows = rows if inputs.resident else position
     columns = {name: column[rows] for name, column in inputs.columns.items()}
-    passes = inputs.passes[position]
+    epochs = inputs.epochs[position]
     counts = inputs.counts[position]
-    return Batch(columns, inputs.seed, passes, sample, counts, inputs.samples)
+    return Batch(columns, inputs.seed, epochs, sample, counts, inputs.samples)
 
 
 @dataclass(frozen=True)
@@ -72,5 +72,5 @@ def put_inputs(
     """Make a window of columns that are on the devices already, and of the order of its samples."""
     rows = placement.rows(batches.indices.shape[1])
     indices = placement.put_batches(batches.indices[:, rows])
-    passes, counts, words = placement.put((batches.passes, batches.counts, seed_words(seed)))
-    return Inputs(columns, indices, passes, counts, words, resident, batches.samples)
+    epochs, counts, words = placement.put((batches.epochs, batches.counts, seed_words(seed)))
+    return Inputs(columns, indices, epochs, counts, words, resident, batches.samples)

@@ -146,8 +146,8 @@ Point = Annotated[tuple[float, float], Strict(False)]
 
 
 MAPS = 4096
-"""Maps of which one is drawn for each sample: enough that few come twice in a pass, few enough for
-a table of 200 kB."""
+"""Maps of which one is drawn for each sample: enough that few come twice in an epoch, few enough
+for a table of 200 kB."""
 
 LEAST_SCALE = 0.01
 """Below, coordinates in fixed point would not fit in int32."""

@@ -74,7 +74,7 @@ def _padded_size(height: int, width: int, padding: Padding) -> tuple[int, int]:
 
 @part("op")
 class RandomCrop(GeometricOp):
-    """Pad with `fill`, then crop to `size` at a place drawn for each sample and pass."""
+    """Pad with `fill`, then crop to `size` at a place drawn for each sample and epoch."""
 
     name: Literal["random_crop"] = "random_crop"
     size: Size

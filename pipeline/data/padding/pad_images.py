@@ -99,7 +99,7 @@ def _pad_labels(
 def crop_to(xp: Any, bucket: Bucket, batch: Batch, *, drawn: bool) -> Batch:
     """Crop a batch of `pad_split`'s columns, its images and labels of positions, to one bucket.
 
-    A larger sample is cropped: at a place drawn from (seed, pass, sample), or in the middle. `xp`
+    A larger sample is cropped: at a place drawn from (seed, epoch, sample), or in the middle. `xp`
     is numpy or jax.numpy, and both return the same.
     """
     columns = batch.columns
@@ -110,7 +110,7 @@ def crop_to(xp: Any, bucket: Bucket, batch: Batch, *, drawn: bool) -> Batch:
         return replace(batch, columns={**columns, **cropped})
     room = columns[UNCROPPED_SIZE] - columns[SIZE]
     if drawn:
-        draws = uniforms(xp, batch.seed, batch.pass_, batch.sample, CROP_OP, len(bucket))
+        draws = uniforms(xp, batch.seed, batch.epoch, batch.sample, CROP_OP, len(bucket))
         corner = integers(xp, draws, (room + 1).astype(np.float32))
     else:
         corner = room // 2

@@ -26,7 +26,7 @@ class RunControl(Protocol):
     run_dir: Path
     total: int
     """Steps of the whole run."""
-    steps_per_pass: int
+    steps_per_epoch: int
     resumed: bool
     """Whether this process continues from a checkpoint."""
     step: int

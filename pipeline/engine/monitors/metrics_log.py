@@ -137,8 +137,8 @@ def metrics_lines(parts: Sequence[Telemetry], run_schedule: RunSchedule | None) 
     steps = np.concatenate([part.steps for part in parts])
     places = {"step": steps}
     if run_schedule is not None:
-        places["pass"] = (steps - 1) // run_schedule.steps_per_pass + 1
-        sink_steps = run_schedule.sink_steps or run_schedule.steps_per_pass
+        places["pass"] = (steps - 1) // run_schedule.steps_per_epoch + 1
+        sink_steps = run_schedule.sink_steps or run_schedule.steps_per_epoch
         places["sink"] = (steps - 1) // sink_steps + 1
     columns = concatenate_columns(parts)
     # Numbers keep the digits of a float32. The json module takes three times as long for other

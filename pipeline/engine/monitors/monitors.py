@@ -32,7 +32,7 @@ MOST_NAMED = 5
 WIDEST_NAME = 30
 BANNER = f"{14 * '='} Starting Training {14 * '='}"
 EVERY = 100
-"""Batches from one line of the functional loop to the next, counted from 0 in every pass."""
+"""Batches from one line of the functional loop to the next, counted from 0 in every epoch."""
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def writing(file: str | Path) -> Iterator[None]:
 class LossMonitor(Monitor):
     """The documents' line: `epoch: 1 step: 195, loss is 1.9601055`.
 
-    Printed at the end of a sink, whose number is the epoch, at most once in `every_steps`; 0:
+    Printed at the end of a sink, whose number is the sink epoch, at most once in `every_steps`; 0:
     never.
     """
 
@@ -87,15 +87,15 @@ class TimeMonitor(Monitor):
     """Steps since the last line."""
 
     def on_sink(self, report: SinkReport) -> None:
-        """Print the time of a sink; without sinks, of a pass."""
+        """Print the time of a sink; without sinks, of an epoch."""
         self.seconds += report.seconds
         self.steps += report.steps
         self.steps_done += report.steps
         schedule = self.run_schedule
         unit = self.unit
         estimate = self.estimate
-        is_inside_pass = schedule.sink_steps is None and report.step % schedule.steps_per_pass
-        if is_inside_pass and report.step != schedule.total:
+        is_inside_epoch = schedule.sink_steps is None and report.step % schedule.steps_per_epoch
+        if is_inside_epoch and report.step != schedule.total:
             return
         position = schedule.place(report.step)
         sink = f"sink {position.sink}/{schedule.sinks}, " if schedule.sink_steps else ""
@@ -112,7 +112,7 @@ class TimeMonitor(Monitor):
         self.reporter.say(
             f"epoch time: {1000 * self.seconds:5.3f} ms, "
             f"per step time: {1000 * self.seconds / self.steps:5.3f} ms | {sink}"
-            f"step {report.step}/{schedule.total}, pass {position.pass_} | "
+            f"step {report.step}/{schedule.total}, pass {position.epoch} | "
             f"{self.batch_size * unit.each * self.steps / self.seconds:,.0f} {unit.counted}/s, "
             f"lr {report.learning_rate:.6g}{remaining if remaining_s >= SHOWN_FROM_S else ''}"
             f"{modelled}"
@@ -222,7 +222,7 @@ class FunctionalMonitor(Monitor):
             self.say(BANNER)
         if not self.every_batches:
             return
-        size = self.run_schedule.steps_per_pass
+        size = self.run_schedule.steps_per_epoch
         for before, loss in enumerate(telemetry.loss.tolist(), start=telemetry.start):
             batch = before % size
             if batch % self.every_batches == 0:

@@ -52,6 +52,14 @@ from pipeline.training.state import FreezePhase, StepConfig, TrainState
 ARRAYS = "arrays.npz"
 STEP = "step.json"
 _STATE = ("params", "batch_stats")
+_BATCH = {
+    "columns": "columns",
+    "seed": "seed",
+    "pass_": "epoch",
+    "sample": "sample",
+    "count": "count",
+}
+"""Fields of a batch by their names in the file."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +108,7 @@ def write_reproducer(
 def _arrays(state: TrainState, batch: Batch) -> dict[str, np.ndarray]:
     tree = {
         "state": {name: getattr(state, name) for name in (*_STATE, "loss_scale", "step")},
-        "batch": {
-            name: getattr(batch, name) for name in ("columns", "seed", "pass_", "sample", "count")
-        },
+        "batch": {name: getattr(batch, field) for name, field in _BATCH.items()},
     }
     return {path: np.asarray(leaf) for path, leaf in leaves_by_path(tree).items()}
 
@@ -125,7 +131,8 @@ def read_reproducer(folder: Path) -> Reproducer:
         document = read_json(where / STEP)
         finding = str(document["autopsy"]["text"])
         samples = document["samples"]
-        batch = Batch(**tree["batch"], samples=None if samples is None else int(samples))
+        arrays = {_BATCH[name]: array for name, array in tree["batch"].items()}
+        batch = Batch(**arrays, samples=None if samples is None else int(samples))
         state = TrainState(opt_state=(), **{"batch_stats": {}, **tree["state"]})
         parts = _parts(recipe, document, batch)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:

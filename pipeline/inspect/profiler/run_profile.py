@@ -296,9 +296,9 @@ class RunProfiler(Profile):
         """Return what evaluations cost by step of the whole run; a part of one is timed."""
         recipe = self._recipe
         schedule = self._schedule
-        periods = event_periods(recipe, schedule.steps_per_pass)[Event.EVALUATE]
+        periods = event_periods(recipe, schedule.steps_per_epoch)[Event.EVALUATE]
         count = len({step for n in periods for step in range(n, schedule.total + 1, n)})
-        batches = dataset.eval_order.steps_per_pass
+        batches = dataset.eval_order.steps_per_epoch
         if not count or not batches:
             return None
         self.executable.evaluate(state, 0, 1)

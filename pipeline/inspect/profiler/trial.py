@@ -98,7 +98,7 @@ def _trial_of(
         assert verdict.change is not None, "it names the layer"
         return Trial(verdict.change.what, layer=verdict.layer)
     if verdict.change is not None and verdict.change.what == RESIDENT:
-        steps = dataset.train_order.steps_per_pass
+        steps = dataset.train_order.steps_per_epoch
         read_s = sum(evidence.feed.prepare_ms_per_step.values()) * steps / 1000
         return Trial(RESIDENT, (("feed", "resident"),)) if read_s <= LONGEST_READ_S else None
     precision = PRECISIONS.get(verdict.name)

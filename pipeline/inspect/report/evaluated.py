@@ -162,14 +162,14 @@ def _batches(run: TrainedRun, dataset: Dataset) -> Iterator[Rows]:
     compute = _compile(run.recipe, dataset)
     weights = jax.device_put(dict(run.arrays))
     seed = seed_words(run.recipe.seed)
-    for step in range(order.steps_per_pass):
+    for step in range(order.steps_per_epoch):
         plan = order.batches(step, 1)
         rows = plan.indices[0]
         count = int(plan.counts[0])
         columns = {name: jnp.asarray(column[rows]) for name, column in dataset.eval.columns.items()}
         seed_of_run = jnp.asarray(seed)
-        pass_ = jnp.asarray(plan.passes[0])
-        batch = Batch(columns, seed_of_run, pass_, jnp.asarray(rows), jnp.asarray(plan.counts[0]))
+        epoch = jnp.asarray(plan.epochs[0])
+        batch = Batch(columns, seed_of_run, epoch, jnp.asarray(rows), jnp.asarray(plan.counts[0]))
         outputs, labels = compute(weights, batch)
         yield rows[:count], np.asarray(outputs)[:count], np.asarray(labels)[:count]
 
@@ -184,7 +184,7 @@ def _compile(
 
     def outputs(weights: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
         columns = apply_ops(
-            jnp, dataset.eval_ops, batch.columns, batch.seed, batch.pass_, batch.sample
+            jnp, dataset.eval_ops, batch.columns, batch.seed, batch.epoch, batch.sample
         )
         sizes = batch.columns[SIZE] if recipe.dataset.padding_mask else None
         inputs = network_inputs(columns["image"], dataset.image.layout, sizes)

@@ -170,7 +170,7 @@ def modelled_bounds(recipe: Recipe, run_schedule: RunSchedule) -> Bounds:
 
 def _bounds(recipe: Recipe, run_schedule: RunSchedule, window_steps: int) -> Bounds:
     """Return the bounds of a dispatch with `window_steps` batches on the device."""
-    events = event_periods(recipe, run_schedule.steps_per_pass)
+    events = event_periods(recipe, run_schedule.steps_per_epoch)
     saves = events[Event.CHECKPOINT] if "checkpoint" in recipe.stages else ()
     periods = (*events[Event.EVALUATE], *saves, *events[Event.COLLECT])
     return Bounds(run_schedule.total, periods, window_steps, recipe.train.dispatch_seconds)

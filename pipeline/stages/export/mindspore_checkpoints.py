@@ -1,7 +1,7 @@
 """A run's checkpoints as MindSpore's `.ckpt` files, written during a run or by a command.
 
-Files are `{prefix}-{epoch}_{step}.ckpt` as of MindSpore's ModelCheckpoint: the epoch is a
-sink if the run has sinks, else a pass, and the step is counted within it.
+Files are `{prefix}-{epoch}_{step}.ckpt` as of MindSpore's ModelCheckpoint: `epoch` is the sink
+epoch, a sink if the run has sinks, else an epoch, and the step is counted within it.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ GLOBAL_STEP = "global_step"
 STEP = re.compile(r"[0-9]{1,18}")
 
 
-def file_name(prefix: str, steps_per_epoch: int, step: int) -> str:
+def file_name(prefix: str, steps_per_sink_epoch: int, step: int) -> str:
     """Return the name of the checkpoint of a step, `{prefix}-{epoch}_{step}.ckpt`."""
-    epoch, epoch_step = divmod(step - 1, steps_per_epoch)
-    return f"{prefix}-{epoch + 1}_{epoch_step + 1}{SUFFIX}"
+    sink_epoch, step_index = divmod(step - 1, steps_per_sink_epoch)
+    return f"{prefix}-{sink_epoch + 1}_{step_index + 1}{SUFFIX}"
 
 
 def _file_pattern(prefix: str) -> re.Pattern[str]:
@@ -94,7 +94,7 @@ def write_checkpoints(
     if run_dir is None:
         raise DataError(f"{source}: is no run directory; it holds no {RECIPE}")
     recipe = read_run_recipe(run_dir)
-    steps_per_epoch = None
+    steps_per_sink_epoch = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         prefix = free_prefix(folder, prefix or recipe.model.name)
@@ -102,8 +102,8 @@ def write_checkpoints(
         raise RunError(f"{folder}: can't be written: {error.strerror}") from error
     files = []
     for saved in _read_checkpoints(source, run_dir):
-        steps_per_epoch = steps_per_epoch or _steps_per_epoch(recipe, saved)
-        file = folder / file_name(prefix, steps_per_epoch, saved.step)
+        steps_per_sink_epoch = steps_per_sink_epoch or _steps_per_sink_epoch(recipe, saved)
+        file = folder / file_name(prefix, steps_per_sink_epoch, saved.step)
         write_weights(file, weight_arrays(saved, optimizer=optimizer))
         files.append(file)
     return files
@@ -119,15 +119,15 @@ def _read_checkpoints(source: Path, run_dir: Path) -> list[Checkpoint]:
     return [read_checkpoint(checkpoint_path(root, step)) for step in steps]
 
 
-def _steps_per_epoch(recipe: Recipe, saved: Checkpoint) -> int:
-    """Return the length of a sink; if sinks are passes, the data is read for its length."""
+def _steps_per_sink_epoch(recipe: Recipe, saved: Checkpoint) -> int:
+    """Return the steps of a sink epoch; if it is an epoch, the data is read for its length."""
     train = recipe.train
     sink = saved.host.sink
     size = sink.size if sink is not None else train.sink_size if train.sink else None
     if isinstance(size, int) and size > 0:
         return size
     dataset = load_data(recipe, Reporter(console=Console(file=io.StringIO())))
-    return dataset.train_order.steps_per_pass
+    return dataset.train_order.steps_per_epoch
 
 
 @dataclass(frozen=True)
@@ -150,13 +150,13 @@ class MindSporeCopies:
     a file. Raises RunError if the folder can't be made, or the list of the files can't be read.
     """
 
-    def __init__(self, place: CopiesPlace, prefix: str, steps_per_epoch: int) -> None:
+    def __init__(self, place: CopiesPlace, prefix: str, steps_per_sink_epoch: int) -> None:
         self._folder = place.folder.absolute()
         self._shared = place.shared
         # As the list names the folder; None for one that moves with the run.
         self._listed_folder = str(self._folder) if place.shared else None
         self._list = place.names
-        self._steps_per_epoch = steps_per_epoch
+        self._steps_per_sink_epoch = steps_per_sink_epoch
         self._names, earlier_prefix = self._read_list(prefix)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -170,7 +170,7 @@ class MindSporeCopies:
         """Write the file of a complete checkpoint, and list it."""
         step = checkpoint_step(checkpoint)
         assert step is not None, "a checkpoint is named by its step"
-        name = file_name(self._prefix, self._steps_per_epoch, step)
+        name = file_name(self._prefix, self._steps_per_sink_epoch, step)
         # Listed before it is written: a file that is killed in between is this run's to remove.
         self._names[step] = name
         self._write_list()

@@ -84,7 +84,7 @@ def open_training(
     if context.resuming and context.ranks.is_first:
         context.folder.advanced.add(partial(_archive_findings, context))
     with signals.held(), ExitStack() as stack:
-        save_periods = event_periods(recipe, built.run_schedule.steps_per_pass)[Event.CHECKPOINT]
+        save_periods = event_periods(recipe, built.run_schedule.steps_per_epoch)[Event.CHECKPOINT]
         checkpoints = _open_checkpoints(run, save_periods, stack)
         every_seconds = recipe.checkpoint.every_seconds
         saves = Saves(checkpoints, every_seconds, sink.host_entry, observers.log_marks)
@@ -246,8 +246,8 @@ def _open_copies(run: CompiledRun) -> Copies | None:
     folder = spec.directory or context.run_dir / CHECKPOINT_FILES
     names = context.run_dir / CHECKPOINT_NAMES
     place = CopiesPlace(folder, names, shared=spec.directory is not None)
-    steps_per_epoch = schedule.sink_steps or schedule.steps_per_pass
-    return MindSporeCopies(place, spec.prefix or context.recipe.model.name, steps_per_epoch)
+    steps_per_sink_epoch = schedule.sink_steps or schedule.steps_per_epoch
+    return MindSporeCopies(place, spec.prefix or context.recipe.model.name, steps_per_sink_epoch)
 
 
 def _rollbacks(
@@ -279,7 +279,7 @@ def _record_results(
     summary.reason = history.reason
     summary.exit_status = exit_status_of(history.status)
     summary.steps = history.step
-    summary.passes = history.step / run_schedule.steps_per_pass
+    summary.passes = history.step / run_schedule.steps_per_epoch
     summary.sinks = run_schedule.place(max(1, history.step)).sink
     summary.metrics["train_loss"] = history.loss
     summary.bad_steps = {

@@ -39,7 +39,7 @@ def assert_is_step(batch: Batch, step: int, order: SampleOrder, split: Split) ->
     expected = order.batches(step, 1)
     rows = expected.indices[0]
     assert np.array_equal(batch.sample, rows)
-    assert (int(batch.pass_), int(batch.count)) == (expected.passes[0], expected.counts[0])
+    assert (int(batch.epoch), int(batch.count)) == (expected.epochs[0], expected.counts[0])
     assert batch.seed.tolist() == [5, 2**8]
     for name, column in split.columns.items():
         one_by_one = np.stack([column[row] for row in rows])
@@ -49,7 +49,7 @@ def assert_is_step(batch: Batch, step: int, order: SampleOrder, split: Split) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_batches_follow_the_order_over_passes_and_windows(
+def test_batches_follow_the_order_over_epochs_and_windows(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feeds, "WINDOW_STEPS", 5)

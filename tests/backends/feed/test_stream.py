@@ -108,7 +108,7 @@ def test_threads_share_the_samples_of_a_lazy_column(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_fills_up_a_short_batch_is_decoded_once() -> None:
-    """The last batch of a pass is samples 9, 10 and, filled up, 9 again; padding repeats it."""
+    """The last batch of an epoch is samples 9, 10 and, filled up, 9 again; padding repeats it."""
     column = LazyNumbers(NUMBERS)
     order = make_order(shuffle=False, samples=4, batch_size=9)
     feed = make("stream", Split({"label": column}), order, stop=1)

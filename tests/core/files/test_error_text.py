@@ -104,7 +104,7 @@ CASES = {
     ),
     "sink of nothing": (
         ["train.sink_size=0"],
-        "train.sink_size = 0: must be -1 (a sink per pass), positive or auto",
+        "train.sink_size = 0: must be -1 (a sink per epoch), positive or auto",
     ),
     "type that the device lacks": (
         ["device=ascend910", "train.precision=bf16"],

@@ -114,12 +114,12 @@ def test_cut_mix_that_never_happens_changes_nothing():
     np.testing.assert_array_equal(labels, LABELS)
 
 
-def test_a_batch_is_mixed_the_same_at_every_visit_and_differently_in_every_pass():
+def test_a_batch_is_mixed_the_same_at_every_visit_and_differently_in_every_epoch():
     columns = {"image": BYTES, "label": np.arange(BATCH, dtype=np.int32) % 10}
     ops = (HOT, *OPS)
 
-    def output(pass_):
-        return apply_ops(np, ops, columns, seed_words(9), pass_, np.arange(BATCH))["image"]
+    def output(epoch):
+        return apply_ops(np, ops, columns, seed_words(9), epoch, np.arange(BATCH))["image"]
 
     np.testing.assert_array_equal(output(2), output(2))
     assert (output(2) != output(3)).any()

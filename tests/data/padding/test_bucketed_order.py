@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.data.group_orders import BucketedOrder
-from pipeline.data.order import pass_order
+from pipeline.data.order import epoch_order
 from pipeline.data.padding.buckets import assign_buckets
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden/buckets/mindspore.json").read_text())
@@ -42,7 +42,7 @@ def test_batches_are_those_of_mindspore_golden(case: dict[str, Any]) -> None:
         drop_remainder=case["drop_remainder"],
         shuffle=False,
     )
-    batches = order.batches(0, order.steps_per_pass)
+    batches = order.batches(0, order.steps_per_epoch)
     own = []
     for row, count in zip(batches.indices, batches.counts, strict=True):
         bucket = GOLDEN["buckets"][numbers[row[0]]]
@@ -53,22 +53,22 @@ def test_batches_are_those_of_mindspore_golden(case: dict[str, Any]) -> None:
     assert own == case["batches"]
 
 
-def listed(order: BucketedOrder, passes: int) -> list[tuple[int, list[int], int]]:
-    """The batches of the first passes as (pass, samples, count), by plain loops."""
+def listed(order: BucketedOrder, epochs: int) -> list[tuple[int, list[int], int]]:
+    """The batches of the first epochs as (epoch, samples, count), by plain loops."""
     result = []
-    for pass_ in range(passes * order.repeat):
+    for epoch in range(epochs * order.repeat):
         waiting: dict[int, list[int]] = {}
-        walk = pass_order(order.seed, pass_, order.samples, order.shuffle, order.buffer_size)
+        walk = epoch_order(order.seed, epoch, order.samples, order.shuffle, order.buffer_size)
         for sample in walk.tolist():
             queue = waiting.setdefault(int(order.buckets[sample]), [])
             queue.append(sample)
             if len(queue) == order.batch_size:
-                result.append((pass_, queue.copy(), order.batch_size))
+                result.append((epoch, queue.copy(), order.batch_size))
                 queue.clear()
         for _, queue in sorted(waiting.items()):
             if queue and not order.drop_remainder:
                 missing = order.batch_size - len(queue)
-                result.append((pass_, queue + queue[:1] * missing, len(queue)))
+                result.append((epoch, queue + queue[:1] * missing, len(queue)))
     return result
 
 
@@ -88,16 +88,16 @@ ORDERS = st.builds(
 
 @pytest.mark.slow
 @given(order=ORDERS, data=st.data())
-def test_any_run_of_steps_equals_that_slice_of_the_listed_passes(
+def test_any_run_of_steps_equals_that_slice_of_the_listed_epochs(
     order: BucketedOrder, data: st.DataObject
 ) -> None:
-    whole = listed(order, passes=3)
-    assert len(whole) == 3 * order.steps_per_pass
+    whole = listed(order, epochs=3)
+    assert len(whole) == 3 * order.steps_per_epoch
     first = data.draw(st.integers(0, len(whole)))
     count = data.draw(st.integers(0, len(whole) - first))
     batches = order.batches(first, count)
     expected = whole[first : first + count]
-    assert batches.passes.tolist() == [pass_ for pass_, _, _ in expected]
+    assert batches.epochs.tolist() == [epoch for epoch, _, _ in expected]
     assert batches.indices.tolist() == [samples for _, samples, _ in expected]
     assert batches.counts.tolist() == [valid for _, _, valid in expected]
 
@@ -105,14 +105,14 @@ def test_any_run_of_steps_equals_that_slice_of_the_listed_passes(
 @pytest.mark.slow
 @given(order=ORDERS)
 def test_no_batch_mixes_buckets(order: BucketedOrder) -> None:
-    batches = order.batches(0, 2 * order.steps_per_pass)
+    batches = order.batches(0, 2 * order.steps_per_epoch)
     of_rows = order.buckets[batches.indices]
     assert (of_rows == of_rows[:, :1]).all()
 
 
 @pytest.mark.slow
 @given(order=ORDERS)
-def test_a_pass_has_every_sample_once_but_for_the_remainders(order: BucketedOrder) -> None:
+def test_an_epoch_has_every_sample_once_but_for_the_remainders(order: BucketedOrder) -> None:
     batches = order.batches(0, order.batches_per_repetition)
     seen = [
         sample

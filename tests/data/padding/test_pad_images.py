@@ -38,8 +38,8 @@ def padded() -> dict[str, Any]:
     return {name: column[:] for name, column in columns.items()}
 
 
-def batch_of(columns: dict[str, Any], rows: np.ndarray, pass_: Any) -> Batch:
-    return Batch(columns, SEED, np.int32(pass_), rows, np.int32(len(rows)))  # type: ignore[arg-type]
+def batch_of(columns: dict[str, Any], rows: np.ndarray, epoch: Any) -> Batch:
+    return Batch(columns, SEED, np.int32(epoch), rows, np.int32(len(rows)))  # type: ignore[arg-type]
 
 
 def test_a_sample_goes_where_most_of_it_is_kept() -> None:
@@ -66,10 +66,10 @@ def test_a_crop_is_a_part_of_the_sample(drawn: bool) -> None:
     columns = padded()
     numbers = assign_buckets(columns[SIZE], BUCKETS)
     corners = []
-    for pass_ in range(40):
+    for epoch in range(40):
         for number, bucket in enumerate(BUCKETS):
             rows = np.flatnonzero(numbers == number).astype(np.int32)
-            batch = batch_of({name: column[rows] for name, column in columns.items()}, rows, pass_)
+            batch = batch_of({name: column[rows] for name, column in columns.items()}, rows, epoch)
             crop = crop_to(np, bucket, batch, drawn=drawn).columns
             for position, row in enumerate(rows):
                 height, width = columns[SIZE][row]
@@ -93,7 +93,7 @@ def test_a_crop_is_a_part_of_the_sample(drawn: bool) -> None:
         assert (result[1], result[2], result[3]) == ({(1, 1)}, {(1, 2)}, {(3, 1)})
 
 
-def test_a_place_depends_on_seed_pass_and_sample_alone() -> None:
+def test_a_place_depends_on_seed_epoch_and_sample_alone() -> None:
     """Host and compiled step agree, and neither the batch nor the position in it matters."""
     columns = padded()
     rows = np.array([3, 2, 5, 3], np.int32)

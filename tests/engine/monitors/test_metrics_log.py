@@ -21,7 +21,7 @@ from tests.engine.monitors.disk import files_end_at
 from tests.engine.monitors.test_monitors import EVALUATION
 from tests.step_rows import telemetry_of
 
-COURSE = RunSchedule(total=12, steps_per_pass=5, sink_steps=3)
+COURSE = RunSchedule(total=12, steps_per_epoch=5, sink_steps=3)
 
 
 def telemetry(start: int, *losses: float) -> Telemetry:
@@ -73,7 +73,7 @@ def test_only_a_skipped_step_says_so(tmp_path: Path) -> None:
     assert lines[1]["grad_norm"] is None
 
 
-def test_without_sinks_a_sink_is_a_pass(tmp_path: Path) -> None:
+def test_without_sinks_a_sink_is_an_epoch(tmp_path: Path) -> None:
     with log(tmp_path, run_schedule=RunSchedule(12, 5, None)) as monitor:
         monitor.on_steps(telemetry(4, 1.0, 1.0), 1.0)
     assert [line["sink"] for line in read(tmp_path / "metrics.jsonl")] == [1, 2]

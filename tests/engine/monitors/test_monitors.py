@@ -51,7 +51,7 @@ def ended(step: int, loss: float = 1.0, *, steps: int = 1, seconds: float = 1.0)
 
 
 def test_loss_line_is_the_documents() -> None:
-    """C-02, S-16: five passes of 195 steps as sinks."""
+    """C-02, S-16: five epochs of 195 steps as sinks."""
     page = Page()
     monitor = LossMonitor(page.reporter, RunSchedule(975, 195, 195), every_steps=1)
     losses = [1.9601055, 1.8555021, 1.6707983, 1.8162166, 1.393667]
@@ -66,8 +66,8 @@ def test_loss_line_is_the_documents() -> None:
     ]
 
 
-def test_loss_line_counts_sinks_where_they_are_shorter_than_a_pass() -> None:
-    """S-05, S-16: sinks of 1000 over 1875 batches a pass print step 1000, not pass offsets."""
+def test_loss_line_counts_sinks_where_they_are_shorter_than_an_epoch() -> None:
+    """S-05, S-16: sinks of 1000 over 1875 batches an epoch print step 1000, not epoch offsets."""
     page = Page()
     monitor = LossMonitor(page.reporter, RunSchedule(10_000, 1875, 1000), every_steps=1)
     monitor.on_sink(ended(1000, 0.5399815, steps=1000))
@@ -79,7 +79,7 @@ def test_loss_line_counts_sinks_where_they_are_shorter_than_a_pass() -> None:
 
 
 def test_loss_line_without_sinks_comes_at_every_step() -> None:
-    """S-07: the epoch is a pass then."""
+    """S-07: the sink epoch is an epoch then."""
     page = Page()
     monitor = LossMonitor(page.reporter, RunSchedule(4, 3, None), every_steps=1)
     for step in range(1, 5):
@@ -120,7 +120,7 @@ def test_loss_every_zero_never_prints() -> None:
 
 
 def test_time_line_is_the_documents_with_place_and_speed_beside_it() -> None:
-    """C-03, and passes, sinks and steps as three words."""
+    """C-03, and epochs, sinks and steps as three words."""
     page = Page()
     monitor = TimeMonitor(page.reporter, RunSchedule(3000, 1875, 1000), batch_size=32)
     monitor.on_sink(ended(2000, steps=1000, seconds=3.5))
@@ -144,7 +144,7 @@ def test_time_line_of_a_long_run_has_the_remaining_time(monkeypatch: pytest.Monk
     ]
 
 
-def test_time_line_without_sinks_comes_at_the_end_of_a_pass() -> None:
+def test_time_line_without_sinks_comes_at_the_end_of_an_epoch() -> None:
     page = Page()
     monitor = TimeMonitor(page.reporter, RunSchedule(4, 3, None), batch_size=10)
     for step in range(1, 5):

@@ -171,11 +171,11 @@ def choosing(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 
 @pytest.mark.slow
 def test_measuring_leaves_the_run_as_it_is(eager: None, tiny: Compose, tmp_path: Path) -> None:
-    """S-05: auto, a sink per pass and no sinks, bit for bit."""
-    for name, how in (("auto", AUTO), ("pass", "train.sink_size=-1"), ("off", "train.sink=false")):
+    """S-05: auto, a sink per epoch and no sinks, bit for bit."""
+    for name, how in (("auto", AUTO), ("epoch", "train.sink_size=-1"), ("off", "train.sink=false")):
         run(tiny(*EVENTS, how), tmp_path / name)
     outcome.assert_same_run(tmp_path / "auto", tmp_path / "off")
-    outcome.assert_same_run(tmp_path / "auto", tmp_path / "pass")
+    outcome.assert_same_run(tmp_path / "auto", tmp_path / "epoch")
     summary = outcome.read_summary(tmp_path / "auto")["sink"]
     assert set(summary) == {"size", "mechanism", "why", "predicted"}
     assert summary["predicted"]["off_ms"] > 0
@@ -221,7 +221,7 @@ def test_a_run_that_diverges_does_so_at_its_step_and_not_before(
 
 
 @pytest.mark.slow
-def test_an_epoch_is_a_pass(tiny: Compose, tmp_path: Path) -> None:
+def test_a_sink_epoch_is_an_epoch(tiny: Compose, tmp_path: Path) -> None:
     """How long a run is does not hang on a measurement."""
     assert run(tiny(AUTO, "train.epochs=2"), tmp_path / "run").steps == 12
 

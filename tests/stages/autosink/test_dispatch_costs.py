@@ -39,7 +39,7 @@ def measured(
 
     def go(clockwork: Clockwork, budget_s: float) -> Measurement:
         clockwork.rule(monkeypatch)
-        run_schedule = RunSchedule(total=100_000, steps_per_pass=6, sink_steps=6)
+        run_schedule = RunSchedule(total=100_000, steps_per_epoch=6, sink_steps=6)
         with TimedRuns(tiny(), run_schedule, clockwork, terminal=False) as trials:  # type: ignore[arg-type]
             return measure(trials, first_look(trials), BOTH, budget_s)
 

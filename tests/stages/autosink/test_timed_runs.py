@@ -14,7 +14,7 @@ from pipeline.stages.autosink.dispatch_costs import TimedRuns, Variant
 from tests.stages.clockwork import Clockwork
 
 Compose = Callable[..., Recipe]
-COURSE = RunSchedule(total=1000, steps_per_pass=6, sink_steps=6)
+COURSE = RunSchedule(total=1000, steps_per_epoch=6, sink_steps=6)
 
 
 @pytest.fixture

@@ -28,7 +28,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     return run_dir
 
 
-def test_every_checkpoint_has_epoch_and_step_in_its_name(trained: Path, tmp_path: Path) -> None:
+def test_every_checkpoint_has_sink_epoch_and_step_in_its_name(
+    trained: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "out"
     for _ in range(2):
         assert export([str(trained), str(folder), "--to=ckpt"]) == 0

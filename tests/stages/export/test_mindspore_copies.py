@@ -20,7 +20,7 @@ from tests.checkpoint.test_checkpointer import kept, state_of
 from tests.conftest import compose_tiny
 from tests.whole_run import run
 
-STEPS_PER_EPOCH = 10
+STEPS_PER_SINK_EPOCH = 10
 
 
 def names(folder: Path) -> list[str]:
@@ -29,7 +29,7 @@ def names(folder: Path) -> list[str]:
 
 def copies_in(run_dir: Path, shared: Path | None, prefix: str = "net") -> MindSporeCopies:
     place = CopiesPlace(shared or run_dir / "ckpt", run_dir / "ckpt.json", shared is not None)
-    return MindSporeCopies(place, prefix, STEPS_PER_EPOCH)
+    return MindSporeCopies(place, prefix, STEPS_PER_SINK_EPOCH)
 
 
 def save(run_dir: Path, folder: Path | None, *steps: int, prefix: str = "net") -> None:

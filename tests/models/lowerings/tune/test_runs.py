@@ -58,7 +58,7 @@ DIGITS = [
     "monitor.tensorboard=false",
     "monitor.sample_images=0",
 ]
-"""The shipped images, 22 steps a pass."""
+"""The shipped images, 22 steps an epoch."""
 
 CHOSEN = {
     "8x8x1 kernel 3x3x8": ("shifted_sum", None, "im2col/16"),
@@ -194,7 +194,7 @@ def test_the_choice_has_every_family_of_every_role(cache: Path) -> None:
 SINKS = {
     "sink of 1": ["train.sink_size=1"],
     "sink of 7": ["train.sink_size=7"],
-    "sink of a pass": ["train.sink_size=-1"],
+    "sink of an epoch": ["train.sink_size=-1"],
     "soft": ["train.sink_size=20", "train.mechanism=soft"],
 }
 

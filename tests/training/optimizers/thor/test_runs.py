@@ -46,7 +46,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
         ["train.sink_size=20", "train.mechanism=soft"],
         ["train.sink_size=20", "train.feed=stream"],
     ],
-    ids=["1", "7", "a pass", "soft", "stream"],
+    ids=["1", "7", "an epoch", "soft", "stream"],
 )
 def test_sinks_change_the_speed_and_nothing_else(
     overrides: list[str], reference: Path, tiny: Compose, tmp_path: Path

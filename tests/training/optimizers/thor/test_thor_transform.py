@@ -97,7 +97,7 @@ def make_batch(number: int, count: int = BATCH) -> Batch:
             "label": rng.integers(0, CLASSES, BATCH, np.int32),
         },
         seed=seed_words(7),
-        pass_=np.int32(0),
+        epoch=np.int32(0),
         sample=np.arange(BATCH, dtype=np.int32),
         count=np.int32(count),
     )

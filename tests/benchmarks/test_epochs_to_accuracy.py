@@ -1,4 +1,4 @@
-"""The table of `benchmarks.passes`: runs that never get there, or diverge, are said to."""
+"""The table of `benchmarks.epochs_to_accuracy` names runs that never get there, or diverge."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from benchmarks import passes
-from benchmarks.passes import Course
+from benchmarks import epochs_to_accuracy
+from benchmarks.epochs_to_accuracy import Course
 
 
 def test_a_run_that_never_gets_there_counts_as_endless(
@@ -28,9 +28,9 @@ def test_a_run_that_never_gets_there_counts_as_endless(
         seed = overrides[-1].removeprefix("seed=")
         return courses[contestant, seed]
 
-    monkeypatch.setattr(passes, "_train", train)
-    monkeypatch.setattr(sys, "argv", ["passes", "--accuracy=0.98", "fast", "slow"])
-    passes.main()
+    monkeypatch.setattr(epochs_to_accuracy, "_train", train)
+    monkeypatch.setattr(sys, "argv", ["epochs_to_accuracy", "--accuracy=0.98", "fast", "slow"])
+    epochs_to_accuracy.main()
     said = capsys.readouterr().out
     assert "| fast | 3.00 | 1.00, 3.00, never | 6.00 | 0.50 | 0.9900 |" in said
     assert "| slow | never | 1.00, never, never | never | 0.50 | 0.9800 |" in said

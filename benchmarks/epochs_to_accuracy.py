@@ -1,9 +1,10 @@
-"""How many passes over the data, and how much time, recipes need to reach an accuracy.
+"""How many epochs, and how much time, recipes need to reach an accuracy.
 
-    python -m benchmarks.passes --accuracy 0.985 --root DIR lenet5_mnist lenet5_mnist_thor
+    python -m benchmarks.epochs_to_accuracy --accuracy 0.985 --root DIR \\
+        lenet5_mnist lenet5_mnist_thor
 
 A contestant is a recipe, with overrides behind it in the same word: "lenet5_mnist seed=2". Prints,
-for each, the medians over the seeds of the passes and of the seconds of training that went by when
+for each, the medians over the seeds of the epochs and of the seconds of training that went by when
 an evaluation first showed the accuracy; compiling and evaluating are not counted.
 """
 
@@ -29,7 +30,7 @@ class Course:
     One that diverged has no figures.
     """
 
-    passes: float | None
+    epochs: float | None
     train_s: float | None
     step_ms: float
     final: float
@@ -68,9 +69,9 @@ def _train(contestant: str, overrides: list[str], accuracy: float) -> Course:
         lines = (Path(folder) / "evals.jsonl").read_text().splitlines()
     evals = [json.loads(line) for line in lines]
     step = next((line["step"] for line in evals if line["accuracy"] >= accuracy), None)
-    step_ms, per_pass = summary.time["median_step_ms"] or 0.0, summary.steps / summary.passes
+    step_ms, steps_per_epoch = summary.time["median_step_ms"] or 0.0, summary.steps / summary.passes
     return Course(
-        passes=step / per_pass if step else None,
+        epochs=step / steps_per_epoch if step else None,
         train_s=step * step_ms / 1000 if step else None,
         step_ms=step_ms,
         final=evals[-1]["accuracy"],
@@ -79,13 +80,13 @@ def _train(contestant: str, overrides: list[str], accuracy: float) -> Course:
 
 def _print_table(rows: dict[str, list[Course]], accuracy: float, every_steps: int) -> None:
     print(f"\n{machine()}; {versions(['jax', 'optax'])}; evaluated every {every_steps} steps\n")
-    print(f"| recipe | passes to {accuracy:.1%} | of each seed | training s | ms/step | final |")
+    print(f"| recipe | epochs to {accuracy:.1%} | of each seed | training s | ms/step | final |")
     print("| --- | --- | --- | --- | --- | --- |")
     for name, courses in rows.items():
-        passes = [run_schedule.passes for run_schedule in courses]
-        each = ", ".join("never" if each is None else f"{each:.2f}" for each in passes)
-        reached = [run_schedule for run_schedule in courses if run_schedule.passes is not None]
-        median = _median([run_schedule.passes or 0 for run_schedule in reached], len(courses))
+        epochs = [run_schedule.epochs for run_schedule in courses]
+        each = ", ".join("never" if each is None else f"{each:.2f}" for each in epochs)
+        reached = [run_schedule for run_schedule in courses if run_schedule.epochs is not None]
+        median = _median([run_schedule.epochs or 0 for run_schedule in reached], len(courses))
         seconds = _median([run_schedule.train_s or 0 for run_schedule in reached], len(courses))
         step_ms = _median_of_finite([run_schedule.step_ms for run_schedule in courses])
         final = _median_of_finite([run_schedule.final for run_schedule in courses])
