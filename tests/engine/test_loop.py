@@ -402,8 +402,8 @@ def test_a_loss_that_is_not_finite_ends_the_run_in_the_documents_words(
         play(script)
     sink_epoch, step = (1, nan_step) if nan_step <= 8 else (2, nan_step - 8)
     assert str(caught.value) == (
-        f"epoch: {sink_epoch} step: {step}. Invalid loss, terminating training. Step {nan_step} of 20: "
-        f"loss is nan, gradient norm is 1.0; the state of step {nan_step - 1} is saved"
+        f"epoch: {sink_epoch} step: {step}. Invalid loss, terminating training. Step {nan_step} "
+        f"of 20: loss is nan, gradient norm is 1.0; the state of step {nan_step - 1} is saved"
     )
     assert list(script.saved) == [nan_step - 1]
     assert script.events[-2].endswith(f"-{nan_step}")
