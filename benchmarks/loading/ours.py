@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.loading import MEAN, PAD, STD, Loaded, Work
-from pipeline.backends.feed.feed import Feed, make_feed
-from pipeline.backends.feed.window import Inputs, batch_at
-from pipeline.backends.feed.window_buffer import FeedSource
+from pipeline.backends.loading.loader import Feed, make_feed
+from pipeline.backends.loading.window import Inputs, batch_at
+from pipeline.backends.loading.window_buffer import FeedSource
 from pipeline.data.columns import Split
 from pipeline.data.ops.geometry import RandomCrop, RandomHorizontalFlip
 from pipeline.data.ops.values import Normalize, Rescale

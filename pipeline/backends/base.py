@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
-from pipeline.backends.feed.feed import Feed
+from pipeline.backends.loading.loader import Feed
 from pipeline.backends.rates import Communication
 from pipeline.backends.sink_choice import SinkChoice
 from pipeline.models.lowerings.problem.lowering import Problem

@@ -39,9 +39,9 @@ from pipeline.backends.compile_program import (
     compile_program,
     watch_compiler,
 )
-from pipeline.backends.feed.feed import Feed
-from pipeline.backends.feed.window import Inputs, batch_at
 from pipeline.backends.initialisation import UNOPTIMIZED, compile_initialisation
+from pipeline.backends.loading.loader import Feed
+from pipeline.backends.loading.window import Inputs, batch_at
 from pipeline.core.host.platforms import Platform, platform_of
 from pipeline.models.lowerings.problem.lowering import Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings

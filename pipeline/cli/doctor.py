@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from packaging.requirements import Requirement
 
-from pipeline.backends.feed.feed import split_bytes
+from pipeline.backends.loading.loader import split_bytes
 from pipeline.cli.commands.command import CommandResult
 from pipeline.cli.commands.root import DISTRIBUTION
 from pipeline.config.cache import PROGRAMS, cache_root, find_exposure

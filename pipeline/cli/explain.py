@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from pipeline.backends.base import Backend, SinkPrice
-from pipeline.backends.feed.feed import Feed
+from pipeline.backends.loading.loader import Feed
 from pipeline.backends.sink_choice import SinkChoice, choose, no_sink
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check

@@ -15,10 +15,10 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from pipeline.backends.feed.feed import WINDOW_LIMIT_BYTES, Feed, make_feed
-from pipeline.backends.feed.feed_stats import PrepareTime
-from pipeline.backends.feed.window import Window, put_inputs
-from pipeline.backends.feed.window_buffer import FeedSource
+from pipeline.backends.loading.loader import WINDOW_LIMIT_BYTES, Feed, make_feed
+from pipeline.backends.loading.loader_stats import PrepareTime
+from pipeline.backends.loading.window import Window, put_inputs
+from pipeline.backends.loading.window_buffer import FeedSource
 from pipeline.core.errors import DataError
 from pipeline.data.columns import Split
 from pipeline.data.order import Batches, SampleOrder

@@ -12,7 +12,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from pipeline.backends.feed.feed import Feed
+from pipeline.backends.loading.loader import Feed
 from pipeline.checkpoint.checkpointer import Checkpoints
 from pipeline.checkpoint.host_state import LOGS, HostState
 from pipeline.checkpoint.restore import tell_user

@@ -18,8 +18,8 @@ from jax.tree_util import register_dataclass
 
 from pipeline.backends.base import Mechanism
 from pipeline.backends.compile_program import ProgramSpec, compile_program
-from pipeline.backends.feed.feed import Feed
-from pipeline.backends.feed.window import Inputs, batch_at
+from pipeline.backends.loading.loader import Feed
+from pipeline.backends.loading.window import Inputs, batch_at
 from pipeline.backends.xla import LoopCarry, run_once, split_at_windows, train_loop
 from pipeline.core.errors import RunError
 from pipeline.core.host.platforms import platform_of

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from pipeline.backends.feed.feed import Feed
-from pipeline.backends.feed.window import batch_at
+from pipeline.backends.loading.loader import Feed
+from pipeline.backends.loading.window import batch_at
 from pipeline.data.batch import Batch
 from pipeline.engine.monitors.tensorboard import Histogram, histogram_of
 from pipeline.training.bucketing import apply_in_bucket

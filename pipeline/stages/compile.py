@@ -20,9 +20,9 @@ from pipeline.backends.base import (
     Executable,
     ProgramReport,
 )
-from pipeline.backends.feed.feed import Feed, make_feed
-from pipeline.backends.feed.window_buffer import FeedSource
 from pipeline.backends.graph.hlo_collectives import read_collectives
+from pipeline.backends.loading.loader import Feed, make_feed
+from pipeline.backends.loading.window_buffer import FeedSource
 from pipeline.config.cache import program_folder
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError

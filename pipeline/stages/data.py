@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipeline.backends.feed.feed import split_bytes
+from pipeline.backends.loading.loader import split_bytes
 from pipeline.config.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import total_steps

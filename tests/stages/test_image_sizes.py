@@ -14,7 +14,7 @@ from PIL import Image
 from rich.console import Console
 
 from pipeline import load_recipe
-from pipeline.backends.feed import feed as feeds
+from pipeline.backends.loading import loader as loader_module
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
@@ -122,7 +122,7 @@ def test_sinks_and_feeds_change_nothing(
     drop_remainder: str, ragged: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Losses, evaluations and weights bit for bit, with buckets changing within a sink."""
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 8)
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 8)
     variants = {
         "off": ["train.sink=false"],
         "one": ["train.sink_size=1"],
@@ -373,7 +373,7 @@ def test_samples_larger_than_every_bucket_are_cropped(
     ragged: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same numbers in any sink and feed, every sample evaluated, and other parts each pass."""
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 8)
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 8)
     variants = {
         "off": ["train.sink=false"],
         "seven": ["train.sink_size=7", "train.feed=stream"],

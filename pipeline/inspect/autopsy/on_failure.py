@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipeline.backends.base import Executable
-from pipeline.backends.feed.feed import Feed
-from pipeline.backends.feed.window import batch_at
 from pipeline.backends.graph.replay.ranges import largest
+from pipeline.backends.loading.loader import Feed
+from pipeline.backends.loading.window import batch_at
 from pipeline.checkpoint.autopsy_archive import AUTOPSY
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.strict_json import json_text

@@ -11,8 +11,8 @@ import numpy as np
 from rich.console import Console
 
 from pipeline.backends.base import Backend
-from pipeline.backends.feed.feed import make_feed
-from pipeline.backends.feed.window_buffer import FeedSource
+from pipeline.backends.loading.loader import make_feed
+from pipeline.backends.loading.window_buffer import FeedSource
 from pipeline.checkpoint.checkpoint_folder import FOLDER, checkpoint_path, saved_steps
 from pipeline.checkpoint.manifest import DamagedError
 from pipeline.checkpoint.restore import fill, read_checkpoint

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pipeline.backends.feed.feed import Feed
 from pipeline.backends.graph.hlo_program import HloProgram
+from pipeline.backends.loading.loader import Feed
 from pipeline.config.recipe import Recipe
 from pipeline.inspect.profiler.compilations import Compilation
 from pipeline.inspect.profiler.iterations import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.backends.base import CompileReport, Executable, Mechanism
-from pipeline.backends.feed.feed import Feed
+from pipeline.backends.loading.loader import Feed
 from pipeline.inspect.profiler.trace import TracedOp, Tracer
 from pipeline.training.metrics import EvalSums
 from pipeline.training.state import TrainState

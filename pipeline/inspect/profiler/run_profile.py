@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from pipeline.backends.base import Backend, Estimate
-from pipeline.backends.feed.feed import RESIDENT_LIMIT_BYTES, split_bytes
 from pipeline.backends.graph.hlo_program import FREE, HloProgram, parse_program
+from pipeline.backends.loading.loader import RESIDENT_LIMIT_BYTES, split_bytes
 from pipeline.backends.sink_choice import choose, predict
 from pipeline.config.cache import cache_root
 from pipeline.config.precision import level_of

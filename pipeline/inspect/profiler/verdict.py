@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from pipeline.backends.feed.feed_stats import FeedReport
 from pipeline.backends.graph.hlo_program import CONVERSIONS
+from pipeline.backends.loading.loader_stats import FeedReport
 from pipeline.inspect.profiler.compilations import Compilation
 from pipeline.inspect.profiler.step_profile import (
     HostTime,

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from pipeline.backends.base import CompileInputs
-from pipeline.backends.feed.window import batch_at
+from pipeline.backends.loading.window import batch_at
 from pipeline.backends.xla import pad_to_block
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError

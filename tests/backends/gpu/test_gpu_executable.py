@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from pipeline.backends.base import CompileInputs, Mechanism
-from pipeline.backends.feed import feed as feeds
-from pipeline.backends.feed.feed import make_feed
-from pipeline.backends.feed.window_buffer import FeedSource
 from pipeline.backends.gpu.gpu_backend import LOOP, LOOPS, SOFT, GpuBackend, GpuExecutable
 from pipeline.backends.gpu.step_programs import Graphs, compiler_options
+from pipeline.backends.loading import loader as loader_module
+from pipeline.backends.loading.loader import make_feed
+from pipeline.backends.loading.window_buffer import FeedSource
 from pipeline.data.columns import Split
 from pipeline.data.order import SampleOrder
 from pipeline.data.random import seed_words
@@ -51,7 +51,7 @@ def compile_counting(
 @pytest.fixture(scope="module", autouse=True)
 def short_windows() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(feeds, "WINDOW_STEPS", 4)
+        patch.setattr(loader_module, "WINDOW_STEPS", 4)
         yield
 
 

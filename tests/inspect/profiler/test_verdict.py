@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.backends.feed.feed_stats import FeedReport, SlowSample
+from pipeline.backends.loading.loader_stats import FeedReport, SlowSample
 from pipeline.inspect.profiler.compilations import Compilation
 from pipeline.inspect.profiler.peaks import Peaks
 from pipeline.inspect.profiler.step_profile import HostTime, OperatorTime, StepProfile

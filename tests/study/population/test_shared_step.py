@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from pipeline.backends.base import CompileInputs
-from pipeline.backends.feed.feed import make_feed
-from pipeline.backends.feed.window_buffer import FeedSource
+from pipeline.backends.loading.loader import make_feed
+from pipeline.backends.loading.window_buffer import FeedSource
 from pipeline.backends.xla import XlaBackend
 from pipeline.config.recipe import Recipe
 from pipeline.data.batch import Batch

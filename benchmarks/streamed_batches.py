@@ -1,7 +1,7 @@
 """Does training wait for streamed data? The wait a step as a share of the step, as runs report it.
 
-    python -m benchmarks.feeding
-    python -m benchmarks.feeding --root DIR lenet5_mnist "mlp_mnist train.batch_size=16"
+    python -m benchmarks.streamed_batches
+    python -m benchmarks.streamed_batches --root DIR lenet5_mnist "mlp_mnist train.batch_size=16"
 
 A contestant is a recipe, with overrides behind it in the same word. Its data are streamed however
 few they are: a window of up to 1,024 batches is read while the one before it is trained on. The
@@ -64,7 +64,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=3072, help="of a run that names no other")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--root", help="dataset.root")
-    add_save(parser, "feeding.md")
+    add_save(parser, "streamed_batches.md")
     args = parser.parse_args()
     common = [f"train.steps={args.steps}", "train.sink_size=1000", "monitor.loss_every=0"]
     common += ["stages=[data,build,compile,train]"]
@@ -74,7 +74,7 @@ def main() -> int:
     try:
         measured = alternate(turns, args.rounds)
     except PipelineError as error:
-        print(f"benchmarks.feeding: {error}", file=sys.stderr)
+        print(f"benchmarks.streamed_batches: {error}", file=sys.stderr)
         return 1
     named = [] if args.contestants is CONTESTANTS else args.contestants
     what = shlex.join(["--steps", str(args.steps), "--rounds", str(args.rounds), *named])
@@ -95,7 +95,7 @@ def fed_as(contestant: str, summary: Summary) -> Fed:
     feed, step_ms = summary.feed, summary.time["median_step_ms"]
     if feed["wait_ms_per_step"] is None or step_ms is None:
         raise SystemExit(
-            f"benchmarks.feeding: {contestant}: {summary.steps} steps fit into one window; "
+            f"benchmarks.streamed_batches: {contestant}: {summary.steps} steps fit into one window; "
             "more are needed, as by train.steps=3072"
         )
     prepare_ms = sum(feed["prepare_ms_per_step"].values())
@@ -124,7 +124,7 @@ def report(what: str, measured: Mapping[str, Sequence[Fed]]) -> str:
     count = len(next(iter(measured.values())))
     return "\n".join(
         (
-            heading("Streamed batches", f"python -m benchmarks.feeding {what}", PACKAGES),
+            heading("Streamed batches", f"python -m benchmarks.streamed_batches {what}", PACKAGES),
             f"Medians of {count} rounds, alternating.\n",
             table(header, rows),
         )

@@ -9,13 +9,13 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline.backends.feed import feed as feeds
-from pipeline.backends.feed import window_buffer
-from pipeline.backends.feed.window import batch_at
+from pipeline.backends.loading import loader as loader_module
+from pipeline.backends.loading import window_buffer
+from pipeline.backends.loading.window import batch_at
 from pipeline.core.errors import DataError
 from pipeline.core.files.npy import ALIGNMENT_BYTES, aligned_zeros
 from pipeline.data.columns import Split
-from tests.backends.feed.feeding import (
+from tests.backends.loading.small_loader import (
     DEVICE,
     SAMPLES,
     CountedColumn,
@@ -30,7 +30,7 @@ NUMBERS = np.arange(SAMPLES, dtype=np.int32)
 
 @pytest.fixture(autouse=True)
 def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 2)
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 2)
 
 
 def make_stream(column: Any, **more: Any) -> Any:

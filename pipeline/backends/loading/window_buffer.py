@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.backends.feed.feed_stats import PrepareTime, SlowSample
-from pipeline.backends.feed.window import Window, put_inputs
+from pipeline.backends.loading.loader_stats import PrepareTime, SlowSample
+from pipeline.backends.loading.window import Window, put_inputs
 from pipeline.core.errors import DataError, PipelineError
 from pipeline.core.files.error_text import shown
 from pipeline.core.files.npy import aligned_zeros

@@ -10,16 +10,16 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal, Protocol
 
-from pipeline.backends.feed.feed_stats import (
+from pipeline.backends.loading.loader_stats import (
     FeedReport,
     FeedStats,
     Notify,
     PrepareTime,
     WindowHandoff,
 )
-from pipeline.backends.feed.stream import StreamedWindows
-from pipeline.backends.feed.window import Window, put_inputs
-from pipeline.backends.feed.window_buffer import Clock, FeedSource
+from pipeline.backends.loading.stream import StreamedWindows
+from pipeline.backends.loading.window import Window, put_inputs
+from pipeline.backends.loading.window_buffer import Clock, FeedSource
 from pipeline.data.columns import LazyColumn, Split
 
 RESIDENT_LIMIT_BYTES = 2 << 30

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pipeline.backends.feed.feed import Feed, make_feed
-from pipeline.backends.feed.window_buffer import FeedSource
+from pipeline.backends.loading.loader import Feed, make_feed
+from pipeline.backends.loading.window_buffer import FeedSource
 from pipeline.core.errors import DataError
 from pipeline.data.columns import Split
 from pipeline.data.order import SampleOrder

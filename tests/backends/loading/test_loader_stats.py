@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.backends.feed import feed as feeds
-from pipeline.backends.feed import window_buffer
-from pipeline.backends.feed.feed import Feed
-from pipeline.backends.feed.feed_stats import (
+from pipeline.backends.loading import loader as loader_module
+from pipeline.backends.loading import window_buffer
+from pipeline.backends.loading.loader import Feed
+from pipeline.backends.loading.loader_stats import (
     FeedStats,
     PrepareTime,
     SlowSample,
@@ -20,7 +20,7 @@ from pipeline.backends.feed.feed_stats import (
     starved_text,
 )
 from pipeline.data.columns import Split
-from tests.backends.feed.feeding import (
+from tests.backends.loading.small_loader import (
     SAMPLES,
     HandClock,
     LazyNumbers,
@@ -119,7 +119,7 @@ def reported() -> Reports:
 def make_watched(column: LazyNumbers, clock: HandClock, reported: Reports) -> Feed:
     """Windows of two steps of three samples, read by one thread."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(feeds, "WINDOW_STEPS", 2)
+        patch.setattr(loader_module, "WINDOW_STEPS", 2)
         patch.setattr(window_buffer, "DECODING_THREADS", 1)
         order, split = make_order(shuffle=False), Split({"image": column})
         feed = make(

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.backends.feed import feed as feeds
-from pipeline.backends.feed import window_buffer
-from pipeline.backends.feed.window_buffer import FeedSource, ReadPlan
+from pipeline.backends.loading import loader as loader_module
+from pipeline.backends.loading import window_buffer
+from pipeline.backends.loading.window_buffer import FeedSource, ReadPlan
 from pipeline.data.columns import Split
 from pipeline.training.parallel.placement import DevicePlacement
-from tests.backends.feed.feeding import (
+from tests.backends.loading.small_loader import (
     DEVICE,
     CountedColumn,
     make,
@@ -27,7 +27,7 @@ from tests.backends.feed.feeding import (
 @pytest.fixture(autouse=True)
 def short_windows_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_buffer, "FIRST_SHARE", 4)
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 8)
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 8)
 
 
 def plan(window_steps: int, stop: int | None = None) -> ReadPlan:

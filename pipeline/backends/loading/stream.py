@@ -14,10 +14,10 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeline.backends.feed.feed_stats import PrepareTime
-from pipeline.backends.feed.reading_threads import ReadingThreads
-from pipeline.backends.feed.window import Window
-from pipeline.backends.feed.window_buffer import FeedSource, ReadPlan, WindowBuffer
+from pipeline.backends.loading.loader_stats import PrepareTime
+from pipeline.backends.loading.reading_threads import ReadingThreads
+from pipeline.backends.loading.window import Window
+from pipeline.backends.loading.window_buffer import FeedSource, ReadPlan, WindowBuffer
 from pipeline.core.errors import PipelineError
 
 
