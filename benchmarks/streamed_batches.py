@@ -38,8 +38,8 @@ CONTESTANTS = (
 
 
 @dataclass(frozen=True)
-class Fed:
-    """How one run was fed, and what its steps took."""
+class LoaderCost:
+    """What the loader of one run cost, and what its steps took."""
 
     step_ms: float
     prepare_ms: float
@@ -82,39 +82,40 @@ def main() -> int:
     return 0
 
 
-def measure(contestant: str, common: Sequence[str]) -> Fed:
+def measure(contestant: str, common: Sequence[str]) -> LoaderCost:
     """Train once. Raises PipelineError where that can't be done."""
     recipe, *own = contestant.split()
     with tempfile.TemporaryDirectory() as folder:
         summary = run(load_recipe(recipe, [*common, *own, "train.feed=stream"]), Path(folder))
-    return fed_as(contestant, summary)
+    return read_cost(contestant, summary)
 
 
-def fed_as(contestant: str, summary: Summary) -> Fed:
-    """What a run says of its feed. Ends the process where it was too short to say anything."""
-    feed, step_ms = summary.feed, summary.time["median_step_ms"]
-    if feed["wait_ms_per_step"] is None or step_ms is None:
+def read_cost(contestant: str, summary: Summary) -> LoaderCost:
+    """What the loader cost a run. Ends the process if the run was too short to measure it."""
+    figures = summary.feed
+    step_ms = summary.time["median_step_ms"]
+    if figures["wait_ms_per_step"] is None or step_ms is None:
         raise SystemExit(
-            f"benchmarks.streamed_batches: {contestant}: {summary.steps} steps fit into one window; "
-            "more are needed, as by train.steps=3072"
+            f"benchmarks.streamed_batches: {contestant}: {summary.steps} steps fit into one "
+            "window; more are needed, as by train.steps=3072"
         )
-    prepare_ms = sum(feed["prepare_ms_per_step"].values())
-    return Fed(step_ms, prepare_ms, feed["wait_ms_per_step"], feed["queue_depth"])
+    prepare_ms = sum(figures["prepare_ms_per_step"].values())
+    return LoaderCost(step_ms, prepare_ms, figures["wait_ms_per_step"], figures["queue_depth"])
 
 
-def report(what: str, measured: Mapping[str, Sequence[Fed]]) -> str:
+def report(what: str, measured: Mapping[str, Sequence[LoaderCost]]) -> str:
     """Markdown: the table, the machine and the versions."""
     rows = []
     for name, runs in measured.items():
-        shares = [fed.wait_share for fed in runs]
+        shares = [cost.wait_share for cost in runs]
         row = (
             name,
-            f"{statistics.median(fed.step_ms for fed in runs):.3f}",
-            f"{statistics.median(fed.prepare_ms for fed in runs):.4f}",
-            f"{statistics.median(1000 * fed.wait_ms for fed in runs):.2f}",
+            f"{statistics.median(cost.step_ms for cost in runs):.3f}",
+            f"{statistics.median(cost.prepare_ms for cost in runs):.4f}",
+            f"{statistics.median(1000 * cost.wait_ms for cost in runs):.2f}",
             f"{statistics.median(shares):.3%}",
             f"{min(shares):.3%} to {max(shares):.3%}",
-            f"{statistics.median(fed.ready for fed in runs):.0%}",
+            f"{statistics.median(cost.ready for cost in runs):.0%}",
         )
         rows.append(row)
     header = (

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from pipeline.backends.base import Backend, SinkPrice
-from pipeline.backends.loading.loader import Feed
+from pipeline.backends.loading.loader import Loader
 from pipeline.backends.sink_choice import SinkChoice, choose, no_sink
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
@@ -125,7 +125,7 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
     bounds = measured_bounds(recipe, run_schedule, executable)
     run = _describe_run(recipe, backend.describe()["device"], run_schedule)
     explanation = partial(Explanation, run, bounds, calendar_of(recipe, run_schedule))
-    memory = memory_of(executable.feed)
+    memory = memory_of(executable.loader)
     terminal = reporter.console.is_terminal
     with (
         reporter.clock("measuring sinks"),
@@ -180,15 +180,15 @@ def dispatch_of(measured: Measurement) -> Dispatch:
     return Dispatch(float(median_us), float(p90_us))
 
 
-def memory_of(feed: Feed) -> Memory:
+def memory_of(loader: Loader) -> Memory:
     """Device memory of the batches, in bytes, measured on the first window."""
-    window = feed.window(0)
+    window = loader.window(0)
     steps = window.most_steps
     inputs = window.inputs
     copied = [inputs.indices, inputs.passes, inputs.counts]
     copied += [] if inputs.resident else list(inputs.columns.values())
     total = sum(array.nbytes for array in jax.tree.leaves(copied))
-    return Memory(inputs.resident, feed.device_bytes, round(total / steps), steps)
+    return Memory(inputs.resident, loader.device_bytes, round(total / steps), steps)
 
 
 def calendar_of(recipe: Recipe, run_schedule: RunSchedule) -> Calendar:

@@ -15,8 +15,8 @@ import pytest
 
 from pipeline.backends.base import CompileInputs, Executable, Mechanism
 from pipeline.backends.loading import loader as loader_module
-from pipeline.backends.loading.loader import make_feed
-from pipeline.backends.loading.window_buffer import FeedSource
+from pipeline.backends.loading.loader import make_loader
+from pipeline.backends.loading.window_buffer import LoaderSource
 from pipeline.backends.xla import XlaBackend
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
@@ -263,9 +263,9 @@ def compile_counting(step: TrainStep) -> Executable:
     rates = np.arange(100, dtype=np.float32) / 4
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loader_module, "WINDOW_STEPS", 4)
-        feed = make_feed(FeedSource(Split({"label": LABELS}), order, placement), "resident")
+        loader = make_loader(LoaderSource(Split({"label": LABELS}), order, placement), "resident")
         return XlaBackend(placement).compile(
-            CompileInputs(step, feed, feed, rates, seed_words(3)), watch
+            CompileInputs(step, loader, loader, rates, seed_words(3)), watch
         )
 
 

@@ -1,4 +1,4 @@
-"""Feeding as a user meets it: image files, streamed, fast and slow."""
+"""Image files, streamed, fast and slow, as a user meets them."""
 
 from __future__ import annotations
 

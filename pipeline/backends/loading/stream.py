@@ -17,7 +17,7 @@ from typing import Literal
 from pipeline.backends.loading.loader_stats import PrepareTime
 from pipeline.backends.loading.reading_threads import ReadingThreads
 from pipeline.backends.loading.window import Window
-from pipeline.backends.loading.window_buffer import FeedSource, ReadPlan, WindowBuffer
+from pipeline.backends.loading.window_buffer import LoaderSource, ReadPlan, WindowBuffer
 from pipeline.core.errors import PipelineError
 
 
@@ -26,7 +26,7 @@ class StreamedWindows:
 
     kind: Literal["resident", "stream"] = "stream"
 
-    def __init__(self, source: FeedSource, window_steps: int) -> None:
+    def __init__(self, source: LoaderSource, window_steps: int) -> None:
         self._plan = ReadPlan(source, window_steps)
         self._threads = ReadingThreads(self._plan.threads)
         self.device_bytes = 2 * window_steps * self._plan.batch_bytes

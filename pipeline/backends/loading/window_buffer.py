@@ -29,8 +29,8 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class FeedSource:
-    """The split that a feed reads, its order, and the devices that it is transferred to."""
+class LoaderSource:
+    """The split that a loader reads, its order, and the devices that it is transferred to."""
 
     split: Split
     order: SampleOrder
@@ -44,9 +44,9 @@ class FeedSource:
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """The source of a feed, read in windows. A process reads its own rows of every batch."""
+    """The source of a loader, read in windows. A process reads its own rows of every batch."""
 
-    source: FeedSource
+    source: LoaderSource
     window_steps: int
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.backends.base import Executable
 from pipeline.backends.graph.replay.ranges import largest
-from pipeline.backends.loading.loader import Feed
+from pipeline.backends.loading.loader import Loader
 from pipeline.backends.loading.window import batch_at
 from pipeline.checkpoint.autopsy_archive import AUTOPSY
 from pipeline.core.files.atomic_write import write_whole
@@ -59,7 +59,7 @@ def examine_bad_step(run: CompiledRun, state: TrainState, bad: int) -> Examined:
 
 
 def _examine(run: CompiledRun, state: TrainState, bad: int) -> Autopsy:
-    batch = batch_of(run.executable.feed, bad)
+    batch = batch_of(run.executable.loader, bad)
     before = jax.tree.map(np.array, state)
     parts = config_at(run.built.parts, bad - 1)
     autopsy = repeat_step(run.executable, before, bad)
@@ -84,7 +84,7 @@ def repeat_step(executable: Executable, state: TrainState, bad: int) -> Autopsy 
     return Autopsy(bad, loss, grad_norm, None, reason, is_fault_of_machine=True)
 
 
-def batch_of(feed: Feed, step: int) -> Batch:
+def batch_of(loader: Loader, step: int) -> Batch:
     """The batch of a step, counted from 1, as it was read."""
-    window = feed.window(step - 1)
+    window = loader.window(step - 1)
     return batch_at(window.inputs, jnp.int32(step - 1 - window.start))

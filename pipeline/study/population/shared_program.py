@@ -187,8 +187,8 @@ class SharedProgram:
         temporary = max(program.temporary_bytes for program in executable.report.programs)
         # A state, and the copy of it that a checkpoint takes.
         states = 2 * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(built.state))
-        feeds = inputs.train.device_bytes + inputs.eval.device_bytes
-        self.places.require_room(states + temporary + feeds)
+        data_bytes = inputs.train.device_bytes + inputs.eval.device_bytes
+        self.places.require_room(states + temporary + data_bytes)
         file = context.run_dir / LOWERINGS
         lowerings = read_text(file, MAX_LOWERINGS_BYTES) if file.exists() else None
         inputs.train.close()

@@ -12,8 +12,8 @@ from pipeline.backends.base import CompileInputs, Mechanism
 from pipeline.backends.gpu.gpu_backend import LOOP, LOOPS, SOFT, GpuBackend, GpuExecutable
 from pipeline.backends.gpu.step_programs import Graphs, compiler_options
 from pipeline.backends.loading import loader as loader_module
-from pipeline.backends.loading.loader import make_feed
-from pipeline.backends.loading.window_buffer import FeedSource
+from pipeline.backends.loading.loader import make_loader
+from pipeline.backends.loading.window_buffer import LoaderSource
 from pipeline.data.columns import Split
 from pipeline.data.order import SampleOrder
 from pipeline.data.random import seed_words
@@ -39,9 +39,9 @@ def compile_counting(
     rates = np.arange(100, dtype=np.float32) / 4
     backend = GpuBackend(placement, graphs)
     backend.options = {}
-    feed = make_feed(FeedSource(Split({"label": LABELS}), order, placement), "resident")
+    loader = make_loader(LoaderSource(Split({"label": LABELS}), order, placement), "resident")
     work = CompileInputs(
-        counting_step(bad), feed, feed, rates, seed_words(3), dispatch_steps=dispatch_steps
+        counting_step(bad), loader, loader, rates, seed_words(3), dispatch_steps=dispatch_steps
     )
     made = backend.compile(work, watch)
     assert isinstance(made, GpuExecutable)

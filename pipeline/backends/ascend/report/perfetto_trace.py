@@ -54,8 +54,8 @@ def _several(timeline: Timeline, steps: int) -> Iterator[Span]:
             yield from _shift(timeline.spans, step * timeline.step_us)
         return
     launch = [span for span in timeline.spans if span.stream == "host" and span.task is None]
-    fed = [span for span in timeline.spans if span.stream in ("feed", "pcie")]
-    per_step = [span for span in timeline.spans if span not in launch and span not in fed]
+    loading = [span for span in timeline.spans if span.stream in ("feed", "pcie")]
+    per_step = [span for span in timeline.spans if span not in launch and span not in loading]
     for step in range(steps):
         begin_us = _begin_us(timeline, step)
         if step % timeline.steps_per_launch == 0:
@@ -64,8 +64,8 @@ def _several(timeline: Timeline, steps: int) -> Iterator[Span]:
                 replace(span, start_us=at_us, duration_us=timeline.launch_us) for span in launch
             )
         yield from _shift(per_step, begin_us - timeline.launch_us / timeline.steps_per_launch)
-        # The feed of the queue keeps the mean pace, through the launches of sinks as well.
-        yield from _shift(fed, step * timeline.step_us)
+        # The loader of the queue keeps the mean pace, through the launches of sinks as well.
+        yield from _shift(loading, step * timeline.step_us)
 
 
 def _shift(spans: Sequence[Span], by_us: float) -> Iterator[Span]:
