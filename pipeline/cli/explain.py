@@ -46,8 +46,8 @@ from pipeline.stages.autosink.dispatch_costs import (
     Variant,
     error_of_gain,
     first_look,
+    lower_quartile,
     measure,
-    undisturbed,
 )
 from pipeline.stages.autosink.explanation import (
     Achieved,
@@ -223,4 +223,4 @@ def achieve(trials: TimedRuns, choice: SinkChoice) -> Achieved | None:
         off_ms.append(trials.time(OFF, singles).step_ms)
         sink_ms.append(trials.time(variant, sinks * choice.size).step_ms)
     gain_error = error_of_gain(off_ms, sink_ms)
-    return Achieved(undisturbed(off_ms), undisturbed(sink_ms), rounds, gain_error)
+    return Achieved(lower_quartile(off_ms), lower_quartile(sink_ms), rounds, gain_error)

@@ -171,7 +171,7 @@ def make_order(
     )
 
 
-def listed(order, passes):
+def list_batches(order, passes):
     """The batches of the first passes as (pass for draws, indices, count), by plain loops."""
     for number in range(passes * order.repeat):
         left = pass_order(
@@ -198,7 +198,7 @@ def listed(order, passes):
     data=st.data(),
 )
 def test_any_run_of_steps_equals_that_slice_of_the_listed_passes(order, data):
-    whole = list(listed(order, passes=3))
+    whole = list(list_batches(order, passes=3))
     assert len(whole) == 3 * order.steps_per_pass
     first = data.draw(st.integers(0, len(whole)))
     count = data.draw(st.integers(0, len(whole) - first))

@@ -21,7 +21,7 @@ from pipeline.backends.base import (
     ProgressClock,
 )
 from pipeline.backends.gpu.chip_target import ChipTarget
-from pipeline.backends.gpu.program_figures import compile_and_look
+from pipeline.backends.gpu.program_figures import make_compiler
 from pipeline.backends.gpu.step_programs import (
     Chip,
     EvalCarry,
@@ -219,7 +219,7 @@ class AbsentGpuBackend(XlaBackend):
         Raises RunError where XLA refuses a program.
         """
         chip = Chip(self.device, self.placement.device, ("cuda",))
-        compile_one = compile_and_look(self.target)
+        compile_one = make_compiler(self.target)
         _, reports = compile_for_gpu(work, chip, self.options, self.graphs, watch, compile_one)
         return CompiledOnly(work, CompileReport(reports))
 

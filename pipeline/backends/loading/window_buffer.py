@@ -12,7 +12,7 @@ import numpy as np
 from pipeline.backends.loading.loader_stats import PrepareTime, SlowSample
 from pipeline.backends.loading.window import Window, put_inputs
 from pipeline.core.errors import DataError, PipelineError
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.core.files.npy import aligned_zeros
 from pipeline.data.columns import DECODING_THREADS, BatchedColumn, Column, LazyColumn, Split
 from pipeline.data.order import Batches, SampleOrder
@@ -197,9 +197,9 @@ def _decode_into(
         except PipelineError:
             raise
         except Exception as error:
-            where = f"column {name}, sample {sample} ({shown(column.sample_name(sample))})"
+            where = f"column {name}, sample {sample} ({show_name(column.sample_name(sample))})"
             raise DataError(f"{where}: {type(error).__name__}: {error}") from error
         read_s = clock() - started_at
         if slowest is None or read_s > slowest.read_s:
-            slowest = SlowSample(name, sample, shown(column.sample_name(sample)), read_s)
+            slowest = SlowSample(name, sample, show_name(column.sample_name(sample)), read_s)
     return slowest

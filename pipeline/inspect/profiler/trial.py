@@ -20,7 +20,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.engine.schedule import RunSchedule
 from pipeline.inspect.profiler.step_profile import PredictedChange, StepVerdict
 from pipeline.inspect.profiler.verdict import RESIDENT, Evidence
-from pipeline.models.modules.apply_layers import around_layers
+from pipeline.models.modules.apply_layers import intercept_layers
 from pipeline.stages.autosink.dispatch_costs import TimedRuns, Variant
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
@@ -121,7 +121,7 @@ def _without(path: str) -> Iterator[list[bool]]:
         left_out.append(True)
         return x
 
-    with around_layers(around):
+    with intercept_layers(around):
         yield left_out
 
 

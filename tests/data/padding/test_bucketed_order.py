@@ -53,7 +53,7 @@ def test_batches_are_those_of_mindspore_golden(case: dict[str, Any]) -> None:
     assert own == case["batches"]
 
 
-def listed(order: BucketedOrder, passes: int) -> list[tuple[int, list[int], int]]:
+def list_batches(order: BucketedOrder, passes: int) -> list[tuple[int, list[int], int]]:
     """The batches of the first passes as (pass, samples, count), by plain loops."""
     result = []
     for pass_ in range(passes * order.repeat):
@@ -91,7 +91,7 @@ ORDERS = st.builds(
 def test_any_run_of_steps_equals_that_slice_of_the_listed_passes(
     order: BucketedOrder, data: st.DataObject
 ) -> None:
-    whole = listed(order, passes=3)
+    whole = list_batches(order, passes=3)
     assert len(whole) == 3 * order.steps_per_pass
     first = data.draw(st.integers(0, len(whole)))
     count = data.draw(st.integers(0, len(whole) - first))

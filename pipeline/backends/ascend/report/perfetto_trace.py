@@ -35,7 +35,7 @@ def write_trace(timeline: Timeline, graph: TaskGraph, path: Path, *, steps: int 
     """
     if steps < 1:
         raise ValueError(f"a trace of {steps} steps: should be 1 or more")
-    spans = tuple(_several(timeline, steps))
+    spans = tuple(_repeat_steps(timeline, steps))
     metadata = {
         "what": "modelled, not measured",
         "mode": timeline.mode,
@@ -47,7 +47,7 @@ def write_trace(timeline: Timeline, graph: TaskGraph, path: Path, *, steps: int 
     write_trace_file(path, (*_names(spans), *_iterations(timeline, steps), *events), metadata)
 
 
-def _several(timeline: Timeline, steps: int) -> Iterator[Span]:
+def _repeat_steps(timeline: Timeline, steps: int) -> Iterator[Span]:
     """Return the spans of steps one after another, each sink after its launch."""
     if timeline.steps_per_launch == 1:
         for step in range(steps):
