@@ -33,7 +33,7 @@ from pipeline.backends.base import CompileInputs, Executable, ProgressClock
 from pipeline.backends.compile_program import ProgramSpec
 from pipeline.backends.gpu.chip_target import ChipTarget
 from pipeline.backends.gpu.gpu_backend import AbsentGpuBackend
-from pipeline.backends.gpu.program_figures import compile_and_look
+from pipeline.backends.gpu.program_figures import make_compiler
 from pipeline.backends.gpu.step_programs import (
     LOOP_STEPS,
     Chip,
@@ -142,7 +142,7 @@ def compile_variant(variant: str, work: CompileInputs, chip: Chip, target: ChipT
         spec = train_spec(work, chip, options, 0 if variant == "loop" else LOOP_STEPS)
     spec = ProgramSpec(**{**vars(spec), "platforms": chip.platforms})
     begun = time.perf_counter()
-    _, report = compile_and_look(target)(spec, _watch)
+    _, report = make_compiler(target)(spec, _watch)
     notes = tuple(line for line in report.lines if "without Triton" in line)
     return Compiled(time.perf_counter() - begun, report.figures or {}, notes)
 

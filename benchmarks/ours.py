@@ -21,7 +21,7 @@ from benchmarks.contestant import Result
 from benchmarks.tasks import Task
 from pipeline import load_recipe
 from pipeline.checkpoint.host_state import HostState
-from pipeline.config.observer_settings import observer_settings
+from pipeline.config.observer_settings import make_observer_settings
 from pipeline.config.run_length import schedule_events
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
@@ -72,7 +72,7 @@ class OursTraining:
         run_schedule = replace(self._built.run_schedule, total=first + steps)
         mechanism, _ = self._backend.mechanism(recipe.train.mechanism, sink=recipe.train.sink)
         tally = _Tally()
-        settings = observer_settings(recipe)
+        settings = make_observer_settings(recipe)
         with (
             _quiet(folder) as reporter,
             open_observers(settings, folder, run_schedule, first, reporter) as observers,

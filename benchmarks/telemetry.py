@@ -26,7 +26,7 @@ from rich.console import Console
 
 from benchmarks.measure import add_save, alternate, heading, publish, table
 from pipeline import load_recipe
-from pipeline.config.observer_settings import observer_settings
+from pipeline.config.observer_settings import make_observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import WARNING, Reporter
 from pipeline.engine.loop import SinkClock
@@ -96,7 +96,7 @@ def measure(recipe: Recipe, rows: np.ndarray) -> Cost:
         with (
             Reporter(folder, Console(file=io.StringIO())) as reporter,
             open_observers(
-                observer_settings(recipe),
+                make_observer_settings(recipe),
                 folder,
                 RunSchedule(steps, STEPS_PER_EPOCH, steps),
                 0,

@@ -115,8 +115,8 @@ def subject(network: str, folder: Path, *overrides: str) -> Subject:
 
 
 @contextmanager
-def around_layers(change: Callable[[str, Any], Any]) -> Iterator[None]:
-    """Have what every layer gives changed, in the layer's scope, by its path."""
+def change_layers(change: Callable[[str, Any], Any]) -> Iterator[None]:
+    """Change the result of every layer, in the layer's scope, by its path."""
     apply_layer = apply_module.apply_layer
 
     def changed(layer: Any, x: Any, context: Any) -> Any:
@@ -153,7 +153,7 @@ def _seen(found: Subject, call: Callable[..., Any]) -> dict[str, Any]:
         rngs = {"dropout": jax.random.key(0)}
         return parts.network.apply(weights, images, train=True, mutable=["batch_stats"], rngs=rngs)
 
-    with around_layers(note):
+    with change_layers(note):
         call(forward, batch.columns, state.params)
     return seen
 
@@ -227,7 +227,7 @@ def inject(found: Subject, injection: Injection) -> Verdict:
     """Spoil a step, examine it, and compare what is found with what was done."""
     where: str | None = injection.path
     if injection.target in ("activation", "gradient"):
-        with around_layers(_spoil_layer(injection)):
+        with change_layers(_spoil_layer(injection)):
             autopsy = _examine(found)
     else:
         spoil = _spoil_parameter if injection.target == "parameter" else _spoil_sample

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.overrides import hide_secret_values
-from pipeline.core.errors import PipelineError, RecipeError, hide_secrets_in_tree, without_secrets
+from pipeline.core.errors import PipelineError, RecipeError, hide_secrets, hide_secrets_in_tree
 from tests.conftest import TINY
 
 SECRET = "s3ntinel"
@@ -31,7 +31,7 @@ SECRET = "s3ntinel"
     ],
 )
 def test_passwords_are_hidden_in_texts(text: str, shown: str) -> None:
-    assert without_secrets(text) == shown
+    assert hide_secrets(text) == shown
     assert str(PipelineError(text)) == shown
 
 
@@ -45,7 +45,7 @@ def test_passwords_are_hidden_in_texts(text: str, shown: str) -> None:
     ],
 )
 def test_other_texts_stay(text: str) -> None:
-    assert without_secrets(text) == text
+    assert hide_secrets(text) == text
 
 
 def test_arguments_and_trees_are_without_passwords() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pipeline import load_recipe
-from pipeline.backends.feed import feed as feeds
+from pipeline.backends.loading import loader as loader_module
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
 from pipeline.engine.callbacks.events import Monitor, SinkReport
@@ -254,7 +254,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def reads(images: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Compose:
     """A recipe that trains on the images, six steps an epoch, in windows of four steps."""
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 4)
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 4)
     settings = [
         *("dataset=image_folder", f"dataset.root={images}", "dataset.image_size=[8,8]"),
         *("dataset.train.ops=[]", "dataset.eval.ops=[]", "model=mlp", "model.hidden=[4]"),

@@ -168,7 +168,7 @@ def test_other_rows_are_predicted_in_the_units_of_the_data(
     price = np.array([line.split(",")[2] for line in houses.read_text().splitlines()[1:]], float)
     read = read_trained_run(tmp_path / "run")
     raw = read.recipe.dataset.read(Path())
-    evaluated = read.samples.targets.in_units(np.asarray(raw.eval.columns["label"]))[:, 0]
+    evaluated = read.samples.targets.to_data_units(np.asarray(raw.eval.columns["label"]))[:, 0]
     rows = [int(np.argmin(np.abs(price - value))) for value in evaluated]
     errors = np.array([[said[row]["price"], said[row]["rent"]] for row in rows]) - np.stack(
         [price[rows], price[rows] / 1000], axis=1

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.loading import MEAN, PAD, STD, Loaded, Work
-from pipeline.backends.feed.feed import Feed, make_feed
-from pipeline.backends.feed.window import Inputs, batch_at
-from pipeline.backends.feed.window_buffer import FeedSource
+from pipeline.backends.loading.loader import Loader, make_loader
+from pipeline.backends.loading.window import Inputs, batch_at
+from pipeline.backends.loading.window_buffer import LoaderSource
 from pipeline.data.columns import Split
 from pipeline.data.ops.geometry import RandomCrop, RandomHorizontalFlip
 from pipeline.data.ops.values import Normalize, Rescale
@@ -34,10 +34,10 @@ Images = jax.Array
 
 
 class Windows:
-    """Batches out of the windows of a feed."""
+    """Batches out of the windows of a loader."""
 
-    def __init__(self, feed: Feed, batch_size: int) -> None:
-        self._feed, self._step = feed, 0
+    def __init__(self, loader: Loader, batch_size: int) -> None:
+        self._loader, self._step = loader, 0
         self._images = jnp.zeros((batch_size, 32, 32, 3), jnp.float32)
         self._labels = jnp.zeros(batch_size, jnp.int32)
         self._loop = jax.jit(_loop, donate_argnums=(0, 1))
@@ -46,7 +46,7 @@ class Windows:
         """Load so many batches more."""
         stop = self._step + batches
         while self._step < stop:
-            window = self._feed.window(self._step)
+            window = self._loader.window(self._step)
             end = min(stop, window.stop)
             span = np.int32(self._step - window.start), np.int32(end - window.start)
             carried = self._loop(self._images, self._labels, window.inputs, *span)
@@ -68,7 +68,7 @@ def _loop(
 
 
 def open_loader(work: Work) -> Windows:
-    """The pipeline with a feed of the kind `work.way`, resident or stream."""
+    """The pipeline with a loader of the kind `work.way`, resident or stream."""
     with np.load(work.arrays) as arrays:
         split = Split({"image": arrays["images"], "label": arrays["labels"]})
     order = SampleOrder(
@@ -81,5 +81,5 @@ def open_loader(work: Work) -> Windows:
         repeat=1,
     )
     kind: Literal["resident", "stream"] = "stream" if work.way == "stream" else "resident"
-    source = FeedSource(split, order, DevicePlacement((jax.devices("cpu")[0],)))
-    return Windows(make_feed(source, kind), work.batch_size)
+    source = LoaderSource(split, order, DevicePlacement((jax.devices("cpu")[0],)))
+    return Windows(make_loader(source, kind), work.batch_size)

@@ -177,7 +177,7 @@ class Halving(WarmupDecay):
 
     def decay(self, span: DecaySpan) -> np.ndarray:
         """The factor on the learning rate of each update."""
-        return 0.5 ** (span.elapsed // self.steps)
+        return 0.5 ** (span.elapsed_updates // self.steps)
 
 
 class _Best(Callback):

@@ -63,7 +63,7 @@ class LoadedRun:
         Raises DataError for images of another shape or type.
         """
         outputs = self._trainer.predict(images)
-        return self._targets.in_units(outputs).astype(np.float32)
+        return self._targets.to_data_units(outputs).astype(np.float32)
 
     def plot(self) -> Figure:
         """Return a figure of the loss, the first metric and the learning rate over the steps.

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
-from pipeline.backends.feed.feed import Feed
+from pipeline.backends.loading.loader import Loader
 from pipeline.backends.rates import Communication
 from pipeline.backends.sink_choice import SinkChoice
 from pipeline.models.lowerings.problem.lowering import Problem
@@ -60,11 +60,11 @@ class CompileReport:
 
 @dataclass(frozen=True)
 class CompileInputs:
-    """Inputs of a backend: the step's pure functions, the feeds of batches, and the constants."""
+    """Inputs of a backend: the step's pure functions, the loaders of batches, and the constants."""
 
     step: TrainStep
-    train: Feed
-    eval: Feed
+    train: Loader
+    eval: Loader
     learning_rates: np.ndarray
     """A row for each update, as `TrainStep` takes them."""
     seed: np.ndarray
@@ -80,7 +80,7 @@ class CompileInputs:
     """Compile one step, or one batch of an evaluation, without a loop around it."""
     recomputes: bool = False
     """Whether the backward pass of the step computes activations again."""
-    train_sample: Feed | None = None
+    train_sample: Loader | None = None
     """Training samples to evaluate, the same number as evaluation samples."""
     dispatch_steps: int | None = None
     """The most steps of a dispatch; None if the recipe leaves it open."""
@@ -108,7 +108,7 @@ class Executable(Protocol):
         """The training loop as it was compiled; empty in eager mode."""
 
     @property
-    def feed(self) -> Feed:
+    def loader(self) -> Loader:
         """The source of the batches that are trained on."""
 
     def init(self) -> TrainState:

@@ -27,11 +27,11 @@ class DeviceSpec(Spec):
     """Whether several runs of a sweep can be computed by one program."""
     name: str
 
-    def refuses(self, dtype: str) -> str | None:
+    def find_dtype_problem(self, dtype: str) -> str | None:
         """Return why the device can't compute in a dtype, and what to use; None if it can."""
         return None
 
-    def refuses_devices(self, count: int) -> str | None:
+    def find_count_problem(self, count: int) -> str | None:
         """Return why a run can't have `count` of these devices; None if it can."""
         return None
 

@@ -39,9 +39,9 @@ from pipeline.backends.compile_program import (
     compile_program,
     watch_compiler,
 )
-from pipeline.backends.feed.feed import Feed
-from pipeline.backends.feed.window import Inputs, batch_at
 from pipeline.backends.initialisation import UNOPTIMIZED, compile_initialisation
+from pipeline.backends.loading.loader import Loader
+from pipeline.backends.loading.window import Inputs, batch_at
 from pipeline.core.host.platforms import Platform, platform_of
 from pipeline.models.lowerings.problem.lowering import Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
@@ -182,7 +182,7 @@ class XlaExecutable:
     them: every call leaves new ones here."""
 
     @property
-    def feed(self) -> Feed:
+    def loader(self) -> Loader:
         """The source of the batches that are trained on."""
         return self.work.train
 
@@ -258,9 +258,9 @@ class XlaExecutable:
         if before is None:
             before = self.placement.put(self.work.step.zero_sums())
         sums = before
-        feed = self.work.train_sample if on_train else self.work.eval
-        assert feed is not None, "the recipe asks for training samples"
-        for inputs, first, count in split_at_windows(feed, start, stop):
+        loader = self.work.train_sample if on_train else self.work.eval
+        assert loader is not None, "the recipe asks for training samples"
+        for inputs, first, count in split_at_windows(loader, start, stop):
             stride = 1 if self.work.single_steps else count
             for position in range(first, first + count, stride):
                 begin = np.int32(position)
@@ -363,10 +363,10 @@ def empty_buffers(inputs: Inputs) -> tuple[Array, Array]:
     return rows, jnp.asarray(True)
 
 
-def split_at_windows(feed: Feed, start: int, stop: int) -> Iterator[tuple[Inputs, int, int]]:
+def split_at_windows(loader: Loader, start: int, stop: int) -> Iterator[tuple[Inputs, int, int]]:
     """Split steps `start + 1 .. stop` at the ends of windows: inputs, first position, count."""
     while start < stop:
-        window = feed.window(start)
+        window = loader.window(start)
         end = min(stop, window.stop)
         yield window.inputs, start - window.start, end - start
         start = end

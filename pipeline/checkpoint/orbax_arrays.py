@@ -19,7 +19,7 @@ import numpy as np
 from pipeline.checkpoint.checkpoint_folder import LOST
 from pipeline.checkpoint.manifest import DESCRIPTION, DamagedError, read_json, unreadable
 from pipeline.core.errors import RunError
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp
@@ -153,7 +153,7 @@ def _check_places(folder: Path) -> None:
         raise ValueError("its arrays are not in the database that this program writes")
     for name in names:
         if not isinstance(name, str) or name.startswith("/") or ".." in name.split("/"):
-            raise ValueError(f"{shown(str(name))} is the name of no array")
+            raise ValueError(f"{show_name(str(name))} is the name of no array")
 
 
 def _check_size(shapes: Mapping[str, Any]) -> None:

@@ -157,7 +157,7 @@ def fill(where: Path, arrays: Mapping[str, np.ndarray], like: T) -> T:
         if path in arrays and _form(arrays[path]) != _form(leaf)
     ]
     if problems:
-        raise DataError(f"{where}: of another recipe: {listed(problems)}")
+        raise DataError(f"{where}: of another recipe: {join_problems(problems)}")
     return jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in expected])
 
 
@@ -165,7 +165,7 @@ def _form(array: Any) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 
-def listed(problems: Sequence[str]) -> str:
+def join_problems(problems: Sequence[str]) -> str:
     """Join the first few problems on one line, with the number of the others."""
     return join_first(problems, MAX_LISTED, "; ")
 
@@ -182,5 +182,5 @@ def _read_newest(root: Path, warn: Warn) -> Checkpoint:
             warn(f"{fault}; taking the checkpoint of step {saved.step}")
         return saved
     raise DamagedError(
-        f"{root}: none of its checkpoints can be read: {listed(list(map(str, damaged)))}"
+        f"{root}: none of its checkpoints can be read: {join_problems(list(map(str, damaged)))}"
     )

@@ -9,13 +9,13 @@ from pydantic import ValidationError
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import DataError, UsageError, printable
-from pipeline.core.files.error_text import describe, shown
+from pipeline.core.files.error_text import describe, show_name
 from pipeline.data.sources.tabular import CsvTable
 from pipeline.data.table import TableFormat
 from pipeline.data.tables.dates import find_date_formats, parse_days
 from pipeline.data.tables.fit_table import read_table
 from pipeline.data.tables.raw_table import Numbers, RawTable
-from pipeline.data.tables.table_targets import odd_text
+from pipeline.data.tables.table_targets import find_text_among_numbers
 
 MAX_VALUES = 4
 
@@ -47,10 +47,10 @@ def main(
     if not table.rows:
         raise DataError(f"{file}: has no rows")
     print(printable(f"{file}: {table.rows:,} rows, {len(table.columns)} columns"))
-    width = min(40, max((len(shown(name)) for name in table.columns), default=0))
+    width = min(40, max((len(show_name(name)) for name in table.columns), default=0))
     columns = {name: _describe_column(table, name) for name in table.columns}
     for name, text in columns.items():
-        print(f"  {shown(name):<{width}}  {text}")
+        print(f"  {show_name(name):<{width}}  {text}")
     return CommandResult({"file": str(file), "rows": table.rows, "columns": columns})
 
 
@@ -68,18 +68,18 @@ def _describe_column(table: RawTable, name: str) -> str:
     if not counts.size:
         return "empty     no values"
     missing = _describe_missing(table.rows - int(counts.sum()))
-    odd = odd_text(column)
+    odd = find_text_among_numbers(column)
     if odd is not None:
         row, text, share = odd
-        return f"mixed     {share:.1%} numbers; {table.place(row)}: {shown(text)!r}{missing}"
+        return f"mixed     {share:.1%} numbers; {table.place(row)}: {show_name(text)!r}{missing}"
     different = f"{len(counts):,} different"
     formats = find_date_formats(column.texts)
     if len(formats) == 1:
         days = parse_days(column.texts, formats[0])
-        first, last = (shown(column.texts[int(at)]) for at in (days.argmin(), days.argmax()))
+        first, last = (show_name(column.texts[int(at)]) for at in (days.argmin(), days.argmax()))
         return f"date      {first} to {last}, {different}{missing}"
     most_frequent = np.argsort(-counts, kind="stable")[:MAX_VALUES]
-    values = [f"{shown(column.texts[i])} {counts[i]:,}" for i in most_frequent]
+    values = [f"{show_name(column.texts[i])} {counts[i]:,}" for i in most_frequent]
     values += ["..."] if len(counts) > MAX_VALUES else []
     return f"category  {different}: {', '.join(values)}{missing}"
 

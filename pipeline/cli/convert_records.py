@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.cache import cache_root
-from pipeline.config.chosen import untrained
+from pipeline.config.chosen import add_train_length
 from pipeline.config.compose import compose_and_check
 from pipeline.core.errors import RecipeError, UsageError
 from pipeline.core.reporter import Reporter
@@ -23,7 +23,7 @@ def main(out: Path, overrides: Sequence[str], *, overwrite: bool = False) -> Com
     out = out.expanduser()
     if "=" in out.name:
         raise UsageError([str(out)], "OUT must come first, a folder to write")
-    recipe = compose_and_check(untrained(overrides))
+    recipe = compose_and_check(add_train_length(overrides))
     check_free(out, overwrite)
     reporter = Reporter()
     dataset = recipe.dataset

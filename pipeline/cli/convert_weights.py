@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.cli.commands.command import CommandResult
-from pipeline.config.chosen import untrained
+from pipeline.config.chosen import add_train_length
 from pipeline.config.compose import compose_and_check
 from pipeline.config.overrides import value_of
 from pipeline.config.recipe import Recipe
@@ -49,7 +49,7 @@ def main(
     if value_of(overrides, "recipe") is None and run_dir is not None:
         recipe = read_run_recipe(run_dir, overrides)
     elif overrides:
-        recipe = compose_and_check(untrained(overrides))
+        recipe = compose_and_check(add_train_length(overrides))
     if recipe is None and like is not None:
         raise UsageError([f"--like {like}"], "needs a recipe, whose network both files are of")
     arrays, _ = read_source(source)

@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 from packaging.requirements import Requirement
 
-from pipeline.backends.feed.feed import split_bytes
+from pipeline.backends.loading.loader import split_bytes
 from pipeline.cli.commands.command import CommandResult
 from pipeline.cli.commands.root import DISTRIBUTION
 from pipeline.config.cache import PROGRAMS, cache_root, find_exposure
-from pipeline.config.chosen import untrained
+from pipeline.config.chosen import add_train_length
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import PipelineError, printable
@@ -81,7 +81,7 @@ def main(overrides: Sequence[str]) -> CommandResult:
 
     Takes overrides as a run does. Nothing is downloaded. Raises RecipeError for an invalid recipe.
     """
-    recipe = compose_and_check(untrained(overrides))
+    recipe = compose_and_check(add_train_length(overrides))
     results = []
     for check in (software, tested, lock, device, cache, data, outputs, limits, extras):
         for result in _run_check(check, recipe):

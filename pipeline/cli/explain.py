@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from pipeline.backends.base import Backend, SinkPrice
-from pipeline.backends.feed.feed import Feed
+from pipeline.backends.loading.loader import Loader
 from pipeline.backends.sink_choice import SinkChoice, choose, no_sink
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
@@ -46,8 +46,8 @@ from pipeline.stages.autosink.dispatch_costs import (
     Variant,
     error_of_gain,
     first_look,
+    lower_quartile,
     measure,
-    undisturbed,
 )
 from pipeline.stages.autosink.explanation import (
     Achieved,
@@ -125,7 +125,7 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
     bounds = measured_bounds(recipe, run_schedule, executable)
     run = _describe_run(recipe, backend.describe()["device"], run_schedule)
     explanation = partial(Explanation, run, bounds, calendar_of(recipe, run_schedule))
-    memory = memory_of(executable.feed)
+    memory = memory_of(executable.loader)
     terminal = reporter.console.is_terminal
     with (
         reporter.clock("measuring sinks"),
@@ -180,15 +180,15 @@ def dispatch_of(measured: Measurement) -> Dispatch:
     return Dispatch(float(median_us), float(p90_us))
 
 
-def memory_of(feed: Feed) -> Memory:
+def memory_of(loader: Loader) -> Memory:
     """Device memory of the batches, in bytes, measured on the first window."""
-    window = feed.window(0)
+    window = loader.window(0)
     steps = window.most_steps
     inputs = window.inputs
     copied = [inputs.indices, inputs.epochs, inputs.counts]
     copied += [] if inputs.resident else list(inputs.columns.values())
     total = sum(array.nbytes for array in jax.tree.leaves(copied))
-    return Memory(inputs.resident, feed.device_bytes, round(total / steps), steps)
+    return Memory(inputs.resident, loader.device_bytes, round(total / steps), steps)
 
 
 def calendar_of(recipe: Recipe, run_schedule: RunSchedule) -> Calendar:
@@ -223,4 +223,4 @@ def achieve(trials: TimedRuns, choice: SinkChoice) -> Achieved | None:
         off_ms.append(trials.time(OFF, singles).step_ms)
         sink_ms.append(trials.time(variant, sinks * choice.size).step_ms)
     gain_error = error_of_gain(off_ms, sink_ms)
-    return Achieved(undisturbed(off_ms), undisturbed(sink_ms), rounds, gain_error)
+    return Achieved(lower_quartile(off_ms), lower_quartile(sink_ms), rounds, gain_error)

@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.core.files.csv_file import write_csv
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.data.targets import Targets
 from pipeline.data.text.text_files import read_lines_of_text
 from pipeline.data.text.text_format import TextFormat
@@ -171,7 +171,7 @@ def _texts_to_classify(
             raise DataError(f"a text can't be read by the tokenizer: {error}") from error
 
     if arguments.texts:
-        yield list(map(shown, arguments.texts)), encode(arguments.texts)
+        yield list(map(show_name, arguments.texts)), encode(arguments.texts)
     for file in arguments.files:
         lines = read_lines_of_text(file)
         names = [f"{file}[{number}]" for number in range(len(lines))] if len(lines) > 1 else []
@@ -213,10 +213,10 @@ def _line(arguments: InferArguments, name: str, outputs: np.ndarray, targets: Ta
     if arguments.masks is not None:
         raise UsageError([f"--masks {arguments.masks}"], "the network has one class for an image")
     if targets.task == "regression":
-        values = dict(zip(targets.names, map(float, targets.in_units(outputs)), strict=True))
+        values = dict(zip(targets.names, map(float, targets.to_data_units(outputs)), strict=True))
         if arguments.as_json:
             return json.dumps({"file": name, **values})
-        text = ", ".join(f"{shown(key)} {value:.6g}" for key, value in values.items())
+        text = ", ".join(f"{show_name(key)} {value:.6g}" for key, value in values.items())
         return f"{printable(name)}: {text}"
     if targets.task == "multi_label":
         key = "labels"
@@ -238,9 +238,9 @@ def _line(arguments: InferArguments, name: str, outputs: np.ndarray, targets: Ta
     ]
     if arguments.as_json:
         best = predictions[0] if key == "top" else {}
-        source = "text" if name in map(shown, arguments.texts) else "file"
+        source = "text" if name in map(show_name, arguments.texts) else "file"
         return json.dumps({source: name, **best, key: predictions})
-    text = ", ".join(f"{shown(row['class'])} {row['probability']:.4f}" for row in predictions)
+    text = ", ".join(f"{show_name(row['class'])} {row['probability']:.4f}" for row in predictions)
     return f"{printable(name)}: {text or 'no label'}"
 
 
@@ -254,7 +254,7 @@ def _mask_line(
     if arguments.as_json:
         file = {} if path is None else {"mask": str(path)}
         return json.dumps({"file": name, **file, "pixels": named})
-    text = ", ".join(f"{shown(key)} {value:.4f}" for key, value in named.items())
+    text = ", ".join(f"{show_name(key)} {value:.4f}" for key, value in named.items())
     where = "" if path is None else f"; mask in {printable(str(path))}"
     return f"{printable(name)}: {text} of the pixels{where}"
 

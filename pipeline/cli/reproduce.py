@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import check_tree
-from pipeline.config.overrides import key_of, quoted
+from pipeline.config.overrides import key_of, quote_value
 from pipeline.core.errors import DataError, RecipeError, RunError, UsageError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_bytes
@@ -90,7 +90,11 @@ def _copy_lowerings(source: Path, target: Path) -> None:
 def _rerun(original: RunRecord, run_dir: Path, overrides: Sequence[str], steps: int | None) -> int:
     """Run the recipe in another process, up to step `steps` or its end; return its exit status."""
     recipe = original.run_dir.absolute() / RECIPE
-    keys = [f"+recipe={recipe}", f"{RESUME}=null", f"{RUN_DIR}={quoted(str(run_dir.absolute()))}"]
+    keys = [
+        f"+recipe={recipe}",
+        f"{RESUME}=null",
+        f"{RUN_DIR}={quote_value(str(run_dir.absolute()))}",
+    ]
     # -P: the folder comes from the run's files, and modules in it must not be imported.
     command = [sys.executable, "-P", "-m", "pipeline", *keys, *overrides]
     try:

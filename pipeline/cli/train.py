@@ -29,7 +29,7 @@ from pipeline.config.hydra_versions import HYDRA_DEFAULTS, get_args_parser, lazy
 from pipeline.config.overrides import (
     expand_sweeps,
     key_of,
-    quoted,
+    quote_value,
     require_hydra_keys,
     swept_keys,
     value_of,
@@ -159,7 +159,7 @@ def _sweep(arguments: TrainArguments) -> int:
     recipe = value_of(overrides, "recipe") or ""
     name = f"sweep_{recipe}" if recipe.isidentifier() else "sweep"
     sweep_dir = existing or run_directory.create(name)
-    placed = [*job_overrides, f"{SWEEP_DIR}={quoted(str(sweep_dir))}"]
+    placed = [*job_overrides, f"{SWEEP_DIR}={quote_value(str(sweep_dir))}"]
     stopped = 0
     # A recipe that is refused would wait for jax to be imported.
     from pipeline.inspect.dumps.run_inspection import RunInspection

@@ -122,7 +122,7 @@ def loops_of_adapters_fit(recipe: Recipe) -> Iterator[str]:
 def device_has_type(recipe: Recipe) -> Iterator[str]:
     """The device computes in the types of all layers."""
     for dtype in precision_of(recipe).dtypes:
-        problem = recipe.device.refuses(dtype)
+        problem = recipe.device.find_dtype_problem(dtype)
         if problem is not None:
             yield f"train.precision = {recipe.train.precision}: {problem}"
 
@@ -132,7 +132,7 @@ def number_of_devices_exists(recipe: Recipe) -> Iterator[str]:
     """The recipe's number of devices exists of this kind."""
     parallel = recipe.parallel
     devices = 1 if parallel.mode == "none" else parallel.num_devices
-    problem = recipe.device.refuses_devices(devices)
+    problem = recipe.device.find_count_problem(devices)
     if problem is not None:
         key = "parallel.devices" if parallel.mesh is None else "parallel.mesh"
         yield f"{key} = {devices}: {problem}"

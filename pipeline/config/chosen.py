@@ -76,7 +76,7 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
     return [*(f"~{group}" for group in {*SECTIONS, "train"} - groups), *named]
 
 
-def untrained(overrides: Sequence[str]) -> list[str]:
+def add_train_length(overrides: Sequence[str]) -> list[str]:
     """Return overrides of a command that does not train, with a length if a run needs one."""
     keys = {key_of(override) for override in overrides}
     lacks_length = keys & set(DEFAULT_PARTS) and not keys & {"recipe", *LENGTHS}

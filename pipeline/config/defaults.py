@@ -81,7 +81,7 @@ def option_of(group: str, part: type[Spec]) -> Tree:
     }
 
 
-def normalised(tree: Mapping[str, Any]) -> Tree:
+def normalise_recipe(tree: Mapping[str, Any]) -> Tree:
     """Return the recipe of a run with all its keys; without a change if it isn't valid any more."""
     filled = fill_missing(tree)
     try:

@@ -7,7 +7,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.engine.monitors.observers import ObserverSettings
 
 
-def observer_settings(recipe: Recipe) -> ObserverSettings:
+def make_observer_settings(recipe: Recipe) -> ObserverSettings:
     """Return the settings that decide what a run's observers print and write."""
     return ObserverSettings(
         batch_size=recipe.train.batch_size,

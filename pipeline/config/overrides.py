@@ -15,8 +15,8 @@ from pipeline.core.errors import (
     MAX_PROBLEMS,
     RecipeError,
     first_line,
+    hide_secrets,
     is_secret_name,
-    without_secrets,
 )
 from pipeline.core.files.safe_yaml import MAX_DEPTH
 from pipeline.core.files.value_text import show
@@ -58,7 +58,7 @@ def hide_secret_values(args: Iterable[str]) -> list[str]:
         # The address of a database may hold a password in ways that only its driver knows.
         is_secret = key == STORAGE or is_secret_name(key.rpartition(".")[2])
         hides = "=" in arg and is_secret
-        words.append(f"{arg.partition('=')[0]}={HIDDEN}" if hides else without_secrets(arg))
+        words.append(f"{arg.partition('=')[0]}={HIDDEN}" if hides else hide_secrets(arg))
     return words
 
 
@@ -82,7 +82,7 @@ def require_hydra_keys(args: Sequence[str]) -> None:
         raise RecipeError(problems)
 
 
-def quoted(text: str) -> str:
+def quote_value(text: str) -> str:
     """Return a text quoted as the value of an override, which Hydra reads literally."""
     escaped = re.sub(r"(\\*)('|\Z)", lambda end: 2 * end[1] + (r"\'" if end[2] else ""), text)
     return f"'{escaped}'"
@@ -130,7 +130,7 @@ def _quote_for_shell(override: str) -> str | None:
         return None
 
     def quote(text: str) -> str:
-        return quoted(text) if re.search(r"""["\\]""", text) else f'"{text}"'
+        return quote_value(text) if re.search(r"""["\\]""", text) else f'"{text}"'
 
     def quote_word(word: re.Match[str]) -> str:
         text = word[0].strip()

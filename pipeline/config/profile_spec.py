@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field, NonNegativeInt
 
-from pipeline.config.overrides import quoted
+from pipeline.config.overrides import quote_value
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.error_text import no_such
 from pipeline.core.files.value_text import show
@@ -99,7 +99,7 @@ def profiling_overrides(environment: Mapping[str, str]) -> list[str]:
             problems.append(f"{key} = {show(value)}: must be one of {', '.join(METRICS)}")
         elif value:
             # An empty name of an operator leaves the choice to the profiler, as in the documents.
-            overrides.append(f"profile.{name}={quoted(value)}")
+            overrides.append(f"profile.{name}={quote_value(value)}")
     if problems:
         raise RecipeError(problems)
     return overrides

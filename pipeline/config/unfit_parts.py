@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from pipeline.config.files import SECTIONS
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.files.tree_diff import Where, dotted_key, value_at
 from pipeline.core.registry import Spec, parts
@@ -50,8 +50,10 @@ def _find_problem(group: str, where: Where, section: Any, typed: Collection[str]
         return None
     key = dotted_key(where) if is_alone else f"{dotted_key(where)}.name"
     names = (_with_unit(spec, missing) for missing in lacking)
-    reasons = [f"lacks {shown(', '.join(names))}"] if lacking else []
-    reasons += [f"has {shown(', '.join(foreign))}, which {name} does not take"] if foreign else []
+    reasons = [f"lacks {show_name(', '.join(names))}"] if lacking else []
+    reasons += (
+        [f"has {show_name(', '.join(foreign))}, which {name} does not take"] if foreign else []
+    )
     correction = "" if foreign or is_alone else "give that, or "
     correction = correction if lacking else "leave that out, or "
     problem = f"{key} = {name}: the section {' and '.join(reasons)}; {correction}"

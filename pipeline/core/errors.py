@@ -1,6 +1,6 @@
 """Errors for the user, shown as one message without a traceback, and their exit statuses.
 
-`without_secrets` removes passwords from all texts that are shown or written to files.
+`hide_secrets` removes passwords from all texts that are shown or written to files.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class RecipeError(PipelineError):
         )
         count = len(self.problems)
         head = "the recipe has a problem:" if count == 1 else f"the recipe has {count:,} problems:"
-        super().__init__("\n".join([head, *(f"  {line}" for line in listed(self.problems))]))
+        super().__init__(
+            "\n".join([head, *(f"  {line}" for line in limit_problems(self.problems))])
+        )
 
 
 class UsageError(PipelineError):
@@ -111,13 +113,13 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
-def listed(problems: Sequence[str]) -> list[str]:
+def limit_problems(problems: Sequence[str]) -> list[str]:
     """Return the first MAX_PROBLEMS problems, and a line with the number of further ones."""
     more = len(problems) - MAX_PROBLEMS
     return [*problems[:MAX_PROBLEMS], *([f"... and {more:,} more"] if more > 0 else [])]
 
 
-def without_secrets(text: str) -> str:
+def hide_secrets(text: str) -> str:
     """Return a text with `***` for passwords and tokens.
 
     They are found in addresses, and as values of names such as `password` or `api_key`.
@@ -144,7 +146,7 @@ def hide_secrets_in_tree(tree: Any) -> Any:
         }
     if isinstance(tree, list | tuple):
         return [hide_secrets_in_tree(value) for value in tree]
-    return without_secrets(tree) if isinstance(tree, str) else tree
+    return hide_secrets(tree) if isinstance(tree, str) else tree
 
 
 def printable(text: str) -> str:
@@ -152,7 +154,7 @@ def printable(text: str) -> str:
 
     Names in files may contain both.
     """
-    text = without_secrets(text)
+    text = hide_secrets(text)
     return text if text.isprintable() else repr(text)[1:-1]
 
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.folder_lock import locked
+from pipeline.core.files.folder_lock import lock_folder
 from pipeline.data.checksums import RemoteFile, checksum
 from pipeline.data.file_errors import name_file
 
@@ -88,7 +88,7 @@ def exclusive(directory: Path) -> Iterator[None]:
     """
     with ExitStack() as stack:
         try:
-            stack.enter_context(locked(directory))
+            stack.enter_context(lock_folder(directory))
         except OSError as error:
             raise DataError(
                 f"{directory}: can't be written ({error.strerror}); "

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from pipeline.core.files.bounded_read import read_bytes
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.data.targets import Targets, Task, standardise_targets
 
 MAX_TABLE_BYTES = 512 * 2**20
@@ -48,9 +48,9 @@ def read_image_table(
     label_at = [_find_column(names, name, "label_columns") for name in label_columns]
     label_at = label_at or [at for at in range(len(names)) if at != path_at]
     if not label_at:
-        raise ValueError(f"has the column {shown(names[0])} alone; labels need another one")
+        raise ValueError(f"has the column {show_name(names[0])} alone; labels need another one")
     if path_at in label_at:
-        raise ValueError(f"{shown(names[path_at])} can't be a path and a label")
+        raise ValueError(f"{show_name(names[path_at])} can't be a path and a label")
     if not rows:
         raise ValueError("has no rows below the names of its columns")
     for number, row in enumerate(rows, 2):
@@ -61,8 +61,8 @@ def read_image_table(
         missing = [number for number, value in enumerate(values, 2) if not value]
         if missing:
             raise ValueError(
-                f"{shown(name)} is empty in {len(missing):,} of {len(values):,} rows, first in row "
-                f"{missing[0]}; every image needs a label"
+                f"{show_name(name)} is empty in {len(missing):,} of {len(values):,} rows, first in "
+                f"row {missing[0]}; every image needs a label"
             )
     paths = _resolve_paths([row[path_at] for row in rows], folder, follow_links=follow_links)
     return ImageTable(paths, labels)
@@ -80,14 +80,14 @@ def _read_rows(file: Path) -> tuple[list[str], list[list[str]]]:
     names = rows[0]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"has several columns {shown(twice[0])}; names must be different")
+        raise ValueError(f"has several columns {show_name(twice[0])}; names must be different")
     return names, rows[1:]
 
 
 def _find_column(names: Sequence[str], name: str, key: str) -> int:
     if name not in names:
-        there = ", ".join(map(shown, names[:10]))
-        raise ValueError(f"has no column {shown(name)}, which {key} names; it has {there}")
+        there = ", ".join(map(show_name, names[:10]))
+        raise ValueError(f"has no column {show_name(name)}, which {key} names; it has {there}")
     return names.index(name)
 
 
@@ -99,14 +99,14 @@ def _resolve_paths(names: Sequence[str], folder: Path, *, follow_links: bool) ->
     absent = []
     for number, name in enumerate(names, 2):
         if "\0" in name:
-            raise ValueError(f"row {number}: {shown(name)} is no path")
+            raise ValueError(f"row {number}: {show_name(name)} is no path")
         path = os.path.normpath(os.path.join(root, name))
         inside = _is_inside(path, root)
         if inside and not follow_links:
             inside = _is_inside(os.path.realpath(path), real_root)
         if not inside:
             raise ValueError(
-                f"row {number}: {shown(name)} leads out of {folder}; paths must stay below it"
+                f"row {number}: {show_name(name)} leads out of {folder}; paths must stay below it"
             )
         if not os.path.isfile(path):
             absent.append((number, name))
@@ -115,7 +115,7 @@ def _resolve_paths(names: Sequence[str], folder: Path, *, follow_links: bool) ->
         number, name = absent[0]
         raise ValueError(
             f"{len(absent):,} of {len(names):,} images are not in {folder}; the first is "
-            f"{shown(name)}, in row {number}"
+            f"{show_name(name)}, in row {number}"
         )
     return paths
 
@@ -141,7 +141,7 @@ class LabelColumns:
             return self.labels
         return np.zeros(len(self.labels), np.int32)
 
-    def split(
+    def split_labels(
         self, train: np.ndarray, evaluated: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, Targets]:
         """Labels of the rows to train on, labels of the rows to evaluate, and the targets.
@@ -174,7 +174,7 @@ def parse_labels(
     if task == "classification":
         if len(names) > 1:
             raise ValueError(
-                f"classes are in one column, not in {', '.join(map(shown, names))}; name it in "
+                f"classes are in one column, not in {', '.join(map(show_name, names))}; name it in "
                 "label_columns, or set task"
             )
         return _classes(columns[names[0]])
@@ -183,7 +183,9 @@ def parse_labels(
         for name, values in zip(names, numbers.T, strict=True):
             if not np.isin(values, (0, 1)).all():
                 odd = values[~np.isin(values, (0, 1))][0]
-                raise ValueError(f"{shown(name)} has the value {odd:g}; multi_label takes 0 and 1")
+                raise ValueError(
+                    f"{show_name(name)} has the value {odd:g}; multi_label takes 0 and 1"
+                )
     return LabelColumns(task, names, numbers)
 
 
@@ -217,7 +219,9 @@ def _numbers(name: str, values: Sequence[str]) -> np.ndarray:
         try:
             number = float(value)
         except ValueError:
-            raise ValueError(f"{shown(name)} has {shown(value)}, which is no number") from None
+            raise ValueError(
+                f"{show_name(name)} has {show_name(value)}, which is no number"
+            ) from None
         if not math.isfinite(number):
-            raise ValueError(f"{shown(name)} has {shown(value)}; must be finite")
+            raise ValueError(f"{show_name(name)} has {show_name(value)}; must be finite")
     return np.fromiter(map(float, values), np.float64, len(values))

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.core.files.value_text import join_first
 from pipeline.core.registry import Seq, Spec
 
@@ -124,20 +124,20 @@ class FittedTable(Spec):
         return self.model_dump(mode="json")
 
     def __str__(self) -> str:
-        categories = [f"{shown(c.name)} ({len(c.categories)})" for c in self.categories]
+        categories = [f"{show_name(c.name)} ({len(c.categories)})" for c in self.categories]
         numbers = [column for column in self.numeric if column.date is None]
         dates: dict[str, list[str]] = {}
         for column in self.numeric:
             if column.date is not None:
-                dates.setdefault(shown(column.name), []).append(column.date.part)
+                dates.setdefault(show_name(column.name), []).append(column.date.part)
         return "; ".join(
             f"{kind} {join_first(names, LISTED, before_more=', ')}"
             for kind, names in (
-                ("numeric", [shown(c.name) for c in numbers]),
+                ("numeric", [show_name(c.name) for c in numbers]),
                 ("date", [f"{name} ({', '.join(parts)})" for name, parts in dates.items()]),
-                ("indicators of missing", [shown(c.name) for c in self.numeric if c.indicator]),
+                ("indicators of missing", [show_name(c.name) for c in self.numeric if c.indicator]),
                 ("category", categories),
-                ("left out, without values:", list(map(shown, self.left_out))),
+                ("left out, without values:", list(map(show_name, self.left_out))),
             )
             if names
         )

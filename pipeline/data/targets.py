@@ -32,7 +32,7 @@ class Targets:
         """Return task, mean and standard deviation, as JSON."""
         return {"task": self.task, "mean": list(self.mean), "std": list(self.std)}
 
-    def in_units(self, outputs: np.ndarray) -> np.ndarray:
+    def to_data_units(self, outputs: np.ndarray) -> np.ndarray:
         """Predictions (..., K); numbers in the units of the data."""
         if self.task != "regression":
             return outputs

@@ -15,10 +15,10 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from pipeline.backends.feed.feed import WINDOW_LIMIT_BYTES, Feed, make_feed
-from pipeline.backends.feed.feed_stats import PrepareTime
-from pipeline.backends.feed.window import Window, put_inputs
-from pipeline.backends.feed.window_buffer import FeedSource
+from pipeline.backends.loading.loader import WINDOW_LIMIT_BYTES, Loader, make_loader
+from pipeline.backends.loading.loader_stats import PrepareTime
+from pipeline.backends.loading.window import Window, put_inputs
+from pipeline.backends.loading.window_buffer import LoaderSource
 from pipeline.core.errors import DataError
 from pipeline.data.columns import Split
 from pipeline.data.order import Batches, SampleOrder
@@ -53,8 +53,8 @@ class BatchSource(ABC):
     """None if the source has no end that is known."""
 
     @abstractmethod
-    def open_feed(self, placement: DevicePlacement, start: int, stop: int) -> Feed:
-        """Return the feed of steps `start + 1 .. stop`."""
+    def open_loader(self, placement: DevicePlacement, start: int, stop: int) -> Loader:
+        """Return the loader of steps `start + 1 .. stop`."""
 
     def describe(self) -> dict[str, Any]:
         """Return what identifies the data, as JSON; nothing if that isn't known before."""
@@ -161,9 +161,9 @@ class ArrayBatches(BatchSource):
         self.layout = BatchLayout(structure, jax.tree.unflatten(structure, shapes))
         self.steps_per_epoch = self._order.steps_per_epoch
 
-    def open_feed(self, placement: DevicePlacement, start: int, stop: int) -> Feed:
-        """Return a feed that is on the device whole, or streamed if it doesn't fit."""
-        return make_feed(FeedSource(self._split, self._order, placement, stop))
+    def open_loader(self, placement: DevicePlacement, start: int, stop: int) -> Loader:
+        """Return a loader of a split that is on the device, or streamed if it doesn't fit."""
+        return make_loader(LoaderSource(self._split, self._order, placement, stop))
 
     def describe(self) -> dict[str, Any]:
         """Return the shapes, the order, and the SHA-256 of some examples."""
@@ -219,14 +219,14 @@ class IteratorBatches(BatchSource):
         self.layout = BatchLayout(self._structure, jax.tree.unflatten(self._structure, shapes))
         self._windows: IteratorWindows | None = None
 
-    def open_feed(self, placement: DevicePlacement, start: int, stop: int) -> Feed:
-        """Return a feed that reads one window ahead, and no batch after `stop`."""
+    def open_loader(self, placement: DevicePlacement, start: int, stop: int) -> Loader:
+        """Return a loader that reads one window ahead, and no batch after `stop`."""
         self._windows = IteratorWindows(self, placement, start, stop)
-        return Feed(self._windows, None)
+        return Loader(self._windows, None)
 
     def position(self, step: int) -> dict[str, Any]:
         """Return the iterator's state before some batch and how many follow, or a digest."""
-        assert self._windows is not None, "the feed is open"
+        assert self._windows is not None, "the loader is open"
         window = self._windows.window_before(step)
         if window is None:
             return dict(self._origin)

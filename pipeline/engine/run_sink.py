@@ -12,7 +12,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from pipeline.backends.feed.feed import Feed
+from pipeline.backends.loading.loader import Loader
 from pipeline.checkpoint.checkpointer import Checkpoints
 from pipeline.checkpoint.host_state import LOGS, HostState
 from pipeline.checkpoint.restore import tell_user
@@ -155,16 +155,16 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
             return
         if saved is not None:
             source.seek(start, saved.position)
-        feed = source.open_feed(placement, start, settings.steps)
-        stack.callback(feed.close)
-        program, choice = _compile(prepared, state, feed, before.record)
-        size = _choose_size(settings, before.record, program, state, feed)
+        loader = source.open_loader(placement, start, settings.steps)
+        stack.callback(loader.close)
+        program, choice = _compile(prepared, state, loader, before.record)
+        size = _choose_size(settings, before.record, program, state, loader)
         lengths = RunSchedule(settings.steps, source.steps_per_epoch or settings.steps, size)
         if settings.save is not None and before.record is None:
             write_record(settings.save, SinkRecord(before.identity, choice, size))
         outputs = _open_outputs(prepared, before, start, stack)
         history = History(start)
-        limit = _WindowLimit(feed, history, settings.steps)
+        limit = _WindowLimit(loader, history, settings.steps)
         period_s = None if settings.save_every else SAVE_SECONDS
         saves = Saves(outputs.checkpoints, period_s, log_marks=outputs.marks)
         hooks = Hooks(monitors=outputs.monitors, saves=saves, signals=signals, agree=limit.decide)
@@ -240,14 +240,14 @@ def _open_folder(prepared: PreparedSink, stack: ExitStack) -> _Before:
 
 
 def _compile(
-    prepared: PreparedSink, state: CustomState, feed: Feed, record: SinkRecord | None
+    prepared: PreparedSink, state: CustomState, loader: Loader, record: SinkRecord | None
 ) -> tuple[SinkProgram, LoweringChoice]:
     """Compile the step with the lowerings of the run so far, or the fastest."""
     device = _default_device()
     single = has_slow_loop(prepared.step, prepared.spec, device)
     before = None if record is None else record.choice
     step, choice = lower_step(prepared.step, prepared.spec, device, before)
-    program = SinkProgram(step, state, feed, DevicePlacement((device,)), single_steps=single)
+    program = SinkProgram(step, state, loader, DevicePlacement((device,)), single_steps=single)
     return program, choice
 
 
@@ -260,7 +260,7 @@ def _choose_size(
     record: SinkRecord | None,
     program: SinkProgram,
     state: CustomState,
-    feed: Feed,
+    loader: Loader,
 ) -> int:
     """Return the steps of a sink; of "auto" those that take about a second, on a copy."""
     if settings.size == "all":
@@ -271,7 +271,7 @@ def _choose_size(
         return min(record.size, settings.steps)
     start = int(state.step)
     trial = program.put(state)
-    window = feed.window(start)
+    window = loader.window(start)
     count = 1
     seconds = 0.0
     while True:
@@ -338,7 +338,7 @@ def _open_outputs(
 class _WindowLimit:
     """Ends each dispatch with its window, so that a run stops exactly where its data end."""
 
-    feed: Feed
+    loader: Loader
     history: History
     total: int
     failure: Exception | None = None
@@ -350,7 +350,7 @@ class _WindowLimit:
         step = self.history.step
         if stop is None and step < self.total:
             try:
-                steps = min(steps, self.feed.window(step).stop - step)
+                steps = min(steps, self.loader.window(step).stop - step)
             except Exception as error:  # of the user's iterator, raised once the state is saved
                 self.failure = error
                 stop = "the data ended"

@@ -18,8 +18,8 @@ from jax.tree_util import register_dataclass
 
 from pipeline.backends.base import Mechanism
 from pipeline.backends.compile_program import ProgramSpec, compile_program
-from pipeline.backends.feed.feed import Feed
-from pipeline.backends.feed.window import Inputs, batch_at
+from pipeline.backends.loading.loader import Loader
+from pipeline.backends.loading.window import Inputs, batch_at
 from pipeline.backends.xla import LoopCarry, run_once, split_at_windows, train_loop
 from pipeline.core.errors import RunError
 from pipeline.core.host.platforms import platform_of
@@ -242,23 +242,23 @@ class SinkProgram:
         self,
         step: UserStep,
         state: CustomState,
-        feed: Feed,
+        loader: Loader,
         placement: DevicePlacement,
         *,
         single_steps: bool,
     ) -> None:
         self._names = step.traced.metrics
         self._batch = step.batch
-        self._feed = feed
+        self._loader = loader
         self._placement = placement
         self.single_steps = single_steps
-        self._window_steps = feed.window(int(state.step)).most_steps
+        self._window_steps = loader.window(int(state.step)).most_steps
         self._rates = placement.put(NO_RATES)
         self._non_finite: tuple[Inputs, int] | None = None
         """The window and the position in it of a step whose loss isn't finite."""
         self._reset()
         repeat = run_once if single_steps else jax.lax.while_loop
-        inputs = feed.window(int(state.step)).inputs
+        inputs = loader.window(int(state.step)).inputs
         bound = placement.put(np.int32(0))
         carry = LoopCarry(state, *self._buffers)
         args = carry, inputs, self._rates, bound, bound
@@ -280,7 +280,7 @@ class SinkProgram:
         """Run steps `start + 1 .. stop`; ends after a step whose loss isn't finite."""
         carry = LoopCarry(state, *self._buffers)
         rows: list[np.ndarray] = []
-        for inputs, first, count in split_at_windows(self._feed, start, stop):
+        for inputs, first, count in split_at_windows(self._loader, start, stop):
             stride = 1 if self.single_steps else count
             for position in range(first, first + count, stride):
                 last = np.int32(position + stride)

@@ -43,7 +43,7 @@ from pipeline.training.freezing import config_at
 from pipeline.training.parallel.shards import Shards, shards_of
 from pipeline.training.part_specs import ScheduleSpec
 from pipeline.training.rate_table import RateFile, TableSchedule
-from pipeline.training.state import StepConfig, TrainState, split
+from pipeline.training.state import StepConfig, TrainState, split_params
 from pipeline.training.step import TrainStep, initial_state, initial_variables, make_train_step
 from pipeline.training.target_metrics import metrics_of
 
@@ -142,7 +142,7 @@ def parts_of(
     train = recipe.train
     ignore_index = recipe.dataset.ignore_index
     with blaming_key(f"train.loss = {train.loss.name}"):
-        loss = train.loss.fitted(targets).build()
+        loss = train.loss.fit_to_targets(targets).build()
     with blaming_key(f"train.optimizer = {train.optimizer.name}"):
         optimizer = optax.chain(train.clip.build(), train.optimizer.build())
     with blaming_key(f"train.gradients = {train.gradients.name}"):
@@ -192,7 +192,7 @@ def typed_network(recipe: Recipe, classes: int, features: int | None = None) -> 
     """
     precision = precision_of(recipe)
     with blaming_key(f"model {recipe.model.name}"):
-        model = recipe.model.for_table(features)
+        model = recipe.model.fit_to_table(features)
         network = model.build(classes, precision.dtype)
     if recipe.dataset.padding_mask and isinstance(network, Network):
         network = network.clone(padding_mask=True)
@@ -222,7 +222,7 @@ def _line(recipe: Recipe, built: Built) -> str:
     if built.parts.frozen:
 
         def count_trained(step: int) -> int:
-            trained, _ = split(built.state.params, config_at(built.parts, step).frozen)
+            trained, _ = split_params(built.state.params, config_at(built.parts, step).frozen)
             return sum(leaf.size for leaf in jax.tree.leaves(trained))
 
         starts = [phase.start for phase in built.parts.phases]

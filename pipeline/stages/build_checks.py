@@ -37,7 +37,7 @@ from pipeline.training.metrics import ALL_IN_TOP5, add_metric_sums, zero_sums
 from pipeline.training.parallel.microbatches import batch_multiple
 from pipeline.training.parallel.sharding_rules import ranks_of_layers, sharding_rules_of
 from pipeline.training.part_specs import METRICS, MetricSpec, losses_for
-from pipeline.training.state import StepConfig, TrainState, split
+from pipeline.training.state import StepConfig, TrainState, split_params
 from pipeline.training.step import gradients_of, initial_variables, make_train_step
 from pipeline.training.target_metrics import ClassCountMetric
 
@@ -273,7 +273,7 @@ def check_gradients(draft: StepDraft) -> None:
     if rule is None:
         return
     state = _state_of(draft)
-    trained, _ = split(state.params, draft.parts.frozen)
+    trained, _ = split_params(state.params, draft.parts.frozen)
     result = state.loss_scale, state.batch_stats
 
     def apply_rule(trained: Any, result: Any, key: jax.Array) -> Any:

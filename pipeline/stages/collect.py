@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from pipeline.backends.feed.feed import Feed
-from pipeline.backends.feed.window import batch_at
+from pipeline.backends.loading.loader import Loader
+from pipeline.backends.loading.window import batch_at
 from pipeline.data.batch import Batch
 from pipeline.engine.monitors.tensorboard import Histogram, histogram_of
 from pipeline.training.bucketing import apply_in_bucket
@@ -40,7 +40,7 @@ class Collector:
     """
 
     parts: StepConfig
-    feed: Feed
+    loader: Loader
     total: int
     """Steps of the run: no batch comes after them."""
     device: jax.Device
@@ -78,7 +78,7 @@ class Collector:
             program = partial(_gradients_of, parts)
             program = jax.jit(program) if self.compiles else program
             self._programs[parts.frozen] = program
-        window = self.feed.window(step)
+        window = self.loader.window(step)
         batch = batch_at(window.inputs, jnp.int32(step - window.start))
         slim = replace(state, opt_state=(), average=None, overflows=None, bad_steps=None)
         # One device computes them, wherever state and batch are.

@@ -20,9 +20,9 @@ from pipeline.backends.base import (
     Executable,
     ProgramReport,
 )
-from pipeline.backends.feed.feed import Feed, make_feed
-from pipeline.backends.feed.window_buffer import FeedSource
 from pipeline.backends.graph.hlo_collectives import read_collectives
+from pipeline.backends.loading.loader import Loader, make_loader
+from pipeline.backends.loading.window_buffer import LoaderSource
 from pipeline.config.cache import program_folder
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
@@ -113,7 +113,7 @@ def compile_programs(
 def compile_inputs(
     recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
 ) -> CompileInputs:
-    """Return what is compiled, and the feeds, which put the data where the device reaches it.
+    """Return what is compiled, and the loaders, which put the data where the device reaches it.
 
     Reports when training has to wait for data.
     """
@@ -128,16 +128,16 @@ def compile_inputs(
         reporter.stage("warning" if starves else "feed", text)
 
     total = built.run_schedule.total
-    source = FeedSource(dataset.train, dataset.train_order, placement, total, short_first=True)
-    eval_source = FeedSource(dataset.eval, order, placement, order.steps_per_epoch)
+    source = LoaderSource(dataset.train, dataset.train_order, placement, total, short_first=True)
+    eval_source = LoaderSource(dataset.eval, order, placement, order.steps_per_epoch)
     # The most steps of a dispatch; None if the size of sinks is measured later.
     dispatch_steps = built.run_schedule.sink_steps if train.sink_size != "auto" else None
     if not train.sink or train.mechanism == "soft":
         dispatch_steps = 1
     return CompileInputs(
         step=built.step_on(shards_of(recipe.parallel, train.batch_size, placement.parts)),
-        train=make_feed(source, train.feed, report),
-        eval=make_feed(eval_source, train.feed),
+        train=make_loader(source, train.feed, report),
+        eval=make_loader(eval_source, train.feed),
         learning_rates=built.learning_rates,
         seed=built.seed,
         eager=train.mode == "eager",
@@ -150,15 +150,15 @@ def compile_inputs(
     )
 
 
-def _train_sample(recipe: Recipe, dataset: Dataset, backend: Backend) -> Feed:
-    """Return the feed of the training samples to evaluate, which share the evaluation's program."""
+def _train_sample(recipe: Recipe, dataset: Dataset, backend: Backend) -> Loader:
+    """Return a loader of the training samples to evaluate, for the evaluation's program."""
     sample = dataset.train_sample()
     order = dataset.eval_order
     if sample.specs() != dataset.eval.specs():
         problem = "training and evaluation samples differ in shape or type; must be false"
         raise RecipeError(f"eval.on_train = true: {problem}")
-    source = FeedSource(sample, order, backend.placement, order.steps_per_epoch)
-    return make_feed(source, recipe.train.feed)
+    source = LoaderSource(sample, order, backend.placement, order.steps_per_epoch)
+    return make_loader(source, recipe.train.feed)
 
 
 def compile_to_executable(

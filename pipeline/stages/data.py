@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipeline.backends.feed.feed import split_bytes
+from pipeline.backends.loading.loader import split_bytes
 from pipeline.config.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import total_steps
@@ -49,7 +49,7 @@ COUNTED_SAMPLES = 1024
 def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
     """Read the dataset.
 
-    Raises DataError for data that can't be read and RecipeError for data that can't be fed.
+    Raises DataError for data that can't be read, RecipeError for data that doesn't fit the recipe.
     """
     with reporter.clock(f"reading {recipe.dataset.name}"):
         raw = recipe.dataset.read(cache_root(recipe.cache))
@@ -59,7 +59,7 @@ def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
 def declare_data(recipe: Recipe, reporter: Reporter) -> Dataset | None:
     """Return the dataset without its samples, if these would be downloaded and no stage reads any.
 
-    Raises RecipeError for data that can't be fed.
+    Raises RecipeError for data that doesn't fit the recipe.
     """
     spec = recipe.dataset
     # The data stage alone reads the samples: it has nothing else to do.

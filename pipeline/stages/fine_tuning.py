@@ -22,7 +22,13 @@ from pipeline.models.modules.jit_layers import list_layers
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build_checks import blaming_key
 from pipeline.training.freezing import optimize_by_phase
-from pipeline.training.state import FreezePhase, StepConfig, paths_of, require_trainable, split
+from pipeline.training.state import (
+    FreezePhase,
+    StepConfig,
+    paths_of,
+    require_trainable,
+    split_params,
+)
 from pipeline.training.step import initial_variables
 
 _NORMS = (standard.BatchNorm, standard.LayerNorm, standard.GroupNorm)
@@ -91,14 +97,14 @@ def _optimizer_by_phase(
 
     Raises ValueError for a rule of weight decay that covers no trained parameter.
     """
-    trained, _ = split(params, phases[-1].frozen)
+    trained, _ = split_params(params, phases[-1].frozen)
     rules = train.optimizer.decay_rules
     patterns = [rule.pattern for rule in rules]
     require_covered(patterns, paths_of(trained), "parameters", "decay_rules: ")
     optimizers = []
     remaining: Any = params
     for frozen in (train.freeze, *(phase.frozen for phase in phases)):
-        new, remaining = split(remaining, frozen)
+        new, remaining = split_params(remaining, frozen)
         applied = [r for r in rules if any(covers(r.pattern, path) for path in paths_of(new))]
         spec = train.optimizer.model_copy(update={"decay_rules": tuple(applied)})
         optimizers.append((frozen, spec.build()))

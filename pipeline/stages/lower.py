@@ -224,12 +224,14 @@ def _report(
         reporter.stage("lower", f"images as CHWN: vectors of samples{reason}")
     if any(how != DEFAULT for _, how in choice.lowerings.chosen):
         reporter.stage("lower", _line(choice))
-    if choice.tuned and folder is not None:
+    if choice.num_timed and folder is not None:
         run_dir = folder.path
 
         def write() -> None:
             path = write_result(choice.to_result(), run_dir, datetime.now())
-            reporter.stage("lower", f"{choice.tuned} tuned, kept in {tuning.folder}; {path.name}")
+            reporter.stage(
+                "lower", f"{choice.num_timed} tuned, kept in {tuning.folder}; {path.name}"
+            )
 
         folder.accepted.add(write)
 

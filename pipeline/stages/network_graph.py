@@ -19,17 +19,17 @@ from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import image_shape
 
 
-def network_graph(parts: StepConfig, state: TrainState) -> list[BoardNode]:
+def trace_network_graph(config: StepConfig, state: TrainState) -> list[BoardNode]:
     """Return the operations of a network's inference on one image, in their order.
 
     Names have the path of the layer: `conv_0/conv_general_dilated`. `state` needs shapes only, and
     nothing is compiled.
     """
-    image = jax.ShapeDtypeStruct((1, *image_shape(parts.image)), np.float32)
+    image = jax.ShapeDtypeStruct((1, *image_shape(config.image)), np.float32)
     variables = {"params": state.params, "batch_stats": state.batch_stats}
 
     def infer(variables: Any, images: Any) -> Any:
-        return parts.network.apply(variables, images, train=False)
+        return config.network.apply(variables, images, train=False)
 
     closed = jax.make_jaxpr(infer)(variables, image)
     trace = _Trace()

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.backends.base import Backend, Estimate
 from pipeline.checkpoint.host_state import HostState
-from pipeline.config.observer_settings import observer_settings
+from pipeline.config.observer_settings import make_observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.host.environment import require_usable_environment
 from pipeline.core.host.process_start import collect_seldom
@@ -30,7 +30,7 @@ from pipeline.stages.estimate import estimate_cost
 from pipeline.stages.launch.join import LOCAL, join_processes
 from pipeline.stages.lower import lower
 from pipeline.stages.plan_devices import plan_devices
-from pipeline.stages.record.guards import timed
+from pipeline.stages.record.guards import record_time
 from pipeline.stages.record.summary import Summary, versions
 from pipeline.stages.runner.context import CompiledRun, RunContext, RunOptions
 from pipeline.stages.runner.evaluations import Evaluations
@@ -92,12 +92,12 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
     rate_files = read_rate_files(recipe.train)
     backend = open_backend(context)
 
-    with timed(summary, "data_s"):
+    with record_time(summary, "data_s"):
         dataset = declare_data(recipe, reporter) or load_data(recipe, reporter)
     context = record_data(context, dataset, backend.device, rate_files)
     if "build" not in recipe.stages:
         return
-    with timed(summary, "build_s"):
+    with record_time(summary, "build_s"):
         built = build(recipe, dataset, reporter)
     summary.parameters = built.parameters
     if "compile" not in recipe.stages:
@@ -216,7 +216,7 @@ def open_run_observers(
     if not context.ranks.is_first:
         return Observers([], None)
     settings = replace(
-        observer_settings(recipe),
+        make_observer_settings(recipe),
         scalars=bool(recipe.train.callbacks or context.options.callbacks),
         unfinished=host.unfinished_boundary is not None,
         unit=run.dataset.unit,

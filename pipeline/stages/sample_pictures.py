@@ -23,7 +23,7 @@ from pipeline.data.transform import apply_ops
 from pipeline.models.modules.layout import batch_first
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built
-from pipeline.training.state import StepConfig, TrainState, merge
+from pipeline.training.state import StepConfig, TrainState, merge_params
 from pipeline.training.step import network_inputs
 
 MASK_GAP = 2
@@ -66,7 +66,7 @@ def label_text(label: np.ndarray, targets: Targets) -> str:
     """Return a label as text: the class, the numbers in the units of the data, or the labels."""
     match targets.task:
         case "regression":
-            return ", ".join(f"{number:.4g}" for number in targets.in_units(label).reshape(-1))
+            return ", ".join(f"{number:.4g}" for number in targets.to_data_units(label).reshape(-1))
         case "multi_label":
             flags = zip(targets.names, label > 0.5, strict=True)
             return ", ".join(name for name, is_set in flags if is_set) or "none"
@@ -227,7 +227,7 @@ def _has_images(dataset: Dataset) -> bool:
 
 
 def _eval_params(state: TrainState) -> Any:
-    return state.params if state.average is None else merge(state.params, state.average)
+    return state.params if state.average is None else merge_params(state.params, state.average)
 
 
 def _variables_on_host(state: TrainState) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.checkpoint.restore import (
     Warn,
-    listed,
+    join_problems,
     read_saved,
     tell_user,
 )
@@ -71,10 +71,10 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
         tree = recipe.model_dump(mode="json")
         state, saved = restore_weights(path, like, tree, warn)
         if changes := list_changes_of_meaning(saved, tree):
-            warn(f"{saved.where}: trained by another recipe: {listed(changes)}")
+            warn(f"{saved.where}: trained by another recipe: {join_problems(changes)}")
         return Restored(state, saved.step, f"weights of step {saved.step} from {path}")
     arrays, step = read_source(path, warn)
-    model = recipe.model.for_table(encoded_features(dataset.eval_ops))
+    model = recipe.model.fit_to_table(encoded_features(dataset.eval_ops))
     network = arrays_of_model(model, len(dataset.classes), dataset.image)
     matching = match_weights(str(path), arrays, network, spec.renames, spec.rules)
     matching.require(partial=spec.partial)

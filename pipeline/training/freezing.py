@@ -17,7 +17,7 @@ import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
-from pipeline.training.state import StepConfig, split
+from pipeline.training.state import StepConfig, split_params
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ def optimize_by_phase(
 
     def groups(tree: Any) -> Iterator[Any]:
         for patterns, _ in phases:
-            group, tree = split(tree, patterns)
+            group, tree = split_params(tree, patterns)
             yield group
 
     def init(params: Any) -> tuple[Any, ...]:

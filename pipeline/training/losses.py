@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 from pydantic import Field, PositiveFloat
 
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.core.registry import Expected, Seq, part
 from pipeline.data.targets import Targets, Task
 from pipeline.training.part_specs import LossSpec
@@ -83,7 +83,7 @@ class CrossEntropy(LabelLoss):
     def counts_classes(self) -> bool:
         return self.class_weights == "balanced"
 
-    def fitted(self, targets: Targets) -> Self:
+    def fit_to_targets(self, targets: Targets) -> Self:
         """The loss with one weight for each class.
 
         Raises ValueError for another number of weights, and if a class to be balanced has no label.
@@ -94,7 +94,7 @@ class CrossEntropy(LabelLoss):
         if weights == "balanced":
             missing = [n for n, c in zip(targets.names, targets.counts, strict=False) if c == 0]
             if missing or not targets.counts:
-                what = shown(missing[0]) if missing else "what is predicted"
+                what = show_name(missing[0]) if missing else "what is predicted"
                 raise ValueError(f"class_weights = balanced: {what} has no training label")
             total = sum(targets.counts)
             weights = tuple(total / (len(targets) * count) for count in targets.counts)

@@ -100,10 +100,10 @@ class LossSpec(Spec):
 
     @property
     def counts_classes(self) -> bool:
-        """Whether `fitted` needs the number of training labels of each class."""
+        """Whether `fit_to_targets` needs the number of training labels of each class."""
         return False
 
-    def fitted(self, targets: Targets) -> Self:
+    def fit_to_targets(self, targets: Targets) -> Self:
         """The loss for these targets. Raises ValueError if it does not fit them."""
         return self
 

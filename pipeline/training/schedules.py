@@ -37,14 +37,14 @@ class DecaySpan:
     steps_per_epoch: int
 
     @property
-    def elapsed(self) -> np.ndarray:
+    def elapsed_updates(self) -> np.ndarray:
         """The number of updates of the span before each of them: 0, 1, 2, ..."""
         return np.arange(self.stop - self.start)
 
     @property
     def progress(self) -> np.ndarray:
         """The share of the span that came before each of its updates, in [0, 1)."""
-        return self.elapsed / (self.stop - self.start)
+        return self.elapsed_updates / (self.stop - self.start)
 
 
 class WarmupDecay(ScheduleSpec):
@@ -114,7 +114,7 @@ class Piecewise(WarmupDecay):
         return self
 
     def decay(self, span: DecaySpan) -> np.ndarray:
-        reached = np.searchsorted(self.milestones, span.elapsed, side="right")
+        reached = np.searchsorted(self.milestones, span.elapsed_updates, side="right")
         return np.array([1.0, *self.factors])[reached]
 
 
@@ -142,7 +142,9 @@ class Exponential(WarmupDecay):
 
     def decay(self, span: DecaySpan) -> np.ndarray:
         length = self.decay_steps or max(1, round(self.decay_passes * span.steps_per_epoch))
-        exponent = span.elapsed // length if self.staircase else span.elapsed / length
+        exponent = (
+            span.elapsed_updates // length if self.staircase else span.elapsed_updates / length
+        )
         return self.decay_rate**exponent
 
 
@@ -185,7 +187,7 @@ class LinearCosine(WarmupDecay):
     name: Literal["linear_cosine"] = "linear_cosine"
 
     def decay(self, span: DecaySpan) -> np.ndarray:
-        step = span.start + span.elapsed
+        step = span.start + span.elapsed_updates
         length = span.stop - span.start
         linear = (span.stop - step) / length
         cosine = 0.5 * (1 + np.cos(np.pi * 2 * 0.47 * step / length))

@@ -170,7 +170,7 @@ class Gradients(NamedTuple):
     """Sums of each layer, if the optimizer needs them, else empty."""
 
 
-def split(params: Any, frozen: Sequence[str]) -> tuple[Any, Any]:
+def split_params(params: Any, frozen: Sequence[str]) -> tuple[Any, Any]:
     """Split parameters into the trained ones and those that a pattern freezes.
 
     A gradient by the trained parameters needs no backward pass below the first of their layers;
@@ -186,8 +186,8 @@ def split(params: Any, frozen: Sequence[str]) -> tuple[Any, Any]:
     )
 
 
-def merge(trained: Any, frozen: Any) -> Any:
-    """Join the two results of `split`."""
+def merge_params(trained: Any, frozen: Any) -> Any:
+    """Join the two results of `split_params`."""
     if not frozen:
         return trained
     return unflatten_dict({**flatten_dict(dict(trained)), **flatten_dict(dict(frozen))})
@@ -202,7 +202,7 @@ def require_trainable(params: Any, frozen: Sequence[str]) -> None:
     """Raise ValueError for a pattern that freezes nothing, and if all is frozen."""
     paths = paths_of(params)
     require_covered([pattern.removeprefix(EXCEPT) for pattern in frozen], paths, "parameters")
-    if not jax.tree.leaves(split(params, frozen)[0]):
+    if not jax.tree.leaves(split_params(params, frozen)[0]):
         raise ValueError(
             f"{', '.join(frozen)} freezes all {len(paths)} parameters; nothing is left to train"
         )

@@ -45,9 +45,9 @@ from pipeline.training.state import (
     OverflowCounts,
     StepConfig,
     TrainState,
-    merge,
+    merge_params,
     reinitialize,
-    split,
+    split_params,
 )
 from pipeline.training.step_record import Record, record_step
 from pipeline.training.telemetry import updates_so_far
@@ -326,11 +326,11 @@ def _microbatch_gradients(
 ) -> Gradients:
     """The share of a microbatch in the loss of its batch, and the gradients of that share; a mean
     divides by `divisor`, the number of samples or labels of the whole batch."""
-    trained, frozen = split(state.params, config.frozen)
+    trained, frozen = split_params(state.params, config.frozen)
 
     def scaled_loss(trained: Any) -> tuple[Array, tuple[Array, Any]]:
         logits, changed = config.network.apply(
-            {"params": merge(trained, frozen), "batch_stats": batch_stats},
+            {"params": merge_params(trained, frozen), "batch_stats": batch_stats},
             batch.images,
             train=True,
             mutable=["batch_stats"],
@@ -396,7 +396,7 @@ def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSum
     images, labels = mapped_batch(config, config.eval_ops, batch)
     params = state.params
     if config.average is not None:
-        params = merge(params, state.average)
+        params = merge_params(params, state.average)
     weights = {"params": params, "batch_stats": state.batch_stats}
     logits: Any = config.lower(partial(config.network.apply, train=False))(weights, images)
     mask = jnp.arange(images.shape[0]) < batch.count
@@ -420,7 +420,7 @@ def initial_variables(config: StepConfig, seed: Array) -> tuple[Array, Mapping[s
 def initial_state(config: StepConfig, variables: Mapping[str, Any]) -> TrainState:
     """The state at step 0 of fresh parameters and batch statistics."""
     params = variables["params"]
-    trained, _ = split(params, config.never_trained)
+    trained, _ = split_params(params, config.never_trained)
     zero = jnp.zeros((), jnp.int32)
     return TrainState(
         step=jnp.zeros((), jnp.int32),

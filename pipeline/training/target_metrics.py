@@ -38,7 +38,7 @@ class NumberMetric(MetricSpec):
         valid = jnp.where(mask[:, None], errors, 0)
         return {"errors": valid.sum(axis=0), "samples": mask.sum().astype(jnp.float32)}
 
-    def _mean_in_units(self, errors: np.ndarray) -> float:
+    def _mean_in_data_units(self, errors: np.ndarray) -> float:
         """The mean over numbers of standardised errors, float64 (K,), in the units of the data."""
         units = np.asarray(self.std, np.float64) if self.std else np.ones(len(errors))
         return float((errors * units).mean())
@@ -54,7 +54,9 @@ class MeanAbsoluteError(NumberMetric):
         return self._sum_errors(abs(logits - labels), mask)
 
     def value(self, sums: Any) -> float:
-        return self._mean_in_units(np.asarray(sums["errors"], np.float64) / float(sums["samples"]))
+        return self._mean_in_data_units(
+            np.asarray(sums["errors"], np.float64) / float(sums["samples"])
+        )
 
 
 @part("metric")
@@ -70,7 +72,7 @@ class RootMeanSquareError(NumberMetric):
 
     def value(self, sums: Any) -> float:
         squares = np.asarray(sums["errors"], np.float64) / float(sums["samples"])
-        return self._mean_in_units(np.sqrt(squares))
+        return self._mean_in_data_units(np.sqrt(squares))
 
 
 @part("metric")

@@ -22,9 +22,9 @@ from pipeline.training.state import (
     OverflowCounts,
     StepConfig,
     TrainState,
-    merge,
+    merge_params,
     restart_average,
-    split,
+    split_params,
 )
 from pipeline.training.telemetry import StepOutcome, updates_so_far
 
@@ -96,13 +96,13 @@ def apply_update(
         scale = unscale * count if config.reduction == "mean" else unscale
         due = config.curvature.due(updates_so_far(state))
         curvature = {"curvature": Curvature(gradients.layers, count, scale, due)}
-    trained, frozen = split(state.params, config.frozen)
+    trained, frozen = split_params(state.params, config.frozen)
     directions, opt_state = config.optimizer.update(
         gradients.values, state.opt_state, trained, **curvature
     )
     by_layer = dict(config.layer_rates)
     updated = apply_directions(trained, directions, rates, config.rate_groups, by_layer)
-    params = merge(updated, frozen)
+    params = merge_params(updated, frozen)
     average = state.average
     if config.average is not None:
         followed = restart_average(average, params)

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from pipeline.backends.base import CompileInputs, Executable, Mechanism
-from pipeline.backends.feed import feed as feeds
-from pipeline.backends.feed.feed import make_feed
-from pipeline.backends.feed.window_buffer import FeedSource
+from pipeline.backends.loading import loader as loader_module
+from pipeline.backends.loading.loader import make_loader
+from pipeline.backends.loading.window_buffer import LoaderSource
 from pipeline.backends.xla import XlaBackend
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
@@ -82,7 +82,7 @@ def test_sinks_change_the_speed_and_nothing_else(
 def test_streaming_and_windows_that_end_inside_a_sink_change_nothing(
     reference: Path, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 8)
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 8)
     run(tiny(*AUGMENTED, *EVENTS, "train.sink_size=20", "train.feed=stream"), tmp_path)
     outcome.assert_same_run(reference, tmp_path)
 
@@ -262,10 +262,10 @@ def compile_counting(step: TrainStep) -> Executable:
     )
     rates = np.arange(100, dtype=np.float32) / 4
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(feeds, "WINDOW_STEPS", 4)
-        feed = make_feed(FeedSource(Split({"label": LABELS}), order, placement), "resident")
+        patch.setattr(loader_module, "WINDOW_STEPS", 4)
+        loader = make_loader(LoaderSource(Split({"label": LABELS}), order, placement), "resident")
         return XlaBackend(placement).compile(
-            CompileInputs(step, feed, feed, rates, seed_words(3)), watch
+            CompileInputs(step, loader, loader, rates, seed_words(3)), watch
         )
 
 
@@ -283,7 +283,7 @@ def compiled() -> Executable:
 @pytest.fixture
 def counting(compiled: Executable, monkeypatch: pytest.MonkeyPatch) -> Executable:
     """Nothing of one run is left in the next, so one compilation serves all tests."""
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 4)
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 4)
     return compiled
 
 
@@ -314,7 +314,7 @@ def test_every_step_is_run_once_and_told_of(
 def test_nothing_runs_behind_a_step_that_is_not_finite(
     nan_step: int, mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 4)
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 4)
     executable = compile_counting(counting_step(nan_step))
     state, telemetry = executable.run(executable.init(), 0, 10, mechanism)
     assert (len(telemetry), telemetry.non_finite_step) == (nan_step, nan_step)

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.__main__ import main
-from pipeline.backends.feed import feed as feeds
+from pipeline.backends.loading import loader as loader_module
 from pipeline.core.errors import DataError, RecipeError, RunError, UsageError
 from pipeline.data.records import record_writer
 from pipeline.data.records.record_format import DESCRIPTION
@@ -46,7 +46,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of 31 images of 64 bytes and one, so that there are several; windows of 4 steps."""
     monkeypatch.setattr(record_writer, "FILE_BYTES", 2000)
     monkeypatch.setattr(record_writer, "NARROW_BYTES", 8)
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 4)
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 4)
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ import jax
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.backends.feed import feed as feeds
-from pipeline.backends.feed.feed import make_feed
-from pipeline.backends.feed.window_buffer import FeedSource
+from pipeline.backends.loading import loader as loader_module
+from pipeline.backends.loading.loader import make_loader
+from pipeline.backends.loading.window_buffer import LoaderSource
 from pipeline.backends.sink_choice import SinkChoice
 from pipeline.cli import explain as command
 from pipeline.cli.explain import calendar_of, memory_of
@@ -237,12 +237,12 @@ def test_memory_is_that_of_a_window(
     kind: str, samples: int, tiny: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch of 16: a number for each sample and two for the batch, beside what it holds."""
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 8)
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 8)
     dataset = load_data(tiny(), Reporter())
-    feed = make_feed(
-        FeedSource(dataset.train, dataset.train_order, DevicePlacement((jax.devices()[0],))), kind
+    loader = make_loader(
+        LoaderSource(dataset.train, dataset.train_order, DevicePlacement((jax.devices()[0],))), kind
     )  # type: ignore[arg-type]
-    told = memory_of(feed)
+    told = memory_of(loader)
     labels = 16 * 4 if samples else 0
     assert (told.resident, told.window_steps) == (kind == "resident", 8)
     assert told.batch_bytes == 16 * 4 + 8 + samples + labels

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline import load_recipe
 from pipeline.config.chosen import resolve_recipe
-from pipeline.config.overrides import quoted
+from pipeline.config.overrides import quote_value
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.package_paths import CONF
 from pipeline.data.sources.image_folder import ImageFolder
@@ -88,5 +88,5 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
 
 @given(st.text(alphabet="a\\'\" ,=[]{}()é\n$#:~+"))
 def test_hydra_reads_what_is_quoted_as_it_stands(text: str) -> None:
-    parsed = OverridesParser.create().parse_override(f"key={quoted(text)}")
+    parsed = OverridesParser.create().parse_override(f"key={quote_value(text)}")
     assert str(parsed.value()) == text

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.config.compose import check_tree
-from pipeline.config.defaults import fill_missing, names_every_part, normalised
+from pipeline.config.defaults import fill_missing, names_every_part, normalise_recipe
 
 KEYS = [
     "seed",
@@ -74,14 +74,14 @@ def test_a_part_takes_the_default_of_the_option_it_is_most_like() -> None:
     for name in ("resnet20_cifar10", "resnet50_cifar10"):
         tree = load_recipe(name).model_dump(mode="json")
         for key in set(tree["model"]) - {"name"}:
-            filled = normalised(without(tree, f"model.{key}"))
+            filled = normalise_recipe(without(tree, f"model.{key}"))
             assert filled["model"].keys() == tree["model"].keys()
 
 
 @pytest.mark.slow
 def test_a_device_takes_it_from_the_file_that_its_file_starts_from() -> None:
     tree = load_recipe("lenet5_digits", ["device=ascend910_proa"]).model_dump(mode="json")
-    assert normalised(without(tree, "device.strict", "device.hbm_gib")) == tree
+    assert normalise_recipe(without(tree, "device.strict", "device.hbm_gib")) == tree
 
 
 def test_what_has_no_default_stays_missing(whole: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ def test_other_mistakes_are_left_to_the_check(whole: dict[str, Any]) -> None:
     wrong["unheard_of"] = 1
     filled = fill_missing(wrong)
     assert filled["seed"] == 1
-    assert normalised(wrong) == filled
+    assert normalise_recipe(wrong) == filled
 
 
 def test_a_recipe_that_leaves_parts_to_be_chosen_is_not_whole(whole: dict[str, Any]) -> None:

@@ -172,7 +172,7 @@ def make_order(
     )
 
 
-def listed(order, epochs):
+def list_batches(order, epochs):
     """The batches of the first epochs as (epoch for draws, indices, count), by plain loops."""
     for number in range(epochs * order.repeat):
         left = epoch_order(
@@ -199,7 +199,7 @@ def listed(order, epochs):
     data=st.data(),
 )
 def test_any_run_of_steps_equals_that_slice_of_the_listed_epochs(order, data):
-    whole = list(listed(order, epochs=3))
+    whole = list(list_batches(order, epochs=3))
     assert len(whole) == 3 * order.steps_per_epoch
     first = data.draw(st.integers(0, len(whole)))
     count = data.draw(st.integers(0, len(whole) - first))

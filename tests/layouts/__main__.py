@@ -1,7 +1,7 @@
 """`python -m tests.layouts --recipes 50 [--seed N]`: random recipes on every layout, compared.
 
 Each recipe is trained on 1, 2, 4 and 8 devices of one process, and on 1, 2 and 4 devices in each of
-two processes: other sinks, feeds and stops in each. Losses, gradient norms, evaluations and every
+two processes: other sinks, loaders and stops in each. Losses, gradient norms, evaluations and every
 array of the last checkpoint must be the same bits.
 """
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.backends.feed import feed as feeds
+from pipeline.backends.loading import loader as loader_module
 from pipeline.config.recipe import Recipe
 from pipeline.data.order import SampleOrder
 from pipeline.stages.evaluate import EvalOptions, evaluate
@@ -53,7 +53,7 @@ def test_sums_are_those_of_single_samples(
     batch_size: int, feed: str, tiny: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D-17, E-01: with a short batch, one short by one, one sample over, and hardly a sample."""
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 4)
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 4)
     recipe = tiny(*SMALL, f"dataset.eval.batch_size={batch_size}", f"train.feed={feed}")
     executable, dataset = prepare(recipe)
     state = executable.init()

@@ -17,7 +17,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pipeline import load_recipe
-from pipeline.backends.feed import feed as feeds
+from pipeline.backends.loading import loader as loader_module
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, PipelineError, RecipeError, UsageError
 from pipeline.core.reporter import Reporter
@@ -128,7 +128,7 @@ RUNS = {
 def test_any_sink_and_a_resumed_run_give_the_same(
     name: str, compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 8)
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 8)
     kind, overrides = RUNS[name]
     for variant, sink in SINKS.items():
         run(compose(kind, *overrides, *sink), tmp_path / variant)

@@ -14,7 +14,7 @@ from PIL import Image
 from rich.console import Console
 
 from pipeline import load_recipe
-from pipeline.backends.feed import feed as feeds
+from pipeline.backends.loading import loader as loader_module
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
@@ -118,11 +118,11 @@ def test_a_batch_is_of_one_bucket(ragged: Compose) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drop_remainder", ["true", "false"])
-def test_sinks_and_feeds_change_nothing(
+def test_sinks_and_loaders_change_nothing(
     drop_remainder: str, ragged: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Losses, evaluations and weights bit for bit, with buckets changing within a sink."""
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 8)
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 8)
     variants = {
         "off": ["train.sink=false"],
         "one": ["train.sink_size=1"],
@@ -131,7 +131,7 @@ def test_sinks_and_feeds_change_nothing(
         "epoch": ["train.sink_size=-1"],
     }
     same = f"dataset.train.drop_remainder={drop_remainder}"
-    # A batch that is filled up is filled by the feed, whatever mechanism runs its step.
+    # A batch that is filled up is filled by the loader, whatever mechanism runs its step.
     names = variants if drop_remainder == "true" else ("off", "seven", "epoch")
     for name in names:
         overrides = variants[name]
@@ -372,8 +372,8 @@ CROPPED = ("dataset.buckets=[[5,5],[4,8]]", "dataset.oversized=crop")
 def test_samples_larger_than_every_bucket_are_cropped(
     ragged: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same numbers in any sink and feed, every sample evaluated, and other parts each epoch."""
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 8)
+    """Equal numbers in any sink and loader, all samples evaluated, and other parts each epoch."""
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 8)
     variants = {
         "off": ["train.sink=false"],
         "seven": ["train.sink_size=7", "train.feed=stream"],

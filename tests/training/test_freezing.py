@@ -22,7 +22,7 @@ from pipeline.stages.fine_tuning import rates_by_depth
 from pipeline.training.freezing import config_at, optimize_by_phase
 from pipeline.training.optimizers.first_order import Adam, ClipSpec, Momentum
 from pipeline.training.part_specs import AverageSpec
-from pipeline.training.state import FreezePhase, TrainState, split
+from pipeline.training.state import FreezePhase, TrainState, split_params
 from pipeline.training.step import TrainStep
 from tests.conftest import ROOT
 from tests.models.build import network
@@ -212,7 +212,7 @@ def test_a_config_is_that_of_its_phase() -> None:
         *(("Dense_0",), ("Dense_0",), ("Dense_0", "!*"), ("Dense_0", "!*")),
     ]
     assert config.never_trained == ("Dense_0", "!*")
-    trained, _ = split({"Dense_0": {"x": 1}, "Dense_1": {"x": 2}}, config.never_trained)
+    trained, _ = split_params({"Dense_0": {"x": 1}, "Dense_1": {"x": 2}}, config.never_trained)
     assert set(trained) == {"Dense_0", "Dense_1"}
 
 

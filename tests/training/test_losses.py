@@ -216,7 +216,7 @@ TARGETS = Targets(("ant", "bee", "owl"), counts=(2, 6, 4))
 def test_a_class_weight_multiplies_the_loss_of_its_labels(smoothing):
     """D-19."""
     logits, labels = np.random.default_rng(1).standard_normal((5, 3)), [0, 1, 2, 1, 0]
-    loss = weighted((2.0, 0.5, 3.0), smoothing).fitted(TARGETS).build()
+    loss = weighted((2.0, 0.5, 3.0), smoothing).fit_to_targets(TARGETS).build()
     found = loss(jnp.asarray(logits, jnp.float32), jnp.asarray(labels))
     for row, (own, label) in enumerate(zip(logits, labels, strict=True)):
         plain = reference_cross_entropy(list(own), label, smoothing, "mindspore")
@@ -224,7 +224,7 @@ def test_a_class_weight_multiplies_the_loss_of_its_labels(smoothing):
 
 
 def test_balanced_weights_give_all_classes_the_same_weight():
-    fitted = weighted("balanced").fitted(TARGETS)
+    fitted = weighted("balanced").fit_to_targets(TARGETS)
     assert fitted.class_weights == pytest.approx((12 / 6, 12 / 18, 12 / 12))
     each = np.array(TARGETS.counts) * fitted.class_weights
     assert each.tolist() == pytest.approx([4, 4, 4])
@@ -252,7 +252,7 @@ def test_class_weights_of_pixels_skip_ignored_ones():
 )
 def test_class_weights_that_do_not_fit_are_refused(weights, targets, message):
     with pytest.raises(ValueError, match=message):
-        weighted(weights).fitted(targets)
+        weighted(weights).fit_to_targets(targets)
 
 
 @pytest.mark.parametrize("weights", [(), (1.0, 0.0), "even", (1.0, -2.0)])

@@ -14,7 +14,7 @@ from pipeline.models.layers.initializers import Constant
 from pipeline.models.layers.model_spec import InitRule
 from pipeline.training.optimizers.first_order import Sgd
 from pipeline.training.part_specs import AverageSpec
-from pipeline.training.state import merge, require_trainable, restart_average, split
+from pipeline.training.state import merge_params, require_trainable, restart_average, split_params
 from pipeline.training.step import make_train_step
 from tests.training.test_step import (
     RATES,
@@ -46,9 +46,9 @@ SGD = Sgd(lr=0.1, weight_decay=0.0, decay_rules=()).build()
     ],
 )
 def test_a_pattern_covers_a_scope_and_all_inside(pattern: str, stays: set[str]) -> None:
-    trained, frozen = split(PARAMS, (pattern,))
+    trained, frozen = split_params(PARAMS, (pattern,))
     assert stays <= set(frozen)
-    assert_same(merge(trained, frozen), PARAMS)
+    assert_same(merge_params(trained, frozen), PARAMS)
     assert len(jax.tree.leaves(trained)) + len(jax.tree.leaves(frozen)) == 3
 
 
@@ -150,7 +150,9 @@ def test_an_average_follows_the_weights(warmup: bool) -> None:
     for path, value in expected.items():
         np.testing.assert_allclose(result[path], value, rtol=1e-5, atol=1e-7)
     sums = step.evaluate(state, make_batch(9), step.zero_sums())
-    swapped = replace(state, params=merge(state.average, split(state.params, ("Dense_0/bias",))[1]))
+    swapped = replace(
+        state, params=merge_params(state.average, split_params(state.params, ("Dense_0/bias",))[1])
+    )
     plainly = plain().evaluate(replace(swapped, average=None), make_batch(9), step.zero_sums())
     assert_same(sums, plainly)
 

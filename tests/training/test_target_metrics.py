@@ -40,7 +40,7 @@ def test_errors_are_in_the_units_of_the_data(seed: int, batch: int) -> None:
 
     found = summary(outputs, labels, targets, batch)
 
-    true, predicted = (targets.in_units(values.astype(float)) for values in (labels, outputs))
+    true, predicted = (targets.to_data_units(values.astype(float)) for values in (labels, outputs))
     errors = predicted - true
     spread = np.square(true - true.mean(axis=0)).sum(axis=0)
     expected = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import jax
 
 from pipeline.backends.ascend.chip.options import EmulatedDevice
-from pipeline.backends.ascend.report.text import several
+from pipeline.backends.ascend.report.text import name_devices
 from pipeline.backends.base import Estimate, StepToPrice
 from pipeline.backends.xla import XlaBackend
 from pipeline.training.parallel.devices import num_devices, place_host
@@ -31,7 +31,7 @@ class AscendBackend(XlaBackend):
         host = super().describe()
         name = self.emulated.chip.name
         if self.parallel.mode != "none":
-            name = several(num_devices(self.parallel, jax.process_count()), name)
+            name = name_devices(num_devices(self.parallel, jax.process_count()), name)
         return {**host, "device": f"{name}, emulated on {host['device']}"}
 
     def estimate(self, proposal: StepToPrice) -> Estimate:

@@ -21,7 +21,7 @@ from pipeline.backends.ascend.memory.memory_plan import out_of_memory_message
 from pipeline.backends.ascend.pricing.advice import advise
 from pipeline.backends.ascend.pricing.pricing import Pricing
 from pipeline.backends.ascend.pricing.traced_step import no_garbage_collection, trace_step
-from pipeline.backends.ascend.report.text import Recommendation, printout, several
+from pipeline.backends.ascend.report.text import Recommendation, name_devices, printout
 from pipeline.backends.ascend.tune.autotune import custom_bank
 from pipeline.backends.base import StepToPrice
 from pipeline.backends.sink_choice import SinkChoice
@@ -73,7 +73,7 @@ class AscendEstimate:
                         devices=proposal.devices,
                     )
                 )
-            self.device = several(proposal.devices, emulated.chip.name)
+            self.device = name_devices(proposal.devices, emulated.chip.name)
             self.step_ms = self.report.step_ms
             self.interval_ms = self.report.interval_ms
             self.samples_per_s = self.report.samples_per_s

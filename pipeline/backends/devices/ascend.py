@@ -59,7 +59,7 @@ class Ascend(Chip, DeviceSpec):
             raise ValueError(f"{list(points)} must ascend, as in [85, 160]")
         return points
 
-    def refuses(self, dtype: str) -> str | None:
+    def find_dtype_problem(self, dtype: str) -> str | None:
         """The chip's file lists its types."""
         if dtype in self.dtypes:
             return None
@@ -68,7 +68,7 @@ class Ascend(Chip, DeviceSpec):
             "device.precision=O2 for float16"
         )
 
-    def refuses_devices(self, count: int) -> str | None:
+    def find_count_problem(self, count: int) -> str | None:
         """A cluster has at most 1,024 devices, in whole servers."""
         if count > MAX_DEVICES:
             return f"must be at most {MAX_DEVICES} of {self.chip}"

@@ -21,7 +21,7 @@ from pipeline.backends.base import (
     ProgressClock,
 )
 from pipeline.backends.gpu.chip_target import ChipTarget
-from pipeline.backends.gpu.program_figures import compile_and_look
+from pipeline.backends.gpu.program_figures import make_compiler
 from pipeline.backends.gpu.step_programs import (
     Chip,
     EvalCarry,
@@ -138,9 +138,9 @@ class GpuExecutable(XlaExecutable):
         """
         sums = self.placement.put(self.work.step.zero_sums()) if before is None else before
         state = self._put_once(state)
-        feed = self.work.train_sample if on_train else self.work.eval
-        assert feed is not None, "the recipe asks for training samples"
-        for inputs, first, count in split_at_windows(feed, start, stop):
+        loader = self.work.train_sample if on_train else self.work.eval
+        assert loader is not None, "the recipe asks for training samples"
+        for inputs, first, count in split_at_windows(loader, start, stop):
             carry = EvalCarry(self.placement.put(np.int32(first)), sums)
             for _ in range(count):
                 carry = self.programs.evaluate(carry, state, inputs)
@@ -219,7 +219,7 @@ class AbsentGpuBackend(XlaBackend):
         Raises RunError where XLA refuses a program.
         """
         chip = Chip(self.device, self.placement.device, ("cuda",))
-        compile_one = compile_and_look(self.target)
+        compile_one = make_compiler(self.target)
         _, reports = compile_for_gpu(work, chip, self.options, self.graphs, watch, compile_one)
         return CompiledOnly(work, CompileReport(reports))
 
@@ -229,7 +229,7 @@ class CompiledOnly:
 
     def __init__(self, work: CompileInputs, report: CompileReport) -> None:
         self.report = report
-        self.feed = work.train
+        self.loader = work.train
         self.program_text = ""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:

@@ -103,7 +103,7 @@ def _is_move(line: HloLine, moving_computations: set[str]) -> bool:
     rank = len(line.arrays[0].sizes) if line.arrays else 0
     if rank < 2 and not (line.opcode == "fusion" and len(line.arrays) > 1):
         return False
-    return line.opcode in MOVES or line.called in moving_computations
+    return line.opcode in MOVES or line.called_computation in moving_computations
 
 
 def _is_border(line: HloLine, main: Mapping[str, HloLine], donated: set[int]) -> bool:

@@ -195,7 +195,7 @@ class ProgramFigures:
         return "a loop whose every iteration waits until the host has read its condition"
 
 
-def compile_and_look(target: ChipTarget) -> Compile:
+def make_compiler(target: ChipTarget) -> Compile:
     """Return the function that compiles a program for the target and reads its figures."""
 
     def compile_(spec: ProgramSpec, watch: ProgressClock) -> tuple[Any, ProgramReport]:

@@ -25,8 +25,8 @@ from jax.tree_util import register_dataclass
 
 from pipeline.backends.base import CompileInputs, ProgramReport, ProgressClock
 from pipeline.backends.compile_program import ProgramSpec, compile_program
-from pipeline.backends.feed.window import Inputs, batch_at
 from pipeline.backends.initialisation import UNOPTIMIZED
+from pipeline.backends.loading.window import Inputs, batch_at
 from pipeline.backends.xla import LoopCarry, empty_buffers, pad_to_block
 from pipeline.models.modules.name_stack import DATA as DATA_SCOPE
 from pipeline.models.modules.name_stack import UPDATE

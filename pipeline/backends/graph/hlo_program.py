@@ -117,7 +117,7 @@ def parse_program(text: str) -> HloProgram:
         flops[computation] = sum(_count_flops(line, shapes) for line in body.values())
     instructions = {}
     for name, line in lines.items():
-        called = line.called
+        called = line.called_computation
         inside = opcodes.get(called, frozenset()) if called else frozenset((line.opcode,))
         read = [lines[operand].nbytes if operand in lines else 0 for operand in line.operands]
         scope = _SCOPE.search(line.arguments)

@@ -61,7 +61,7 @@ class HloLine:
         return tuple(_OPERAND.findall(self.arguments.partition("), ")[0]))
 
     @property
-    def called(self) -> str | None:
+    def called_computation(self) -> str | None:
         """The computation that a fusion or a call computes."""
         called = _CALLED.search(self.arguments)
         return called[1] if called else None

@@ -221,10 +221,10 @@ class CommandGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that is named first. Raises UsageError for any other word."""
         if args[0] not in self.commands and not ctx.resilient_parsing:
-            from pipeline.core.files.error_text import no_such, shown
+            from pipeline.core.files.error_text import no_such, show_name
 
             reason = no_such("command", args[0], self.commands)
-            raise UsageError([str(self.name), shown(args[0])], reason)
+            raise UsageError([str(self.name), show_name(args[0])], reason)
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

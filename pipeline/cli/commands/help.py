@@ -39,7 +39,7 @@ WIDTH = 37
 """Width, in characters, of the column of commands and their arguments."""
 
 
-def guide(commands: Mapping[str, click.Command]) -> str:
+def render_help(commands: Mapping[str, click.Command]) -> str:
     """Return the text of `--help`; reads only file headers and composes nothing."""
     calls = {**TRAINING, **_summarise_commands(commands), **FLAGS}
     lines = [f"  {PROGRAM} {call:<{WIDTH}} {text}" for call, text in calls.items()]

@@ -17,10 +17,10 @@ MAX_SEED = 2**31 - 1
 
 def _refuse(param: click.Parameter | None, value: Any, rule: str) -> NoReturn:
     """Raise UsageError for a value: the option with the value, and the rule."""
-    from pipeline.core.files.error_text import shown
+    from pipeline.core.files.error_text import show_name
 
     option = param.opts[0] if isinstance(param, click.Option) else ""
-    raise UsageError([f"{option} {shown(str(value))}".strip()], rule)
+    raise UsageError([f"{option} {show_name(str(value))}".strip()], rule)
 
 
 class Number(click.ParamType):

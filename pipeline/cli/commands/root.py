@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 from pipeline.cli.commands.command import Argument, CommandGroup, LazyCommand, Option
 from pipeline.cli.commands.conversion_commands import CONVERT
-from pipeline.cli.commands.help import guide
+from pipeline.cli.commands.help import render_help
 from pipeline.cli.commands.parameters import OneOf, complete_override
 from pipeline.cli.commands.recipe_commands import RECIPE_COMMANDS
 from pipeline.cli.commands.run_commands import RUN_COMMANDS
@@ -60,7 +60,7 @@ class Root(CommandGroup):
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write commands, recipes and groups."""
-        formatter.write(guide(self.commands))
+        formatter.write(render_help(self.commands))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
         """Complete commands, flags, and keys that choose a part of a recipe."""
@@ -103,11 +103,13 @@ def run_command(args: Sequence[str], started_at: float, *, alone: bool) -> int:
 
 def _refuse_word(name: str) -> NoReturn:
     """Raise UsageError for a first argument that isn't a command; it may be a recipe's name."""
-    from pipeline.core.files.error_text import no_such, shown
+    from pipeline.core.files.error_text import no_such, show_name
 
     if name in find_recipes(Path.cwd()) or name.endswith(".yaml"):
-        raise UsageError([shown(name)], f"is a recipe; to train it, type +recipe={shown(name)}")
+        raise UsageError(
+            [show_name(name)], f"is a recipe; to train it, type +recipe={show_name(name)}"
+        )
     if name == "train":
         raise UsageError([name], "must be left out; arguments without a command train")
     reason = no_such("command", name, ROOT.commands)
-    raise UsageError([shown(name)], f"{reason}; a key is typed as KEY=VALUE")
+    raise UsageError([show_name(name)], f"{reason}; a key is typed as KEY=VALUE")

@@ -74,7 +74,7 @@ def describe(
     for details, where, _ in problems[MAX_PROBLEMS:]:
         kind = details["type"]
         key_problem = {"extra_forbidden": "there is no such key", "missing": "missing"}.get(kind)
-        lines.append(f"{shown(dotted_key(where))}: {key_problem or _rule(details)}")
+        lines.append(f"{show_name(dotted_key(where))}: {key_problem or _rule(details)}")
     return lines
 
 
@@ -82,8 +82,10 @@ def no_such(noun: str, name: str, choices: Iterable[str]) -> str:
     """`there is no such model; did you mean lenet5? There is layers, lenet5, mlp, resnet`."""
     names = sorted(choices)
     guess = nearest(name, names)
-    question = f"; did you mean {shown(guess)}?" if guess else "."
-    return f"there is no such {noun}{question} There is {', '.join(map(shown, names)) or 'none'}"
+    question = f"; did you mean {show_name(guess)}?" if guess else "."
+    return (
+        f"there is no such {noun}{question} There is {', '.join(map(show_name, names)) or 'none'}"
+    )
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
@@ -97,14 +99,14 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
     return next(iter(get_close_matches(name, sorted(choices), n=1, cutoff=0.6)), None)
 
 
-def shown(name: str) -> str:
+def show_name(name: str) -> str:
     """Return a name from a file, made printable: shortened, control characters escaped."""
     text = printable(name)
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def _describe_problem(details: ErrorDetails, where: Where, guesser: _KeyGuesser) -> str:
-    key = shown(dotted_key(where))
+    key = show_name(dotted_key(where))
     value = details["input"]
     context = details.get("ctx", {})
     match details["type"]:
@@ -119,7 +121,7 @@ def _describe_problem(details: ErrorDetails, where: Where, guesser: _KeyGuesser)
             return f"{problem}; {missing_flag_hint()}"
         case "extra_forbidden":
             guess = guesser.guess(where)
-            question = f"; did you mean {shown(dotted_key(guess))}?" if guess else ""
+            question = f"; did you mean {show_name(dotted_key(guess))}?" if guess else ""
             rule = f"there is no such key{question}"
         case "union_tag_not_found":
             rule = "must be a section with a `name`"

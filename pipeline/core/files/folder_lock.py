@@ -105,7 +105,7 @@ def _is_named(descriptor: int, file: Path) -> bool:
 
 
 @contextmanager
-def locked_file(file: Path, *, wait: bool) -> Iterator[Lock | None]:
+def lock_file(file: Path, *, wait: bool) -> Iterator[Lock | None]:
     """Hold the lock on a file; None if another process does. Raises OSError as `Lock` does."""
     lock = Lock(file)
     if not lock.acquire(wait=wait):
@@ -118,14 +118,14 @@ def locked_file(file: Path, *, wait: bool) -> Iterator[Lock | None]:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Hold `folder` exclusively, waiting for other holders.
 
     It is created for this user alone if it is missing. Without locks, checksums and atomic
     renames still protect the files. Raises OSError if it can't be created or written.
     """
     make_private(folder)
-    with locked_file(folder / LOCK, wait=True):
+    with lock_file(folder / LOCK, wait=True):
         yield
 
 
@@ -148,7 +148,7 @@ def owned_folder(folder: Path) -> Iterator[Lock | None]:
         if not is_free:
             yield None
             return
-        with locked_file(folder / LOCK, wait=False) as lock:
+        with lock_file(folder / LOCK, wait=False) as lock:
             yield lock
     finally:
         os.close(descriptor)

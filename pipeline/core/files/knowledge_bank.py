@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.folder_lock import locked
+from pipeline.core.files.folder_lock import lock_folder
 from pipeline.core.files.ownership import make_private
 
 BANK_VERSION = 1
@@ -41,7 +41,7 @@ class Round:
         return f"[{self.best_us:g}, {self.ended:%Y-%m-%d %H:%M:%S}]"
 
 
-def ticks_best(rounds: Sequence[Round]) -> list[str]:
+def format_rounds(rounds: Sequence[Round]) -> list[str]:
     """Return rounds as texts, for the key `ticks_best` of a result file."""
     return [str(round_) for round_ in rounds]
 
@@ -78,7 +78,7 @@ def add_to_bank(
     Raises RunError if the file isn't a bank, and if it can't be written.
     """
     try:
-        with locked(path.parent):
+        with lock_folder(path.parent):
             write_bank(path, {**read_bank(path, checked), **entries})
     except OSError as error:
         raise _unwritable(path, error) from error

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import DTypeLike
 
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.core.host.memory import require_room
 
 CHUNK_BYTES = 2**20
@@ -60,9 +60,9 @@ class ArrayArchive:
     def read(self, name: str) -> np.ndarray:
         """Return one array. Raises ValueError with what is wrong with it."""
         info = self._infos[name]
-        require_room(info.file_size, shown(name))
+        require_room(info.file_size, show_name(name))
         if info.compress_type not in _METHODS:
-            raise ValueError(f"{shown(name)} is compressed in a way that numpy does not write")
+            raise ValueError(f"{show_name(name)} is compressed in a way that numpy does not write")
         with _report_damage(), self._archive.open(info) as file:
             return _read_aligned(file, *check_header(name, file, info.file_size))
 
@@ -124,19 +124,19 @@ def check_header(name: str, file: IO[bytes], size: int) -> tuple[tuple[int, ...]
     """
     read_header = _HEADERS.get(npy.read_magic(file))
     if read_header is None:
-        raise ValueError(f"{shown(name)} is of a version of .npy that is not read")
+        raise ValueError(f"{show_name(name)} is of a version of .npy that is not read")
     shape, in_fortran_order, dtype = read_header(file)
     if dtype.hasobject:
-        raise ValueError(f"{shown(name)} holds objects; must be plain numbers")
+        raise ValueError(f"{show_name(name)} holds objects; must be plain numbers")
     if not dtype.itemsize or array_bytes(name, dtype, shape) != size - file.tell():
-        raise ValueError(f"{shown(name)} has shape {shape} and the file has another size")
+        raise ValueError(f"{show_name(name)} has shape {shape} and the file has another size")
     return shape, in_fortran_order, dtype
 
 
 def array_bytes(name: str, dtype: np.dtype, shape: Sequence[int]) -> int:
     """Return the size of an array in bytes. Raises ValueError for a shape that no array has."""
     if len(shape) > MAX_AXES or any(type(size) is not int or size < 0 for size in shape):
-        raise ValueError(f"{shown(name)} has no possible shape; the file is damaged")
+        raise ValueError(f"{show_name(name)} has no possible shape; the file is damaged")
     return math.prod(shape) * dtype.itemsize
 
 

@@ -52,7 +52,7 @@ class Scan:
 
     def split_operands(self, operands: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
         """Return the constants, the carry and what is sliced."""
-        return _split(operands, self.num_consts, self.num_carry)
+        return _split_operands(operands, self.num_consts, self.num_carry)
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,12 @@ class While:
 
     def split_operands(self, operands: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
         """Return the constants of the condition and of the body, and the carry."""
-        return _split(operands, self.num_condition_consts, self.num_body_consts)
+        return _split_operands(operands, self.num_condition_consts, self.num_body_consts)
 
 
-def _split(operands: Sequence[T], first: int, second: int) -> tuple[list[T], list[T], list[T]]:
+def _split_operands(
+    operands: Sequence[T], first: int, second: int
+) -> tuple[list[T], list[T], list[T]]:
     """Return the `first` operands, the `second` ones after them, and the others."""
     last = first + second
     return list(operands[:first]), list(operands[first:last]), list(operands[last:])

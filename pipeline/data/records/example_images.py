@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.data.columns import read_samples
 from pipeline.data.file_errors import name_file
 from pipeline.data.image_file import (
@@ -161,9 +161,9 @@ class _Layout:
             if len(content) != math.prod(self.shape):
                 height, width, channels = self.shape
                 raise ValueError(
-                    f"{shown(self.image_key)} has {len(content):,} bytes; {height}x{width} pixels "
-                    f"of {channels} channels are {math.prod(self.shape):,}; dataset.image_shape "
-                    "says otherwise"
+                    f"{show_name(self.image_key)} has {len(content):,} bytes; {height}x{width} "
+                    f"pixels of {channels} channels are {math.prod(self.shape):,}; "
+                    "dataset.image_shape says otherwise"
                 )
         elif not self.resized:
             height, width = _encoded_size(content)
@@ -179,13 +179,13 @@ class _Layout:
         right = "one integer" if self.num_floats is None else f"{self.num_floats} floats"
         dtype = np.int64 if self.num_floats is None else np.float32
         if not isinstance(label, np.ndarray) or label.dtype != dtype:
-            raise ValueError(f"{shown(self.label_key)} must hold {right}")
+            raise ValueError(f"{show_name(self.label_key)} must hold {right}")
         if len(label) != (self.num_floats or 1):
-            raise ValueError(f"{shown(self.label_key)} holds {len(label)} values, not {right}")
+            raise ValueError(f"{show_name(self.label_key)} holds {len(label)} values, not {right}")
         if self.num_floats is None:
             return int(label[0])
         if not np.isfinite(label).all():
-            raise ValueError(f"{shown(self.label_key)} holds {label.tolist()}; must be finite")
+            raise ValueError(f"{show_name(self.label_key)} holds {label.tolist()}; must be finite")
         return label
 
 
@@ -196,7 +196,7 @@ def _find_layout(features: Mapping[str, Feature], settings: ExampleSettings) -> 
     content = _image_bytes(features, image_key)
     label = features[label_key]
     if isinstance(label, tuple):
-        raise ValueError(f"{shown(label_key)} holds bytes; a label is a number")
+        raise ValueError(f"{show_name(label_key)} holds bytes; a label is a number")
     encoded = settings.image_shape is None and content.startswith(_SIGNATURES)
     if settings.image_shape is not None:
         height, width, channels = settings.image_shape
@@ -221,15 +221,15 @@ def _find_key(
     for key in defaults if name is None else (name,):
         if key in features:
             return key
-    there = ", ".join(shown(key) for key in sorted(features)[:10]) or "nothing"
-    looked = " or ".join(defaults) if name is None else shown(name)
+    there = ", ".join(show_name(key) for key in sorted(features)[:10]) or "nothing"
+    looked = " or ".join(defaults) if name is None else show_name(name)
     raise ValueError(f"has no feature {looked}, but {there}; dataset.{setting} names one")
 
 
 def _image_bytes(features: Mapping[str, Feature], key: str) -> bytes:
     values = features.get(key)
     if not isinstance(values, tuple) or len(values) != 1:
-        raise ValueError(f"{shown(key)} must hold the bytes of one image")
+        raise ValueError(f"{show_name(key)} must hold the bytes of one image")
     return values[0]
 
 
@@ -247,6 +247,6 @@ def _plain_shape(features: Mapping[str, Feature], image_key: str) -> Shape:
                 raise ValueError(f"has an image of {height}x{width} pixels, {channels} channels")
             return height, width, channels
     raise ValueError(
-        f"{shown(image_key)} isn't one of {KINDS}, and there are no features "
+        f"{show_name(image_key)} isn't one of {KINDS}, and there are no features "
         f"{', '.join(SIZE_KEYS[0])}; dataset.image_shape=[H,W,C] gives the shape of plain pixels"
     )

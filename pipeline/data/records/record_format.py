@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from pipeline.core.errors import DataError, listed
+from pipeline.core.errors import DataError, limit_problems
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.error_text import describe
 from pipeline.core.registry import Seq, Spec
@@ -169,7 +169,7 @@ def read_description(folder: Path) -> RecordsSpec:
     try:
         return RecordsSpec.model_validate(tree)
     except ValidationError as error:
-        raise DataError(f"{file}: {'; '.join(listed(describe(error, tree)))}") from error
+        raise DataError(f"{file}: {'; '.join(limit_problems(describe(error, tree)))}") from error
 
 
 def encode(values: np.ndarray, first_crc32: int, number: int) -> bytes:

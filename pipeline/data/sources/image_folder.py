@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.core.registry import FilePath, Seq, part
 from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
@@ -159,7 +159,7 @@ class ImageFolder(LocalDatasetSpec):
                 count = len(tables[0].paths)
                 train_rows = np.arange(count)
                 eval_rows = np.arange(count, len(paths))
-            train_labels, eval_labels, targets = parsed.split(train_rows, eval_rows)
+            train_labels, eval_labels, targets = parsed.split_labels(train_rows, eval_rows)
         untrained = set(parsed.groups.tolist()) - set(parsed.groups[train_rows].tolist())
         if untrained:
             name = targets.names[min(untrained)]
@@ -295,10 +295,10 @@ def left_out_notes(left_out: Sequence[str], folders: str) -> tuple[str, ...]:
     if not left_out:
         return ()
     kinds = Counter(Path(path).suffix.lower() or "no suffix" for path in left_out).most_common()
-    listed = ", ".join(f"{count:,} of {shown(kind)}" for kind, count in kinds[:_LISTED_KINDS])
+    listed = ", ".join(f"{count:,} of {show_name(kind)}" for kind, count in kinds[:_LISTED_KINDS])
     more = f", {len(kinds) - _LISTED_KINDS} more kinds" if len(kinds) > _LISTED_KINDS else ""
     count = f"{len(left_out):,} file" + "s" * (len(left_out) > 1)
-    example = shown(left_out[0])
+    example = show_name(left_out[0])
     return (
         f"left out: {count} ({listed}{more}), such as {example}; {KINDS} in {folders} are read",
     )

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.core.files.npy import open_archive
 from pipeline.core.registry import part
 from pipeline.data.columns import Column, RawData, Split
@@ -73,7 +73,7 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
     with open_archive(path) as archive:
         missing = [name for name in ARRAYS if name not in archive.names]
         if missing:
-            names = ", ".join(map(shown, archive.names[:10])) or "nothing"
+            names = ", ".join(map(show_name, archive.names[:10])) or "nothing"
             raise ValueError(f"lacks {', '.join(missing)}; it has {names}")
         for name in (*ARRAYS, *(name for name in SIZES if name in archive.names)):
             try:

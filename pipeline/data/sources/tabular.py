@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.core.registry import FilePath, Seq, part
 from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec, GivenRoot, LocalDatasetSpec
@@ -128,7 +128,7 @@ class TableDataset(DatasetSpec):
         doubled = [name for name, count in counts.items() if count > 1]
         if doubled:
             problem = "is named more than once by target, numeric, categories, dates and ignored"
-            raise ValueError(f"{shown(doubled[0])} {problem}")
+            raise ValueError(f"{show_name(doubled[0])} {problem}")
         return self
 
     @property
@@ -150,7 +150,7 @@ class TableDataset(DatasetSpec):
         with name_file(self.file, SIZED_BY_FILE):
             targets = self._targets(raw)
             labels = read_labels(raw, targets, self.target)
-            train_rows, eval_rows = self._split(raw, targets, labels)
+            train_rows, eval_rows = self._choose_rows(raw, targets, labels)
             options = FitOptions(
                 self._kind_of,
                 self.standardise,
@@ -220,7 +220,7 @@ class TableDataset(DatasetSpec):
             )
         return Targets(target_classes(raw, self.target[0]), task)
 
-    def _split(
+    def _choose_rows(
         self, raw: RawTable, targets: Targets, labels: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """The rows of both splits. Raises ValueError if one is empty."""

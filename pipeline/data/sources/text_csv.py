@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from pydantic import PositiveInt, model_validator
 
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.core.host.memory import require_room
 from pipeline.core.registry import FilePath, part
 from pipeline.data.columns import RawData, SampleUnit, Split
@@ -101,7 +101,9 @@ def _class_names(names: Sequence[str]) -> tuple[str, ...]:
     """The names of the classes, sorted. Raises ValueError for no classes that can be learned."""
     counts = Counter(names)
     if len(counts) < 2:
-        raise ValueError(f"all rows have class {shown(names[0])}; must have two classes at least")
+        raise ValueError(
+            f"all rows have class {show_name(names[0])}; must have two classes at least"
+        )
     if len(counts) > min(MAX_CLASSES, len(names) // 2):
         raise ValueError(
             f"{len(names):,} rows have {len(counts):,} classes; must be {MAX_CLASSES:,} at most, "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.table import DateColumn, FittedTable, TableColumn, TableFormat
 from pipeline.data.tables.dates import (
@@ -112,7 +112,7 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
         if overflowed.any():
             row = int(np.argmax(overflowed))
             raise ValueError(
-                f"{raw.place(row)}: {shown(column.name)} = {values[row]:g} is too far from the "
+                f"{raw.place(row)}: {show_name(column.name)} = {values[row]:g} is too far from the "
                 f"mean {column.mean:g} of the training split, of which one standard deviation is "
                 f"{column.std:g}"
             )
@@ -218,7 +218,7 @@ def _date_format(raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
     if must_be and texts:
         problem = f"fit the formats {' and '.join(formats)}" if formats else "are of no one format"
         raise ValueError(
-            f"{shown(name)} = {texts[0]!r:.60}: must be dates, and the values {problem}; "
+            f"{show_name(name)} = {texts[0]!r:.60}: must be dates, and the values {problem}; "
             "dataset.date_format names one, such as %d/%m/%Y"
         )
     return None
@@ -236,7 +236,7 @@ def _days(raw: RawTable, name: str, date_format: str) -> np.ndarray:
         row = int(wrong[0])
         text = column.texts[column.codes[row]]
         raise ValueError(
-            f"{raw.place(row)}: {shown(name)} = {text!r:.60}: must be a date such as "
+            f"{raw.place(row)}: {show_name(name)} = {text!r:.60}: must be a date such as "
             f"{date_example(date_format)}, as in the training split, or missing"
         )
     return days
@@ -261,7 +261,7 @@ def column_notes(
     """Lines about columns that number the rows, have too many categories, or dates of two possible
     formats. `rows` are the rows of the training split."""
     return tuple(
-        f"column {shown(column.name)}: {note}"
+        f"column {show_name(column.name)}: {note}"
         for column in table.columns
         if column.date is None
         for note in _notes(raw.column(column.name), rows, column, kind_of(column.name) == "auto")
@@ -272,7 +272,7 @@ def _notes(
     values: Numbers | Texts, rows: np.ndarray, column: TableColumn, is_found: bool
 ) -> Iterator[str]:
     """Notes on a column, whose type is inferred (`is_found`) or set by the recipe."""
-    name = shown(column.name)
+    name = show_name(column.name)
     if is_found and _numbers_rows(values):
         yield (
             "every value differs, as a row's number does; leave it out by "
@@ -293,8 +293,8 @@ def _notes(
     formats = find_date_formats(values.texts) if is_found else []
     if len(formats) > 1:
         yield (
-            f"{shown(values.texts[0])} is a date of the formats {' and '.join(formats)}, so it is "
-            f"read as a category; dataset.date_format={formats[0]!r} reads it as a date"
+            f"{show_name(values.texts[0])} is a date of the formats {' and '.join(formats)}, so it "
+            f"is read as a category; dataset.date_format={formats[0]!r} reads it as a date"
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.core.host.limited_child import serve
 
 OPEN = b"o"
@@ -98,9 +98,9 @@ def _column(name: str, values: Any, as_text: bool) -> list[bytes | memoryview]:
         used = used[np.argsort(first_rows)]
         names = texts.dictionary.take(pa.array(used, pa.int32())).to_pylist()
     except pa.ArrowException:
-        raise ValueError(f"{shown(name)} is {dtype}; must be numbers or texts") from None
+        raise ValueError(f"{show_name(name)} is {dtype}; must be numbers or texts") from None
     except UnicodeDecodeError as error:
-        raise ValueError(f"{shown(name)} has a text that is not UTF-8") from error
+        raise ValueError(f"{show_name(name)} has a text that is not UTF-8") from error
     numbers = np.full(len(texts.dictionary) + 1, -1, np.int32)
     numbers[used] = np.arange(len(used))
     listed = json.dumps(names).encode()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.core.files.error_text import nearest, shown
+from pipeline.core.files.error_text import nearest, show_name
 from pipeline.core.registry import MAX_FLOAT
 from pipeline.data.table import Kind
 
@@ -60,9 +60,10 @@ def missing_column(name: str, names: Iterable[str]) -> str:
     """The message that a table lacks a column."""
     names = list(names)
     guess = nearest(name, names)
-    question = f"; did you mean {shown(guess)}?" if guess else ";"
+    question = f"; did you mean {show_name(guess)}?" if guess else ";"
     more = ", ..." if len(names) > 20 else ""
-    return f"has no column {shown(name)}{question} it has {', '.join(map(shown, names[:20]))}{more}"
+    columns = ", ".join(map(show_name, names[:20]))
+    return f"has no column {show_name(name)}{question} it has {columns}{more}"
 
 
 def require_finite(name: str, values: np.ndarray, place: Callable[[int], str]) -> None:
@@ -71,7 +72,7 @@ def require_finite(name: str, values: np.ndarray, place: Callable[[int], str]) -
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ValueError(
-            f"{place(row)}: {shown(name)} = {values[row]:g}: must be a number of at most "
+            f"{place(row)}: {show_name(name)} = {values[row]:g}: must be a number of at most "
             f"{MAX_FLOAT:.4g}, the largest of float32, or missing"
         )
 
@@ -83,8 +84,10 @@ def require_numbers(name: str, column: Numbers | Texts, place: Callable[[int], s
     rows = np.flatnonzero(column.codes >= 0)
     for row in np.sort(rows[np.unique(column.codes[rows], return_index=True)[1]]):
         if not is_number(text := column.texts[column.codes[row]]):
-            raise ValueError(f"{place(int(row))}: {shown(name)} = {text!r:.60}: must be a number")
-    raise ValueError(f"{shown(name)}: must be numbers")
+            raise ValueError(
+                f"{place(int(row))}: {show_name(name)} = {text!r:.60}: must be a number"
+            )
+    raise ValueError(f"{show_name(name)}: must be numbers")
 
 
 def is_number(text: str) -> bool:

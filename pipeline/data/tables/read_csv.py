@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyarrow import compute
 from pyarrow import csv as arrow_csv
 
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.core.files.unpacked_file import open_unpacked
 from pipeline.core.host.memory import require_room
 from pipeline.data.table import Kind, TableFormat
@@ -217,7 +217,7 @@ def _open_rows(path: Path, form: TableFormat) -> Iterator[_Rows]:
         with _open_text(path, form) as file:
             delimiter = form.delimiter or _find_delimiter(_read_lines(file))
         with _open_text(path, form) as file:
-            reader = _split(_read_lines(file), delimiter)
+            reader = _split_fields(_read_lines(file), delimiter)
             try:
                 rows: Iterator[list[str]] = filter(None, reader)
                 first = next(rows, None)
@@ -262,7 +262,7 @@ def _read_lines(file: IO[str]) -> Iterator[str]:
         yield line
 
 
-def _split(lines: Iterator[str], delimiter: str) -> Any:
+def _split_fields(lines: Iterator[str], delimiter: str) -> Any:
     """A reader of the fields of each line."""
     if delimiter != " ":
         return csv.reader(lines, delimiter=delimiter, strict=True)
@@ -278,7 +278,7 @@ def _find_delimiter(lines: Iterator[str]) -> str:
     """
     first = next(lines, "")
     if not any(delimiter in first for delimiter in DELIMITERS):
-        rows = _split(chain([first], lines), " ")
+        rows = _split_fields(chain([first], lines), " ")
         fields = set()
         # What is wrong with a line is reported when it is read again, with its number.
         with suppress(csv.Error, UnicodeError):
@@ -292,5 +292,5 @@ def _column_names(header: list[str]) -> tuple[str, ...]:
     names = tuple(text.strip() for text in header)
     doubled = [name for name, count in Counter(names).items() if name and count > 1]
     if doubled:
-        raise ValueError(f"has the column {', '.join(map(shown, doubled[:5]))} more than once")
+        raise ValueError(f"has the column {', '.join(map(show_name, doubled[:5]))} more than once")
     return names

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.core.host.limited_process import ChildLimitError, ChildLimits, LimitedProcess
 from pipeline.core.host.memory import require_room
 from pipeline.data.tables.parquet_child import LENGTH, OPEN, READ
@@ -96,7 +96,7 @@ def _require_bounds(
         raise ValueError(f"has {len(names):,} columns; must have {MAX_COLUMNS:,} at most")
     doubled = sorted({name for name in read_names if read_names.count(name) > 1})
     if doubled:
-        raise ValueError(f"has the column {', '.join(map(shown, doubled[:5]))} more than once")
+        raise ValueError(f"has the column {', '.join(map(show_name, doubled[:5]))} more than once")
     values = rows * len(read_names)
     most = _BASE_VALUES + _VALUES_PER_BYTE * size_bytes
     if values > most:

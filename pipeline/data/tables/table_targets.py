@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.data.tables.raw_table import Numbers, RawTable, Texts, is_number, require_numbers
 from pipeline.data.targets import Targets, Task
 
@@ -39,7 +39,7 @@ def task_of(table: RawTable, names: Sequence[str]) -> Task:
     return "classification" if few else "regression"
 
 
-def odd_text(column: Texts) -> tuple[int, str, float] | None:
+def find_text_among_numbers(column: Texts) -> tuple[int, str, float] | None:
     """The first row without a number, its text, and the share of numbers, if that is over half.
 
     None for other columns.
@@ -55,12 +55,12 @@ def odd_text(column: Texts) -> tuple[int, str, float] | None:
 
 def require_one_type(name: str, column: Texts, table: RawTable) -> None:
     """Raise ValueError for texts more than half of which are numbers."""
-    odd = odd_text(column)
+    odd = find_text_among_numbers(column)
     if odd is None:
         return
     row, text, share = odd
     raise ValueError(
-        f"{table.place(row)}: {shown(name)} = {text!r:.60}, and {share:.1%} of its values are "
+        f"{table.place(row)}: {show_name(name)} = {text!r:.60}, and {share:.1%} of its values are "
         "numbers; mend it, or add it to dataset.missing_values, or the column to "
         "dataset.categories"
     )
@@ -76,12 +76,12 @@ def target_classes(table: RawTable, name: str) -> tuple[str, ...]:
         names = tuple(sorted(column.texts))
     if len(names) > MAX_TABLE_CLASSES:
         raise ValueError(
-            f"{shown(name)} has more than {MAX_TABLE_CLASSES:,} different values, too many "
+            f"{show_name(name)} has more than {MAX_TABLE_CLASSES:,} different values, too many "
             "classes; set dataset.task=regression where they are numbers"
         )
     if len(names) < 2:
-        only = f"{shown(names[0])} in every row" if names else "missing in every row"
-        raise ValueError(f"{shown(name)} is {only}; nothing can be learned of it")
+        only = f"{show_name(names[0])} in every row" if names else "missing in every row"
+        raise ValueError(f"{show_name(name)} is {only}; nothing can be learned of it")
     return names
 
 
@@ -117,8 +117,8 @@ def _classes(table: RawTable, name: str, classes: Sequence[str]) -> np.ndarray:
         _require_there(table, name, column.codes < 0)
         text = column.texts[column.codes[row]]
         raise ValueError(
-            f"{table.place(row)}: {shown(name)} = {text!r:.60}: no row of the training split has "
-            "this class"
+            f"{table.place(row)}: {show_name(name)} = {text!r:.60}: no row of the training split "
+            "has this class"
         )
     return labels
 
@@ -135,7 +135,9 @@ def _labels(table: RawTable, name: str) -> np.ndarray:
     _require_there(table, name, missing)
     flags = _flags(column)
     if flags is None:
-        raise ValueError(f"{shown(name)} has other values than 0 and 1, which multi_label takes")
+        raise ValueError(
+            f"{show_name(name)} has other values than 0 and 1, which multi_label takes"
+        )
     return flags
 
 
@@ -154,7 +156,8 @@ def _require_there(table: RawTable, name: str, missing: np.ndarray) -> None:
     if missing.any():
         row = int(np.argmax(missing))
         raise ValueError(
-            f"{table.place(row)}: {shown(name)} is missing, and it is a target; leave such rows out"
+            f"{table.place(row)}: {show_name(name)} is missing, and it is a target; "
+            "leave such rows out"
         )
 
 

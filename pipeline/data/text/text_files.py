@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_bytes
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.core.host.memory import require_room
 from pipeline.data.file_errors import name_file
 from pipeline.data.text.tokenizer import decode_utf8
@@ -31,7 +31,9 @@ def list_text_files(root: Path, pattern: str) -> list[Path]:
         raise DataError(f"{root}: there is no such file or folder")
     files = sorted(path for path in root.glob(pattern) if path.is_file())
     if not files:
-        raise DataError(f"{root}: holds no file that matches dataset.pattern = {shown(pattern)}")
+        raise DataError(
+            f"{root}: holds no file that matches dataset.pattern = {show_name(pattern)}"
+        )
     inside = root.resolve()
     for file in files:
         if not file.resolve().is_relative_to(inside):
@@ -85,8 +87,8 @@ def _parse_rows(text: str, columns: tuple[str, str]) -> list[tuple[str, str]]:
     names = reader.fieldnames or []
     missing = [column for column in columns if column not in names]
     if missing:
-        has = ", ".join(map(shown, names[:20])) or "nothing"
-        raise ValueError(f"has no column {', '.join(map(shown, missing))}; it has {has}")
+        has = ", ".join(map(show_name, names[:20])) or "nothing"
+        raise ValueError(f"has no column {', '.join(map(show_name, missing))}; it has {has}")
     rows = []
     for row in reader:
         if None in row or None in row.values():

@@ -12,7 +12,7 @@ import numpy as np
 from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_bytes
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.data.text.tokenizer import UNKNOWN, LibraryTokenizer, Tokenizer, parse_tokenizer
 
 TOKENIZER = "tokenizer.json"
@@ -86,11 +86,13 @@ class TextFormat:
             # Only a tokenizer of characters has unknown tokens, and they are one to one.
             missing = ", ".join(map(repr, dict.fromkeys(prompt[n] for n in unknown.tolist())))
             raise DataError(
-                f"the prompt has {shown(missing)}, not among the {self.tokenizer.vocabulary:,} "
+                f"the prompt has {show_name(missing)}, not among the {self.tokenizer.vocabulary:,} "
                 f"{self.tokenizer.kind} that the network was trained on"
             )
         if not len(tokens):
-            raise DataError(f"the prompt {shown(prompt)!r} has no tokens; must have one at least")
+            raise DataError(
+                f"the prompt {show_name(prompt)!r} has no tokens; must have one at least"
+            )
         return tokens
 
     def to_dict(self) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipeline.backends.base import Executable
-from pipeline.backends.feed.feed import Feed
-from pipeline.backends.feed.window import batch_at
 from pipeline.backends.graph.replay.ranges import largest
+from pipeline.backends.loading.loader import Loader
+from pipeline.backends.loading.window import batch_at
 from pipeline.checkpoint.autopsy_archive import AUTOPSY
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.strict_json import json_text
@@ -59,7 +59,7 @@ def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> E
 
 
 def _examine(run: CompiledRun, state: TrainState, step: int) -> Autopsy:
-    batch = batch_of(run.executable.feed, step)
+    batch = batch_of(run.executable.loader, step)
     before = jax.tree.map(np.array, state)
     parts = config_at(run.built.parts, step - 1)
     autopsy = repeat_step(run.executable, before, step)
@@ -84,7 +84,7 @@ def repeat_step(executable: Executable, state: TrainState, step: int) -> Autopsy
     return Autopsy(step, loss, grad_norm, None, reason, is_fault_of_machine=True)
 
 
-def batch_of(feed: Feed, step: int) -> Batch:
+def batch_of(loader: Loader, step: int) -> Batch:
     """The batch of a step, counted from 1, as it was read."""
-    window = feed.window(step - 1)
+    window = loader.window(step - 1)
     return batch_at(window.inputs, jnp.int32(step - 1 - window.start))

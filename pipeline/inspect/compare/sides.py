@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from pipeline.checkpoint.checkpoint_folder import FOLDER, saved_steps
-from pipeline.checkpoint.restore import listed
+from pipeline.checkpoint.restore import join_problems
 from pipeline.config.compose import compose_and_check
 from pipeline.config.dump_spec import What
 from pipeline.config.overrides import key_of
@@ -190,7 +190,9 @@ def _require_same_network(left: Side, right: Side) -> None:
             if shapes[0].get(path) != shape
         ]
     if problems:
-        raise DataError(f"{left.name} and {right.name}: of different networks: {listed(problems)}")
+        raise DataError(
+            f"{left.name} and {right.name}: of different networks: {join_problems(problems)}"
+        )
 
 
 def _state_of(side: Side, step: int | None, reporter: Reporter) -> tuple[TrainState, int]:

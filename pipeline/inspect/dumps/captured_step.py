@@ -54,19 +54,27 @@ def join(passes: Sequence[LayerTensors], statistics: Sequence[NumpyArrays]) -> L
     first = passes[0]
     return replace(
         first,
-        inputs=_merge(np.concatenate, [tensors.inputs for tensors in passes]),
-        outputs=_merge(np.concatenate, [tensors.outputs for tensors in passes]),
-        input_gradients=_merge(np.concatenate, [tensors.input_gradients for tensors in passes]),
-        output_gradients=_merge(np.concatenate, [tensors.output_gradients for tensors in passes]),
-        parameters=_merge(partial(np.sum, axis=0), [tensors.parameters for tensors in passes]),
-        statistics=_merge(partial(np.mean, axis=0), statistics),
+        inputs=_merge_arrays(np.concatenate, [tensors.inputs for tensors in passes]),
+        outputs=_merge_arrays(np.concatenate, [tensors.outputs for tensors in passes]),
+        input_gradients=_merge_arrays(
+            np.concatenate, [tensors.input_gradients for tensors in passes]
+        ),
+        output_gradients=_merge_arrays(
+            np.concatenate, [tensors.output_gradients for tensors in passes]
+        ),
+        parameters=_merge_arrays(
+            partial(np.sum, axis=0), [tensors.parameters for tensors in passes]
+        ),
+        statistics=_merge_arrays(partial(np.mean, axis=0), statistics),
         logits=np.concatenate([tensors.logits for tensors in passes]),
         logits_gradient=np.concatenate([tensors.logits_gradient for tensors in passes]),
         loss=float(np.sum(np.array([tensors.loss for tensors in passes], first.logits.dtype))),
     )
 
 
-def _merge(combine: Callable[[list[np.ndarray]], Any], parts: Sequence[NumpyArrays]) -> NumpyArrays:
+def _merge_arrays(
+    combine: Callable[[list[np.ndarray]], Any], parts: Sequence[NumpyArrays]
+) -> NumpyArrays:
     """Combine the arrays of each path."""
     return {path: combine([part[path] for part in parts]) for path in parts[0]}
 

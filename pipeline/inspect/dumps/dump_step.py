@@ -205,7 +205,7 @@ class RunDumps(Dumps):
             raise NotADirectoryError(f"dump.path = {root}: must be a folder that exists")
         limit_bytes = spec.max_mib << 20
         request = DumpRequest(root, self._time, spec.layers, spec.what, spec.content, limit_bytes)
-        batch = jax.tree.map(np.array, batch_of(self.run.executable.feed, step + 1))
+        batch = jax.tree.map(np.array, batch_of(self.run.executable.loader, step + 1))
         parts = self.run.built.parts
         device = self.run.backend.device
         phase = max((phase.start for phase in parts.phases if phase.start <= step), default=0)

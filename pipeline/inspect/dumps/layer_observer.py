@@ -42,7 +42,7 @@ class LayerForm:
 
 @dataclass
 class LayerObserver:
-    """Computes layers for `around_layers`, and records their inputs and outputs.
+    """Computes layers for `intercept_layers`, and records their inputs and outputs.
 
     Use one for each trace: its arrays are tracers, which must not outlive the trace. `input_slots`
     and `output_slots` are arrays like the inputs and outputs, by path; gradients by the slots are

@@ -28,7 +28,7 @@ from pipeline.inspect.dumps.layer_observer import (
 from pipeline.inspect.dumps.portions import Portion
 from pipeline.inspect.dumps.wide_replay import QUICK, widen
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
-from pipeline.models.modules.apply_layers import around_layers, record_layers
+from pipeline.models.modules.apply_layers import intercept_layers, record_layers
 from pipeline.models.modules.layer_capture import tap
 from pipeline.models.modules.layout import batch_first
 from pipeline.models.modules.standard import Network
@@ -192,7 +192,7 @@ def layer_kinds(config: StepConfig, seed: np.ndarray) -> dict[str, str]:
 def _apply(
     config: StepConfig, params: Any, statistics: Any, portion: Portion, observer: LayerObserver
 ) -> tuple[Array, Any]:
-    with around_layers(observer):
+    with intercept_layers(observer):
         logits, changed = config.network.apply(
             {"params": params, "batch_stats": statistics},
             portion.images,

@@ -11,8 +11,8 @@ import numpy as np
 from rich.console import Console
 
 from pipeline.backends.base import Backend
-from pipeline.backends.feed.feed import make_feed
-from pipeline.backends.feed.window_buffer import FeedSource
+from pipeline.backends.loading.loader import make_loader
+from pipeline.backends.loading.window_buffer import LoaderSource
 from pipeline.checkpoint.checkpoint_folder import FOLDER, checkpoint_path, saved_steps
 from pipeline.checkpoint.manifest import DamagedError
 from pipeline.checkpoint.restore import fill, read_checkpoint
@@ -65,12 +65,12 @@ class OpenedRecipe:
         """Read the batch of the step after `step` steps, in numpy."""
         order = self.dataset.train_order
         placement = self.backend.placement
-        source = FeedSource(self.dataset.train, order, placement, step + 1)
-        feed = make_feed(source, self.recipe.train.feed)
+        source = LoaderSource(self.dataset.train, order, placement, step + 1)
+        loader = make_loader(source, self.recipe.train.feed)
         try:
-            batch: Batch = jax.tree.map(np.array, batch_of(feed, step + 1))
+            batch: Batch = jax.tree.map(np.array, batch_of(loader, step + 1))
         finally:
-            feed.close()
+            loader.close()
         return batch
 
     def fresh_state(self) -> TrainState:
@@ -170,7 +170,7 @@ def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporte
         try:
             placed, _ = executable.run(executable.put(state), first, step, "loop")
         finally:
-            executable.feed.close()
+            executable.loader.close()
     return ReplayedState(jax.tree.map(np.array, placed), step, step - first)
 
 

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from pipeline.backends.base import Backend, CompileInputs, CompileReport
-from pipeline.backends.feed.window import Inputs, batch_at
+from pipeline.backends.loading.window import Inputs, batch_at
 from pipeline.backends.xla import LoopCarry, Programs, XlaExecutable, empty_buffers, pad_to_block
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pipeline.backends.feed.feed import Feed
 from pipeline.backends.graph.hlo_program import HloProgram
+from pipeline.backends.loading.loader import Loader
 from pipeline.config.recipe import Recipe
 from pipeline.inspect.profiler.compilations import Compilation
 from pipeline.inspect.profiler.iterations import (
@@ -99,9 +99,9 @@ def measured_profile(run: ProfiledRun, peaks: Peaks) -> tuple[StepProfile, Trace
         else None,
         points=traced.iterations if spec.training_trace else (),
         peaks=peaks,
-        memory={**run.memory, **_memory(run.state, executable.feed)},
+        memory={**run.memory, **_memory(run.state, executable.loader)},
         host=host,
-        feed=asdict(executable.feed.report()),
+        feed=asdict(executable.loader.report()),
         coverage=Coverage(
             named / busy if busy else 0.0,
             total / (1e6 * traced_ms * steps) if traced_ms else 0.0,
@@ -242,14 +242,14 @@ def _layers(
     return tuple(sorted(rows, key=lambda row: (-row.ms, row.layer)))
 
 
-def _memory(state: TrainState, feed: Feed) -> dict[str, int]:
+def _memory(state: TrainState, loader: Loader) -> dict[str, int]:
     def nbytes(tree: Any) -> int:
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
     return {
         "parameters": nbytes(state.params),
         "optimizer": nbytes(state.opt_state),
-        "data on the device": feed.device_bytes,
+        "data on the device": loader.device_bytes,
         "process at its largest": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB,
     }
 

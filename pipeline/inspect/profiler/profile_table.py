@@ -46,7 +46,7 @@ def _head(profile: StepProfile) -> Iterator[str]:
             f"data, {_ms(host.between)} between dispatches ({host.share(host.between):.1%}); "
             f"{host.dispatches:,} dispatches of {host.steps:,} untraced steps"
         )
-        yield from _feed_lines(profile.feed)
+        yield from _loader_lines(profile.feed)
     if profile.shares:
         shares = (f"{name} {share:.1%}" for name, share in profile.shares.items() if share)
         yield f"  shares     {', '.join(shares)}"
@@ -76,9 +76,9 @@ def _rates(profile: StepProfile) -> str:
     )
 
 
-def _feed_lines(feed: Mapping[str, object]) -> Iterator[str]:
-    columns = feed.get("prepare_ms_per_step")
-    if feed.get("kind") != "stream" or not isinstance(columns, Mapping) or not columns:
+def _loader_lines(report: Mapping[str, object]) -> Iterator[str]:
+    columns = report.get("prepare_ms_per_step")
+    if report.get("kind") != "stream" or not isinstance(columns, Mapping) or not columns:
         return
     ordered = sorted(columns.items(), key=lambda item: -item[1])
     slowest, _ = ordered[0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.backends.base import CompileReport, Executable, Mechanism
-from pipeline.backends.feed.feed import Feed
+from pipeline.backends.loading.loader import Loader
 from pipeline.inspect.profiler.trace import TracedOp, Tracer
 from pipeline.training.metrics import EvalSums
 from pipeline.training.state import TrainState
@@ -67,9 +67,9 @@ class ProfiledExecutable:
         return self._executable.program_text
 
     @property
-    def feed(self) -> Feed:
+    def loader(self) -> Loader:
         """The source of the batches that are trained on."""
-        return self._executable.feed
+        return self._executable.loader
 
     def init(self) -> TrainState:
         """The state at step 0."""
@@ -92,11 +92,11 @@ class ProfiledExecutable:
             if begin == self.first and self.traced is None and not self._tracer.runs:
                 self._tracer.start()
             traced = self._tracer.runs
-            waited = self.feed.waited_s
+            waited = self.loader.waited_s
             began = time.perf_counter()
             state, telemetry = self._executable.run(state, begin, end, mechanism)
             ended = time.perf_counter()
-            waited = self.feed.waited_s - waited
+            waited = self.loader.waited_s - waited
             self.dispatches.append(TimedDispatch(begin, end, began, ended, waited, traced))
             parts.append(telemetry)
             ends_run = telemetry.non_finite_step is not None

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from pipeline.backends.base import Backend, Estimate
-from pipeline.backends.feed.feed import RESIDENT_LIMIT_BYTES, split_bytes
 from pipeline.backends.graph.hlo_program import FREE, HloProgram, parse_program
+from pipeline.backends.loading.loader import RESIDENT_LIMIT_BYTES, split_bytes
 from pipeline.backends.sink_choice import choose, predict
 from pipeline.config.cache import cache_root
 from pipeline.config.precision import level_of
@@ -218,9 +218,9 @@ class RunProfiler(Profile):
         host = profile.host
         assert host is not None, "it was measured"
         dispatches = self.executable.dispatches
-        feed = self._raw.feed
-        reported = feed.report()
-        if feed.kind == "stream" and reported.wait_ms_per_step is None:
+        loader = self._raw.loader
+        reported = loader.report()
+        if loader.kind == "stream" and reported.wait_ms_per_step is None:
             # It had short first windows alone, and waited for steps that it did not run, too.
             host = replace(host, wait=self._starved_ms(host.device))
             host = replace(host, step=host.device + host.wait + host.between)
@@ -232,7 +232,7 @@ class RunProfiler(Profile):
         evidence = Evidence(
             profile=replace(profile, host=host, step_ms=host.step),
             host=host,
-            feed=reported,
+            loader=reported,
             sink_steps=self._schedule.sink_steps if recipe.train.sink else None,
             callbacks=tuple(spec.name for spec in recipe.train.callbacks),
             compilations=tuple(
@@ -244,7 +244,7 @@ class RunProfiler(Profile):
             streams_resident=RESIDENT if recipe.train.feed == "stream" and fits else None,
             precision=level_of(recipe),
         )
-        if feed.kind == "resident" and host.device < SHORT_MS:
+        if loader.kind == "resident" and host.device < SHORT_MS:
             evidence = replace(evidence, sink=self._sink_gain())
         return replace(evidence, events=self._event_cost(dataset, run.state))
 
@@ -254,14 +254,14 @@ class RunProfiler(Profile):
 
         When the run read it first, the reader was being imported and programs were compiling.
         """
-        feed = self._raw.feed
-        feed.close()
-        waited_s = feed.waited_s
+        loader = self._raw.loader
+        loader.close()
+        waited_s = loader.waited_s
         try:
-            window = feed.window(0)
+            window = loader.window(0)
         finally:
-            feed.close()
-        read_ms = 1000 * (feed.waited_s - waited_s) / max(1, window.stop - window.start)
+            loader.close()
+        read_ms = 1000 * (loader.waited_s - waited_s) / max(1, window.stop - window.start)
         return max(0.0, read_ms - device_ms)
 
     def _sink_gain(self) -> SinkGain | None:
@@ -280,7 +280,7 @@ class RunProfiler(Profile):
             # Steps of the state that is thrown away may diverge.
             return None
         finally:
-            self._raw.feed.close()
+            self._raw.loader.close()
         choice = choose(costs, bounds)
         if choice.size is None or choice.gain <= 1 + costs.error:
             return None

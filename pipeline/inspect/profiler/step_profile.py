@@ -151,7 +151,7 @@ class StepProfile:
     """Bytes by what holds them."""
     host: HostTime | None = None
     feed: Mapping[str, Any] = field(default_factory=dict)
-    """The report of the feed, by column."""
+    """The report of the loader, by column."""
     coverage: Coverage | None = None
     flops: float = 0.0
     """FLOP of a step."""

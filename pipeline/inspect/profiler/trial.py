@@ -20,7 +20,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.engine.schedule import RunSchedule
 from pipeline.inspect.profiler.step_profile import PredictedChange, StepVerdict
 from pipeline.inspect.profiler.verdict import RESIDENT, Evidence
-from pipeline.models.modules.apply_layers import around_layers
+from pipeline.models.modules.apply_layers import intercept_layers
 from pipeline.stages.autosink.dispatch_costs import TimedRuns, Variant
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
@@ -99,7 +99,7 @@ def _trial_of(
         return Trial(verdict.change.what, layer=verdict.layer)
     if verdict.change is not None and verdict.change.what == RESIDENT:
         steps = dataset.train_order.steps_per_epoch
-        read_s = sum(evidence.feed.prepare_ms_per_step.values()) * steps / 1000
+        read_s = sum(evidence.loader.prepare_ms_per_step.values()) * steps / 1000
         return Trial(RESIDENT, (("feed", "resident"),)) if read_s <= LONGEST_READ_S else None
     precision = PRECISIONS.get(verdict.name)
     fixed = recipe.train.to_float or recipe.parallel.mode != "none"
@@ -121,7 +121,7 @@ def _without(path: str) -> Iterator[list[bool]]:
         left_out.append(True)
         return x
 
-    with around_layers(around):
+    with intercept_layers(around):
         yield left_out
 
 
@@ -137,10 +137,10 @@ def _gain(
 
     A step that waits for data is not timed again: its first windows would be read again.
     """
-    streams = before.feed.kind == "stream"
+    streams = before.loader.kind == "stream"
     ratios = []
     # Reading ahead would take the processor from the trial.
-    before.feed.close()
+    before.loader.close()
     with (
         TimedRuns(recipe, schedule, before, terminal=False) as old,
         TimedRuns(other, schedule, after, terminal=False) as new,

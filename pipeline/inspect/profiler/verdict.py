@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from pipeline.backends.feed.feed_stats import FeedReport
 from pipeline.backends.graph.hlo_program import CONVERSIONS
+from pipeline.backends.loading.loader_stats import LoaderReport
 from pipeline.inspect.profiler.compilations import Compilation
 from pipeline.inspect.profiler.step_profile import (
     HostTime,
@@ -88,7 +88,7 @@ class Evidence:
 
     profile: StepProfile
     host: HostTime
-    feed: FeedReport
+    loader: LoaderReport
     sink_steps: int | None
     """Steps of the recipe's sinks; None without sinks."""
     callbacks: tuple[str, ...] = ()
@@ -156,16 +156,16 @@ def _find_recompiling(evidence: Evidence) -> StepVerdict | None:
 def _find_data_bound(evidence: Evidence) -> StepVerdict | None:
     """Return a verdict if steps wait for data."""
     host = evidence.host
-    feed = evidence.feed
+    loader = evidence.loader
     share = host.share(host.wait)
     if share <= WAIT_SHARE:
         return None
     why = f"{share:.0%} of a step, {host.wait:.3g} of {host.step:.3g} ms, waits for data"
-    columns = sorted(feed.prepare_ms_per_step.items(), key=lambda item: -item[1])
+    columns = sorted(loader.prepare_ms_per_step.items(), key=lambda item: -item[1])
     if columns:
         why += f"; slowest is {columns[0][0]}, {columns[0][1]:.3g} ms a step to read"
-    if feed.slowest_sample is not None:
-        why += f" (worst: {feed.slowest_sample})"
+    if loader.slowest_sample is not None:
+        why += f" (worst: {loader.slowest_sample})"
     what = evidence.streams_resident or "convert the data once: python -m pipeline convert records"
     severe = "data-bound" if share < 0.25 else "data-bound, severely"
     return StepVerdict(severe, share, why, _predict_saving(evidence, host.wait, what))

@@ -284,8 +284,8 @@ def _add_counts(first: ClassCounts, second: ClassCounts) -> ClassCounts:
 
 def _numbers(batches: Iterator[Rows], targets: Targets) -> NumberPredictions:
     outputs, labels = _concatenate(batches)
-    true = targets.in_units(labels.reshape(len(labels), -1).astype(np.float64))
-    return NumberPredictions(true, targets.in_units(outputs.astype(np.float64)))
+    true = targets.to_data_units(labels.reshape(len(labels), -1).astype(np.float64))
+    return NumberPredictions(true, targets.to_data_units(outputs.astype(np.float64)))
 
 
 def _labels(batches: Iterator[Rows]) -> LabelPredictions:

@@ -58,7 +58,7 @@ def _adapt_nnx(reference: str, make: Callable[..., Any], has_type: bool) -> Pure
     if not isinstance(abstract, nnx.Module):
         raise ValueError(f"{reference}: makes a {type(abstract).__name__}, which is no nnx module")
     require_callable_with(reference, abstract.__call__, ("images",))
-    graph, *_, unsupported = _split(abstract)
+    graph, *_, unsupported = _split_module(abstract)
     if unsupported:
         path, variable = nnx.to_flat_state(unsupported)[0]
         raise ValueError(
@@ -122,7 +122,7 @@ class NnxNetwork:
 
     def init(self, key: Array, images: Array, seed: int) -> Variables:
         """Initialise the variables."""
-        _, params, statistics, _, _ = _split(self.make(rngs=nnx.Rngs(key)))
+        _, params, statistics, _, _ = _split_module(self.make(rngs=nnx.Rngs(key)))
         return {PARAMS: _to_dicts(params), STATISTICS: _to_dicts(statistics)}
 
     def apply(
@@ -130,7 +130,7 @@ class NnxNetwork:
     ) -> tuple[Any, Variables]:
         """Compute the logits, and the statistics after this call."""
         shapes = nnx.eval_shape(lambda: self.make(rngs=nnx.Rngs(0)))
-        _, params, statistics, draws, _ = _split(shapes)
+        _, params, statistics, draws, _ = _split_module(shapes)
         key = jax.random.key(0) if key is None else key
         module = nnx.merge(
             self.graph,
@@ -144,7 +144,7 @@ class NnxNetwork:
         return logits, _to_dicts(nnx.state(module, nnx.BatchStat))
 
 
-def _split(module: Any) -> tuple[Any, ...]:
+def _split_module(module: Any) -> tuple[Any, ...]:
     """Split into structure, parameters, statistics, random states and other variables."""
     states: tuple[Any, ...] = nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngState, ...)
     return states

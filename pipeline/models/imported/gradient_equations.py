@@ -26,7 +26,7 @@ from pipeline.models.imported.replaced_equations import (
     MAXIMA,
     REPLACED,
     compute_replaced,
-    why_kept,
+    explain_no_lowering,
 )
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import (
@@ -121,7 +121,7 @@ def find_gradients(jaxpr: core.Jaxpr) -> GradientTable:
             continue
         key = _key(equation)
         # A gradient's own gradient may look like the forward equation, which comes first.
-        if key in seen or key in derived or why_kept(equation):
+        if key in seen or key in derived or explain_no_lowering(equation):
             continue
         seen.add(key)
         for operand in range(len(equation.invars)):

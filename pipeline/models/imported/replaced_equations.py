@@ -30,7 +30,7 @@ Params = Mapping[str, Any]
 Shape = tuple[int, ...]
 
 
-def why_kept(equation: Any) -> str:
+def explain_no_lowering(equation: Any) -> str:
     """Return why no lowering computes an equation of a primitive in `REPLACED`; "" if one does.
 
     The reason is a clause without its subject, such as "is 3-D".
@@ -174,7 +174,7 @@ def _pool(
 ) -> Array:
     """Return the maxima of windows over height and width, of NHWC or NCHW images."""
     axes = _pooled_axes(params)
-    assert axes is not None, "why_kept returns a reason for other windows"
+    assert axes is not None, "explain_no_lowering returns a reason for other windows"
     channels_first = axes == (2, 3)
     images = operands[0].transpose(0, 2, 3, 1) if channels_first else operands[0]
     window, strides, pads = (

@@ -46,7 +46,7 @@ from pipeline.models.imported.replaced_equations import (
     MAXIMA,
     REPLACED,
     compute_replaced,
-    why_kept,
+    explain_no_lowering,
 )
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
@@ -136,7 +136,7 @@ def _kept_in(
             continue
         is_ruled = any(call.primitive.name in RULED for call in outer)
         if is_ruled or not _is_replaced(equation, gradients):
-            why = "has its own derivative" if is_ruled else why_kept(equation)
+            why = "has its own derivative" if is_ruled else explain_no_lowering(equation)
             nested = [*outer, equation]
             scopes = (_scope(nested[0], root, ""), *map(scope_of, nested[1:]))
             yield KeptOperation(name, "/".join(filter(None, scopes)), why)
@@ -167,7 +167,7 @@ class _Evaluation:
         gradient = _gradient(equation, self.gradients)
         if gradient is not None:
             return [gradient.compute(operands, self.policy, self.layout)]
-        if name in REPLACED and not why_kept(equation):
+        if name in REPLACED and not explain_no_lowering(equation):
             is_forward = self.gradients is not None
             policy = RolePolicy(self.policy, "forward") if is_forward else self.policy
             return [compute_replaced(equation, operands, policy, self.layout)]
@@ -195,7 +195,7 @@ def _gradient(equation: core.JaxprEqn, gradients: GradientTable | None) -> Gradi
 
 
 def _is_replaced(equation: core.JaxprEqn, gradients: GradientTable | None) -> bool:
-    is_forward = equation.primitive.name in REPLACED and not why_kept(equation)
+    is_forward = equation.primitive.name in REPLACED and not explain_no_lowering(equation)
     return is_forward or _gradient(equation, gradients) is not None
 
 

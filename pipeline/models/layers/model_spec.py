@@ -86,7 +86,7 @@ class ModelSpec(Spec):
     name: str
     init: InitSpec
 
-    def for_table(self, features: int | None) -> ModelSpec:
+    def fit_to_table(self, features: int | None) -> ModelSpec:
         """Return the model for a table of that number of features; None for other data.
 
         Raises ValueError if the model is for another number.

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from pipeline.core.files.error_text import nearest, shown
+from pipeline.core.files.error_text import nearest, show_name
 
 Path = tuple[str, ...]
 """The scopes of a layer, outermost first; for a parameter, its name is last."""
@@ -51,7 +51,7 @@ def require_covered(
             scopes[MAX_SCOPES:] = ["..."]
         guess = nearest(pattern, counts)
         raise ValueError(
-            f"{key}pattern {shown(repr(pattern))} matches none of the {len(paths)} {noun} in "
+            f"{key}pattern {show_name(repr(pattern))} matches none of the {len(paths)} {noun} in "
             f"{', '.join(scopes)}, such as {'/'.join(paths[0])}"
             f"{f'; did you mean {guess}?' if guess else ''}"
         )

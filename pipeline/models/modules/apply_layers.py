@@ -118,7 +118,7 @@ _interceptor: ContextVar[LayerInterceptor | None] = ContextVar("_interceptor", d
 
 
 @contextmanager
-def around_layers(interceptor: LayerInterceptor) -> Iterator[None]:
+def intercept_layers(interceptor: LayerInterceptor) -> Iterator[None]:
     """Let a function compute each layer of a list that is applied or traced in the body.
 
     The function gets the layer's computation, and its result replaces the layer's.
@@ -142,7 +142,7 @@ def record_layers(
         note(context.path, layer.name, y)
         return y
 
-    return around_layers(call_and_note)
+    return intercept_layers(call_and_note)
 
 
 def apply_layers(stack: tuple[LayerSpec, ...], x: Array, context: LayerContext) -> Array:

@@ -34,7 +34,7 @@ class WideDeep(ModelSpec):
     table_init: Initializer
     """Initialiser of the weights and the vectors of the features."""
 
-    def for_table(self, features: int | None) -> WideDeep:
+    def fit_to_table(self, features: int | None) -> WideDeep:
         """The model with the vocabulary of the table. Raises ValueError for a smaller one."""
         if features is None:
             return self

@@ -160,7 +160,7 @@ def mechanisms_of(
 
 def measured_bounds(recipe: Recipe, run_schedule: RunSchedule, executable: Executable) -> Bounds:
     """Return the bounds of a dispatch on the device at hand."""
-    return _bounds(recipe, run_schedule, executable.feed.window(0).most_steps)
+    return _bounds(recipe, run_schedule, executable.loader.window(0).most_steps)
 
 
 def modelled_bounds(recipe: Recipe, run_schedule: RunSchedule) -> Bounds:

@@ -18,7 +18,7 @@ from rich.console import Console
 from pipeline.backends.base import Executable, Mechanism
 from pipeline.backends.sink_choice import Cost, Costs, SinkMechanism
 from pipeline.checkpoint.host_state import HostState
-from pipeline.config.observer_settings import observer_settings
+from pipeline.config.observer_settings import make_observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
 from pipeline.engine.callbacks.events import Monitor
@@ -93,7 +93,7 @@ class TimedRuns:
             )
             reporter = self._open.enter_context(Reporter(folder, console))
             run_schedule = replace(self._run_schedule, sink_steps=variant.sink_steps)
-            settings = observer_settings(self._recipe)
+            settings = make_observer_settings(self._recipe)
             observers = open_observers(settings, folder, run_schedule, 0, reporter)
             self._observers[variant.sink_steps] = self._open.enter_context(observers)
         return self._observers[variant.sink_steps]
@@ -197,22 +197,22 @@ def _long_sink(trial_ms: float, step_ms: float) -> int:
 def costs_of(
     rounds: Sequence[Mapping[Variant, Timing]], mechanisms: Sequence[SinkMechanism], long_steps: int
 ) -> Costs:
-    """Fit costs to rounds of timings: `undisturbed` times, and the error of their ratio."""
+    """Fit costs to rounds of timings: the lower quartile of times, and the error of ratios."""
 
     def times(variant: Variant) -> list[float]:
         return [timed[variant].step_ms for timed in rounds]
 
-    single_ms = undisturbed(times(Variant(1, mechanisms[0])))
+    single_ms = lower_quartile(times(Variant(1, mechanisms[0])))
     longs = {mechanism: times(Variant(long_steps, mechanism)) for mechanism in mechanisms}
     costs = [
-        Cost.between(mechanism, single_ms, long_steps * undisturbed(long), long_steps)
+        Cost.between(mechanism, single_ms, long_steps * lower_quartile(long), long_steps)
         for mechanism, long in longs.items()
     ]
     error = max(error_of_gain(times(OFF), long) for long in longs.values())
-    return Costs(undisturbed(times(OFF)), tuple(costs), error)
+    return Costs(lower_quartile(times(OFF)), tuple(costs), error)
 
 
-def undisturbed(times: Sequence[float]) -> float:
+def lower_quartile(times: Sequence[float]) -> float:
     """Return the lower quartile of times: other work on the machine only ever adds to them."""
     return float(np.quantile(times, 0.25))
 

@@ -108,7 +108,7 @@ def prediction_row(name: str, outputs: np.ndarray, targets: Targets, top: int) -
     label, by name. A target that is called file becomes predicted_file.
     """
     if targets.task in ("regression", "multi_label"):
-        numbers: Any = targets.in_units(outputs).tolist()
+        numbers: Any = targets.to_data_units(outputs).tolist()
         if targets.task == "multi_label":
             numbers = (f"{share:.6f}" for share in 0.5 * (1 + np.tanh(outputs / 2)))
         columns = ["predicted_file" if name == "file" else name for name in targets.names]

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.core.files.value_text import align_columns
 from pipeline.models.weights.files.named_arrays import BFLOAT16, Arrays
 from pipeline.models.weights.rules.syntax import Framework
@@ -131,9 +131,9 @@ def table(rows: Iterable[MatchRow], limit: int | None = MAX_ROWS) -> str:
     cells = [
         (
             row.status,
-            shown(row.source) or "-",
+            show_name(row.source) or "-",
             _shape(row.shape),
-            shown(row.target) or "-",
+            show_name(row.target) or "-",
             _shape(row.target_shape),
             row.note,
         )
@@ -158,7 +158,7 @@ def _rename(
         renamed[name] = (name if rule is None else renames[rule].apply(name), array)
     for index, rename in enumerate(renames):
         if index not in used:
-            some = ", ".join(shown(name) for name in list(arrays)[:3])
+            some = ", ".join(show_name(name) for name in list(arrays)[:3])
             raise DataError(
                 f"checkpoint.renames.{index}.match = {rename.match}: takes none of the "
                 f"{len(arrays):,} entries of {file}, such as {some}; each rule must rename one"
@@ -184,7 +184,7 @@ def _match(
         return MatchRow("skipped", entry.source, shape, "", None), None
     target_shape = network.shapes.get(target)
     if target_shape is None:
-        note = "" if target == entry.source else f"would be {shown(target)}"
+        note = "" if target == entry.source else f"would be {show_name(target)}"
         return MatchRow("extra", entry.source, shape, "", None, note), None
     row = MatchRow("matched", entry.source, shape, target, target_shape)
     if array.dtype.kind != "f" and array.dtype != BFLOAT16:
@@ -202,7 +202,7 @@ def _match(
         return row, earlier + array[:1]
     if earlier is not None:
         # Equal values are one array that is used twice.
-        origin = shown(origins[target])
+        origin = show_name(origins[target])
         if np.array_equal(array, earlier):
             return replace(row, status="tied", note=f"the same values as {origin}"), None
         return replace(row, status="extra", note=f"{origin} is that already"), None
@@ -238,7 +238,9 @@ def under_foreign_names(
         if entry.target is None:
             continue
         if entry.target not in arrays:
-            raise DataError(f"{file}: has {shown(entry.source)}, for which there are no weights")
+            raise DataError(
+                f"{file}: has {show_name(entry.source)}, for which there are no weights"
+            )
         if entry.added:
             result[entry.source][...] = 0
             continue

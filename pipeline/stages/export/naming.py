@@ -10,7 +10,7 @@ from itertools import count, pairwise
 import numpy as np
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.models.weights.files.named_arrays import Arrays, natural_key
 from pipeline.models.weights.files.weight_files import keeps_order
 from pipeline.models.weights.rules import layer_rules
@@ -147,7 +147,7 @@ class FileLayers:
         self._rules = layer_rules(network.model, framework, blocks=network.has_blocks)
         self._shapes: dict[str, Shapes] = {}
         for name, array in arrays.items():
-            layer, leaf = self._split(name)
+            layer, leaf = self._split_name(name)
             if leaf:
                 self._shapes.setdefault(layer, {})[leaf] = array.shape
         self._places = self._place_layers()
@@ -157,7 +157,7 @@ class FileLayers:
 
         Without a matching rule, the place is the array's name, with slashes.
         """
-        layer, leaf = self._split(name)
+        layer, leaf = self._split_name(name)
         if leaf:
             place = self._places[layer]
             if place.path != SKIPPED:
@@ -169,7 +169,7 @@ class FileLayers:
             place = Place(layer) if by_rule is None or "#" in by_rule.path else by_rule
         return None if place.path == SKIPPED else place
 
-    def _split(self, name: str) -> tuple[str, str]:
+    def _split_name(self, name: str) -> tuple[str, str]:
         """Return a name's layer and array; "" for the array if the name doesn't end in one."""
         layer, _, leaf = _PACKED.sub(r"in_proj.\1", name).rpartition(".")
         return (layer, leaf) if layer and leaf in self._leaves else (name, "")
@@ -260,8 +260,8 @@ class FileLayers:
                 if not isinstance(differing[0], int):
                     raise DataError(
                         f"{self._file}: keeps its entries in no order of layers, and nothing tells "
-                        f"which comes first of {shown(first)} and {shown(second)}, which have the "
-                        f"same shapes; number them with checkpoint.renames, as in "
+                        f"which comes first of {show_name(first)} and {show_name(second)}, which "
+                        f"have the same shapes; number them with checkpoint.renames, as in "
                         rf"{{match: '{re.escape(first)}\.(.*)', to: '0.\1'}}"
                     )
 

@@ -164,7 +164,7 @@ def network_arrays(recipe: Recipe) -> NetworkArrays:
         classes = len(raw.classes)
         encode = encoding_ops(raw.table, model.table_input)
         columns = column_specs(encode, raw.eval.specs())
-        model = model.for_table(encoded_features(encode))
+        model = model.fit_to_table(encoded_features(encode))
     try:
         image = column_specs(recipe.dataset.eval.ops, columns)["image"]
     except ValueError as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from pipeline.checkpoint.restore import listed, read_saved
+from pipeline.checkpoint.restore import join_problems, read_saved
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
@@ -83,7 +83,7 @@ def read_trained_run(folder: Path) -> TrainedRun:
     saved = read_saved(folder)
     if changes := list_changes(saved, recipe.model_dump(mode="json")):
         raise DataError(
-            f"{saved.where}: of another recipe than {run_dir / RECIPE}: {listed(changes)}"
+            f"{saved.where}: of another recipe than {run_dir / RECIPE}: {join_problems(changes)}"
         )
     return TrainedRun(recipe, saved.weights(), saved.step, _read_samples(run_dir / SUMMARY, recipe))
 

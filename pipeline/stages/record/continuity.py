@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.core.files.value_text import first_lines, show
 from pipeline.core.plugins.loading import FLAG
 from pipeline.stages.record.provenance import PROVENANCE, Provenance, read_provenance
@@ -94,7 +94,7 @@ def changed_data(before: Processes, now: Provenance) -> list[str]:
     if not recorded:
         return []
     lines = [
-        f"{shown(f'{split} {column}')}: was {_data_text(old)}, is {_data_text(new)}"
+        f"{show_name(f'{split} {column}')}: was {_data_text(old)}, is {_data_text(new)}"
         for split, column, old, new in _columns(recorded, now.data)
         if not _is_same_data(old, new)
     ]
@@ -133,7 +133,7 @@ def _data_text(entry: Any) -> str:
     match entry:
         case {"shape": [*sizes] | (*sizes,), "dtype": str(dtype), "sha256": str(digest), "of": of}:
             shape = "x".join(map(str, sizes))
-            return shown(f"{dtype} {shape} (SHA-256 {digest[:DIGEST]} of {of})")
+            return show_name(f"{dtype} {shape} (SHA-256 {digest[:DIGEST]} of {of})")
     return show(entry)
 
 
@@ -146,11 +146,11 @@ def changed_plugins(before: Processes, now: Provenance) -> list[str]:
     for name, old in _newest(before, "plugins").items():
         new = now.plugins.get(name)
         if new is None:
-            lines.append(f"{FLAG} {shown(name)}: is missing")
+            lines.append(f"{FLAG} {show_name(name)}: is missing")
             continue
         for file, was, is_now in _plugin_versions(old, new):
             if was != is_now:
-                lines.append(f"{shown(f'{name}: {file}')} {_digest(was)} -> {_digest(is_now)}")
+                lines.append(f"{show_name(f'{name}: {file}')} {_digest(was)} -> {_digest(is_now)}")
     return first_lines(lines, MAX_COLUMNS)
 
 
@@ -167,7 +167,7 @@ def _plugin_versions(old: Any, new: Mapping[str, Any]) -> Iterator[tuple[str, An
 
 
 def _digest(value: Any) -> str:
-    return shown(value)[:DIGEST] if isinstance(value, str) else show(value)
+    return show_name(value)[:DIGEST] if isinstance(value, str) else show(value)
 
 
 def changed_software(before: Processes, now: Provenance) -> str | None:
@@ -178,7 +178,7 @@ def changed_software(before: Processes, now: Provenance) -> str | None:
         old = recorded.get(name, "none")
         new = now.versions.get(name, "none")
         if old != new:
-            parts.append(f"{shown(name)} {_text(old)} -> {_text(new)}")
+            parts.append(f"{show_name(name)} {_text(old)} -> {_text(new)}")
     digest = now.code.get("sha256")
     old_digest = _newest(before, "code").get("sha256", digest)
     if old_digest != digest:
@@ -190,7 +190,7 @@ def changed_software(before: Processes, now: Provenance) -> str | None:
 
 
 def _text(value: Any) -> str:
-    return shown(value) if isinstance(value, str) else show(value)
+    return show_name(value) if isinstance(value, str) else show(value)
 
 
 @dataclass(frozen=True)
@@ -250,5 +250,5 @@ def _split_flags(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _line(name: str, old: Any, new: Any) -> str:
-    was, is_now = (shown("not set" if value is None else str(value)) for value in (old, new))
-    return f"{shown(name)}: was {was}, is {is_now}"
+    was, is_now = (show_name("not set" if value is None else str(value)) for value in (old, new))
+    return f"{show_name(name)}: was {was}, is {is_now}"

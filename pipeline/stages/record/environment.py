@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from pipeline.config.overrides import hide_secret_values
-from pipeline.core.errors import without_secrets
+from pipeline.core.errors import hide_secrets
 from pipeline.core.files.package_paths import PACKAGE
 from pipeline.core.plugins.loading import loaded_plugins
 from pipeline.data.columns import BlankColumn, Column, Split
@@ -108,7 +108,7 @@ def _read_libc() -> str:
 def describe_settings() -> dict[str, str]:
     """Return the environment variables that can change numbers or threads, without passwords."""
     names = [name for name in sorted(os.environ) if name.startswith(SETTINGS)]
-    return {name: without_secrets(os.environ[name]) for name in names}
+    return {name: hide_secrets(os.environ[name]) for name in names}
 
 
 NOT_CODE = frozenset({"__pycache__", "conf", "examples", "pylock.toml", "recipes"})

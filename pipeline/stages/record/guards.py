@@ -78,7 +78,7 @@ def stop_on_signal(summary: Summary) -> Iterator[None]:
 
 
 @contextmanager
-def timed(summary: Summary, name: str) -> Iterator[None]:
+def record_time(summary: Summary, name: str) -> Iterator[None]:
     """Record the seconds of a stage in the summary, under `name`."""
     started_at = time.perf_counter()
     yield

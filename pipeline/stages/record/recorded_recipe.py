@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.config.defaults import normalised
+from pipeline.config.defaults import normalise_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.atomic_write import sync_ancestors, write_whole
@@ -80,7 +80,7 @@ def read_recorded_recipe(run_dir: Path) -> Mapping[str, Any]:
         raise DataError(f"{file}: can't be read: {error}") from error
     if not isinstance(tree, dict):
         raise DataError(f"{file}: must hold keys and values, not {type(tree).__name__}")
-    return normalised(tree)
+    return normalise_recipe(tree)
 
 
 def find_run_to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:

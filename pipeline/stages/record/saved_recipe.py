@@ -14,11 +14,11 @@ from pipeline.checkpoint.restore import (
     Checkpoint,
     Warn,
     fill,
-    listed,
+    join_problems,
     read_saved,
     read_to_resume,
 )
-from pipeline.config.defaults import normalised
+from pipeline.config.defaults import normalise_recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.tree_diff import Difference, leaves
 from pipeline.stages.record.recorded_recipe import decides, find_changes
@@ -83,11 +83,11 @@ def restore_weights(
     try:
         return replace(like, **fill(saved.where, saved.weights(), variables)), saved
     except DataError as error:
-        changes = listed(list_changes(saved, recipe))
+        changes = join_problems(list_changes(saved, recipe))
         raise DataError(f"{error}; {changes}" if changes else str(error)) from error
 
 
 def _differences(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[Difference]:
     if recipe_digest(saved.recipe) == recipe_digest(recipe):
         return []
-    return find_changes(recipe, normalised(saved.recipe))
+    return find_changes(recipe, normalise_recipe(saved.recipe))

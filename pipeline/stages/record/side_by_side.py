@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.core.errors import printable
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.core.files.tree_diff import Difference
 from pipeline.core.files.value_text import show
 from pipeline.stages.record.compare_steps import Comparison
@@ -34,7 +34,7 @@ class SideBySide:
             done = f", {steps:,} steps" if type(steps) is int else ""
             count = len(record.processes)
             several = f", by {count} processes" if count > 1 else ""
-            line = f"{letter}  {record.run_dir}: {shown(record.status)}{done}{several}"
+            line = f"{letter}  {record.run_dir}: {show_name(record.status)}{done}{several}"
             self._console.print(printable(line), soft_wrap=True)
 
     def show_text(self, section: str, text: str) -> None:
@@ -50,7 +50,7 @@ class SideBySide:
         for difference in differences:
             a = difference.one
             b = difference.other
-            table.add_row(shown(difference.key), _cell(a), _cell(b), _change(a, b))
+            table.add_row(show_name(difference.key), _cell(a), _cell(b), _change(a, b))
         self._console.print(table)
 
     def show_origins(self) -> None:

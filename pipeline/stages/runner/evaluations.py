@@ -125,10 +125,10 @@ class Evaluations:
         if not recipe.monitor.graph or not context.shows_pictures:
             return
         # Few runs need it, and all would wait for its import.
-        from pipeline.stages.network_graph import network_graph
+        from pipeline.stages.network_graph import trace_network_graph
 
         try:
-            nodes = network_graph(self.run.built.parts, self.run.built.state)
+            nodes = trace_network_graph(self.run.built.parts, self.run.built.state)
         except Exception as error:  # training is worth more than a picture of it
             problem = f"{type(error).__name__}: {first_line(error)}"
             context.reporter.warn(f"monitor.graph: the network has none: {problem}")

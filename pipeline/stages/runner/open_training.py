@@ -111,7 +111,7 @@ def open_training(
             schedule_events(recipe, built.run_schedule, () if dumps is None else dumps.steps),
             hooks,
         )
-        stack.callback(executable.feed.close)
+        stack.callback(executable.loader.close)
         stack.callback(_record_results, context, history, training, run.dataset.unit)
         yield training
 
@@ -135,7 +135,7 @@ def _collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, 
 
     return Collector(
         built.parts,
-        run.executable.feed,
+        run.executable.loader,
         built.run_schedule.total,
         run.backend.device,
         lambda step, histograms: observers.show(
@@ -287,7 +287,7 @@ def _record_results(
         "left_out": history.left_out,
         "rollbacks": [asdict(rollback) for rollback in hooks.rollbacks.done],
     }
-    summary.feed = asdict(training.program.executable.feed.report())
+    summary.feed = asdict(training.program.executable.loader.report())
     started_at = context.options.started_at
     step_ms = history.step_ms
     first_step_at = history.first_step_at

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipeline.config.overrides import hide_secret_values, key_of, quoted
+from pipeline.config.overrides import hide_secret_values, key_of, quote_value
 from pipeline.core.plugins.loading import take_flags, to_flags
 
 RESUME = "train.resume"
@@ -55,7 +55,7 @@ def _overrides(run_dir: Path, weights: Path | None) -> list[str]:
 def _value(path: Path) -> str:
     """Return a path as the value of an override: ./1 isn't a number, and ./auto isn't a choice."""
     text = str(path) if "/" in str(path) else f"./{path}"
-    return text if _PLAIN.fullmatch(text) else quoted(text)
+    return text if _PLAIN.fullmatch(text) else quote_value(text)
 
 
 def _program(args: Sequence[str]) -> list[str]:

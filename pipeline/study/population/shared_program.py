@@ -29,7 +29,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_inputs, compile_to_executable, recompute_blocks
 from pipeline.stages.lower import lower
-from pipeline.stages.record.guards import timed
+from pipeline.stages.record.guards import record_time
 from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
 from pipeline.stages.run import lower_and_compile
 from pipeline.stages.runner.context import CompiledRun, RunContext
@@ -116,7 +116,7 @@ class SharedProgram:
         """
         if not {"train", "eval"} & set(recipe.stages):
             return lower_and_compile(context, recipe, dataset, built, backend)
-        with timed(context.summary, "compile_s"):
+        with record_time(context.summary, "compile_s"):
             opened = self._open(context, dataset, built, backend)
         if opened is None:
             line = "not as the other runs of the sweep: programs of its own"
@@ -187,8 +187,8 @@ class SharedProgram:
         temporary = max(program.temporary_bytes for program in executable.report.programs)
         # A state, and the copy of it that a checkpoint takes.
         states = 2 * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(built.state))
-        feeds = inputs.train.device_bytes + inputs.eval.device_bytes
-        self.places.require_room(states + temporary + feeds)
+        data_bytes = inputs.train.device_bytes + inputs.eval.device_bytes
+        self.places.require_room(states + temporary + data_bytes)
         file = context.run_dir / LOWERINGS
         lowerings = read_text(file, MAX_LOWERINGS_BYTES) if file.exists() else None
         inputs.train.close()

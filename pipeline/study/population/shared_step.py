@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from pipeline.backends.base import CompileInputs
-from pipeline.backends.feed.window import batch_at
+from pipeline.backends.loading.window import batch_at
 from pipeline.backends.xla import pad_to_block
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
@@ -149,9 +149,9 @@ def share_step(
 
 def _shapes_of(inputs: CompileInputs) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     step = inputs.step
-    feeds = (inputs.train, inputs.eval)
+    loaders = (inputs.train, inputs.eval)
     train, evaluate = (
-        jax.eval_shape(batch_at, feed.window(0).inputs, np.int32(0)) for feed in feeds
+        jax.eval_shape(batch_at, loader.window(0).inputs, np.int32(0)) for loader in loaders
     )
     state = jax.eval_shape(step.init, inputs.seed)
     sums = jax.eval_shape(step.zero_sums)

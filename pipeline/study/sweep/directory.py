@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 
 from pipeline.config.overrides import hide_secret_values, value_of
-from pipeline.core.errors import SUCCEEDED, DataError, exit_status_of, listed
+from pipeline.core.errors import SUCCEEDED, DataError, exit_status_of, limit_problems
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.error_text import describe
-from pipeline.core.files.folder_lock import LOCK, locked_file
+from pipeline.core.files.folder_lock import LOCK, lock_file
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml, parse_yaml, yaml_text
 from pipeline.stages.record.run_directory import (
     CLAIM,
@@ -41,14 +41,14 @@ Model = TypeVar("Model", bound=BaseModel)
 @contextmanager
 def claim_job(job_dir: Path) -> Iterator[bool]:
     """Claim a job against other processes; false, without waiting, if another runs it."""
-    with locked_file(job_dir / CLAIM, wait=False) as lock:
+    with lock_file(job_dir / CLAIM, wait=False) as lock:
         yield lock is not None
 
 
 @contextmanager
 def hold_planning_lock(sweep_dir: Path) -> Iterator[None]:
     """Hold the sweep's planning lock, waiting for other processes."""
-    with locked_file(sweep_dir / LOCK, wait=True):
+    with lock_file(sweep_dir / LOCK, wait=True):
         yield
 
 
@@ -145,7 +145,7 @@ def read_model(file: Path, read: Callable[[Path], Any], kind: type[Model]) -> Mo
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise DataError(f"{file}: {'; '.join(listed(describe(error, tree)))}") from error
+        raise DataError(f"{file}: {'; '.join(limit_problems(describe(error, tree)))}") from error
 
 
 def find_jobs(sweep_dir: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from pipeline.config.compose import check
 from pipeline.config.hydra_versions import BasicSweeper, apply_overrides, set_override_dirname
-from pipeline.config.overrides import quoted, sets_key
+from pipeline.config.overrides import quote_value, sets_key
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.files.folder_lock import LOCK
@@ -54,7 +54,7 @@ class PlannedJob:
     @property
     def launch_overrides(self) -> list[str]:
         """The overrides for a launcher, including the job's directory."""
-        return [*self.overrides, f"hydra.sweep.subdir={quoted(self.folder.name)}"]
+        return [*self.overrides, f"hydra.sweep.subdir={quote_value(self.folder.name)}"]
 
 
 def compose(sweeper: BasicSweeper, overrides: Sequence[str]) -> DictConfig:

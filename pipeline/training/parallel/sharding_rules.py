@@ -14,7 +14,7 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from jax.sharding import PartitionSpec
 
-from pipeline.core.files.error_text import nearest, shown
+from pipeline.core.files.error_text import nearest, show_name
 from pipeline.core.host.tree_paths import path_text
 from pipeline.models.layers.path_patterns import Path, covers, require_covered
 from pipeline.training.parallel.parallel_spec import ParallelSpec, ShardingSpec
@@ -99,8 +99,8 @@ class ShardingRules:
             if not layers:
                 guess = nearest(rule.pattern, ranks)
                 raise ValueError(
-                    f"pattern {shown(repr(rule.pattern))} is of none of the {len(ranks)} layers, "
-                    f"such as {min(ranks)}{f'; did you mean {guess}?' if guess else ''}"
+                    f"pattern {show_name(repr(rule.pattern))} is of none of the {len(ranks)} "
+                    f"layers, such as {min(ranks)}{f'; did you mean {guess}?' if guess else ''}"
                 )
             if not any(len(rule.axes) in of for of in layers.values()):
                 path, dimensions = next(iter(layers.items()))

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from pipeline.backends.base import CompileInputs, Mechanism
-from pipeline.backends.feed import feed as feeds
-from pipeline.backends.feed.feed import make_feed
-from pipeline.backends.feed.window_buffer import FeedSource
 from pipeline.backends.gpu.gpu_backend import LOOP, LOOPS, SOFT, GpuBackend, GpuExecutable
 from pipeline.backends.gpu.step_programs import Graphs, compiler_options
+from pipeline.backends.loading import loader as loader_module
+from pipeline.backends.loading.loader import make_loader
+from pipeline.backends.loading.window_buffer import LoaderSource
 from pipeline.data.columns import Split
 from pipeline.data.order import SampleOrder
 from pipeline.data.random import seed_words
@@ -39,9 +39,9 @@ def compile_counting(
     rates = np.arange(100, dtype=np.float32) / 4
     backend = GpuBackend(placement, graphs)
     backend.options = {}
-    feed = make_feed(FeedSource(Split({"label": LABELS}), order, placement), "resident")
+    loader = make_loader(LoaderSource(Split({"label": LABELS}), order, placement), "resident")
     work = CompileInputs(
-        counting_step(nan_step), feed, feed, rates, seed_words(3), dispatch_steps=dispatch_steps
+        counting_step(nan_step), loader, loader, rates, seed_words(3), dispatch_steps=dispatch_steps
     )
     made = backend.compile(work, watch)
     assert isinstance(made, GpuExecutable)
@@ -51,7 +51,7 @@ def compile_counting(
 @pytest.fixture(scope="module", autouse=True)
 def short_windows() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(feeds, "WINDOW_STEPS", 4)
+        patch.setattr(loader_module, "WINDOW_STEPS", 4)
         yield
 
 

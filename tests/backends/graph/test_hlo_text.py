@@ -32,7 +32,7 @@ def test_instructions_of_each_computation() -> None:
     assert list(program.computations["fused"]) == ["p.0", "sine.1"]
     sine, main = program.computations["fused"]["sine.1"], program.computations["main.2"]
     assert (sine.opcode, sine.is_root, sine.operands, sine.nbytes) == ("sine", True, ("p.0",), 32)
-    assert main["fusion"].called == "fused"
+    assert main["fusion"].called_computation == "fused"
     assert main["fusion"].target is None
     assert main["call"].operands == ("fusion", "x")
     assert main["call"].target == "__cudnn$conv"

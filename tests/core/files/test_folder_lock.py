@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.files.folder_lock import LOCK, Lock, flock, locked, locked_file, owned_folder
+from pipeline.core.files.folder_lock import LOCK, Lock, flock, lock_file, lock_folder, owned_folder
 
 SPAWN = multiprocessing.get_context("spawn")
 
 
 def test_a_lock_has_one_holder(tmp_path: Path) -> None:
     file = tmp_path / "lock"
-    with locked_file(file, wait=False) as first:
+    with lock_file(file, wait=False) as first:
         assert first is not None
-        with locked_file(file, wait=False) as second:
+        with lock_file(file, wait=False) as second:
             assert second is None
-    with locked_file(file, wait=False) as third:
+    with lock_file(file, wait=False) as third:
         assert third is not None
 
 
@@ -102,7 +102,7 @@ def test_what_is_no_regular_file_is_never_locked(kind: str, tmp_path: Path) -> N
         "pipe": lambda: os.mkfifo(lock),
         "folder": lock.mkdir,
     }[kind]()
-    with pytest.raises(OSError, match=r"link|regular|directory"), locked(tmp_path):
+    with pytest.raises(OSError, match=r"link|regular|directory"), lock_folder(tmp_path):
         pass
     assert elsewhere.exists() is (kind == "link")
 

@@ -16,8 +16,8 @@ from pipeline.core.files.knowledge_bank import (
     Entry,
     Round,
     add_to_bank,
+    format_rounds,
     read_bank,
-    ticks_best,
     write_bank,
     write_result,
 )
@@ -102,7 +102,7 @@ def test_a_folder_that_can_not_be_locked_is_reported(tmp_path: Path) -> None:
 
 def test_rounds_are_written_as_the_documents_have_them() -> None:
     """A-03: the best time in microseconds, and when the round ended."""
-    assert ticks_best([Round(82.0, datetime(2020, 8, 8, 18, 3, 38))]) == [
+    assert format_rounds([Round(82.0, datetime(2020, 8, 8, 18, 3, 38))]) == [
         "[82, 2020-08-08 18:03:38]"
     ]
 

@@ -53,7 +53,7 @@ def test_batches_are_those_of_mindspore_golden(case: dict[str, Any]) -> None:
     assert own == case["batches"]
 
 
-def listed(order: BucketedOrder, epochs: int) -> list[tuple[int, list[int], int]]:
+def list_batches(order: BucketedOrder, epochs: int) -> list[tuple[int, list[int], int]]:
     """The batches of the first epochs as (epoch, samples, count), by plain loops."""
     result = []
     for epoch in range(epochs * order.repeat):
@@ -91,7 +91,7 @@ ORDERS = st.builds(
 def test_any_run_of_steps_equals_that_slice_of_the_listed_epochs(
     order: BucketedOrder, data: st.DataObject
 ) -> None:
-    whole = listed(order, epochs=3)
+    whole = list_batches(order, epochs=3)
     assert len(whole) == 3 * order.steps_per_epoch
     first = data.draw(st.integers(0, len(whole)))
     count = data.draw(st.integers(0, len(whole) - first))

@@ -20,7 +20,7 @@ from pipeline.data.padding.buckets import (
     sort_buckets,
 )
 from pipeline.data.padding.pad_images import pad_split
-from tests.backends.feed.feeding import LazyNumbers
+from tests.backends.loading.small_loader import LazyNumbers
 
 SIZES = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5)), min_size=1, max_size=12)
 

@@ -116,7 +116,7 @@ def test_columns_are_chosen_by_name(photos: Path) -> None:
     train, evaluated = values(data)
     assert (data.targets.task, data.targets.names) == ("regression", ("age",))
     for own, seen in zip(labels(data), (train, evaluated), strict=True):
-        restored = data.targets.in_units(np.array(own))[:, 0]
+        restored = data.targets.to_data_units(np.array(own))[:, 0]
         np.testing.assert_allclose(restored, np.array(seen) / 4, atol=1e-6)
     standardised = np.array(labels(data)[0])
     assert (standardised.mean(), standardised.std()) == pytest.approx((0, 1), abs=1e-6)

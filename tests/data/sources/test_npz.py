@@ -81,7 +81,7 @@ def test_floats_are_numbers_to_predict_standardised_by_the_training_split(tmp_pa
     assert (data.targets.mean, data.targets.std) == ((3, 30), (2**0.5, 200**0.5))
     expected = np.array([[0, 50 / 200**0.5], [-(2**0.5), 0]], np.float32)
     np.testing.assert_array_equal(data.eval.columns["label"][:], expected)
-    np.testing.assert_allclose(data.targets.in_units(data.train.columns["label"][:]), y_train)
+    np.testing.assert_allclose(data.targets.to_data_units(data.train.columns["label"][:]), y_train)
 
 
 def test_several_labels_a_sample_are_0_or_1(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.backends.feed import feed as feeds
-from pipeline.backends.feed.window import batch_at
+from pipeline.backends.loading import loader as loader_module
+from pipeline.backends.loading.window import batch_at
 from pipeline.core.errors import DataError, RunError
 from pipeline.data.columns import LazyColumn, RawData, Split
 from pipeline.data.padding.buckets import RaggedColumn, ragged_array
@@ -24,7 +24,7 @@ from pipeline.data.records.record_format import DESCRIPTION
 from pipeline.data.records.record_writer import write_records
 from pipeline.data.sources.records import Records
 from pipeline.data.targets import Targets
-from tests.backends.feed.feeding import LazyNumbers, make, make_order
+from tests.backends.loading.small_loader import LazyNumbers, make, make_order
 from tests.data.section import section
 
 SAMPLES, EVALUATED = 37, 5
@@ -152,28 +152,28 @@ def test_slow_sources_are_read_once_and_bit_by_bit(
 @settings(max_examples=10, deadline=None)
 @given(step=st.integers(0, 100_000))
 def test_any_step_can_be_fed_at_once(kind: str, step: int, sharded: Path) -> None:
-    """D-14: O(1) seek, through the same feed as every other source."""
+    """D-14: O(1) seek, through the same loader as every other source."""
     split, order = read(sharded).train, make_order(samples=SAMPLES, batch_size=4)
-    feed = make(kind, split, order, stop=step + 1)
-    window = feed.window(step)
+    loader = make(kind, split, order, stop=step + 1)
+    window = loader.window(step)
     batch = batch_at(window.inputs, step - window.start)
     rows = order.batches(step, 1).indices[0]
-    feed.close()
+    loader.close()
     assert np.array_equal(batch.columns["image"], output().train.columns["image"][rows])
     assert np.array_equal(batch.columns["label"], output().train.columns["label"][rows])
 
 
 @pytest.mark.slow
 def test_several_threads_read_a_stream(sharded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 3)
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 3)
     split, order = read(sharded).train, make_order(samples=SAMPLES, batch_size=4)
-    feed, images = make("stream", split, order, stop=60), output().train.columns["image"]
+    loader, images = make("stream", split, order, stop=60), output().train.columns["image"]
     for step in range(60):
-        window = feed.window(step)
+        window = loader.window(step)
         batch = batch_at(window.inputs, step - window.start)
         assert np.array_equal(batch.columns["image"], images[order.batches(step, 1).indices[0]])
     # Records are read many at a time.
-    assert feed.report().slowest_sample is None
+    assert loader.report().slowest_sample is None
 
 
 def damage(folder: Path, name: str, change: Callable[[bytes], bytes]) -> Path:

@@ -33,7 +33,7 @@ def test_numbers_are_predicted_in_standard_deviations(tmp_path: Path) -> None:
     assert (data.targets.task, data.targets.names) == ("regression", ("price",))
     train, evaluated = (np.asarray(split.columns["label"]) for split in (data.train, data.eval))
     assert train.dtype == np.float32
-    prices = np.concatenate([data.targets.in_units(one)[:, 0] for one in (train, evaluated)])
+    prices = np.concatenate([data.targets.to_data_units(one)[:, 0] for one in (train, evaluated)])
     np.testing.assert_allclose(np.sort(prices), np.arange(20) / 4, atol=1e-6)
     assert train.mean() == pytest.approx(0, abs=1e-6)
     assert train.std() == pytest.approx(1, abs=1e-6)
@@ -78,7 +78,7 @@ def test_a_second_file_can_be_for_evaluation(tmp_path: Path) -> None:
     data = read(tmp_path, eval_path=tmp_path / "eval.csv")
     assert (len(data.train), len(data.eval)) == (20, 2)
     evaluated = np.asarray(data.eval.columns["label"])
-    np.testing.assert_allclose(data.targets.in_units(evaluated)[:, 0], [3, 100], rtol=1e-6)
+    np.testing.assert_allclose(data.targets.to_data_units(evaluated)[:, 0], [3, 100], rtol=1e-6)
     assert np.asarray(data.eval.columns["image"])[:, 2].tolist() == [0, 1]
     (tmp_path / "eval.csv").write_text("kind,size,rooms,price\nc,0,1,3\n")
     with pytest.raises(DataError, match=r"eval.csv: line 2: kind = 'c': no row of the training"):

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 
-from pipeline.config.observer_settings import observer_settings
+from pipeline.config.observer_settings import make_observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
 from pipeline.engine import monitors
@@ -34,7 +34,7 @@ Compose = Callable[..., Recipe]
 
 def opened(recipe: Recipe, run_dir: Path, *, terminal: bool = False) -> Observers:
     console = Console(file=io.StringIO(), force_terminal=terminal)
-    settings = observer_settings(recipe)
+    settings = make_observer_settings(recipe)
     return open_observers(settings, run_dir, RunSchedule(12, 6, 3), 0, Reporter(console=console))
 
 

@@ -139,7 +139,7 @@ def test_a_damaged_reproducer_is_refused(damage: Callable[[Path], None], copied:
 class Healthy:
     """An executable that finds nothing wrong with a step when it is run again."""
 
-    feed = SimpleNamespace(window=None)
+    loader = SimpleNamespace(window=None)
 
     def put(self, state: Any) -> Any:
         return state

@@ -20,7 +20,7 @@ from pipeline.inspect.forecast.step_parts import StepPart, parts_of
 X, W = np.ones((8, 8), np.float32), np.ones((8, 8), np.float32)
 
 
-def split(function: Callable[..., Any], *args: Any) -> Counter[StepPart]:
+def split_program(function: Callable[..., Any], *args: Any) -> Counter[StepPart]:
     return parts_of(jax.make_jaxpr(function)(*args), "cpu")
 
 
@@ -39,7 +39,7 @@ def layers(x: Array, w: Array, depth: int) -> Array:
 
 
 def test_equal_layers_are_one_part() -> None:
-    parts = split(lambda x, w: layers(x, w, 4), X, W)
+    parts = split_program(lambda x, w: layers(x, w, 4), X, W)
     assert Counter({part.kind: count for part, count in parts.items()})["product"] == 4
     assert sorted(parts.values()) == [4, 4]
 
@@ -69,7 +69,7 @@ def test_what_nothing_needs_is_in_no_part() -> None:
         jnp.exp(x)
         return jnp.sin(x)
 
-    assert operations(split(step, X)) == Counter(sin=1)
+    assert operations(split_program(step, X)) == Counter(sin=1)
 
 
 def test_work_waits_for_the_call_that_needs_it() -> None:
@@ -77,7 +77,7 @@ def test_work_waits_for_the_call_that_needs_it() -> None:
         mask = x > 0
         return jnp.where(mask, (x @ w) @ w, x)
 
-    (part,) = (part for part in split(step, X, W) if part.kind == "rest")
+    (part,) = (part for part in split_program(step, X, W) if part.kind == "rest")
     names = {equation.primitive.name for equation in part.equations}
     assert names == {"gt", "select_n"}
 
@@ -86,7 +86,7 @@ def test_a_loop_counts_as_its_body_times_its_iterations() -> None:
     def step(x: Array, w: Array) -> Array:
         return lax.scan(lambda c, _: (jnp.sin(c @ w), None), x, None, length=7)[0]
 
-    assert operations(split(step, X, W)) == Counter(dot_general=7, sin=7)
+    assert operations(split_program(step, X, W)) == Counter(dot_general=7, sin=7)
 
 
 def test_a_number_connects_no_arrays() -> None:
@@ -94,14 +94,14 @@ def test_a_number_connects_no_arrays() -> None:
         rate = rate * 2
         return x - rate * x, w - rate * w
 
-    parts = split(update, X, np.ones((4, 4), np.float32), np.float32(1))
+    parts = split_program(update, X, np.ones((4, 4), np.float32), np.float32(1))
     assert sorted(len(part.equations) for part in parts) == [1, 2, 2]
 
 
 def test_a_part_computes_what_the_program_does() -> None:
     function = jax.grad(lambda w, x: jnp.log(jnp.cosh(x * w)).sum())
     w, x = np.full((1, 8), 0.7, np.float32), np.full((4, 8), 0.3, np.float32)
-    (part,) = split(function, w, x)
+    (part,) = split_program(function, w, x)
     inputs = [w if v.aval.shape == w.shape else x for v in part.program.jaxpr.invars]
     (found,) = jaxpr_as_fun(part.program)(*inputs)
     np.testing.assert_allclose(found, function(w, x), rtol=1e-6)

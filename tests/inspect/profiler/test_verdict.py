@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.backends.feed.feed_stats import FeedReport, SlowSample
+from pipeline.backends.loading.loader_stats import LoaderReport, SlowSample
 from pipeline.inspect.profiler.compilations import Compilation
 from pipeline.inspect.profiler.peaks import Peaks
 from pipeline.inspect.profiler.step_profile import HostTime, OperatorTime, StepProfile
 from pipeline.inspect.profiler.verdict import EventCost, Evidence, SinkGain, decide
 
 PEAKS = Peaks(flops=1e11, bf16_flops=2e11, bytes_per_s=1e10)
-FEED = FeedReport("resident", False, 0.0, 0.0, None, None, None, {}, None)
+LOADER = LoaderReport("resident", False, 0.0, 0.0, None, None, None, {}, None)
 
 
 def operator(name: str, ms: float, kind: str, layer: str, **more: Any) -> OperatorTime:
@@ -38,7 +38,7 @@ def evidence(*operators: OperatorTime, **more: Any) -> Evidence:
         peaks=PEAKS,
         host=host,
     )
-    return replace(Evidence(profile, host, FEED, sink_steps=100), **more)
+    return replace(Evidence(profile, host, LOADER, sink_steps=100), **more)
 
 
 def waiting(ms: float) -> HostTime:
@@ -53,11 +53,11 @@ def test_a_healthy_step_blames_its_operators() -> None:
 
 def test_waits_for_data_name_the_column_and_the_sample() -> None:
     sample = SlowSample("image", 7, "a.png", 0.02)
-    feed = replace(FEED, kind="stream", prepare_ms_per_step={"image": 9.0, "label": 0.1})
+    loader = replace(LOADER, kind="stream", prepare_ms_per_step={"image": 9.0, "label": 0.1})
     found = decide(
         evidence(
             host=waiting(6.0),
-            feed=replace(feed, slowest_sample=sample),
+            loader=replace(loader, slowest_sample=sample),
             streams_resident="train.feed=resident",
         )
     )

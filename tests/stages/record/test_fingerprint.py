@@ -10,7 +10,7 @@ from pipeline.data.columns import Column, Facts, Split, blank_data
 from pipeline.data.padding.buckets import ragged_array
 from pipeline.data.padding.pad_images import pad_split
 from pipeline.stages.record.environment import SAMPLED, Fingerprint, fingerprint
-from tests.backends.feed.feeding import CountedColumn, make_split
+from tests.backends.loading.small_loader import CountedColumn, make_split
 
 IMAGES = np.arange(300 * 4, dtype=np.float32).reshape(300, 2, 2, 1)
 

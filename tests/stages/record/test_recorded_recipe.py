@@ -241,7 +241,7 @@ def test_an_equal_recipe_is_compared_without_defaults(
     write_recipe(tmp_path, tiny("train.resume=auto"))
     filled: list[object] = []
     module = "pipeline.stages.record.recorded_recipe"
-    monkeypatch.setattr(f"{module}.normalised", lambda tree: filled.append(tree) or tree)
+    monkeypatch.setattr(f"{module}.normalise_recipe", lambda tree: filled.append(tree) or tree)
     assert changed_keys(tiny(), tmp_path) == []
     assert filled == []
     (line,) = changed_keys(tiny("seed=3"), tmp_path)

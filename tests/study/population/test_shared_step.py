@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from pipeline.backends.base import CompileInputs
-from pipeline.backends.feed.feed import make_feed
-from pipeline.backends.feed.window_buffer import FeedSource
+from pipeline.backends.loading.loader import make_loader
+from pipeline.backends.loading.window_buffer import LoaderSource
 from pipeline.backends.xla import XlaBackend
 from pipeline.config.recipe import Recipe
 from pipeline.data.batch import Batch
@@ -73,8 +73,8 @@ def inputs_of(step: TrainStep) -> CompileInputs:
         repeat=1,
     )
     labels = Split({"label": np.arange(1, 1 + STEPS, dtype=np.int32)})
-    feed = make_feed(FeedSource(labels, order, PLACEMENT), "resident")
-    return CompileInputs(step, feed, feed, np.arange(STEPS, dtype=np.float32), seed_words(3))
+    loader = make_loader(LoaderSource(labels, order, PLACEMENT), "resident")
+    return CompileInputs(step, loader, loader, np.arange(STEPS, dtype=np.float32), seed_words(3))
 
 
 def losses(inputs: CompileInputs) -> tuple[np.ndarray, np.ndarray]:

@@ -10,8 +10,8 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from pipeline.backends.ascend.chip.hardware import FIGURES, Chip, unit_of
-from pipeline.core.errors import MAX_PROBLEMS, PipelineError, listed
-from pipeline.core.files.error_text import describe, nearest, no_such, shown
+from pipeline.core.errors import MAX_PROBLEMS, PipelineError, limit_problems
+from pipeline.core.files.error_text import describe, nearest, no_such, show_name
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.files.value_text import show
@@ -33,7 +33,9 @@ class ChipError(PipelineError):
             super().__init__(f"{source}: {self.problems[0]}")
         else:
             head = f"{source} has {len(self.problems)} problems:"
-            super().__init__("\n".join([head, *(f"  {line}" for line in listed(self.problems))]))
+            super().__init__(
+                "\n".join([head, *(f"  {line}" for line in limit_problems(self.problems))])
+            )
 
 
 def load_chip(name_or_path: str | Path) -> Any:
@@ -55,7 +57,7 @@ def load_chip(name_or_path: str | Path) -> Any:
     except ValidationError as error:
         unknown = [key for key in tree if key not in OWN_KEYS]
         problems = [_unknown_key(key, tree[key]) for key in unknown[:MAX_PROBLEMS]]
-        problems += [f"{shown(key)}: there is no such key" for key in unknown[MAX_PROBLEMS:]]
+        problems += [f"{show_name(key)}: there is no such key" for key in unknown[MAX_PROBLEMS:]]
         missing = [name for name in FIGURES if name not in tree]
         problems += [
             f"{name}: missing; a formula needs it, in {unit_of(name)}, with its source"
@@ -76,7 +78,7 @@ def _unknown_key(key: str, value: Any) -> str:
     alike = [name for name in sorted(OWN_KEYS) if name.startswith((f"{key}_", f"{stem}_"))]
     guess = nearest(key, alike) or nearest(key, OWN_KEYS)
     question = f"; did you mean {guess}? Keys carry their unit" if guess else ""
-    return f"{shown(key)} = {show(value)}: there is no such key{question}"
+    return f"{show_name(key)} = {show(value)}: there is no such key{question}"
 
 
 def _find(name_or_path: str | Path) -> Path:
@@ -105,16 +107,16 @@ def _read(file: Path, origins: tuple[Path, ...] = ()) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for name in names if "_self_" in names else [*names, "_self_"]:
         layer = values if name == "_self_" else _read(_origin(name, file), (*origins, file))
-        tree = _merge(tree, layer)
+        tree = _merge_sections(tree, layer)
     return tree
 
 
-def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_sections(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Merge sections key by key and replace all else, as Hydra does."""
     merged = dict(below)
     for key, value in above.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
+        merged[key] = _merge_sections(merged[key], value) if both else value
     return merged
 
 

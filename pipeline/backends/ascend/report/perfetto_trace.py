@@ -35,7 +35,7 @@ def write_trace(timeline: Timeline, graph: TaskGraph, path: Path, *, steps: int 
     """
     if steps < 1:
         raise ValueError(f"a trace of {steps} steps: should be 1 or more")
-    spans = tuple(_several(timeline, steps))
+    spans = tuple(_repeat_steps(timeline, steps))
     metadata = {
         "what": "modelled, not measured",
         "mode": timeline.mode,
@@ -47,15 +47,15 @@ def write_trace(timeline: Timeline, graph: TaskGraph, path: Path, *, steps: int 
     write_trace_file(path, (*_names(spans), *_iterations(timeline, steps), *events), metadata)
 
 
-def _several(timeline: Timeline, steps: int) -> Iterator[Span]:
+def _repeat_steps(timeline: Timeline, steps: int) -> Iterator[Span]:
     """Return the spans of steps one after another, each sink after its launch."""
     if timeline.steps_per_launch == 1:
         for step in range(steps):
             yield from _shift(timeline.spans, step * timeline.step_us)
         return
     launch = [span for span in timeline.spans if span.stream == "host" and span.task is None]
-    fed = [span for span in timeline.spans if span.stream in ("feed", "pcie")]
-    per_step = [span for span in timeline.spans if span not in launch and span not in fed]
+    loading = [span for span in timeline.spans if span.stream in ("feed", "pcie")]
+    per_step = [span for span in timeline.spans if span not in launch and span not in loading]
     for step in range(steps):
         begin_us = _begin_us(timeline, step)
         if step % timeline.steps_per_launch == 0:
@@ -64,8 +64,8 @@ def _several(timeline: Timeline, steps: int) -> Iterator[Span]:
                 replace(span, start_us=at_us, duration_us=timeline.launch_us) for span in launch
             )
         yield from _shift(per_step, begin_us - timeline.launch_us / timeline.steps_per_launch)
-        # The feed of the queue keeps the mean pace, through the launches of sinks as well.
-        yield from _shift(fed, step * timeline.step_us)
+        # The loader of the queue keeps the mean pace, through the launches of sinks as well.
+        yield from _shift(loading, step * timeline.step_us)
 
 
 def _shift(spans: Sequence[Span], by_us: float) -> Iterator[Span]:

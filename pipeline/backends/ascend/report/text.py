@@ -90,7 +90,7 @@ def _name_unit(report: Report) -> str:
     return "images/s" if report.batch_pixels else "samples/s"
 
 
-def several(devices: int, chip: str) -> str:
+def name_devices(devices: int, chip: str) -> str:
     """Return the name of a number of devices: `8 x Ascend 910A`."""
     return f"{devices:,} x {chip}" if devices > 1 else chip
 
@@ -102,7 +102,7 @@ def _format_head(report: Report, steps: int | None) -> Iterator[str]:
     batch = f"{report.batch_size * config.devices:,}"
     if config.devices > 1:
         batch += f" ({report.batch_size:,} a device)"
-    chips = several(config.devices, report.chip)
+    chips = name_devices(config.devices, report.chip)
     yield f"MODELLED, not measured: {chips}, batch {batch}, {types}, {config.mode}{sink_text}"
     low, high = report.interval_ms
     yield (

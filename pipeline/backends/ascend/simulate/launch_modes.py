@@ -51,7 +51,7 @@ REFERENCE_PIXELS = 224 * 224
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceFeed:
+class LoaderTimes:
     """Times of one batch before it is on the device; the stages run in parallel."""
 
     host_us: float
@@ -81,8 +81,8 @@ def device_images_per_s(workers: int, pixels: int, devices: int, hw: Hardware) -
     return share * REFERENCE_PIXELS / pixels
 
 
-def feed_of(options: StepOptions, hw: Hardware) -> DeviceFeed:
-    """Return the stages that feed one device.
+def estimate_loader_times(options: StepOptions, hw: Hardware) -> LoaderTimes:
+    """Return the times of a batch for one device.
 
     Raises:
         OptionError: the batch does not fit the queue on the device that it should go through.
@@ -91,7 +91,7 @@ def feed_of(options: StepOptions, hw: Hardware) -> DeviceFeed:
         queue_batches(options, hw)
     rate = options.host_images_per_s
     host_us = 0.0 if rate is None else options.batch_size / rate * 1e6
-    return DeviceFeed(host_us, options.batch_bytes / (hw.pcie_gb_per_s * 1e3))
+    return LoaderTimes(host_us, options.batch_bytes / (hw.pcie_gb_per_s * 1e3))
 
 
 def queue_batches(options: StepOptions, hw: Hardware) -> int:
@@ -127,7 +127,7 @@ class Boundary:
     wait_us: float
     copy_us: float
     interval_us: float
-    feed: DeviceFeed
+    loader: LoaderTimes
 
     @property
     def end_us(self) -> float:
@@ -137,7 +137,7 @@ class Boundary:
     @property
     def starved_by(self) -> Bound:
         """The stage that a wait for data is due to."""
-        return "host data" if self.feed.host_us >= self.feed.pcie_us or self.copy_us else "pcie"
+        return "host data" if self.loader.host_us >= self.loader.pcie_us or self.copy_us else "pcie"
 
     def parts(self) -> Iterator[TimeSlice]:
         """Return the boundary's time in slices."""
@@ -150,14 +150,14 @@ class Boundary:
         """Return the boundary's spans; the host prepares the next batch while the step runs."""
         begin_us = self.host_us + self.wait_us
         yield Span("Callbacks and launch", "host", 0.0, self.host_us, "host")
-        yield Span("Prepare a batch", "feed", 0.0, self.feed.host_us, "data")
+        yield Span("Prepare a batch", "feed", 0.0, self.loader.host_us, "data")
         copy_at_us = begin_us if self.copy_us else 0.0
-        yield Span("Copy a batch", "pcie", copy_at_us, self.feed.pcie_us, "data")
+        yield Span("Copy a batch", "pcie", copy_at_us, self.loader.pcie_us, "data")
         yield Span("Wait for data", "get_next", self.host_us, self.wait_us, "data")
         yield Span("Step interval", "get_next", begin_us, self.interval_us, "data")
 
 
-def boundary_of(feed: DeviceFeed, run_us: float, hw: Hardware, options: StepOptions) -> Boundary:
+def boundary_of(loader: LoaderTimes, run_us: float, hw: Hardware, options: StepOptions) -> Boundary:
     """Return the boundary before a step that then runs for `run_us`.
 
     A queue fills while the device computes and while the host runs callbacks, so data is waited for
@@ -169,11 +169,11 @@ def boundary_of(feed: DeviceFeed, run_us: float, hw: Hardware, options: StepOpti
         host_us = (host_us + hw.graph_launch_us) / options.steps_per_launch
     distributed = options.devices > 1
     interval_us = hw.sink_interval_distributed_us if distributed else hw.sink_interval_us
-    copy_us = 0.0 if options.uses_queue else feed.pcie_us
+    copy_us = 0.0 if options.uses_queue else loader.pcie_us
     interval_us = max(interval_us, copy_us)
-    due_us = feed.period_us if options.uses_queue else feed.host_us
+    due_us = loader.period_us if options.uses_queue else loader.host_us
     wait_us = max(0.0, due_us - (host_us + interval_us + run_us))
-    return Boundary(host_us, wait_us, copy_us, interval_us, feed)
+    return Boundary(host_us, wait_us, copy_us, interval_us, loader)
 
 
 def schedule(
@@ -190,7 +190,7 @@ def schedule(
     if len(times) != len(graph.tasks):
         raise ValueError(f"{len(times)} times for {len(graph.tasks)} tasks")
     plan = assign_streams(graph, options, hw)
-    feed = feed_of(options, hw)
+    loader = estimate_loader_times(options, hw)
     alone = run_step(graph, times, plan, hw, options)
     run = alone
     issue = None
@@ -204,7 +204,7 @@ def schedule(
         ahead_us = max(0.0, waiting.end_us - max(issue.end_us, device_us))
         run = run_step(graph, times, plan, hw, options, issue.ahead_by(ahead_us, hw))
         host_led = issue.end_us > device_us
-    boundary = boundary_of(feed, run.end_us, hw, options)
+    boundary = boundary_of(loader, run.end_us, hw, options)
     step_us = boundary.end_us + run.end_us
     host_us = boundary.host_us + (issue.end_us if issue else 0.0)
 

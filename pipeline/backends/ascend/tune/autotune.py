@@ -35,9 +35,9 @@ from pipeline.core.files.knowledge_bank import (
     Banks,
     Round,
     Status,
+    format_rounds,
     operator_record,
     reuse_or_search,
-    ticks_best,
 )
 from pipeline.core.files.ownership import find_foreign_owner, find_writers
 
@@ -256,7 +256,7 @@ def _operator(task: TunedTask, mode: TuneMode | None) -> dict[str, Any]:
         "gain": task.gain,
         "tiling": asdict(task.tiling),
         "trials": task.trials,
-        "ticks_best": ticks_best(task.rounds),
+        "ticks_best": format_rounds(task.rounds),
     }
 
 

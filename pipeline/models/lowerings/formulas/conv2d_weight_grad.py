@@ -96,7 +96,7 @@ def grouped_as_dense(
     count = max(n for n in range(1, groups + 1) if groups % n == 0 and n <= most)
 
     def compute(images: Array, cotangent: Array) -> Array:
-        blocks, right = (_split(array, groups // count) for array in (images, cotangent))
+        blocks, right = (_split_channels(array, groups // count) for array in (images, cotangent))
         right = right.reshape(groups // count, -1, right.shape[-1])
         return jnp.stack(
             [
@@ -113,7 +113,7 @@ def grouped_as_dense(
     return within.reshape(*window.kernel, channels, groups * features).astype(images.dtype)
 
 
-def _split(array: Array, blocks: int) -> Array:
+def _split_channels(array: Array, blocks: int) -> Array:
     """Split channels into blocks, each with separate images: (blocks * batch, ...)."""
     split = array.reshape(*array.shape[:3], blocks, -1)
     split = via_bits(lambda bits: bits.transpose(3, 0, 1, 2, 4), split)

@@ -17,9 +17,9 @@ from pipeline.core.files.knowledge_bank import (
     Entry,
     Round,
     Status,
+    format_rounds,
     operator_record,
     reuse_or_search,
-    ticks_best,
 )
 from pipeline.core.host.platforms import platform_of
 from pipeline.models.lowerings.candidates import can_compute, candidates
@@ -162,7 +162,7 @@ class LoweringChoice:
         return any(lowering.engine == "onednn" for _, lowering in self.lowerings.chosen)
 
     @property
-    def tuned(self) -> int:
+    def num_timed(self) -> int:
         """Number of problems and layouts that were timed in this run."""
         layouts = () if self.layout_found is None else (self.layout_found,)
         return sum(result.status != "bank_hit" for result in (*self.results, *layouts))
@@ -371,5 +371,5 @@ def _operator(result: TunedProblem) -> Mapping[str, Any]:
     return {
         **operator_record(op, str(result.problem), result.before_us, result.us, result.status),
         "lowering": {**asdict(lowering), "family": file_name(lowering.family)},
-        "ticks_best": ticks_best(result.rounds),
+        "ticks_best": format_rounds(result.rounds),
     }

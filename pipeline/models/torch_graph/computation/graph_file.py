@@ -33,7 +33,7 @@ import numpy as np
 from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.models.torch_graph.graph import (
     INPUT,
     ArrayOf,
@@ -185,22 +185,24 @@ def graph_of_document(document: Any, values: Arrays) -> TorchGraph:
     buffers = {spec.name for spec in arrays if spec.role == "buffer"}
     for name, _ in (*graph.train.updates, *graph.evaluate.updates):
         if name not in buffers:
-            raise ValueError(f"{shown(name)} is updated and is no buffer")
+            raise ValueError(f"{show_name(name)} is updated and is no buffer")
     require_computable(graph)
     return graph
 
 
 def _array(name: str, row: Any) -> ArraySpec:
-    path, role, order, shape, dtype = _row(row, 5, f"array {shown(name)}")
+    path, role, order, shape, dtype = _row(row, 5, f"array {show_name(name)}")
     if not _NAME.fullmatch(name) or not _PATH.fullmatch(_text(path)):
-        raise ValueError(f"array {shown(name)}: name and path must be letters, digits and dots")
+        raise ValueError(f"array {show_name(name)}: name and path must be letters, digits and dots")
     if role not in get_args(Role) or order not in get_args(Order):
-        raise ValueError(f"array {shown(name)}: role {shown(str(role))}, order {shown(str(order))}")
+        raise ValueError(
+            f"array {show_name(name)}: role {show_name(str(role))}, order {show_name(str(order))}"
+        )
     sizes = _shape(shape)
     if any(size is None for size in sizes) or len(sizes) != _AXES.get(order, len(sizes)):
-        raise ValueError(f"array {shown(name)}: shape {shape} of order {order}")
+        raise ValueError(f"array {show_name(name)}: shape {shape} of order {order}")
     if _dtype(dtype) != dtype or (role != "constant" and dtype != "float32"):
-        raise ValueError(f"array {shown(name)}: dtype {shown(str(dtype))} of a {role}")
+        raise ValueError(f"array {show_name(name)}: dtype {show_name(str(dtype))} of a {role}")
     return ArraySpec(name, path, role, order, tuple(size or 0 for size in sizes), dtype)
 
 
@@ -212,19 +214,19 @@ def _require_paths(arrays: tuple[ArraySpec, ...]) -> None:
     for path in paths:
         parts = path.split("/")
         if any("/".join(parts[:count]) in paths for count in range(1, len(parts))):
-            raise ValueError(f"array {shown(path)} lies within another")
+            raise ValueError(f"array {show_name(path)} lies within another")
 
 
 def _require_values(arrays: tuple[ArraySpec, ...], values: Arrays) -> None:
     named = {spec.name for spec in arrays}
     if named != set(values):
         odd = min(named ^ set(values))
-        raise ValueError(f"array {shown(odd)} is in one of graph and weights, not in both")
+        raise ValueError(f"array {show_name(odd)} is in one of graph and weights, not in both")
     for spec in arrays:
         value = values[spec.name]
         if value.shape != spec.shape or str(value.dtype) != spec.dtype:
             raise ValueError(
-                f"array {shown(spec.name)} is {value.dtype} {value.shape} in the weights and "
+                f"array {show_name(spec.name)} is {value.dtype} {value.shape} in the weights and "
                 f"{spec.dtype} {spec.shape} in the graph"
             )
 
@@ -239,7 +241,7 @@ def _form(document: Any, arrays: frozenset[str], key: str) -> Form:
     for row in rows:
         node = _node(row)
         if node.name in num_results:
-            raise ValueError(f"{key}: two nodes are called {shown(node.name)}")
+            raise ValueError(f"{key}: two nodes are called {show_name(node.name)}")
         for reference in references_of(node):
             _require_defined(reference, num_results, arrays, node.name)
         num_results[node.name] = len(node.results)
@@ -260,20 +262,26 @@ def _require_defined(
 ) -> None:
     if isinstance(reference, ArrayOf):
         if reference.name not in arrays:
-            raise ValueError(f"{shown(by)} reads array {shown(reference.name)}, which there is not")
+            raise ValueError(
+                f"{show_name(by)} reads array {show_name(reference.name)}, which there is not"
+            )
     elif reference.node not in num_results:
-        raise ValueError(f"{shown(by)} reads {shown(reference.node)}, which is not before it")
+        raise ValueError(
+            f"{show_name(by)} reads {show_name(reference.node)}, which is not before it"
+        )
     elif reference.item is not None and reference.item >= num_results[reference.node]:
-        raise ValueError(f"{shown(by)} reads result {reference.item} of {shown(reference.node)}")
+        raise ValueError(
+            f"{show_name(by)} reads result {reference.item} of {show_name(reference.node)}"
+        )
 
 
 def _node(row: Any) -> GraphNode:
     name, op, args, kwargs, results, module, kind, line = _row(row, 8, "a node")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(f"a node is called {shown(str(name))}")
+        raise ValueError(f"a node is called {show_name(str(name))}")
     if not isinstance(args, list) or not isinstance(results, list):
-        raise ValueError(f"{shown(name)}: arguments and results must be lists")
-    named = tuple((key, _argument(v)) for key, v in _object(kwargs, shown(name)).items())
+        raise ValueError(f"{show_name(name)}: arguments and results must be lists")
+    named = tuple((key, _argument(v)) for key, v in _object(kwargs, show_name(name)).items())
     return GraphNode(
         name,
         _text(op),
@@ -301,13 +309,13 @@ def _argument(value: Any) -> Any:
         case {"float": "inf" | "-inf" | "nan" as text} if len(value) == 1:
             return float(text)
         case dict():
-            raise ValueError(f"argument {shown(str(value))} is none that there is")
+            raise ValueError(f"argument {show_name(str(value))} is none that there is")
     return value
 
 
 def _dtype(value: Any) -> str:
     if not isinstance(value, str) or value not in _DTYPES:
-        raise ValueError(f"dtype {shown(str(value))} is none that there is")
+        raise ValueError(f"dtype {show_name(str(value))} is none that there is")
     return str(value)
 
 
@@ -321,16 +329,16 @@ def _tensor(row: Any) -> TensorSpec:
 
 def _shape(value: Any) -> tuple[int | None, ...]:
     if not isinstance(value, list) or len(value) > 32:
-        raise ValueError(f"shape {shown(str(value))}; must be a list of at most 32 sizes")
+        raise ValueError(f"shape {show_name(str(value))}; must be a list of at most 32 sizes")
     for size in value:
         if size is not None and (type(size) is not int or not 0 <= size <= MAX_ELEMENTS):
-            raise ValueError(f"size {shown(str(size))}; must be a whole number or null")
+            raise ValueError(f"size {show_name(str(size))}; must be a whole number or null")
     return tuple(value)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > 2000:
-        raise ValueError(f"{shown(str(value))}: must be a text of at most 2,000 characters")
+        raise ValueError(f"{show_name(str(value))}: must be a text of at most 2,000 characters")
     return value
 
 

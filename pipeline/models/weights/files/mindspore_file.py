@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.core.files.npy import MAX_AXES, MAX_ENTRIES
 from pipeline.models.weights.files.named_arrays import BFLOAT16, Arrays, add, decode
 
@@ -114,7 +114,7 @@ def _read_value(message: memoryview) -> _Value:
     tensor = None
     for number, field in _read_fields(message, MAX_FIELDS):
         if number == _MAP:
-            raise ValueError(f"{shown(tag)} is a map tensor; only plain arrays can be read")
+            raise ValueError(f"{show_name(tag)} is a map tensor; only plain arrays can be read")
         if number == _TAG and not isinstance(field, int):
             tag = str(field, "utf-8")
         elif number == _TENSOR and not isinstance(field, int):
@@ -141,10 +141,12 @@ def _join(values: list[_Value]) -> np.ndarray:
     """
     first = values[0]
     if any((value.dims, value.type) != (first.dims, first.type) for value in values):
-        raise ValueError(f"the parts of {shown(first.tag)} differ in shape or type")
+        raise ValueError(f"the parts of {show_name(first.tag)} differ in shape or type")
     if first.type not in _TYPES:
         types = ", ".join(_TYPES)
-        raise ValueError(f"{shown(first.tag)} is {shown(first.type)}; must be one of {types}")
+        raise ValueError(
+            f"{show_name(first.tag)} is {show_name(first.type)}; must be one of {types}"
+        )
     dtype = _TYPES[first.type]
     content = first.content if len(values) == 1 else b"".join(v.content for v in values)
     is_scalar = first.dims == (0,) and len(content) == dtype.itemsize

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import ml_dtypes
 import numpy as np
 
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.core.files.npy import MAX_ENTRIES, array_bytes
 
 Arrays = dict[str, np.ndarray]
@@ -29,7 +29,7 @@ def decode(
     num_bytes = array_bytes(name, dtype, shape)
     if len(data) != num_bytes:
         raise ValueError(
-            f"{shown(name)} has shape {tuple(shape)} of {dtype}, {num_bytes:,} bytes; "
+            f"{show_name(name)} has shape {tuple(shape)} of {dtype}, {num_bytes:,} bytes; "
             f"the file has {len(data):,}"
         )
     return np.frombuffer(data, dtype).reshape(shape)
@@ -40,7 +40,7 @@ def add(arrays: Arrays, name: object, array: np.ndarray) -> None:
     if not isinstance(name, str) or not name or len(name) > MAX_NAME_LENGTH:
         raise ValueError(f"an entry has no name of 1 to {MAX_NAME_LENGTH} characters")
     if name in arrays:
-        raise ValueError(f"two entries are called {shown(name)}")
+        raise ValueError(f"two entries are called {show_name(name)}")
     if len(arrays) == MAX_ENTRIES:
         raise ValueError(f"it has more than {MAX_ENTRIES:,} entries")
     arrays[name] = array

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.core.files.npy import MAX_ENTRIES, array_bytes
 from pipeline.models.weights.files.named_arrays import Arrays, add
 from pipeline.models.weights.files.torch_pickle import (
@@ -82,9 +82,11 @@ class _Storages:
             try:
                 info = self._archive.getinfo(self._folder + name)
             except KeyError:
-                raise ValueError(f"it lacks its part {shown(name)}") from None
+                raise ValueError(f"it lacks its part {show_name(name)}") from None
             if info.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"its part {shown(name)} is compressed, which torch does not do")
+                raise ValueError(
+                    f"its part {show_name(name)} is compressed, which torch does not do"
+                )
             self._left_bytes -= info.file_size
             if self._left_bytes < 0:
                 raise ValueError("its parts overlap")
@@ -112,7 +114,7 @@ def _find_tensors(content: Any) -> Mapping[Any, Any]:
         raise ValueError("it holds no dictionary of tensors; save model.state_dict()")
     inner = [content[key] for key in _STATE_DICTS if _is_state_dict(content.get(key))]
     if len(inner) != 1:
-        keys = ", ".join(shown(str(key)) for key in list(content)[:10])
+        keys = ", ".join(show_name(str(key)) for key in list(content)[:10])
         raise ValueError(
             f"it holds a dictionary of {keys or 'nothing'}; must be a state dict, or have one as "
             f"one of {', '.join(_STATE_DICTS)}"
@@ -138,7 +140,7 @@ def _read_tensor(name: str, value: Call, storages: _Storages) -> np.ndarray:
         ):
             values = storages.values(storage)
             return _copy_strided(name, values, offset, shape, strides)
-    raise ValueError(f"{shown(name)} is no tensor of numbers")
+    raise ValueError(f"{show_name(name)} is no tensor of numbers")
 
 
 def _copy_strided(
@@ -151,12 +153,12 @@ def _copy_strided(
     size = array_bytes(name, values.dtype, shape)
     are_valid = [type(stride) is int and stride >= 0 for stride in strides]
     if offset < 0 or not all(are_valid) or size > values.nbytes:
-        raise ValueError(f"{shown(name)} does not fit into its storage")
+        raise ValueError(f"{show_name(name)} does not fit into its storage")
     if not size:
         return np.empty(shape, values.dtype)
     last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
     if last >= len(values):
-        raise ValueError(f"{shown(name)} does not fit into its storage")
+        raise ValueError(f"{show_name(name)} does not fit into its storage")
     itemsize = values.dtype.itemsize
     view = np.lib.stride_tricks.as_strided(
         values[offset:], shape, tuple(stride * itemsize for stride in strides), writeable=False

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.models.weights.files.named_arrays import BFLOAT16
 
 ORDERED_DICT = "collections.OrderedDict"
@@ -174,7 +174,7 @@ class _Machine:
         if not isinstance(function, Name) or not isinstance(arguments, tuple):
             raise TypeError
         if function.text not in CALLABLE:
-            raise ValueError(f"{_REFUSED}: it calls {shown(function.text)}")
+            raise ValueError(f"{_REFUSED}: it calls {show_name(function.text)}")
         if function.text != ORDERED_DICT:
             self.stack[-1] = Call(function.text, arguments)
         elif arguments:
@@ -191,7 +191,7 @@ class _Machine:
 
 def _check_name(text: str) -> Name:
     if text not in CALLABLE and text not in STORAGES:
-        raise ValueError(f"{_REFUSED}: it names {shown(text)}")
+        raise ValueError(f"{_REFUSED}: it names {show_name(text)}")
     return Name(text)
 
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.files.atomic_write import commit
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.core.files.npy import open_archive
 from pipeline.core.host.memory import require_room
 from pipeline.models.weights.files.mindspore_file import read_mindspore, write_mindspore
@@ -116,7 +116,7 @@ def _read_safetensors(path: Path) -> Arrays:
     for name in sorted(entries, key=natural_key):
         entry = entries[name]
         if entry["dtype"] not in _SAFETENSORS_DTYPES:
-            raise ValueError(f"{shown(name)} is {entry['dtype']}, which is not read")
+            raise ValueError(f"{show_name(name)} is {entry['dtype']}, which is not read")
         dtype = _SAFETENSORS_DTYPES[entry["dtype"]]
         add(arrays, name, decode(name, dtype, entry["shape"], entry["data"]))
     return arrays
@@ -136,7 +136,7 @@ def read_npz(path: Path) -> Arrays:
     with open_archive(path) as archive:
         for file in archive.files:
             if not file.endswith(".npy"):
-                raise ValueError(f"its part {shown(file)} is no array")
+                raise ValueError(f"its part {show_name(file)} is no array")
         for name in archive.names:
             add(arrays, name, archive.read(name))
     return arrays

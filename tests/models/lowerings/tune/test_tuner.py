@@ -131,7 +131,7 @@ def test_else_than_on_the_processor_or_when_off_nothing_is_looked_up(
 def test_what_no_bank_has_is_decided_by_the_rule(bench: Bench) -> None:
     chosen = bench.choose("bank", [*THREE, LARGE])
     assert taken(chosen, [*THREE, LARGE]) == ["default/xla"] * 3 + ["winograd4/onednn/4"]
-    assert (chosen.results, chosen.by_rule, chosen.tuned) == ((), 4, 0)
+    assert (chosen.results, chosen.by_rule, chosen.num_timed) == ((), 4, 0)
     assert chosen.calls_onednn
     assert not bench.bank.exists()
 
@@ -149,7 +149,7 @@ def test_what_was_tuned_is_stored_and_used_ever_after(strategy: str, bench: Benc
     watch = Watched()
     first = bench.choose("tune", strategy=strategy, watch=watch)
     assert [found.status for found in first.results] == ["bank_append"] * 3
-    assert (first.tuned, first.by_rule) == (3, 0)
+    assert (first.num_timed, first.by_rule) == (3, 0)
     assert stopwatch.problems == list(THREE)
     assert watch.names == [str(problem) for problem in THREE]
     assert set(bench.entries) == set(watch.names)
@@ -161,7 +161,7 @@ def test_what_was_tuned_is_stored_and_used_ever_after(strategy: str, bench: Benc
         again = bench.choose(mode, watch=watch)
         assert [found.status for found in again.results] == ["bank_hit"] * 3
         assert again.lowerings == first.lowerings
-        assert (again.tuned, again.by_rule, watch.names) == (0, 0, [])
+        assert (again.num_timed, again.by_rule, watch.names) == (0, 0, [])
     assert bench.bank.read_bytes() == written
 
 
@@ -222,7 +222,7 @@ def test_repeating_keeps_what_is_better_in_the_bank(bench: Bench) -> None:
     assert taken(chosen) == ["convolution/onednn"] * 3
     assert {found.after.us for found in chosen.results} == {1000.0}
     assert bench.bank.read_bytes() == written
-    assert (stopwatch.problems, chosen.tuned) == (list(THREE), 3)
+    assert (stopwatch.problems, chosen.num_timed) == (list(THREE), 3)
 
 
 def test_repeating_keeps_the_bank_where_nothing_has_changed(bench: Bench) -> None:

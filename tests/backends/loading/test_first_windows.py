@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.backends.feed import feed as feeds
-from pipeline.backends.feed import window_buffer
-from pipeline.backends.feed.window_buffer import FeedSource, ReadPlan
+from pipeline.backends.loading import loader as loader_module
+from pipeline.backends.loading import window_buffer
+from pipeline.backends.loading.window_buffer import LoaderSource, ReadPlan
 from pipeline.data.columns import Split
 from pipeline.training.parallel.placement import DevicePlacement
-from tests.backends.feed.feeding import (
+from tests.backends.loading.small_loader import (
     DEVICE,
     CountedColumn,
     make,
@@ -27,12 +27,12 @@ from tests.backends.feed.feeding import (
 @pytest.fixture(autouse=True)
 def short_windows_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_buffer, "FIRST_SHARE", 4)
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 8)
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 8)
 
 
 def plan(window_steps: int, stop: int | None = None) -> ReadPlan:
     placement = DevicePlacement((DEVICE,))
-    source = FeedSource(make_split(), make_order(), placement, stop, True, lambda: 0.0)
+    source = LoaderSource(make_split(), make_order(), placement, stop, True, lambda: 0.0)
     return ReadPlan(source, window_steps)
 
 
@@ -58,15 +58,15 @@ def test_windows_follow_one_another_up_to_the_end(window_steps: int, jump: int, 
 def test_the_first_window_needs_few_samples() -> None:
     column = CountedColumn(np.arange(11, dtype=np.int32))
     order = make_order(shuffle=False)
-    feed = make("stream", Split({"label": column}), order, stop=40, short_first=True)
-    first = feed.window(0)
+    loader = make("stream", Split({"label": column}), order, stop=40, short_first=True)
+    first = loader.window(0)
     assert (first.start, first.stop, first.early) == (0, 2, True)
     for step in count(1):
-        window = feed.window(step)
+        window = loader.window(step)
         assert window.start <= step < window.stop
         if window.stop == 40:
             break
-    feed.close()
+    loader.close()
     assert column.reads == order.batches(0, 40).rows.ravel().tolist()
 
 
@@ -74,7 +74,7 @@ def test_waiting_for_short_windows_is_no_starvation() -> None:
     times = iter(np.arange(0.0, 1e6, 50.0))
     lines: list[str] = []
     column = CountedColumn(np.arange(11, dtype=np.int32))
-    feed = make(
+    loader = make(
         "stream",
         Split({"label": column}),
         notify=lambda starves, text: lines.append(text),
@@ -82,11 +82,11 @@ def test_waiting_for_short_windows_is_no_starvation() -> None:
         short_first=True,
     )
     for step in (0, 2, 6):
-        feed.window(step)
+        loader.window(step)
     assert lines == []
-    assert feed.report().wait_share is None
-    assert feed.report().first_wait_ms > 0
-    wait_until(lambda: feed._source.ready_steps(14) > 0)
-    feed.window(14)
-    assert feed.report().wait_share is not None
-    feed.close()
+    assert loader.report().wait_share is None
+    assert loader.report().first_wait_ms > 0
+    wait_until(lambda: loader._source.ready_steps(14) > 0)
+    loader.window(14)
+    assert loader.report().wait_share is not None
+    loader.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack
 
-from pipeline.backends.feed.reading_threads import AGAIN_AFTER, ReadingThreads
+from pipeline.backends.loading.reading_threads import AGAIN_AFTER, ReadingThreads
 
 PART_S = 0.5
 """Seconds that a thread reads at once, many times the length of a trial: an ordinary part of a

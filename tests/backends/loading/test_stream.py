@@ -9,13 +9,13 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline.backends.feed import feed as feeds
-from pipeline.backends.feed import window_buffer
-from pipeline.backends.feed.window import batch_at
+from pipeline.backends.loading import loader as loader_module
+from pipeline.backends.loading import window_buffer
+from pipeline.backends.loading.window import batch_at
 from pipeline.core.errors import DataError
 from pipeline.core.files.npy import ALIGNMENT_BYTES, aligned_zeros
 from pipeline.data.columns import Split
-from tests.backends.feed.feeding import (
+from tests.backends.loading.small_loader import (
     DEVICE,
     SAMPLES,
     CountedColumn,
@@ -30,7 +30,7 @@ NUMBERS = np.arange(SAMPLES, dtype=np.int32)
 
 @pytest.fixture(autouse=True)
 def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 2)
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 2)
 
 
 def make_stream(column: Any, **more: Any) -> Any:
@@ -45,44 +45,44 @@ def samples_of(first_step: int, last_step: int) -> list[int]:
 
 def test_each_sample_is_read_once_and_one_window_ahead() -> None:
     column = CountedColumn(NUMBERS)
-    feed = make_stream(column)
+    loader = make_stream(column)
     for step in range(5):
-        feed.window(step)
-    wait_until(lambda: feed._source.ready_steps(6) == 2)
+        loader.window(step)
+    wait_until(lambda: loader._source.ready_steps(6) == 2)
     assert column.reads == samples_of(0, 8)
 
 
 def test_no_more_than_a_window_is_read_ahead() -> None:
     """S-15: what lies in memory is bounded, however long the device takes."""
     column = CountedColumn(NUMBERS)
-    feed = make_stream(column)
-    feed.window(0)
-    wait_until(lambda: feed._source.ready_steps(2) == 2)
-    source = feed._source._reader._source
+    loader = make_stream(column)
+    loader.window(0)
+    wait_until(lambda: loader._source.ready_steps(2) == 2)
+    source = loader._source._reader._source
     assert (len(column.reads), len(source._buffers)) == (len(samples_of(0, 4)), 0)
 
 
 def test_no_sample_after_the_end_is_read() -> None:
     """Three steps of a large dataset cost the samples of three steps."""
     column = LazyNumbers(NUMBERS)
-    feed = make_stream(column, stop=3)
-    assert [(w.start, w.stop) for w in (feed.window(0), feed.window(2))] == [(0, 2), (2, 3)]
+    loader = make_stream(column, stop=3)
+    assert [(w.start, w.stop) for w in (loader.window(0), loader.window(2))] == [(0, 2), (2, 3)]
     assert sorted(column.reads) == sorted(samples_of(0, 3))
-    assert feed.window(2).inputs.columns["label"].shape == feed.window(0).inputs.indices.shape
+    assert loader.window(2).inputs.columns["label"].shape == loader.window(0).inputs.indices.shape
 
 
 def test_no_more_steps_are_ready_than_the_last_window_has() -> None:
-    feed = make_stream(CountedColumn(NUMBERS), stop=3)
-    feed.window(0)
-    wait_until(lambda: feed._source._reader._source.num_unclaimed == feed._source._plan.parts)
-    assert feed._source.ready_steps(2) == 1
+    loader = make_stream(CountedColumn(NUMBERS), stop=3)
+    loader.window(0)
+    wait_until(lambda: loader._source._reader._source.num_unclaimed == loader._source._plan.parts)
+    assert loader._source.ready_steps(2) == 1
 
 
 def test_a_jump_opens_a_reader_there_and_reads_nothing_between() -> None:
     column = CountedColumn(NUMBERS)
-    feed = make_stream(column, stop=2)
-    feed.window(0)
-    assert feed.window(1_000_001).start == 1_000_001
+    loader = make_stream(column, stop=2)
+    loader.window(0)
+    assert loader.window(1_000_001).start == 1_000_001
     assert column.reads[:6] == samples_of(0, 2)
     assert column.reads[6:12] == samples_of(1_000_001, 1_000_003)
 
@@ -99,9 +99,9 @@ def test_threads_share_the_samples_of_a_lazy_column(monkeypatch: pytest.MonkeyPa
             both.wait()
 
     column = LazyNumbers(NUMBERS, meet)
-    feed = make_stream(column)
+    loader = make_stream(column)
     for step in range(9):
-        window = feed.window(step)
+        window = loader.window(step)
         batch = batch_at(window.inputs, step - window.start)
         assert batch.columns["label"].tolist() == samples_of(step, step + 1)
     assert len(column.threads) == 2
@@ -111,8 +111,8 @@ def test_what_fills_up_a_short_batch_is_decoded_once() -> None:
     """The last batch of an epoch is samples 9, 10 and, filled up, 9 again; padding repeats it."""
     column = LazyNumbers(NUMBERS)
     order = make_order(shuffle=False, samples=4, batch_size=9)
-    feed = make("stream", Split({"label": column}), order, stop=1)
-    batch = batch_at(feed.window(0).inputs, 0)
+    loader = make("stream", Split({"label": column}), order, stop=1)
+    batch = batch_at(loader.window(0).inputs, 0)
     assert batch.columns["label"].tolist() == [0, 1, 2, 3, 0, 0, 0, 0, 0]
     assert sorted(set(column.reads)) == [0, 1, 2, 3]
     assert len(column.reads) <= 4 + window_buffer.PARTS // 2
@@ -120,12 +120,12 @@ def test_what_fills_up_a_short_batch_is_decoded_once() -> None:
 
 def test_a_sample_that_cannot_be_read_ahead_is_reported_when_it_is_needed() -> None:
     column = CountedColumn(NUMBERS, bad=7)
-    feed = make_stream(column)
-    feed.window(0)
+    loader = make_stream(column)
+    loader.window(0)
     for _ in range(2):
         with pytest.raises(DataError, match=r"^sample 7 can't be decoded$"):
-            feed.window(2)
-    assert feed.window(4).start == 4
+            loader.window(2)
+    assert loader.window(4).start == 4
 
 
 def test_whatever_else_a_column_raises_becomes_an_error_that_names_it() -> None:
@@ -133,10 +133,10 @@ def test_whatever_else_a_column_raises_becomes_an_error_that_names_it() -> None:
         if index == 4:
             raise KeyError("no such tile")
 
-    feed = make_stream(LazyNumbers(NUMBERS, fail))
+    loader = make_stream(LazyNumbers(NUMBERS, fail))
     expected = r"^column label, sample 4 \(4\.png\): KeyError: 'no such tile'$"
     with pytest.raises(DataError, match=expected):
-        feed.window(0)
+        loader.window(0)
 
     class Broken(CountedColumn):
         def __getitem__(self, indices: Any) -> np.ndarray:

@@ -14,10 +14,10 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeline.backends.feed.feed_stats import PrepareTime
-from pipeline.backends.feed.reading_threads import ReadingThreads
-from pipeline.backends.feed.window import Window
-from pipeline.backends.feed.window_buffer import FeedSource, ReadPlan, WindowBuffer
+from pipeline.backends.loading.loader_stats import PrepareTime
+from pipeline.backends.loading.reading_threads import ReadingThreads
+from pipeline.backends.loading.window import Window
+from pipeline.backends.loading.window_buffer import LoaderSource, ReadPlan, WindowBuffer
 from pipeline.core.errors import PipelineError
 
 
@@ -26,7 +26,7 @@ class StreamedWindows:
 
     kind: Literal["resident", "stream"] = "stream"
 
-    def __init__(self, source: FeedSource, window_steps: int) -> None:
+    def __init__(self, source: LoaderSource, window_steps: int) -> None:
         self._plan = ReadPlan(source, window_steps)
         self._threads = ReadingThreads(self._plan.threads)
         self.device_bytes = 2 * window_steps * self._plan.batch_bytes

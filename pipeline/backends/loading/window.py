@@ -57,7 +57,7 @@ class Window:
 
     @property
     def most_steps(self) -> int:
-        """Steps that a window of this feed can have."""
+        """Steps that a window of this loader can have."""
         return int(self.inputs.counts.shape[0])
 
 

@@ -1,7 +1,7 @@
-"""Feeds, which bring batches to the device, window by window.
+"""Loaders, which bring batches to the device, window by window.
 
-A resident feed puts the split on the device once, and then transfers only the order of samples. A
-streamed feed transfers a window's samples, and prepares the next window while the device works.
+A resident loader puts the split on the device once, and then transfers only the order of samples. A
+streaming loader transfers a window's samples, and prepares the next window while the device works.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal, Protocol
 
-from pipeline.backends.feed.feed_stats import (
-    FeedReport,
-    FeedStats,
+from pipeline.backends.loading.loader_stats import (
+    LoaderReport,
+    LoaderStats,
     Notify,
     PrepareTime,
     WindowHandoff,
 )
-from pipeline.backends.feed.stream import StreamedWindows
-from pipeline.backends.feed.window import Window, put_inputs
-from pipeline.backends.feed.window_buffer import Clock, FeedSource
+from pipeline.backends.loading.stream import StreamedWindows
+from pipeline.backends.loading.window import Window, put_inputs
+from pipeline.backends.loading.window_buffer import Clock, LoaderSource
 from pipeline.data.columns import LazyColumn, Split
 
 RESIDENT_LIMIT_BYTES = 2 << 30
@@ -66,7 +66,7 @@ class ResidentWindows:
 
     kind: Literal["resident", "stream"] = "resident"
 
-    def __init__(self, source: FeedSource, window_steps: int) -> None:
+    def __init__(self, source: LoaderSource, window_steps: int) -> None:
         self._source = source
         self._steps = window_steps
         self._columns = {
@@ -106,7 +106,7 @@ class ResidentWindows:
         return Window(step, step + self._steps, inputs), PrepareTime(seconds)
 
 
-class Feed:
+class Loader:
     """Windows for a backend."""
 
     def __init__(
@@ -116,7 +116,7 @@ class Feed:
         self.device_bytes = source.device_bytes
         self._source = source
         self._clock = clock
-        self._stats = FeedStats(notify)
+        self._stats = LoaderStats(notify)
         self._window: Window | None = None
         self._handed_at = 0.0
 
@@ -157,17 +157,17 @@ class Feed:
         """Seconds that `window` has waited so far."""
         return self._stats.waited_s
 
-    def report(self) -> FeedReport:
+    def report(self) -> LoaderReport:
         """Return how long training had to wait, and for what."""
         return self._stats.report(self.kind)
 
 
-def make_feed(
-    source: FeedSource,
+def make_loader(
+    source: LoaderSource,
     kind: Literal["auto", "resident", "stream"] = "auto",
     notify: Notify | None = None,
-) -> Feed:
-    """Make a feed of the kind; `auto` is resident if the split fits.
+) -> Loader:
+    """Make a loader of the kind; `auto` is resident if the split fits.
 
     `notify` is called when training has to wait.
     """
@@ -179,10 +179,10 @@ def make_feed(
         limit = RESIDENT_LIMIT_BYTES if free is None or lazy else RESIDENT_SHARE * free
         kind = "resident" if split_bytes(split) <= limit else "stream"
     if kind == "resident":
-        return Feed(ResidentWindows(source, WINDOW_STEPS), notify, source.clock)
+        return Loader(ResidentWindows(source, WINDOW_STEPS), notify, source.clock)
     batch_bytes = max(1, split.sample_bytes * source.order.batch_size)
     steps = max(1, min(WINDOW_STEPS, WINDOW_LIMIT_BYTES // batch_bytes))
-    return Feed(StreamedWindows(source, steps), notify, source.clock)
+    return Loader(StreamedWindows(source, steps), notify, source.clock)
 
 
 def split_bytes(split: Split) -> int:

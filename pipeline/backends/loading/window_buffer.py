@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.backends.feed.feed_stats import PrepareTime, SlowSample
-from pipeline.backends.feed.window import Window, put_inputs
+from pipeline.backends.loading.loader_stats import PrepareTime, SlowSample
+from pipeline.backends.loading.window import Window, put_inputs
 from pipeline.core.errors import DataError, PipelineError
-from pipeline.core.files.error_text import shown
+from pipeline.core.files.error_text import show_name
 from pipeline.core.files.npy import aligned_zeros
 from pipeline.data.columns import DECODING_THREADS, BatchedColumn, Column, LazyColumn, Split
 from pipeline.data.order import Batches, SampleOrder
@@ -29,8 +29,8 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class FeedSource:
-    """The split that a feed reads, its order, and the devices that it is transferred to."""
+class LoaderSource:
+    """The split that a loader reads, its order, and the devices that it is transferred to."""
 
     split: Split
     order: SampleOrder
@@ -44,9 +44,9 @@ class FeedSource:
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """The source of a feed, read in windows. A process reads its own rows of every batch."""
+    """The source of a loader, read in windows. A process reads its own rows of every batch."""
 
-    source: FeedSource
+    source: LoaderSource
     window_steps: int
 
     @property
@@ -197,9 +197,9 @@ def _decode_into(
         except PipelineError:
             raise
         except Exception as error:
-            where = f"column {name}, sample {sample} ({shown(column.sample_name(sample))})"
+            where = f"column {name}, sample {sample} ({show_name(column.sample_name(sample))})"
             raise DataError(f"{where}: {type(error).__name__}: {error}") from error
         read_s = clock() - started_at
         if slowest is None or read_s > slowest.read_s:
-            slowest = SlowSample(name, sample, shown(column.sample_name(sample)), read_s)
+            slowest = SlowSample(name, sample, show_name(column.sample_name(sample)), read_s)
     return slowest

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.backends.feed import feed as feeds
-from pipeline.backends.feed.feed import Feed, split_bytes
-from pipeline.backends.feed.window import batch_at
+from pipeline.backends.loading import loader as loader_module
+from pipeline.backends.loading.loader import Loader, split_bytes
+from pipeline.backends.loading.window import batch_at
 from pipeline.data.batch import Batch
 from pipeline.data.columns import Split
 from pipeline.data.order import SampleOrder
-from tests.backends.feed.feeding import (
+from tests.backends.loading.small_loader import (
     SAMPLES,
     CountedColumn,
     make,
@@ -26,10 +26,10 @@ from tests.backends.feed.feeding import (
 KINDS = ("resident", "stream")
 
 
-def steps_of(feed: Feed, first: int, last: int) -> Iterator[Batch]:
+def steps_of(loader: Loader, first: int, last: int) -> Iterator[Batch]:
     """The batches of steps first .. last - 1, counted from 0, as a backend takes them."""
     for step in range(first, last):
-        window = feed.window(step)
+        window = loader.window(step)
         assert window.start <= step < window.stop
         yield batch_at(window.inputs, step - window.start)
 
@@ -52,7 +52,7 @@ def assert_is_step(batch: Batch, step: int, order: SampleOrder, split: Split) ->
 def test_batches_follow_the_order_over_epochs_and_windows(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 5)
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 5)
     split, order = make_split(), make_order()
     for step, batch in enumerate(steps_of(make(kind), 0, 13)):
         assert_is_step(batch, step, order, split)
@@ -71,35 +71,35 @@ def test_any_step_can_be_had_at_once(kind: str, step: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_going_back_gives_the_same_batches(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 2)
-    feed = make(kind)
-    once, again = ([b.sample.tolist() for b in steps_of(feed, 3, 9)] for _ in range(2))
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 2)
+    loader = make(kind)
+    once, again = ([b.sample.tolist() for b in steps_of(loader, 3, 9)] for _ in range(2))
     assert once == again
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_window_serves_all_its_steps(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 4)
-    feed = make(kind)
-    first = feed.window(6)
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 4)
+    loader = make(kind)
+    first = loader.window(6)
     assert (first.start, first.stop) == (6, 10)
-    assert all(feed.window(step) is first for step in (9, 7, 6))
-    assert feed.window(10).start == 10
-    assert feed.window(5).start == 5
+    assert all(loader.window(step) is first for step in (9, 7, 6))
+    assert loader.window(10).start == 10
+    assert loader.window(5).start == 5
 
 
 def test_a_window_is_prepared_while_the_one_before_is_in_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 2)
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 2)
     for kind in KINDS:
-        feed = make(kind)
-        feed.window(0)
-        assert feed.report().queue_depth is None
-        wait_until(lambda feed=feed: feed._source.ready_steps(2) == 2)
-        assert feed._source.ready_steps(4) == 0
-        feed.window(2)
-        assert feed.report().queue_depth == 1
+        loader = make(kind)
+        loader.window(0)
+        assert loader.report().queue_depth is None
+        wait_until(lambda loader=loader: loader._source.ready_steps(2) == 2)
+        assert loader._source.ready_steps(4) == 0
+        loader.window(2)
+        assert loader.report().queue_depth == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -107,27 +107,27 @@ def test_nothing_is_prepared_after_the_end_unless_requested(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trial may continue after the end of the run, and gets the window that it requests."""
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 2)
-    feed = make(kind, stop=4)
-    for step, batch in enumerate(steps_of(feed, 0, 11)):
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 2)
+    loader = make(kind, stop=4)
+    for step, batch in enumerate(steps_of(loader, 0, 11)):
         assert_is_step(batch, step, make_order(), make_split())
-    feed.window(2)
-    assert feed._source.ready_steps(4) == 0
+    loader.window(2)
+    assert loader._source.ready_steps(4) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_closed_feed_prepares_nothing_and_still_serves(
+def test_a_closed_loader_prepares_nothing_and_still_serves(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 2)
-    feed = make(kind)
-    feed.window(0)
-    feed.close()
-    assert feed._source.ready_steps(2) == 0
-    waited_s = feed.waited_s
-    feed.window(1)
-    assert feed.waited_s > waited_s, "the window in hand was let go"
-    for step, batch in zip(range(2, 7), steps_of(feed, 2, 7), strict=True):
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 2)
+    loader = make(kind)
+    loader.window(0)
+    loader.close()
+    assert loader._source.ready_steps(2) == 0
+    waited_s = loader.waited_s
+    loader.window(1)
+    assert loader.waited_s > waited_s, "the window in hand was let go"
+    for step, batch in zip(range(2, 7), steps_of(loader, 2, 7), strict=True):
         assert_is_step(batch, step, make_order(), make_split())
 
 
@@ -136,9 +136,9 @@ def test_auto_is_resident_up_to_the_limit_and_streams_beyond(
 ) -> None:
     size = split_bytes(make_split())
     assert size == SAMPLES * (4 + 4)
-    monkeypatch.setattr(feeds, "RESIDENT_LIMIT_BYTES", size)
+    monkeypatch.setattr(loader_module, "RESIDENT_LIMIT_BYTES", size)
     assert make("auto").kind == "resident"
-    monkeypatch.setattr(feeds, "RESIDENT_LIMIT_BYTES", size - 1)
+    monkeypatch.setattr(loader_module, "RESIDENT_LIMIT_BYTES", size - 1)
     assert make("auto").kind == "stream"
     assert make("resident").kind == "resident"
 
@@ -148,27 +148,27 @@ def test_a_streamed_window_keeps_its_bounds(
     limit_bytes: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S-15: bytes and steps at once are limited, to a step at least; a batch is 24 bytes."""
-    monkeypatch.setattr(feeds, "WINDOW_LIMIT_BYTES", limit_bytes)
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 4)
-    feed = make("stream")
-    window = feed.window(0)
+    monkeypatch.setattr(loader_module, "WINDOW_LIMIT_BYTES", limit_bytes)
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 4)
+    loader = make("stream")
+    window = loader.window(0)
     shifted = sum(column.nbytes for column in window.inputs.columns.values())
     assert (window.stop - window.start, shifted) == (steps, 24 * steps)
     assert shifted <= max(limit_bytes, 24)
-    assert feed.device_bytes == 2 * shifted
+    assert loader.device_bytes == 2 * shifted
 
 
 def test_all_windows_have_one_shape() -> None:
     """One shape, one program, whatever the step."""
-    feed = make("resident")
-    shapes = [jax.tree.map(np.shape, feed.window(step).inputs) for step in (0, 5000)]
+    loader = make("resident")
+    shapes = [jax.tree.map(np.shape, loader.window(step).inputs) for step in (0, 5000)]
     assert shapes[0] == shapes[1]
 
 
 def test_a_resident_split_is_moved_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", 2)
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", 2)
     column = CountedColumn(np.arange(SAMPLES, dtype=np.int32))
-    feed = make("resident", Split({"label": column}))
-    list(steps_of(feed, 0, 9))
+    loader = make("resident", Split({"label": column}))
+    list(steps_of(loader, 0, 9))
     assert column.reads == list(range(SAMPLES))
-    assert feed.device_bytes == SAMPLES * 4
+    assert loader.device_bytes == SAMPLES * 4

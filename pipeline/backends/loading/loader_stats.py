@@ -10,7 +10,7 @@ from typing import Literal
 STARVED_SHARE = 0.05
 """Training starves when a window made it wait for a larger share of its time."""
 
-FED_SHARE = 0.01
+RECOVERED_SHARE = 0.01
 """Starvation ends when a window made it wait for a smaller share."""
 
 NOISE_S = 1e-3
@@ -75,8 +75,8 @@ class WindowHandoff:
 
 
 @dataclass(frozen=True)
-class FeedReport:
-    """Feed statistics, for summary.json. Shares and means are None before a full window."""
+class LoaderReport:
+    """Statistics of a loader, for summary.json. Shares and means are None before a full window."""
 
     kind: Literal["resident", "stream"]
     starved: bool
@@ -95,7 +95,7 @@ class FeedReport:
     slowest_sample: SlowSample | None
 
 
-class FeedStats:
+class LoaderStats:
     """Statistics of handoffs; reports when starvation begins and ends."""
 
     def __init__(self, notify: Notify | None) -> None:
@@ -125,7 +125,7 @@ class FeedStats:
         if not self._starves and waited and handoff.wait_share > STARVED_SHARE:
             self._starves = self._starved = True
             self._notify(True, starved_text(handoff))
-        elif self._starves and (not waited or handoff.wait_share < FED_SHARE):
+        elif self._starves and (not waited or handoff.wait_share < RECOVERED_SHARE):
             self._starves = False
             self._notify(False, f"data is fast enough again from step {handoff.start + 1}")
 
@@ -138,13 +138,13 @@ class FeedStats:
         """Seconds of all waits, also for windows that could not be prepared ahead."""
         return self._first_wait_s + self._wait_s
 
-    def report(self, kind: Literal["resident", "stream"]) -> FeedReport:
+    def report(self, kind: Literal["resident", "stream"]) -> LoaderReport:
         """The statistics so far."""
         prepared = max(1, self._prepared_steps)
         measured = self._windows > 0
         time_s = max(self._busy_s + self._wait_s, 1e-9)
         seconds = self._prepare_time.seconds
-        return FeedReport(
+        return LoaderReport(
             kind=kind,
             starved=self._starved,
             first_wait_ms=1000 * self._first_wait_s,

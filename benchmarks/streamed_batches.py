@@ -1,7 +1,7 @@
 """Does training wait for streamed data? The wait a step as a share of the step, as runs report it.
 
-    python -m benchmarks.feeding
-    python -m benchmarks.feeding --root DIR lenet5_mnist "mlp_mnist train.batch_size=16"
+    python -m benchmarks.streamed_batches
+    python -m benchmarks.streamed_batches --root DIR lenet5_mnist "mlp_mnist train.batch_size=16"
 
 A contestant is a recipe, with overrides behind it in the same word. Its data are streamed however
 few they are: a window of up to 1,024 batches is read while the one before it is trained on. The
@@ -38,8 +38,8 @@ CONTESTANTS = (
 
 
 @dataclass(frozen=True)
-class Fed:
-    """How one run was fed, and what its steps took."""
+class LoaderCost:
+    """What the loader of one run cost, and what its steps took."""
 
     step_ms: float
     prepare_ms: float
@@ -64,7 +64,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=3072, help="of a run that names no other")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--root", help="dataset.root")
-    add_save(parser, "feeding.md")
+    add_save(parser, "streamed_batches.md")
     args = parser.parse_args()
     common = [f"train.steps={args.steps}", "train.sink_size=1000", "monitor.loss_every=0"]
     common += ["stages=[data,build,compile,train]"]
@@ -74,7 +74,7 @@ def main() -> int:
     try:
         measured = alternate(turns, args.rounds)
     except PipelineError as error:
-        print(f"benchmarks.feeding: {error}", file=sys.stderr)
+        print(f"benchmarks.streamed_batches: {error}", file=sys.stderr)
         return 1
     named = [] if args.contestants is CONTESTANTS else args.contestants
     what = shlex.join(["--steps", str(args.steps), "--rounds", str(args.rounds), *named])
@@ -82,39 +82,40 @@ def main() -> int:
     return 0
 
 
-def measure(contestant: str, common: Sequence[str]) -> Fed:
+def measure(contestant: str, common: Sequence[str]) -> LoaderCost:
     """Train once. Raises PipelineError where that can't be done."""
     recipe, *own = contestant.split()
     with tempfile.TemporaryDirectory() as folder:
         summary = run(load_recipe(recipe, [*common, *own, "train.feed=stream"]), Path(folder))
-    return fed_as(contestant, summary)
+    return read_cost(contestant, summary)
 
 
-def fed_as(contestant: str, summary: Summary) -> Fed:
-    """What a run says of its feed. Ends the process where it was too short to say anything."""
-    feed, step_ms = summary.feed, summary.time["median_step_ms"]
-    if feed["wait_ms_per_step"] is None or step_ms is None:
+def read_cost(contestant: str, summary: Summary) -> LoaderCost:
+    """What the loader cost a run. Ends the process if the run was too short to measure it."""
+    figures = summary.feed
+    step_ms = summary.time["median_step_ms"]
+    if figures["wait_ms_per_step"] is None or step_ms is None:
         raise SystemExit(
-            f"benchmarks.feeding: {contestant}: {summary.steps} steps fit into one window; "
-            "more are needed, as by train.steps=3072"
+            f"benchmarks.streamed_batches: {contestant}: {summary.steps} steps fit into one "
+            "window; more are needed, as by train.steps=3072"
         )
-    prepare_ms = sum(feed["prepare_ms_per_step"].values())
-    return Fed(step_ms, prepare_ms, feed["wait_ms_per_step"], feed["queue_depth"])
+    prepare_ms = sum(figures["prepare_ms_per_step"].values())
+    return LoaderCost(step_ms, prepare_ms, figures["wait_ms_per_step"], figures["queue_depth"])
 
 
-def report(what: str, measured: Mapping[str, Sequence[Fed]]) -> str:
+def report(what: str, measured: Mapping[str, Sequence[LoaderCost]]) -> str:
     """Markdown: the table, the machine and the versions."""
     rows = []
     for name, runs in measured.items():
-        shares = [fed.wait_share for fed in runs]
+        shares = [cost.wait_share for cost in runs]
         row = (
             name,
-            f"{statistics.median(fed.step_ms for fed in runs):.3f}",
-            f"{statistics.median(fed.prepare_ms for fed in runs):.4f}",
-            f"{statistics.median(1000 * fed.wait_ms for fed in runs):.2f}",
+            f"{statistics.median(cost.step_ms for cost in runs):.3f}",
+            f"{statistics.median(cost.prepare_ms for cost in runs):.4f}",
+            f"{statistics.median(1000 * cost.wait_ms for cost in runs):.2f}",
             f"{statistics.median(shares):.3%}",
             f"{min(shares):.3%} to {max(shares):.3%}",
-            f"{statistics.median(fed.ready for fed in runs):.0%}",
+            f"{statistics.median(cost.ready for cost in runs):.0%}",
         )
         rows.append(row)
     header = (
@@ -124,7 +125,7 @@ def report(what: str, measured: Mapping[str, Sequence[Fed]]) -> str:
     count = len(next(iter(measured.values())))
     return "\n".join(
         (
-            heading("Streamed batches", f"python -m benchmarks.feeding {what}", PACKAGES),
+            heading("Streamed batches", f"python -m benchmarks.streamed_batches {what}", PACKAGES),
             f"Medians of {count} rounds, alternating.\n",
             table(header, rows),
         )

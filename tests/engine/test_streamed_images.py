@@ -1,4 +1,4 @@
-"""Feeding as a user meets it: image files, streamed, fast and slow."""
+"""Image files, streamed, fast and slow, as a user meets them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline import load_recipe
-from pipeline.backends.feed import feed as feeds
+from pipeline.backends.loading import loader as loader_module
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.data.sources.image_columns import ImageFiles
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def images(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Compose:
     """A recipe that trains on the folder, six steps an epoch, in windows of four steps."""
-    monkeypatch.setattr(feeds, "WINDOW_STEPS", WINDOW)
+    monkeypatch.setattr(loader_module, "WINDOW_STEPS", WINDOW)
 
     def compose(*overrides: str) -> Recipe:
         settings = [

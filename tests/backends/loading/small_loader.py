@@ -1,4 +1,4 @@
-"""Shared by tests of feeds: a small split, its order, columns that record their reads."""
+"""Shared by tests of loaders: a small split, its order, columns that record their reads."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pipeline.backends.feed.feed import Feed, make_feed
-from pipeline.backends.feed.window_buffer import FeedSource
+from pipeline.backends.loading.loader import Loader, make_loader
+from pipeline.backends.loading.window_buffer import LoaderSource
 from pipeline.core.errors import DataError
 from pipeline.data.columns import Split
 from pipeline.data.order import SampleOrder
@@ -46,10 +46,10 @@ def make(
     order: SampleOrder | None = None,
     notify: Any = None,
     **options: Any,
-) -> Feed:
+) -> Loader:
     placement = DevicePlacement((DEVICE,))
-    source = FeedSource(split or make_split(), order or make_order(), placement, **options)
-    return make_feed(source, kind, notify)
+    source = LoaderSource(split or make_split(), order or make_order(), placement, **options)
+    return make_loader(source, kind, notify)
 
 
 def wait_until(true: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""The benchmark of feeding: that it streams, what it takes from a run, and the table."""
+"""The benchmark of streamed batches: that it streams, what it takes from a run, and the table."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import feeding
-from benchmarks.feeding import Fed, fed_as
+from benchmarks import streamed_batches
+from benchmarks.streamed_batches import LoaderCost, read_cost
 from pipeline import run
 from pipeline.config.recipe import Recipe
 from pipeline.stages.record.summary import Summary
@@ -35,14 +35,14 @@ def summary(wait_ms_per_step: float | None) -> Summary:
 
 
 def test_the_wait_is_a_share_of_the_step() -> None:
-    fed = fed_as("r", summary(0.01))
-    assert fed == Fed(step_ms=2.0, prepare_ms=0.04, wait_ms=0.01, ready=0.75)
-    assert math.isclose(fed.wait_share, 0.005)
+    cost = read_cost("r", summary(0.01))
+    assert cost == LoaderCost(step_ms=2.0, prepare_ms=0.04, wait_ms=0.01, ready=0.75)
+    assert math.isclose(cost.wait_share, 0.005)
 
 
 def test_a_run_of_one_window_says_nothing() -> None:
     with pytest.raises(SystemExit, match="r: 3000 steps fit into one window; more are needed"):
-        fed_as("r", summary(None))
+        read_cost("r", summary(None))
 
 
 @pytest.mark.slow
@@ -55,28 +55,32 @@ def test_a_run_streams_and_is_told_of_as_it_says_itself(
         done.append(run(recipe, run_dir))
         return done[-1]
 
-    monkeypatch.setattr(feeding, "run", listen)
+    monkeypatch.setattr(streamed_batches, "run", listen)
     contestant = f"{NETWORK} cache.root={cache} train.steps=2060"
-    monkeypatch.setattr(sys, "argv", ["feeding", "--steps=9", "--rounds=1", contestant])
-    assert feeding.main() == 0
+    monkeypatch.setattr(sys, "argv", ["streamed_batches", "--steps=9", "--rounds=1", contestant])
+    assert streamed_batches.main() == 0
     (one,) = done
     assert (one.steps, one.feed["kind"]) == (2060, "stream")
-    fed = fed_as(contestant, one)
+    cost = read_cost(contestant, one)
     said = capsys.readouterr().out
-    assert f"python -m benchmarks.feeding --steps 9 --rounds 1 '{contestant}'\n" in said
-    assert f"| {contestant} | {fed.step_ms:.3f} | {fed.prepare_ms:.4f} | " in said
-    assert f" | {fed.wait_share:.3%} | " in said
+    assert f"python -m benchmarks.streamed_batches --steps 9 --rounds 1 '{contestant}'\n" in said
+    assert f"| {contestant} | {cost.step_ms:.3f} | {cost.prepare_ms:.4f} | " in said
+    assert f" | {cost.wait_share:.3%} | " in said
 
 
 def test_a_recipe_that_is_wrong_ends_in_one_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["feeding", "--root=/nowhere"])
-    assert feeding.main() == 1
-    assert capsys.readouterr().err.startswith("benchmarks.feeding: ")
+    monkeypatch.setattr(sys, "argv", ["streamed_batches", "--root=/nowhere"])
+    assert streamed_batches.main() == 1
+    assert capsys.readouterr().err.startswith("benchmarks.streamed_batches: ")
 
 
 def test_rows_are_medians_over_the_rounds() -> None:
-    runs = [Fed(2.0, 0.05, 0.001, 1.0), Fed(4.0, 0.07, 0.004, 0.5), Fed(3.0, 0.06, 0.009, 1.0)]
-    text = feeding.report("--steps 4096 --rounds 3", {"a": runs})
+    runs = [
+        LoaderCost(2.0, 0.05, 0.001, 1.0),
+        LoaderCost(4.0, 0.07, 0.004, 0.5),
+        LoaderCost(3.0, 0.06, 0.009, 1.0),
+    ]
+    text = streamed_batches.report("--steps 4096 --rounds 3", {"a": runs})
     assert "| a | 3.000 | 0.0600 | 4.00 | 0.100% | 0.050% to 0.300% | 100% |" in text

@@ -7,7 +7,7 @@ import pytest
 from pipeline.backends.ascend.chip.options import OptionError, StepOptions
 from pipeline.backends.ascend.simulate.launch_modes import (
     device_images_per_s,
-    feed_of,
+    estimate_loader_times,
     queue_batches,
     schedule,
 )
@@ -82,8 +82,8 @@ def test_the_queue_holds_100_batches_or_2_gib() -> None:
 def test_a_batch_over_the_queue_is_an_error_that_says_what_fits() -> None:
     too_much = StepOptions(batch_size=600, batch_bytes=3 << 30)
     with pytest.raises(OptionError, match=r"600 makes a batch of 3 GiB.*at most 400 fits"):
-        feed_of(too_much, HW)
+        estimate_loader_times(too_much, HW)
     with pytest.raises(OptionError, match="turn data sinking off"):
         queue_batches(StepOptions(batch_bytes=3 << 30), HW)
     unqueued = StepOptions(mode="graph_sink", data_sink=False, batch_bytes=3 << 30)
-    assert feed_of(unqueued, HW).pcie_us == pytest.approx((3 << 30) / 16e3)
+    assert estimate_loader_times(unqueued, HW).pcie_us == pytest.approx((3 << 30) / 16e3)

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.backends.feed import feed as feeds
-from pipeline.backends.feed import window_buffer
-from pipeline.backends.feed.feed import Feed
-from pipeline.backends.feed.feed_stats import (
-    FeedStats,
+from pipeline.backends.loading import loader as loader_module
+from pipeline.backends.loading import window_buffer
+from pipeline.backends.loading.loader import Loader
+from pipeline.backends.loading.loader_stats import (
+    LoaderStats,
     PrepareTime,
     SlowSample,
     WindowHandoff,
     starved_text,
 )
 from pipeline.data.columns import Split
-from tests.backends.feed.feeding import (
+from tests.backends.loading.small_loader import (
     SAMPLES,
     HandClock,
     LazyNumbers,
@@ -36,9 +36,9 @@ def hand_over(start: int, wait_s: float, busy_s: float = 1.0) -> WindowHandoff:
     return WindowHandoff(start, 10, busy_s, wait_s, 0 if wait_s else 10, 10, PrepareTime())
 
 
-def reports_of(waits_s: list[float]) -> tuple[FeedStats, Reports]:
+def reports_of(waits_s: list[float]) -> tuple[LoaderStats, Reports]:
     reported: Reports = []
-    stats = FeedStats(lambda *what: reported.append(what))
+    stats = LoaderStats(lambda *what: reported.append(what))
     for number, wait_s in enumerate(waits_s):
         stats.add(hand_over(10 * number, wait_s))
     return stats, reported
@@ -56,7 +56,7 @@ def test_starvation_is_reported_once_until_it_is_over() -> None:
 def test_a_wait_of_a_wakened_thread_is_none() -> None:
     """A millisecond is a large share of a millisecond, and still noise."""
     reported: Reports = []
-    stats = FeedStats(lambda *what: reported.append(what))
+    stats = LoaderStats(lambda *what: reported.append(what))
     stats.add(hand_over(0, 0.0009, busy_s=0.0001))
     assert not reported
     assert not stats.report("stream").starved
@@ -64,7 +64,7 @@ def test_a_wait_of_a_wakened_thread_is_none() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0.01, 10)), min_size=1))
 def test_the_report_adds_up(times: list[tuple[float, float]]) -> None:
-    stats = FeedStats(None)
+    stats = LoaderStats(None)
     stats.jump(0.25, 10, PrepareTime({"image": 1.0}))
     for wait_s, busy_s in times:
         stats.add(
@@ -82,7 +82,7 @@ def test_the_report_adds_up(times: list[tuple[float, float]]) -> None:
 
 
 def test_before_a_second_window_there_is_nothing_to_say() -> None:
-    report = FeedStats(None).report("resident")
+    report = LoaderStats(None).report("resident")
     assert (report.wait_share, report.wait_ms_per_step, report.queue_depth) == (None, None, None)
     assert (report.kind, report.starved, report.slowest_sample) == ("resident", False, None)
 
@@ -116,17 +116,17 @@ def reported() -> Reports:
     return []
 
 
-def make_watched(column: LazyNumbers, clock: HandClock, reported: Reports) -> Feed:
+def make_watched(column: LazyNumbers, clock: HandClock, reported: Reports) -> Loader:
     """Windows of two steps of three samples, read by one thread."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(feeds, "WINDOW_STEPS", 2)
+        patch.setattr(loader_module, "WINDOW_STEPS", 2)
         patch.setattr(window_buffer, "DECODING_THREADS", 1)
         order, split = make_order(shuffle=False), Split({"image": column})
-        feed = make(
+        loader = make(
             "stream", split, order, clock=clock, notify=lambda *what: reported.append(what), stop=8
         )
-        feed.window(0)
-        return feed
+        loader.window(0)
+        return loader
 
 
 def test_a_slow_sample_starves_training_and_is_named(clock: HandClock, reported: Reports) -> None:
@@ -141,49 +141,49 @@ def test_a_slow_sample_starves_training_and_is_named(clock: HandClock, reported:
             assert clock.requested.wait(30)
             clock.advance(0.5)
 
-    feed = make_watched(LazyNumbers(np.arange(SAMPLES, dtype=np.int32), read), clock, reported)
+    loader = make_watched(LazyNumbers(np.arange(SAMPLES, dtype=np.int32), read), clock, reported)
     assert started.wait(30)
     clock.advance(0.5)
     clock.requested.clear()
     armed.set()
-    feed.window(2)
+    loader.window(2)
     ((starves, text),) = reported
     assert starves
     assert "training waits for data from step 3: 250.00 of 500.00 ms a step (50%)" in text
     assert "0 of 2 steps were ready; preparing one takes, in ms: image 500.00" in text
     assert text.endswith("slowest sample: image of sample 7 (7.png), 1000.0 ms")
-    report = feed.report()
+    report = loader.report()
     assert report.starved
     assert report.slowest_sample == SlowSample("image", 7, "7.png", 1.0)
 
-    wait_until(lambda: feed._source.ready_steps(4) == 2)
-    feed.window(4)
+    wait_until(lambda: loader._source.ready_steps(4) == 2)
+    loader.window(4)
     assert [starves for starves, _ in reported] == [True, False]
     assert reported[1][1] == "data is fast enough again from step 5"
-    assert feed.report().starved, "it was"
+    assert loader.report().starved, "it was"
 
 
 def test_data_that_is_ready_never_starves(clock: HandClock, reported: Reports) -> None:
-    feed = make_watched(LazyNumbers(np.arange(SAMPLES, dtype=np.int32)), clock, reported)
+    loader = make_watched(LazyNumbers(np.arange(SAMPLES, dtype=np.int32)), clock, reported)
     for step in (2, 4, 6):
-        wait_until(lambda step=step: feed._source.ready_steps(step) == 2)
+        wait_until(lambda step=step: loader._source.ready_steps(step) == 2)
         clock.advance(0.1)
-        feed.window(step)
-    report = feed.report()
+        loader.window(step)
+    report = loader.report()
     assert (reported, report.starved, report.wait_share) == ([], False, 0)
     assert (report.queue_depth, report.wait_ms_per_step) == (1, 0)
 
 
 def test_the_first_window_and_a_jump_are_no_starvation(clock: HandClock, reported: Reports) -> None:
     slow = LazyNumbers(np.arange(SAMPLES, dtype=np.int32), lambda _: clock.advance(1.0))
-    feed = make_watched(slow, clock, reported)
-    feed.window(7)
-    report = feed.report()
+    loader = make_watched(slow, clock, reported)
+    loader.window(7)
+    report = loader.report()
     assert (reported, report.starved, report.wait_share) == ([], False, None)
     assert report.first_wait_ms >= 6000
 
 
-def test_a_feed_reads_in_threads_of_its_own() -> None:
+def test_a_loader_reads_in_its_own_threads() -> None:
     column = LazyNumbers(np.arange(SAMPLES, dtype=np.int32))
     make("stream", Split({"image": column}), make_order()).window(0)
     assert threading.get_ident() not in column.threads
