@@ -27,7 +27,7 @@ from flax import linen as nn
 from jax import Array
 from rich.console import Console
 
-from benchmarks.custom_parts import ConvNet
+from benchmarks.custom_components import ConvNet
 from benchmarks.measure import add_save, alternate, heading, publish, table
 from pipeline import load_recipe
 from pipeline.backends.base import Executable
@@ -42,7 +42,7 @@ from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax")
-THIS, PARTS = "benchmarks.custom_networks", "benchmarks.custom_parts"
+THIS, PARTS = "benchmarks.custom_networks", "benchmarks.custom_components"
 BATCH, RATE, MOMENTUM = 32, 0.01, 0.9
 LAYERS = (
     "[{name: conv, features: 16, kernel: 3, bias: true}, relu, {name: max_pool, kernel: 2},"

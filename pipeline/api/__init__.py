@@ -3,7 +3,7 @@
     from pipeline.api import LossSpec, part
 
 A part is a frozen class with a literal `name`, registered by `@part(kind)`. Its module is named on
-the command line, `--plugin my_parts.py`, or imported in Python. Import jax inside of methods:
+the command line, `--plugin my_components.py`, or imported in Python. Import jax inside of methods:
 recipes are checked without it.
 """
 
@@ -19,8 +19,7 @@ from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.metric_callbacks import CallbackSpec
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.model_spec import Initializer, InitializerSpec, LayerSpec, ModelSpec
-from pipeline.training.losses import LabelLoss
-from pipeline.training.part_specs import (
+from pipeline.training.component_specs import (
     Backward,
     GradientSpec,
     LossSpec,
@@ -28,6 +27,7 @@ from pipeline.training.part_specs import (
     OptimizerSpec,
     ScheduleSpec,
 )
+from pipeline.training.losses import LabelLoss
 from pipeline.training.schedules import DecaySpan, WarmupDecay
 
 __all__ = [

@@ -20,7 +20,7 @@ from pipeline.config.hydra_versions import HYDRA_DEFAULTS
 from pipeline.config.overrides import key_of, parse_problems, sets_key, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.config.references import require_bounded
-from pipeline.config.unfit_parts import unfit_parts
+from pipeline.config.unfit_components import unfit_parts
 from pipeline.core.errors import RecipeError, first_line
 from pipeline.core.files.error_text import describe, no_such
 from pipeline.core.files.package_paths import CONF

@@ -28,11 +28,7 @@ from pipeline.engine.callbacks.metric_callbacks import CallbackSpec
 from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.models.layers.precision import Level, ToFloat
 from pipeline.training.bad_steps import OnNan
-from pipeline.training.loss_scales import LossScale
-from pipeline.training.optimizers.first_order import ClipSpec
-from pipeline.training.parallel.parallel_spec import LaunchSpec, ParallelSpec
-from pipeline.training.parallel.shards import default_shards
-from pipeline.training.part_specs import (
+from pipeline.training.component_specs import (
     AverageSpec,
     GradientSpec,
     LossSpec,
@@ -42,6 +38,10 @@ from pipeline.training.part_specs import (
     ScheduleSpec,
     UnfreezeRule,
 )
+from pipeline.training.loss_scales import LossScale
+from pipeline.training.optimizers.first_order import ClipSpec
+from pipeline.training.parallel.parallel_spec import LaunchSpec, ParallelSpec
+from pipeline.training.parallel.shards import default_shards
 
 Stage = Literal["data", "build", "compile", "train", "checkpoint", "eval"]
 STAGES: tuple[Stage, ...] = ("data", "build", "compile", "train", "checkpoint", "eval")

@@ -39,9 +39,9 @@ from pipeline.stages.build_checks import (
     require_all,
 )
 from pipeline.stages.fine_tuning import fine_tuned
+from pipeline.training.component_specs import ScheduleSpec
 from pipeline.training.freezing import config_at
 from pipeline.training.parallel.shards import Shards, shards_of
-from pipeline.training.part_specs import ScheduleSpec
 from pipeline.training.rate_table import RateFile, TableSchedule
 from pipeline.training.state import StepConfig, TrainState, split
 from pipeline.training.step import TrainStep, initial_state, initial_variables, make_train_step

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import PositiveFloat
 
 from pipeline.core.registry import part
-from pipeline.training.part_specs import Backward, GradientSpec
+from pipeline.training.component_specs import Backward, GradientSpec
 
 if TYPE_CHECKING:
     import jax

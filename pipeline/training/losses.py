@@ -17,7 +17,7 @@ from pydantic import Field, PositiveFloat
 from pipeline.core.files.error_text import shown
 from pipeline.core.registry import Expected, Seq, part
 from pipeline.data.targets import Targets, Task
-from pipeline.training.part_specs import LossSpec
+from pipeline.training.component_specs import LossSpec
 
 if TYPE_CHECKING:
     import jax

@@ -13,7 +13,7 @@ import numpy as np
 from jax.tree_util import register_dataclass
 
 from pipeline.core.errors import RunError, first_line
-from pipeline.training.part_specs import MetricSpec
+from pipeline.training.component_specs import MetricSpec
 
 MAX_CONFUSION_CLASSES = 10_000
 """The most classes with a confusion matrix, which then has 400 MB."""

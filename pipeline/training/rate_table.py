@@ -17,7 +17,7 @@ from pipeline.core.files.bounded_read import read_bytes
 from pipeline.core.files.npy import parse_npy
 from pipeline.core.files.value_text import show
 from pipeline.core.registry import MAX_FLOAT, FilePath, part
-from pipeline.training.part_specs import ScheduleSpec
+from pipeline.training.component_specs import ScheduleSpec
 
 MAX_BYTES = 64 * 2**20
 """Size limit of a file: 16 million rates in float32."""

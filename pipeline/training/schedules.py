@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from pipeline.core.registry import Seq, part
-from pipeline.training.part_specs import ScheduleSpec
+from pipeline.training.component_specs import ScheduleSpec
 
 Share = Annotated[float, Field(ge=0, le=1)]
 

@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 
 from pipeline.core.registry import Seq, part
 from pipeline.data.targets import Targets
-from pipeline.training.part_specs import Direction, MetricSpec
+from pipeline.training.component_specs import Direction, MetricSpec
 
 if TYPE_CHECKING:
     import jax

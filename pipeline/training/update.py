@@ -13,9 +13,9 @@ from jax import Array
 
 from pipeline.models.layers.path_patterns import Path, covers
 from pipeline.training.bad_steps import BadStepPolicy
+from pipeline.training.component_specs import AverageSpec
 from pipeline.training.curvature import Curvature
 from pipeline.training.loss_scales import LossScaling
-from pipeline.training.part_specs import AverageSpec
 from pipeline.training.state import (
     BadStepCounts,
     Gradients,

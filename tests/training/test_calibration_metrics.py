@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
+from pipeline.training.component_specs import MetricSpec
 from pipeline.training.metrics import add_batch, add_metric_sums, summarize, zero_sums
-from pipeline.training.part_specs import MetricSpec
 from pipeline.training.target_metrics import BrierScore, CalibrationError
 from tests import outcome
 from tests.whole_run import run

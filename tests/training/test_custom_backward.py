@@ -89,7 +89,9 @@ def test_a_loss_of_another_distribution_is_named_by_a_recipe(
     info = tmp_path / "site" / "mine-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[pipeline.parts]\nmine = tests.training.sampled_part\n")
+    (info / "entry_points.txt").write_text(
+        "[pipeline.parts]\nmine = tests.training.sampled_component\n"
+    )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), str(ROOT)]))
     (tmp_path / "sampled.yaml").write_text("name: sampled_mse\nreduction: mean\n")
     run = ["+recipe=lenet5_digits", *TINY, "loss=./sampled.yaml", "train.steps=12"]

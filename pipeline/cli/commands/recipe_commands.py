@@ -137,7 +137,7 @@ RECIPE_COMMANDS = (
         "a project with custom parts",
         "Make a folder with a recipe, a plug-in with one part of each kind, a test and a README.",
         [Argument("name", metavar="NAME", text="Folder to make: letters, digits and _.")],
-        example="new demo && cd demo && python -m pipeline --plugin parts.py +recipe=demo",
+        example="new demo && cd demo && python -m pipeline --plugin components.py +recipe=demo",
     ),
     LazyCommand(
         "schema",

@@ -77,7 +77,9 @@ def take_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         if not equals:
             value = next(waiting, "")
         if not value:
-            raise RecipeError([f"{FLAG}: names nothing; must be a Python file, as {FLAG} parts.py"])
+            raise RecipeError(
+                [f"{FLAG}: names nothing; must be a Python file, as {FLAG} components.py"]
+            )
         named.append(value)
     return named, other_words
 
@@ -126,14 +128,14 @@ def loaded_plugins() -> tuple[Plugin, ...]:
 
 
 def find_object(reference: str) -> Any:
-    """Return what `module:name` stands for in a plug-in, as `my_parts:MyNet`.
+    """Return what `module:name` stands for in a plug-in, as `my_components:MyNet`.
 
     Raises ValueError for another form, a module that the command line does not name, and a name
     that it does not have.
     """
     name, colon, path = reference.partition(":")
     if not colon or not name or not path:
-        raise ValueError(f"{reference!r} must be module:name, as my_parts:MyNet")
+        raise ValueError(f"{reference!r} must be module:name, as my_components:MyNet")
     plugin = _loaded.get(name)
     if plugin is None:
         names = ", ".join(_loaded) or "none is named"

@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from pipeline.core.registry import Spec, part
 from pipeline.engine.callbacks.callback import Callback, OnFailure, RunControl
-from pipeline.training.part_specs import metric_directions
+from pipeline.training.component_specs import metric_directions
 
 if TYPE_CHECKING:
     from pipeline.engine.callbacks.events import Evaluation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pipeline.core.registry import parts
-from pipeline.training.part_specs import Direction, metric_directions
+from pipeline.training.component_specs import Direction, metric_directions
 
 TRAIN_LOSS = "train_loss"
 SMALLER_IS_BETTER = frozenset({TRAIN_LOSS, "step_ms", "train_s", "parameters"})

@@ -11,7 +11,7 @@ from pydantic import Field, PositiveFloat, model_validator
 from pipeline.core.host.tree_paths import path_text
 from pipeline.core.registry import Spec, part
 from pipeline.models.layers.path_patterns import Path, covers, require_covered
-from pipeline.training.part_specs import DecayRule, OptimizerSpec
+from pipeline.training.component_specs import DecayRule, OptimizerSpec
 
 if TYPE_CHECKING:
     import optax

@@ -91,7 +91,7 @@ def test_a_file_is_a_module_that_references_begin_with(write: Write) -> None:
 
 @pytest.mark.parametrize("reference", ["", "own", ":Net", "own:"])
 def test_a_reference_of_another_form_is_refused(reference: str) -> None:
-    with pytest.raises(ValueError, match="must be module:name, as my_parts:MyNet"):
+    with pytest.raises(ValueError, match="must be module:name, as my_components:MyNet"):
         find_object(reference)
 
 
@@ -115,7 +115,7 @@ def test_an_installed_module_is_a_plugin(write: Write) -> None:
 def test_files_are_named_once_by_whichever_path(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`PIPELINE_PLUGINS=parts.py` and `--plugin ./parts.py`, in one command."""
+    """`PIPELINE_PLUGINS=components.py` and `--plugin ./components.py`, in one command."""
     file = write("x = 1\n")
     monkeypatch.chdir(tmp_path)
     separator = os.pathsep

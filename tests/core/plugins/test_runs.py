@@ -19,7 +19,7 @@ from tests.forked import run_forked
 
 pytestmark = pytest.mark.slow
 
-OWN = Path(__file__).with_name("own_parts.py")
+OWN = Path(__file__).with_name("custom_components.py")
 CALLBACKS = (
     "[listening, asking, logging, {name: reduce_on_plateau, metric: margin, patience: 1,"
     " factor: 0.9}, {name: stop_at, metric: margin, value: 1000.0}]"

@@ -34,10 +34,10 @@ from pipeline.core.files.package_paths import CONF
 from pipeline.core.registry import parts
 from pipeline.data.columns import ColumnSpec
 from pipeline.models.layers.model_spec import ModelSpec
+from pipeline.training.component_specs import OptimizerSpec
 from pipeline.training.loss_scales import Fixed
 from pipeline.training.losses import CrossEntropy
 from pipeline.training.optimizers.first_order import Adam, Momentum
-from pipeline.training.part_specs import OptimizerSpec
 from pipeline.training.state import StepConfig
 from pipeline.training.step import make_train_step, make_update_only_step
 

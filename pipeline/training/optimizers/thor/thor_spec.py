@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from pipeline.core.registry import Seq, Spec, part
+from pipeline.training.component_specs import OptimizerSpec
 from pipeline.training.optimizers.first_order import MovingAverageRate, add_weight_decay
-from pipeline.training.part_specs import OptimizerSpec
 
 if TYPE_CHECKING:
     import optax

@@ -1,4 +1,4 @@
-"""Parts of this project, one of each kind; `--plugin parts.py` lets recipes name them."""
+"""Parts of this project, one of each kind; `--plugin components.py` lets recipes name them."""
 
 from __future__ import annotations
 
