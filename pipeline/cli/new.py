@@ -1,4 +1,4 @@
-"""`python -m pipeline new NAME`: a small project with a recipe and custom parts."""
+"""`python -m pipeline new NAME`: a small project with a recipe and custom components."""
 
 from __future__ import annotations
 

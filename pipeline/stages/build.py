@@ -84,7 +84,7 @@ class Built:
 
 
 def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
-    """Build from shapes alone, without any weights. Raises RecipeError if parts don't fit."""
+    """Build from shapes alone, without any weights. Raises RecipeError if components don't fit."""
     schedule = schedule_run(recipe.train, dataset.train_order.steps_per_pass)
     parts = parts_of(
         recipe,

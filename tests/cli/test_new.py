@@ -103,7 +103,7 @@ def test_the_project_trains_with_its_plugin_and_is_refused_without(
         file.rename(tmp_path / file.name)
     refused = in_project(forked)
     assert refused.returncode == 2
-    assert "a part of your own needs --plugin FILE" in refused.stderr
+    assert "a custom component needs --plugin FILE" in refused.stderr
     assert not (tmp_path / "run").exists()
     trained = in_project(forked, "--plugin", "components.py")
     assert trained.returncode == 0, trained.stderr

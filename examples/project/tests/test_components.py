@@ -1,4 +1,4 @@
-"""Tests of the parts of this project, and of its recipe."""
+"""Tests of the components of this project, and of its recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plug-ins: custom Python files and modules, whose parts a recipe may name.
+"""Plug-ins: custom Python files and modules, whose components a recipe may name.
 
 Only the command line (`--plugin FILE`) and the environment (`PIPELINE_PLUGINS`) name them, never a
 recipe: a recipe from a stranger runs no code.
@@ -152,9 +152,9 @@ def find_object(reference: str) -> Any:
 
 
 def missing_flag_hint() -> str:
-    """Return what to do about a part that nothing defines."""
+    """Return what to do about a component that nothing defines."""
     named = ", ".join(plugin.given for plugin in loaded_plugins())
-    return f"a part of your own needs {FLAG} FILE" + (f" (named: {named})" if named else "")
+    return f"a custom component needs {FLAG} FILE" + (f" (named: {named})" if named else "")
 
 
 def _named_in_environment() -> list[str]:
