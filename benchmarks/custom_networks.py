@@ -27,7 +27,7 @@ from flax import linen as nn
 from jax import Array
 from rich.console import Console
 
-from benchmarks.custom_parts import ConvNet
+from benchmarks.custom_components import ConvNet
 from benchmarks.measure import add_save, alternate, heading, publish, table
 from pipeline import load_recipe
 from pipeline.backends.base import Executable
@@ -42,7 +42,7 @@ from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax")
-THIS, PARTS = "benchmarks.custom_networks", "benchmarks.custom_parts"
+THIS, COMPONENTS = "benchmarks.custom_networks", "benchmarks.custom_components"
 BATCH, RATE, MOMENTUM = 32, 0.01, 0.9
 LAYERS = (
     "[{name: conv, features: 16, kernel: 3, bias: true}, relu, {name: max_pool, kernel: 2},"
@@ -51,11 +51,11 @@ LAYERS = (
 )
 RECIPES = {
     "layers in YAML": ("model=layers", f"model.layers={LAYERS}"),
-    "model=flax": ("model=flax", f"model.import={PARTS}:ConvNet"),
+    "model=flax": ("model=flax", f"model.import={COMPONENTS}:ConvNet"),
     "ModelSpec": ("model.name=custom_conv_net",),
     "model=torch": (
         "model=torch",
-        f"model.import={PARTS}:torch_conv_net",
+        f"model.import={COMPONENTS}:torch_conv_net",
         "model.arguments={channels: 1, classes: $classes}",
     ),
 }
@@ -148,7 +148,7 @@ def main() -> None:
     add_save(parser, "custom_networks.md")
     parser.add_argument("overrides", nargs="*", help="of all recipes, as autotune=off")
     args = parser.parse_args()
-    name_for_all([PARTS])
+    name_for_all([COMPONENTS])
     total = args.steps * (args.rounds + 1)
     overrides = ["train.passes=null", "train.epochs=null", f"train.steps={total}"]
     overrides += [f"train.batch_size={BATCH}", "optimizer=momentum", *args.overrides]

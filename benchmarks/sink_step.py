@@ -23,7 +23,7 @@ import numpy as np
 import optax
 from flax.training.train_state import TrainState
 
-from benchmarks.custom_parts import ConvNet
+from benchmarks.custom_components import ConvNet
 from pipeline.data.order import SampleOrder
 from pipeline.engine.sink import sink
 

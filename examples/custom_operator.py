@@ -5,7 +5,7 @@ from typing import Literal
 import jax
 from jax import Array
 
-from pipeline.core.registry import part
+from pipeline.core.registry import component
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.modules.apply_layers import computes
 
@@ -28,7 +28,7 @@ def backward(kept: tuple[Array, Array], dout: Array) -> tuple[Array]:
 swish.defvjp(forward, backward)
 
 
-@part("layer")
+@component("layer")
 class OwnSwish(LayerSpec):
     name: Literal["own_swish"] = "own_swish"
 

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from pipeline import Trainer
-from pipeline.api import MetricSpec, part
+from pipeline.api import MetricSpec, component
 
 
-@part("metric")
+@component("metric")
 class SureAccuracy(MetricSpec):
     name: Literal["sure_accuracy"] = "sure_accuracy"
     least: float = 0.9

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import jax
 from jax.experimental.pallas import BlockSpec, cdiv, pallas_call, triton
 
-from pipeline.core.registry import part
+from pipeline.core.registry import component
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.modules.apply_layers import computes
 
@@ -31,7 +31,7 @@ swish = jax.custom_vjp(lambda x: run(forward, x))
 swish.defvjp(lambda x: (swish(x), x), lambda x, dout: (run(backward, x, dout),))
 
 
-@part("layer")
+@component("layer")
 class PallasSwish(LayerSpec):
     name: Literal["pallas_swish"] = "pallas_swish"
 

@@ -19,7 +19,7 @@ from pathlib import Path
 CONTEXT = multiprocessing.get_context("forkserver")
 IMPORTED = [
     "tests.forked",
-    "tests.part_modules",
+    "tests.component_modules",
     "pipeline.cli.train",
     "pipeline.stages.run",
     "grain",

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import pipeline
-from pipeline import api as parts
-from pipeline import load_recipe, run
+from pipeline import api, load_recipe, run
 from pipeline.core.errors import PipelineError, RecipeError
 from pipeline.core.host.signals import Interrupted
 from pipeline.stages.record.recorded_recipe import write_recipe
@@ -26,7 +25,7 @@ def test_few_names_are_public() -> None:
         _ = pipeline.Runner  # type: ignore[attr-defined]
 
 
-def test_parts_are_written_without_jax() -> None:
+def test_components_are_written_without_jax() -> None:
     """Recipes are checked without it."""
     script = (
         "import sys; from pipeline.api import *; import pipeline.api as p;"
@@ -38,12 +37,12 @@ def test_parts_are_written_without_jax() -> None:
 
 
 def test_a_layer_is_made_by_its_name() -> None:
-    made = parts.layer("conv", features=16, kernel=3)
+    made = api.layer("conv", features=16, kernel=3)
     assert made.model_dump()["features"] == 16
     with pytest.raises(ValueError, match="there is no layer 'cnv'; there is"):
-        parts.layer("cnv")
+        api.layer("cnv")
     with pytest.raises(ValueError, match="featurs"):
-        parts.layer("dense", featurs=3)
+        api.layer("dense", featurs=3)
 
 
 @pytest.mark.slow
@@ -101,7 +100,7 @@ def test_importing_costs_nothing() -> None:
 
 @pytest.mark.slow
 def test_a_run_can_be_made_again_from_the_recipe_it_left(tmp_path: Path) -> None:
-    """A whole recipe stands for itself: no default shows through, whatever the parts were."""
+    """A whole recipe stands for itself: no default shows through, whatever the components were."""
     first = load_recipe("mlp_quickstart", ["optimizer=adamw", "train.steps=7", "model=resnet20"])
     write_recipe(tmp_path, first)
     again = load_recipe(str(tmp_path / "recipe.yaml"))

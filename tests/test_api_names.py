@@ -14,12 +14,12 @@ from pipeline.cli.commands.root import ROOT as CLI
 from pipeline.config.adapter_words import AdapterWords
 from pipeline.config.recipe import Recipe
 from pipeline.core.plugins.loading import FLAG
-from pipeline.core.registry import parts
+from pipeline.core.registry import components
 from tests.conftest import ROOT
 
 DOCUMENT = ROOT / "docs" / "api-names.md"
 KINDS = ("dataset", "initializer", "layer", "loss", "loss_scale", "model", "op", "optimizer")
-PART = re.compile(rf"({'|'.join((*KINDS, 'schedule'))}) (\w+)(?:\(([\w, ]+)\))?")
+COMPONENT = re.compile(rf"({'|'.join((*KINDS, 'schedule'))}) (\w+)(?:\(([\w, ]+)\))?")
 GROUP = re.compile(r"(device|launch)=(\w+)")
 COMMAND = re.compile(r"python -m pipeline(?: (\w+))?")
 PYTHON = re.compile(r"(pipeline(?:\.\w+)*)\.(\w+)")
@@ -62,11 +62,11 @@ def is_key(name: str) -> bool:
 
 
 def exists(name: str) -> bool:
-    """Whether a part, a key, a group's file, a command, a flag or a Python name is there."""
+    """Whether a component, a key, a group's file, a command, a flag or a Python name is there."""
     if name == FLAG:
         return True
-    if match := PART.fullmatch(name):
-        cls, fields = parts(match[1]).get(match[2]), (match[3] or "").split(", ")
+    if match := COMPONENT.fullmatch(name):
+        cls, fields = components(match[1]).get(match[2]), (match[3] or "").split(", ")
         return cls is not None and {field for field in fields if field} <= set(cls.model_fields)
     if match := GROUP.fullmatch(name):
         return (ROOT / "conf" / match[1] / f"{match[2]}.yaml").is_file()
@@ -85,7 +85,7 @@ def test_a_name_of_the_last_column_exists(name: str) -> None:
 def test_a_wrong_name_would_be_found() -> None:
     for wrong in ("layer linear", "layer dense(units)", "train.batchsize", "device=tpu"):
         assert not exists(wrong)
-    for wrong in ("python -m pipeline fit", "pipeline.core.registry.parts_of"):
+    for wrong in ("python -m pipeline fit", "pipeline.core.registry.components_of"):
         assert not exists(wrong)
 
 
@@ -100,9 +100,11 @@ def test_a_value_of_a_key_is_one_that_it_takes() -> None:
 
 
 @pytest.mark.parametrize("kind", ["loss", "op", "optimizer"])
-def test_every_part_of_a_kind_is_in_the_table(kind: str) -> None:
-    named = {match[2] for name in names() if (match := PART.fullmatch(name)) and match[1] == kind}
-    assert set(parts(kind)) == named
+def test_every_component_of_a_kind_is_in_the_table(kind: str) -> None:
+    named = {
+        match[2] for name in names() if (match := COMPONENT.fullmatch(name)) and match[1] == kind
+    }
+    assert set(components(kind)) == named
 
 
 def test_every_row_has_as_many_cells_as_its_table() -> None:

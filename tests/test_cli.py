@@ -395,7 +395,7 @@ def test_the_shown_recipe_is_one_that_can_be_run(name: str, say: Say, tmp_path: 
 def test_a_file_called_as_a_shipped_recipe_is_the_one_that_is_shown(
     where: str, say: Say, tmp_path: Path
 ) -> None:
-    """Whole, as the recipe.yaml of a run is, with and without a part chosen beside it."""
+    """Whole, as the recipe.yaml of a run is, with and without a component chosen beside it."""
     whole = say("--cfg", "job", "+recipe=mlp_mnist", "seed=77").out
     folder = tmp_path / where
     folder.mkdir()

@@ -17,7 +17,7 @@ FOLDERS = ("pipeline", "conf", "recipes", "hydra_plugins")
 
 OPTIMIZER = '''
 
-@part("optimizer")
+@component("optimizer")
 class SignDescent(OptimizerSpec):
     """Descent by the sign of each gradient: p <- p - lr * sign(g)."""
 
@@ -36,10 +36,10 @@ from __future__ import annotations
 from typing import Literal
 
 from pipeline.backends.devices.xla import Cpu
-from pipeline.core.registry import part
+from pipeline.core.registry import component
 
 
-@part("device")
+@component("device")
 class Copied(Cpu):
     """The host's processor."""
 

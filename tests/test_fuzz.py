@@ -22,7 +22,7 @@ from tests.fuzz.workers import run_case
 
 LEFT_OUT = frozenset({"recipe, trained", "command", "command, in process"})
 """Kinds that take seconds a case."""
-FEW = frozenset({"recipe file", "part file", "overrides", "recipe, built", "checkpoint"})
+FEW = frozenset({"recipe file", "component file", "overrides", "recipe, built", "checkpoint"})
 
 
 @pytest.fixture(autouse=True, scope="module")

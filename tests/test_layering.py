@@ -34,7 +34,7 @@ ROOMS = [
 PUBLIC = ("pipeline", "pipeline.__main__")
 """Modules above all rooms: what is imported as `pipeline`, and the command."""
 LAZY_PACKAGES = {
-    # Parts of recipes, which are checked without jax.
+    # Components of recipes, which are checked without jax.
     "jax", "jaxlib", "optax", "flax",
     # Extras: who doesn't use them doesn't install them.
     "keras", "matplotlib", "mlflow", "onnx", "onnxruntime", "optuna", "torch", "trackio", "wandb",
@@ -47,7 +47,7 @@ LAZY_PACKAGES = {
 }  # fmt: skip
 """Packages that may be imported inside a function."""
 LAZY_MODULES = {
-    # Descriptions of parts, which import no jax, import what computes them.
+    # Descriptions of components, which import no jax, import what computes them.
     "pipeline.backends.ascend.backend",
     "pipeline.backends.devices.ascend",
     "pipeline.backends.devices.xla",

@@ -23,7 +23,7 @@ OPERATORS = {"own_swish": "custom_operator", "pallas_swish": "pallas_operator"}
 
 @cache
 def imported(name: str) -> ModuleType:
-    """An example, imported so that its part is none of those of the tests' process."""
+    """An example, imported so that its component is none of those of the tests' process."""
     spec = importlib.util.spec_from_file_location(
         f"tested_{name}", ROOT / "examples" / f"{name}.py"
     )
@@ -31,7 +31,7 @@ def imported(name: str) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("pipeline.core.registry._parts", {})
+        patched.setattr("pipeline.core.registry._components", {})
         spec.loader.exec_module(module)
     return module
 

@@ -59,12 +59,12 @@ def test_arguments_and_trees_are_without_passwords() -> None:
 
 PLUGIN = """
 from typing import Literal
-from pipeline.api import Callback, CallbackSpec, part
+from pipeline.api import Callback, CallbackSpec, component
 
 class Quiet(Callback):
     pass
 
-@part("callback")
+@component("callback")
 class QuietSpec(CallbackSpec):
     name: Literal["quiet"] = "quiet"
     address: str = ""
@@ -83,9 +83,11 @@ def files_with_secret(folder: Path) -> list[str]:
 
 def arguments(tmp_path: Path) -> list[str]:
     (tmp_path / "quiet.py").write_text(PLUGIN)
-    part = f"{{name: quiet, address: 'https://me:{SECRET}@host/?token={SECRET}', token: {SECRET}}}"
+    component = (
+        f"{{name: quiet, address: 'https://me:{SECRET}@host/?token={SECRET}', token: {SECRET}}}"
+    )
     short = ["train.steps=12", "checkpoint.every_steps=6", "monitor.tensorboard=true"]
-    return ["--plugin", "quiet.py", *TINY, *short, f"train.callbacks=[{part}]"]
+    return ["--plugin", "quiet.py", *TINY, *short, f"train.callbacks=[{component}]"]
 
 
 @pytest.mark.slow

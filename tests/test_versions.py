@@ -113,10 +113,14 @@ def test_the_installed_command_is_the_module(tmp_path: Path) -> None:
     """Its help, its refusals and its restart with settings of the allocator."""
     script = str(Path(sys.executable).with_name("pipeline"))
     environment = {name: text for name, text in os.environ.items() if name != "GLIBC_TUNABLES"}
-    (tmp_path / "parts.py").write_text(
+    (tmp_path / "components.py").write_text(
         "import os, sys\nprint(os.environ.get('GLIBC_TUNABLES'), file=sys.stderr)\n"
     )
-    for arguments in (["--help"], ["doctor", "--help"], ["--plugin", "parts.py", "train.stepz=1"]):
+    for arguments in (
+        ["--help"],
+        ["doctor", "--help"],
+        ["--plugin", "components.py", "train.stepz=1"],
+    ):
         by_script, by_module = (
             subprocess.run(
                 [*program, *arguments],

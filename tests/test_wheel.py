@@ -32,7 +32,7 @@ def test_the_wheel_has_types_conf_recipes_and_the_lock(tmp_path: Path) -> None:
     assert (package / "py.typed").read_bytes() == b""
     for name in ("pylock.toml", "conf/config.yaml", "recipes/lenet5_digits.yaml"):
         assert (package / name).read_bytes() == (ROOT / name).read_bytes()
-    assert (package / "examples" / "project" / "parts.py").exists()
+    assert (package / "examples" / "project" / "components.py").exists()
     assert describe_code(package)["sha256"] == describe_code()["sha256"]
 
     # The installed command looks for these files beside its modules.

@@ -21,7 +21,7 @@ from typing import Any
 from pipeline import load_recipe
 from pipeline.core.errors import PipelineError
 from pipeline.core.files.bounded_read import read_json
-from tests.inspect.profiler import slow_parts
+from tests.inspect.profiler import slow_components
 from tests.whole_run import run
 
 ONLY = [
@@ -150,7 +150,7 @@ def profiled(
 
 def trained_ms(overrides: Sequence[str], *, keeps: bool) -> float:
     """Return milliseconds a step of a whole training, without a profile."""
-    slow_parts.forget_programs()
+    slow_components.forget_programs()
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):
         given = [one for one in ONLY if not one.startswith("profile.")]
         given += [] if keeps else [f"cache.root={folder}/cache"]

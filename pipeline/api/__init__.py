@@ -1,17 +1,17 @@
-"""Everything that custom parts are written with.
+"""Everything that custom components are written with.
 
-    from pipeline.api import LossSpec, part
+    from pipeline.api import LossSpec, component
 
-A part is a frozen class with a literal `name`, registered by `@part(kind)`. Its module is named on
-the command line, `--plugin my_parts.py`, or imported in Python. Import jax inside of methods:
-recipes are checked without it.
+A component is a frozen class with a literal `name`, registered by `@component(kind)`. Its module is
+named on the command line, `--plugin my_components.py`, or imported in Python. Import jax inside of
+methods: recipes are checked without it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from pipeline.core.registry import FilePath, PartOf, Seq, Spec, make_part, part
+from pipeline.core.registry import ComponentOf, FilePath, Seq, Spec, component, make_component
 from pipeline.data.columns import ColumnSpec, Facts, RawData, Split
 from pipeline.data.dataset_spec import BatchOp, DatasetSpec, MapOp, Op
 from pipeline.data.targets import Targets
@@ -19,8 +19,7 @@ from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.metric_callbacks import CallbackSpec
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.model_spec import Initializer, InitializerSpec, LayerSpec, ModelSpec
-from pipeline.training.losses import LabelLoss
-from pipeline.training.part_specs import (
+from pipeline.training.component_specs import (
     Backward,
     GradientSpec,
     LossSpec,
@@ -28,6 +27,7 @@ from pipeline.training.part_specs import (
     OptimizerSpec,
     ScheduleSpec,
 )
+from pipeline.training.losses import LabelLoss
 from pipeline.training.schedules import DecaySpan, WarmupDecay
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "Callback",
     "CallbackSpec",
     "ColumnSpec",
+    "ComponentOf",
     "DatasetSpec",
     "DecaySpan",
     "Facts",
@@ -52,7 +53,6 @@ __all__ = [
     "ModelSpec",
     "Op",
     "OptimizerSpec",
-    "PartOf",
     "RawData",
     "RunControl",
     "ScheduleSpec",
@@ -61,8 +61,8 @@ __all__ = [
     "Split",
     "Targets",
     "WarmupDecay",
+    "component",
     "layer",
-    "part",
 ]
 
 
@@ -71,5 +71,5 @@ def layer(name: str, **fields: Any) -> LayerSpec:
 
     Raises ValueError for an unknown name or a field that it does not take.
     """
-    made: LayerSpec = make_part("layer", name, **fields)
+    made: LayerSpec = make_component("layer", name, **fields)
     return made

@@ -1,4 +1,4 @@
-"""The part of a recipe that names a device."""
+"""The base of components that name a device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class DeviceSpec(Spec):
-    """Base of every device: the part of kind "device" that a recipe names."""
+    """Base of every device: the component of kind "device" that a recipe names."""
 
     auto_precision: ClassVar[Level] = "O0"
     """The level that `train.precision: auto` stands for on this device."""

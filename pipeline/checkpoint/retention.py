@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.checkpoint.checkpoint_folder import MANIFEST, METRICS, checkpoint_path, draft_path
 from pipeline.checkpoint.manifest import SAVED_AT, DamagedError, read_json
 from pipeline.core.files.atomic_write import commit, sync
-from pipeline.training.part_specs import metric_directions
+from pipeline.training.component_specs import metric_directions
 
 
 def hold_nothing(step: int) -> bool:

@@ -1,4 +1,4 @@
-"""`python -m pipeline new NAME`: a small project with a recipe and custom parts."""
+"""`python -m pipeline new NAME`: a small project with a recipe and custom components."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from pipeline.core.errors import RunError, UsageError
 from pipeline.core.files.package_paths import PROJECT
 
 NAMES = "must be the folder to make, of letters, digits and _, and no word such as null"
-FILES = ("README.md", "parts.py", "recipes/demo.yaml", "tests/conftest.py", "tests/test_parts.py")
+FILES = (
+    "README.md",
+    "components.py",
+    "recipes/demo.yaml",
+    "tests/conftest.py",
+    "tests/test_components.py",
+)
 NAME_THERE = re.compile(r"\bdemo\b")
 
 
@@ -38,5 +44,5 @@ def main(name: str) -> CommandResult:
         raise RunError(f"{name}: can't be made: {error.strerror or error}") from error
     files = [NAME_THERE.sub(name, file) for file in FILES]
     print(f"{name}/ has {', '.join(files)}")
-    print(f"train: cd {name} && python -m pipeline --plugin parts.py +recipe={name}")
+    print(f"train: cd {name} && python -m pipeline --plugin components.py +recipe={name}")
     return CommandResult({"folder": name, "files": files})

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from pipeline.config.recipe import Recipe
-from pipeline.core.registry import parts
+from pipeline.core.registry import components
 
 DEFAULTS = {
     "type": "array",
@@ -24,12 +24,12 @@ def main() -> int:
 def recipe_schema() -> dict[str, Any]:
     """Return the schema of recipe files and of the files under conf/.
 
-    Each holds a part of a recipe: conf/ fills in the rest, so no key is required and a part may
-    omit its name. A device may start from the file of another. Completeness is checked on the
+    Each holds a part of a recipe: conf/ fills in the rest, so no key is required and a component
+    may omit its name. A device may start from the file of another. Completeness is checked on the
     composed recipe.
     """
     schema = _partial(Recipe.model_json_schema())
-    for device in parts("device").values():
+    for device in components("device").values():
         schema["$defs"][device.__name__]["properties"]["defaults"] = DEFAULTS
     schema["properties"] = {
         "defaults": DEFAULTS,

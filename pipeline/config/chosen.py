@@ -1,4 +1,4 @@
-"""Resolution of the recipes and parts that overrides choose, and their registration with Hydra."""
+"""Recipes and components that overrides choose: they are found and registered with Hydra."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from zlib import crc32
 
-from pipeline.config.defaults import fill_missing, fill_part, names_every_part, option_of
+from pipeline.config.defaults import fill_component, fill_missing, names_every_component, option_of
 from pipeline.config.files import SECTIONS, find_recipes
 from pipeline.config.hydra_versions import store_option
 from pipeline.config.optional_keys import settable
@@ -17,21 +17,21 @@ from pipeline.config.overrides import key_of, unparsable, value_of
 from pipeline.config.recipe_file import (
     YAML,
     drop_foreign_keys,
-    find_part_file,
-    read_part_file,
+    find_component_file,
+    read_component_file,
     read_recipe_file,
     user_keys,
-    with_part_files,
+    with_component_files,
 )
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.files.tree_diff import value_at
 from pipeline.core.files.value_text import show
-from pipeline.core.registry import parts
+from pipeline.core.registry import components
 
 DEFAULT_RECIPE = "lenet5_digits"
-DEFAULT_PARTS: Mapping[str, str] = {"model": "lenet5", "dataset": "digits"}
-"""Parts of conf/config.yaml that are used if neither a recipe nor an override chooses one."""
+DEFAULT_COMPONENTS: Mapping[str, str] = {"model": "lenet5", "dataset": "digits"}
+"""Components of conf/config.yaml that are used if neither a recipe nor an override chooses one."""
 LENGTHS = ("train.epochs", "train.passes", "train.steps")
 
 _OPTION = re.compile(r"\w[\w.+-]*")
@@ -45,7 +45,7 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
     there is no recipe, and the run is named after both.
 
     Hydra must know a recipe before it composes, so recipes are registered here; so are the files
-    that choose parts, as in `device=./mine.yaml`. Raises RecipeError if a named one
+    that choose components, as in `device=./mine.yaml`. Raises RecipeError if a named one
     can't be read.
     """
     problems = list(unparsable(overrides))
@@ -54,11 +54,11 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
         problems.append(f"recipe: given {len(recipes)} times, {show(' '.join(recipes))}; give one")
     if problems:
         raise RecipeError(problems)
-    _register_custom_parts()
-    overrides = [_register_part_files(override) for override in settable(overrides)]
+    _register_custom_components()
+    overrides = [_register_component_files(override) for override in settable(overrides)]
     keys = set(map(key_of, overrides))
     recipe = value_of(overrides, "recipe")
-    if recipe is None and keys & set(DEFAULT_PARTS):
+    if recipe is None and keys & set(DEFAULT_COMPONENTS):
         return [*overrides, *([] if "name" in keys else [f"name={_name_run(overrides)}"])]
     files = dict(find_recipes(Path.cwd()))
     if recipe is None:
@@ -79,14 +79,17 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
 def add_train_length(overrides: Sequence[str]) -> list[str]:
     """Return overrides of a command that does not train, with a length if a run needs one."""
     keys = {key_of(override) for override in overrides}
-    lacks_length = keys & set(DEFAULT_PARTS) and not keys & {"recipe", *LENGTHS}
+    lacks_length = keys & set(DEFAULT_COMPONENTS) and not keys & {"recipe", *LENGTHS}
     return [*overrides, *(["train.steps=1"] if lacks_length else [])]
 
 
 def _name_run(overrides: list[str]) -> str:
     """Return the name of a run without a recipe: `resnet20_cifar10`."""
-    options = {group: value_of(overrides, group) or part for group, part in DEFAULT_PARTS.items()}
-    # In a sweep, the interpolation takes the name of each job's part.
+    options = {
+        group: value_of(overrides, group) or component
+        for group, component in DEFAULT_COMPONENTS.items()
+    }
+    # In a sweep, the interpolation takes the name of each job's component.
     names = (
         option if _OPTION.fullmatch(option) else f"${{{group}.name}}"
         for group, option in options.items()
@@ -95,7 +98,7 @@ def _name_run(overrides: list[str]) -> str:
 
 
 def _register_recipes(files: Mapping[str, Path], requested: str, groups: Collection[str]) -> bool:
-    """Register recipes with Hydra; return whether the requested one names all parts.
+    """Register recipes with Hydra; return whether the requested one names all components.
 
     Those that are requested, and those that they start from, are read; the others, which take
     longer to read than a recipe takes to compose, are registered by name, as messages list them.
@@ -119,17 +122,20 @@ def _register_recipes(files: Mapping[str, Path], requested: str, groups: Collect
     return names_all
 
 
-def _register_custom_parts() -> None:
-    """Register parts of plug-ins and other distributions that conf/ has no files for."""
+def _register_custom_components() -> None:
+    """Register components of plug-ins and other distributions that conf/ has no files for."""
     for group, where in SECTIONS.items():
-        for name, part in parts(group).items():
-            if part.__module__.startswith("pipeline.") or (CONF / group / f"{name}.yaml").is_file():
+        for name, component in components(group).items():
+            if (
+                component.__module__.startswith("pipeline.")
+                or (CONF / group / f"{name}.yaml").is_file()
+            ):
                 continue
-            node = option_of(group, part)
+            node = option_of(group, component)
             store_option(group=group, name=name, package=".".join(where), node=node)
 
 
-def _register_part_files(override: str) -> str:
+def _register_component_files(override: str) -> str:
     """Return the override with its files registered with Hydra and replaced by their names."""
     group = key_of(override)
     options = override.partition("=")[2].split(",")
@@ -142,22 +148,22 @@ def _register_part_files(override: str) -> str:
         if (CONF / group / f"{file.stem}.yaml").is_file():
             rule = f"{file.stem} is a shipped {group}; call the file otherwise"
             raise RecipeError([f"{group} = {option}: {rule}"])
-        _store_part(group, file.stem, file)
+        _store_component(group, file.stem, file)
         options[position] = file.stem
     return f"{group}={','.join(options)}"
 
 
-def _store_part(group: str, name: str, file: Path) -> None:
-    tree = fill_part(group, read_part_file(file, group))
+def _store_component(group: str, name: str, file: Path) -> None:
+    tree = fill_component(group, read_component_file(file, group))
     store_option(group=group, name=name, package=".".join(SECTIONS[group]), node=tree)
 
 
-def _register_part_of_recipe(recipe: Path, group: str, path: str) -> str:
-    """Register a part's file that a recipe file names as an option of its group; return its name,
-    with a checksum of the path: recipes in several folders may use equal file names."""
-    file = find_part_file(recipe, path)
+def _register_component_of_recipe(recipe: Path, group: str, path: str) -> str:
+    """Register a component's file that a recipe file names as an option of its group; return its
+    name, with a checksum of the path: recipes in several folders may use equal file names."""
+    file = find_component_file(recipe, path)
     name = f"{file.stem}-{crc32(os.fsencode(file)):08x}"
-    _store_part(group, name, file)
+    _store_component(group, name, file)
     return name
 
 
@@ -166,14 +172,14 @@ def _register_recipe(name: str, file: Path, groups: Collection[str]) -> tuple[bo
     the names of the recipes that it starts from.
 
     Complete are the recipe.yaml of a run and the output of `--cfg job`; newer keys that they lack
-    are filled in. A part that the command line chooses, by one of `groups`, comes with its defaults
-    and replaces the recipe's section.
+    are filled in. A component that the command line chooses, by one of `groups`, comes with its
+    defaults and replaces the recipe's section.
     """
-    register_part = partial(_register_part_of_recipe, file)
-    tree = {"name": name, **with_part_files(read_recipe_file(file), register_part)}
+    register_component = partial(_register_component_of_recipe, file)
+    tree = {"name": name, **with_component_files(read_recipe_file(file), register_component)}
     started_from = tree["defaults"] if isinstance(tree.get("defaults"), list) else []
     bases = [item.removesuffix(".yaml") for item in started_from if isinstance(item, str)]
-    complete = names_every_part(tree)
+    complete = names_every_component(tree)
     if complete:
         tree = fill_missing(drop_foreign_keys(tree))
     if problems := [f"{file}: {problem}" for problem in user_keys(tree)]:

@@ -20,7 +20,7 @@ from pipeline.config.hydra_versions import HYDRA_DEFAULTS
 from pipeline.config.overrides import key_of, parse_problems, sets_key, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.config.references import require_bounded
-from pipeline.config.unfit_parts import unfit_parts
+from pipeline.config.unfit_components import unfit_components
 from pipeline.core.errors import RecipeError, first_line
 from pipeline.core.files.error_text import describe, no_such
 from pipeline.core.files.package_paths import CONF
@@ -82,7 +82,7 @@ def check_tree(
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
-        raise RecipeError(describe(error, tree, unfit_parts(tree, typed))) from error
+        raise RecipeError(describe(error, tree, unfit_components(tree, typed))) from error
     problems = conflicts(recipe, length_replaced=length_replaced)
     if problems:
         raise RecipeError(problems)

@@ -26,19 +26,19 @@ Tree = dict[str, Any]
 _NOTHING = object()
 
 
-def names_every_part(tree: Mapping[str, Any]) -> bool:
-    """Return whether a recipe names every part, as a run's recipe and the output of `--cfg job`
-    do."""
-    parts = (value_at(tree, where) for where in SECTIONS.values())
-    named = all(isinstance(part, Mapping) and "name" in part for part in parts)
+def names_every_component(tree: Mapping[str, Any]) -> bool:
+    """Return whether a recipe names every component, as a run's recipe and the output of
+    `--cfg job` do."""
+    components = (value_at(tree, where) for where in SECTIONS.values())
+    named = all(isinstance(component, Mapping) and "name" in component for component in components)
     return named and "defaults" not in tree
 
 
 def fill_missing(tree: Mapping[str, Any]) -> Tree:
-    """Return a copy of a recipe that names every part, with defaults for missing keys.
+    """Return a copy of a recipe that names every component, with defaults for missing keys.
 
-    A key of a part takes its default from the most similar option in conf/. Keys without a default
-    stay missing.
+    A key of a component takes its default from the most similar option in conf/. Keys without a
+    default stay missing.
     """
     filled = deepcopy(dict(tree))
     # Repeat: a section's missing keys are reported only once the section exists.
@@ -47,36 +47,36 @@ def fill_missing(tree: Mapping[str, Any]) -> Tree:
     return filled
 
 
-def fill_part(group: str, part: Mapping[str, Any]) -> Tree:
-    """Return a copy of a custom part, with the defaults that all shipped parts of its name share.
+def fill_component(group: str, component: Mapping[str, Any]) -> Tree:
+    """Copy a custom component, with the defaults that all shipped ones of its name share.
 
     If these differ, as the shapes of ResNets do, a missing key stays missing, and so does a figure
-    with its source: another chip has other figures. A part that starts from another by `defaults`
-    is returned unchanged.
+    with its source: another chip has other figures. A component that starts from another by
+    `defaults` is returned unchanged.
     """
-    if any(base != "_self_" for base in part.get("defaults", ())):
-        return dict(part)
-    first, *later_options = list(options_named(group, str(part.get("name"))).values()) or [{}]
+    if any(base != "_self_" for base in component.get("defaults", ())):
+        return dict(component)
+    first, *later_options = list(options_named(group, str(component.get("name"))).values()) or [{}]
     shared = {
         key: value
         for key, value in first.items()
         if all(option.get(key, _NOTHING) == value for option in later_options)
         and not (isinstance(value, Mapping) and {"value", "source"} <= value.keys())
     }
-    return _update(shared, part)
+    return _update(shared, component)
 
 
-def option_of(group: str, part: type[Spec]) -> Tree:
-    """Return an option of a group for a custom part, for which conf/ has no file.
+def option_of(group: str, component: type[Spec]) -> Tree:
+    """Return an option of a group for a custom component, for which conf/ has no file.
 
     A key without a default gets the one of the group's option in conf/config.yaml if that has such
     a key, as every loss has `reduction`.
     """
     choices = (entry for entry in _read("config")["defaults"] if isinstance(entry, dict))
     default = _option(group, next(entry[group] for entry in choices if group in entry))
-    required = [key for key, field in part.model_fields.items() if field.is_required()]
+    required = [key for key, field in component.model_fields.items() if field.is_required()]
     return {
-        "name": part.model_fields["name"].default,
+        "name": component.model_fields["name"].default,
         **{key: deepcopy(default[key]) for key in required if key in default},
     }
 
@@ -122,17 +122,17 @@ def _fill(tree: Tree, where: Where) -> bool:
 
 
 def _default_at(tree: Tree, where: Where) -> Any:
-    """Return the default of a key: in a part the one of the option in conf/ that has the part's
-    name and shares most of its values."""
+    """Return the default of a key: in a component the one of the option in conf/ that has its name
+    and shares most of its values."""
     for group, section in SECTIONS.items():
         if where[: len(section)] != section:
             continue
-        part = value_at(tree, section)
-        if not isinstance(part, Mapping):
+        component = value_at(tree, section)
+        if not isinstance(component, Mapping):
             return _NOTHING
-        values = set(map(str, leaves(part)))
+        values = set(map(str, leaves(component)))
         most_similar = max(
-            options_named(group, str(part.get("name"))).values(),
+            options_named(group, str(component.get("name"))).values(),
             key=lambda option: len(values & set(map(str, leaves(option)))),
             default={},
         )
@@ -142,7 +142,7 @@ def _default_at(tree: Tree, where: Where) -> Any:
 
 @cache
 def options_named(group: str, name: str) -> Mapping[str, Tree]:
-    """Return the options of a group for the part of this name, by their names in conf/."""
+    """Return the options of a group for the component of this name, by their names in conf/."""
     pattern = re.compile(rf"^(name: {re.escape(name)}|defaults: .*)$", re.MULTILINE)
     files = sorted((CONF / group).glob("*.yaml"))
     stems = [file.stem for file in files if pattern.search(file.read_text("utf-8"))]

@@ -16,7 +16,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("train", "optimizer"),
     "schedule": ("train", "schedule"),
 }
-"""Path in a recipe of the part that a group chooses."""
+"""Path in a recipe of the component that a group chooses."""
 
 
 def find_recipes(working_folder: Path) -> Mapping[str, Path]:

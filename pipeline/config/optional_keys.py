@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pipeline.config.files import SECTIONS
 from pipeline.config.recipe import Recipe
-from pipeline.core.registry import PartOf, Spec, parts
+from pipeline.core.registry import ComponentOf, Spec, components
 
 _NAME = "name"
 
@@ -55,9 +55,9 @@ def _specs_at(sections: Sequence[str]) -> list[type[Spec]]:
 
 def _specs(annotation: Any, metadata: Sequence[Any] = ()) -> Iterator[type[Spec]]:
     """Yield the types of sections that a field's type allows."""
-    kind = next((mark.kind for mark in metadata if isinstance(mark, PartOf)), None)
+    kind = next((mark.kind for mark in metadata if isinstance(mark, ComponentOf)), None)
     if kind is not None:
-        yield from parts(kind).values()
+        yield from components(kind).values()
     elif isinstance(annotation, type) and issubclass(annotation, Spec):
         yield annotation
     elif get_origin(annotation) is Annotated:

@@ -22,17 +22,12 @@ from pipeline.config.dump_spec import DumpSpec
 from pipeline.config.profile_spec import ProfileSpec
 from pipeline.config.renames import RenameSpec
 from pipeline.core.errors import hide_secrets_in_tree
-from pipeline.core.registry import Expected, FilePath, PartOf, Seq, Spec
+from pipeline.core.registry import ComponentOf, Expected, FilePath, Seq, Spec
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.engine.callbacks.metric_callbacks import CallbackSpec
 from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.models.layers.precision import Level, ToFloat
-from pipeline.training.loss_scales import LossScale
-from pipeline.training.non_finite_steps import OnNan
-from pipeline.training.optimizers.first_order import ClipSpec
-from pipeline.training.parallel.parallel_spec import LaunchSpec, ParallelSpec
-from pipeline.training.parallel.shards import default_shards
-from pipeline.training.part_specs import (
+from pipeline.training.component_specs import (
     AverageSpec,
     GradientSpec,
     LossSpec,
@@ -42,6 +37,11 @@ from pipeline.training.part_specs import (
     ScheduleSpec,
     UnfreezeRule,
 )
+from pipeline.training.loss_scales import LossScale
+from pipeline.training.non_finite_steps import OnNan
+from pipeline.training.optimizers.first_order import ClipSpec
+from pipeline.training.parallel.parallel_spec import LaunchSpec, ParallelSpec
+from pipeline.training.parallel.shards import default_shards
 
 Stage = Literal["data", "build", "compile", "train", "checkpoint", "eval"]
 STAGES: tuple[Stage, ...] = ("data", "build", "compile", "train", "checkpoint", "eval")
@@ -57,7 +57,7 @@ Seconds = Annotated[float, Field(gt=0, le=366 * 24 * 3600)]
 
 
 class TrainSpec(AdapterWords):
-    """Training: the parts of a step, the number of steps and how they sink."""
+    """Training: the components of a step, the number of steps and how they sink."""
 
     batch_size: PositiveInt
     epochs: PositiveInt | None
@@ -115,18 +115,18 @@ class TrainSpec(AdapterWords):
     remat_bytes: PositiveInt | None = None
     """Bytes of temporaries that a step may take before `remat: auto` lowers them; null: the memory
     that is available."""
-    gradients: Annotated[GradientSpec, PartOf("gradients")]
+    gradients: Annotated[GradientSpec, ComponentOf("gradients")]
     """How a step gets its gradients: plain, by one backward pass, or a custom way."""
     ema: AverageSpec
     resume: str | None
     """A run directory to continue, or `auto`: the newest unfinished run of this recipe."""
     resume_changed: Literal["refuse", "allow"]
     """Reaction to a run to resume whose data or plug-ins have changed since."""
-    callbacks: Seq[Annotated[CallbackSpec, PartOf("callback")]]
+    callbacks: Seq[Annotated[CallbackSpec, ComponentOf("callback")]]
     """Code that is notified of events, and may stop the run or change its learning rate."""
-    loss: Annotated[LossSpec, PartOf("loss")]
-    optimizer: Annotated[OptimizerSpec, PartOf("optimizer")]
-    schedule: Annotated[ScheduleSpec, PartOf("schedule")]
+    loss: Annotated[LossSpec, ComponentOf("loss")]
+    optimizer: Annotated[OptimizerSpec, ComponentOf("optimizer")]
+    schedule: Annotated[ScheduleSpec, ComponentOf("schedule")]
     clip: ClipSpec
 
     @property
@@ -184,7 +184,7 @@ class EvalSpec(Spec):
     every_steps: PositiveInt | None
     every_passes: PositiveInt | None
     """Epochs between two evaluations."""
-    metrics: Seq[Annotated[MetricSpec, PartOf("metric")]]
+    metrics: Seq[Annotated[MetricSpec, ComponentOf("metric")]]
     """Metrics beside the standard ones."""
     on_train: bool
     """Also evaluate as many training samples, spread evenly over their split, with the map ops of
@@ -258,9 +258,9 @@ class Recipe(Spec):
     """Candidates that tuning times: all, or those that a genetic search picks."""
     debug: bool
     """Show tracebacks."""
-    dataset: Annotated[DatasetSpec, PartOf("dataset")]
-    model: Annotated[ModelSpec, PartOf("model")]
-    device: Annotated[DeviceSpec, PartOf("device")]
+    dataset: Annotated[DatasetSpec, ComponentOf("dataset")]
+    model: Annotated[ModelSpec, ComponentOf("model")]
+    device: Annotated[DeviceSpec, ComponentOf("device")]
     train: TrainSpec
     checkpoint: CheckpointSpec
     eval: EvalSpec

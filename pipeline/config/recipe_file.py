@@ -1,4 +1,4 @@
-"""Recipe files, and files of one part: data that may come from a stranger.
+"""Recipe files, and files of one component: data that may come from a stranger.
 
 A file describes what to train. It may start from shipped or installed files by name and refer to
 its keys. It may not set where to write, nor Hydra's section, which can name code to run;
@@ -42,8 +42,8 @@ RESUME_ANY = "auto"
 YAML = (".yaml", ".yml")
 
 _OPTION = re.compile(r"\w[\w.+-]{0,99}")
-_PART_FILE = re.compile(r"(?:\./)?(?:\w[\w.+-]{0,99}/){0,9}\w[\w.+-]{0,99}\.ya?ml")
-"""Path of a part's file, in the recipe's folder or below it."""
+_COMPONENT_FILE = re.compile(r"(?:\./)?(?:\w[\w.+-]{0,99}/){0,9}\w[\w.+-]{0,99}\.ya?ml")
+"""Path of a component's file, in the recipe's folder or below it."""
 _PACKAGE = re.compile(
     r"(?:[ \t]*(?:#(?![ \t]*@package\b)[^\n]*)?\n)*[ \t]*#[ \t]*@package[ \t:]+(\S+)"
 )
@@ -57,8 +57,8 @@ def read_recipe_file(file: Path) -> Tree:
     return _require_data(file, tree, list(_recipe_defaults(tree)))
 
 
-def read_part_file(file: Path, group: str) -> Tree:
-    """Read the file of a part of a recipe. Raises RecipeError as for a recipe."""
+def read_component_file(file: Path, group: str) -> Tree:
+    """Read the file of a component of a recipe. Raises RecipeError as for a recipe."""
     tree = _read(file, group, ".".join(SECTIONS[group]))
     problems = [
         f"defaults: {show(item)}: must be _self_ or the name of a {group}"
@@ -68,7 +68,7 @@ def read_part_file(file: Path, group: str) -> Tree:
     return _require_data(file, tree, [*problems, *user_keys(tree, SECTIONS[group])])
 
 
-def with_part_files(tree: Tree, name_of: Callable[[str, str], str]) -> Tree:
+def with_component_files(tree: Tree, name_of: Callable[[str, str], str]) -> Tree:
     """Return the recipe with the files in its defaults, `override /model: ./net.yaml`, replaced by
     names.
 
@@ -87,8 +87,8 @@ def with_part_files(tree: Tree, name_of: Callable[[str, str], str]) -> Tree:
     return {**tree, "defaults": items}
 
 
-def find_part_file(recipe: Path, path: str) -> Path:
-    """Return the file of a part that a recipe file names, relative to its folder.
+def find_component_file(recipe: Path, path: str) -> Path:
+    """Return the file of a component that a recipe file names, relative to its folder.
 
     Raises RecipeError for a path that leads out of that folder, as a link can: a stranger's recipe,
     shown in an error or stored in a run directory, must not include other files of the disk.
@@ -172,7 +172,7 @@ def _list_defaults(tree: Tree) -> list[Any]:
 
 
 def _recipe_defaults(tree: Tree) -> Iterator[str]:
-    """Yield a problem for every item that isn't a recipe's name, the choice of a part or _self_."""
+    """Yield a problem for every item that isn't a recipe's name, a component's choice or _self_."""
     for item in _list_defaults(tree):
         if isinstance(item, str) and _OPTION.fullmatch(item):
             continue
@@ -180,7 +180,7 @@ def _recipe_defaults(tree: Tree) -> Iterator[str]:
             ((key, option),) = item.items()
             choice = _CHOICE.fullmatch(key)
             text = option if isinstance(option, str) else ""
-            form = _PART_FILE if text.endswith(YAML) else _OPTION
+            form = _COMPONENT_FILE if text.endswith(YAML) else _OPTION
             is_option = option is None or form.fullmatch(text)
             if choice is not None and choice[1] in SECTIONS and is_option:
                 continue

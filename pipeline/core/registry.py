@@ -1,10 +1,11 @@
-"""Parts: everything a recipe can name, as kind -> name -> frozen type.
+"""Components: everything a recipe can name, as kind -> name -> frozen type.
 
-A part is a frozen pydantic class with a literal `name`, registered with `@part(kind)`. Its module
-must not import jax, even indirectly: recipes are checked before jax is loaded.
-A module that holds parts is listed in `PART_MODULES`; a package there stands for all its modules.
-Other distributions add parts through the entry-point group `pipeline.parts`, whose entries name
-modules to import; so do plug-ins, which the command line names (`pipeline.core.plugins`).
+A component is a frozen pydantic class with a literal `name`, registered with `@component(kind)`.
+Its module must not import jax, even indirectly: recipes are checked before jax is loaded.
+A module that holds components is listed in `COMPONENT_MODULES`; a package there stands for all its
+modules. Other distributions add components through the entry-point group `pipeline.components`,
+whose entries name modules to import; so do plug-ins, which the command line names
+(`pipeline.core.plugins`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from pipeline.core.errors import RecipeError
 from pipeline.core.plugins.loading import FLAG, load_named
 
-PART_MODULES = (
+COMPONENT_MODULES = (
     "pipeline.backends.devices",
     "pipeline.engine.callbacks.metric_callbacks",
     "pipeline.engine.callbacks.trackers",
@@ -57,7 +58,7 @@ PART_MODULES = (
     "pipeline.training.schedules",
     "pipeline.training.optimizers.thor.thor_spec",
 )
-ENTRY_POINT_GROUP = "pipeline.parts"
+ENTRY_POINT_GROUP = "pipeline.components"
 
 
 T = TypeVar("T")
@@ -135,19 +136,19 @@ def within_bounds(schema: Any) -> Any:
 
 
 S = TypeVar("S", bound=Spec)
-_parts: dict[str, dict[str, type[Spec]]] = {}
+_components: dict[str, dict[str, type[Spec]]] = {}
 
 
-def part(kind: str) -> Callable[[type[S]], type[S]]:
+def component(kind: str) -> Callable[[type[S]], type[S]]:
     """Register a spec class under `kind` by the default of its literal `name` field.
 
-    Raises ValueError when another class already holds that name. A part may be registered after
-    recipes were checked, and, in a notebook, defined again.
+    Raises ValueError when another class already holds that name. A component may be registered
+    after recipes were checked, and, in a notebook, defined again.
     """
 
     def register(cls: type[S]) -> type[S]:
         name = cls.model_fields["name"].default
-        by_name = _parts.setdefault(kind, {})
+        by_name = _components.setdefault(kind, {})
         holder = by_name.get(name, cls)
         is_in_notebook = holder.__module__ == cls.__module__ == "__main__"
         is_defined_again = is_in_notebook and holder.__name__ == cls.__name__
@@ -162,29 +163,31 @@ def part(kind: str) -> Callable[[type[S]], type[S]]:
 
 @cache
 def load_all() -> None:
-    """Load the parts of the package, of other distributions and of plug-ins.
+    """Load the components of the package, of other distributions and of plug-ins.
 
     Raises RecipeError for a plug-in that can't be loaded.
     """
-    for name in PART_MODULES:
+    for name in COMPONENT_MODULES:
         module = importlib.import_module(name)
         for info in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}."):
             importlib.import_module(info.name)
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         if _is_installed(entry):
             entry.load()
-    before = sum(map(len, _parts.values()))
+    before = sum(map(len, _components.values()))
     for plugin in load_named():
-        after = sum(map(len, _parts.values()))
+        after = sum(map(len, _components.values()))
         if after == before and not _exports_something(plugin.module):
-            raise RecipeError([f"{FLAG} {plugin.given}: registers no part and exports nothing"])
+            raise RecipeError(
+                [f"{FLAG} {plugin.given}: registers no component and exports nothing"]
+            )
         before = after
 
 
 def _exports_something(module: ModuleType) -> bool:
     """Return whether a module has a class or function that `import` keys can name.
 
-    What every part is written with, of this package and of Python, doesn't count.
+    What every component is written with, of this package and of Python, doesn't count.
     """
     if hasattr(module, "__getattr__"):
         return True  # It imports what it exports when a name is used.
@@ -197,7 +200,7 @@ def _exports_something(module: ModuleType) -> bool:
 
 
 def _forget_schemas() -> None:
-    """Let types that hold parts see a part that is registered after they were first used."""
+    """Let types that hold components see one that is registered after they were first used."""
     if not load_all.cache_info().currsize:
         return
     waiting: list[type[Any]] = [Spec]
@@ -218,40 +221,40 @@ def _is_installed(entry: EntryPoint) -> bool:
     return entry.dist is not None and Path(str(entry.dist.locate_file(""))).resolve() != Path.cwd()
 
 
-def parts(kind: str) -> Mapping[str, type[Spec]]:
-    """Return all parts of a kind by name, built-in and from installed distributions, sorted."""
+def components(kind: str) -> Mapping[str, type[Spec]]:
+    """Return all components of a kind by name, sorted; built-in and of installed distributions."""
     load_all()
-    return MappingProxyType(dict(sorted(_parts.get(kind, {}).items())))
+    return MappingProxyType(dict(sorted(_components.get(kind, {}).items())))
 
 
-def make_part(kind: str, name: str, **fields: Any) -> Any:
-    """Make a part of a kind by name, its other fields given or by default.
+def make_component(kind: str, name: str, **fields: Any) -> Any:
+    """Make a component of a kind by name, its other fields given or by default.
 
     Raises ValueError for an unknown name or field.
     """
-    specs = parts(kind)
+    specs = components(kind)
     if name not in specs:
         raise ValueError(f"there is no {kind} {name!r}; there is {', '.join(specs)}")
     return specs[name].model_validate({"name": name, **fields})
 
 
-def all_parts(name: str) -> list[type[Spec]]:
-    """Return the parts called `name`, of any kind."""
+def all_components(name: str) -> list[type[Spec]]:
+    """Return the components called `name`, of any kind."""
     load_all()
-    return [by_name[name] for by_name in _parts.values() if name in by_name]
+    return [by_name[name] for by_name in _components.values() if name in by_name]
 
 
 def kind_of(names: Iterable[str]) -> str | None:
-    """Return the kind whose parts have exactly these names."""
+    """Return the kind whose components have exactly these names."""
     load_all()
-    return next((kind for kind, by_name in _parts.items() if set(by_name) == set(names)), None)
+    return next((kind for kind, by_name in _components.items() if set(by_name) == set(names)), None)
 
 
-class PartOf:
-    """Marks a field that holds one part of a kind: `Annotated[ModelSpec, PartOf("model")]`.
+class ComponentOf:
+    """Marks a field that holds a component of a kind: `Annotated[ModelSpec, ComponentOf("model")]`.
 
-    A recipe has `{name: relu, ...}`, or just `relu` if every other field has a default. Parts
-    are looked up when the type is first used, so parts may hold parts.
+    A recipe has `{name: relu, ...}`, or just `relu` if every other field has a default. Components
+    are looked up when the type is first used, so components may hold components.
     """
 
     def __init__(self, kind: str) -> None:
@@ -260,14 +263,16 @@ class PartOf:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        choices = {name: handler.generate_schema(cls) for name, cls in parts(self.kind).items()}
+        choices = {
+            name: handler.generate_schema(cls) for name, cls in components(self.kind).items()
+        }
         choice = core_schema.tagged_union_schema(choices, discriminator="name")
         return core_schema.no_info_before_validator_function(self._with_name, choice)
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        return {"anyOf": [{"enum": list(parts(self.kind))}, handler(schema)]}
+        return {"anyOf": [{"enum": list(components(self.kind))}, handler(schema)]}
 
     def _with_name(self, value: Any) -> Any:
         """A section, made from a lone name. Raises PydanticCustomError for one without a name."""
@@ -276,9 +281,9 @@ class PartOf:
         if isinstance(value, Mapping) and "name" not in value:
             keys = set(value)
             fitting = [
-                name for name, cls in parts(self.kind).items() if keys <= set(cls.model_fields)
+                name for name, cls in components(self.kind).items() if keys <= set(cls.model_fields)
             ]
             raise PydanticCustomError(
-                "part_without_name", "must be a section with a `name`", {"fitting": fitting}
+                "component_without_name", "must be a section with a `name`", {"fitting": fitting}
             )
         return value

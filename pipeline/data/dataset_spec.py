@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from pipeline.core.registry import FilePath, PartOf, Seq, Spec
+from pipeline.core.registry import ComponentOf, FilePath, Seq, Spec
 from pipeline.data.columns import ColumnSpec, Facts, RawData
 
 
@@ -115,7 +115,7 @@ class BatchOp(MapOp):
         return self.column, self.label
 
 
-Ops = Seq[Annotated[MapOp, PartOf("op")]]
+Ops = Seq[Annotated[MapOp, ComponentOf("op")]]
 
 
 class TrainSplitSpec(Spec):
@@ -202,7 +202,7 @@ GivenRoot = Annotated[
 
 
 class DatasetSpec(Spec):
-    """Base of every source: the part of kind "dataset" that a recipe names."""
+    """Base of every source: the component of kind "dataset" that a recipe names."""
 
     name: str
     root: FilePath | None

@@ -25,7 +25,7 @@ from pipeline.training.parallel.ranks import Agree
 from pipeline.training.telemetry import updates_so_far
 
 if TYPE_CHECKING:
-    from pipeline.training.part_specs import RateRule
+    from pipeline.training.component_specs import RateRule
     from pipeline.training.state import TrainState
 
 BOUNDARY = ("on_begin", "on_sink", "on_eval")

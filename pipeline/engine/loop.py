@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pipeline.backends.base import Executable, Mechanism
-    from pipeline.training.part_specs import RateRule
+    from pipeline.training.component_specs import RateRule
     from pipeline.training.state import TrainState
 
 T = TypeVar("T")

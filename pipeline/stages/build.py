@@ -39,9 +39,9 @@ from pipeline.stages.build_checks import (
     require_all,
 )
 from pipeline.stages.fine_tuning import fine_tuned
+from pipeline.training.component_specs import ScheduleSpec
 from pipeline.training.freezing import config_at
 from pipeline.training.parallel.shards import Shards, shards_of
-from pipeline.training.part_specs import ScheduleSpec
 from pipeline.training.rate_table import RateFile, TableSchedule
 from pipeline.training.state import StepConfig, TrainState, split_params
 from pipeline.training.step import TrainStep, initial_state, initial_variables, make_train_step
@@ -84,7 +84,7 @@ class Built:
 
 
 def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
-    """Build from shapes alone, without any weights. Raises RecipeError if parts don't fit."""
+    """Build from shapes alone, without any weights. Raises RecipeError if components don't fit."""
     schedule = schedule_run(recipe.train, dataset.train_order.steps_per_epoch)
     parts = parts_of(
         recipe,

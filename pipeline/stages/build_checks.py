@@ -32,11 +32,11 @@ from pipeline.models.layers.precision import PathListing
 from pipeline.models.layers.tokens import Lookup
 from pipeline.models.modules.jit_layers import list_layers
 from pipeline.models.modules.standard import Network
+from pipeline.training.component_specs import METRICS, MetricSpec, losses_for
 from pipeline.training.losses import label_mask, sample_losses
 from pipeline.training.metrics import ALL_IN_TOP5, add_metric_sums, zero_sums
 from pipeline.training.parallel.microbatches import batch_multiple
 from pipeline.training.parallel.sharding_rules import ranks_of_layers, sharding_rules_of
-from pipeline.training.part_specs import METRICS, MetricSpec, losses_for
 from pipeline.training.state import StepConfig, TrainState, split_params
 from pipeline.training.step import gradients_of, initial_variables, make_train_step
 from pipeline.training.target_metrics import ClassCountMetric

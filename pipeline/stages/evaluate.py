@@ -15,9 +15,9 @@ from pipeline.core.errors import RunError
 from pipeline.data.dataset import Dataset
 from pipeline.engine.callbacks.events import TRAINED, Evaluation
 from pipeline.engine.schedule import DispatchSize
+from pipeline.training.component_specs import MetricSpec
 from pipeline.training.metrics import EvalSums, summarize
 from pipeline.training.parallel.ranks import Agree, decide_alone
-from pipeline.training.part_specs import MetricSpec
 from pipeline.training.state import TrainState
 
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import PositiveFloat
 
-from pipeline.core.registry import part
-from pipeline.training.part_specs import Backward, GradientSpec
+from pipeline.core.registry import component
+from pipeline.training.component_specs import Backward, GradientSpec
 
 if TYPE_CHECKING:
     import jax
 
 
-@part("gradients")
+@component("gradients")
 class PlainGradients(GradientSpec):
     """The gradients of the loss."""
 
@@ -24,7 +24,7 @@ class PlainGradients(GradientSpec):
         return lambda backward, parameters, key: backward(parameters)
 
 
-@part("gradients")
+@component("gradients")
 class SharpnessAware(GradientSpec):
     """Gradients at the highest loss within distance `rho` (SAM, arXiv 2010.01412, eq. 2).
 

@@ -13,7 +13,7 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, Positive
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from pipeline.core.registry import MAX_FLOAT, PartOf, Spec, part
+from pipeline.core.registry import MAX_FLOAT, ComponentOf, Spec, component
 
 if TYPE_CHECKING:
     from jax import Array
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LossScaleSpec(Spec):
-    """A scale of the loss: the part of kind "loss_scale"."""
+    """A scale of the loss: the component of kind "loss_scale"."""
 
     name: str
 
@@ -55,7 +55,7 @@ class LossScaling(LossScaleSpec):
         return scale, good_steps
 
 
-@part("loss_scale")
+@component("loss_scale")
 class Auto(LossScaleSpec):
     """The loss scale of MindSpore's level (`_config_level`): dynamic in O2, else none."""
 
@@ -65,7 +65,7 @@ class Auto(LossScaleSpec):
         return Dynamic() if level == "O2" else Fixed(scale=1.0, drop_overflow_update=False)
 
 
-@part("loss_scale")
+@component("loss_scale")
 class Fixed(LossScaling):
     """MindSpore's FixedLossScaleManager, with its defaults; a number alone drops no overflow.
 
@@ -87,7 +87,7 @@ class Fixed(LossScaling):
         return self.drop_overflow_update
 
 
-@part("loss_scale")
+@component("loss_scale")
 class Dynamic(LossScaling):
     """MindSpore's DynamicLossScaleManager, with its defaults.
 
@@ -142,4 +142,4 @@ def _fixed_if_number(value: Any) -> Any:
     return value
 
 
-LossScale = Annotated[LossScaleSpec, PartOf("loss_scale"), _NumberIsFixed()]
+LossScale = Annotated[LossScaleSpec, ComponentOf("loss_scale"), _NumberIsFixed()]

@@ -15,9 +15,9 @@ import numpy as np
 from pydantic import Field, PositiveFloat
 
 from pipeline.core.files.error_text import show_name
-from pipeline.core.registry import Expected, Seq, part
+from pipeline.core.registry import Expected, Seq, component
 from pipeline.data.targets import Targets, Task
-from pipeline.training.part_specs import LossSpec
+from pipeline.training.component_specs import LossSpec
 
 if TYPE_CHECKING:
     import jax
@@ -58,7 +58,7 @@ class LabelLoss(LossSpec):
         return loss
 
 
-@part("loss")
+@component("loss")
 class CrossEntropy(LabelLoss):
     """Softmax cross-entropy with label smoothing s over C classes.
 
@@ -138,7 +138,7 @@ class OutputLoss(LabelLoss):
         return lambda outputs, targets: self.compare(outputs, targets).mean(axis=-1)
 
 
-@part("loss")
+@component("loss")
 class L1(OutputLoss):
     """Mean absolute error over the C outputs of a sample."""
 
@@ -148,7 +148,7 @@ class L1(OutputLoss):
         return abs(outputs - targets)
 
 
-@part("loss")
+@component("loss")
 class Mse(OutputLoss):
     """Mean squared error over the C outputs of a sample."""
 
@@ -160,7 +160,7 @@ class Mse(OutputLoss):
         return optax.squared_error(outputs, targets)
 
 
-@part("loss")
+@component("loss")
 class Huber(OutputLoss):
     """Squared errors up to `delta`, absolute ones beyond (Huber 1964): e^2 / 2, delta |e| -
     delta^2 / 2; the mean over the outputs of a sample."""
@@ -174,7 +174,7 @@ class Huber(OutputLoss):
         return optax.huber_loss(outputs, targets, delta=self.delta)
 
 
-@part("loss")
+@component("loss")
 class Quantile(OutputLoss):
     """The loss whose minimum is a quantile of the targets (Koenker and Bassett 1978): q e for a
     target e above the output, (q - 1) e below; the mean over the outputs of a sample."""
@@ -190,7 +190,7 @@ class Quantile(OutputLoss):
         return jnp.maximum(self.q * errors, (self.q - 1) * errors)
 
 
-@part("loss")
+@component("loss")
 class BinaryCrossEntropy(OutputLoss):
     """Cross-entropy of the sigmoid of each output, for labels that a sample has or has not; the
     mean over the outputs of a sample."""

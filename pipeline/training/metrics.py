@@ -13,7 +13,7 @@ import numpy as np
 from jax.tree_util import register_dataclass
 
 from pipeline.core.errors import RunError, first_line
-from pipeline.training.part_specs import MetricSpec
+from pipeline.training.component_specs import MetricSpec
 
 MAX_CONFUSION_CLASSES = 10_000
 """The most classes with a confusion matrix, which then has 400 MB."""
@@ -55,8 +55,8 @@ class EvalSums:
     """int32 (): valid labels."""
     classes: ClassSums | None
     """None if labels are not classes."""
-    part_sums: tuple[Any, ...] = ()
-    """The sums of each metric part, in their order."""
+    component_sums: tuple[Any, ...] = ()
+    """The sums of each metric component, in their order."""
 
 
 def zero_sums(
@@ -75,7 +75,7 @@ def zero_sums(
         samples=jnp.zeros((), jnp.int32),
         count=jnp.zeros((), jnp.int32),
         classes=classes if of_classes else None,
-        part_sums=tuple(jax.tree.map(jnp.asarray, metric.zero(outputs)) for metric in metrics),
+        component_sums=tuple(jax.tree.map(jnp.asarray, metric.zero(outputs)) for metric in metrics),
     )
 
 
@@ -141,7 +141,7 @@ def add_metric_sums(
     mask: jax.Array,
     where: jax.Array | None = None,
 ) -> EvalSums:
-    """Add a batch to the sums of the metric parts, in their dtypes.
+    """Add a batch to the sums of the metric components, in their dtypes.
 
     Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float and mask, bool (B,). If some
     labels are ignored, `where`, bool (B, ...), marks the others; every label is a sample for the
@@ -152,18 +152,18 @@ def add_metric_sums(
         if logits.ndim > 2:
             logits, labels, _, mask = _flatten_labels(logits, labels, mask, mask)
         mask = mask & where.reshape(-1)
-    part_sums = []
-    for metric, before in zip(metrics, sums.part_sums, strict=True):
+    component_sums = []
+    for metric, before in zip(metrics, sums.component_sums, strict=True):
         added = metric.sums(logits, labels, mask)
         if jax.tree.map(jnp.shape, added) != jax.tree.map(jnp.shape, before):
             raise ValueError(
                 f"eval.metrics {metric.name}: sums has shapes {jax.tree.map(jnp.shape, added)}, "
                 f"zero has {jax.tree.map(jnp.shape, before)}; must be the same"
             )
-        part_sums.append(
+        component_sums.append(
             jax.tree.map(lambda a, b: a + jnp.asarray(b).astype(a.dtype), before, added)
         )
-    return replace(sums, part_sums=tuple(part_sums))
+    return replace(sums, component_sums=tuple(component_sums))
 
 
 def add_sums(sums: EvalSums, more: EvalSums) -> EvalSums:
@@ -207,22 +207,22 @@ def _is_in_top(k: int, logits: jax.Array, true: jax.Array) -> jax.Array:
 def summarize(
     sums: EvalSums, class_names: Sequence[str], metrics: Sequence[MetricSpec] = ()
 ) -> dict[str, Any]:
-    """Mean loss, count and the metric parts of `sums`; of classes also accuracy, precision, recall
-    and f1, and top5 if there are more than ALL_IN_TOP5 of them.
+    """Mean loss, count and the metric components of `sums`; of classes also accuracy, precision,
+    recall and f1, and top5 if there are more than ALL_IN_TOP5 of them.
 
     Precision, recall and f1 are {"macro", "micro", "per_class": {name: value}}. A ratio whose
     denominator is 0, such as the precision of a class never predicted, is 0, and the macro mean is
     over all classes. With one label per sample each micro mean equals the accuracy. More than
     MAX_CONFUSION_CLASSES classes have no "per_class". Raises ValueError if there are no samples or
-    the names do not fit the classes, RunError if a metric part fails.
+    the names do not fit the classes, RunError if a metric component fails.
     """
     count = int(sums.count)
     if count == 0:
         raise ValueError("no samples were evaluated; give the evaluation split at least one")
     classes = {} if sums.classes is None else _class_metrics(sums.classes, count, class_names)
     shares = {name: classes.pop(name) for name in ("accuracy", "top5") if name in classes}
-    parts = zip(metrics, sums.part_sums, strict=True)
-    values = {metric.name: _part_value(metric, added) for metric, added in parts}
+    components = zip(metrics, sums.component_sums, strict=True)
+    values = {metric.name: _component_value(metric, added) for metric, added in components}
     return {**shares, "loss": float(sums.loss_sum) / count, "count": count, **classes, **values}
 
 
@@ -241,7 +241,7 @@ def _class_metrics(sums: ClassSums, count: int, class_names: Sequence[str]) -> d
     }
 
 
-def _part_value(metric: MetricSpec, sums: Any) -> float:
+def _component_value(metric: MetricSpec, sums: Any) -> float:
     try:
         return float(metric.value(sums))
     except Exception as error:

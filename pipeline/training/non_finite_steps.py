@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from pipeline.core.registry import PartOf, Spec, part
+from pipeline.core.registry import ComponentOf, Spec, component
 
 
 class NonFinitePolicy(Spec):
-    """The policy for non-finite steps: the part of kind "on_nan"."""
+    """The policy for non-finite steps: the component of kind "on_nan"."""
 
     counts_steps: ClassVar[bool] = False
     """Whether a run may have steps without an update, which must be counted."""
@@ -22,14 +22,14 @@ class NonFinitePolicy(Spec):
         return 0
 
 
-@part("on_nan")
+@component("on_nan")
 class Stop(NonFinitePolicy):
     """The run ends, with the state before the step saved and the step examined."""
 
     name: Literal["stop"] = "stop"
 
 
-@part("on_nan")
+@component("on_nan")
 class Skip(NonFinitePolicy):
     """The update is skipped, on the device, and training continues with the next batch.
 
@@ -45,7 +45,7 @@ class Skip(NonFinitePolicy):
         return self.most_in_a_row
 
 
-@part("on_nan")
+@component("on_nan")
 class Rollback(NonFinitePolicy):
     """The state goes back to a checkpoint, the data do not: training continues after the batch.
 
@@ -59,4 +59,4 @@ class Rollback(NonFinitePolicy):
 
 
 STOP = Stop()
-OnNan = Annotated[NonFinitePolicy, PartOf("on_nan")]
+OnNan = Annotated[NonFinitePolicy, ComponentOf("on_nan")]

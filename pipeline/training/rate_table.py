@@ -16,8 +16,8 @@ from pydantic import model_validator
 from pipeline.core.files.bounded_read import read_bytes
 from pipeline.core.files.npy import parse_npy
 from pipeline.core.files.value_text import show
-from pipeline.core.registry import MAX_FLOAT, FilePath, part
-from pipeline.training.part_specs import ScheduleSpec
+from pipeline.core.registry import MAX_FLOAT, FilePath, component
+from pipeline.training.component_specs import ScheduleSpec
 
 MAX_BYTES = 64 * 2**20
 """Size limit of a file: 16 million rates in float32."""
@@ -36,7 +36,7 @@ class RateFile:
     """Of the file's bytes."""
 
 
-@part("schedule")
+@component("schedule")
 class TableSchedule(ScheduleSpec):
     """The learning rates in a file: row i is the rate of update i, as in MindSpore.
 

@@ -22,8 +22,8 @@ from pydantic import (
     model_validator,
 )
 
-from pipeline.core.registry import Seq, part
-from pipeline.training.part_specs import ScheduleSpec
+from pipeline.core.registry import Seq, component
+from pipeline.training.component_specs import ScheduleSpec
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -81,7 +81,7 @@ class WarmupDecay(ScheduleSpec):
         return (lr * ramp[:steps]).astype(np.float32)
 
 
-@part("schedule")
+@component("schedule")
 class ConstantSchedule(WarmupDecay):
     """The same learning rate throughout."""
 
@@ -91,7 +91,7 @@ class ConstantSchedule(WarmupDecay):
         return np.ones_like(span.progress)
 
 
-@part("schedule")
+@component("schedule")
 class Piecewise(WarmupDecay):
     """lr * factors[k] from step milestones[k] on; milestones count from the end of warmup.
 
@@ -118,7 +118,7 @@ class Piecewise(WarmupDecay):
         return np.array([1.0, *self.factors])[reached]
 
 
-@part("schedule")
+@component("schedule")
 class Exponential(WarmupDecay):
     """lr * decay_rate^(t / n), n = decay_steps or decay_passes; staircase rounds t / n down.
 
@@ -148,7 +148,7 @@ class Exponential(WarmupDecay):
         return self.decay_rate**exponent
 
 
-@part("schedule")
+@component("schedule")
 class Polynomial(WarmupDecay):
     """lr * (e + (1 - e) * (1 - t / D)^power) with e = end_factor, reached after the last step."""
 
@@ -160,7 +160,7 @@ class Polynomial(WarmupDecay):
         return self.end_factor + (1 - self.end_factor) * (1 - span.progress) ** self.power
 
 
-@part("schedule")
+@component("schedule")
 class Cosine(WarmupDecay):
     """lr * (e + (1 - e) * (1 + cos(pi * t / D)) / 2) with e = end_factor (SGDR, 1608.03983)."""
 
@@ -172,7 +172,7 @@ class Cosine(WarmupDecay):
         return self.end_factor + (1 - self.end_factor) * wave
 
 
-@part("schedule")
+@component("schedule")
 class LinearCosine(WarmupDecay):
     """Linear times cosine decay over 0.47 periods, exactly as in the documents.
 

@@ -22,11 +22,11 @@ from pipeline.models.imported.with_lowerings import scope_root, with_lowerings
 from pipeline.models.layers.model_spec import InitRule
 from pipeline.models.layers.path_patterns import EXCEPT, Path, covers, is_frozen, require_covered
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
+from pipeline.training.component_specs import AverageSpec, Backward, MetricSpec, Reduction
 from pipeline.training.curvature import CurvatureRule, LayerSums
 from pipeline.training.loss_scales import LossScaling
 from pipeline.training.non_finite_steps import STOP, NonFinitePolicy
 from pipeline.training.parallel.shards import Shards
-from pipeline.training.part_specs import AverageSpec, Backward, MetricSpec, Reduction
 
 Array = jax.Array
 Lowered = TypeVar("Lowered", bound=Callable[..., Any])

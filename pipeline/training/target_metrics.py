@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import PositiveInt
 
-from pipeline.core.registry import Seq, part
+from pipeline.core.registry import Seq, component
 from pipeline.data.targets import Targets
-from pipeline.training.part_specs import Direction, MetricSpec
+from pipeline.training.component_specs import Direction, MetricSpec
 
 if TYPE_CHECKING:
     import jax
@@ -44,7 +44,7 @@ class NumberMetric(MetricSpec):
         return float((errors * units).mean())
 
 
-@part("metric")
+@component("metric")
 class MeanAbsoluteError(NumberMetric):
     """Mean absolute error, in the units of the data; the mean over several numbers."""
 
@@ -59,7 +59,7 @@ class MeanAbsoluteError(NumberMetric):
         )
 
 
-@part("metric")
+@component("metric")
 class RootMeanSquareError(NumberMetric):
     """Root of the mean squared error, in the units of the data; the mean over several numbers."""
 
@@ -75,7 +75,7 @@ class RootMeanSquareError(NumberMetric):
         return self._mean_in_data_units(np.sqrt(squares))
 
 
-@part("metric")
+@component("metric")
 class ExplainedShare(NumberMetric):
     """R squared: 1 - the squared error over the spread around the mean of the evaluated samples;
     the mean over several numbers. A constant number has 0."""
@@ -128,7 +128,7 @@ class MultiLabelMetric(MetricSpec):
         return {key: value.sum(axis=0, dtype=jnp.int32) for key, value in counted.items()}
 
 
-@part("metric")
+@component("metric")
 class ExactMatch(MultiLabelMetric):
     """The share of samples all of whose labels are predicted right."""
 
@@ -138,7 +138,7 @@ class ExactMatch(MultiLabelMetric):
         return float(sums["exact"] / sums["samples"])
 
 
-@part("metric")
+@component("metric")
 class MicroF1(MultiLabelMetric):
     """F1 of the labels of all samples together."""
 
@@ -149,7 +149,7 @@ class MicroF1(MultiLabelMetric):
         return 2 * int(sums["hits"].sum()) / both if both else 0.0
 
 
-@part("metric")
+@component("metric")
 class MacroF1(MultiLabelMetric):
     """The mean of the F1 of each label; 0 for a label without samples and predictions."""
 
@@ -183,7 +183,7 @@ class TokenMetric(MetricSpec):
         return {"total": total, "tokens": valid.sum(dtype=jnp.int32)}
 
 
-@part("metric")
+@component("metric")
 class TokenAccuracy(TokenMetric):
     """The share of tokens that are the most probable ones."""
 
@@ -196,7 +196,7 @@ class TokenAccuracy(TokenMetric):
         return float(sums["total"] / sums["tokens"])
 
 
-@part("metric")
+@component("metric")
 class Perplexity(TokenMetric):
     """Exponential of the mean cross-entropy of the tokens, for any loss; infinite if that is above
     700."""
@@ -277,7 +277,7 @@ class ClassCountMetric(MetricSpec):
         }
 
 
-@part("metric")
+@component("metric")
 class MeanIou(ClassCountMetric):
     """The mean over classes of intersection over union: of the labels that are of a class or
     predicted as it, the share that is both. Classes that are neither don't count."""
@@ -293,7 +293,7 @@ class MeanIou(ClassCountMetric):
         return float((hits[there] / union[there]).mean()) if there.any() else 0.0
 
 
-@part("metric")
+@component("metric")
 class PixelAccuracy(ClassCountMetric):
     """The share of labels that are predicted right; of masks, of their pixels."""
 
@@ -304,7 +304,7 @@ class PixelAccuracy(ClassCountMetric):
         return int(np.asarray(sums["hits"], np.int64).sum()) / count if count else 0.0
 
 
-@part("metric")
+@component("metric")
 class BalancedAccuracy(ClassCountMetric):
     """The mean recall of the classes that have labels: accuracy if all were equally frequent."""
 
@@ -316,7 +316,7 @@ class BalancedAccuracy(ClassCountMetric):
         return float((hits[there] / actual[there]).mean()) if there.any() else 0.0
 
 
-@part("metric")
+@component("metric")
 class CalibrationError(MetricSpec):
     """Expected calibration error (Guo et al. 2017, arXiv 1706.04599, eq. 3), in `bins` equal bins.
 
@@ -349,7 +349,7 @@ class CalibrationError(MetricSpec):
         return float(np.abs(right - probability).sum() / samples.sum())
 
 
-@part("metric")
+@component("metric")
 class BrierScore(MetricSpec):
     """Brier score (Brier 1950): the squared distance of all probabilities from the true class.
 

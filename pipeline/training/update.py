@@ -12,10 +12,10 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
 from pipeline.models.layers.path_patterns import Path, covers
+from pipeline.training.component_specs import AverageSpec
 from pipeline.training.curvature import Curvature
 from pipeline.training.loss_scales import LossScaling
 from pipeline.training.non_finite_steps import NonFinitePolicy
-from pipeline.training.part_specs import AverageSpec
 from pipeline.training.state import (
     Gradients,
     NonFiniteStepCounts,

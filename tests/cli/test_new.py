@@ -17,10 +17,10 @@ from tests.command_line import new as main
 
 FILES = [
     "README.md",
-    "parts.py",
+    "components.py",
     "recipes/own.yaml",
     "tests/conftest.py",
-    "tests/test_parts.py",
+    "tests/test_components.py",
 ]
 Command = Callable[[Sequence[str]], subprocess.CompletedProcess[str]]
 
@@ -40,7 +40,7 @@ def test_a_project_has_the_files_of_the_example_under_its_name(
     assert not any("demo" in text for text in texts)
     assert "+recipe=own" in texts[0]
     said = capsys.readouterr().out.splitlines()
-    assert said[-1] == "train: cd own && python -m pipeline --plugin parts.py +recipe=own"
+    assert said[-1] == "train: cd own && python -m pipeline --plugin components.py +recipe=own"
 
 
 def test_all_files_of_the_example_are_copied() -> None:
@@ -103,15 +103,15 @@ def test_the_project_trains_with_its_plugin_and_is_refused_without(
         file.rename(tmp_path / file.name)
     refused = in_project(forked)
     assert refused.returncode == 2
-    assert "a part of your own needs --plugin FILE" in refused.stderr
+    assert "a custom component needs --plugin FILE" in refused.stderr
     assert not (tmp_path / "run").exists()
-    trained = in_project(forked, "--plugin", "parts.py")
+    trained = in_project(forked, "--plugin", "components.py")
     assert trained.returncode == 0, trained.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["metrics"]["within_one"] >= summary["metrics"]["accuracy"]
     (process,) = json.loads((tmp_path / "run" / "provenance.json").read_text())["processes"]
-    assert process["plugins"].keys() == {"parts"}
-    assert "--plugin parts.py" in process["command"]
+    assert process["plugins"].keys() == {"components"}
+    assert "--plugin components.py" in process["command"]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Recipes and parts that overrides choose: the default recipe, files beside a recipe."""
+"""Recipes and components that overrides choose: the default recipe, files beside a recipe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from pipeline import load_recipe
-from pipeline.config.chosen import DEFAULT_PARTS, resolve_recipe
+from pipeline.config.chosen import DEFAULT_COMPONENTS, resolve_recipe
 from pipeline.config.compose import compose_and_check
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.package_paths import CONF
@@ -32,7 +32,7 @@ def test_the_default_recipe_is_for_its_own_dataset_and_model() -> None:
 
 
 @pytest.mark.slow
-def test_the_default_recipe_stays_where_parts_or_keys_of_it_are_overridden() -> None:
+def test_the_default_recipe_stays_where_components_or_keys_of_it_are_overridden() -> None:
     for overrides in ([], ["optimizer=adam"], ["device=cpu"], ["model.name=lenet5"]):
         recipe = compose_and_check(overrides)
         assert (recipe.name, recipe.train.passes) == ("lenet5_digits", 40)
@@ -46,9 +46,9 @@ def test_each_job_of_a_sweep_over_models_is_named_after_its_own() -> None:
     assert compose_and_check(["model=mlp", *swept[1:]]).name == "mlp_digits"
 
 
-def test_the_parts_without_a_recipe_are_those_of_conf() -> None:
+def test_the_components_without_a_recipe_are_those_of_conf() -> None:
     defaults = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
-    assert all({group: name} in defaults for group, name in DEFAULT_PARTS.items())
+    assert all({group: name} in defaults for group, name in DEFAULT_COMPONENTS.items())
 
 
 def test_one_recipe_is_named() -> None:
@@ -57,7 +57,7 @@ def test_one_recipe_is_named() -> None:
 
 
 @pytest.mark.slow
-def test_a_part_of_ones_own_has_the_defaults_of_its_name(tmp_path: Path) -> None:
+def test_a_custom_component_has_the_defaults_of_its_name(tmp_path: Path) -> None:
     own = write(tmp_path, "quick.yaml", "name: adam\nlr: 0.5\n")
     plain = load_recipe("lenet5_digits", ["optimizer=adam", "train.optimizer.lr=0.5"])
     assert load_recipe("lenet5_digits", [f"optimizer={own}"]) == plain
@@ -67,7 +67,7 @@ def test_a_part_of_ones_own_has_the_defaults_of_its_name(tmp_path: Path) -> None
     assert digits.train.drop_remainder
 
 
-def test_a_part_takes_no_default_of_which_there_are_several(tmp_path: Path) -> None:
+def test_a_component_takes_no_default_of_which_there_are_several(tmp_path: Path) -> None:
     """Which of the ResNets a file means can't be guessed."""
     own = write(tmp_path, "mine.yaml", "name: resnet\nwidths: [8, 16, 32]\n")
     with pytest.raises(RecipeError, match=r"resnet: the section lacks block, blocks, stem; give"):
@@ -75,11 +75,11 @@ def test_a_part_takes_no_default_of_which_there_are_several(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_recipe_chooses_a_part_by_a_file_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "parts").mkdir()
-    write(tmp_path / "parts", "quick.yaml", "name: adam\nlr: 0.5\n")
+def test_a_recipe_chooses_a_component_by_a_file_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "components").mkdir()
+    write(tmp_path / "components", "quick.yaml", "name: adam\nlr: 0.5\n")
     write(tmp_path, "thin.yaml", "defaults: [resnet20, _self_]\nwidths: [8, 16, 32]\n")
-    chosen = "[override /optimizer: ./parts/quick.yaml, override /model: thin.yaml]"
+    chosen = "[override /optimizer: ./components/quick.yaml, override /model: thin.yaml]"
     mine = write(tmp_path, "mine.yaml", f"defaults: {chosen}\ntrain: {{steps: 3}}\n")
     recipe = load_recipe(str(mine))
     assert (recipe.train.optimizer.name, recipe.train.optimizer.lr) == ("adam", 0.5)

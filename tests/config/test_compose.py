@@ -1,4 +1,4 @@
-"""Parts chosen by a file of one's own: `device=./mine.yaml`."""
+"""Components chosen by a custom file: `device=./mine.yaml`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def problem(*overrides: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_part_can_be_chosen_by_its_file(tmp_path: Path) -> None:
-    """It may start from a shipped one, and takes the place of the recipe's part as a name does."""
+def test_a_component_can_be_chosen_by_its_file(tmp_path: Path) -> None:
+    """It may start from a shipped one, and replaces the recipe's component as a name does."""
     net = write(tmp_path, "thin.yaml", "defaults: [resnet20, _self_]\nwidths: [8, 16, 32]\n")
     loss = write(tmp_path, "distance.yaml", "defaults: [mse, _self_]\n")
     recipe = load_recipe(

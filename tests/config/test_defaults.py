@@ -9,7 +9,7 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.config.compose import check_tree
-from pipeline.config.defaults import fill_missing, names_every_part, normalise_recipe
+from pipeline.config.defaults import fill_missing, names_every_component, normalise_recipe
 
 KEYS = [
     "seed",
@@ -69,7 +69,7 @@ def test_many_may_be_lacking_and_nothing_else_is_touched(whole: dict[str, Any]) 
 
 
 @pytest.mark.slow
-def test_a_part_takes_the_default_of_the_option_it_is_most_like() -> None:
+def test_a_component_takes_the_default_of_the_option_it_is_most_like() -> None:
     """All ResNets have one name, and each has a file of its own."""
     for name in ("resnet20_cifar10", "resnet50_cifar10"):
         tree = load_recipe(name).model_dump(mode="json")
@@ -99,9 +99,9 @@ def test_other_mistakes_are_left_to_the_check(whole: dict[str, Any]) -> None:
     assert normalise_recipe(wrong) == filled
 
 
-def test_a_recipe_that_leaves_parts_to_be_chosen_is_not_whole(whole: dict[str, Any]) -> None:
-    assert names_every_part(whole)
-    assert not names_every_part({**whole, "defaults": []})
-    for part in ("model", "train.loss", "train.schedule.name"):
-        assert not names_every_part(without(whole, part))
-    assert not names_every_part({"train": {"loss": 3}})
+def test_a_recipe_that_leaves_components_to_be_chosen_is_not_whole(whole: dict[str, Any]) -> None:
+    assert names_every_component(whole)
+    assert not names_every_component({**whole, "defaults": []})
+    for component in ("model", "train.loss", "train.schedule.name"):
+        assert not names_every_component(without(whole, component))
+    assert not names_every_component({"train": {"loss": 3}})

@@ -83,7 +83,7 @@ def unbounded(node: Any, where: str = "") -> Iterator[str]:
 
 @pytest.mark.slow
 def test_every_number_of_the_schema_has_bounds() -> None:
-    """Those of other distributions' parts too: the base of all parts gives them."""
+    """Those of other distributions' components too: the base of all components gives them."""
     assert list(unbounded(recipe_schema())) == []
 
 

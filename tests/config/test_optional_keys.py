@@ -17,7 +17,7 @@ from pipeline.config.overrides import swept_keys
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.files.safe_yaml import parse_yaml
-from pipeline.core.registry import parts
+from pipeline.core.registry import components
 from pipeline.study.sweep.command import Command, Sweeper
 
 
@@ -30,12 +30,12 @@ def composed(*overrides: str) -> Recipe:
 
 
 def optional_keys_that_conf_lacks() -> list[tuple[str, str, str, object]]:
-    """(group, option, key, default) for one option of every part."""
+    """(group, option, key, default) for one option of every component."""
     found = {}
     for group in SECTIONS:
         for option, file in find_groups()[group].items():
             tree = parse_yaml(file.read_text("utf-8"))
-            spec = parts(group).get(tree.get("name", ""))
+            spec = components(group).get(tree.get("name", ""))
             for field, info in spec.model_fields.items() if spec is not None else ():
                 if not info.is_required() and field not in tree:
                     key = ".".join((*SECTIONS[group], field))
@@ -77,7 +77,7 @@ def test_rules_for_initial_weights_can_be_set(override: str) -> None:
 
 
 @pytest.mark.slow
-def test_parts_within_a_section_take_their_keys() -> None:
+def test_components_within_a_section_take_their_keys() -> None:
     train = composed(
         "train.on_nan={name: rollback, most: 5}",
         "train.loss_scale={name: dynamic, factor: 4}",

@@ -15,7 +15,12 @@ from pathlib import Path
 from tests.conftest import TINY
 
 CONTEXT = multiprocessing.get_context("forkserver")
-IMPORTED = ["tests.crash.lives", "tests.part_modules", "pipeline.cli.train", "pipeline.stages.run"]
+IMPORTED = [
+    "tests.crash.lives",
+    "tests.component_modules",
+    "pipeline.cli.train",
+    "pipeline.stages.run",
+]
 CONSOLE = "console.txt"
 SINK_STEPS = 1000
 ARGUMENTS = (

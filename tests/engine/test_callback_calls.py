@@ -35,8 +35,8 @@ from pipeline.engine.hooks import Hooks, Saves
 from pipeline.engine.loop import Program, exhaust, train
 from pipeline.engine.rollback import NoRollbacks, Rollbacks
 from pipeline.engine.schedule import RunSchedule
+from pipeline.training.component_specs import RateRule
 from pipeline.training.parallel.ranks import Agree, decide_alone
-from pipeline.training.part_specs import RateRule
 from pipeline.training.state import NonFiniteStepCounts, TrainState
 from pipeline.training.telemetry import Telemetry
 from tests.engine.monitors.test_monitors import EVALUATION

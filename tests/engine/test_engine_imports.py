@@ -12,9 +12,9 @@ import pytest
 import pipeline
 
 ROOT = Path(pipeline.__file__).parent
-PARTS = {"metric_callbacks.py", "trackers.py"}
+COMPONENTS = {"metric_callbacks.py", "trackers.py"}
 """Files that describe callbacks of a recipe."""
-ENGINE = [file for file in sorted((ROOT / "engine").rglob("*.py")) if file.name not in PARTS]
+ENGINE = [file for file in sorted((ROOT / "engine").rglob("*.py")) if file.name not in COMPONENTS]
 LATER = {"batches.py", "run_sink.py", "sink_folder.py", "user_step.py"}
 """Files that `pipeline.sink` imports when it runs: they read data and checkpoints."""
 LOADED = [

@@ -26,7 +26,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "recipe, checked": Kind(recipes.check_recipe_tree, 4000),
         "recipe file": Kind(recipes.check_recipe_text, 200, 60.0),
-        "part file": Kind(recipes.check_part_file, 100, 60.0),
+        "component file": Kind(recipes.check_component_file, 100, 60.0),
         "overrides": Kind(recipes.check_overrides, 150, 60.0),
         "recipe, built": Kind(recipes.build_recipe, 100, 100.0),
         "recipe, trained": Kind(recipes.train_recipe, 5, 200.0),

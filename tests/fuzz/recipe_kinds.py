@@ -27,7 +27,7 @@ from tests.conftest import ROOT, TINY
 from tests.fuzz.mutate import VALUES, mutate_bytes, mutate_tree, nudge_tree, walk
 from tests.whole_run import run
 
-PART_GROUPS = tuple(SECTIONS)
+COMPONENT_GROUPS = tuple(SECTIONS)
 
 SNIPPETS: Sequence[bytes] = (
     *(b"&a ", b"*a", b"<<: *a\n", b"? ", b"- ", b"{", b"}", b"[", b"]", b": ", b"\n", b"\t", b"#"),
@@ -50,7 +50,7 @@ def recipe_names() -> Sequence[str]:
 
 @cache
 def whole_trees() -> Sequence[dict[str, Any]]:
-    """Resolved recipes: those that are shipped, and each part in the place of another."""
+    """Resolved recipes: those that are shipped, and each component in the place of another."""
     goldens = sorted((ROOT / "tests" / "golden").glob("recipe_*.yaml"))
     shipped = [fill_missing(yaml.safe_load(file.read_text())) for file in goldens]
     trees = list(shipped)
@@ -105,9 +105,9 @@ def check_recipe_text(rng: Random, folder: Path) -> None:
     load_recipe("mine.yaml")
 
 
-def check_part_file(rng: Random, folder: Path) -> None:
-    """A file of one part, broken as a text or as a tree, is composed and checked."""
-    group = rng.choice(PART_GROUPS)
+def check_component_file(rng: Random, folder: Path) -> None:
+    """A file of one component, broken as a text or as a tree, is composed and checked."""
+    group = rng.choice(COMPONENT_GROUPS)
     content = rng.choice(sorted((CONF / group).glob("*.yaml"))).read_bytes()
     if rng.random() < 0.5:
         at = content.rfind(b"\n", 0, rng.randrange(len(content) + 1)) + 1
@@ -115,8 +115,8 @@ def check_part_file(rng: Random, folder: Path) -> None:
     else:
         tree = mutate_tree(rng, yaml.safe_load(content))
         content = yaml.safe_dump(tree, sort_keys=False).encode()
-    (folder / "part.yaml").write_bytes(content)
-    load_recipe("lenet5_mnist", [f"{group}=part.yaml"])
+    (folder / "component.yaml").write_bytes(content)
+    load_recipe("lenet5_mnist", [f"{group}=component.yaml"])
 
 
 def check_overrides(rng: Random, folder: Path) -> None:
@@ -131,7 +131,9 @@ def draw_override(rng: Random) -> str:
     tree = rng.choice(whole_trees())
     key = ".".join(map(str, rng.choice(list(walk(tree)))))
     if rng.random() < 0.15:
-        key = rng.choice((*PART_GROUPS, "hydra.run.dir", "recipe", "", "x", key + "x", "/" + key))
+        key = rng.choice(
+            (*COMPONENT_GROUPS, "hydra.run.dir", "recipe", "", "x", key + "x", "/" + key)
+        )
     value = rng.choice(VALUES)
     if rng.random() < 0.3:
         value = rng.choice(("lenet5", "resnet20", "adam", "choice(1,2)", "1,2", "range(3)", "off"))

@@ -258,7 +258,7 @@ def test_defaults_start_from_what_is_shipped(defaults: str, folder: Path) -> Non
         ("bank.yaml", "bank.yaml: device.tune_bank = /etc/passwd: not for a file to say"),
     ],
 )
-def test_a_recipe_takes_parts_from_its_own_folder_alone(
+def test_a_recipe_takes_components_from_its_own_folder_alone(
     path: str, message: str, folder: Path
 ) -> None:
     """A link or a path out of it would bring other files of the disk into messages and runs."""
@@ -309,7 +309,7 @@ def test_where_to_write_is_the_users_to_say(text: str, key: str) -> None:
     assert said in problem
 
 
-def test_a_part_file_says_no_more_than_a_recipe() -> None:
+def test_a_component_file_says_no_more_than_a_recipe() -> None:
     Path("chip.yaml").write_text("defaults: [ascend910, _self_]\ntune_bank: /etc/passwd\n")
     with pytest.raises(RecipeError, match=r"chip.yaml: device.tune_bank = /etc/passwd: not for"):
         load_recipe("lenet5_digits", ["device=chip.yaml"])
@@ -416,7 +416,7 @@ def test_what_another_reader_would_read_otherwise_is_refused(text: str, problem:
     assert problem in refused(text)
 
 
-def test_a_part_goes_where_parts_of_its_kind_go() -> None:
+def test_a_component_goes_where_components_of_its_kind_go() -> None:
     Path("net.yaml").write_text("# @package hydra\nname: mlp\n")
     with pytest.raises(RecipeError, match=r"net.yaml: # @package hydra: .*; must be model$"):
         load_recipe("lenet5_digits", ["model=net.yaml"])

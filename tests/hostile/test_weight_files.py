@@ -233,8 +233,8 @@ def test_expressions_take_no_longer_than_names() -> None:
 
 
 @pytest.mark.slow
-def test_parts_of_the_working_folder_are_not_imported(tmp_path: Path) -> None:
-    """`python -m` looks there first: for modules, and for distributions that offer parts."""
+def test_components_of_the_working_folder_are_not_imported(tmp_path: Path) -> None:
+    """`python -m` looks there first: for modules, and for distributions that offer components."""
     (tmp_path / "evil.py").write_text("open('pwned', 'w')")
     (tmp_path / "yaml.py").write_text("open('pwned', 'w')")
     (tmp_path / "hydra_plugins").mkdir()
@@ -242,7 +242,7 @@ def test_parts_of_the_working_folder_are_not_imported(tmp_path: Path) -> None:
     info = tmp_path / "evil-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[pipeline.parts]\nevil = evil\n")
+    (info / "entry_points.txt").write_text("[pipeline.components]\nevil = evil\n")
     done = subprocess.run(
         [sys.executable, "-m", "pipeline", "--cfg", "job"],
         cwd=tmp_path,

@@ -10,7 +10,7 @@ import pytest
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
-from pipeline.core.registry import parts
+from pipeline.core.registry import components
 from pipeline.models.modules.standard import Network
 from tests.models.build import QUICK, Variables, conf_model, parameters, random, shapes
 
@@ -64,7 +64,7 @@ KEPT = {
 """Of networks of many blocks: those that stay, for compiling all of them takes long."""
 
 OTHERS = {"layers", "lenet5", "mlp"}
-"""Parts whose files are small enough: `test_conf` trains those."""
+"""Components whose files are small enough: `test_conf` trains those."""
 
 
 def drawn(variables: Variables) -> Variables:
@@ -85,9 +85,9 @@ IMPORTED = {"flax", "function", "keras", "torch"}
 """Networks of the user's own, which tests of their own train."""
 
 
-def test_every_part_is_tested() -> None:
+def test_every_component_is_tested() -> None:
     names = {conf_model(name).name for name in SMALL}
-    assert names == set(parts("model")) - OTHERS - IMPORTED
+    assert names == set(components("model")) - OTHERS - IMPORTED
 
 
 def small(name: str, dtype: str = "float32") -> tuple[nn.Module, np.ndarray, np.ndarray]:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from flax import linen as nn
 
-from pipeline.api import ModelSpec, part
+from pipeline.api import ModelSpec, component
 from tests.models.imported.imported_networks import TwoConvs, Volume
 
 
@@ -20,9 +20,9 @@ class TwoDense(nn.Module):
         return nn.Dense(self.classes)(nn.relu(nn.Dense(8)(x.reshape(x.shape[0], -1))))
 
 
-@part("model")
+@component("model")
 class CustomTwoConvs(ModelSpec):
-    """The network that `model=flax` imports, as a part."""
+    """The network that `model=flax` imports, as a component."""
 
     name: Literal["two_convs"] = "two_convs"
 
@@ -30,7 +30,7 @@ class CustomTwoConvs(ModelSpec):
         return TwoConvs(classes)
 
 
-@part("model")
+@component("model")
 class CustomVolume(ModelSpec):
     """A network with a convolution that nothing replaces."""
 
@@ -40,7 +40,7 @@ class CustomVolume(ModelSpec):
         return Volume(classes)
 
 
-@part("model")
+@component("model")
 class CustomDense(ModelSpec):
     """Dense layers alone."""
 

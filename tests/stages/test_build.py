@@ -181,7 +181,7 @@ def test_gradients_that_do_not_fit_are_refused_before_anything_is_compiled(
     ("override", "key"),
     [("train.gradients=sam", "train.gradients = sam"), ("loss=mse", "train.loss = mse")],
 )
-def test_a_part_that_can_not_be_built_is_named(
+def test_a_component_that_can_not_be_built_is_named(
     override: str, key: str, tiny: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny("model=mlp", override)
@@ -189,6 +189,6 @@ def test_a_part_that_can_not_be_built_is_named(
     def fail(self: Any) -> Any:
         raise ValueError("rho is odd")
 
-    part = recipe.train.gradients if "gradients" in key else recipe.train.loss
-    monkeypatch.setattr(type(part), "build", fail)
+    component = recipe.train.gradients if "gradients" in key else recipe.train.loss
+    monkeypatch.setattr(type(component), "build", fail)
     assert problem(recipe) == f"{key}: rho is odd"

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.training.part_specs import LossSpec
+from pipeline.training.component_specs import LossSpec
 
 PLACES = np.array([[1, 3, 3], [1, 1, 4]])
 

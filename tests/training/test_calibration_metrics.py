@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
+from pipeline.training.component_specs import MetricSpec
 from pipeline.training.metrics import add_batch, add_metric_sums, summarize, zero_sums
-from pipeline.training.part_specs import MetricSpec
 from pipeline.training.target_metrics import BrierScore, CalibrationError
 from tests import outcome
 from tests.whole_run import run
@@ -36,7 +36,7 @@ def over_batches(metric: MetricSpec, logits: np.ndarray, labels: np.ndarray, bat
         sums = add_metric_sums(
             sums, (metric,), jnp.asarray(part), jnp.asarray(answers), jnp.asarray(mask)
         )
-    return float(metric.value(jax.tree.map(np.asarray, sums.part_sums[0])))
+    return float(metric.value(jax.tree.map(np.asarray, sums.component_sums[0])))
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -122,7 +122,7 @@ def test_ignored_labels_do_not_count(metric: MetricSpec) -> None:
     counted = where & mask[:, None]
     alone = metric.sums(logits[counted], labels[counted], np.ones(counted.sum(), bool))
     assert 0 < counted.sum() < 16
-    np.testing.assert_allclose(sums.part_sums[0], alone, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(sums.component_sums[0], alone, rtol=1e-5, atol=1e-6)
 
 
 class Sums(MetricSpec):
@@ -189,7 +189,9 @@ def test_metrics_that_can_not_be_are_refused(override: str, problem: str, tiny: 
 
 
 @pytest.mark.slow
-def test_the_best_checkpoint_may_be_that_of_a_metric_part(tiny: Compose, tmp_path: Path) -> None:
+def test_the_best_checkpoint_may_be_that_of_a_metric_component(
+    tiny: Compose, tmp_path: Path
+) -> None:
     recipe = tiny(
         *("model=mlp", "train.steps=24", "eval.every_steps=4", METRICS),
         *("checkpoint.best=brier", "checkpoint.keep=1"),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.training.part_specs import MetricSpec
+from pipeline.training.component_specs import MetricSpec
 from pipeline.training.target_metrics import BalancedAccuracy, MeanIou, PixelAccuracy
 
 RNG = np.random.default_rng(4)

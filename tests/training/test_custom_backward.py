@@ -89,7 +89,9 @@ def test_a_loss_of_another_distribution_is_named_by_a_recipe(
     info = tmp_path / "site" / "mine-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[pipeline.parts]\nmine = tests.training.sampled_part\n")
+    (info / "entry_points.txt").write_text(
+        "[pipeline.components]\nmine = tests.training.sampled_component\n"
+    )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), str(ROOT)]))
     (tmp_path / "sampled.yaml").write_text("name: sampled_mse\nreduction: mean\n")
     run = ["+recipe=lenet5_digits", *TINY, "loss=./sampled.yaml", "train.steps=12"]
@@ -105,11 +107,11 @@ EXAMPLES = re.findall(
 
 @pytest.mark.slow
 def test_the_examples_of_the_document_run() -> None:
-    """A loss of one's own is a part, and the sampler gives what is printed there."""
+    """A custom loss is a component, and the sampler gives what is printed there."""
     use = """
 import jax.numpy as jnp
-from pipeline.core.registry import parts
-print(parts("loss")["capped"](most=1.75).build()(jnp.array([[3.0, 0.0]]), jnp.array([0])))
+from pipeline.core.registry import components
+print(components("loss")["capped"](most=1.75).build()(jnp.array([[3.0, 0.0]]), jnp.array([0])))
 """
     assert len(EXAMPLES) == 2
     said = subprocess.run(

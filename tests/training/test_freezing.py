@@ -19,9 +19,9 @@ from pipeline.data.random import seed_words
 from pipeline.models.layers import standard
 from pipeline.models.layers.path_patterns import is_frozen
 from pipeline.stages.fine_tuning import rates_by_depth
+from pipeline.training.component_specs import AverageSpec
 from pipeline.training.freezing import config_at, optimize_by_phase
 from pipeline.training.optimizers.first_order import Adam, ClipSpec, Momentum
-from pipeline.training.part_specs import AverageSpec
 from pipeline.training.state import FreezePhase, TrainState, split_params
 from pipeline.training.step import TrainStep
 from tests.conftest import ROOT

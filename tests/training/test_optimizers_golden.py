@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline.training.component_specs import OptimizerSpec
 from pipeline.training.optimizers.adaptive import Adagrad, AdaMax, RAdam, RmsProp
 from pipeline.training.optimizers.first_order import Adam, AdamW, Momentum
-from pipeline.training.part_specs import OptimizerSpec
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "optimizers.json").read_text())
 LR = 0.05

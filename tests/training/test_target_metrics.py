@@ -99,7 +99,7 @@ def test_tokens_are_counted_one_by_one(seed: int, batch: int, ignored: int | Non
         )
     found = {
         metric.name: metric.value(jax.tree.map(np.asarray, own))
-        for metric, own in zip(metrics, sums.part_sums, strict=True)
+        for metric, own in zip(metrics, sums.component_sums, strict=True)
     }
 
     wide = logits.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Lets the tests import parts.py, which registers the parts."""
+"""Lets the tests import components.py, which registers the components."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Devices that a recipe can name: one part file each; none imports jax at the top."""
+"""Devices that a recipe can name: one component file each; none imports jax at the top."""

@@ -1,4 +1,4 @@
-"""An emulated Ascend 910: a part of kind "device"."""
+"""An emulated Ascend 910: a component of kind "device"."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.backends.ascend.chip.options import (
 from pipeline.backends.ascend.cost.collectives import AscendRates, check_devices
 from pipeline.backends.device_spec import DeviceSpec
 from pipeline.backends.rates import Rates
-from pipeline.core.registry import FilePath, Seq, part
+from pipeline.core.registry import FilePath, Seq, component
 from pipeline.models.layers.precision import Level
 from pipeline.training.parallel.parallel_spec import ParallelSpec
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pipeline.backends.base import Backend
 
 
-@part("device")
+@component("device")
 class Ascend(Chip, DeviceSpec):
     """An Ascend 910: XLA computes its numbers on the host, a model of the chip its time."""
 

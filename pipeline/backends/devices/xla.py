@@ -1,4 +1,4 @@
-"""Devices that XLA compiles for: parts of kind "device"."""
+"""Devices that XLA compiles for: components of kind "device"."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, NonNegativeInt
 
 from pipeline.backends.device_spec import DeviceSpec
-from pipeline.core.registry import part
+from pipeline.core.registry import component
 from pipeline.models.layers.precision import Level
 from pipeline.training.parallel.parallel_spec import ParallelSpec
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pipeline.backends.base import Backend
 
 
-@part("device")
+@component("device")
 class Cpu(DeviceSpec):
     """The host's processor."""
 
@@ -31,7 +31,7 @@ class Cpu(DeviceSpec):
         return XlaBackend(place(self.name, 0, parallel))
 
 
-@part("device")
+@component("device")
 class Gpu(DeviceSpec):
     """NVIDIA GPUs, or an absent chip that programs are compiled for."""
 

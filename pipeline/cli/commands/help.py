@@ -21,7 +21,7 @@ TRAINING: Mapping[str, str] = {
     "--cfg job +recipe=NAME": "show the resolved recipe",
 }
 FLAGS: Mapping[str, str] = {
-    "--plugin FILE ...": "any of these, with parts of your own",
+    "--plugin FILE ...": "any of these, with custom components",
     "COMMAND --help": "its arguments and options, with an example",
     "--version": "versions of this package, Python and jax",
     "--hydra-help": "flags of Hydra's own",

@@ -150,7 +150,9 @@ def run_dir(name: str = "run_dir", *, metavar: str = "", text: str) -> Argument:
 
 def overrides(
     metavar: str = "[+recipe=NAME] [KEY=VALUE ...]",
-    text: str = "Recipe, lenet5_digits unless it is given, and its keys and parts, as for a run.",
+    text: str = (
+        "Recipe, lenet5_digits unless it is given, and its keys and components, as for a run."
+    ),
     *,
     may_be_run: bool = False,
 ) -> Argument:

@@ -65,7 +65,7 @@ RECIPE_COMMANDS = (
             overrides(
                 "[RUN_DIR | +recipe=NAME] [KEY=VALUE ...]",
                 "A run or one of its checkpoints, or a recipe, lenet5_digits unless it is given; "
-                "keys and parts, as for a run.",
+                "keys and components, as for a run.",
                 may_be_run=True,
             ),
             flag("--json", "as_json", text="Print one JSON object."),
@@ -134,10 +134,10 @@ RECIPE_COMMANDS = (
     ),
     LazyCommand(
         "new",
-        "a project with custom parts",
-        "Make a folder with a recipe, a plug-in with one part of each kind, a test and a README.",
+        "a project with custom components",
+        "Make a folder with a recipe, a plug-in with a component of each kind, tests and a README.",
         [Argument("name", metavar="NAME", text="Folder to make: letters, digits and _.")],
-        example="new demo && cd demo && python -m pipeline --plugin parts.py +recipe=demo",
+        example="new demo && cd demo && python -m pipeline --plugin components.py +recipe=demo",
     ),
     LazyCommand(
         "schema",

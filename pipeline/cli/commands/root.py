@@ -63,7 +63,7 @@ class Root(CommandGroup):
         formatter.write(render_help(self.commands))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        """Complete commands, flags, and keys that choose a part of a recipe."""
+        """Complete commands, flags, and keys that choose a component of a recipe."""
         return complete_override(incomplete) or super().shell_complete(ctx, incomplete)
 
 
@@ -81,7 +81,7 @@ def show_versions(context: click.Context, param: click.Parameter, is_asked: bool
 
 ROOT = Root("pipeline", "", "", [*RECIPE_COMMANDS, *RUN_COMMANDS, CONVERT, COMPLETION])
 ROOT.params += [
-    Option("--plugin", metavar="FILE", multiple=True, help="A file with custom parts."),
+    Option("--plugin", metavar="FILE", multiple=True, help="A file with custom components."),
     Option(VERSION, is_flag=True, is_eager=True, expose_value=False, callback=show_versions),
     *(Option(*names, is_flag=names[-1] in WITHOUT_VALUE) for names in HYDRA_FLAGS),
 ]

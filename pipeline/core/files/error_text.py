@@ -14,7 +14,7 @@ from pipeline.core.errors import MAX_PROBLEMS, printable
 from pipeline.core.files.tree_diff import Where, dotted_key, value_at
 from pipeline.core.files.value_text import show
 from pipeline.core.plugins.loading import missing_flag_hint
-from pipeline.core.registry import MAX_FLOAT, MAX_INT, all_parts, kind_of
+from pipeline.core.registry import MAX_FLOAT, MAX_INT, all_components, kind_of
 
 MAX_NAME_LENGTH = 255
 """Longest name, in characters, that is compared with known ones as a possible misspelling."""
@@ -28,7 +28,7 @@ SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("random_seed", "random_state"), "seed"),
     **dict.fromkeys(("cuda", "nvidia"), "gpu"),
 }
-"""Words of other frameworks, by which people look for keys and parts, and the words here."""
+"""Words of other frameworks, by which people look for keys and components, and the words here."""
 
 _NOTHING: Mapping[Where, str] = {}
 _LARGEST = {MAX_INT: f"{MAX_INT:,}", MAX_FLOAT: f"{MAX_FLOAT:.4g}, the largest of float32"}
@@ -57,9 +57,9 @@ def describe(
 ) -> list[str]:
     """Return every problem that pydantic found in `tree`, one line each.
 
-    `unfit` has one line for a section whose keys belong to another part, in place of one per key.
-    The first MAX_PROBLEMS show the value and guess what was meant; the others, of which a file can
-    have thousands, have only their place and kind.
+    `unfit` has one line for a section whose keys belong to another component, in place of one per
+    key. The first MAX_PROBLEMS show the value and guess what was meant; the others, of which a file
+    can have thousands, have only their place and kind.
     """
     problems = [
         (details, where, tags)
@@ -117,7 +117,9 @@ def _describe_problem(details: ErrorDetails, where: Where, guesser: _KeyGuesser)
         case "union_tag_invalid":
             names = [name.strip("' ") for name in context["expected_tags"].split(",")]
             tag = str(context["tag"])
-            problem = f"{key}.name = {show(tag)}: {no_such(kind_of(names) or 'part', tag, names)}"
+            problem = (
+                f"{key}.name = {show(tag)}: {no_such(kind_of(names) or 'component', tag, names)}"
+            )
             return f"{problem}; {missing_flag_hint()}"
         case "extra_forbidden":
             guess = guesser.guess(where)
@@ -125,7 +127,7 @@ def _describe_problem(details: ErrorDetails, where: Where, guesser: _KeyGuesser)
             rule = f"there is no such key{question}"
         case "union_tag_not_found":
             rule = "must be a section with a `name`"
-        case "part_without_name":
+        case "component_without_name":
             names = context["fitting"]
             items = [f"{inner}: {show(item)}" for inner, item in value.items()]
             section = ", ".join([f"name: {names[0]}", *items]) if names else ""
@@ -166,22 +168,22 @@ def _rule(details: ErrorDetails) -> str:
 
 
 def locate(loc: Where, tree: Mapping[str, Any]) -> tuple[Where, tuple[str, ...]]:
-    """Split a location of pydantic into the path in the recipe and the part names on it.
+    """Split a location of pydantic into the path in the recipe and the component names on it.
 
-    Pydantic puts a part's name between the key that holds the part and the keys of the part.
+    Pydantic puts a component's name between the key that holds the component and its keys.
     """
     where: list[int | str] = []
     tags: list[str] = []
     node: Any = tree
-    is_part = False
+    is_component = False
     for step in loc:
-        if is_part and step == (node if isinstance(node, str) else node.get("name")):
+        if is_component and step == (node if isinstance(node, str) else node.get("name")):
             tags.append(str(step))
-            is_part = False
+            is_component = False
             continue
         where.append(step)
         node = value_at(node, (step,))
-        is_part = isinstance(node, str) or (isinstance(node, Mapping) and "name" in node)
+        is_component = isinstance(node, str) or (isinstance(node, Mapping) and "name" in node)
     return tuple(where), tuple(tags)
 
 
@@ -190,7 +192,7 @@ class _KeyGuesser(NamedTuple):
 
     tree: Mapping[str, Any]
     tags: Sequence[str]
-    """Names of the parts on the path to the unknown key."""
+    """Names of the components on the path to the unknown key."""
     unknown: AbstractSet[Where]
     """Other unknown keys, which are not proposed."""
 
@@ -221,5 +223,7 @@ class _KeyGuesser(NamedTuple):
         keys = section if isinstance(section, Mapping) else {}
         siblings = {str(key) for key in keys if (*where[:-1], key) not in self.unknown}
         if self.tags:
-            siblings |= {field for cls in all_parts(self.tags[-1]) for field in cls.model_fields}
+            siblings |= {
+                field for cls in all_components(self.tags[-1]) for field in cls.model_fields
+            }
         return siblings

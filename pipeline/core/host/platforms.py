@@ -1,7 +1,7 @@
 """Facts about platforms: code that differs between devices reads one of them by its name.
 
-To add a device, write its part in `pipeline/backends/devices`, and its platform here if JAX has one
-that isn't listed.
+To add a device, write its component in `pipeline/backends/devices`, and its platform here if JAX
+has one that isn't listed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plug-ins: custom Python files and modules, whose parts a recipe may name.
+"""Plug-ins: custom Python files and modules, whose components a recipe may name.
 
 Only the command line (`--plugin FILE`) and the environment (`PIPELINE_PLUGINS`) name them, never a
 recipe: a recipe from a stranger runs no code.
@@ -77,7 +77,9 @@ def take_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         if not equals:
             value = next(waiting, "")
         if not value:
-            raise RecipeError([f"{FLAG}: names nothing; must be a Python file, as {FLAG} parts.py"])
+            raise RecipeError(
+                [f"{FLAG}: names nothing; must be a Python file, as {FLAG} components.py"]
+            )
         named.append(value)
     return named, other_words
 
@@ -126,14 +128,14 @@ def loaded_plugins() -> tuple[Plugin, ...]:
 
 
 def find_object(reference: str) -> Any:
-    """Return what `module:name` stands for in a plug-in, as `my_parts:MyNet`.
+    """Return what `module:name` stands for in a plug-in, as `my_components:MyNet`.
 
     Raises ValueError for another form, a module that the command line does not name, and a name
     that it does not have.
     """
     name, colon, path = reference.partition(":")
     if not colon or not name or not path:
-        raise ValueError(f"{reference!r} must be module:name, as my_parts:MyNet")
+        raise ValueError(f"{reference!r} must be module:name, as my_components:MyNet")
     plugin = _loaded.get(name)
     if plugin is None:
         names = ", ".join(_loaded) or "none is named"
@@ -150,9 +152,9 @@ def find_object(reference: str) -> Any:
 
 
 def missing_flag_hint() -> str:
-    """Return what to do about a part that nothing defines."""
+    """Return what to do about a component that nothing defines."""
     named = ", ".join(plugin.given for plugin in loaded_plugins())
-    return f"a part of your own needs {FLAG} FILE" + (f" (named: {named})" if named else "")
+    return f"a custom component needs {FLAG} FILE" + (f" (named: {named})" if named else "")
 
 
 def _named_in_environment() -> list[str]:

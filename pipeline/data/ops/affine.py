@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, NonNegativeFloat, Strict, model_validator
 
-from pipeline.core.registry import Expected, Seq, part
+from pipeline.core.registry import Expected, Seq, component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import GeometricOp
 from pipeline.data.ops.image import Range, image_shape, pixels_at_points, steps
@@ -201,7 +201,7 @@ class _AffineOp(GeometricOp):
         return maps.at(xp, integers(xp, uniforms[:, 0], len(maps.pixels)))
 
 
-@part("op")
+@component("op")
 class RandomRotation(_AffineOp):
     """Rotate the image counter-clockwise by an angle drawn from `degrees`, keeping its size.
 
@@ -224,7 +224,7 @@ class RandomRotation(_AffineOp):
         return rotation(steps(least, most), centre)
 
 
-@part("op")
+@component("op")
 class RandomAffine(_AffineOp):
     """Rotate by `degrees`, scale, shear and move the image, keeping its size.
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import AfterValidator
 
-from pipeline.core.registry import part
+from pipeline.core.registry import component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Op
 from pipeline.data.ops.image import Range, image_shape, pick, repeat_op, steps
@@ -48,7 +48,7 @@ FactorRange = Annotated[Range, AfterValidator(_check_within(0, 128, "a factor"))
 HueRange = Annotated[Range, AfterValidator(_check_within(-0.5, 0.5, "a shift of the hue"))]
 
 
-@part("op")
+@component("op")
 class RandomColorAdjust(Op):
     """Change brightness, contrast, saturation and hue in an order drawn for each sample.
 

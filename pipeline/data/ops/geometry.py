@@ -8,14 +8,14 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import PositiveInt
 
-from pipeline.core.registry import part
+from pipeline.core.registry import component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import GeometricOp, Op
 from pipeline.data.ops.image import Padding, Probability, Size, image_shape, pixels_at
 from pipeline.data.random import integers
 
 
-@part("op")
+@component("op")
 class Pad(GeometricOp):
     """Surround the image with pixels of the value `fill`, or with pixels of the image.
 
@@ -72,7 +72,7 @@ def _padded_size(height: int, width: int, padding: Padding) -> tuple[int, int]:
     return top + height + bottom, left + width + right
 
 
-@part("op")
+@component("op")
 class RandomCrop(GeometricOp):
     """Pad with `fill`, then crop to `size` at a place drawn for each sample and epoch."""
 
@@ -121,7 +121,7 @@ def _crop_axis(
     return pixel.clip(0, length - 1), (pixel >= 0) & (pixel < length)
 
 
-@part("op")
+@component("op")
 class CenterCrop(GeometricOp):
     """Crop to `size` in the middle; of an odd remainder the larger half is at the end."""
 
@@ -169,7 +169,7 @@ class _Flip(GeometricOp):
         return pixels_at(xp, values, rows=places[0], columns=places[1])
 
 
-@part("op")
+@component("op")
 class RandomHorizontalFlip(_Flip):
     """Mirror each image left to right with probability `prob`."""
 
@@ -177,7 +177,7 @@ class RandomHorizontalFlip(_Flip):
     axis: ClassVar[int] = 1
 
 
-@part("op")
+@component("op")
 class RandomVerticalFlip(_Flip):
     """Mirror each image top to bottom with probability `prob`."""
 
@@ -185,7 +185,7 @@ class RandomVerticalFlip(_Flip):
     axis: ClassVar[int] = 0
 
 
-@part("op")
+@component("op")
 class Cutout(Op):
     """Blank square holes with zeros, `size` pixels a side.
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import PositiveFloat
 
-from pipeline.core.registry import part
+from pipeline.core.registry import component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import BatchOp
 from pipeline.data.ops.color import blend, exact_factors
@@ -16,7 +16,7 @@ from pipeline.data.ops.image import STEPS, Probability, image_shape, pick, requi
 from pipeline.data.random import integers
 
 
-@part("op")
+@component("op")
 class MixUp(BatchOp):
     """Blend each image with a partner's, lambda to 1 - lambda, and the labels alike.
 
@@ -85,7 +85,7 @@ def beta_steps(alpha: float) -> np.ndarray:
     return exact_factors(betaincinv(alpha, alpha, (np.arange(STEPS) + 0.5) / STEPS))
 
 
-@part("op")
+@component("op")
 class CutMix(BatchOp):
     """Put a box of a partner's image in place, and mix the labels by the box's share of the area.
 

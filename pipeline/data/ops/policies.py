@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from pipeline.core.registry import part
+from pipeline.core.registry import component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Op
 from pipeline.data.ops.affine import Fill, Interpolation, fill_levels
@@ -62,7 +62,7 @@ class Policy(Op):
         return repeat_op(xp, change_once, numbers.shape[1], values)
 
 
-@part("op")
+@component("op")
 class RandAugment(Policy):
     """`num_ops` changes drawn of 14, each of strength `magnitude` of `num_magnitude_bins`.
 
@@ -97,7 +97,7 @@ class RandAugment(Policy):
         return self._change(xp, values, changes, xp.asarray(rows)[number, side])
 
 
-@part("op")
+@component("op")
 class AutoAugment(Policy):
     """One of the 25 pairs of changes of a learned policy, each change with its probability.
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import AfterValidator, Field, PositiveInt, field_validator
 
-from pipeline.core.registry import Expected, Seq, part
+from pipeline.core.registry import Expected, Seq, component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import GeometricOp
 from pipeline.data.ops.image import (
@@ -45,7 +45,7 @@ MAX_SIZES = 32
 """Each size is a branch of the compiled program."""
 
 
-@part("op")
+@component("op")
 class Resize(GeometricOp):
     """Scale to `size`, [height, width] or the length of the shorter edge, as MindSpore does.
 
@@ -115,7 +115,7 @@ def resize_images(xp: Any, values: Any, size: Size, interpolation: Interpolation
     return mix(xp, values, across, widening_taps(height, rows, fixed=fixed))
 
 
-@part("op")
+@component("op")
 class RandomSize(GeometricOp):
     """Scale every image of a batch to one of `sizes`, [height, width], drawn for each step.
 
@@ -173,7 +173,7 @@ class Box:
     width: Any
 
 
-@part("op")
+@component("op")
 class RandomResizedCrop(GeometricOp):
     """Crop to a box of drawn area and aspect and scale it to `size`, the Inception crop.
 

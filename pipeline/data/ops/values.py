@@ -8,13 +8,13 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
-from pipeline.core.registry import Seq, part
+from pipeline.core.registry import Seq, component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Op
 from pipeline.data.ops.image import Probability, image_shape
 
 
-@part("op")
+@component("op")
 class Rescale(Op):
     """value * factor + shift, in float32."""
 
@@ -29,7 +29,7 @@ class Rescale(Op):
         return values.astype(np.float32) * self.factor + self.shift
 
 
-@part("op")
+@component("op")
 class Normalize(Op):
     """(image - mean) / std in float32, with one mean and std for each channel."""
 
@@ -62,7 +62,7 @@ class Normalize(Op):
         return (values.astype(np.float32) - mean) * (1 / std)
 
 
-@part("op")
+@component("op")
 class Hwc2Chw(Op):
     """Move the channels of an image first, the layout of MindSpore networks."""
 
@@ -76,7 +76,7 @@ class Hwc2Chw(Op):
         return xp.moveaxis(values, -1, 1)
 
 
-@part("op")
+@component("op")
 class TypeCast(Op):
     """Convert to another dtype that numpy and JAX share at 32 bits."""
 
@@ -93,7 +93,7 @@ class TypeCast(Op):
         return values.astype(self.dtype)
 
 
-@part("op")
+@component("op")
 class OneHot(Op):
     """An integer label as float32 (..., classes); one outside 0..classes - 1 becomes all zeros.
 
@@ -123,7 +123,7 @@ class OneHot(Op):
         return xp.where(hot, on, xp.where(valid, off, np.float32(0)))
 
 
-@part("op")
+@component("op")
 class Whiten(Op):
     """(image - m) / max(s, 1 / sqrt(n)): the mean m and deviation s of its n values.
 

@@ -1,1 +1,1 @@
-"""Sources of data: one module per family, each source a part of kind "dataset"."""
+"""Sources of data: one module per family, each source a component of kind "dataset"."""

@@ -19,7 +19,7 @@ import numpy as np
 from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import commit
 from pipeline.core.files.ownership import make_private
-from pipeline.core.registry import part
+from pipeline.core.registry import component
 from pipeline.data.checksums import SUMS, RemoteFile, checksum, is_as_written, list_sums
 from pipeline.data.columns import Facts, RawData, Split, blank_data
 from pipeline.data.dataset_spec import DatasetSpec
@@ -129,7 +129,7 @@ class CifarDataset(DatasetSpec):
         )
 
 
-@part("dataset")
+@component("dataset")
 class Cifar10(CifarDataset):
     """Ten kinds of animals and vehicles, of A. Krizhevsky, V. Nair and G. Hinton."""
 
@@ -146,7 +146,7 @@ class Cifar10(CifarDataset):
     class_names = tuple(_CIFAR10_CLASSES.split())
 
 
-@part("dataset")
+@component("dataset")
 class Cifar100(CifarDataset):
     """A hundred classes. Each record also has one of 20 coarse classes, which is not read."""
 

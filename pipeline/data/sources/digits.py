@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from pydantic import field_validator
 
-from pipeline.core.registry import part
+from pipeline.core.registry import component
 from pipeline.data.columns import Facts, RawData, Split
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.targets import Targets
@@ -16,7 +16,7 @@ from pipeline.data.targets import Targets
 _ARRAYS = Path(__file__).with_name("digits.npz")
 
 
-@part("dataset")
+@component("dataset")
 class Digits(DatasetSpec):
     """1,797 handwritten digits of 8x8 values from 0 to 16. Every fifth one is for evaluation.
 

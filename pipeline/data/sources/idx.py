@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from pipeline.core.errors import DataError
-from pipeline.core.registry import part
+from pipeline.core.registry import component
 from pipeline.data.checksums import RemoteFile
 from pipeline.data.columns import Facts, RawData, Split, blank_data
 from pipeline.data.dataset_spec import DatasetSpec
@@ -67,7 +67,7 @@ class IdxDataset(DatasetSpec):
         )
 
 
-@part("dataset")
+@component("dataset")
 class Mnist(IdxDataset):
     """Handwritten digits of Y. LeCun, C. Cortes and C. Burges."""
 
@@ -81,7 +81,7 @@ class Mnist(IdxDataset):
     class_names = tuple("0123456789")
 
 
-@part("dataset")
+@component("dataset")
 class FashionMnist(IdxDataset):
     """Zalando's articles of clothing, as large and as grey as MNIST."""
 

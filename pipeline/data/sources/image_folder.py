@@ -14,7 +14,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import show_name
-from pipeline.core.registry import FilePath, Seq, part
+from pipeline.core.registry import FilePath, Seq, component
 from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.file_errors import name_file
@@ -30,7 +30,7 @@ _LISTED_KINDS = 5
 ImageSize = Annotated[Seq[PositiveInt], Field(min_length=2, max_length=2)]
 
 
-@part("dataset")
+@component("dataset")
 class ImageFolder(LocalDatasetSpec):
     """`train/<class>/*.png` and `eval/<class>/*.png`; eval may be called val or test.
 

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from pipeline.core.errors import DataError
-from pipeline.core.registry import Seq, part
+from pipeline.core.registry import Seq, component
 from pipeline.data.columns import DECODING_THREADS, Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.file_errors import name_file
@@ -37,7 +37,7 @@ ClassCount = Annotated[PositiveInt, Field(le=MAX_MASK_CLASSES)]
 ClassNames = Annotated[Seq[str], Field(min_length=1, max_length=MAX_MASK_CLASSES)]
 
 
-@part("dataset")
+@component("dataset")
 class ImageMasks(LocalDatasetSpec):
     """`images/*` and `masks/*` with the same names but for the suffix, in train/ and in eval/.
 

@@ -12,7 +12,7 @@ from pydantic import Field, PositiveInt
 
 from pipeline.core.files.error_text import show_name
 from pipeline.core.files.npy import open_archive
-from pipeline.core.registry import part
+from pipeline.core.registry import component
 from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
@@ -33,7 +33,7 @@ CHECKED_VALUES = 1 << 20
 """Values that are checked at once."""
 
 
-@part("dataset")
+@component("dataset")
 class NumpyArchive(LocalDatasetSpec):
     """Images uint8 or float32, (n, H, W) or (n, H, W, C), and their targets.
 

@@ -8,14 +8,14 @@ from typing import Literal
 import numpy as np
 
 from pipeline.core.errors import DataError
-from pipeline.core.registry import part
+from pipeline.core.registry import component
 from pipeline.data.columns import RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.records.record_column import open_column
 from pipeline.data.records.record_format import DESCRIPTION, RecordSplitSpec, read_description
 
 
-@part("dataset")
+@component("dataset")
 class Records(LocalDatasetSpec):
     """Samples as they were read from another source, one record each, read at random as needed.
 

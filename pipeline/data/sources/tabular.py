@@ -21,7 +21,7 @@ from pydantic import (
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import show_name
-from pipeline.core.registry import FilePath, Seq, part
+from pipeline.core.registry import FilePath, Seq, component
 from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec, GivenRoot, LocalDatasetSpec
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
@@ -253,7 +253,7 @@ class TableDataset(DatasetSpec):
         return rows, labels
 
 
-@part("dataset")
+@component("dataset")
 class CsvTable(TableDataset):
     """A CSV file with a line of names, and any delimiter."""
 
@@ -297,7 +297,7 @@ class CsvTable(TableDataset):
         )
 
 
-@part("dataset")
+@component("dataset")
 class ParquetTable(TableDataset, LocalDatasetSpec):
     """A Parquet file."""
 

@@ -10,7 +10,7 @@ from pydantic import PositiveInt, field_validator, model_validator
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.value_text import show
-from pipeline.core.registry import FilePath, part
+from pipeline.core.registry import FilePath, component
 from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.file_errors import name_file
@@ -24,7 +24,7 @@ from pipeline.data.text.windows import narrow, window_columns
 SHIPPED = Path(__file__).with_name("python_reference.txt")
 
 
-@part("dataset")
+@component("dataset")
 class Text(DatasetSpec):
     """A text of one file or of all files of a folder that match a pattern, as windows of tokens.
 

@@ -12,7 +12,7 @@ from pydantic import PositiveInt, model_validator
 
 from pipeline.core.files.error_text import show_name
 from pipeline.core.host.memory import require_room
-from pipeline.core.registry import FilePath, part
+from pipeline.core.registry import FilePath, component
 from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.file_errors import name_file
@@ -27,7 +27,7 @@ SHIPPED = Path(__file__).with_name("python_docstrings.csv")
 MAX_CLASSES = 10_000
 
 
-@part("dataset")
+@component("dataset")
 class TextCsv(DatasetSpec):
     """Texts with a class each, for a network that classifies tokens, such as `bert`.
 

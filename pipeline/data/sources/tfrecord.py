@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipeline.core.errors import DataError
-from pipeline.core.registry import Seq, part
+from pipeline.core.registry import Seq, component
 from pipeline.data.columns import RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.file_errors import name_file
@@ -24,7 +24,7 @@ Pattern = Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]
 ImageShape = Annotated[Seq[PositiveInt], Field(min_length=3, max_length=3)]
 
 
-@part("dataset")
+@component("dataset")
 class TFRecord(LocalDatasetSpec):
     """TFRecord files of images with labels: files such as PNG and JPEG, or plain pixels of 8 bits.
 

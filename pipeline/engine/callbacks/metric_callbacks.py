@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from pipeline.core.registry import Spec, part
+from pipeline.core.registry import Spec, component
 from pipeline.engine.callbacks.callback import Callback, OnFailure, RunControl
-from pipeline.training.part_specs import metric_directions
+from pipeline.training.component_specs import metric_directions
 
 if TYPE_CHECKING:
     from pipeline.engine.callbacks.events import Evaluation
 
 
 class CallbackSpec(Spec):
-    """A callback in a recipe: the part of kind "callback"."""
+    """A callback in a recipe: the component of kind "callback"."""
 
     name: str
     on_failure: OnFailure = "end"
@@ -32,7 +32,7 @@ class CallbackSpec(Spec):
         """Return a new callback for a run."""
 
 
-@part("callback")
+@component("callback")
 class ReduceOnPlateau(CallbackSpec):
     """Multiply the learning rate by `factor` if a metric has not improved for `patience`
     evaluations, each time that happens, down to `min_rate`."""
@@ -97,7 +97,7 @@ class _PlateauWatch(_MetricCallback):
                 raise ValueError(f"{state!r} must be a value and a number of evaluations")
 
 
-@part("callback")
+@component("callback")
 class StopAt(CallbackSpec):
     """End training once a metric of an evaluation has reached a value."""
 

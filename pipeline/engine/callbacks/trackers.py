@@ -25,7 +25,7 @@ from pydantic import AfterValidator, StringConstraints
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
-from pipeline.core.registry import Seq, part
+from pipeline.core.registry import Seq, component
 from pipeline.engine.callbacks.callback import Callback, OnFailure, RunControl
 from pipeline.engine.callbacks.events import metric_tag
 from pipeline.engine.callbacks.metric_callbacks import CallbackSpec
@@ -252,7 +252,7 @@ class TrackerSpec(CallbackSpec):
         return TrackerCallback(self)
 
 
-@part("callback")
+@component("callback")
 class Wandb(TrackerSpec):
     """Log to Weights & Biases; WANDB_MODE=offline stores the run in the run directory."""
 
@@ -269,7 +269,7 @@ class Wandb(TrackerSpec):
             raise ValueError("isn't logged in: run `wandb login`, or set WANDB_MODE=offline")
 
 
-@part("callback")
+@component("callback")
 class Mlflow(TrackerSpec):
     """Log to MLflow: to MLFLOW_TRACKING_URI, or else to ./mlflow.db."""
 
@@ -277,7 +277,7 @@ class Mlflow(TrackerSpec):
     name: Literal["mlflow"] = "mlflow"
 
 
-@part("callback")
+@component("callback")
 class Trackio(TrackerSpec):
     """Log to Trackio: to TRACKIO_DIR, or to the space that TRACKIO_SPACE_ID names."""
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.core.plugins.loading import find_object
-from pipeline.core.registry import part
+from pipeline.core.registry import component
 from pipeline.models.layers.model_spec import InitRules, ModelSpec
 from pipeline.models.layers.standard import CLASSES
 
@@ -71,7 +71,7 @@ class ImportedModelSpec(ModelSpec):
         """Return the network as pure functions. Raises ValueError for another kind of object."""
 
 
-@part("model")
+@component("model")
 class FlaxModule(ImportedModelSpec):
     """A module of flax: a class of `flax.linen` or `flax.nnx`, or a function that returns one.
 
@@ -93,7 +93,7 @@ class FlaxModule(ImportedModelSpec):
         return adapt_module(self.reference, target, arguments, classes, dtype)
 
 
-@part("model")
+@component("model")
 class JaxFunction(ImportedModelSpec):
     """A network of plain JAX: functions that initialise and apply parameters.
 
@@ -116,7 +116,7 @@ class JaxFunction(ImportedModelSpec):
         return adapt_functions(self.reference, target, arguments, classes, dtype)
 
 
-@part("model")
+@component("model")
 class KerasModel(ImportedModelSpec):
     """A model of Keras 3 on its JAX backend: a function that returns one, a class, or a model.
 

@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat
 
-from pipeline.core.registry import part
+from pipeline.core.registry import component
 from pipeline.models.layers.model_spec import InitializerSpec
 
 Init = Callable[..., Any]
 """(key, shape, dtype) -> array."""
 
 
-@part("initializer")
+@component("initializer")
 class TruncatedNormal(InitializerSpec):
     """Normal of deviation `sigma` truncated at two sigma, and not widened to make up for it."""
 
@@ -28,7 +28,7 @@ class TruncatedNormal(InitializerSpec):
         return initializers.truncated_normal(self.sigma)
 
 
-@part("initializer")
+@component("initializer")
 class Normal(InitializerSpec):
     """Normal of deviation `sigma` around `mean`."""
 
@@ -43,7 +43,7 @@ class Normal(InitializerSpec):
         return lambda key, shape, dtype: centred(key, shape, dtype) + self.mean
 
 
-@part("initializer")
+@component("initializer")
 class Uniform(InitializerSpec):
     """Uniform in [-scale, scale)."""
 
@@ -65,7 +65,7 @@ class _He(InitializerSpec):
         return _variance_scaling(self.name, 2 / (1 + negative_slope**2), self.mode, distribution)
 
 
-@part("initializer")
+@component("initializer")
 class HeNormal(_He):
     """Plain normal of deviation gain / sqrt(fan); slope 0 is for ReLU."""
 
@@ -76,7 +76,7 @@ class HeNormal(_He):
         return self._scale(self.negative_slope, "normal")
 
 
-@part("initializer")
+@component("initializer")
 class HeUniform(_He):
     """Uniform within gain * sqrt(3 / fan); with slope sqrt(5), 1 / sqrt(fan)."""
 
@@ -87,7 +87,7 @@ class HeUniform(_He):
         return self._scale(self.negative_slope, "uniform")
 
 
-@part("initializer")
+@component("initializer")
 class XavierNormal(InitializerSpec):
     """Normal of deviation gain * sqrt(2 / (fan_in + fan_out)) (Glorot and Bengio 2010)."""
 
@@ -98,7 +98,7 @@ class XavierNormal(InitializerSpec):
         return _variance_scaling(self.name, self.gain**2, "fan_avg", "normal")
 
 
-@part("initializer")
+@component("initializer")
 class XavierUniform(InitializerSpec):
     """Uniform within gain * sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010)."""
 
@@ -109,7 +109,7 @@ class XavierUniform(InitializerSpec):
         return _variance_scaling(self.name, self.gain**2, "fan_avg", "uniform")
 
 
-@part("initializer")
+@component("initializer")
 class Constant(InitializerSpec):
     """The same value everywhere."""
 
@@ -122,7 +122,7 @@ class Constant(InitializerSpec):
         return initializers.constant(self.value)
 
 
-@part("initializer")
+@component("initializer")
 class Zeros(InitializerSpec):
     """Zero everywhere."""
 
@@ -134,7 +134,7 @@ class Zeros(InitializerSpec):
         return initializers.zeros
 
 
-@part("initializer")
+@component("initializer")
 class Ones(InitializerSpec):
     """One everywhere."""
 

@@ -1,4 +1,4 @@
-"""The part of a recipe that describes a network: layers, initialisers and models."""
+"""Components that describe a network: layers, initialisers and models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from pipeline.core.registry import PartOf, Seq, Spec
+from pipeline.core.registry import ComponentOf, Seq, Spec
 
 if TYPE_CHECKING:
     from flax import linen as nn
@@ -18,7 +18,7 @@ MAX_LAYERS = 10_000
 
 
 class InitializerSpec(Spec):
-    """Distribution of fresh weights: the part of kind "initializer"."""
+    """Distribution of fresh weights: the component of kind "initializer"."""
 
     name: str
 
@@ -27,11 +27,11 @@ class InitializerSpec(Spec):
         """A `jax.nn.initializers`-style function (key, shape, dtype) -> array."""
 
 
-Initializer = Annotated[InitializerSpec, PartOf("initializer")]
+Initializer = Annotated[InitializerSpec, ComponentOf("initializer")]
 
 
 class LayerSpec(Spec):
-    """One layer of a network: the part of kind "layer"."""
+    """One layer of a network: the component of kind "layer"."""
 
     name: str
     scope: Annotated[str, Field(pattern=r"^\w+$")] | None = None
@@ -49,7 +49,7 @@ class LayerSpec(Spec):
         )
 
 
-Layer = Annotated[LayerSpec, PartOf("layer")]
+Layer = Annotated[LayerSpec, ComponentOf("layer")]
 Layers = Seq[Layer]
 
 
@@ -76,7 +76,7 @@ class InitSpec(InitRules):
 
 
 class ModelSpec(Spec):
-    """Base of every network: the part of kind "model" that a recipe names."""
+    """Base of every network: the component of kind "model" that a recipe names."""
 
     table_input: ClassVar[Literal["features", "fields"]] = "features"
     """Input that it takes of a table: numbers and one-hot categories, or the number and the value

@@ -8,12 +8,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from pipeline.core.registry import Seq, part
+from pipeline.core.registry import Seq, component
 from pipeline.models.layers.fields import CLASSES, Count, Features, Padding, Size
 from pipeline.models.layers.model_spec import Initializer, Layers, LayerSpec
 
 
-@part("layer")
+@component("layer")
 class Conv(LayerSpec):
     """Two-dimensional convolution of images (batch, height, width, channels)."""
 
@@ -38,7 +38,7 @@ class Conv(LayerSpec):
         return self
 
 
-@part("layer")
+@component("layer")
 class ConvTranspose(LayerSpec):
     """The transpose of a convolution: every pixel, times the kernel, is added to a
     window of the result.
@@ -56,7 +56,7 @@ class ConvTranspose(LayerSpec):
     bias_init: Initializer | None = None
 
 
-@part("layer")
+@component("layer")
 class Dense(LayerSpec):
     """Linear map of (batch, features), or of each token of (batch, tokens, features)."""
 
@@ -67,7 +67,7 @@ class Dense(LayerSpec):
     bias_init: Initializer | None = None
 
 
-@part("layer")
+@component("layer")
 class BatchNorm(LayerSpec):
     """Normalise each channel over the batch; running statistics keep a share `momentum`."""
 
@@ -79,7 +79,7 @@ class BatchNorm(LayerSpec):
     (Goyal et al. 2017, sec. 5.1)."""
 
 
-@part("layer")
+@component("layer")
 class LayerNorm(LayerSpec):
     """Normalise each sample over its channels."""
 
@@ -87,7 +87,7 @@ class LayerNorm(LayerSpec):
     epsilon: PositiveFloat = 1e-7
 
 
-@part("layer")
+@component("layer")
 class GroupNorm(LayerSpec):
     """Normalise each sample over its positions and each group of channels."""
 
@@ -100,56 +100,56 @@ class Activation(LayerSpec):
     """Base of the layers that map each value independently."""
 
 
-@part("layer")
+@component("layer")
 class Relu(Activation):
     """max(x, 0)."""
 
     name: Literal["relu"] = "relu"
 
 
-@part("layer")
+@component("layer")
 class Relu6(Activation):
     """min(max(x, 0), 6)."""
 
     name: Literal["relu6"] = "relu6"
 
 
-@part("layer")
+@component("layer")
 class Gelu(Activation):
     """Gaussian error linear unit, in the tanh form with 0.044715."""
 
     name: Literal["gelu"] = "gelu"
 
 
-@part("layer")
+@component("layer")
 class Tanh(Activation):
     """Hyperbolic tangent."""
 
     name: Literal["tanh"] = "tanh"
 
 
-@part("layer")
+@component("layer")
 class Sigmoid(Activation):
     """1 / (1 + exp(-x))."""
 
     name: Literal["sigmoid"] = "sigmoid"
 
 
-@part("layer")
+@component("layer")
 class Swish(Activation):
     """x * sigmoid(x)."""
 
     name: Literal["swish"] = "swish"
 
 
-@part("layer")
+@component("layer")
 class HardSigmoid(Activation):
     """min(max(x + 3, 0), 6) / 6 (Howard et al. 2019, sec. 5.2)."""
 
     name: Literal["hard_sigmoid"] = "hard_sigmoid"
 
 
-@part("layer")
+@component("layer")
 class HardSwish(Activation):
     """x * hard_sigmoid(x)."""
 
@@ -165,28 +165,28 @@ class Pool(LayerSpec):
     padding: Padding = "valid"
 
 
-@part("layer")
+@component("layer")
 class MaxPool(Pool):
     """Largest value of every window; padding never wins."""
 
     name: Literal["max_pool"] = "max_pool"
 
 
-@part("layer")
+@component("layer")
 class AvgPool(Pool):
     """Mean of every window; padding does not count."""
 
     name: Literal["avg_pool"] = "avg_pool"
 
 
-@part("layer")
+@component("layer")
 class GlobalAvgPool(LayerSpec):
     """Mean over all positions: (batch, height, width, channels) -> (batch, channels)."""
 
     name: Literal["global_avg_pool"] = "global_avg_pool"
 
 
-@part("layer")
+@component("layer")
 class Upsample(LayerSpec):
     """Repeat every pixel `factor` times in height and in width (nearest neighbour)."""
 
@@ -194,7 +194,7 @@ class Upsample(LayerSpec):
     factor: PositiveInt = 2
 
 
-@part("layer")
+@component("layer")
 class ChannelShuffle(LayerSpec):
     """Interleave the channels of `groups` groups (Zhang et al. 2018, fig. 1)."""
 
@@ -202,14 +202,14 @@ class ChannelShuffle(LayerSpec):
     groups: PositiveInt
 
 
-@part("layer")
+@component("layer")
 class Flatten(LayerSpec):
     """Flatten each sample: (batch, ...) -> (batch, features)."""
 
     name: Literal["flatten"] = "flatten"
 
 
-@part("layer")
+@component("layer")
 class Dropout(LayerSpec):
     """Zero a share `rate` of the values in training, and scale the others by 1 / (1 - rate)."""
 
@@ -217,7 +217,7 @@ class Dropout(LayerSpec):
     rate: Annotated[float, Field(ge=0, lt=1)] = 0.5
 
 
-@part("layer")
+@component("layer")
 class Sequence(LayerSpec):
     """Layers in a separate scope, repeated `repeat` times, each time with other weights."""
 
@@ -226,7 +226,7 @@ class Sequence(LayerSpec):
     repeat: Count = 1
 
 
-@part("layer")
+@component("layer")
 class Residual(LayerSpec):
     """body(x) + shortcut(x) (He et al. 2016); an empty shortcut is the identity."""
 
@@ -235,7 +235,7 @@ class Residual(LayerSpec):
     shortcut: Layers = ()
 
 
-@part("layer")
+@component("layer")
 class Branches(LayerSpec):
     """Concatenate the channels of several branches of x; an empty branch is the identity.
 
@@ -247,7 +247,7 @@ class Branches(LayerSpec):
     split: bool = False
 
 
-@part("layer")
+@component("layer")
 class Gate(LayerSpec):
     """x * body(x); the body has one factor per channel, or x's shape."""
 
@@ -255,7 +255,7 @@ class Gate(LayerSpec):
     body: Layers
 
 
-@part("layer")
+@component("layer")
 class DualPath(LayerSpec):
     """Add the first `added` channels of body(x) and shortcut(x), and concatenate the others
     (Chen et al. 2017, sec. 4); an empty shortcut is the identity."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from pipeline.core.registry import part
+from pipeline.core.registry import component
 from pipeline.models.layers.fields import Features
 from pipeline.models.layers.model_spec import Layers, LayerSpec
 
@@ -24,14 +24,14 @@ class Lookup(LayerSpec):
     """Length of a row."""
 
 
-@part("layer")
+@component("layer")
 class Embedding(Lookup):
     """The learned row of each whole number: (batch, ...) -> (batch, tokens, features)."""
 
     name: Literal["embedding"] = "embedding"
 
 
-@part("layer")
+@component("layer")
 class TiedEmbedding(Lookup):
     """Embed whole numbers, apply the body, and score each token against the same rows:
     (batch, ...) -> (batch, tokens, vocabulary) (Press and Wolf 2017)."""
@@ -40,21 +40,21 @@ class TiedEmbedding(Lookup):
     body: Layers
 
 
-@part("layer")
+@component("layer")
 class Tokens(LayerSpec):
     """Make tokens of positions: (batch, height, width, channels) -> (batch, tokens, channels)."""
 
     name: Literal["tokens"] = "tokens"
 
 
-@part("layer")
+@component("layer")
 class ClassToken(LayerSpec):
     """A learned token before all others (Devlin et al. 2019, sec. 3)."""
 
     name: Literal["class_token"] = "class_token"
 
 
-@part("layer")
+@component("layer")
 class PositionEmbedding(LayerSpec):
     """Add a learned vector to each token, by its position.
 
@@ -65,7 +65,7 @@ class PositionEmbedding(LayerSpec):
     shorter: bool = False
 
 
-@part("layer")
+@component("layer")
 class SelfAttention(LayerSpec):
     """Self-attention with `heads` heads (Vaswani et al. 2017, sec. 3.2).
 
@@ -80,7 +80,7 @@ class SelfAttention(LayerSpec):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
-@part("layer")
+@component("layer")
 class FirstToken(LayerSpec):
     """Keep the first token only: (batch, tokens, features) -> (batch, features)."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from pipeline.core.registry import Seq, part
+from pipeline.core.registry import Seq, component
 from pipeline.models.blocks.common_blocks import HALVE, Stack, conv_norm, imagenet_stem
 from pipeline.models.blocks.layered_model import LayeredModelSpec, StridedModelSpec
 from pipeline.models.layers.fields import Count, Padding, Size
@@ -40,7 +40,7 @@ _INCEPTIONS = {
 """Features of the 1x1; before and of one 3x3; before and of the other; after the pool (table 1)."""
 
 
-@part("model")
+@component("model")
 class GoogLeNet(StridedModelSpec):
     """Nine inception modules: four branches side by side (Szegedy et al. 2015).
 
@@ -93,7 +93,7 @@ _ROW = (1, 7)
 _COLUMN = (7, 1)
 
 
-@part("model")
+@component("model")
 class InceptionV3(LayeredModelSpec):
     """Eleven inception modules of five kinds, for images of 299x299.
 
@@ -183,7 +183,7 @@ class InceptionV3(LayeredModelSpec):
         return Branches(scope=scope, branches=branches)
 
 
-@part("model")
+@component("model")
 class DenseNet(StridedModelSpec):
     """Dense blocks, in which every layer reads all features before it: DenseNet-BC.
 
@@ -220,7 +220,7 @@ def _norm_relu_conv(
     return BatchNorm(epsilon=epsilon), Relu(), conv
 
 
-@part("model")
+@component("model")
 class DualPathNetwork(StridedModelSpec):
     """Blocks that add to one part of the channels, as a ResNet, and append to the rest, as a
     DenseNet (Chen et al. 2017, table 1)."""
@@ -265,7 +265,7 @@ class DualPathNetwork(StridedModelSpec):
         )
 
 
-@part("model")
+@component("model")
 class UNet(LayeredModelSpec):
     """Classes of every pixel: logits (batch, height, width, classes) (Ronneberger et al. 2015).
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.core.registry import Seq, part
+from pipeline.core.registry import Seq, component
 from pipeline.models.blocks.common_blocks import map_layers
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.blocks.recipe_blocks import BlockUse, expand_uses
@@ -18,7 +18,7 @@ def _with_uses(schema: dict[str, Any]) -> None:
     schema["items"] = {"anyOf": [BlockUse.model_json_schema(), schema["items"]]}
 
 
-@part("model")
+@component("model")
 class LayerList(LayeredModelSpec):
     """Layers as the recipe lists them; `$classes` stands for the dataset's number of classes.
 

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from pipeline.core.registry import Seq, part
+from pipeline.core.registry import Seq, component
 from pipeline.models.blocks.common_blocks import (
     HALVE,
     Depthwise,
@@ -50,7 +50,7 @@ _ROWS_V1 = (
 """Features of the 1x1 convolutions and strides of the depthwise ones before them (table 1)."""
 
 
-@part("model")
+@component("model")
 class MobileNetV1(StridedModelSpec):
     """A depthwise 3x3 and a 1x1 convolution, 13 times over (Howard et al. 2017).
 
@@ -86,7 +86,7 @@ _ROWS_V2 = (
 """Expansion, features, blocks and stride of the first block (table 2)."""
 
 
-@part("model")
+@component("model")
 class MobileNetV2(StridedModelSpec):
     """Inverted residuals: expand by a 1x1, filter by a depthwise 3x3, project by a linear 1x1.
 
@@ -160,7 +160,7 @@ _SIZES = {"large": (_LARGE, 1280), "small": (_SMALL, 1024)}
 """The blocks, and the features of the hidden dense layer."""
 
 
-@part("model")
+@component("model")
 class MobileNetV3(StridedModelSpec):
     """Inverted residuals with squeeze and excitation and hard swish (Howard et al. 2019).
 
@@ -227,7 +227,7 @@ _EFFICIENT_STAGES = (
 _EPSILON = 1e-3
 
 
-@part("model")
+@component("model")
 class EfficientNet(StridedModelSpec):
     """Inverted residuals with squeeze and excitation, scaled in width and in depth.
 
@@ -270,7 +270,7 @@ def _efficient_block(channels: int, row: _Stage, features: int, stride: int) -> 
 Even = Annotated[PositiveInt, Field(multiple_of=2)]
 
 
-@part("model")
+@component("model")
 class ShuffleNetV2(StridedModelSpec):
     """Units that work on half of the channels and shuffle the halves (Ma et al. 2018, fig. 3)."""
 
@@ -307,7 +307,7 @@ def _depthwise(channels: int, features: int, stride: int) -> Stack:
     return (*depthwise, *conv_norm(features, 1), Relu())
 
 
-@part("model")
+@component("model")
 class SqueezeNet(LayeredModelSpec):
     """Fire modules: a 1x1 convolution squeezes, a 1x1 and a 3x3 side by side expand.
 

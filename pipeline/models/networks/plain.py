@@ -6,14 +6,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from pipeline.core.registry import Seq, part
+from pipeline.core.registry import Seq, component
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.fields import Count
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import BatchNorm, Conv, Dense, Dropout, Flatten, MaxPool, Relu
 
 
-@part("model")
+@component("model")
 class MLP(LayeredModelSpec):
     """Dense layers of `hidden` features with ReLU between, on flattened images."""
 
@@ -25,7 +25,7 @@ class MLP(LayeredModelSpec):
         return (Flatten(), *hidden, Dense(features=classes))
 
 
-@part("model")
+@component("model")
 class LeNet5(LayeredModelSpec):
     """Two 5x5 convolutions without bias and three dense layers, for images of 32x32.
 
@@ -51,7 +51,7 @@ class LeNet5(LayeredModelSpec):
         )
 
 
-@part("model")
+@component("model")
 class AlexNet(LayeredModelSpec):
     """Five convolutions with bias and three dense layers (Krizhevsky et al. 2012, one tower).
 
@@ -74,7 +74,7 @@ class AlexNet(LayeredModelSpec):
         return (*layers, pool, Flatten(), *hidden, *hidden, Dense(features=classes))
 
 
-@part("model")
+@component("model")
 class VGG(LayeredModelSpec):
     """Stages of 3x3 convolutions with bias, each halved by a max pool, and three dense layers.
 

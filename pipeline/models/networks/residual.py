@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from pipeline.core.registry import Seq, part
+from pipeline.core.registry import Seq, component
 from pipeline.models.blocks.common_blocks import (
     EXPANSION,
     HALVE,
@@ -32,7 +32,7 @@ from pipeline.models.layers.standard import (
 )
 
 
-@part("model")
+@component("model")
 class ResNet(StridedModelSpec):
     """Stages of residual blocks; each stage but the first halves the image.
 
@@ -94,7 +94,7 @@ class ResNet(StridedModelSpec):
         return Residual(scope=at.scope, body=(*convs[:-1], last, *gate), shortcut=shortcut)
 
 
-@part("model")
+@component("model")
 class ResNetV2(StridedModelSpec):
     """Stages of residual blocks in which batch norm and ReLU come before each convolution.
 
@@ -150,7 +150,7 @@ class ResNetV2(StridedModelSpec):
         return Conv(features=width, kernel=1), *between, middle, *activate, last
 
 
-@part("model")
+@component("model")
 class RegNetX(StridedModelSpec):
     """Stages of residual blocks with group convolutions and no bottleneck; each stage halves.
 
@@ -190,7 +190,7 @@ class RegNetX(StridedModelSpec):
         return Residual(scope=at.scope, body=body, shortcut=shortcut)
 
 
-@part("model")
+@component("model")
 class RepVGG(StridedModelSpec):
     """Blocks that add a 3x3, a 1x1 and, if the shape stays, the input, each normalised.
 
@@ -226,7 +226,7 @@ def _rep_block(scope: str, features: int, stride: int, same: bool) -> Residual:
 _FEATURES = (32, 64, 128, 256, 728, 1024, 1536, 2048)
 
 
-@part("model")
+@component("model")
 class Xception(StridedModelSpec):
     """Residual blocks of depthwise separable convolutions, for images of 299x299.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, create_model, model_validator
 
-from pipeline.core.registry import FilePath, Seq, part
+from pipeline.core.registry import FilePath, Seq, component
 from pipeline.models.layers.model_spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def _allow_seed_reference(schema: dict[str, Any]) -> None:
     schema["anyOf"] = [number, {"const": "${seed}"}]
 
 
-@part("model")
+@component("model")
 class TorchModule(_Imported):
     """A `torch.nn.Module`, exported into a graph that JAX computes and trains.
 

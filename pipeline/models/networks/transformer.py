@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from pipeline.core.registry import part
+from pipeline.core.registry import component
 from pipeline.models.blocks.common_blocks import Stack
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.fields import Count
@@ -65,7 +65,7 @@ class Transformer(LayeredModelSpec):
         return *expand, Dense(features=self.features), Dropout(rate=self.dropout)
 
 
-@part("model")
+@component("model")
 class ViT(Transformer):
     """Square patches as tokens after a class token, in blocks that normalise first.
 
@@ -98,7 +98,7 @@ class ViT(Transformer):
         )
 
 
-@part("model")
+@component("model")
 class Bert(Transformer):
     """The encoder of BERT (Devlin et al. 2019) with its pooler, classifying one text.
 
@@ -134,7 +134,7 @@ class Bert(Transformer):
         )
 
 
-@part("model")
+@component("model")
 class Gpt(Transformer):
     """The decoder of GPT-2 (Radford et al. 2019): of every token, the logits of the next one.
 

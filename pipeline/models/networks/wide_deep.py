@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from pipeline.core.registry import Seq, part
+from pipeline.core.registry import Seq, component
 from pipeline.models.layers.model_spec import Initializer, ModelSpec
 
 if TYPE_CHECKING:
     from flax import linen as nn
 
 
-@part("model")
+@component("model")
 class WideDeep(ModelSpec):
     """A linear model of sparse features beside dense layers on their embeddings, for two classes.
 

@@ -44,7 +44,7 @@ class NetworkArrays:
     """
 
     model: str
-    """The name of the model's part, `resnet` for all ResNets."""
+    """The name of the model component, `resnet` for all ResNets."""
     shapes: Mapping[str, tuple[int, ...]]
     flattened: Mapping[str, int]
     """Channels of the flattened images that a dense layer reads, by layer. Frameworks with channels

@@ -124,11 +124,11 @@ DECISIVE = ("recipe-pipeline", "flax", "grain", "numpy", "optax", "pillow", "sci
 
 
 def versions(backend: Mapping[str, str]) -> dict[str, str]:
-    """Return versions that may change a run's numbers; also of packages that add parts."""
+    """Return versions that may change a run's numbers; also of packages that add components."""
     ours = {name: _version(name) for name in DECISIVE}
     dists = (entry.dist for entry in entry_points(group=ENTRY_POINT_GROUP))
-    parts = {dist.name: dist.version for dist in dists if dist is not None}
-    return {"python": platform.python_version(), **ours, **parts, **backend}
+    components = {dist.name: dist.version for dist in dists if dist is not None}
+    return {"python": platform.python_version(), **ours, **components, **backend}
 
 
 def _version(name: str) -> str:

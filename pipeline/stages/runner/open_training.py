@@ -31,8 +31,8 @@ from pipeline.stages.record.run_directory import CHECKPOINT_FILES, CHECKPOINT_NA
 from pipeline.stages.record.saved_recipe import recipe_digest
 from pipeline.stages.runner.context import CompiledRun, Dumps, RunContext
 from pipeline.stages.runner.evaluations import Evaluations
+from pipeline.training.component_specs import metric_directions
 from pipeline.training.non_finite_steps import Rollback
-from pipeline.training.part_specs import metric_directions
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 

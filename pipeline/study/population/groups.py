@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.core.registry import parts
+from pipeline.core.registry import components
 from pipeline.models.imported.model_specs import ImportedModelSpec
 from pipeline.models.networks.torch_module import TorchModule
 
@@ -92,7 +92,7 @@ def require_population(recipes: Mapping[str, Recipe], groups: Mapping[ProgramKey
 
 def require_members(recipes: Iterable[Recipe]) -> None:
     """Raise RecipeError if a run of a recipe can't be a member of a population."""
-    specs: Mapping[str, Any] = parts("device")
+    specs: Mapping[str, Any] = components("device")
     devices = tuple(name for name, device in specs.items() if device.runs_populations)
     problems = [
         f"{key} = {value}: must be {' or '.join(allowed)} with hydra.sweeper.vectorize"

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from pipeline.core.registry import part
+from pipeline.core.registry import component
 from pipeline.training.optimizers.first_order import DecayedOptimizer, Moments, MovingAverageRate
 
 if TYPE_CHECKING:
     import optax
 
 
-@part("optimizer")
+@component("optimizer")
 class NAdam(Moments):
     """Adam with Nesterov momentum (Dozat 2016), its momentum constant; weight decay is L2.
 
@@ -32,7 +32,7 @@ class NAdam(Moments):
         return (optax.scale_by_adam(self.b1, self.b2, self.eps, nesterov=True),)
 
 
-@part("optimizer")
+@component("optimizer")
 class RAdam(Moments):
     """Adam with a rectified variance (Liu et al. 2020), as PyTorch's; weight decay is L2.
 
@@ -44,7 +44,7 @@ class RAdam(Moments):
     name: Literal["radam"] = "radam"
 
 
-@part("optimizer")
+@component("optimizer")
 class AdaMax(Moments):
     """Adam with the largest gradient in place of the mean square (Kingma & Ba 2015, algorithm 2).
 
@@ -55,7 +55,7 @@ class AdaMax(Moments):
     name: Literal["adamax"] = "adamax"
 
 
-@part("optimizer")
+@component("optimizer")
 class AmsGrad(Moments):
     """Adam whose mean square never falls (Reddi et al. 2018); weight decay is L2.
 
@@ -67,7 +67,7 @@ class AmsGrad(Moments):
     name: Literal["amsgrad"] = "amsgrad"
 
 
-@part("optimizer")
+@component("optimizer")
 class AdaBelief(Moments):
     """Adam by the squared deviation of the gradient from its average (Zhuang et al. 2020).
 
@@ -84,7 +84,7 @@ class AdaBelief(Moments):
         return (optax.scale_by_belief(self.b1, self.b2, self.eps, self.eps),)
 
 
-@part("optimizer")
+@component("optimizer")
 class Lion(DecayedOptimizer):
     """The sign of an average (Chen et al. 2023); weight decay is decoupled.
 
@@ -104,7 +104,7 @@ class Lion(DecayedOptimizer):
         return (optax.scale_by_lion(self.b1, self.b2),)
 
 
-@part("optimizer")
+@component("optimizer")
 class Adagrad(DecayedOptimizer):
     """By the root of the sum of all squares so far (Duchi et al. 2011); weight decay is L2.
 
@@ -122,7 +122,7 @@ class Adagrad(DecayedOptimizer):
         return (optax.scale_by_rss(self.initial_accumulator, self.eps),)
 
 
-@part("optimizer")
+@component("optimizer")
 class RmsProp(DecayedOptimizer):
     """By the root of the mean square (Tieleman & Hinton 2012) as MindSpore's; weight decay is L2.
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveFloat, model_validator
 
 from pipeline.core.host.tree_paths import path_text
-from pipeline.core.registry import Spec, part
+from pipeline.core.registry import Spec, component
 from pipeline.models.layers.path_patterns import Path, covers, require_covered
-from pipeline.training.part_specs import DecayRule, OptimizerSpec
+from pipeline.training.component_specs import DecayRule, OptimizerSpec
 
 if TYPE_CHECKING:
     import optax
@@ -55,7 +55,7 @@ class Moments(DecayedOptimizer):
         return (getattr(optax, self.transformation)(self.b1, self.b2, self.eps),)
 
 
-@part("optimizer")
+@component("optimizer")
 class Sgd(OptimizerSpec):
     """Plain gradient descent: p <- p - lr * (g + weight_decay * p)."""
 
@@ -66,7 +66,7 @@ class Sgd(OptimizerSpec):
         return add_weight_decay(self.weight_decay, self.decay_rules)
 
 
-@part("optimizer")
+@component("optimizer")
 class Momentum(DecayedOptimizer):
     """MindSpore's Momentum: v <- momentum * v + (g + weight_decay * p); p <- p - lr * v.
 
@@ -83,7 +83,7 @@ class Momentum(DecayedOptimizer):
         return (optax.trace(self.momentum, nesterov=self.nesterov),)
 
 
-@part("optimizer")
+@component("optimizer")
 class Adam(Moments):
     """Adam (Kingma & Ba 2015, algorithm 1): m_hat / (sqrt(v_hat) + eps); weight decay is L2.
 
@@ -95,7 +95,7 @@ class Adam(Moments):
     name: Literal["adam"] = "adam"
 
 
-@part("optimizer")
+@component("optimizer")
 class AdamW(Moments):
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019).
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from pipeline.core.registry import part
+from pipeline.core.registry import component
 from pipeline.training.optimizers.first_order import (
     DecayedOptimizer,
     Moments,
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import optax
 
 
-@part("optimizer")
+@component("optimizer")
 class Lars(DecayedOptimizer):
     """Momentum at a rate for each array (You et al. 2017).
 
@@ -43,7 +43,7 @@ class Lars(DecayedOptimizer):
         )
 
 
-@part("optimizer")
+@component("optimizer")
 class Lamb(Moments):
     """AdamW at a rate for each array (You et al. 2020), |p| over the norm of its direction.
 
@@ -63,7 +63,7 @@ class Lamb(Moments):
         )
 
 
-@part("optimizer")
+@component("optimizer")
 class Muon(DecayedOptimizer):
     """Momentum whose matrices are orthogonalised (Jordan 2024) for kernels, AdamW for the rest.
 

@@ -1,4 +1,4 @@
-"""The emulated device as a part of a recipe: its keys, its errors, and numbers that stay."""
+"""The emulated device as a component of a recipe: its keys, its errors, and numbers that stay."""
 
 from __future__ import annotations
 

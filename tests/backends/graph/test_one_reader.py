@@ -40,8 +40,8 @@ def test_backends_and_planner_know_no_recipe() -> None:
     assert wrong == {}
 
 
-def test_only_the_part_of_the_emulated_device_imports_its_model() -> None:
-    """The planner and stages get rates and estimates by the device's part."""
+def test_only_the_component_of_the_emulated_device_imports_its_model() -> None:
+    """The planner and stages get rates and estimates by the device's component."""
     model = re.compile(r"(from|import) pipeline\.backends\.ascend\.")
     wrong = {
         str(file.relative_to(ROOT))
@@ -50,6 +50,6 @@ def test_only_the_part_of_the_emulated_device_imports_its_model() -> None:
         if model.search(file.read_text())
     }
     assert wrong == set()
-    part = re.compile(r"(from|import) pipeline\.backends\.devices\b")
+    component = re.compile(r"(from|import) pipeline\.backends\.devices\b")
     backends = (file for file in (ROOT / "backends" / "ascend").rglob("*.py"))
-    assert [file.name for file in backends if part.search(file.read_text())] == []
+    assert [file.name for file in backends if component.search(file.read_text())] == []

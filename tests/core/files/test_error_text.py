@@ -133,12 +133,12 @@ CASES = {
         "dataset.eval: ops.1 (mix_up): mixes the samples of a batch, and evaluation measures each "
         "by itself; list it under dataset.train.ops alone",
     ),
-    "key of a part by itself": (
+    "key of a component by itself": (
         ["train.on_nan.most=5"],
         "train.on_nan = {'most': 5}: must be a section with a `name`, as in "
         "train.on_nan={name: rollback, most: 5}",
     ),
-    "part without a name": (
+    "component without a name": (
         ["train.on_nan={lest: 5}"],
         "train.on_nan = {'lest': 5}: must be a section with a `name`",
     ),
@@ -284,8 +284,8 @@ def test_unknown_recipe_is_named_with_the_ones_there_are() -> None:
 
 
 @pytest.mark.slow
-def test_a_part_chosen_on_the_command_line_comes_with_its_own_defaults() -> None:
-    """No key of the recipe's own part remains."""
+def test_a_component_chosen_on_the_command_line_comes_with_its_own_defaults() -> None:
+    """No key of the recipe's own component remains."""
     chosen = load_recipe("lenet5_digits", ["dataset=mnist", "model=resnet20", "optimizer=adam"])
     plain = load_recipe("lenet5_mnist", ["model=resnet20", "optimizer=adam", "dataset=mnist"])
     assert chosen.dataset == plain.dataset
@@ -320,7 +320,7 @@ def _keys(indent: int) -> str:
             "train.freeze.0 = 1: must be a text",
         ),
     ],
-    ids=["top", "deep", "parts", "values"],
+    ids=["top", "deep", "components", "values"],
 )
 def test_thousands_of_problems_take_no_longer_than_a_few(
     text: str, opening: str, tmp_path: Path

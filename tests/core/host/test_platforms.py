@@ -1,4 +1,4 @@
-"""Only platforms and the parts of devices know which device is which."""
+"""Only platforms and the devices' components know which device is which."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_a_file_is_a_module_that_references_begin_with(write: Write) -> None:
 
 @pytest.mark.parametrize("reference", ["", "own", ":Net", "own:"])
 def test_a_reference_of_another_form_is_refused(reference: str) -> None:
-    with pytest.raises(ValueError, match="must be module:name, as my_parts:MyNet"):
+    with pytest.raises(ValueError, match="must be module:name, as my_components:MyNet"):
         find_object(reference)
 
 
@@ -115,7 +115,7 @@ def test_an_installed_module_is_a_plugin(write: Write) -> None:
 def test_files_are_named_once_by_whichever_path(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`PIPELINE_PLUGINS=parts.py` and `--plugin ./parts.py`, in one command."""
+    """`PIPELINE_PLUGINS=components.py` and `--plugin ./components.py`, in one command."""
     file = write("x = 1\n")
     monkeypatch.chdir(tmp_path)
     separator = os.pathsep
@@ -184,7 +184,9 @@ def test_an_installed_package_that_is_not_imported_keeps_its_name(write: Write) 
 
 
 def test_a_name_that_is_none_is_refused(write: Write) -> None:
-    assert refused(write("", "my-parts.py")) == ("my-parts is no name of a module; rename the file")
+    assert refused(write("", "my-components.py")) == (
+        "my-components is no name of a module; rename the file"
+    )
 
 
 def test_two_files_of_one_name_are_refused(write: Write) -> None:
@@ -199,7 +201,7 @@ def test_a_path_that_the_environment_can_not_hold_is_refused(write: Write) -> No
 
 
 def test_a_file_that_the_user_has_imported_is_not_imported_again(write: Write) -> None:
-    """As a test of one's own parts does, before it starts a run."""
+    """As a test of custom components does, before it starts a run."""
     file = write("x = []\n")
     sys.path.insert(0, str(file.parent))
     module = __import__(file.stem)
@@ -264,8 +266,8 @@ except RecipeError as error:
             "animals.nets",
         ),
         (
-            "from typing import Literal\nfrom pipeline.api import Op, part\n_net = abs",
-            "--plugin zoo: registers no part and exports nothing",
+            "from typing import Literal\nfrom pipeline.api import Op, component\n_net = abs",
+            "--plugin zoo: registers no component and exports nothing",
         ),
     ],
     ids=["re-export", "lazy", "nothing"],

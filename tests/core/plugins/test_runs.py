@@ -1,4 +1,4 @@
-"""Runs with parts of a plug-in: killed and resumed, in sweeps and in several processes."""
+"""Runs with components of a plug-in: killed and resumed, in sweeps and in several processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.forked import run_forked
 
 pytestmark = pytest.mark.slow
 
-OWN = Path(__file__).with_name("own_parts.py")
+OWN = Path(__file__).with_name("custom_components.py")
 CALLBACKS = (
     "[listening, asking, logging, {name: reduce_on_plateau, metric: margin, patience: 1,"
     " factor: 0.9}, {name: stop_at, metric: margin, value: 1000.0}]"
@@ -93,7 +93,7 @@ def test_a_plugin_is_held_against_that_of_the_run(start: Start, tmp_path: Path) 
     missing = start("train.resume=run", flags=())
     assert missing.returncode == 2
     assert "there is no such callback" in missing.stderr
-    assert "a part of your own needs --plugin FILE" in missing.stderr
+    assert "a custom component needs --plugin FILE" in missing.stderr
     with (tmp_path / "own.py").open("a") as file:
         file.write("# changed\n")
     refused = start("train.resume=run")
@@ -108,11 +108,11 @@ def test_a_plugin_is_held_against_that_of_the_run(start: Start, tmp_path: Path) 
 def test_the_command_to_resume_names_the_plugin(start: Start, tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(
         "from typing import Literal\n"
-        "from pipeline.api import Callback, CallbackSpec, part\n"
+        "from pipeline.api import Callback, CallbackSpec, component\n"
         "class Failing(Callback):\n"
         "    def on_sink(self, run, report):\n"
         "        raise ValueError('mine')\n"
-        "@part('callback')\n"
+        "@component('callback')\n"
         "class Spec(CallbackSpec):\n"
         "    name: Literal['failing'] = 'failing'\n"
         "    def build(self): return Failing()\n"
@@ -187,11 +187,11 @@ from typing import Literal
 import sys
 from pipeline import Trainer, load_recipe
 from pipeline.core.errors import RecipeError
-from pipeline.api import Callback, CallbackSpec, MetricSpec, part
+from pipeline.api import Callback, CallbackSpec, MetricSpec, component
 options = sys.argv[2:]
 load_recipe("lenet5_digits", options)
 for attempt in range(2):
-    @part("callback")
+    @component("callback")
     class Late(CallbackSpec):
         name: Literal["late"] = "late"
         def build(self):
@@ -203,13 +203,15 @@ for attempt in range(2):
                       run_dir=f"{sys.argv[1]}/{attempt}")
     print(trainer.fit().reason)
 try:
-    part("callback")(type("Other", (Late,), {"__module__": "other"}))
+    component("callback")(type("Other", (Late,), {"__module__": "other"}))
 except ValueError as error:
     print(error)
 """
 
 
-def test_parts_may_be_registered_after_a_recipe_was_checked(cache: Path, tmp_path: Path) -> None:
+def test_components_may_be_registered_after_a_recipe_was_checked(
+    cache: Path, tmp_path: Path
+) -> None:
     """And again, as a cell of a notebook is run again."""
     options = [*TINY, "model=mlp", "+model.hidden=[8]", "train.steps=16", f"cache.root={cache}"]
     result = subprocess.run(

@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from pydantic import ValidationError
 from scipy import stats
 
-from pipeline.core.registry import parts
+from pipeline.core.registry import components
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.ops.affine import RandomAffine, RandomRotation
 from pipeline.data.ops.color import RandomColorAdjust
@@ -144,7 +144,7 @@ def test_output_has_shape_and_dtype(op, values):
 
 
 def test_every_op_is_registered():
-    assert set(parts("op")) == {
+    assert set(components("op")) == {
         "auto_augment",
         "center_crop",
         "cut_mix",

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from pipeline.core.files.package_paths import CONF
-from pipeline.core.registry import parts
+from pipeline.core.registry import components
 from pipeline.data.dataset_spec import DatasetSpec
 
 FILES = sorted((CONF / "dataset").glob("*.yaml"))
@@ -26,19 +26,19 @@ def source(name: str) -> DatasetSpec:
     root = {"root": "somewhere"} if name in NEEDS_ROOT else {}
     if name in NEEDS_TARGET:
         root |= {"target": "price"}
-    built = parts("dataset")[name].model_validate({**load(name), **root})
+    built = components("dataset")[name].model_validate({**load(name), **root})
     assert isinstance(built, DatasetSpec)
     return built
 
 
 def test_every_source_has_a_file() -> None:
-    assert {file.stem for file in FILES} == set(parts("dataset"))
+    assert {file.stem for file in FILES} == set(components("dataset"))
     assert len(FILES) == 15
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_file_gives_every_key(file: Path) -> None:
-    assert set(load(file.stem)) == set(parts("dataset")[file.stem].model_fields)
+    assert set(load(file.stem)) == set(components("dataset")[file.stem].model_fields)
     assert source(file.stem).name == file.stem
 
 

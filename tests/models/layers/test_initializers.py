@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from pipeline.core.registry import parts
+from pipeline.core.registry import components
 
 DENSE = (300, 200)
 CONV = (3, 3, 40, 80)
@@ -17,7 +17,7 @@ FAN_IN, FAN_OUT = 3 * 3 * 40, 3 * 3 * 80
 
 
 def draw(name: str, shape: tuple[int, ...] = DENSE, **fields: Any) -> np.ndarray:
-    initializer = parts("initializer")[name].model_validate({"name": name, **fields})
+    initializer = components("initializer")[name].model_validate({"name": name, **fields})
     values = initializer.build()(jax.random.key(3), shape, jnp.float32)
     assert values.shape == shape
     assert values.dtype == jnp.float32
@@ -30,7 +30,7 @@ def assert_deviation(values: np.ndarray, expected: float) -> None:
 
 
 def test_every_initializer_is_tested_here() -> None:
-    assert set(parts("initializer")) == {
+    assert set(components("initializer")) == {
         "constant",
         "he_normal",
         "he_uniform",
@@ -135,4 +135,4 @@ def test_what_scales_by_fan_refuses_a_bias(name: str) -> None:
 )
 def test_values_that_draw_nothing_are_refused(name: str, fields: Any) -> None:
     with pytest.raises(ValidationError):
-        parts("initializer")[name].model_validate({"name": name, **fields})
+        components("initializer")[name].model_validate({"name": name, **fields})

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.core.registry import parts
+from pipeline.core.registry import components
 from pipeline.models.layers.model_spec import Layer, Layers, LayerSpec
 from pipeline.models.layers.standard import (
     BatchNorm,
@@ -46,7 +46,7 @@ def test_defaults_are_mindspores() -> None:
 
 
 def test_every_layer_has_its_own_docstring() -> None:
-    texts = [cls.__doc__ for cls in parts("layer").values()]
+    texts = [cls.__doc__ for cls in components("layer").values()]
     assert len(texts) == 33
     assert len(set(texts)) == 33
 

@@ -1,4 +1,4 @@
-"""The model part torch: what a recipe says, and a run of it."""
+"""The model component torch: what a recipe says, and a run of it."""
 
 from __future__ import annotations
 

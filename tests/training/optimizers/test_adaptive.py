@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline.training.component_specs import OptimizerSpec
 from pipeline.training.optimizers.adaptive import (
     AdaBelief,
     Adagrad,
@@ -19,7 +20,6 @@ from pipeline.training.optimizers.adaptive import (
     RAdam,
     RmsProp,
 )
-from pipeline.training.part_specs import OptimizerSpec
 
 LR, DECAY, STEPS = 0.05, 0.1, 12
 COMMON = {"lr": LR, "weight_decay": DECAY, "decay_rules": ()}

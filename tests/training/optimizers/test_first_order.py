@@ -10,6 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 from pydantic import ValidationError
 
+from pipeline.training.component_specs import DecayRule
 from pipeline.training.optimizers.adaptive import (
     AdaBelief,
     Adagrad,
@@ -22,7 +23,6 @@ from pipeline.training.optimizers.adaptive import (
 )
 from pipeline.training.optimizers.first_order import Adam, AdamW, Momentum, Sgd, add_weight_decay
 from pipeline.training.optimizers.layerwise import Lamb, Lars, Muon
-from pipeline.training.part_specs import DecayRule
 
 CONF = Path(__file__).parents[3] / "conf" / "optimizer"
 SPECS = (

@@ -15,7 +15,7 @@ from pipeline.core.files.error_text import describe, nearest, no_such, show_name
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.files.value_text import show
-from pipeline.core.registry import parts
+from pipeline.core.registry import components
 
 DEVICES = CONF / "device"
 OWN_KEYS = frozenset(Chip.model_fields)
@@ -50,7 +50,7 @@ def load_chip(name_or_path: str | Path) -> Any:
     """
     file = _find(name_or_path)
     # Keys of a device file that say how a run uses the chip.
-    run_keys = frozenset(parts("device")["ascend"].model_fields) - OWN_KEYS
+    run_keys = frozenset(components("device")["ascend"].model_fields) - OWN_KEYS
     tree = {key: value for key, value in _read(file).items() if key not in run_keys}
     try:
         return Chip.model_validate(tree)

@@ -31,13 +31,13 @@ from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.core.errors import RunError
 from pipeline.core.files.error_text import describe
 from pipeline.core.files.package_paths import CONF
-from pipeline.core.registry import parts
+from pipeline.core.registry import components
 from pipeline.data.columns import ColumnSpec
 from pipeline.models.layers.model_spec import ModelSpec
+from pipeline.training.component_specs import OptimizerSpec
 from pipeline.training.loss_scales import Fixed
 from pipeline.training.losses import CrossEntropy
 from pipeline.training.optimizers.first_order import Adam, Momentum
-from pipeline.training.part_specs import OptimizerSpec
 from pipeline.training.state import StepConfig
 from pipeline.training.step import make_train_step, make_update_only_step
 
@@ -121,7 +121,7 @@ def model_spec(name: str) -> ModelSpec:
         raise RunError(f"there is no network {name!r}; there is {', '.join(files)}")
     settings: Any = OmegaConf.to_container(OmegaConf.load(files[name]))
     settings |= changes
-    return cast(ModelSpec, parts("model")[settings["name"]].model_validate(settings))
+    return cast(ModelSpec, components("model")[settings["name"]].model_validate(settings))
 
 
 @cache

@@ -52,7 +52,7 @@ BY_MODEL: Mapping[str, Mapping[Framework, LayerRules]] = {
     "wide_deep": _both(IN_ORDER),
     "xception": _pair(residual.XCEPTION_TORCH, residual.XCEPTION_MINDSPORE),
 }
-"""Rules by the name of a model's part and by framework."""
+"""Rules by the name of a model component and by framework."""
 
 
 def layer_rules(model: str, framework: Framework, *, blocks: bool) -> LayerRules:

@@ -1,4 +1,4 @@
-"""The optimizer part `thor`."""
+"""The optimizer component `thor`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
-from pipeline.core.registry import Seq, Spec, part
+from pipeline.core.registry import Seq, Spec, component
+from pipeline.training.component_specs import OptimizerSpec
 from pipeline.training.optimizers.first_order import MovingAverageRate, add_weight_decay
-from pipeline.training.part_specs import OptimizerSpec
 
 if TYPE_CHECKING:
     import optax
@@ -30,7 +30,7 @@ class DampingSpec(Spec):
         return self.initial * self.decay_rate ** (count / self.decay_steps)
 
 
-@part("optimizer")
+@component("optimizer")
 class Thor(OptimizerSpec):
     """THOR (Chen et al. 2021) as MindSpore has it, for the kernels of dense and conv layers.
 

@@ -1,4 +1,4 @@
-"""The part `thor` in a recipe."""
+"""The component `thor` in a recipe."""
 
 from __future__ import annotations
 

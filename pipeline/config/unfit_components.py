@@ -11,14 +11,14 @@ from pipeline.config.files import SECTIONS
 from pipeline.core.files.error_text import show_name
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.files.tree_diff import Where, dotted_key, value_at
-from pipeline.core.registry import Spec, parts
+from pipeline.core.registry import Spec, components
 
 
-def unfit_parts(tree: Mapping[str, Any], typed: Collection[str] = ()) -> Mapping[Where, str]:
-    """Return problems by location of sections whose keys belong to another part than they name.
+def unfit_components(tree: Mapping[str, Any], typed: Collection[str] = ()) -> Mapping[Where, str]:
+    """Return problems by location of sections with the keys of another component than they name.
 
-    Each problem advises how to choose the named part with its keys. An extra key that no other part
-    has is a misspelling, and not reported here; so are keys `typed` on the command line.
+    Each problem advises how to choose the named component with its keys. An extra key that no other
+    component has is a misspelling, and not reported here; so are keys `typed` on the command line.
     """
     problems = {
         where: _find_problem(group, where, value_at(tree, where), typed)
@@ -30,7 +30,7 @@ def unfit_parts(tree: Mapping[str, Any], typed: Collection[str] = ()) -> Mapping
 def _find_problem(group: str, where: Where, section: Any, typed: Collection[str]) -> str | None:
     is_alone = isinstance(section, str)
     section = {"name": section} if is_alone else section
-    specs = parts(group)
+    specs = components(group)
     if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
         return None
     name = section["name"]
@@ -66,7 +66,7 @@ def _find_problem(group: str, where: Where, section: Any, typed: Collection[str]
 
 
 def _required_keys(spec: type[Spec]) -> dict[str, None]:
-    """Return the keys without a default, in the order of the part."""
+    """Return the keys without a default, in the order of the component."""
     return {key: None for key, field in spec.model_fields.items() if field.is_required()}
 
 
@@ -78,7 +78,7 @@ def _with_unit(spec: type[Spec], key: str) -> str:
 
 @cache
 def _list_options(group: str, name: str) -> list[str]:
-    """List the options of a group whose own files have this name for the part."""
+    """List the options of a group whose own files have this name for the component."""
     pattern = re.compile(rf"^name: {re.escape(name)}$", re.MULTILINE)
     files = sorted((CONF / group).glob("*.yaml"))
     return [file.stem for file in files if pattern.search(file.read_text("utf-8"))]

@@ -1,11 +1,11 @@
-"""Tests of the parts of this project, and of its recipe."""
+"""Tests of the components of this project, and of its recipe."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import components
 import numpy as np
-import parts
 
 from pipeline import Trainer
 
@@ -13,7 +13,7 @@ from pipeline import Trainer
 def test_darkened_images_are_no_brighter() -> None:
     images = np.ones((2, 4, 4, 1), np.float32)
     uniforms = np.array([[0.0], [1.0]], np.float32)
-    darkened = parts.Darken(most=0.25)(np, images, uniforms)
+    darkened = components.Darken(most=0.25)(np, images, uniforms)
     assert darkened[0].max() == 1.0
     assert darkened[1].max() == 0.75
 

@@ -1,4 +1,4 @@
-"""Parts that make a run slow, for the tests of verdicts; importing them registers them."""
+"""Components that make a run slow, for the tests of verdicts; importing them registers them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.api import (
     RunControl,
     Split,
     Targets,
-    part,
+    component,
 )
 
 SAMPLES, HELD_OUT = 2048, 64
@@ -51,7 +51,7 @@ class SlowColumn:
         return f"number {index}"
 
 
-@part("dataset")
+@component("dataset")
 class SlowReader(DatasetSpec):
     """Images 16x16 whose samples are slow to read."""
 
@@ -73,7 +73,7 @@ class SlowReader(DatasetSpec):
         return RawData(split(SAMPLES, self.read_ms / 1000), split(HELD_OUT, 0.0), targets)
 
 
-@part("layer")
+@component("layer")
 class AskPython(LayerSpec):
     """Add a number that Python computes on the host for each batch, or zero without it."""
 
@@ -97,7 +97,7 @@ class AskPython(LayerSpec):
         return x + jax.pure_callback(look, shape, jax.lax.stop_gradient(x.mean()))
 
 
-@part("layer")
+@component("layer")
 class GeluStack(LayerSpec):
     """The same elementwise function many times."""
 
@@ -112,7 +112,7 @@ class GeluStack(LayerSpec):
         return x
 
 
-@part("callback")
+@component("callback")
 class NewShapes(CallbackSpec):
     """A compiled function called with another shape at the end of every sink."""
 

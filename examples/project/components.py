@@ -1,4 +1,4 @@
-"""Parts of this project, one of each kind; `--plugin parts.py` lets recipes name them."""
+"""Components of this project, one of each kind; `--plugin components.py` lets recipes name them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from pipeline.api import (
     Split,
     Targets,
     WarmupDecay,
+    component,
     layer,
-    part,
 )
 
 
-@part("dataset")
+@component("dataset")
 class Waves(DatasetSpec):
     """Images 16x16 of waves in four directions, under noise."""
 
@@ -56,7 +56,7 @@ class Waves(DatasetSpec):
         return Split({"image": noisy.clip(0, 255).astype(np.uint8)[..., None], "label": labels})
 
 
-@part("op")
+@component("op")
 class Darken(Op):
     """Take away up to `most` of the brightness, drawn for each image."""
 
@@ -73,7 +73,7 @@ class Darken(Op):
         return values * (1 - self.most * uniforms.reshape(-1, 1, 1, 1))
 
 
-@part("layer")
+@component("layer")
 class Centre(LayerSpec):
     """Subtract the mean of each image."""
 
@@ -84,7 +84,7 @@ class Centre(LayerSpec):
         return x - x.mean(axis=(1, 2, 3), keepdims=True)
 
 
-@part("model")
+@component("model")
 class SmallNetwork(LayeredModelSpec):
     """Two convolutions of a width, and one dense layer."""
 
@@ -98,7 +98,7 @@ class SmallNetwork(LayeredModelSpec):
         return Centre(), conv, layer("relu"), conv, layer("relu"), *ends
 
 
-@part("loss")
+@component("loss")
 class LogCosh(LabelLoss):
     """The logarithm of the hyperbolic cosine of the distance to the one-hot label."""
 
@@ -112,7 +112,7 @@ class LogCosh(LabelLoss):
         return lambda logits, targets: optax.log_cosh(self.scale * (logits - targets)).mean(-1)
 
 
-@part("metric")
+@component("metric")
 class WithinOne(MetricSpec):
     """The share of samples whose class is next to the predicted one, or it."""
 
@@ -134,7 +134,7 @@ class WithinOne(MetricSpec):
         return float(sums[0] / sums[1])
 
 
-@part("gradients")
+@component("gradients")
 class Noisy(GradientSpec):
     """Gradients with noise, as a share of their own size."""
 
@@ -155,7 +155,7 @@ class Noisy(GradientSpec):
         return noisy
 
 
-@part("optimizer")
+@component("optimizer")
 class SignDescent(OptimizerSpec):
     """A step of the same length for every parameter: the sign of its gradient."""
 
@@ -168,7 +168,7 @@ class SignDescent(OptimizerSpec):
         return optax.scale_by_sign()
 
 
-@part("schedule")
+@component("schedule")
 class Halving(WarmupDecay):
     """Half the learning rate after every `steps` updates."""
 
@@ -198,7 +198,7 @@ class _Best(Callback):
         self._best = float(state)
 
 
-@part("callback")
+@component("callback")
 class SaveBest(CallbackSpec):
     """Save whenever the accuracy is the best so far."""
 

@@ -1,4 +1,4 @@
-"""The network of `benchmarks.custom_networks`, as a plug-in: a flax module, a part, PyTorch's."""
+"""The network of `benchmarks.custom_networks`, as a plug-in: flax, a component, PyTorch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal
 from flax import linen as nn
 from jax import Array
 
-from pipeline.api import ModelSpec, part
+from pipeline.api import ModelSpec, component
 
 WIDTHS = (16, 32)
 
@@ -27,9 +27,9 @@ class ConvNet(nn.Module):
         return nn.Dense(self.classes)(x.reshape(x.shape[0], -1))
 
 
-@part("model")
+@component("model")
 class CustomConvNet(ModelSpec):
-    """The flax module, built by a part."""
+    """The flax module, built by a component."""
 
     name: Literal["custom_conv_net"] = "custom_conv_net"
 

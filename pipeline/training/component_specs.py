@@ -1,4 +1,4 @@
-"""Recipe parts of a training step: loss, gradients, metrics, optimizer, schedule."""
+"""Components of a training step: loss, gradients, metrics, optimizer, schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from pipeline.core.registry import PartOf, Seq, Spec, parts
+from pipeline.core.registry import ComponentOf, Seq, Spec, components
 from pipeline.data.targets import Targets, Task
 from pipeline.training.metric_names import METRICS, Direction
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class MetricSpec(Spec):
-    """A metric of evaluations beside the standard ones: the part of kind "metric".
+    """A metric of evaluations beside the standard ones: the component of kind "metric".
 
     It is computed from sums over all valid samples, so that it does not depend on how they are
     split into batches, shards and processes.
@@ -54,9 +54,12 @@ class MetricSpec(Spec):
 
 
 def metric_directions(names: Iterable[str]) -> dict[str, Direction]:
-    """The better direction by metric: of the standard ones, and of the metric parts named."""
-    part_names = [name for name in names if name not in METRICS]
-    return {**METRICS, **{n: cast(type[MetricSpec], parts("metric")[n]).better for n in part_names}}
+    """The better direction by metric: of the standard ones, and of the metric components named."""
+    component_names = [name for name in names if name not in METRICS]
+    return {
+        **METRICS,
+        **{n: cast(type[MetricSpec], components("metric")[n]).better for n in component_names},
+    }
 
 
 Backward = Callable[[Any], tuple[Any, Any]]
@@ -64,7 +67,7 @@ Backward = Callable[[Any], tuple[Any, Any]]
 
 
 class GradientSpec(Spec):
-    """How a step gets its gradients: the part of kind "gradients", a custom training step."""
+    """How a step gets its gradients: the component of kind "gradients", a custom training step."""
 
     name: str
 
@@ -85,7 +88,7 @@ gradient is the sum's, and the reported loss of a step is the mean."""
 
 
 class LossSpec(Spec):
-    """The loss, which training minimises: the part of kind "loss"."""
+    """The loss, which training minimises: the component of kind "loss"."""
 
     tasks: ClassVar[tuple[Task, ...]] = (
         *("classification", "regression", "multi_label", "next_token"),
@@ -115,7 +118,7 @@ class LossSpec(Spec):
 
 def losses_for(task: Task) -> list[str]:
     """The names of the losses for what is predicted."""
-    losses = cast(Mapping[str, type[LossSpec]], parts("loss"))
+    losses = cast(Mapping[str, type[LossSpec]], components("loss"))
     return [name for name, loss in losses.items() if task in loss.tasks]
 
 
@@ -137,7 +140,7 @@ class AverageSpec(Spec):
 
 
 class OptimizerSpec(Spec):
-    """An optimizer, from gradients to updates: the part of kind "optimizer"."""
+    """An optimizer, from gradients to updates: the component of kind "optimizer"."""
 
     observes_layers: ClassVar[bool] = False
     """Whether `update` takes `curvature`, sums of the inputs and output gradients of layers."""
@@ -160,7 +163,7 @@ class OptimizerSpec(Spec):
 
 
 class ScheduleSpec(Spec):
-    """The learning rate of every update: the part of kind "schedule"."""
+    """The learning rate of every update: the component of kind "schedule"."""
 
     name: str
 
@@ -207,7 +210,7 @@ class RateRule(Spec):
 
     pattern: str
     factor: NonNegativeFloat = 1.0
-    schedule: Annotated[ScheduleSpec, PartOf("schedule")] | None = None
+    schedule: Annotated[ScheduleSpec, ComponentOf("schedule")] | None = None
     """A schedule for these parameters, of the same `train.optimizer.lr`; null: the main one."""
 
     @model_validator(mode="after")

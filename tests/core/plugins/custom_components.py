@@ -1,4 +1,4 @@
-"""Parts of tests: a metric, and callbacks that ask for things and note what they are told.
+"""Components of tests: a metric, and callbacks that ask for things and note what they are told.
 
 `KILL=event:step` in the environment ends the process there, as `kill -9` does.
 """
@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipeline.api import Callback, CallbackSpec, MetricSpec, part
+from pipeline.api import Callback, CallbackSpec, MetricSpec, component
 
 
-@part("metric")
+@component("metric")
 class Margin(MetricSpec):
     """The mean distance between the two highest logits."""
 
@@ -116,7 +116,7 @@ def _kill(event: str, step: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@part("callback")
+@component("callback")
 class Listening(CallbackSpec):
     """Of a recipe."""
 
@@ -126,7 +126,7 @@ class Listening(CallbackSpec):
         return _Listening()
 
 
-@part("callback")
+@component("callback")
 class Asking(CallbackSpec):
     """Of a recipe."""
 
@@ -136,7 +136,7 @@ class Asking(CallbackSpec):
         return _Asking()
 
 
-@part("callback")
+@component("callback")
 class Logging(CallbackSpec):
     """Of a recipe."""
 

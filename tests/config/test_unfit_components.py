@@ -1,4 +1,4 @@
-"""A part whose name alone was changed is one problem, which says how to choose it whole."""
+"""A component whose name alone was changed is one problem, which says how to choose it whole."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def problem(*overrides: str) -> str:
         ("model.name=resnet", "choose one whole: model=resnet101, resnet152, "),
     ],
 )
-def test_a_name_alone_makes_no_part(override: str, message: str) -> None:
+def test_a_name_alone_makes_no_component(override: str, message: str) -> None:
     """Each key used to be a problem, and two of them proposed one another."""
     assert message in problem(override)
 
 
 @pytest.mark.slow
-def test_a_part_that_is_chosen_whole_is_not_to_be_chosen_again() -> None:
+def test_a_component_that_is_chosen_whole_is_not_to_be_chosen_again() -> None:
     assert problem("model=lenet5", "model.hidden=[8]") == (
         "model.hidden = [8]: there is no such key"
     )
@@ -60,7 +60,7 @@ def test_a_key_that_was_typed_is_not_what_the_name_brought_along() -> None:
 
 
 @pytest.mark.slow
-def test_a_key_of_another_part_is_still_an_unknown_key() -> None:
+def test_a_key_of_another_component_is_still_an_unknown_key() -> None:
     overrides = ["optimizer=adam", "train.optimizer.momentum=0.9"]
     assert problem(*overrides).startswith("train.optimizer.momentum = 0.9: there is no such key")
 
