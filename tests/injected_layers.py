@@ -110,7 +110,7 @@ class Verdict:
 class Subject:
     """A network after a few steps, and a batch."""
 
-    parts: StepConfig
+    step_config: StepConfig
     state: TrainState
     batch: Batch
 
@@ -135,15 +135,15 @@ def subject(network: str, folder: Path, seed: int = 1) -> Subject:
     state = jax.jit(built.step.init)(built.seed)
     for number in range(TRAINED_STEPS):
         state, _ = step(state, batch(number), built.learning_rates)
-    return Subject(built.parts, state, batch(TRAINED_STEPS))
+    return Subject(built.step_config, state, batch(TRAINED_STEPS))
 
 
 @cache
 def reference(network: str, folder: Path, seed: int = 1) -> ReferenceStep:
     """The clean step of a network in float32."""
     found = subject(network, folder, seed)
-    programs = LayerPrograms(found.parts, jax.devices("cpu")[0])
-    portions = portions_of(found.parts, found.batch, int(found.state.step))
+    programs = LayerPrograms(found.step_config, jax.devices("cpu")[0])
+    portions = portions_of(found.step_config, found.batch, int(found.state.step))
     return ReferenceStep(programs, capture(programs, Weights.of(found.state), portions))
 
 
@@ -200,10 +200,10 @@ def _bf16_sum(compute: Compute, layer: Any, x: Any, context: Any) -> Any:
         return compute(narrow).astype(jnp.bfloat16).astype(x.dtype)
     block = max(1, x.shape[-1] // 8)
     of_block = jnp.arange(x.shape[-1]) // block
-    parts = [jnp.where(of_block == number, x, 0) for number in range(-(-x.shape[-1] // block))]
+    blocks = [jnp.where(of_block == number, x, 0) for number in range(-(-x.shape[-1] // block))]
     # A flax module may be called once alone.
-    stacked = compute(jnp.concatenate([jnp.zeros_like(x), *parts]))
-    base, *results = jnp.split(stacked, len(parts) + 1)
+    stacked = compute(jnp.concatenate([jnp.zeros_like(x), *blocks]))
+    base, *results = jnp.split(stacked, len(blocks) + 1)
     total = base.astype(jnp.bfloat16)
     for result in results:
         total = total + (result - base).astype(jnp.bfloat16)
@@ -319,7 +319,7 @@ def clean_pairs(folder: Path, count: int, seed: int = 0) -> list[CleanPair]:
     result = []
     for number in range(count):
         network = list(NETWORKS)[number % len(NETWORKS)]
-        layers = subject(network, folder).parts.network.layers
+        layers = subject(network, folder).step_config.network.layers
         layouts = ["nhwc", "chwn"] if first_without_batch_last(layers) is None else ["nhwc"]
         result.append(
             CleanPair(

@@ -72,7 +72,7 @@ KINDS: tuple[Kind, ...] = ("NaN", "Inf", "overflow")
 class Subject:
     """A network, its fresh state and a batch of float images."""
 
-    parts: StepConfig
+    step_config: StepConfig
     state: TrainState
     batch: Batch
 
@@ -111,7 +111,7 @@ def subject(network: str, folder: Path, *overrides: str) -> Subject:
     columns = {name: column[order.indices[0]] for name, column in dataset.train.columns.items()}
     columns["image"] = columns["image"].astype(np.float32)
     batch = Batch(columns, built.seed, order.epochs[0], order.indices[0], np.int32(order.counts[0]))
-    return Subject(built.parts, jax.jit(built.step.init)(built.seed), batch)
+    return Subject(built.step_config, jax.jit(built.step.init)(built.seed), batch)
 
 
 @contextmanager
@@ -144,14 +144,16 @@ def _seen(found: Subject, call: Callable[..., Any]) -> dict[str, Any]:
         seen[path] = y
         return y
 
-    batch, parts, state = found.batch, found.parts, found.state
+    batch, step_config, state = found.batch, found.step_config, found.state
 
     def forward(columns: Any, params: Any) -> Any:
         key = batch.seed, batch.epoch, batch.sample
-        images = apply_ops(jnp, parts.train_ops, columns, *key)["image"].astype(jnp.float32)
+        images = apply_ops(jnp, step_config.train_ops, columns, *key)["image"].astype(jnp.float32)
         weights = {"params": params, "batch_stats": state.batch_stats}
         rngs = {"dropout": jax.random.key(0)}
-        return parts.network.apply(weights, images, train=True, mutable=["batch_stats"], rngs=rngs)
+        return step_config.network.apply(
+            weights, images, train=True, mutable=["batch_stats"], rngs=rngs
+        )
 
     with change_layers(note):
         call(forward, batch.columns, state.params)
@@ -240,7 +242,7 @@ def inject(found: Subject, injection: Injection) -> Verdict:
 
 
 def _examine(found: Subject) -> Autopsy:
-    return examine(found.parts, found.state, found.batch)
+    return examine(found.step_config, found.state, found.batch)
 
 
 def _is_right(

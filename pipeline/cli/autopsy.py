@@ -16,7 +16,7 @@ def main(run_dir: Path) -> CommandResult:
     Raises what `read_reproducer` raises.
     """
     reproducer = read_reproducer(run_dir)
-    again = examine(reproducer.parts, reproducer.state, reproducer.batch, reproducer.device)
+    again = examine(reproducer.step_config, reproducer.state, reproducer.batch, reproducer.device)
     print(printable_lines(str(again)))
     is_same = str(again) == reproducer.finding
     if is_same:

@@ -61,9 +61,9 @@ def main(
         opened = open_recipe(read_run_recipe(run_dir), run_dir)
         began_at = DumpRequest.now()
         request = DumpRequest(root, began_at, tuple(layers), what, content, max_mib << 20)
-        parts = opened.built.parts
+        step_config = opened.built.step_config
         opened.programs(numbers[0])
-        require_layers(tuple(layers), list(layer_kinds(parts, opened.built.seed)), "--layers")
+        require_layers(tuple(layers), list(layer_kinds(step_config, opened.built.seed)), "--layers")
         for step in numbers:
             saved = load_state(opened, run_dir, step, reporter)
             if saved.replayed:

@@ -52,7 +52,7 @@ from pipeline.training.target_metrics import metrics_of
 class Built:
     """A training step, its run schedule, its learning rates and its seed."""
 
-    parts: StepConfig
+    step_config: StepConfig
     run_schedule: RunSchedule
     learning_rates: np.ndarray
     seed: np.ndarray
@@ -66,27 +66,29 @@ class Built:
     @property
     def step(self) -> TrainStep:
         """Make the pure functions of the step, for one device."""
-        return make_train_step(self.parts)
+        return make_train_step(self.step_config)
 
     def step_on(self, shards: Shards | None) -> TrainStep:
         """Make the pure functions of the step, for the devices that share the shards.
 
         Raises RecipeError for batch statistics of all devices in a custom network.
         """
-        parts = replace(self.parts, shards=shards)
+        step_config = replace(self.step_config, shards=shards)
         if shards is not None and shards.sync_batch_norm and shards.axis is not None:
-            if not isinstance(parts.network, Network):
+            if not isinstance(step_config.network, Network):
                 raise RecipeError(
                     "parallel.sync_batch_norm = true: must be false for a model without layers"
                 )
-            parts = replace(parts, network=parts.network.clone(batch_axis=shards.axis))
-        return make_train_step(parts)
+            step_config = replace(
+                step_config, network=step_config.network.clone(batch_axis=shards.axis)
+            )
+        return make_train_step(step_config)
 
 
 def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     """Build from shapes alone, without any weights. Raises RecipeError if components don't fit."""
     schedule = schedule_run(recipe.train, dataset.train_order.steps_per_epoch)
-    parts = parts_of(
+    step_config = make_step_config(
         recipe,
         dataset.targets,
         dataset.image,
@@ -96,20 +98,22 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     )
     seed = seed_words(recipe.seed)
     with blaming_key(f"model {recipe.model.name}"):
-        logits, variables = jax.eval_shape(lambda words: initial_variables(parts, words), seed)
-    draft = StepDraft(recipe, dataset, parts, seed, logits.shape[1:], variables)
+        logits, variables = jax.eval_shape(
+            lambda words: initial_variables(step_config, words), seed
+        )
+    draft = StepDraft(recipe, dataset, step_config, seed, logits.shape[1:], variables)
     check_outputs(draft)
     require_all(LAYER_CHECKS, draft)
-    parts = fine_tuned(recipe, parts, variables, schedule.steps_per_epoch, seed)
-    draft = replace(draft, parts=parts)
+    step_config = fine_tuned(recipe, step_config, variables, schedule.steps_per_epoch, seed)
+    draft = replace(draft, step_config=step_config)
     require_all(TASK_CHECKS, draft)
     check_metrics(draft)
     with blaming_key("train.optimizer"):
-        state = jax.eval_shape(lambda initial: initial_state(parts, initial), variables)
+        state = jax.eval_shape(lambda initial: initial_state(step_config, initial), variables)
     require_all(STATE_CHECKS, replace(draft, state=state))
     leaves = jax.tree.leaves(state.params)
     built = Built(
-        parts=parts,
+        step_config=step_config,
         run_schedule=schedule,
         learning_rates=learning_rates(recipe.train, schedule),
         seed=seed,
@@ -127,7 +131,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     return built
 
 
-def parts_of(
+def make_step_config(
     recipe: Recipe,
     targets: Targets,
     image: ColumnSpec,
@@ -219,13 +223,13 @@ def _line(recipe: Recipe, built: Built) -> str:
     if recipe.train.sink and recipe.train.sink_size == "auto":
         sink = "sinks to be chosen"
     frozen = ""
-    if built.parts.frozen:
+    if built.step_config.frozen:
 
         def count_trained(step: int) -> int:
-            trained, _ = split_params(built.state.params, config_at(built.parts, step).frozen)
+            trained, _ = split_params(built.state.params, config_at(built.step_config, step).frozen)
             return sum(leaf.size for leaf in jax.tree.leaves(trained))
 
-        starts = [phase.start for phase in built.parts.phases]
+        starts = [phase.start for phase in built.step_config.phases]
         counts = [f"{count_trained(start):,} from step {start + 1}" for start in starts]
         frozen = ", ".join(["", f"{count_trained(0):,} of them trained", *counts])
     return (

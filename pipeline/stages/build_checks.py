@@ -71,7 +71,7 @@ class StepDraft:
 
     recipe: Recipe
     dataset: Dataset
-    parts: StepConfig
+    step_config: StepConfig
     seed: np.ndarray
     outputs: tuple[int, ...]
     """Shape of a sample's logits."""
@@ -126,9 +126,9 @@ def check_labels(draft: StepDraft) -> None:
     """Require that the loss takes the labels of both splits, for its outputs per sample."""
     recipe = draft.recipe
     dataset = draft.dataset
-    parts = draft.parts
+    step_config = draft.step_config
     batch = recipe.train.batch_size
-    ignore_index = parts.ignore_index
+    ignore_index = step_config.ignore_index
     logits = jax.ShapeDtypeStruct((batch, *draft.outputs), np.float32)
     for key, label in (("train", dataset.train_label), ("eval", dataset.eval_label)):
         with blaming_key(
@@ -144,13 +144,13 @@ def check_labels(draft: StepDraft) -> None:
                     f"{ignore_index}; leave them whole numbers that it is one of, or set it to null"
                 )
             labels = jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
-            jax.eval_shape(partial(sample_losses, parts), logits, labels)
+            jax.eval_shape(partial(sample_losses, step_config), logits, labels)
 
 
 def check_vocabulary(draft: StepDraft) -> None:
     """Require a row for each token of the texts: numbers of others would give NaN."""
     text = draft.dataset.text
-    network = draft.parts.network
+    network = draft.step_config.network
     first = network.layers[0] if isinstance(network, Network) and network.layers else None
     if text is None or not isinstance(first, Lookup):
         return
@@ -166,7 +166,7 @@ def check_to_float(draft: StepDraft) -> None:
     if not rules:
         return
     listing = PathListing()
-    traced = replace(draft.parts, network=draft.parts.network.clone(rules=(listing,)))
+    traced = replace(draft.step_config, network=draft.step_config.network.clone(rules=(listing,)))
     with blaming_key("train.to_float"):
         jax.eval_shape(lambda words: initial_variables(traced, words), draft.seed)
         require_covered([rule.pattern for rule in rules], list(listing.paths), "layers")
@@ -180,14 +180,16 @@ def check_jit_layers(draft: StepDraft) -> None:
     paths: dict[Path, None] = {}
     with blaming_key("train.jit_layers"):
         with nn.intercept_methods(list_layers(paths)):
-            jax.eval_shape(lambda words: initial_variables(draft.parts, words), draft.seed)
+            jax.eval_shape(lambda words: initial_variables(draft.step_config, words), draft.seed)
         require_covered(patterns, list(paths), "layers")
 
 
 def check_curvature(draft: StepDraft) -> None:
     """Refuse an optimizer that reads the inputs of layers for a network that hides them."""
     recipe = draft.recipe
-    if draft.parts.curvature is not None and isinstance(draft.parts.network, ImportedNetwork):
+    if draft.step_config.curvature is not None and isinstance(
+        draft.step_config.network, ImportedNetwork
+    ):
         optimizer = recipe.train.optimizer.name
         raise RecipeError(
             f"train.optimizer.name = {optimizer}: looks at what the layers of a list see, and "
@@ -211,7 +213,7 @@ def check_constraints(draft: StepDraft) -> None:
     rules = sharding_rules_of(parallel)
     if rules is None or parallel.mode != "semi_auto" or not rules.constraints:
         return
-    trace = partial(jax.eval_shape, partial(initial_variables, draft.parts), draft.seed)
+    trace = partial(jax.eval_shape, partial(initial_variables, draft.step_config), draft.seed)
     with blaming_key("parallel.constraints"):
         rules.require_layers(ranks_of_layers(trace))
 
@@ -220,7 +222,7 @@ def check_task(draft: StepDraft) -> None:
     """Require a loss for what is predicted, and metrics that evaluations of it have."""
     recipe = draft.recipe
     targets = draft.dataset.targets
-    metrics = draft.parts.metrics
+    metrics = draft.step_config.metrics
     task = targets.task
     loss = recipe.train.loss
     is_classification = task == "classification"
@@ -249,17 +251,17 @@ def check_task(draft: StepDraft) -> None:
 
 def check_metrics(draft: StepDraft) -> None:
     """Require that metrics take the network's outputs, and return sums like their zeros."""
-    parts = draft.parts
+    step_config = draft.step_config
     dataset = draft.dataset
     batch = dataset.eval_order.batch_size
     label = dataset.eval_label
     logits = jax.ShapeDtypeStruct((batch, *draft.outputs), np.float32)
     labels = jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
     mask = jax.ShapeDtypeStruct((batch,), np.bool_)
-    counted = jax.eval_shape(partial(label_mask, parts), labels)
-    for position, metric in enumerate(parts.metrics):
+    counted = jax.eval_shape(partial(label_mask, step_config), labels)
+    for position, metric in enumerate(step_config.metrics):
         with blaming_key(f"eval.metrics.{position} ({metric.name})"):
-            sums = jax.eval_shape(partial(zero_sums, parts.classes, (metric,)))
+            sums = jax.eval_shape(partial(zero_sums, step_config.classes, (metric,)))
             jax.eval_shape(partial(_add_metric, metric), sums, logits, labels, mask, counted)
 
 
@@ -269,11 +271,11 @@ def _add_metric(metric: MetricSpec, sums: Any, *batch: Any) -> Any:
 
 def check_gradients(draft: StepDraft) -> None:
     """Require that custom gradients are like the parameters, beside the other results."""
-    rule = draft.parts.gradients
+    rule = draft.step_config.gradients
     if rule is None:
         return
     state = _state_of(draft)
-    trained, _ = split_params(state.params, draft.parts.frozen)
+    trained, _ = split_params(state.params, draft.step_config.frozen)
     result = state.loss_scale, state.batch_stats
 
     def apply_rule(trained: Any, result: Any, key: jax.Array) -> Any:
@@ -315,9 +317,9 @@ def check_statistics(draft: StepDraft) -> None:
 
 def check_buckets(draft: StepDraft) -> None:
     """Refuse a network with weights that fit one bucket alone."""
-    if not draft.parts.buckets:
+    if not draft.step_config.buckets:
         return
-    step = make_train_step(draft.parts)
+    step = make_train_step(draft.step_config)
     batch = _batch_shapes(draft.dataset.eval, 1)
     try:
         jax.eval_shape(step.evaluate, _state_of(draft), batch, jax.eval_shape(step.zero_sums))
@@ -330,19 +332,21 @@ def check_buckets(draft: StepDraft) -> None:
 
 def check_drawn_sizes(draft: StepDraft) -> None:
     """Refuse a network with weights that fit one size of images alone."""
-    parts = draft.parts
-    choices = choices_among(parts.train_ops)
+    step_config = draft.step_config
+    choices = choices_among(step_config.train_ops)
     if choices == 1:
         return
-    (position,) = (n for n, op in enumerate(parts.train_ops) if op.choices > 1)
-    key = f"dataset.train.ops.{position} ({parts.train_ops[position].name})"
-    if parts.curvature is not None:
+    (position,) = (n for n, op in enumerate(step_config.train_ops) if op.choices > 1)
+    key = f"dataset.train.ops.{position} ({step_config.train_ops[position].name})"
+    if step_config.curvature is not None:
         problem = "can't be had with an optimizer that looks at the inputs of layers; take another"
         raise RecipeError(f"{key}: {problem}")
-    num_shards = 1 if parts.shards is None else parts.shards.count
-    batch = _batch_shapes(draft.dataset.train, batch_multiple(parts.accumulate, num_shards))
+    num_shards = 1 if step_config.shards is None else step_config.shards.count
+    batch = _batch_shapes(draft.dataset.train, batch_multiple(step_config.accumulate, num_shards))
     for number in range(choices):
-        sized = replace(parts, train_ops=select_ops(parts.train_ops, number), shards=None)
+        sized = replace(
+            step_config, train_ops=select_ops(step_config.train_ops, number), shards=None
+        )
         try:
             jax.eval_shape(partial(gradients_of, sized), _state_of(draft), batch)
         except (ValueError, TypeError, FlaxError) as error:

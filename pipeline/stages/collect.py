@@ -39,7 +39,7 @@ class Collector:
     A failure is a warning, and ends the collection.
     """
 
-    parts: StepConfig
+    step_config: StepConfig
     loader: Loader
     total: int
     """Steps of the run: no batch comes after them."""
@@ -72,12 +72,12 @@ class Collector:
 
     def _gradients(self, state: TrainState, step: int) -> Any:
         """Return the gradients of the loss of step `step + 1`, by trained parameter."""
-        parts = config_at(self.parts, step)
-        program = self._programs.get(parts.frozen)
+        step_config = config_at(self.step_config, step)
+        program = self._programs.get(step_config.frozen)
         if program is None:
-            program = partial(_gradients_of, parts)
+            program = partial(_gradients_of, step_config)
             program = jax.jit(program) if self.compiles else program
-            self._programs[parts.frozen] = program
+            self._programs[step_config.frozen] = program
         window = self.loader.window(step)
         batch = batch_at(window.inputs, jnp.int32(step - window.start))
         slim = replace(state, opt_state=(), average=None, overflows=None, bad_steps=None)
@@ -87,12 +87,12 @@ class Collector:
             return program(*jax.tree.map(jnp.asarray, host))
 
 
-def _gradients_of(parts: StepConfig, state: TrainState, batch: Batch) -> Any:
+def _gradients_of(step_config: StepConfig, state: TrainState, batch: Batch) -> Any:
     def compute(cropped: Batch) -> Any:
-        return gradients_of(parts, state, cropped).values
+        return gradients_of(step_config, state, cropped).values
 
     # Shards are cropped to their buckets one by one.
-    buckets = () if parts.shards is not None else parts.buckets
+    buckets = () if step_config.shards is not None else step_config.buckets
     values = apply_in_bucket(buckets, batch, compute)
     return jax.tree.map(lambda value: value / state.loss_scale, values)
 

@@ -96,7 +96,7 @@ def compile_programs(
     if before <= allowed:
         reporter.stage("remat", f"none: {line}")
         return executable
-    if not count_blocks(built.parts.network):
+    if not count_blocks(built.step_config.network):
         reporter.warn(f"train.remat = auto: {line}, and {recipe.model.name} has no blocks")
         return executable
     shards = shards_of(recipe.parallel, recipe.train.batch_size, backend.placement.parts)
@@ -230,13 +230,15 @@ def recompute_blocks(built: Built) -> Built:
     "Training Deep Nets with Sublinear Memory Cost"). Losses are the same bits on the CPU if the
     compiler forms the same operations of both. Raises ValueError for a network without blocks.
     """
-    network = built.parts.network
+    network = built.step_config.network
     if not count_blocks(network):
         raise ValueError(
             "the network has no residual blocks and no branches, whose insides could be computed "
             "again; must be none"
         )
-    return replace(built, parts=replace(built.parts, network=network.clone(recomputes=True)))
+    return replace(
+        built, step_config=replace(built.step_config, network=network.clone(recomputes=True))
+    )
 
 
 def count_blocks(network: nn.Module) -> int:
@@ -284,8 +286,8 @@ def program_key(process: Mapping[str, Any], recipe: Recipe, built: Built) -> str
     values = [value for s in _sections((recipe.model, recipe.train)) for value in vars(s).values()]
     if any(isinstance(value, Path) for value in values):
         return None
-    network = built.parts.network
-    parts = {
+    network = built.step_config.network
+    identity = {
         **{name: process[name] for name in ("versions", "settings", "data")},
         "code": process["code"]["sha256"],
         "machine": {name: process["machine"][name] for name in OF_MACHINE},
@@ -294,7 +296,7 @@ def program_key(process: Mapping[str, Any], recipe: Recipe, built: Built) -> str
         "single steps": built.single_steps,
         "jax": sorted((name, repr(value)) for name, value in jax.config.values.items()),
     }
-    return hashlib.sha256(json_text(parts).encode()).hexdigest()
+    return hashlib.sha256(json_text(identity).encode()).hexdigest()
 
 
 def _sections(value: Any) -> Iterator[BaseModel]:

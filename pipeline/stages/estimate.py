@@ -77,7 +77,7 @@ def propose(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice:
 
     return StepToPrice(
         name=recipe.name,
-        step=make_update_only_step(built.parts, train.optimizer.lr),
+        step=make_update_only_step(built.step_config, train.optimizer.lr),
         state=built.state,
         batch=batch,
         batch_size=train.batch_size,

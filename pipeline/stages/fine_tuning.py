@@ -48,7 +48,7 @@ def phases_of(train: TrainSpec, steps_per_epoch: int) -> tuple[FreezePhase, ...]
 
 def fine_tuned(
     recipe: Recipe,
-    parts: StepConfig,
+    step_config: StepConfig,
     variables: Mapping[str, Any],
     steps_per_epoch: int,
     seed: np.ndarray,
@@ -71,14 +71,16 @@ def fine_tuned(
     if phases:
         with blaming_key("train.optimizer"):
             optimizer = _optimizer_by_phase(train, phases, params)
-        parts = replace(parts, phases=phases, optimizer=optimizer)
+        step_config = replace(step_config, phases=phases, optimizer=optimizer)
     with blaming_key(f"train.freeze_statistics = {train.freeze_statistics}"):
-        _require_fixed(train, parts, variables, recipe.model.name)
+        _require_fixed(train, step_config, variables, recipe.model.name)
     with blaming_key(f"train.lr_decay_by_layer = {train.lr_decay_by_layer}"):
         if train.lr_decay_by_layer != 1.0:
-            scopes = _depths(recipe.model.name, parts, params, seed)
-            parts = replace(parts, layer_rates=rates_by_depth(scopes, train.lr_decay_by_layer))
-    return parts
+            scopes = _depths(recipe.model.name, step_config, params, seed)
+            step_config = replace(
+                step_config, layer_rates=rates_by_depth(scopes, train.lr_decay_by_layer)
+            )
+    return step_config
 
 
 def rates_by_depth(scopes: Sequence[Sequence[str]], decay: float) -> tuple[tuple[str, float], ...]:
@@ -126,12 +128,12 @@ def _require_new_parameters(
 
 
 def _require_fixed(
-    train: TrainSpec, parts: StepConfig, variables: Mapping[str, Any], model: str
+    train: TrainSpec, step_config: StepConfig, variables: Mapping[str, Any], model: str
 ) -> None:
     """Require batch norm that can be fixed, if the recipe fixes it."""
     if train.freeze_statistics == "none":
         return
-    if not isinstance(parts.network, Network):
+    if not isinstance(step_config.network, Network):
         raise ValueError(
             f"{model} is no list of layers, whose batch norm could be told apart; must be none"
         )
@@ -150,20 +152,20 @@ def _require_fixed(
 
 
 def _depths(
-    model: str, parts: StepConfig, params: Mapping[str, Any], seed: np.ndarray
+    model: str, step_config: StepConfig, params: Mapping[str, Any], seed: np.ndarray
 ) -> list[list[str]]:
     """Return the outermost scopes with parameters, grouped by depth, the first layer's first.
 
     Normalisation belongs to the layer before it. Parameters of no layer come first.
     """
-    if isinstance(parts.network, Network):
-        stack = parts.network.layers
+    if isinstance(step_config.network, Network):
+        stack = step_config.network.layers
         named = zip(scope_names(stack), stack, strict=True)
         order = [(name, isinstance(layer, _NORMS)) for name, layer in named]
     else:
         paths: dict[Path, None] = {}
         with nn.intercept_methods(list_layers(paths)):
-            jax.eval_shape(lambda words: initial_variables(parts, words), seed)
+            jax.eval_shape(lambda words: initial_variables(step_config, words), seed)
         # In the order in which they are called.
         order = [(name, False) for name in dict.fromkeys(path[0] for path in paths)]
     depths: list[list[str]] = []
@@ -172,6 +174,6 @@ def _depths(
             depths = [*depths[:-1], [*depths[-1], name]] if joins and depths else [*depths, [name]]
     listed = {name for group in depths for name in group}
     loose = [name for name in params if name not in listed]
-    if not depths or (loose and isinstance(parts.network, ImportedNetwork)):
+    if not depths or (loose and isinstance(step_config.network, ImportedNetwork)):
         raise ValueError(f"{model} does not say which layers follow one another; must be 1.0")
     return [loose, *depths] if loose else depths

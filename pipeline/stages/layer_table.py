@@ -24,7 +24,7 @@ from pipeline.data.transform import column_specs
 from pipeline.models.layers.path_patterns import Path, is_frozen
 from pipeline.models.modules.apply_layers import record_layers
 from pipeline.models.modules.standard import Network
-from pipeline.stages.build import parts_of
+from pipeline.stages.build import make_step_config
 from pipeline.stages.build_checks import blaming_key
 from pipeline.stages.data import load_data
 from pipeline.stages.fine_tuning import fine_tuned
@@ -125,23 +125,23 @@ def layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
     The dataset is read only if its sizes aren't known without. Raises RecipeError if network, data
     or patterns over parameters don't fit.
     """
-    parts, steps_per_epoch = _make_config(recipe, reporter)
+    step_config, steps_per_epoch = _make_config(recipe, reporter)
     seed = seed_words(recipe.seed)
     traced = _TracedLayers()
     with blaming_key(f"model {recipe.model.name}"), record_layers(traced.note_layer):
-        is_list = isinstance(parts.network, Network)
+        is_list = isinstance(step_config.network, Network)
         with nullcontext() if is_list else nn.intercept_methods(traced.note_module):
-            variables = jax.eval_shape(lambda words: initial_variables(parts, words)[1], seed)
-    parts = fine_tuned(recipe, parts, variables, steps_per_epoch, seed)
+            variables = jax.eval_shape(lambda words: initial_variables(step_config, words)[1], seed)
+    step_config = fine_tuned(recipe, step_config, variables, steps_per_epoch, seed)
     params = flatten_dict(dict(variables["params"]))
     statistics = jax.tree.leaves(variables.get("batch_stats", {}))
-    starts = (0, *(phase.start for phase in parts.phases))
+    starts = (0, *(phase.start for phase in step_config.phases))
     return LayerTable(
         recipe.model.name,
-        parts.image.shape,
-        traced.rows(params, parts),
+        step_config.image.shape,
+        traced.rows(params, step_config),
         sum(leaf.size for leaf in statistics),
-        {start: _count_trained(params, parts, start) for start in starts},
+        {start: _count_trained(params, step_config, start) for start in starts},
     )
 
 
@@ -151,15 +151,15 @@ def _make_config(recipe: Recipe, reporter: Reporter) -> tuple[StepConfig, int]:
     if facts is None:
         dataset = load_data(recipe, reporter)
         encoding = encoding_ops(dataset.table, recipe.model.table_input)
-        parts = parts_of(recipe, dataset.targets, dataset.image, encoding, ())
-        return parts, dataset.train_order.steps_per_epoch
+        step_config = make_step_config(recipe, dataset.targets, dataset.image, encoding, ())
+        return step_config, dataset.train_order.steps_per_epoch
     columns = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
     image = column_specs(recipe.dataset.eval.ops, columns)["image"]
     # Weights of classes change no layer.
     counts = (1,) * facts.classes
     targets = Targets(tuple(map(str, range(facts.classes))), counts=counts)
     steps_per_epoch = batching(recipe, facts.train_size).steps_per_epoch
-    return parts_of(recipe, targets, image, (), ()), steps_per_epoch
+    return make_step_config(recipe, targets, image, (), ()), steps_per_epoch
 
 
 class _TracedLayers:
@@ -180,7 +180,7 @@ class _TracedLayers:
             self._layers.setdefault(context.module.path, (type(context.module).__name__, shape))
         return result
 
-    def rows(self, params: Mapping[Path, Any], parts: StepConfig) -> tuple[LayerRow, ...]:
+    def rows(self, params: Mapping[Path, Any], step_config: StepConfig) -> tuple[LayerRow, ...]:
         """Return the layers with parameters or without layers inside; those not traced are last."""
         leaves: dict[Path, dict[str, Any]] = {}
         for path, leaf in params.items():
@@ -191,19 +191,21 @@ class _TracedLayers:
         outer = {path[:depth] for path in self._layers for depth in range(1, len(path))}
         paths = [path for path in self._layers if path in leaves or path not in outer]
         paths += [path for path in leaves if path not in self._layers]
-        factors = dict(parts.layer_rates)
+        factors = dict(step_config.layer_rates)
         return tuple(
-            self._row(path, leaves.get(path, {}), parts, factors.get(path[0], 1.0) if path else 1.0)
+            self._row(
+                path, leaves.get(path, {}), step_config, factors.get(path[0], 1.0) if path else 1.0
+            )
             for path in paths
         )
 
     def _row(
-        self, path: Path, leaves: Mapping[str, Any], parts: StepConfig, rate: float
+        self, path: Path, leaves: Mapping[str, Any], step_config: StepConfig, rate: float
     ) -> LayerRow:
         kind, output = self._layers.get(path, ("", None))
         depth = len(path)
         shapes = {"/".join(name.split("/")[depth:]): leaf.shape for name, leaf in leaves.items()}
-        when = {name: _when_trained(tuple(name.split("/")), parts) for name in leaves}
+        when = {name: _when_trained(tuple(name.split("/")), step_config) for name in leaves}
         trained = ", ".join(dict.fromkeys(when.values()))
         if len(set(when.values())) > 1:
             trained = ", ".join(f"{n.rpartition('/')[2]} {w}" for n, w in when.items())
@@ -211,17 +213,17 @@ class _TracedLayers:
         return LayerRow("/".join(path), kind, output, shapes, dtypes, trained, rate)
 
 
-def _when_trained(path: Path, parts: StepConfig) -> str:
+def _when_trained(path: Path, step_config: StepConfig) -> str:
     """Return from when on a parameter is trained, as text."""
-    if not is_frozen(parts.frozen, path):
+    if not is_frozen(step_config.frozen, path):
         return "yes"
-    starts = [phase.start for phase in parts.phases if not is_frozen(phase.frozen, path)]
+    starts = [phase.start for phase in step_config.phases if not is_frozen(phase.frozen, path)]
     return f"from step {starts[0] + 1}" if starts else "no"
 
 
-def _count_trained(params: Mapping[Path, Any], parts: StepConfig, step: int) -> int:
+def _count_trained(params: Mapping[Path, Any], step_config: StepConfig, step: int) -> int:
     """Count the parameters that are trained after a number of steps."""
-    frozen = config_at(parts, step).frozen
+    frozen = config_at(step_config, step).frozen
     return sum(leaf.size for path, leaf in params.items() if not is_frozen(frozen, path))
 
 

@@ -78,12 +78,12 @@ def lower(
     the result of tuning. Of several processes the first one chooses for all. Eager mode changes
     nothing. Raises RunError for a choice or a bank that can't be read.
     """
-    parts = built.parts
+    step_config = built.step_config
     if recipe.train.mode == "eager":
         return built
-    if parts.lowerings is not None:
+    if step_config.lowerings is not None:
         built = replace(built, single_steps=_needs_single_steps(recipe, built, backend, reporter))
-    elif not hasattr(parts.network, "policy"):
+    elif not hasattr(step_config.network, "policy"):
         return built
     if sharding_rules_of(recipe.parallel) is not None:
         # XLA divides its own operations among devices, and no other ones.
@@ -108,8 +108,8 @@ def lower(
 
     ranks = folder.ranks if folder is not None else Ranks()
     choice = LoweringChoice.from_document(ranks.agree(choose, TUNING_S))
-    laid_out = replace(parts, network=_with_layout(parts.network, choice.layout))
-    return replace(built, parts=with_policy(laid_out, choice.lowerings))
+    laid_out = replace(step_config, network=_with_layout(step_config.network, choice.layout))
+    return replace(built, step_config=with_policy(laid_out, choice.lowerings))
 
 
 def _needs_single_steps(recipe: Recipe, built: Built, backend: Backend, reporter: Reporter) -> bool:
@@ -117,7 +117,7 @@ def _needs_single_steps(recipe: Recipe, built: Built, backend: Backend, reporter
 
     Reports what no lowering replaces.
     """
-    unlowered = list_unlowered_operations(built.parts, built.state, recipe.train.batch_size)
+    unlowered = list_unlowered_operations(built.step_config, built.state, recipe.train.batch_size)
     if not unlowered:
         return False
     names = join_first(list(map(str, unlowered)), MAX_NAMED, "; ", "; ")
@@ -170,10 +170,10 @@ class _LoweringRequest:
 
     def list_problems(self, layout: Layout) -> tuple[Problem, ...]:
         """List the problems of the network with images in a layout."""
-        parts = self.built.parts
-        parts = replace(parts, network=_with_layout(parts.network, layout))
+        step_config = self.built.step_config
+        step_config = replace(step_config, network=_with_layout(step_config.network, layout))
         eval_batch = self.dataset.eval_order.batch_size // self.num_shards
-        return list_problems(parts, self.built.state, self.batch, eval_batch)
+        return list_problems(step_config, self.built.state, self.batch, eval_batch)
 
     def choose_in(self, layout: Layout) -> LoweringChoice:
         """Return the best lowerings with images in a layout."""
@@ -185,27 +185,27 @@ class _LoweringRequest:
 
     def time_us(self, layout: Layout) -> float:
         """Time the gradients with the best lowerings in a layout, in microseconds."""
-        parts = self.built.parts
+        step_config = self.built.step_config
         policy = self.choose_in(layout).lowerings
-        network = _with_layout(parts.network, layout).clone(policy=policy)
+        network = _with_layout(step_config.network, layout).clone(policy=policy)
         with self.watch(f"the whole network in {layout.upper()}"):
             return time_gradients_us(
-                network, parts, self.built.state, self.batch, self.backend.device
+                network, step_config, self.built.state, self.batch, self.backend.device
             )
 
 
 def _choose_layout(request: _LoweringRequest) -> LoweringChoice:
     """Choose in the layout that is fastest by a bank or the clock, else by the rule."""
-    parts = request.built.parts
+    step_config = request.built.step_config
     device = request.backend.device
-    network = parts.network
+    network = step_config.network
     if request.tuning.mode == "off" or not isinstance(network, LaidOutNetwork):
         return request.choose_in("nhwc")
     problems = request.list_problems("nhwc")
-    can_choose = network.can_be_batch_last(image_shape(parts.image))
+    can_choose = network.can_be_batch_last(image_shape(step_config.image))
     if not (can_choose and has_choice(problems, device.platform)):
         return request.choose_in("nhwc")
-    key = layout_key(network, parts, request.batch, device)
+    key = layout_key(network, step_config, request.batch, device)
     tuned = find_layout(key, request.tuning.mode, request.tuning.folder, request.time_us)
     layout = tuned.best if tuned is not None else best_layout(problems, device.platform)
     return replace(request.choose_in(layout), layout_found=tuned)
@@ -241,10 +241,10 @@ def _line(choice: LoweringChoice) -> str:
     onednn = sum(how.engine == "onednn" for how in lowerings)
     banked = sum(result.status == "bank_hit" for result in choice.results)
     tuned = len(choice.results) - banked
-    parts = [f"{len(lowerings)} computations: {banked} from the bank"]
-    parts += [f"{tuned} tuned"] if tuned else []
-    parts += [f"{choice.by_rule} by rule"] if choice.by_rule else []
-    line = ", ".join(parts) + f"; {onednn} by oneDNN"
+    clauses = [f"{len(lowerings)} computations: {banked} from the bank"]
+    clauses += [f"{tuned} tuned"] if tuned else []
+    clauses += [f"{choice.by_rule} by rule"] if choice.by_rule else []
+    line = ", ".join(clauses) + f"; {onednn} by oneDNN"
     before_ms = sum(result.before_us for result in choice.results) / 1000
     after_ms = sum(result.after.us for result in choice.results) / 1000
     return line + (f"; {before_ms:,.1f} -> {after_ms:,.1f} ms" if choice.results else "")
@@ -267,48 +267,48 @@ def read_choice(path: Path) -> LoweringChoice:
 
 
 def list_problems(
-    parts: StepConfig, state: TrainState, train_batch: int, eval_batch: int
+    step_config: StepConfig, state: TrainState, train_batch: int, eval_batch: int
 ) -> tuple[Problem, ...]:
     """List every computation of a step or an evaluation that can be lowered, by tracing.
 
     Gradients belong to training alone; the gradient of the input images is never computed.
     """
 
-    def trace(parts: StepConfig, batch: int, train: bool) -> list[Problem]:
+    def trace(step_config: StepConfig, batch: int, train: bool) -> list[Problem]:
         listing = RecordingPolicy()
-        recorded = with_policy(parts, listing)
+        recorded = with_policy(step_config, listing)
         forward = recorded.lower(_forward(recorded.network, train))
-        images = _image_shapes(parts, batch)
+        images = _image_shapes(step_config, batch)
         jax.eval_shape(forward, images, state.params, state.batch_stats)
         return list(listing.problems)
 
     problems: list[Problem] = []
-    for image in parts.train_images or (parts.image,):
-        listed = trace(replace(parts, image=image), train_batch, True)
+    for image in step_config.train_images or (step_config.image,):
+        listed = trace(replace(step_config, image=image), train_batch, True)
         problems += [p for p in listed if not _is_image_gradient(p, image_shape(image))]
-    problems += [p for p in trace(parts, eval_batch, False) if p.role == "forward"]
+    problems += [p for p in trace(step_config, eval_batch, False) if p.role == "forward"]
     return tuple(dict.fromkeys(problems))
 
 
 def list_unlowered_operations(
-    parts: StepConfig, state: TrainState, batch: int
+    step_config: StepConfig, state: TrainState, batch: int
 ) -> tuple[KeptOperation, ...]:
     """List convolutions and max pooling of a custom network that nothing replaces."""
-    forward = _forward(parts.network, True)
-    root = scope_root(parts.network)
-    images = _image_shapes(parts, batch)
+    forward = _forward(step_config.network, True)
+    root = scope_root(step_config.network)
+    images = _image_shapes(step_config, batch)
     return list_kept(forward, images, state.params, state.batch_stats, root=root)
 
 
-def with_policy(parts: StepConfig, policy: LoweringPolicy) -> StepConfig:
+def with_policy(step_config: StepConfig, policy: LoweringPolicy) -> StepConfig:
     """Return the configuration of a step whose network is computed as a policy chooses."""
-    if parts.lowerings is not None:
-        return replace(parts, lowerings=policy)
-    return replace(parts, network=parts.network.clone(policy=policy))
+    if step_config.lowerings is not None:
+        return replace(step_config, lowerings=policy)
+    return replace(step_config, network=step_config.network.clone(policy=policy))
 
 
-def _image_shapes(parts: StepConfig, batch: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((batch, *image_shape(parts.image)), jnp.float32)
+def _image_shapes(step_config: StepConfig, batch: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((batch, *image_shape(step_config.image)), jnp.float32)
 
 
 def _forward(network: nn.Module, train: bool) -> Callable[[Array, Any, Any], Any]:
@@ -332,7 +332,7 @@ def _is_image_gradient(problem: Problem, image: tuple[int, ...]) -> bool:
 
 
 def time_gradients_us(
-    network: nn.Module, parts: StepConfig, state: TrainState, batch: int, device: jax.Device
+    network: nn.Module, step_config: StepConfig, state: TrainState, batch: int, device: jax.Device
 ) -> float:
     """Time the gradients of all parameters in a loop, on random numbers, in microseconds."""
     forward = _forward(network, True)
@@ -347,13 +347,15 @@ def time_gradients_us(
 
     shapes = (state.params, state.batch_stats)
     weights = jax.tree.map(lambda shape: random_operands(shape.shape, shape.dtype), shapes)
-    images = random_operands((batch, *image_shape(parts.image)), "float32")
+    images = random_operands((batch, *image_shape(step_config.image)), "float32")
     return Timer((images, *weights), device).time_us(gradients)
 
 
-def layout_key(network: LaidOutNetwork, parts: StepConfig, batch: int, device: jax.Device) -> str:
+def layout_key(
+    network: LaidOutNetwork, step_config: StepConfig, batch: int, device: jax.Device
+) -> str:
     """Return the key of a network, its images and the device in a knowledge bank."""
-    image = image_shape(parts.image)
+    image = image_shape(step_config.image)
     digest = hashlib.sha256(network.structure(image).encode()).hexdigest()[:16]
     shape = "x".join(map(str, (batch, *image)))
     return f"network {digest} {shape} {network.dtype} on {describe_device(device)}"

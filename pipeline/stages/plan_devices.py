@@ -99,7 +99,7 @@ def step_to_plan(recipe: Recipe, dataset: Dataset, built: Built) -> LossToPlan:
         jax.ShapeDtypeStruct((size, *image_shape(dataset.image)), np.float32),
         jax.ShapeDtypeStruct((size, *label.shape), label.dtype),
     )
-    return loss_of_step(recipe.name, built.parts, built.state, batch, sync_batch_norm=True)
+    return loss_of_step(recipe.name, built.step_config, built.state, batch, sync_batch_norm=True)
 
 
 def describe_shardings(recipe: Recipe, dataset: Dataset, built: Built) -> str:

@@ -130,7 +130,7 @@ def mask_pictures(
     images = _stretch_to_rgb(inputs)
     classes = len(dataset.targets)
     truth = mask_picture(np.asarray(mapped["label"]), classes)
-    network = built.parts.network
+    network = built.step_config.network
 
     @jax.jit
     def predict(variables: Any, images: jax.Array) -> jax.Array:

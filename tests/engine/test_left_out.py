@@ -278,7 +278,7 @@ def test_a_text_is_inferred_without_padding(gpt: Compose) -> None:
     """All of what is given counts; the export of a run is the same function."""
     recipe = gpt()
     dataset = load_data(recipe, QUIETLY)
-    parts = build(recipe, dataset, QUIETLY).parts
+    step_config = build(recipe, dataset, QUIETLY).step_config
     tokens = np.arange(9, dtype=np.float32).reshape(1, 9, 1, 1)
     whole = np.concatenate([tokens, np.ones_like(tokens)], axis=-1)
     samples = Samples((9, 1, 1), "float32", dataset.targets)
@@ -286,7 +286,9 @@ def test_a_text_is_inferred_without_padding(gpt: Compose) -> None:
 
     @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def both() -> tuple[jax.Array, jax.Array]:
-        expected, variables = parts.network.init_with_output(jax.random.key(0), whole, train=False)
+        expected, variables = step_config.network.init_with_output(
+            jax.random.key(0), whole, train=False
+        )
         return predict(flatten_dict(variables, sep="/"), jnp.asarray(tokens)), expected
 
     np.testing.assert_allclose(*both(), rtol=1e-5, atol=1e-6)

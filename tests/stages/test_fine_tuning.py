@@ -141,7 +141,7 @@ def test_the_build_line_counts_what_is_trained(
     step = built(tiny(*TUNED))
     said = " ".join(capsys.readouterr().out.split())
     assert "160 parameters, 40 of them trained, 127 from step 13, 160 from step 24" in said
-    assert dict(step.parts.layer_rates) == {
+    assert dict(step.step_config.layer_rates) == {
         "conv_0": 0.25,
         "batch_norm_0": 0.25,
         "residual_0": 0.5,

@@ -177,8 +177,10 @@ def test_the_loss_of_a_step_is_that_of_its_size(compose: Compose, tmp_path: Path
     assert images.shape[1:3] == ((8, 8), (6, 10), (4, 4))[number]
     built = build(recipe, dataset, quiet())
     state = built.step.init(jnp.asarray(seed))
-    logits = built.parts.network.apply({"params": state.params}, jnp.asarray(images), train=True)
-    losses = np.asarray(built.parts.loss(logits, jnp.asarray(columns["label"])))
+    logits = built.step_config.network.apply(
+        {"params": state.params}, jnp.asarray(images), train=True
+    )
+    losses = np.asarray(built.step_config.loss(logits, jnp.asarray(columns["label"])))
     assert outcome.metrics(tmp_path)[0]["loss"] == pytest.approx(losses.mean(), rel=1e-5)
 
 

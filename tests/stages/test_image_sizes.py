@@ -156,7 +156,7 @@ def test_the_loss_is_that_of_images_padded_to_their_bucket(ragged: Compose) -> N
     recipe = ragged()
     dataset = loaded(recipe)
     built = build(recipe, dataset, Reporter(console=Console(file=io.StringIO())))
-    step = make_train_step(built.parts)
+    step = make_train_step(built.step_config)
     state = step.init(jnp.array([1, 0], jnp.uint32))
     for rows, (height, width) in (([0, 1, 5], (8, 8)), ([2, 3, 7], (6, 12)), ([0, 2], (6, 12))):
         batch = small_batch(dataset, rows)

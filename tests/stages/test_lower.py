@@ -122,15 +122,15 @@ def lowered(recipe: Recipe, backend: Choosing, run_dir: Path | None) -> tuple[Bu
 
 
 def chooser(built: Built) -> Lowerings:
-    assert isinstance(built.parts.network, Network)
-    assert isinstance(built.parts.network.policy, Lowerings)
-    return built.parts.network.policy
+    assert isinstance(built.step_config.network, Network)
+    assert isinstance(built.step_config.network.policy, Lowerings)
+    return built.step_config.network.policy
 
 
 def problems(recipe: Recipe) -> list[str]:
     dataset, built, _ = prepare(recipe)
     batch, eval_batch = recipe.train.batch_size, dataset.eval_order.batch_size
-    found = list_problems(built.parts, built.state, batch, eval_batch)
+    found = list_problems(built.step_config, built.state, batch, eval_batch)
     assert len(set(found)) == len(found)
     return [str(problem) for problem in found]
 
@@ -179,9 +179,9 @@ def test_max_pooling_is_listed_as_its_layout_has_it(layout: str, tiny: Compose) 
         "flatten,{name: dense, features: '$classes'}]"
     )
     _, built, _ = prepare(tiny(*NETWORK, f"model.layers={layers}"))
-    network = built.parts.network.clone(layout=layout)
-    parts = replace(built.parts, network=network)
-    found = [str(problem) for problem in list_problems(parts, built.state, 16, 20)]
+    network = built.step_config.network.clone(layout=layout)
+    step_config = replace(built.step_config, network=network)
+    found = [str(problem) for problem in list_problems(step_config, built.state, 16, 20)]
     shapes = {"nhwc": ("16x8x8x4", "20x8x8x4"), "chwn": ("4x8x8x16", "4x8x8x20")}[layout]
     window = "window 2x2 stride 2x2 pads 0+0,0+0 float32"
     assert [text for text in found if text.startswith("max_pool")] == [
@@ -313,8 +313,8 @@ def test_the_layout_that_is_faster_is_taken_whatever_the_rule_says(
         run_dir.mkdir()
         recipe = tiny(*changes, f"autotune={mode}")
         built, lines = lowered(recipe, Choosing(chosen=LoweringChoice()), run_dir)
-        assert isinstance(built.parts.network, Network)
-        laid_out.append(built.parts.network.layout)
+        assert isinstance(built.step_config.network, Network)
+        laid_out.append(built.step_config.network.layout)
         reports.append(lines.splitlines()[:1])
     assert laid_out == ["chwn", layout, layout]
     assert sorted(timed) == ["chwn", "nhwc"]
@@ -333,20 +333,20 @@ def test_without_a_bank_or_tuning_the_layout_stays(tiny: Compose, tmp_path: Path
     built, _ = lowered(
         tiny(*NETWORK, STACK, "autotune=off"), Choosing(chosen=LoweringChoice()), None
     )
-    assert isinstance(built.parts.network, Network)
-    assert built.parts.network.layout == "nhwc"
+    assert isinstance(built.step_config.network, Network)
+    assert built.step_config.network.layout == "nhwc"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["nhwc", "chwn"])
 def test_gradients_of_a_network_are_timed_and_it_has_a_name(layout: Layout, tiny: Compose) -> None:
     _, built, _ = prepare(tiny(*NETWORK, STACK))
-    assert isinstance(built.parts.network, Network)
-    network, device = built.parts.network.clone(layout=layout), find_device("cpu", 0)
-    assert 0 < time_gradients_us(network, built.parts, built.state, 4, device) < 10e6
-    keys = [layout_key(network, built.parts, batch, device) for batch in (4, 4, 8)]
+    assert isinstance(built.step_config.network, Network)
+    network, device = built.step_config.network.clone(layout=layout), find_device("cpu", 0)
+    assert 0 < time_gradients_us(network, built.step_config, built.state, 4, device) < 10e6
+    keys = [layout_key(network, built.step_config, batch, device) for batch in (4, 4, 8)]
     assert keys[0] == keys[1] != keys[2]
-    assert keys[0] == layout_key(built.parts.network, built.parts, 4, device)
+    assert keys[0] == layout_key(built.step_config.network, built.step_config, 4, device)
     assert re.fullmatch(r"network [0-9a-f]{16} 4x8x8x1 float32 on cpu .*", keys[0])
 
 
@@ -420,7 +420,7 @@ class OtherNetwork(nn.Module):
 def test_networks_of_other_kinds_pass_as_they_are(tiny: Compose, tmp_path: Path) -> None:
     recipe = tiny(*NETWORK)
     dataset, built, reporter = prepare(recipe)
-    other = replace(built, parts=replace(built.parts, network=OtherNetwork()))
+    other = replace(built, step_config=replace(built.step_config, network=OtherNetwork()))
     backend = Choosing()
     assert lower(recipe, dataset, other, backend, RunFolder(tmp_path), reporter) is other
     assert backend.asked == []

@@ -102,14 +102,14 @@ def equations(jaxpr: Any) -> Iterator[Any]:
                     yield from equations(inner)
 
 
-def formulas(built: Built, parts: StepConfig) -> Counter[tuple[str, ...]]:
+def formulas(built: Built, step_config: StepConfig) -> Counter[tuple[str, ...]]:
     """The convolutions and products of the gradients, by the shapes of operands and results."""
-    images = jnp.zeros((BATCH, *parts.image.shape))
+    images = jnp.zeros((BATCH, *step_config.image.shape))
 
     def gradients(state: Any) -> Any:
         labels, key = jnp.zeros(BATCH, jnp.int32), jax.random.key(0)
         batch = mask_batch(images, labels, BATCH, key)
-        return compute_gradients(parts, state, batch, BATCH, 1.0)
+        return compute_gradients(step_config, state, batch, BATCH, 1.0)
 
     jaxpr = jax.make_jaxpr(gradients)(built.state).jaxpr
     return Counter(
@@ -126,9 +126,12 @@ def formulas(built: Built, parts: StepConfig) -> Counter[tuple[str, ...]]:
 def test_a_network_is_lowered_alike_whoever_wrote_it(policy: LoweringPolicy, tiny: Compose) -> None:
     built = {name: built_of(tiny(*IMAGES, *keys)) for name, keys in WRITTEN.items()}
     problems = {
-        name: set(list_problems(one.parts, one.state, BATCH, BATCH)) for name, one in built.items()
+        name: set(list_problems(one.step_config, one.state, BATCH, BATCH))
+        for name, one in built.items()
     }
-    found = {name: formulas(one, with_policy(one.parts, policy)) for name, one in built.items()}
+    found = {
+        name: formulas(one, with_policy(one.step_config, policy)) for name, one in built.items()
+    }
     assert len(problems["layers"]) >= 10
     assert found["layers"].total() >= 6
     for name in WRITTEN:
@@ -145,7 +148,7 @@ def test_few_channels_are_computed_in_chwn_in_layers_and_from_torch(
         keys = (*WRITTEN[name], "autotune=bank", f"cache.root={tmp_path}")
         text, built = reported(tiny(*IMAGES, *keys))
         assert "images as CHWN: vectors of samples, for few channels" in text
-        found[name] = formulas(built, built.parts)
+        found[name] = formulas(built, built.step_config)
     assert found["torch"] == found["layers"]
     assert not any(name == "conv_general_dilated" for name, *_ in found["torch"])
     assert found["torch"].total() >= 6
@@ -156,8 +159,8 @@ def test_a_custom_step_is_lowered_as_the_layers_of_a_recipe(
     tiny: Compose, tmp_path: Path, batch_size: int, layout: Layout
 ) -> None:
     built = built_of(tiny(*IMAGES, *WRITTEN["layers"]))
-    parts = replace(built.parts, network=built.parts.network.clone(layout=layout))
-    problems = list_problems(parts, built.state, batch_size, batch_size)
+    step_config = replace(built.step_config, network=built.step_config.network.clone(layout=layout))
+    problems = list_problems(step_config, built.state, batch_size, batch_size)
     network = TwoConvs(classes=10)
     images, labels = np.zeros((batch_size, 12, 12, 3), np.float32), np.zeros(batch_size, np.int32)
 
@@ -224,8 +227,8 @@ def test_a_layout_that_another_platform_does_not_compute_is_refused() -> None:
 
 def test_a_custom_network_that_is_not_lowered_has_other_formulas(tiny: Compose) -> None:
     built = built_of(tiny(*IMAGES, *WRITTEN["ModelSpec"]))
-    plain = replace(built.parts, lowerings=None)
-    assert formulas(built, plain) != formulas(built, built.parts)
+    plain = replace(built.step_config, lowerings=None)
+    assert formulas(built, plain) != formulas(built, built.step_config)
 
 
 def test_what_a_custom_network_keeps_is_named_and_ends_loops_over_steps(tiny: Compose) -> None:
@@ -238,13 +241,13 @@ def test_what_a_custom_network_keeps_is_named_and_ends_loops_over_steps(tiny: Co
 
 def test_eager_mode_runs_a_custom_network_as_it_was_written(tiny: Compose) -> None:
     _, built = reported(tiny(*IMAGES, *WRITTEN["ModelSpec"], "train.mode=eager"))
-    assert built.parts.lowerings is None
+    assert built.step_config.lowerings is None
 
 
 def test_layers_of_a_custom_network_keep_their_names(tiny: Compose) -> None:
     for name in ("ModelSpec", "flax"):
         built = built_of(tiny(*IMAGES, *WRITTEN[name]))
-        step = make_train_step(built.parts).step
+        step = make_train_step(built.step_config).step
         batch = Batch(
             columns={
                 "image": np.zeros((BATCH, 32, 32, 3), np.uint8),

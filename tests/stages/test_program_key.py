@@ -31,7 +31,7 @@ def key(recipe: Recipe, *path: str, value: Any = None, policy: str = "") -> str 
             section = section[name]
         section[path[-1]] = value
     network = SimpleNamespace(layout="nhwc", policy=policy)
-    built: Any = SimpleNamespace(parts=SimpleNamespace(network=network), single_steps=False)
+    built: Any = SimpleNamespace(step_config=SimpleNamespace(network=network), single_steps=False)
     return program_key(process, recipe, built)
 
 

@@ -12,7 +12,7 @@ from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
 from pipeline.data.targets import Targets
-from pipeline.stages.build import parts_of
+from pipeline.stages.build import make_step_config
 from pipeline.training.step import make_train_step
 
 MICROBATCH, FEATURES, HIDDEN = 128, 64, 512
@@ -25,7 +25,7 @@ def temporaries(microbatches: int) -> tuple[int, int]:
     length = [f"train.batch_size={batch}", f"train.accumulate_steps={microbatches}"]
     recipe = load_recipe("lenet5_digits", [*FIXED, *length])
     image = ColumnSpec((8, 8, 1), "float32")
-    step = make_train_step(parts_of(recipe, Targets(tuple("0123456789")), image, (), ()))
+    step = make_train_step(make_step_config(recipe, Targets(tuple("0123456789")), image, (), ()))
     given = Batch(
         columns={
             "image": np.zeros((batch, 8, 8, 1), np.float32),

@@ -18,7 +18,7 @@ from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
 from pipeline.data.targets import Targets
-from pipeline.stages.build import parts_of
+from pipeline.stages.build import make_step_config
 from pipeline.training.step import make_train_step
 
 BATCH = 4
@@ -28,7 +28,7 @@ FOLDER = Path(pipeline.training.__file__).parent
 @pytest.mark.slow
 def test_a_plain_step_goes_through_at_most_seven_files() -> None:
     recipe = load_recipe("lenet5_mnist", ["optimizer=sgd"])
-    config = parts_of(
+    config = make_step_config(
         recipe, Targets(tuple("0123456789")), ColumnSpec((32, 32, 1), "float32"), (), ()
     )
     step = make_train_step(config)

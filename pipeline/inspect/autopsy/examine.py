@@ -56,7 +56,7 @@ _INPUTS = {
 
 
 def examine(
-    parts: StepConfig, state: TrainState, batch: Batch, device: jax.Device | None = None
+    step_config: StepConfig, state: TrainState, batch: Batch, device: jax.Device | None = None
 ) -> Autopsy:
     """Compute a step again, on a device, and find the first value that is not finite.
 
@@ -66,7 +66,7 @@ def examine(
     state = replace(state, opt_state=(), average=None, overflows=None, bad_steps=None)
     with jax.default_device(device):
         state, batch = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), (state, batch))
-        replay = _Replay(parts, state, batch)
+        replay = _Replay(step_config, state, batch)
         loss, norm = replay.run()
     grad_norm = math.nan if norm is None else float(norm.array)
     origin = loss.origin if norm is None else norm.origin
@@ -85,13 +85,13 @@ def examine(
 
 @dataclass
 class _Replay:
-    parts: StepConfig
+    step_config: StepConfig
     state: TrainState
     batch: Batch
 
     def __post_init__(self) -> None:
         self.size = int(self.batch.sample.shape[0])
-        self.microbatch = microbatch_size(self.size, self.parts.accumulate)
+        self.microbatch = microbatch_size(self.size, self.step_config.accumulate)
         self.interpreter = Interpreter()
 
     def run(self) -> tuple[ReplayValue, ReplayValue | None]:
@@ -100,8 +100,10 @@ class _Replay:
         The cause of a loss that is not finite comes before the gradient, which has most of the
         equations.
         """
-        ops: Any = tuple(map(_ScopedOp, self.parts.train_ops, count()))
-        scoped = replace(self.parts, train_ops=ops, loss=jax.named_scope(LOSS)(self.parts.loss))
+        ops: Any = tuple(map(_ScopedOp, self.step_config.train_ops, count()))
+        scoped = replace(
+            self.step_config, train_ops=ops, loss=jax.named_scope(LOSS)(self.step_config.loss)
+        )
         function = partial(outcome_of, scoped)
         closed, shape = jax.make_jaxpr(function, return_shape=True)(self.state, self.batch)
         leaves = leaves_by_path((self.state, self.batch))
@@ -167,7 +169,7 @@ class _Replay:
             name = f"of {gradient.name}, squared"
         elif phase == "data":
             position = int(layer.removeprefix(f"{DATA}.").partition(".")[0])
-            name = f"{' and '.join(self.parts.train_ops[position].columns)} after that op"
+            name = f"{' and '.join(self.step_config.train_ops[position].columns)} after that op"
         elif origin.primitive == "convert_element_type" and read[0] is not None:
             kind = read[0].kind
             name = f"{read[0].name}, as the layer reads it"
@@ -198,7 +200,7 @@ class _Replay:
         rows = non_finite_rows(origin.array, self.microbatch, last=self._has_batch_last(layer))
         if rows is None:
             return None
-        positions = batch_positions(rows, origin.iteration, self.size, self.parts.accumulate)
+        positions = batch_positions(rows, origin.iteration, self.size, self.step_config.accumulate)
         return self._samples_at(positions)
 
     def _has_batch_last(self, layer: str) -> bool:
@@ -270,14 +272,14 @@ class _ScopedOp:
             return self.op.map(xp, values, uniforms)
 
 
-def outcome_of(parts: StepConfig, state: TrainState, batch: Batch) -> Outcome:
+def outcome_of(step_config: StepConfig, state: TrainState, batch: Batch) -> Outcome:
     """Loss, gradient norm and gradients of a step, without its update."""
 
     def compute(padded: Batch) -> tuple[Any, Any]:
-        result = gradients_of(parts, state, padded)
+        result = gradients_of(step_config, state, padded)
         return result.loss, result.values
 
-    loss, values = apply_in_bucket(parts.buckets, batch, compute)
+    loss, values = apply_in_bucket(step_config.buckets, batch, compute)
     with jax.named_scope(GRADIENT_NORM):
         norm = norm_of(values, 1 / state.loss_scale)
     return Outcome(loss, norm, values)

@@ -61,11 +61,11 @@ def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> E
 def _examine(run: CompiledRun, state: TrainState, step: int) -> Autopsy:
     batch = batch_of(run.executable.loader, step)
     before = jax.tree.map(np.array, state)
-    parts = config_at(run.built.parts, step - 1)
+    step_config = config_at(run.built.step_config, step - 1)
     autopsy = repeat_step(run.executable, before, step)
     if autopsy is None:
-        autopsy = examine(parts, before, batch, run.backend.device)
-    write_reproducer(run.context.run_dir, parts, before, batch, autopsy)
+        autopsy = examine(step_config, before, batch, run.backend.device)
+    write_reproducer(run.context.run_dir, step_config, before, batch, autopsy)
     write_whole(run.context.run_dir / AUTOPSY, json_text(autopsy.to_dict(), indent=2) + "\n")
     return autopsy
 

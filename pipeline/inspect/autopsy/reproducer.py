@@ -41,7 +41,7 @@ from pipeline.inspect.autopsy.finding import Autopsy
 from pipeline.models.lowerings.tune.tuner import Tuning, choose_lowerings
 from pipeline.models.modules.standard import Network
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
-from pipeline.stages.build import parts_of
+from pipeline.stages.build import make_step_config
 from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.lower import LOWERINGS, list_problems, read_choice
 from pipeline.stages.record.run_directory import RECIPE
@@ -66,7 +66,7 @@ _BATCH = {
 class Reproducer:
     """A step that can be computed again, with the finding of its run."""
 
-    parts: StepConfig
+    step_config: StepConfig
     state: TrainState
     batch: Batch
     device: jax.Device
@@ -77,7 +77,7 @@ class Reproducer:
 
 def write_reproducer(
     run_dir: Path,
-    parts: StepConfig,
+    step_config: StepConfig,
     state: TrainState,
     batch: Batch,
     autopsy: Autopsy,
@@ -90,14 +90,14 @@ def write_reproducer(
         if (run_dir / name).exists():
             shutil.copyfile(run_dir / name, folder / name)
     write_weights(folder / ARRAYS, _arrays(state, batch))
-    first = next(iter(parts.train_ops), None)
+    first = next(iter(step_config.train_ops), None)
     document = {
-        "image": asdict(parts.image),
-        "classes": parts.classes,
-        "frozen": list(parts.frozen),
+        "image": asdict(step_config.image),
+        "classes": step_config.classes,
+        "frozen": list(step_config.frozen),
         # The op that encodes the rows of a table.
         "table": first.model_dump(mode="json") if isinstance(first, EncodeTable) else None,
-        "class_counts": list(parts.class_counts),
+        "class_counts": list(step_config.class_counts),
         "samples": batch.samples,
         "autopsy": autopsy.to_dict(),
     }
@@ -134,11 +134,11 @@ def read_reproducer(folder: Path) -> Reproducer:
         arrays = {_BATCH[name]: array for name, array in tree["batch"].items()}
         batch = Batch(**arrays, samples=None if samples is None else int(samples))
         state = TrainState(opt_state=(), **{"batch_stats": {}, **tree["state"]})
-        parts = _parts(recipe, document, batch)
+        step_config = _make_step_config(recipe, document, batch)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(f"{where / STEP}: does not describe a step: {error}") from error
     try:
-        jax.eval_shape(partial(outcome_of, parts), state, batch)
+        jax.eval_shape(partial(outcome_of, step_config), state, batch)
     except (ValueError, TypeError, LookupError, AttributeError, FlaxError) as error:
         reason = str(error).partition("\n")[0]
         raise DataError(f"{where}: recipe, arrays and step are not of one run: {reason}") from error
@@ -147,11 +147,11 @@ def read_reproducer(folder: Path) -> Reproducer:
     except PipelineError:  # a step can be examined on any machine it is sent to
         device = jax.devices()[0]
     return Reproducer(
-        _apply_lowerings(parts, where, state, batch, device), state, batch, device, finding
+        _apply_lowerings(step_config, where, state, batch, device), state, batch, device, finding
     )
 
 
-def _parts(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepConfig:
+def _make_step_config(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepConfig:
     """The step's configuration, from the recipe and the image format in `step.json`."""
     image = document["image"]
     spec = ColumnSpec(tuple(map(int, image["shape"])), image["dtype"], image["layout"])
@@ -163,9 +163,9 @@ def _parts(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepCon
     ops += make_joint_ops(recipe.dataset.train.ops, columns, recipe.dataset.ignore_index)
     counts = tuple(map(int, document["class_counts"]))
     targets = Targets(tuple(map(str, range(int(document["classes"])))), counts=counts)
-    parts = parts_of(recipe, targets, spec, ops, ())
+    step_config = make_step_config(recipe, targets, spec, ops, ())
     frozen = tuple(map(str, document["frozen"]))
-    return config_at(replace(parts, phases=(FreezePhase(0, frozen),)), 0)
+    return config_at(replace(step_config, phases=(FreezePhase(0, frozen),)), 0)
 
 
 def _read_arrays(path: Path) -> Mapping[str, Any]:
@@ -177,17 +177,17 @@ def _read_arrays(path: Path) -> Mapping[str, Any]:
 
 
 def _apply_lowerings(
-    parts: StepConfig, folder: Path, state: TrainState, batch: Batch, device: jax.Device
+    step_config: StepConfig, folder: Path, state: TrainState, batch: Batch, device: jax.Device
 ) -> StepConfig:
     """Return the configuration with the run's lowerings, if it had any and this machine has
     them."""
     file = folder / LOWERINGS
-    network = parts.network
+    network = step_config.network
     if not file.exists() or not isinstance(network, Network):
-        return parts
+        return step_config
     choice = read_choice(file)
-    size = microbatch_size(batch.sample.shape[0], parts.accumulate)
-    laid_out = replace(parts, network=network.clone(layout=choice.layout))
+    size = microbatch_size(batch.sample.shape[0], step_config.accumulate)
+    laid_out = replace(step_config, network=network.clone(layout=choice.layout))
     problems = list_problems(laid_out, state, size, size)
     # Always the user's cache: a stranger's recipe must not choose the folder.
     cache = cache_root(CacheSpec(root=None, compiled=False)) / "autotune"
@@ -195,6 +195,6 @@ def _apply_lowerings(
     try:
         choose_lowerings(problems, device, tuning, lambda _: nullcontext())
     except RunError:
-        return parts
+        return step_config
     lowered = network.clone(policy=choice.lowerings, layout=choice.layout)
-    return replace(parts, network=lowered)
+    return replace(step_config, network=lowered)

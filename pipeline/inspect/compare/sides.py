@@ -119,7 +119,7 @@ def compare_step(
     RecipeError for a pattern that no layer matches.
     """
     _require_same_network(left, right)
-    layers = layer_kinds(right.opened.built.parts, right.opened.built.seed)
+    layers = layer_kinds(right.opened.built.step_config, right.opened.built.seed)
     require_layers(request.layers, list(layers), "layers")
     state, step = _state_of(right, request.step, reporter)
     batch = right.opened.batch(step)
@@ -164,7 +164,7 @@ def _capture(programs: LayerPrograms, weights: Weights, batch: Batch, step: int)
 def _require_same_network(left: Side, right: Side) -> None:
     """Raise DataError, with the first differences, if layers or parameters differ."""
     left_kinds, right_kinds = (
-        layer_kinds(side.opened.built.parts, side.opened.built.seed) for side in (left, right)
+        layer_kinds(side.opened.built.step_config, side.opened.built.seed) for side in (left, right)
     )
     problems = [
         f"{path} is on the left side alone" for path in left_kinds if path not in right_kinds
@@ -216,7 +216,7 @@ def _weights_of(left: Side, right: Side, weights: Weights) -> Weights:
     """Return the weights of the left side: the reference's, with the left side's loss scale."""
     if any(key_of(change) == RESTORE for change in left.changed):
         return Weights.of(jax.tree.map(np.array, left.opened.fresh_state()))
-    scales = left.opened.built.parts.loss_scale, right.opened.built.parts.loss_scale
+    scales = left.opened.built.step_config.loss_scale, right.opened.built.step_config.loss_scale
     if scales[0] == scales[1]:
         return weights
     return replace(weights, loss_scale=np.float32(scales[0].initial))

@@ -166,12 +166,12 @@ class RunDumps(Dumps):
                 f"{total - 1:,} is the last number done before another one"
             )
         try:
-            LayerPrograms(config_at(built.parts, 0), self.run.backend.device)
+            LayerPrograms(config_at(built.step_config, 0), self.run.backend.device)
         except ValueError as error:
             problems.append(f"dump.steps: {error}")
         if problems:
             raise RecipeError(problems)
-        require_layers(spec.layers, list(layer_kinds(built.parts, built.seed)), "dump.layers")
+        require_layers(spec.layers, list(layer_kinds(built.step_config, built.seed)), "dump.layers")
 
     def __call__(self, state: TrainState, step: int) -> None:
         """Dump the step after `step` steps. Raises nothing but for a pattern of no layer."""
@@ -206,11 +206,11 @@ class RunDumps(Dumps):
         limit_bytes = spec.max_mib << 20
         request = DumpRequest(root, self._time, spec.layers, spec.what, spec.content, limit_bytes)
         batch = jax.tree.map(np.array, batch_of(self.run.executable.loader, step + 1))
-        parts = self.run.built.parts
+        step_config = self.run.built.step_config
         device = self.run.backend.device
-        phase = max((phase.start for phase in parts.phases if phase.start <= step), default=0)
+        phase = max((phase.start for phase in step_config.phases if phase.start <= step), default=0)
         if phase not in self._programs:
-            self._programs[phase] = LayerPrograms(config_at(parts, step), device)
+            self._programs[phase] = LayerPrograms(config_at(step_config, step), device)
         inputs = StepInputs(Weights.of(state), batch, step)
         run = DumpedRun(str(context.run_dir), self.run.backend.describe()["device"])
         return dump_step(request, context.recipe, self._programs[phase], inputs, run)

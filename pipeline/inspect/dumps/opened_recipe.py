@@ -57,7 +57,7 @@ class OpenedRecipe:
         """Return the programs of the step after `step` steps. Raises RecipeError if the network
         isn't a list of layers."""
         try:
-            return LayerPrograms(config_at(self.built.parts, step), self.backend.device)
+            return LayerPrograms(config_at(self.built.step_config, step), self.backend.device)
         except ValueError as error:
             raise RecipeError([f"model {self.recipe.model.name}: {error}"]) from error
 

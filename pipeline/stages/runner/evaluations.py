@@ -76,7 +76,7 @@ class Evaluations:
         observers.show(lambda board: board.add_hparams(parameters, evaluation.scalars()))
         if not context.shows_pictures:
             return
-        samples = predict_samples(recipe, self.run.built.parts, state, self.run.dataset)
+        samples = predict_samples(recipe, self.run.built.step_config, state, self.run.dataset)
         if samples is not None:
             step = history.step
             observers.show(
@@ -101,7 +101,9 @@ class Evaluations:
     def _show_embeddings(self, state: TrainState) -> None:
         context = self.run.context
         try:
-            embedded = embed_samples(context.recipe, self.run.built.parts, state, self.run.dataset)
+            embedded = embed_samples(
+                context.recipe, self.run.built.step_config, state, self.run.dataset
+            )
         except Exception as error:  # a custom network may do anything
             context.reporter.warn(f"monitor.embeddings: {first_line(error)}")
             return
@@ -128,7 +130,7 @@ class Evaluations:
         from pipeline.stages.network_graph import trace_network_graph
 
         try:
-            nodes = trace_network_graph(self.run.built.parts, self.run.built.state)
+            nodes = trace_network_graph(self.run.built.step_config, self.run.built.state)
         except Exception as error:  # training is worth more than a picture of it
             problem = f"{type(error).__name__}: {first_line(error)}"
             context.reporter.warn(f"monitor.graph: the network has none: {problem}")
@@ -142,7 +144,7 @@ class Evaluations:
         run = self.run
         options = EvalOptions(
             recipe.train.dispatch_seconds,
-            run.built.parts.metrics,
+            run.built.step_config.metrics,
             on_train=recipe.eval.on_train,
         )
         return evaluate(run.executable, state, run.dataset, options, is_stopped, agree)

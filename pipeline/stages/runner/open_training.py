@@ -134,7 +134,7 @@ def _collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, 
     from pipeline.stages.collect import Collector
 
     return Collector(
-        built.parts,
+        built.step_config,
         run.executable.loader,
         built.run_schedule.total,
         run.backend.device,

@@ -67,7 +67,7 @@ class _Compiled:
     """Programs and arguments that the first run of a group has made."""
 
     recipe: Recipe
-    parts: StepConfig
+    step_config: StepConfig
     single_steps: bool
     lowerings: str | None
     """The file of its run directory; None if the network has no choice."""
@@ -175,9 +175,11 @@ class SharedProgram:
 
         def make(varied: Recipe) -> TrainStep:
             with open(os.devnull, "w", encoding="utf-8") as nowhere:
-                parts = build(varied, dataset, Reporter(None, Console(file=nowhere))).parts
-            parts = replace(parts, network=lowered.parts.network)
-            return _step_alone(recipe, replace(lowered, parts=parts))
+                step_config = build(
+                    varied, dataset, Reporter(None, Console(file=nowhere))
+                ).step_config
+            step_config = replace(step_config, network=lowered.step_config.network)
+            return _step_alone(recipe, replace(lowered, step_config=step_config))
 
         shared = share_step(recipe, self.members, make, inputs)
         constants = shared.arguments_of(numbers_of(recipe), inputs.step)
@@ -194,7 +196,7 @@ class SharedProgram:
         inputs.train.close()
         return _Compiled(
             recipe,
-            lowered.parts,
+            lowered.step_config,
             lowered.single_steps,
             lowerings,
             executable.programs,
@@ -236,9 +238,9 @@ def _initial_values(recipe: Recipe, shared: SharedStep) -> str:
 def _with_group_lowerings(built: Built, compiled: _Compiled) -> Built:
     """Return the step of a run with the layers of its group's network, and the run's
     initialisation."""
-    network = built.parts.network
-    shared = compiled.parts
+    network = built.step_config.network
+    shared = compiled.step_config
     fields = [name for name in ("policy", "layout") if hasattr(network, name)]
     network = network.clone(**{name: getattr(shared.network, name) for name in fields})
-    parts = replace(built.parts, network=network, lowerings=shared.lowerings)
-    return replace(built, parts=parts, single_steps=compiled.single_steps)
+    step_config = replace(built.step_config, network=network, lowerings=shared.lowerings)
+    return replace(built, step_config=step_config, single_steps=compiled.single_steps)

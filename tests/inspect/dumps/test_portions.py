@@ -43,7 +43,7 @@ def test_loss_statistics_and_gradients_are_those_of_the_step(
 ) -> None:
     opened = open_recipe(tiny(*SMALL, *SPLITS[name]))
     found, batch = captured(opened).merge_passes(), opened.batch(0)
-    step = opened.built.step_on(opened.built.parts.shards)
+    step = opened.built.step_on(opened.built.step_config.shards)
     state = opened.fresh_state()
     after, record = jax.jit(step.step)(state, jax.tree.map(jnp.asarray, batch), jnp.ones(9))
     narrow = name == "float16"
@@ -123,6 +123,6 @@ def test_draws_are_equal_in_any_precision(tiny: Callable[..., Recipe]) -> None:
 
 def test_a_network_that_is_no_list_of_layers_is_refused(tiny: Callable[..., Recipe]) -> None:
     opened = open_recipe(tiny(*SMALL))
-    config = vars(opened.built.parts) | {"network": object()}
+    config = vars(opened.built.step_config) | {"network": object()}
     with pytest.raises(ValueError, match="no list of layers"):
-        LayerPrograms(type(opened.built.parts)(**config), jax.devices("cpu")[0])
+        LayerPrograms(type(opened.built.step_config)(**config), jax.devices("cpu")[0])

@@ -94,7 +94,7 @@ def choice(engine: Engine, cache: Path) -> dict[str, str]:
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
     batch, eval_batch = recipe.train.batch_size, dataset.eval_order.batch_size
-    problems = list_problems(built.parts, built.state, batch, eval_batch)
+    problems = list_problems(built.step_config, built.state, batch, eval_batch)
     return {str(problem): _way(problem, engine, batch) for problem in problems}
 
 
