@@ -85,11 +85,7 @@ def walk(
     A value is dropped after the last equation that reads it.
     """
     body = jaxpr.jaxpr
-    values: dict[Var, T] = {
-        var: read_constant(var, constant)
-        for var, constant in zip(body.constvars, jaxpr.consts, strict=True)
-    }
-    values |= dict(zip(body.invars, operands, strict=True))
+    values = bind_variables(jaxpr, operands, read_constant)
 
     def read(atom: Any) -> T:
         return read_constant(atom, atom.val) if isinstance(atom, Literal) else values[atom]
@@ -100,6 +96,18 @@ def walk(
         for var in last_read:
             del values[var]
     return [read(atom) for atom in body.outvars]
+
+
+def bind_variables(
+    jaxpr: ClosedJaxpr, operands: Sequence[T], read_constant: ReadConstant[T]
+) -> dict[Var, T]:
+    """Return the values of a jaxpr's constants and inputs by variable."""
+    body = jaxpr.jaxpr
+    values = {
+        var: read_constant(var, constant)
+        for var, constant in zip(body.constvars, jaxpr.consts, strict=True)
+    }
+    return values | dict(zip(body.invars, operands, strict=True))
 
 
 def _last_reads(jaxpr: Jaxpr) -> list[list[Var]]:
