@@ -14,7 +14,7 @@ from pipeline.core.errors import DataError, RecipeError, UsageError
 from tests.command_line import compare as main
 from tests.command_line import dump
 from tests.conftest import compose_tiny
-from tests.inspect.dumps.test_run_dumps import MLP
+from tests.inspect.dumps.test_dump_step import MLP
 
 OTHER = "model.layers=[flatten,relu,{name: dense, features: '$classes'}]"
 NORMALISED = (
