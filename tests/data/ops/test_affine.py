@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 from pydantic import ValidationError
+from scipy import stats
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.ops.affine import MAPS, RandomAffine, rotation
+from pipeline.data.ops.affine import MAPS, RandomAffine, RandomRotation, rotation
+from tests.data.ops.op_calls import BYTES, GREY, on_host
 
 HEIGHT, WIDTH = 11, 14
 PIXELS = np.random.default_rng(2).integers(1, 256, (6, HEIGHT, WIDTH, 3), np.uint8)
@@ -108,3 +110,25 @@ def test_what_can_not_be_turned_back_is_refused(fields: dict[str, Any], message:
 def test_floats_are_refused() -> None:
     with pytest.raises(ValueError, match="takes uint8 images, not float32; list it before rescale"):
         RandomAffine().output(ColumnSpec((4, 4, 3), "float32"))
+
+
+def test_rotation_refuses_another_number_of_channels():
+    with pytest.raises(ValueError, match="fill has 3 values for images of 1 channels"):
+        RandomRotation(degrees=5.0, fill=(1, 2, 3)).output(GREY)
+
+
+def test_rotation_by_a_quarter_is_counter_clockwise():
+    square = BYTES[:2, :7, :7]
+    result = on_host(RandomRotation(degrees=(90.0, 90.0)), square)
+    np.testing.assert_array_equal(result, np.rot90(square, axes=(1, 2)))
+
+
+@pytest.mark.slow
+def test_rotation_draws_evenly_from_its_range():
+    marked = np.zeros((1, 41, 41, 1), np.uint8)
+    marked[0, 20, 40] = 255  # Right of the centre, 20 pixels away.
+    op = RandomRotation(degrees=(10.0, 50.0), interpolation="linear")
+    rotated = on_host(op, marked.repeat(4000, axis=0))[..., 0].astype(float)
+    row, column = ((rotated * place).sum(axis=(1, 2)) for place in np.mgrid[:41, :41] - 20)
+    angles = np.degrees(np.arctan2(-row, column))
+    assert stats.kstest(angles, stats.uniform(10, 40).cdf).pvalue > 1e-3
