@@ -25,7 +25,7 @@ from pipeline.training.telemetry import Telemetry
 from tests import outcome
 from tests.command_line import autopsy
 from tests.conftest import compose_tiny
-from tests.engine.test_bad_steps import VICTIM, poisoned_data
+from tests.engine.test_bad_step_policies import VICTIM, poisoned_data
 from tests.step_rows import telemetry_of
 from tests.whole_run import run
 
