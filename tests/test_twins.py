@@ -155,7 +155,6 @@ COVERED = {
         "core/host/test_limited_process.py",
         "the other end of the pipe",
     ),
-    "pipeline.core.registry": ("data/test_dataset_spec.py", "parts by kind and name"),
     # Data.
     "pipeline.data.batch": ("training/test_step.py", "types"),
     "pipeline.data.dataset": ("stages/test_data.py", "datasets of recipes"),
@@ -166,7 +165,6 @@ COVERED = {
     "pipeline.data.records.*": ("data/sources/test_records.py", "records written and read"),
     "pipeline.data.records.example_images": ("data/sources/test_tfrecord.py", "images of examples"),
     "pipeline.data.records.tf_example": ("data/sources/test_tfrecord.py", "examples of TensorFlow"),
-    "pipeline.data.records.tfrecord_file": ("data/sources/test_tfrecord.py", "files of TensorFlow"),
     "pipeline.data.sources.image_columns": (
         "data/sources/test_image_folder.py",
         "columns of folders",

@@ -11,12 +11,12 @@ from pipeline.config.files import SECTIONS, description, find_groups, find_recip
 
 def test_a_recipe_of_the_working_folder_is_before_a_shipped_one(tmp_path: Path) -> None:
     shipped = find_recipes(tmp_path)
-    own = tmp_path / "recipes" / "lenet5_digits.yaml"
-    own.parent.mkdir()
-    own.write_text("")
-    (own.parent / "notes.txt").write_text("")
+    custom = tmp_path / "recipes" / "lenet5_digits.yaml"
+    custom.parent.mkdir()
+    custom.write_text("")
+    (custom.parent / "notes.txt").write_text("")
     there = find_recipes(tmp_path)
-    assert there["lenet5_digits"] == own
+    assert there["lenet5_digits"] == custom
     assert set(there) == set(shipped)
 
 

@@ -25,9 +25,9 @@ def test_files_are_those_that_match_in_order(tmp_path: Path) -> None:
     names = ("b.txt", "a.txt", "deep/c.txt", "d.csv")
     for name in names:
         write(tmp_path / name, name)
-    found = list_text_files(tmp_path, "**/*.txt")
-    assert [str(file.relative_to(tmp_path)) for file in found] == ["a.txt", "b.txt", "deep/c.txt"]
-    assert read_files(found) == [b"a.txt", b"b.txt", b"deep/c.txt"]
+    files = list_text_files(tmp_path, "**/*.txt")
+    assert [str(file.relative_to(tmp_path)) for file in files] == ["a.txt", "b.txt", "deep/c.txt"]
+    assert read_files(files) == [b"a.txt", b"b.txt", b"deep/c.txt"]
     assert list_text_files(tmp_path / "d.csv", "*.txt") == [tmp_path / "d.csv"]
 
 

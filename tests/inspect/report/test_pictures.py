@@ -45,7 +45,7 @@ def test_a_large_image_is_made_smaller() -> None:
 def test_a_sheet_grows_by_rows() -> None:
     images = [picture(np.full((8, 8, 3), 200, np.uint8))] * 7
     captions = [("predicted", "a label that is longer than a line")] * 7
-    one = sheet(images[:6], captions[:6])
-    two = sheet(images, captions)
-    assert one.width == two.width
-    assert two.height > 1.8 * one.height
+    short = sheet(images[:6], captions[:6])
+    tall = sheet(images, captions)
+    assert short.width == tall.width
+    assert tall.height > 1.8 * short.height

@@ -45,11 +45,11 @@ def test_default_shards_are_equal_parts_of_a_batch_on_up_to_8_devices(
 
 
 def test_exact_shards_are_the_same_on_any_number_of_devices() -> None:
-    one, two = (shards_of(parallel(devices=2), 64, devices) for devices in (1, 2))
-    assert one is not None
-    assert two is not None
-    assert (one.count, one.axis, one.add) == (8, None, "tree")
-    assert (two.count, two.axis, two.per_device) == (8, "data", 4)
+    alone, paired = (shards_of(parallel(devices=2), 64, devices) for devices in (1, 2))
+    assert alone is not None
+    assert paired is not None
+    assert (alone.count, alone.axis, alone.add) == (8, None, "tree")
+    assert (paired.count, paired.axis, paired.per_device) == (8, "data", 4)
 
 
 def test_gradients_that_are_added_have_a_factor() -> None:

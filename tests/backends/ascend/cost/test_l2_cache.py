@@ -26,8 +26,8 @@ def test_bytes_are_read_from_the_l2_or_from_memory(graph: TaskGraph, l2_bytes: i
 @given(graph=graphs(), l2_bytes=st.integers(1, 20_000))
 def test_a_larger_cache_never_has_fewer_hits(graph: TaskGraph, l2_bytes: int) -> None:
     small, large = (measure_traffic(graph, size, 0.5, 1.5) for size in (l2_bytes, 2 * l2_bytes))
-    for one, other in zip(small, large, strict=True):
-        assert other.l2_bytes >= one.l2_bytes - 1e-9
+    for before, after in zip(small, large, strict=True):
+        assert after.l2_bytes >= before.l2_bytes - 1e-9
 
 
 def test_what_was_just_written_is_read_from_the_l2_alone() -> None:
