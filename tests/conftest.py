@@ -61,7 +61,7 @@ STEPS = "train.steps=45"
 LONGEST = (
     "stages/launch/test_local.py",
     "core/plugins/test_runs.py",
-    "test_sweep.py",
+    "study/sweep/test_sweep.py",
     "test_versions.py",
     "stages/export/onnx/test_onnx_export.py",
     "models/imported/test_imported_runs.py",
@@ -73,9 +73,9 @@ LONGEST = (
     "study/sweep/test_study.py",
     "stages/test_text_runs.py",
     "models/test_trainable.py",
-    "test_cli.py",
+    "cli/test_cli.py",
     "backends/test_xla.py",
-    "test_tables.py",
+    "data/tables/test_tables.py",
 )
 """Files that take a minute or so, which are begun first: two processes then end together."""
 

@@ -226,6 +226,7 @@ def test_a_disk_that_is_full_for_tensorboard_alone_ends_no_run(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full")
 def test_a_console_that_is_gone_ends_no_run(cache: Path, tmp_path: Path) -> None:
     """As /dev/full is one, or the pipe to a program that has ended."""
     arguments = [*TINY, "stages=[data]", "hydra.run.dir=run"]

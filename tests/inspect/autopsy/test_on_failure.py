@@ -25,7 +25,7 @@ from pipeline.training.telemetry import Telemetry
 from tests import outcome
 from tests.command_line import autopsy
 from tests.conftest import compose_tiny
-from tests.engine.test_non_finite_steps import VICTIM, poisoned_data
+from tests.engine.test_non_finite_step_policies import VICTIM, poisoned_data
 from tests.step_rows import telemetry_of
 from tests.whole_run import run
 
@@ -211,10 +211,11 @@ def test_after_a_fault_of_the_machine_the_run_can_be_resumed(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = Autopsy(3, 0.5, 2.0, None, "a fault of memory", is_fault_of_machine=True)
-    monkeypatch.setattr(on_failure, "_examine", lambda *_: fault)
+    monkeypatch.setattr(on_failure, "repeat_step", lambda *_: fault)
     with poisoned_data(), pytest.raises(RunError, match="Invalid loss"):
         run(tiny("train.steps=30"), tmp_path)
     assert f"resume     train.resume={tmp_path}" in (tmp_path / "run.log").read_text()
+    assert json.loads((tmp_path / "autopsy.json").read_text()) == fault.to_dict()
 
 
 def test_an_autopsy_that_fails_does_not_hide_the_step(

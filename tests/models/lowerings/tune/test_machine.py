@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,18 @@ from tests.models.lowerings.tune.made_up import BOTH, XLA
 
 CPU = jax.devices("cpu")[0]
 GPU: Any = SimpleNamespace(platform="gpu", device_kind="made up")
+
+
+def set_cpu_flags(monkeypatch: pytest.MonkeyPatch, flags: Iterable[str]) -> None:
+    """Have the system describe a processor with other instruction sets."""
+    read_text = Path.read_text
+
+    def read(path: Path, *args: Any, **options: Any) -> str:
+        if path == Path("/proc/cpuinfo"):
+            return f"processor : 0\nflags : {' '.join(flags)}\n\n"
+        return read_text(path, *args, **options)
+
+    monkeypatch.setattr(Path, "read_text", read)
 
 
 class Probe:
@@ -49,7 +62,8 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> Probe:
     made_up = Probe(0)
     monkeypatch.delenv(ONEDNN_LIMIT, raising=False)
     monkeypatch.setattr(machine.subprocess, "run", made_up)
-    monkeypatch.setattr(machine, "_may_have_onednn", lambda: True)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(machine.sys, "platform", "linux")
     return made_up
 
 
@@ -105,7 +119,10 @@ def test_another_processor_is_asked_for_itself(
 ) -> None:
     """As when a home directory is shared by machines."""
     find_engines(CPU, "float32", tmp_path)
-    monkeypatch.setattr(machine, "_cpu_flags", lambda: frozenset(("of another kind",)))
+    set_cpu_flags(monkeypatch, {"of_another_kind", "avx2"})
+    before = describe_device(CPU)
+    set_cpu_flags(monkeypatch, {"avx512f"})
+    assert describe_device(CPU) != before
     find_engines(CPU, "float32", tmp_path)
     assert len(probe.begun) == 2
 
@@ -160,7 +177,7 @@ def test_where_there_is_no_onednn_nobody_asks(
 def test_timings_hold_for_an_instruction_set_and_a_number_of_cores(
     flags: set[str], level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "_cpu_flags", lambda: frozenset(flags))
+    set_cpu_flags(monkeypatch, flags)
     monkeypatch.setattr(platform, "machine", lambda: "made_up64")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     assert describe_device(CPU) == f"cpu {level} x3"

@@ -1,0 +1,66 @@
+"""The bank of AutoTune: its entries, and the folder that it stands in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pipeline.backends.ascend import price
+from pipeline.backends.ascend.chip.options import OptionError
+from pipeline.backends.ascend.tune import autotune
+from pipeline.backends.ascend.tune.autotune import custom_bank
+from pipeline.core.files.knowledge_bank import read_bank
+from tests.backends.ascend.dense_step import ALIGNED, WEIGHTS, step
+
+
+def test_with_tuning_off_a_bank_gets_defaults_and_gives_what_it_has(tmp_path: Path) -> None:
+    bank = tmp_path / "bank.json"
+    plain = price(step, WEIGHTS, ALIGNED)
+    stored = price(step, WEIGHTS, ALIGNED, tune_bank=bank)
+    assert stored.tuning is not None
+    assert stored.step_ms == plain.step_ms
+    assert {task.status for task in stored.tuning.tasks} == {"bank_append"}
+    assert read_bank(bank, dict)
+    tuned = price(step, WEIGHTS, ALIGNED, tune_bank=bank, auto_tune="exhaustive", repeat_tune=True)
+    again = price(step, WEIGHTS, ALIGNED, tune_bank=bank)
+    assert again.tuning is not None
+    assert {task.status for task in again.tuning.tasks} == {"bank_hit"}
+    assert again.step_ms == tuned.step_ms <= plain.step_ms
+
+
+def test_both_searches_together_are_no_worse_than_either() -> None:
+    both = price(step, WEIGHTS, ALIGNED, auto_tune="RL,GA").tuning  # type: ignore[arg-type]
+    alone = [price(step, WEIGHTS, ALIGNED, auto_tune=mode).tuning for mode in ("rl", "ga")]
+    assert both is not None
+    assert both.mode == "rl,ga"
+    assert all(one is not None and both.after_us <= one.after_us + 1e-9 for one in alone[:1])
+
+
+def test_the_environment_names_the_folder_of_the_bank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNE_BANK_PATH", str(tmp_path))
+    tmp_path.chmod(0o700)
+    assert custom_bank(None) == str(tmp_path / "custom_bank.json")
+    assert custom_bank(tmp_path / "own.json") == str(tmp_path / "own.json")
+    price(step, WEIGHTS, ALIGNED)
+    assert (tmp_path / "custom_bank.json").is_file()
+
+
+def test_a_bank_in_a_folder_of_others_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNE_BANK_PATH", str(tmp_path / "missing"))
+    with pytest.raises(OptionError, match=r"TUNE_BANK_PATH = .*missing: must be a folder that"):
+        price(step, WEIGHTS, ALIGNED)
+    monkeypatch.setenv("TUNE_BANK_PATH", str(tmp_path))
+    tmp_path.chmod(0o777)
+    with pytest.raises(OptionError, match="everybody can write it; make it your own alone"):
+        price(step, WEIGHTS, ALIGNED)
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(autotune, "find_foreign_owner", lambda found: "user ann")
+    with pytest.raises(OptionError, match="must be a folder of your own, not of user ann"):
+        price(step, WEIGHTS, ALIGNED)
+    assert os.listdir(tmp_path) == []

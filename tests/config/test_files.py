@@ -1,0 +1,42 @@
+"""Groups and recipes by name, and the first words of their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.files import SECTIONS, description, find_groups, find_recipes
+
+
+def test_a_recipe_of_the_working_folder_is_before_a_shipped_one(tmp_path: Path) -> None:
+    shipped = find_recipes(tmp_path)
+    custom = tmp_path / "recipes" / "lenet5_digits.yaml"
+    custom.parent.mkdir()
+    custom.write_text("")
+    (custom.parent / "notes.txt").write_text("")
+    there = find_recipes(tmp_path)
+    assert there["lenet5_digits"] == custom
+    assert set(there) == set(shipped)
+
+
+def test_every_group_of_a_section_has_files_with_a_description() -> None:
+    groups = find_groups()
+    assert set(SECTIONS) <= set(groups)
+    assert all(description(file) for files in groups.values() for file in files.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("# A small network.\nname: mlp\n", "A small network."),
+        ("# @package model\n#\n# yaml-language-server: x\n# Words\n", "Words"),
+        ("name: mlp\n# too late\n", ""),
+        ("", ""),
+    ],
+)
+def test_directives_are_no_description(tmp_path: Path, text: str, line: str) -> None:
+    file = tmp_path / "part.yaml"
+    file.write_text(text)
+    assert description(file) == line
+    assert description(tmp_path / "missing.yaml") == ""

@@ -1,0 +1,70 @@
+"""References between keys: nothing else in a file, no circles, and bounded sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.config.references import (
+    MAX_CHAIN,
+    refused_references,
+    require_bounded,
+    texts_in,
+)
+
+
+def test_texts_are_listed_with_their_paths() -> None:
+    tree = {"a": "x", "b": [1, {"c": "y"}], "d": None}
+    assert dict(texts_in(tree)) == {("a",): "x", ("b", 1, "c"): "y"}
+
+
+@pytest.mark.parametrize(
+    "text", ["${oc.env:HOME}", "${a}${oc.create:{}}", "${${a}}", "${a", "${.a}"]
+)
+def test_a_resolver_is_refused(text: str) -> None:
+    (problem,) = refused_references({"train": {"steps": text}})
+    assert problem.startswith("train.steps = ")
+    assert "resolvers such as oc.env are for the command line" in problem
+
+
+@pytest.mark.parametrize("text", ["${train.batch_size}", "a${b}-${c[0].d}", "no reference", "$a"])
+def test_a_reference_to_a_key_is_allowed(text: str) -> None:
+    assert list(refused_references({"a": [text]})) == []
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"a": "${b}", "b": "${a}"},
+        {"a": "${a}"},
+        {"a": {"b": "${a}"}},
+        {"a": "${b.c}", "b": "${a}"},
+    ],
+)
+def test_a_circle_is_refused(tree: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"references go in a circle|levels deep|references lead"):
+        require_bounded(tree)
+
+
+def test_references_that_multiply_are_refused() -> None:
+    tree: dict[str, Any] = {"a0": ["x"] * 10}
+    for level in range(1, 8):
+        tree[f"a{level}"] = [f"${{a{level - 1}}}"] * 10
+    with pytest.raises(ValueError, match="references make more than 100,000 values of it"):
+        require_bounded(tree)
+
+
+@pytest.mark.parametrize("length", [MAX_CHAIN - 1, MAX_CHAIN + 1])
+def test_a_chain_has_a_longest_length(length: int) -> None:
+    tree: dict[str, Any] = {f"a{number}": f"${{a{number + 1}}}" for number in range(length)}
+    tree[f"a{length}"] = 1
+    if length < MAX_CHAIN:
+        require_bounded(tree)
+        return
+    with pytest.raises(ValueError, match="more than 24 references lead from one to the next"):
+        require_bounded(tree)
+
+
+def test_a_missing_key_is_not_its_business() -> None:
+    require_bounded({"a": "${b.c}", "b": 1})

@@ -1,0 +1,33 @@
+"""Why there is no GPU, and shares of one; the driver is that of the machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.core.host import cuda
+from pipeline.core.host.cuda import INSTALL, MEMORY_SHARE, PLATFORMS, share_memory, why_no_gpu
+
+
+def test_processes_share_the_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(MEMORY_SHARE, raising=False)
+    assert share_memory(1) == {}
+    assert share_memory(3) == {MEMORY_SHARE: "0.250"}
+    monkeypatch.setenv(MEMORY_SHARE, "0.9")
+    assert share_memory(3) == {}
+
+
+def test_the_reason_is_the_first_that_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "plugin", lambda: None)
+    assert why_no_gpu("CUDA failed") == INSTALL
+    monkeypatch.setattr(cuda, "plugin", lambda: "jax-cuda13-pjrt 0.10.0")
+    monkeypatch.setenv(PLATFORMS, "cpu")
+    assert why_no_gpu().startswith("JAX_PLATFORMS = cpu leaves GPUs out; unset it")
+    monkeypatch.setenv(PLATFORMS, "cuda,cpu")
+    monkeypatch.setattr(cuda, "DRIVER", "libmissing.so.1")
+    assert why_no_gpu() == (
+        "this machine has no NVIDIA driver (libmissing.so.1 can't be loaded); "
+        "jax-cuda13-pjrt 0.10.0 is installed"
+    )
+    monkeypatch.setattr(cuda, "driver_problem", lambda: None)
+    assert why_no_gpu("CUDA failed") == "CUDA failed; jax-cuda13-pjrt 0.10.0 is installed"
+    assert why_no_gpu().startswith("JAX gives no reason; ")

@@ -1,0 +1,132 @@
+"""Resizes and resized crops against plain loops and hand-worked numbers (D-05)."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.ops.resize import RandomResizedCrop, Resize
+from tests.data.ops.op_calls import BYTES, FLOATS, images, on_host, spec_of, uniforms_for
+
+
+def bilinear(image, size):
+    """Bilinear interpolation as its definition has it: a hat function over every source pixel."""
+    height, width, _ = image.shape
+    result = np.zeros((*size, image.shape[2]))
+    for y in range(size[0]):
+        for x in range(size[1]):
+            row = min(max((y + 0.5) * height / size[0] - 0.5, 0), height - 1)
+            column = min(max((x + 0.5) * width / size[1] - 0.5, 0), width - 1)
+            for i in range(height):
+                for j in range(width):
+                    weight = max(0, 1 - abs(row - i)) * max(0, 1 - abs(column - j))
+                    result[y, x] += weight * image[i, j]
+    return result
+
+
+SIZES = [(3, 4), (14, 18), (5, 20), (1, 1), (7, 2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", SIZES)
+def test_linear_resize_of_floats_is_bilinear(size):
+    expected = [bilinear(image.astype(np.float64), size) for image in FLOATS[:2]]
+    np.testing.assert_allclose(on_host(Resize(size=size), FLOATS[:2]), expected, atol=2e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", SIZES)
+def test_linear_resize_of_bytes_is_bilinear_to_within_a_level(size):
+    expected = np.array([bilinear(image, size) for image in BYTES[:2]])
+    error = on_host(Resize(size=size), BYTES[:2]) - expected
+    # Half a level of rounding, half from cutting products off at quarters, and weights of 11 bits.
+    assert abs(error).max() < 1.125
+    assert abs(error).mean() < 0.35
+
+
+def test_linear_resize_has_half_pixel_centres_and_clamps_the_edges():
+    row = np.array([0, 100], np.uint8).reshape(1, 1, 2, 1)
+    assert on_host(Resize(size=(1, 4)), row).ravel().tolist() == [0, 25, 75, 100]
+    assert on_host(Resize(size=(1, 1)), row).ravel().tolist() == [50]
+
+
+def test_nearest_resize_takes_the_pixel_at_the_floor():
+    row = np.array([10, 20, 30, 40, 50], np.uint8).reshape(1, 1, 5, 1)
+    wide, narrow = (Resize(size=(1, n), interpolation="nearest") for n in (10, 2))
+    assert on_host(wide, row).ravel().tolist() == [10, 10, 20, 20, 30, 30, 40, 40, 50, 50]
+    assert on_host(narrow, row).ravel().tolist() == [10, 30]
+
+
+@pytest.mark.slow
+@given(values=images, interpolation=st.sampled_from(["linear", "nearest"]))
+def test_resize_to_the_same_size_changes_nothing(values, interpolation):
+    op = Resize(size=values.shape[1:3], interpolation=interpolation)
+    np.testing.assert_array_equal(on_host(op, values), values)
+    floats = values.astype(np.float32) / 7
+    np.testing.assert_array_equal(on_host(op, floats), floats)
+
+
+@pytest.mark.slow
+@given(level=st.integers(0, 255), height=st.integers(1, 300), width=st.integers(1, 300))
+def test_resize_keeps_an_even_image_even(level, height, width):
+    values = np.full((1, 3, 5, 1), level, np.uint8)
+    assert (on_host(Resize(size=(height, width)), values) == level).all()
+
+
+def test_resize_keeps_half_precision():
+    assert on_host(Resize(size=(4, 4)), FLOATS.astype(np.float16)).dtype == np.float16
+
+
+@pytest.mark.parametrize(
+    ("size", "image", "expected"),
+    [(4, (7, 9), (4, 5)), (4, (9, 7), (5, 4)), (20, (5, 5), (20, 20)), (3, (100, 7), (42, 3))],
+)
+def test_resize_to_one_number_keeps_the_aspect(size, image, expected):
+    assert Resize(size=size).output(ColumnSpec((*image, 3), "uint8")).shape == (*expected, 3)
+
+
+def test_pillows_kernels_take_bytes_alone():
+    with pytest.raises(ValueError, match="antialias takes uint8 images, not float32; resize befor"):
+        Resize(size=(4, 4), interpolation="antialias").output(spec_of(FLOATS))
+
+
+def test_area_refuses_sums_that_leave_int32():
+    with pytest.raises(ValueError, match="average over images as large as 3000x3000; crop first"):
+        Resize(size=4, interpolation="area").output(ColumnSpec((3000, 3000, 3), "uint8"))
+
+
+def test_resize_refuses_integers_other_than_bytes():
+    with pytest.raises(ValueError, match="takes uint8, float16 or float32 images, not int32"):
+        Resize(size=(4, 4)).output(ColumnSpec((7, 9, 3), "int32"))
+
+
+def test_a_crop_that_never_fits_is_the_largest_central_one():
+    op = RandomResizedCrop(size=(4, 4), scale=(1.0, 1.0), ratio=(3.0, 3.0), max_attempts=3)
+    box = op.box(np, uniforms_for(op), 7, 9)
+    assert [part[0] for part in (box.top, box.left, box.height, box.width)] == [2, 0, 3, 9]
+
+
+@pytest.mark.slow
+@given(uniforms=arrays(np.float32, (4, 22), elements=st.floats(0, 1, exclude_max=True, width=32)))
+def test_a_resized_crop_lies_within_the_image(uniforms):
+    box = RandomResizedCrop(size=(4, 4), scale=(0.01, 1.0), ratio=(0.1, 10.0)).box(
+        np, uniforms, 7, 9
+    )
+    for first, length, side in ((box.top, box.height, 7), (box.left, box.width, 9)):
+        assert ((first >= 0) & (length >= 1) & (first + length <= side)).all()
+
+
+@pytest.mark.parametrize("interpolation", ["linear", "nearest", "cubic"])
+def test_a_resized_crop_is_a_crop_that_is_resized(interpolation):
+    op = RandomResizedCrop(size=(8, 5), interpolation=interpolation)
+    uniforms = uniforms_for(op)
+    box = op.box(np, uniforms, 7, 9)
+    resize = Resize(size=(8, 5), interpolation=interpolation)
+    for n, got in enumerate(on_host(op, BYTES, uniforms)):
+        top, left, height, width = (
+            int(part[n]) for part in (box.top, box.left, box.height, box.width)
+        )
+        crop = BYTES[n : n + 1, top : top + height, left : left + width]
+        np.testing.assert_array_equal(got, on_host(resize, crop)[0])

@@ -1,0 +1,83 @@
+"""Records of TensorFlow's files: read in order and again, cut short, changed."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.data.records.tfrecord_file import (
+    MAX_RECORD_BYTES,
+    RecordSpans,
+    masked_checksum,
+    scan,
+)
+
+pytest.importorskip("google_crc32c")
+
+CONTENTS = [b"", b"abc", bytes(range(256)) * 40]
+
+
+def record(content: bytes) -> bytes:
+    """A record as TensorFlow documents it: length, its checksum, the bytes, their checksum."""
+    length = struct.pack("<Q", len(content))
+    checksums = (struct.pack("<I", masked_checksum(part)) for part in (length, content))
+    return length + next(checksums) + content + next(checksums)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(b"".join(map(record, CONTENTS)))
+    return path
+
+
+def test_checksums_are_those_of_the_definition() -> None:
+    crc = 0xE3069283  # CRC-32C of "123456789", the check value of its catalogue
+    masked = ((crc >> 15) | (crc << 17)) + 0xA282EAD8
+    assert masked_checksum(b"123456789") == masked % 2**32
+
+
+def test_records_are_read_in_order_and_again_by_number(file: Path) -> None:
+    read = list(scan(file))
+    assert [content for _, content in read] == CONTENTS
+    starts = np.array([start for start, _ in read])
+    spans = RecordSpans(file, starts, np.array([len(content) for content in CONTENTS]))
+    assert [spans.read(number) for number in reversed(range(len(spans)))] == CONTENTS[::-1]
+
+
+@pytest.mark.parametrize("size", [4, 10, 15, 20])
+def test_a_file_that_is_cut_off_is_refused(file: Path, size: int) -> None:
+    file.write_bytes(file.read_bytes()[:size])
+    with pytest.raises(ValueError, match=r"record [01] is cut short"):
+        list(scan(file))
+
+
+def test_a_bit_that_changed_is_seen(file: Path) -> None:
+    whole = file.read_bytes()
+    for position in range(40):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"record \d( is damaged|: its length has another)"):
+            list(scan(file))
+
+
+def test_a_record_that_changed_after_the_scan_is_refused(file: Path) -> None:
+    starts = np.array([start for start, _ in scan(file)])
+    spans = RecordSpans(file, starts, np.array([len(content) for content in CONTENTS]))
+    file.write_bytes(file.read_bytes().replace(b"abc", b"abd"))
+    with pytest.raises(ValueError, match="record 1 is damaged: its 3 bytes have another checksum"):
+        spans.read(1)
+
+
+def test_what_is_compressed_or_too_long_is_refused(file: Path) -> None:
+    file.write_bytes(b"\x1f\x8b" + bytes(20))
+    with pytest.raises(ValueError, match="is compressed; decompress it with gzip -d"):
+        list(scan(file))
+    length = struct.pack("<Q", MAX_RECORD_BYTES + 1)
+    file.write_bytes(length + struct.pack("<I", masked_checksum(length)))
+    with pytest.raises(ValueError, match="record 0 has 67,108,865 bytes; at most 67,108,864"):
+        list(scan(file))

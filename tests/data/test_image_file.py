@@ -1,0 +1,90 @@
+"""Image files: upright pixels, masks with a palette, and files that are cut off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import ExifTags, Image
+
+from pipeline.data.image_file import (
+    FORMATS,
+    IGNORED_COLOUR,
+    UNREADABLE_IMAGE,
+    class_colours,
+    mask_image,
+    mask_picture,
+    open_image,
+    read_pixels,
+    require_eight_bits,
+    require_whole,
+    upright_size,
+)
+
+PIXELS = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3) * 10
+UPRIGHT = {
+    1: PIXELS,
+    2: PIXELS[:, ::-1],
+    3: PIXELS[::-1, ::-1],
+    4: PIXELS[::-1],
+    5: PIXELS.transpose(1, 0, 2),
+    6: np.rot90(PIXELS, -1),
+    7: PIXELS[::-1, ::-1].transpose(1, 0, 2),
+    8: np.rot90(PIXELS),
+}
+"""The image as EXIF 2.32 defines each orientation."""
+
+
+@pytest.mark.parametrize("orientation", UPRIGHT)
+def test_images_are_turned_by_their_orientation(tmp_path: Path, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    Image.fromarray(PIXELS).save(tmp_path / "image.png", exif=exif)
+    with open_image(tmp_path / "image.png", FORMATS) as image:
+        height, width = upright_size(image)
+        np.testing.assert_array_equal(read_pixels(image, height, width), UPRIGHT[orientation])
+
+
+def test_pixels_of_more_than_8_bits_are_refused() -> None:
+    require_eight_bits(Image.new("L", (2, 2)))
+    with pytest.raises(ValueError, match="its pixels are F, not 8 bits per channel"):
+        require_eight_bits(Image.new("F", (2, 2)))
+
+
+def test_an_image_of_too_many_pixels_is_not_opened(tmp_path: Path) -> None:
+    Image.new("1", (2**13 + 1, 2**13)).save(tmp_path / "wide.png")
+    with (
+        pytest.raises(ValueError, match="it has 8,193 x 8,192 pixels; at most 67,108,864"),
+        open_image(tmp_path / "wide.png", FORMATS),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "bmp", "gif", "webp"])
+def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"image.{suffix}"
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    Image.fromarray(noise).save(path)
+    checked: list[object] = []
+    require_whole(path, FORMATS, checked.append)
+    assert len(checked) == 1
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(UNREADABLE_IMAGE):
+        require_whole(path, FORMATS, checked.append)
+
+
+def test_classes_have_colours_of_their_own() -> None:
+    colours = class_colours(40)
+    assert colours[0].tolist() == [0, 0, 0]
+    assert len({tuple(colour) for colour in colours.tolist()}) == 40
+
+
+def test_a_mask_is_drawn_and_stored_by_class() -> None:
+    mask = np.array([[0, 1, 2], [255, 1, 0]])
+    picture = mask_picture(mask, 3)
+    np.testing.assert_array_equal(picture[0], class_colours(3))
+    assert tuple(picture[1, 0]) == IGNORED_COLOUR
+    image = mask_image(mask, 3, (6, 4))
+    assert image.size == (6, 4)
+    np.testing.assert_array_equal(np.asarray(image), mask.repeat(2, axis=0).repeat(2, axis=1))

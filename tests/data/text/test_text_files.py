@@ -1,0 +1,74 @@
+"""Text files of a folder, lines and rows, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.errors import DataError
+from pipeline.data.text.text_files import (
+    list_text_files,
+    read_files,
+    read_lines_of_text,
+    read_rows,
+)
+
+
+def write(path: Path, text: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_files_are_those_that_match_in_order(tmp_path: Path) -> None:
+    names = ("b.txt", "a.txt", "deep/c.txt", "d.csv")
+    for name in names:
+        write(tmp_path / name, name)
+    files = list_text_files(tmp_path, "**/*.txt")
+    assert [str(file.relative_to(tmp_path)) for file in files] == ["a.txt", "b.txt", "deep/c.txt"]
+    assert read_files(files) == [b"a.txt", b"b.txt", b"deep/c.txt"]
+    assert list_text_files(tmp_path / "d.csv", "*.txt") == [tmp_path / "d.csv"]
+
+
+def test_a_folder_without_texts_and_a_link_out_of_it_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    with pytest.raises(DataError, match="texts: there is no such file or folder"):
+        list_text_files(folder, "*.txt")
+    folder.mkdir()
+    with pytest.raises(DataError, match=r"holds no file that matches dataset\.pattern = '?\*\.txt"):
+        list_text_files(folder, "*.txt")
+    (folder / "a.txt").symlink_to(write(tmp_path / "secret", "x"))
+    with pytest.raises(DataError, match=r"a\.txt: leads out of"):
+        list_text_files(folder, "*.txt")
+
+
+def test_lines_that_are_empty_are_left_out(tmp_path: Path) -> None:
+    assert read_lines_of_text(write(tmp_path / "a.txt", " one \n\n\ttwo\r\n")) == ["one", "two"]
+    with pytest.raises(DataError, match="holds no text; must have one on each line"):
+        read_lines_of_text(write(tmp_path / "b.txt", " \n\n"))
+
+
+def test_rows_have_both_columns(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.csv", '\ufefflabel,id,text\nyes,1,"a, b"\nno,2,"c\nd"\n')
+    assert read_rows(file, ("text", "label")) == [("a, b", "yes"), ("c\nd", "no")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"has no column '?text'?, '?label'?; it has nothing"),
+        ("text,name\na,b\n", "has no column '?label'?; it has"),
+        ("text,label\n", "has no rows"),
+        ("text,label\na\n", "line 2 has other than 2 fields"),
+        ("text,label\na,b,c\n", "line 2 has other than 2 fields"),
+        ('text,label\n"a,b\n', "unexpected end of data"),
+        ("text,label\na\0,b\n", "is no CSV: it holds zero bytes"),
+        (b"text,label\n\xff,b\n", r"a\.csv: "),
+    ],
+)
+def test_a_file_that_has_no_such_rows_is_refused(
+    tmp_path: Path, text: str | bytes, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        read_rows(write(tmp_path / "a.csv", text), ("text", "label"))

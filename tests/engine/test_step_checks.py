@@ -1,0 +1,99 @@
+"""Steps of custom loops: what a state holds, what a step returns, and that it leaves the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline.engine.step_checks import check_state, trace_step
+
+STATE = {"w": jnp.ones((2,)), "n": jnp.zeros((), jnp.int32)}
+BATCH = {"x": jnp.ones((3, 2))}
+
+
+def step(state: Any, batch: Any) -> Any:
+    loss = jnp.mean(batch["x"] @ state["w"])
+    return {"w": state["w"] - 0.1 * loss, "n": state["n"] + 1}, {"loss": loss, "ok": loss > 0}
+
+
+def test_a_step_has_the_names_of_its_metrics() -> None:
+    assert trace_step(step, STATE, BATCH).metrics == ("loss", "ok")
+
+
+def test_the_digest_is_of_the_computation() -> None:
+    same = trace_step(lambda s, b: step(s, b), STATE, BATCH).digest
+    assert same == trace_step(step, STATE, BATCH).digest
+
+    def with_constant(scale: float) -> Any:
+        array = np.full((2,), scale, np.float32)
+        return lambda s, b: step({**s, "w": s["w"] * array}, b)
+
+    digests = {trace_step(with_constant(scale), STATE, BATCH).digest for scale in (1.0, 2.0)}
+    assert len(digests) == 2
+    assert same not in digests
+
+
+def returning(state: Any = None, metrics: Any = None) -> Any:
+    def changed(before: Any, batch: Any) -> Any:
+        after, values = step(before, batch)
+        return (
+            after if state is None else state(after),
+            values if metrics is None else metrics(values),
+        )
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (lambda s, b: s, "returns a dict; must return"),
+        (lambda s, b: (s, {}, 1), "returns a tuple of 3; must return"),
+        (returning(lambda s: {"w": s["w"]}), r"state\['n'\] is missing"),
+        (returning(lambda s: {**s, "m": s["w"]}), r"state\['m'\] is new"),
+        (
+            returning(lambda s: {**s, "w": s["w"].astype("float16")}),
+            r"state\['w'\] is float16\[2\], was float32\[2\]",
+        ),
+        (returning(lambda s: {**s, "n": s["n"][None]}), r"is int32\[1\], was int32\[\]"),
+        (returning(metrics=lambda m: m["loss"]), "as metrics; must be a dictionary of scalars"),
+        (returning(metrics=lambda m: {}), "returns no metrics"),
+        (returning(metrics=lambda m: {"step": m["loss"]}), "must be text other than 'step'"),
+        (returning(metrics=lambda m: {1: m["loss"]}), "a metric is named 1"),
+        (returning(metrics=lambda m: {"a": jnp.ones(2)}), r"'a' is float32\[2\]; must be a real"),
+        (returning(metrics=lambda m: {"a": m["loss"] * 1j}), "must be a real scalar"),
+    ],
+)
+def test_what_a_step_returns_is_checked(changed: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trace_step(changed, STATE, BATCH)
+
+
+def test_a_step_that_calls_the_host_is_refused_by_its_line() -> None:
+    def prints(state: Any, batch: Any) -> Any:
+        jax.debug.print("{}", state["n"])
+        return step(state, batch)
+
+    with pytest.raises(ValueError, match=r"calls the host \(.*test_step_checks\.py.*\); a sink"):
+        trace_step(prints, STATE, BATCH)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [({}, "state: has no arrays"), ({"w": "text"}, r"state\['w'\]: is a str, must be an array")],
+)
+def test_a_state_is_of_arrays(state: Any, message: str) -> None:
+    check_state({"w": np.ones(2), "n": 1, "x": jnp.ones(2)})
+    with pytest.raises(ValueError, match=message):
+        check_state(state)
+
+
+def test_an_array_that_was_donated_is_named() -> None:
+    array = jnp.ones(2)
+    array.delete()
+    with pytest.raises(ValueError, match=r"state\['w'\]: its memory was donated"):
+        check_state({"w": array})

@@ -1,0 +1,64 @@
+"""A finding in one line, in several, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from math import nan
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.backends.graph.replay.ranges import range_of
+from pipeline.inspect.autopsy.finding import MOST_LINES, Autopsy, Finding, NonFiniteSamples, Tensor
+
+BAD = Tensor("activation", "dense_0", range_of(np.array([1.0, np.nan], np.float32)))
+GOOD = Tensor("parameter", "kernel", range_of(np.array([1.0, 3.0], np.float32)))
+
+
+def finding(**fields: Any) -> Finding:
+    return Finding("forward", "dense_0", "dot_general", BAD, **fields)
+
+
+def test_the_headline_names_place_layer_operation_and_tensor() -> None:
+    assert finding().headline == (
+        "in the forward pass, dense_0 (dot_general): "
+        "activation dense_0: float32 2 with 1 NaN, else 1 to 1, mean 1"
+    )
+    column = Tensor("input column", "image", BAD.range)
+    assert Finding("data", "", "", column).headline.startswith("in the data: input column image: ")
+
+
+@pytest.mark.parametrize(
+    ("ids", "of", "text"),
+    [
+        ((7, 9), 8, "2 of 8 samples: 7, 9"),
+        ((7, 9), 2, "all 2 samples of the batch"),
+    ],
+)
+def test_bad_samples_are_named_unless_all_are_bad(ids: tuple[int, ...], of: int, text: str) -> None:
+    samples = NonFiniteSamples(ids, tuple(range(len(ids))), of)
+    assert str(samples).startswith(text)
+    assert f"  samples: {text}" in str(finding(samples=samples))
+
+
+def test_many_tensors_are_counted() -> None:
+    text = str(finding(operands=(GOOD,) * (MOST_LINES + 3), parameters=(GOOD,)))
+    assert text.count("  it read parameter kernel") == MOST_LINES
+    assert "  it read 3 more" in text
+    assert text.endswith("  the layer has parameter kernel: float32 2, 1 to 3, mean 2")
+
+
+def test_json_has_all_tensors_and_text() -> None:
+    autopsy = Autopsy(3, 0.5, nan, finding(operands=(GOOD,) * 20))
+    tree = json.loads(json.dumps(autopsy.to_dict()))
+    assert (tree["step"], tree["reproduced"], tree["grad_norm"]) == (3, True, "nan")
+    assert len(tree["finding"]["operands"]) == 20
+    assert tree["finding"]["tensor"]["nan"] == 1
+    assert tree["text"].startswith(autopsy.headline)
+
+
+def test_without_a_finding_there_is_a_reason() -> None:
+    autopsy = Autopsy(3, 0.5, 2.0, None, "a fault of memory")
+    assert str(autopsy) == "step 3: not reproduced: a fault of memory"
+    assert autopsy.to_dict()["reproduced"] is False

@@ -1,0 +1,76 @@
+"""Custom code is called with what it has parameters for, and its errors name its line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from pipeline.models.imported.calls import (
+    UserCodeError,
+    blame,
+    call_with,
+    list_parameters,
+    make_with,
+    require_callable_with,
+    takes,
+)
+
+
+class Network:
+    def __init__(self, width: int, num_classes: int = 2, dtype: Any = None) -> None:
+        self.values = (width, num_classes, dtype)
+
+
+def test_a_class_is_made_with_what_it_takes() -> None:
+    network = make_with("nets:Network", Network, {"width": 3}, 10, "float16", seed=1)
+    assert network.values == (3, 10, jnp.float16)
+    assert list_parameters(Network) == ["width", "num_classes", "dtype"]
+
+
+def test_arguments_of_the_recipe_are_before_what_is_offered() -> None:
+    arguments = {"width": 3, "num_classes": 5}
+    assert make_with("n", Network, arguments, 10, "float32").values[1] == 5
+
+
+@pytest.mark.parametrize("arguments", [{}, {"width": 3, "depth": 1}])
+def test_a_wrong_argument_is_answered_with_the_parameters(arguments: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"nets:Network: .*; its parameters are width, num_cl"):
+        make_with("nets:Network", Network, arguments, 10, "float32")
+
+
+@pytest.mark.parametrize(
+    ("function", "result"),
+    [
+        (lambda a, b: (a, b), (1, 2)),
+        (lambda a, b, train: (a, b, train), (1, 2, True)),
+        (lambda a, train, b: (a, train, b), (1, True, 2)),
+        (lambda a, b, *, deterministic: (a, b, deterministic), (1, 2, False)),
+        (lambda *values: values, (1, 2)),
+        (lambda a, b, training, key=None: (a, b, training, key), (1, 2, True, "k")),
+        (lambda a, b, **others: (a, b, others), (1, 2, {})),
+    ],
+)
+def test_values_go_by_position_and_flags_by_name(function: Any, result: Any) -> None:
+    key: Any = "k"
+    assert call_with(function, (1, 2), train=True, key=key) == result
+
+
+def test_a_function_that_takes_fewer_or_more_values_is_refused() -> None:
+    with pytest.raises(ValueError, match="it does not take labels"):
+        require_callable_with("nets:f", lambda images: 0, ("images", "labels"))
+    with pytest.raises(ValueError, match=r"nets:f: is to be called with images.*'other'"):
+        require_callable_with("nets:f", lambda images, other: 0, ("images",))
+    require_callable_with("nets:f", lambda images, train: 0, ("images",))
+
+
+def test_an_error_of_custom_code_has_its_file_and_line() -> None:
+    message = r"nets:f: test_calls\.py, line \d+: KeyError: 'a'"
+    with pytest.raises(UserCodeError, match=message), blame("nets:f"):
+        {}["a"]
+
+
+def test_what_python_can_not_inspect_has_no_parameters() -> None:
+    assert list_parameters(dict.fromkeys) == [] or takes(dict.fromkeys, "iterable")
+    assert not takes(lambda x: x, "train")

@@ -1,0 +1,47 @@
+"""Sizes, features and pads as a recipe writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from pipeline.models.layers.fields import Count, Features, Padding, Size, pair
+
+
+def test_a_size_is_height_and_width() -> None:
+    assert pair(3) == (3, 3)
+    assert pair(TypeAdapter(Size).validate_python([3, 5])) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (Size, 0),
+        (Size, [3]),
+        (Size, [3, -1]),
+        (Features, 0),
+        (Features, "classes"),
+        (Count, 1001),
+        (Padding, "full"),
+        (Padding, -1),
+        (Padding, [[1, 1]]),
+        (Padding, [[1, 1], [0, -1]]),
+    ],
+)
+def test_other_values_are_refused(field: Any, value: Any) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(field).validate_python(value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "read"),
+    [
+        (Features, "$classes", "$classes"),
+        (Padding, "same", "same"),
+        (Padding, [[1, 0], [2, 3]], ((1, 0), (2, 3))),
+    ],
+)
+def test_a_value_is_read(field: Any, value: Any, read: Any) -> None:
+    assert TypeAdapter(field).validate_python(value) == read

@@ -1,0 +1,79 @@
+"""Geometry of sliding kernels, against the shapes and gradients of JAX's convolutions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+
+from pipeline.models.lowerings.problem.conv_window import ConvWindow, make_window
+
+DIMENSIONS = ("NHWC", "HWIO", "NHWC")
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> ConvWindow:
+    small = st.integers(1, 3)
+    pair = st.tuples(small, small)
+    pads = st.tuples(st.integers(0, 2), st.integers(0, 2))
+    padding: Any = draw(st.sampled_from(["SAME", "VALID"]) | st.tuples(pads, pads))
+    sizes = draw(st.tuples(st.integers(5, 9), st.integers(5, 9)))
+    return make_window(
+        sizes, draw(pair), draw(pair), padding, draw(st.tuples(*[st.integers(1, 2)] * 2)), 1
+    )
+
+
+def convolve(window: ConvWindow, images: Any, kernel: Any) -> Any:
+    return lax.conv_general_dilated(
+        images,
+        kernel,
+        window.strides,
+        window.pads,
+        rhs_dilation=window.dilation,
+        dimension_numbers=DIMENSIONS,
+    )
+
+
+@given(window=windows())
+def test_results_are_as_many_as_those_of_a_convolution(window: ConvWindow) -> None:
+    images = jax.ShapeDtypeStruct((1, *window.sizes, 1), np.float32)
+    kernel = jax.ShapeDtypeStruct((*window.kernel, 1, 1), np.float32)
+    result = jax.eval_shape(lambda x, w: convolve(window, x, w), images, kernel)
+    assert window.output_size == result.shape[1:3]
+
+
+@pytest.mark.parametrize("strides", [(1, 1), (2, 3)])
+@pytest.mark.parametrize("dilation", [(1, 1), (2, 1)])
+@pytest.mark.parametrize("padding", ["SAME", "VALID", ((1, 0), (2, 1))])
+def test_the_flipped_kernel_over_the_cotangent_is_the_gradient_of_the_images(
+    strides: tuple[int, int], dilation: tuple[int, int], padding: Any
+) -> None:
+    window = make_window((8, 9), (3, 2), strides, padding, dilation, 1)
+    rng = np.random.default_rng(0)
+    kernel = rng.standard_normal((3, 2, 1, 1), np.float32)
+    images = np.zeros((1, 8, 9, 1), np.float32)
+    result, pull = jax.vjp(lambda x: convolve(window, x, kernel), images)
+    cotangent = rng.standard_normal(result.shape, np.float32)
+    gradient = lax.conv_general_dilated(
+        cotangent,
+        kernel[::-1, ::-1],
+        (1, 1),
+        window.input_grad_pads,
+        lhs_dilation=window.strides,
+        rhs_dilation=window.dilation,
+        dimension_numbers=DIMENSIONS,
+    )
+    np.testing.assert_allclose(gradient, pull(cotangent)[0], rtol=1e-5, atol=1e-5)
+    spread = window.transpose
+    assert spread.output_size == window.sizes
+
+
+def test_a_pointwise_window_sees_one_pixel() -> None:
+    assert make_window((4, 4), (1, 1), (2, 2), "VALID", (1, 1), 1).is_pointwise
+    assert not make_window((4, 4), (1, 1), (1, 1), ((1, 0), (0, 0)), (1, 1), 1).is_pointwise
+    assert not make_window((4, 4), (1, 1), (1, 1), "VALID", (1, 1), 2).is_pointwise

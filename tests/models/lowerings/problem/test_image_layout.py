@@ -1,0 +1,15 @@
+"""The order of axes with the batch innermost."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from pipeline.models.lowerings.problem.image_layout import batch_last
+
+
+def test_the_batch_moves_to_the_end_and_back() -> None:
+    images = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+    moved = batch_last(jnp.asarray(images))
+    np.testing.assert_array_equal(moved, np.moveaxis(np.moveaxis(images, 0, -1), 2, 0))
+    np.testing.assert_array_equal(batch_last(moved), images)

@@ -1,0 +1,144 @@
+"""Networks with branches: GoogLeNet, Inception v3, DenseNet, dual path networks and U-Net."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from tests.models.build import conf_model, count, initialise, parameters, positions, random, shapes
+
+SMALL = {"widths": [3, 4, 5]}
+
+
+def test_depths_halve_the_image_and_come_back_to_its_size_in_unet() -> None:
+    seen = positions(conf_model("unet").build(7, "float32"), (32, 48, 3))
+    deepest = "below0/branch_1/below1/branch_1/below2/branch_1/below3"
+    assert seen["conv_1"] == (32, 48, 64)
+    assert seen[f"{deepest}/branch_1/conv_1"] == (2, 3, 1024)
+    assert seen[deepest] == (4, 6, 2 * 512)
+    assert seen["conv_4"] == (32, 48, 7)
+
+
+@pytest.mark.slow
+def test_a_pixel_far_away_is_seen_through_the_depths_alone_in_unet() -> None:
+    module = conf_model("unet", **SMALL, batch_norm=False).build(2, "float32")
+    images = random(1, 32, 32, 1)
+    variables = initialise(module, images)
+    changed = images.copy()
+    changed[0, 0, 0] += 1
+    before, after = (module.apply(variables, x, train=False) for x in (images, changed))
+    rows = np.flatnonzero(np.abs(after - before).max((0, 2, 3)) > 0)
+    # Four 3x3 convolutions in the size of the image would reach 4 pixels.
+    assert 12 < rows.max() < 31
+
+
+def test_without_batch_norm_convolutions_have_biases_in_unet() -> None:
+    paths = parameters(
+        shapes(conf_model("unet", batch_norm=False).build(2, "float32"), (32, 32, 3))
+    )
+    assert "conv_0/bias" in paths
+    assert not any("batch_norm" in path for path in paths)
+
+
+def test_sides_that_do_not_halve_often_enough_are_refused_in_unet() -> None:
+    with pytest.raises(ValueError, match="below2: the branches give shapes"):
+        shapes(conf_model("unet").build(2, "float32"), (36, 32, 3))
+
+
+def test_one_depth_is_no_unet() -> None:
+    with pytest.raises(ValidationError, match="widths"):
+        conf_model("unet", widths=[64])
+
+
+@pytest.mark.slow
+def test_modules_give_the_positions_and_features_of_the_paper_in_googlenet() -> None:
+    seen = positions(conf_model("googlenet").build(1000, "float32"), (224, 224, 3))
+    modules = {path: shape for path, shape in seen.items() if "/" not in path and "incep" in path}
+    assert modules == {
+        "inception3a": (28, 28, 256),
+        "inception3b": (28, 28, 480),
+        "inception4a": (14, 14, 512),
+        "inception4b": (14, 14, 512),
+        "inception4c": (14, 14, 512),
+        "inception4d": (14, 14, 528),
+        "inception4e": (14, 14, 832),
+        "inception5a": (7, 7, 832),
+        "inception5b": (7, 7, 1024),
+    }
+
+
+@pytest.mark.slow
+def test_width_scales_every_convolution_in_googlenet() -> None:
+    seen = positions(conf_model("googlenet", width=0.5).build(10, "float32"), (64, 64, 3))
+    assert seen["conv_0"][-1] == 32
+    assert seen["inception5b"][-1] == 512
+
+
+@pytest.mark.slow
+def test_modules_give_the_positions_and_features_of_the_paper_in_inception_v3() -> None:
+    seen = positions(conf_model("inception_v3").build(1000, "float32"), (299, 299, 3))
+    assert [seen[f"conv_{index}"] for index in range(5)] == [
+        (149, 149, 32),
+        (147, 147, 32),
+        (147, 147, 64),
+        (73, 73, 80),
+        (71, 71, 192),
+    ]
+    assert seen["square0"] == (35, 35, 256)
+    assert seen["square2"] == (35, 35, 288)
+    assert seen["reduction0"] == (17, 17, 768)
+    assert seen["factored3"] == (17, 17, 768)
+    assert seen["reduction1"] == (8, 8, 1280)
+    assert seen["expanded1"] == (8, 8, 2048)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("growth", "blocks", "expected"),
+    [(32, [6, 12, 48, 32], 20_013_928), (48, [6, 12, 36, 24], 28_681_000)],
+)
+def test_densenet201_and_161_have_as_many_parameters_as_torchvisions(
+    growth: int, blocks: list[int], expected: int
+) -> None:
+    module = conf_model("densenet121", growth=growth, blocks=blocks).build(1000, "float32")
+    assert count(shapes(module, (224, 224, 3))) == expected
+
+
+@pytest.mark.slow
+def test_blocks_grow_and_transitions_halve_in_densenet() -> None:
+    seen = positions(conf_model("densenet121").build(10, "float32"), (224, 224, 3))
+    assert seen["block1_layer0"] == (56, 56, 96)
+    assert seen["block1_layer5"] == (56, 56, 256)
+    assert seen["conv_1"] == (56, 56, 128)
+    assert seen["block2_layer11"] == (28, 28, 512)
+    assert seen["block4_layer15"] == (7, 7, 1024)
+
+
+@pytest.mark.slow
+def test_dpn98_has_as_many_parameters_as_timms() -> None:
+    changes: dict[str, Any] = {
+        "stem": 96,
+        "inner": 160,
+        "groups": 40,
+        "blocks": [3, 6, 20, 3],
+        "growths": [16, 32, 32, 128],
+    }
+    module = conf_model("dpn92", **changes).build(1000, "float32")
+    assert count(shapes(module, (224, 224, 3))) == 61_570_728
+
+
+@pytest.mark.slow
+def test_blocks_append_and_later_stages_start_anew_in_dpn() -> None:
+    seen = positions(conf_model("dpn92").build(10, "float32"), (224, 224, 3))
+    assert seen["stage1_block0"] == (56, 56, 256 + 3 * 16)
+    assert seen["stage1_block2"] == (56, 56, 256 + 5 * 16)
+    assert seen["stage2_block0"] == (28, 28, 512 + 3 * 32)
+    assert seen["stage4_block2"] == (7, 7, 2048 + 5 * 128)
+
+
+def test_stages_need_blocks_and_growths_in_dpn() -> None:
+    with pytest.raises(ValidationError, match="must have one entry per stage each"):
+        conf_model("dpn92", growths=[16])

@@ -1,0 +1,37 @@
+"""Errors of the system become one line of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from jax.errors import JaxRuntimeError
+
+from pipeline.core.errors import RunError
+from pipeline.stages.record.guards import oom_to_run_error, os_errors_to_run_errors
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space left on device", "/runs/a/log"), "/runs/a/log: No space left"),
+        (OSError(28, "No space left on device"), "/runs/a: No space left"),
+        (OSError("quota"), "/runs/a: quota"),
+    ],
+)
+def test_an_error_of_the_disk_names_the_path(error: OSError, message: str) -> None:
+    with pytest.raises(RunError, match=message), os_errors_to_run_errors(Path("/runs/a")):
+        raise error
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("of 8 GB\nmore"), JaxRuntimeError("RESOURCE_EXHAUSTED: of 8 GB\nmore")]
+)
+def test_out_of_memory_is_one_line(error: Exception) -> None:
+    with pytest.raises(RunError, match=r"\Aout of memory: .*of 8 GB\Z"), oom_to_run_error():
+        raise error
+
+
+def test_another_error_of_the_device_stays() -> None:
+    with pytest.raises(JaxRuntimeError, match="INTERNAL"), oom_to_run_error():
+        raise JaxRuntimeError("INTERNAL: no kernel")

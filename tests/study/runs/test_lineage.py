@@ -1,0 +1,89 @@
+"""Where runs, exports and repetitions came from, and which data runs share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.stages.record.descendants import Descendant
+from pipeline.study.runs.lineage import (
+    DataUse,
+    Link,
+    data_of,
+    links_of,
+    ops_of,
+    uses_of_data,
+)
+from pipeline.study.runs.recorded_run import RecordedRun
+
+ROOT = Path("/runs")
+
+
+def recorded(name: str, **fields: Any) -> RecordedRun:
+    values: dict[str, Any] = {
+        "status": "done",
+        "begun": "",
+        "keys": {},
+        "figures": {},
+        "curves": {},
+        "data": "",
+        "commits": (),
+        "sources": {},
+        **fields,
+    }
+    return RecordedRun(name=name, run_dir=ROOT / name, **values)
+
+
+def test_weights_come_from_a_run_by_its_name_or_from_a_path() -> None:
+    runs = [
+        recorded("first"),
+        recorded("second", sources={"restored": str(ROOT / "first")}),
+        recorded("third", sources={"restored": "/elsewhere/run", "resumed": "step 40"}),
+    ]
+    assert links_of(runs) == [
+        Link("first", "gave its weights to", "second"),
+        Link("/elsewhere/run", "gave its weights to", "third"),
+        Link("third", "was resumed", "step 40"),
+    ]
+
+
+def test_what_was_made_of_a_run_follows_it() -> None:
+    made = (Descendant("exported", "/exports/net"), Descendant("reproduced", str(ROOT / "again")))
+    assert links_of([recorded("first", made=made), recorded("again")]) == [
+        Link("first", "was exported as", "/exports/net"),
+        Link("first", "was reproduced as", "again"),
+    ]
+
+
+def test_a_repetition_that_no_run_has_noted_is_found_by_its_name() -> None:
+    again = recorded("0102_lenet5_reproduced")
+    assert links_of([again]) == [Link("lenet5", "was repeated by", again.name)]
+    noted = (Descendant("reproduced", str(again.run_dir)),)
+    assert Link("lenet5", "was repeated by", again.name) not in links_of(
+        [recorded("first", made=noted), again]
+    )
+
+
+def test_runs_share_data_if_dataset_fingerprint_and_ops_are_equal() -> None:
+    keys = {
+        "dataset.name": "idx",
+        "dataset.root": "/data/mnist",
+        "dataset.train.ops.0.name": "resize",
+        "dataset.train.ops.1.name": "rescale",
+    }
+    runs = [
+        recorded("other", data="b", keys=keys),
+        recorded("one", data="a", keys=keys),
+        recorded("two", data="a", keys=keys),
+    ]
+    assert data_of(runs[0]) == "idx of mnist"
+    assert ops_of(runs[0]) == "resize, rescale"
+    assert uses_of_data(runs) == [
+        DataUse("idx of mnist", "a", "resize, rescale", ("one", "two")),
+        DataUse("idx of mnist", "b", "resize, rescale", ("other",)),
+    ]
+
+
+def test_a_run_without_a_readable_recipe_has_unknown_data() -> None:
+    assert data_of(recorded("broken")) == "?"
+    assert ops_of(recorded("broken")) == ""

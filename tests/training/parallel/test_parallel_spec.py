@@ -1,0 +1,56 @@
+"""Numbers of devices, and rules that cut dimensions, as a recipe names them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from pipeline.training.parallel.parallel_spec import MAX_DEVICES, MeshSpec, ShardingSpec
+from tests.training.parallel.test_shards import parallel
+
+
+@pytest.mark.parametrize(
+    ("fields", "sizes", "devices"),
+    [
+        ({"devices": None}, {"data": 1, "model": 1}, 1),
+        ({"devices": 4}, {"data": 4, "model": 1}, 4),
+        ({"devices": None, "mesh": {"data": 2, "model": 3}}, {"data": 2, "model": 3}, 6),
+    ],
+)
+def test_devices_stand_along_the_axes(
+    fields: dict[str, Any], sizes: dict[str, int], devices: int
+) -> None:
+    spec = parallel(**fields)
+    assert (spec.mesh_sizes, spec.num_devices) == (sizes, devices)
+
+
+def test_a_batch_has_a_part_for_each_device_of_its_axes() -> None:
+    mesh = MeshSpec(data=2, model=3)
+    assert parallel(mesh=mesh).batch_parts == 2
+    assert parallel(mesh=mesh, batch_axes=("data", "model")).batch_parts == 6
+
+
+def test_entries_are_the_axes_of_each_dimension() -> None:
+    rule = ShardingSpec(pattern="dense_*/kernel", axes=("model", None, ("data",)))
+    assert rule.entries == (("model",), (), ("data",))
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        (("model", "model"), "an axis cuts one dimension only"),
+        ((("data", "model"), "data"), "an axis cuts one dimension only"),
+        (("rows",), "Input should be"),
+    ],
+)
+def test_a_rule_that_no_mesh_has_is_refused(axes: Any, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        ShardingSpec(pattern="dense", axes=axes)
+
+
+@pytest.mark.parametrize("size", [0, MAX_DEVICES + 1])
+def test_a_mesh_has_possible_sizes(size: int) -> None:
+    with pytest.raises(ValidationError):
+        MeshSpec(data=size)
