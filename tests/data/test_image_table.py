@@ -55,9 +55,9 @@ def test_values_that_the_task_does_not_take_are_refused(
 def test_numbers_are_standardised_and_labels_are_not() -> None:
     train, evaluated = np.array([0, 2]), np.array([1])
     numbers = parse_labels({"price": ["1.5", "9", "2.5"]}, "regression")
-    scaled, other, targets = numbers.split(train, evaluated)
+    scaled, other, targets = numbers.split_labels(train, evaluated)
     np.testing.assert_allclose(scaled, [[-1], [1]])
     np.testing.assert_allclose(other, [[14]])
     assert targets.task == "regression"
     flags = parse_labels({"a": ["1", "0", "1"], "b": ["0", "1", "1"]}, "multi_label")
-    assert flags.split(train, evaluated)[0].tolist() == [[1, 0], [1, 1]]
+    assert flags.split_labels(train, evaluated)[0].tolist() == [[1, 0], [1, 1]]

@@ -21,13 +21,13 @@ def test_predictions_come_back_to_the_units(train: np.ndarray, evaluated: np.nda
     assert scaled.dtype == other.dtype == np.float32
     np.testing.assert_allclose(scaled.mean(axis=0), 0, atol=1e-4)
     np.testing.assert_allclose(scaled.std(axis=0), 1, atol=1e-4)
-    np.testing.assert_allclose(targets.in_units(scaled), train, rtol=1e-4, atol=1e-2)
-    np.testing.assert_allclose(targets.in_units(other), evaluated, rtol=1e-4, atol=1e-2)
+    np.testing.assert_allclose(targets.to_data_units(scaled), train, rtol=1e-4, atol=1e-2)
+    np.testing.assert_allclose(targets.to_data_units(other), evaluated, rtol=1e-4, atol=1e-2)
 
 
 def test_outputs_of_classes_have_no_units() -> None:
     outputs = np.ones((2, 3))
-    assert Targets(("a", "b", "c")).in_units(outputs) is outputs
+    assert Targets(("a", "b", "c")).to_data_units(outputs) is outputs
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,21 @@ from pipeline.core.files.atomic_write import write_whole
 
 
 def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows as CSV, with the names of the first row's columns above. Text is written as it is."""
+    """Return rows as CSV, below the names of the first row's columns. Text is written as it is."""
+    lines: list[str] = []
+    for row in rows:
+        if not lines:
+            lines.append(_format_line(row))
+        lines.append(_format_line(row.values()))
+    return "".join(lines)
+
+
+def _format_line(values: Iterable[Any]) -> str:
+    # A lone carriage return is quoted only if it is part of the line terminator.
+    end = "\r\n"
     file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    for number, row in enumerate(rows):
-        if not number:
-            writer.writerow(row)
-        writer.writerow(row.values())
-    return file.getvalue()
+    csv.writer(file, lineterminator=end).writerow(values)
+    return file.getvalue().removesuffix(end) + "\n"
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -51,7 +51,7 @@ def test_records_are_read_in_order_and_again_by_number(file: Path) -> None:
 @pytest.mark.parametrize("size", [4, 10, 15, 20])
 def test_a_file_that_is_cut_off_is_refused(file: Path, size: int) -> None:
     file.write_bytes(file.read_bytes()[:size])
-    with pytest.raises(ValueError, match=r"record [01] is cut short"):
+    with pytest.raises(ValueError, match=r"record [01] is truncated"):
         list(scan(file))
 
 

@@ -40,8 +40,8 @@ def test_entries_are_the_axes_of_each_dimension() -> None:
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
-        (("model", "model"), "an axis cuts one dimension only"),
-        ((("data", "model"), "data"), "an axis cuts one dimension only"),
+        (("model", "model"), "an axis shards one dimension only"),
+        ((("data", "model"), "data"), "an axis shards one dimension only"),
         (("rows",), "Input should be"),
     ],
 )
