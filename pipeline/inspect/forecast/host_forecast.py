@@ -73,7 +73,7 @@ class HostForecast:
         )
 
 
-def forecast_step(
+def forecast_run(
     recipe: Recipe, work: CompileInputs, run_schedule: RunSchedule, backend: Backend
 ) -> HostForecast:
     """Return the time of a step on a device of this machine, without compiling the step.
