@@ -32,6 +32,7 @@ from pipeline.core.host.jaxpr import (
     compute_flow,
     equations_in,
     inner_jaxprs,
+    run_traced,
     scope_of,
     walk,
 )
@@ -108,12 +109,12 @@ def with_lowerings(
     computes convolutions without groups, so the policy isn't asked for them.
     """
 
-    def call(*arguments: Any) -> Any:
-        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        leaves = jax.tree.leaves(arguments)
+    def run(closed: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
         gradients = find_gradients(closed.jaxpr) if differentiated else None
-        results = _Evaluation(policy, gradients, layout, root).run(closed, leaves)
-        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+        return _Evaluation(policy, gradients, layout, root).run(closed, operands)
+
+    def call(*arguments: Any) -> Any:
+        return run_traced(function, arguments, run)
 
     return cast(Function, call)
 
