@@ -106,8 +106,8 @@ def _profile(opened: OpenStep) -> ProfileReport:
         try:
             run_steps(profiled, program.put(state), replace(schedule, total=window.total))
         except DataError as error:
-            needed = f"a profile of this step needs {window.total:,}"
-            raise DataError(f"{error}; {needed}, such as itertools.cycle of some") from error
+            advice = f"a profile of this step needs {window.total:,}: itertools.cycle repeats some"
+            raise DataError(f"{error}; {advice}") from error
         finally:
             profiled.end_trace()
     if not profiled.traced:
