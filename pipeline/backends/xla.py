@@ -212,21 +212,30 @@ class XlaExecutable:
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[TrainState, Telemetry]:
         """Run steps `start + 1 .. stop`, window by window; `soft` dispatches them one by one."""
-        carry = LoopCarry(state, *self.buffers)
+        carry = LoopCarry(self._put_once(state), *self.buffers)
         rows = []
         for inputs, first, count in split_at_windows(self.work.train, start, stop):
-            stride = count if mechanism == "loop" and not self.work.single_steps else 1
-            for position in range(first, first + count, stride):
-                begin = np.int32(position)
-                end = np.int32(position + stride)
-                carry = self.programs.train(
-                    carry, inputs, self.rates, begin, end, self.work.constants
-                )
+            carry = self._run_window(carry, inputs, range(first, first + count), mechanism)
             # Copied at once: on the CPU this is a view of a buffer that the next call consumes.
             rows.append(np.asarray(carry.telemetry_buffer)[first : first + count].copy())
         if isinstance(self.programs.evaluate, LaterProgram):
             self.programs.evaluate.begin()
         return carry.state, self._read_telemetry(start, carry, rows)
+
+    def _put_once(self, state: TrainState) -> TrainState:
+        """Return the state on the device; here it is there already."""
+        return state
+
+    def _run_window(
+        self, carry: LoopCarry, inputs: Inputs, positions: range, mechanism: Mechanism
+    ) -> LoopCarry:
+        """Run the steps at consecutive positions of a window."""
+        stride = len(positions) if mechanism == "loop" and not self.work.single_steps else 1
+        for position in positions[::stride]:
+            begin = np.int32(position)
+            end = np.int32(position + stride)
+            carry = self.programs.train(carry, inputs, self.rates, begin, end, self.work.constants)
+        return carry
 
     def _read_telemetry(self, start: int, carry: LoopCarry, rows: list[np.ndarray]) -> Telemetry:
         """Return the telemetry of rows of the buffer, and store the buffers for the next call.
@@ -258,15 +267,23 @@ class XlaExecutable:
         if before is None:
             before = self.placement.put(self.work.step.zero_sums())
         sums = before
+        state = self._put_once(state)
         loader = self.work.train_sample if on_train else self.work.eval
         assert loader is not None, "the recipe asks for training samples"
         for inputs, first, count in split_at_windows(loader, start, stop):
-            stride = 1 if self.work.single_steps else count
-            for position in range(first, first + count, stride):
-                begin = np.int32(position)
-                end = np.int32(position + stride)
-                sums = self.programs.evaluate(state, sums, inputs, begin, end, self.work.constants)
+            sums = self._evaluate_window(state, sums, inputs, range(first, first + count))
         return jax.block_until_ready(sums)
+
+    def _evaluate_window(
+        self, state: TrainState, sums: EvalSums, inputs: Inputs, positions: range
+    ) -> EvalSums:
+        """Add the batches at consecutive positions of a window to sums."""
+        stride = 1 if self.work.single_steps else len(positions)
+        for position in positions[::stride]:
+            begin = np.int32(position)
+            end = np.int32(position + stride)
+            sums = self.programs.evaluate(state, sums, inputs, begin, end, self.work.constants)
+        return sums
 
 
 def _program_specs(

@@ -17,7 +17,7 @@ from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
-from pipeline.inspect.forecast.host_forecast import forecast_step, measured_line
+from pipeline.inspect.forecast.host_forecast import forecast_run, measured_line
 from pipeline.stages.autosink.dispatch_costs import OFF, TimedRuns, first_look
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_inputs, compile_programs
@@ -66,7 +66,7 @@ def forecast_recipe(
     lowered = lower(recipe, dataset, built, backend, None, reporter)
     work = compile_inputs(recipe, dataset, lowered, backend, reporter)
     with reporter.clock("timing the parts of a step"):
-        forecast = forecast_step(recipe, work, lowered.run_schedule, backend)
+        forecast = forecast_run(recipe, work, lowered.run_schedule, backend)
     facts = {**asdict(forecast), "step_ms": forecast.step_ms}
     if not check:
         return str(forecast), facts

@@ -57,6 +57,30 @@ class MapOp(Spec):
         """Map values of shape (batch, *shape), column by column."""
 
 
+class WrappedOp(MapOp):
+    """A map op around another one, with its random numbers, variants and columns."""
+
+    op: MapOp
+
+    @property
+    def draws(self) -> int:
+        return self.op.draws
+
+    @property
+    def choices(self) -> int:
+        return self.op.choices
+
+    def chosen(self, number: int) -> Self:
+        return self.model_copy(update={"op": self.op.chosen(number)})
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.op.columns
+
+    def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
+        return self.op.outputs(values)
+
+
 class Op(MapOp):
     """A map op on one column, which maps each sample independently."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.dataset_spec import GeometricOp, MapOp, Op
+from pipeline.data.dataset_spec import GeometricOp, MapOp, Op, WrappedOp
 from pipeline.data.random import integers, uniforms
 
 CHOICE_OP = (1 << 30) + 1
@@ -68,23 +68,12 @@ def apply_ops(
     return result
 
 
-class JointGeometricOp(MapOp):
+class JointGeometricOp(WrappedOp):
     """An op on images, and the same on the labels of their pixels, from the same draws."""
 
     op: GeometricOp
     fill: int
     """The label of pixels from outside of the image."""
-
-    @property
-    def draws(self) -> int:
-        return self.op.draws
-
-    @property
-    def choices(self) -> int:
-        return self.op.choices
-
-    def chosen(self, number: int) -> JointGeometricOp:
-        return self.model_copy(update={"op": self.op.chosen(number)})
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -190,6 +190,8 @@ class _ReadWindow:
     state: Any = None
     failure: Exception | None = None
     """The error that ended the reading after these batches."""
+    seconds: float = 0.0
+    """Seconds that the iterator took for them."""
 
     @property
     def steps(self) -> int:
@@ -322,7 +324,6 @@ class IteratorWindows:
 
     def take(self, step: int) -> tuple[Window, PrepareTime]:
         """Return the window from `step`. Raises DataError at its end, and its errors."""
-        started_at = time.perf_counter()
         if self._ahead is None:
             self._ahead = step, self._thread.submit(self._read, step)
         start, future = self._ahead
@@ -338,9 +339,7 @@ class IteratorWindows:
         elif end < self._stop:
             self._ahead = end, self._thread.submit(self._read, end)
         self._taken = [*self._taken[-1:], window]
-        return Window(step, end, self._on_device(window)), PrepareTime(
-            {"read": time.perf_counter() - started_at}
-        )
+        return Window(step, end, self._on_device(window)), PrepareTime({"iterator": window.seconds})
 
     def window_before(self, step: int) -> _ReadWindow | None:
         """Return the window that holds the batch of `step`, counted from 1; None for step 0."""
@@ -355,6 +354,7 @@ class IteratorWindows:
         batches = list[list[np.ndarray]]()
         state: Any = None
         failure: Exception | None = None
+        started_at = time.perf_counter()
         try:
             state = self._source.read_state()
             for number in range(start + 1, start + count + 1):
@@ -363,9 +363,10 @@ class IteratorWindows:
             failure = DataError(f"data: ended after {start + len(batches)} of {self._stop} batches")
         except Exception as error:  # of the user's iterator, raised in the training thread
             failure = error
+        seconds = time.perf_counter() - started_at
         count_leaves = len(batches[0]) if batches else 0
         columns = [np.stack([batch[n] for batch in batches]) for n in range(count_leaves)]
-        return _ReadWindow(start, columns, state, failure)
+        return _ReadWindow(start, columns, state, failure, seconds)
 
     def _on_device(self, window: _ReadWindow) -> Any:
         missing = self._steps - window.steps

@@ -141,7 +141,7 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
     settings = prepared.settings
     source = prepared.source
     signals = Signals()
-    placement = DevicePlacement((_default_device(),))
+    placement = DevicePlacement((default_device(),))
     with heard(signals), ExitStack() as stack:
         before = _open_folder(prepared, stack)
         saved = before.saved
@@ -157,8 +157,8 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
             source.seek(start, saved.position)
         loader = source.open_loader(placement, start, settings.steps)
         stack.callback(loader.close)
-        program, choice = _compile(prepared, state, loader, before.record)
-        size = _choose_size(settings, before.record, program, state, loader)
+        program, choice = compile_sink(prepared, state, loader, before.record)
+        size = choose_size(settings, before.record, program, state, loader)
         lengths = RunSchedule(settings.steps, source.steps_per_epoch or settings.steps, size)
         if settings.save is not None and before.record is None:
             write_record(settings.save, SinkRecord(before.identity, choice, size))
@@ -239,11 +239,11 @@ def _open_folder(prepared: PreparedSink, stack: ExitStack) -> _Before:
     return _Before(identity, record, restore_sink(folder, prepared.state, tell_user), lock)
 
 
-def _compile(
+def compile_sink(
     prepared: PreparedSink, state: CustomState, loader: Loader, record: SinkRecord | None
 ) -> tuple[SinkProgram, LoweringChoice]:
     """Compile the step with the lowerings of the run so far, or the fastest."""
-    device = _default_device()
+    device = default_device()
     single = has_slow_loop(prepared.step, prepared.spec, device)
     before = None if record is None else record.choice
     step, choice = lower_step(prepared.step, prepared.spec, device, before)
@@ -251,11 +251,11 @@ def _compile(
     return program, choice
 
 
-def _default_device() -> jax.Device:
+def default_device() -> jax.Device:
     return next(iter(jax.numpy.zeros(()).devices()))
 
 
-def _choose_size(
+def choose_size(
     settings: SinkSettings,
     record: SinkRecord | None,
     program: SinkProgram,

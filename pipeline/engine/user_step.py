@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from pipeline.backends.base import Mechanism
+from pipeline.backends.base import CompileReport, Mechanism
 from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.loading.loader import Loader
 from pipeline.backends.loading.window import Inputs, batch_at
@@ -123,6 +123,11 @@ class UserTelemetry(Telemetry):
     def head(self, steps: int) -> UserTelemetry:
         """Return the first `steps` steps."""
         return UserTelemetry(self.start, super().head(steps).columns, self.finite_loss[:steps])
+
+    def join(self, later: Telemetry) -> UserTelemetry:
+        """Return these steps and the ones that follow them."""
+        columns = super().join(later).columns
+        return UserTelemetry(self.start, columns, np.append(self.finite_loss, later.finite))
 
     @property
     def loss(self) -> np.ndarray:
@@ -249,7 +254,7 @@ class SinkProgram:
     ) -> None:
         self._names = step.traced.metrics
         self._batch = step.batch
-        self._loader = loader
+        self.loader = loader
         self._placement = placement
         self.single_steps = single_steps
         self._window_steps = loader.window(int(state.step)).most_steps
@@ -266,7 +271,9 @@ class SinkProgram:
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), args
         )
         spec = ProgramSpec("step", train_loop(step, repeat), shapes, donated=0)
-        self._program, self.facts = compile_program(spec, _no_clock, placement.devices)
+        self.program, facts = compile_program(spec, _no_clock, placement.devices)
+        """The compiled loop, as jax returns it."""
+        self.report = CompileReport((facts,), single_steps)
         self.latest = state
         """The newest state, until the next dispatch."""
 
@@ -280,11 +287,11 @@ class SinkProgram:
         """Run steps `start + 1 .. stop`; ends after a step whose loss isn't finite."""
         carry = LoopCarry(state, *self._buffers)
         rows: list[np.ndarray] = []
-        for inputs, first, count in split_at_windows(self._loader, start, stop):
+        for inputs, first, count in split_at_windows(self.loader, start, stop):
             stride = 1 if self.single_steps else count
             for position in range(first, first + count, stride):
                 last = np.int32(position + stride)
-                carry = self._program(carry, inputs, self._rates, np.int32(position), last)
+                carry = self.program(carry, inputs, self._rates, np.int32(position), last)
             # Copied at once: on the CPU this is a view of a buffer that the next call consumes.
             rows.append(np.asarray(carry.telemetry_buffer)[first : first + count].copy())
             is_finite = rows[-1][:, -1] > 0
@@ -300,6 +307,12 @@ class SinkProgram:
             self._reset()
             telemetry = telemetry.head(telemetry.non_finite_step - start)
         return carry.state, telemetry
+
+    @property
+    def program_text(self) -> str:
+        """The loop as XLA compiled it."""
+        text: str = self.program.as_text()
+        return text
 
     def read_non_finite_batch(self) -> Any:
         """Return the batch whose loss isn't finite, as the step function takes it."""

@@ -265,8 +265,10 @@ def check_metrics(draft: StepDraft) -> None:
             jax.eval_shape(partial(_add_metric, metric), sums, logits, labels, mask, counted)
 
 
-def _add_metric(metric: MetricSpec, sums: Any, *batch: Any) -> Any:
-    return add_metric_sums(sums, (metric,), *batch)
+def _add_metric(
+    metric: MetricSpec, sums: Any, logits: Any, labels: Any, mask: Any, counted: Any
+) -> Any:
+    return add_metric_sums(sums, (metric,), logits, labels, mask, counted)
 
 
 def check_gradients(draft: StepDraft) -> None:

@@ -79,6 +79,10 @@ class Telemetry:
         columns = {name: column[:steps] for name, column in self.columns.items()}
         return Telemetry(self.start, columns)
 
+    def join(self, later: Telemetry) -> Telemetry:
+        """These steps and the ones that follow them."""
+        return Telemetry(self.start, concatenate_columns((self, later)))
+
     @property
     def nbytes(self) -> int:
         """Bytes of all columns."""

@@ -31,13 +31,13 @@ from pipeline.backends.gpu.step_programs import (
     compile_for_gpu,
     compiler_options,
 )
+from pipeline.backends.loading.window import Inputs
 from pipeline.backends.xla import (
     LoopCarry,
     XlaBackend,
     XlaExecutable,
     empty_buffers,
     pad_to_block,
-    split_at_windows,
 )
 from pipeline.core.errors import RunError, first_line
 from pipeline.core.host.cuda import cuda_versions, plugin
@@ -47,7 +47,6 @@ from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
 from pipeline.training.metrics import EvalSums
 from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.state import TrainState
-from pipeline.training.telemetry import Telemetry
 
 INITIALIZERS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 _SKIP_CHECK = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
@@ -85,31 +84,26 @@ class GpuExecutable(XlaExecutable):
         return copied if self.programs.place is None else self.programs.place(copied)
 
     def _put_once(self, state: TrainState) -> TrainState:
+        """Copy a state of the host's memory to the device."""
         on_device = state.step.devices() == {self.placement.device}
         return state if on_device else self.put(state)
 
-    def run(
-        self, state: TrainState, start: int, stop: int, mechanism: Mechanism
-    ) -> tuple[TrainState, Telemetry]:
-        """Run steps `start + 1 .. stop`, window by window; only a loop takes several at once.
+    def _run_window(
+        self, carry: LoopCarry, inputs: Inputs, positions: range, mechanism: Mechanism
+    ) -> LoopCarry:
+        """Run the steps of a window; only a loop takes several at once.
 
         The host reads nothing before the last step of a window has been dispatched.
         """
-        loop = LoopCarry(self._put_once(state), *self.buffers)
-        rows = []
-        for inputs, first, count in split_at_windows(self.work.train, start, stop):
-            carry = StepCarry(self.placement.put(np.int32(first)), loop)
-            last = self.placement.put(np.int32(first + count))
-            for steps in self._dispatches(count, mechanism):
-                program = self.programs.train[steps]
-                if steps == 0:
-                    carry = program(carry, inputs, self.rates, last)
-                else:
-                    carry = program(carry, inputs, self.rates)
-            loop = carry.loop
-            # Copied at once, since the next program consumes the buffer.
-            rows.append(np.array(loop.telemetry_buffer)[first : first + count])
-        return loop.state, self._read_telemetry(start, loop, rows)
+        step_carry = StepCarry(self.placement.put(np.int32(positions.start)), carry)
+        last = self.placement.put(np.int32(positions.stop))
+        for steps in self._dispatches(len(positions), mechanism):
+            program = self.programs.train[steps]
+            if steps == 0:
+                step_carry = program(step_carry, inputs, self.rates, last)
+            else:
+                step_carry = program(step_carry, inputs, self.rates)
+        return step_carry.loop
 
     def _dispatches(self, count: int, mechanism: Mechanism) -> Iterator[int]:
         """Yield the numbers of steps of the programs that run `count` steps, the longest first; 0
@@ -123,29 +117,14 @@ class GpuExecutable(XlaExecutable):
             yield from [steps] * (count // steps)
             count %= steps
 
-    def evaluate(
-        self,
-        state: TrainState,
-        start: int,
-        stop: int,
-        before: EvalSums | None = None,
-        *,
-        on_train: bool = False,
+    def _evaluate_window(
+        self, state: TrainState, sums: EvalSums, inputs: Inputs, positions: range
     ) -> EvalSums:
-        """Sums over evaluation batches `start + 1 .. stop`, added to `before`.
-
-        Batches are dispatched one after the other without waiting.
-        """
-        sums = self.placement.put(self.work.step.zero_sums()) if before is None else before
-        state = self._put_once(state)
-        loader = self.work.train_sample if on_train else self.work.eval
-        assert loader is not None, "the recipe asks for training samples"
-        for inputs, first, count in split_at_windows(loader, start, stop):
-            carry = EvalCarry(self.placement.put(np.int32(first)), sums)
-            for _ in range(count):
-                carry = self.programs.evaluate(carry, state, inputs)
-            sums = carry.sums
-        return jax.block_until_ready(sums)
+        """Add the batches of a window, which are dispatched without waiting."""
+        carry = EvalCarry(self.placement.put(np.int32(positions.start)), sums)
+        for _ in positions:
+            carry = self.programs.evaluate(carry, state, inputs)
+        return carry.sums
 
 
 class GpuBackend(XlaBackend):

@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jax import lax, named_scope
+import jax
+from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 T = TypeVar("T")
@@ -152,7 +153,7 @@ def enter_scope(scope: str) -> Iterator[None]:
     # Separately, since transformations mark the outermost scope only: `jvp(Net)/conv`.
     with ExitStack() as stack:
         for name in filter(None, scope.split("/")):
-            stack.enter_context(named_scope(name))
+            stack.enter_context(jax.named_scope(name))
         yield
 
 
@@ -214,6 +215,14 @@ def read_while(equation: JaxprEqn) -> While:
     return While(
         params["cond_jaxpr"], params["body_jaxpr"], params["cond_nconsts"], params["body_nconsts"]
     )
+
+
+def run_traced(function: Callable[..., Any], arguments: Sequence[Any], run: Run) -> Any:
+    """Trace a function on its arguments, compute the jaxpr by `run`, and return the results as the
+    function does."""
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    results = run(closed, jax.tree.leaves(arguments))
+    return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
 
 def bind_equation(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:

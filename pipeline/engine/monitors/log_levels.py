@@ -34,14 +34,13 @@ class LogSettings:
     """The variables with invalid values, and why; empty if all are valid."""
 
 
-def log_settings(recipe_level: str | None, environment: Mapping[str, str]) -> LogSettings:
+def log_settings(level: str | None, environment: Mapping[str, str]) -> LogSettings:
     """Return the settings of a run: the recipe's level, else GLOG_v's.
 
     GLOG_logtostderr=1 sends messages to stderr, 0 to run.log alone. A variable with another value
     counts as not set, and is named as a problem.
     """
     problems = []
-    level = recipe_level
     numbers = {**dict(zip("0123", LEVELS, strict=True)), "4": "error"}
     value = environment.get(LEVEL_VARIABLE)
     if level is None and value is not None:
@@ -76,12 +75,12 @@ class ReporterHandler(logging.Handler):
 
 
 @contextmanager
-def log_by_level(reporter: Reporter, recipe_level: str | None) -> Iterator[None]:
+def log_by_level(reporter: Reporter, level: str | None) -> Iterator[None]:
     """Let a reporter show messages by the recipe's level and the environment in the body.
 
     Below warning, the messages of `LOGGERS` are shown too. Else `logging` stays unchanged.
     """
-    settings = log_settings(recipe_level, os.environ)
+    settings = log_settings(level, os.environ)
     reporter.level = getattr(logging, settings.level.upper())
     reporter.log_to = settings.to
     if settings.problem:
@@ -100,7 +99,7 @@ def log_by_level(reporter: Reporter, recipe_level: str | None) -> Iterator[None]
             logger.propagate = False
         yield
     finally:
-        for logger, (level, propagate) in zip(loggers, before, strict=True):
+        for logger, (earlier_level, propagate) in zip(loggers, before, strict=True):
             logger.removeHandler(handler)
-            logger.setLevel(level)
+            logger.setLevel(earlier_level)
             logger.propagate = propagate

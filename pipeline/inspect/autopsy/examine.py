@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +25,7 @@ from pipeline.backends.graph.replay.ranges import is_float, largest, non_finite_
 from pipeline.core.files.compile_cache import no_compile_cache
 from pipeline.core.host.tree_paths import leaf_paths, leaves_by_path
 from pipeline.data.batch import Batch
-from pipeline.data.dataset_spec import MapOp
+from pipeline.data.dataset_spec import WrappedOp
 from pipeline.inspect.autopsy.finding import Autopsy, Finding, NonFiniteSamples, Phase, Tensor
 from pipeline.training.bucketing import apply_in_bucket
 from pipeline.training.parallel.microbatches import batch_positions, microbatch_size
@@ -100,7 +99,10 @@ class _Replay:
         The cause of a loss that is not finite comes before the gradient, which has most of the
         equations.
         """
-        ops: Any = tuple(map(_ScopedOp, self.step_config.train_ops, count()))
+        ops = tuple(
+            _ScopedOp(name=op.name, op=op, position=position)
+            for position, op in enumerate(self.step_config.train_ops)
+        )
         scoped = replace(
             self.step_config, train_ops=ops, loss=jax.named_scope(LOSS)(self.step_config.loss)
         )
@@ -245,27 +247,10 @@ class Outcome(NamedTuple):
     gradients: Any
 
 
-@dataclass(frozen=True)
-class _ScopedOp:
+class _ScopedOp(WrappedOp):
     """A map op in a scope named for its place in the recipe, `dataset.train.ops.1.rescale`."""
 
-    op: MapOp
     position: int
-
-    @property
-    def draws(self) -> int:
-        return self.op.draws
-
-    @property
-    def choices(self) -> int:
-        return self.op.choices
-
-    def chosen(self, number: int) -> _ScopedOp:
-        return replace(self, op=self.op.chosen(number))
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return self.op.columns
 
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
         with jax.named_scope(f"{DATA}.{self.position}.{self.op.name}"):

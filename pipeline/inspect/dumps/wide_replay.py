@@ -14,7 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from pipeline.core.host.jaxpr import FLOW, called_jaxpr, compute_flow, walk
+from pipeline.core.host.jaxpr import (
+    FLOW,
+    bind_equation,
+    called_jaxpr,
+    compute_flow,
+    run_traced,
+    walk,
+)
 from pipeline.core.host.platforms import CPU
 
 QUICK = {"xla_backend_optimization_level": "0"}
@@ -30,15 +37,18 @@ def widen(function: Callable[..., Any]) -> Callable[..., Any]:
     Takes arrays of any types; results that are floating-point numbers are float64.
     """
 
-    def compute(*args: Any) -> Any:
-        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
-        leaves = jax.tree.leaves(args)
-        with jax.enable_x64(True), jax.default_device(jax.devices(CPU.name)[0]):
-            program = jax.jit(lambda operands: _run(closed, operands), compiler_options=QUICK)
-            results = program(leaves)
-        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+    def compute(*arguments: Any) -> Any:
+        return run_traced(function, arguments, _run_compiled)
 
     return compute
+
+
+def _run_compiled(jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+    """Compute the outputs of a jaxpr as `_run`, compiled for the CPU."""
+    with jax.enable_x64(True), jax.default_device(jax.devices(CPU.name)[0]):
+        program = jax.jit(lambda arrays: _run(jaxpr, arrays), compiler_options=QUICK)
+        results: list[Any] = program(operands)
+    return results
 
 
 def _run(jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
@@ -73,8 +83,7 @@ def _compute(eqn: Any, operands: list[Any]) -> Sequence[Any]:
         preferred = params.get("preferred_element_type")
         if preferred is not None:
             params = {**params, "preferred_element_type": _wide_type(preferred)}
-    result = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
-    return result if eqn.primitive.multiple_results else [result]
+    return bind_equation(eqn.replace(params=params), operands)
 
 
 def _wide(value: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from pipeline.backends.base import Backend, CompileInputs, CompileReport
 from pipeline.backends.loading.window import Inputs, batch_at
@@ -72,7 +73,7 @@ class HostForecast:
         )
 
 
-def forecast_step(
+def forecast_run(
     recipe: Recipe, work: CompileInputs, run_schedule: RunSchedule, backend: Backend
 ) -> HostForecast:
     """Return the time of a step on a device of this machine, without compiling the step.
@@ -87,28 +88,52 @@ def forecast_step(
     if count > 1 or work.sharding_rules is not None:
         raise RunError(f"{count} devices at hand share a step; a forecast is of one device")
     state = jax.eval_shape(work.step.init, work.seed) if work.state is None else work.state
-    # XLA's name of the platform: "cuda" of a device that jax calls "gpu".
-    platform = backend.device.platform
-    platform = platform_of(platform).lowering_name or platform
-    parts = parts_of(_trace_step(work, state), platform)
-    times = _times_us(parts, backend.device, looped=not work.single_steps)
-    measured_us = sum(parts[part] * us for part, us in times.items())
-    by_kind = _sum_by_kind(parts, times)
-    rest_us = by_kind.pop("rest", 0.0)
+    program = _trace_step(work, state)
+    work_time = time_parts(program, backend.device, looped=not work.single_steps)
     return HostForecast(
         recipe=recipe.name,
         device=backend.describe()["device"],
         precision=recipe.train.precision,
-        products_ms=sum(by_kind.values()) / 1e3,
-        rest_ms=rest_us / 1e3,
+        products_ms=work_time.products_ms,
+        rest_ms=work_time.rest_ms,
         host_ms=_host_ms(recipe, work, run_schedule, backend, state),
-        parts=len(parts),
-        measured=len(times),
-        measured_share=measured_us / (sum(by_kind.values()) + rest_us),
+        parts=work_time.parts,
+        measured=work_time.measured,
+        measured_share=work_time.measured_share,
     )
 
 
-def _trace_step(work: CompileInputs, state: TrainState) -> Any:
+@dataclass(frozen=True)
+class DeviceTime:
+    """The device's time of a step in ms, the sum of its parts, as in `HostForecast`."""
+
+    products_ms: float
+    rest_ms: float
+    parts: int
+    measured: int
+    measured_share: float
+
+
+def time_parts(program: ClosedJaxpr, device: jax.Device, *, looped: bool) -> DeviceTime:
+    """Return the time of a traced step on a device; `looped`: it runs in the body of a loop."""
+    # XLA's name of the platform: "cuda" of a device that jax calls "gpu".
+    platform = platform_of(device.platform).lowering_name or device.platform
+    parts = parts_of(program, platform)
+    times = _times_us(parts, device, looped=looped)
+    measured_us = sum(parts[part] * us for part, us in times.items())
+    by_kind = _sum_by_kind(parts, times)
+    products_us = sum(us for kind, us in by_kind.items() if kind != "rest")
+    rest_us = by_kind.get("rest", 0.0)
+    return DeviceTime(
+        products_ms=products_us / 1e3,
+        rest_ms=rest_us / 1e3,
+        parts=len(parts),
+        measured=len(times),
+        measured_share=measured_us / (products_us + rest_us),
+    )
+
+
+def _trace_step(work: CompileInputs, state: TrainState) -> ClosedJaxpr:
     """Trace one step as the body of a training loop has it, from the choice of its batch on."""
 
     def step(

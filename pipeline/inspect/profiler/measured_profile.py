@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 
 from pipeline.backends.graph.hlo_program import HloProgram
 from pipeline.backends.loading.loader import Loader
-from pipeline.config.recipe import Recipe
+from pipeline.config.profile_spec import ProfileSpec
 from pipeline.inspect.profiler.compilations import Compilation
 from pipeline.inspect.profiler.iterations import (
     PHASES,
@@ -23,7 +24,7 @@ from pipeline.inspect.profiler.iterations import (
     median_iteration,
     split_trace,
 )
-from pipeline.inspect.profiler.peaks import TRIAD, Peaks
+from pipeline.inspect.profiler.peaks import TRIAD, Peaks, peaks_of
 from pipeline.inspect.profiler.profiled_executable import ProfiledExecutable, TimedDispatch
 from pipeline.inspect.profiler.step_profile import (
     Coverage,
@@ -33,7 +34,6 @@ from pipeline.inspect.profiler.step_profile import (
     PhaseTime,
     StepProfile,
 )
-from pipeline.training.state import TrainState
 
 WARM_SHARE = 0.25
 """Share of the untraced dispatches, the first ones, that warm the process up and don't count."""
@@ -46,11 +46,14 @@ NOTABLE = 0.02
 class ProfiledRun:
     """A run that was traced."""
 
-    recipe: Recipe
+    name: str
+    """The recipe's or the step function's."""
+    batch_size: int
+    spec: ProfileSpec
     device: str
     executable: ProfiledExecutable
-    state: TrainState
-    """Only its sizes matter."""
+    state_bytes: Mapping[str, int]
+    """Bytes of the state by what holds them."""
     compilations: tuple[Compilation, ...]
     memory: Mapping[str, int]
     """Bytes of the compiled program."""
@@ -59,9 +62,8 @@ class ProfiledRun:
 
 def measured_profile(run: ProfiledRun, peaks: Peaks) -> tuple[StepProfile, Traced]:
     """Return the profile of a run, and the traced operations that it was made of."""
-    recipe = run.recipe
     executable = run.executable
-    spec = recipe.profile
+    spec = run.spec
     steps = executable.last - executable.first
     events = executable.traced or ()
     traced = split_trace(events, run.program, steps, spec.fp_point, spec.bp_point)
@@ -86,8 +88,8 @@ def measured_profile(run: ProfiledRun, peaks: Peaks) -> tuple[StepProfile, Trace
     profile = StepProfile(
         source="measured",
         device=run.device,
-        recipe=recipe.name,
-        batch_size=recipe.train.batch_size,
+        recipe=run.name,
+        batch_size=run.batch_size,
         steps=steps,
         step_ms=host.step,
         traced_step_ms=traced_ms,
@@ -99,7 +101,7 @@ def measured_profile(run: ProfiledRun, peaks: Peaks) -> tuple[StepProfile, Trace
         else None,
         points=traced.iterations if spec.training_trace else (),
         peaks=peaks,
-        memory={**run.memory, **_memory(run.state, executable.loader)},
+        memory={**run.memory, **run.state_bytes, **_host_memory(executable.loader)},
         host=host,
         feed=asdict(executable.loader.report()),
         coverage=Coverage(
@@ -242,13 +244,13 @@ def _layers(
     return tuple(sorted(rows, key=lambda row: (-row.ms, row.layer)))
 
 
-def _memory(state: TrainState, loader: Loader) -> dict[str, int]:
-    def nbytes(tree: Any) -> int:
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+def bytes_of_tree(tree: Any) -> int:
+    """Return the bytes of the arrays of a tree."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
+
+def _host_memory(loader: Loader) -> dict[str, int]:
     return {
-        "parameters": nbytes(state.params),
-        "optimizer": nbytes(state.opt_state),
         "data on the device": loader.device_bytes,
         "process at its largest": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB,
     }
@@ -265,6 +267,18 @@ def program_memory(program: Any) -> dict[str, int]:
         "results": int(analysis.output_size_in_bytes),
         "machine code": int(analysis.generated_code_size_in_bytes),
     }
+
+
+def profile_with_peaks(
+    run: ProfiledRun, device: jax.Device, folder: Path | None
+) -> tuple[StepProfile, Traced]:
+    """Return the profile of a run as `measured_profile`, with the peaks of its device, which a
+    cache folder may have; they are measured again if an operator is faster."""
+    profile, traced = measured_profile(run, peaks_of(device, folder))
+    if exceeds_peaks(profile):
+        # They were measured while the machine was busy.
+        return measured_profile(run, peaks_of(device, folder, again=True))
+    return profile, traced
 
 
 def exceeds_peaks(profile: StepProfile) -> bool:

@@ -13,7 +13,7 @@ from pipeline.backends.loading.loader import Loader
 from pipeline.inspect.profiler.trace import TracedOp, Tracer
 from pipeline.training.metrics import EvalSums
 from pipeline.training.state import TrainState
-from pipeline.training.telemetry import Telemetry, concatenate_columns
+from pipeline.training.telemetry import Telemetry
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class ProfiledExecutable:
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[TrainState, Telemetry]:
         """Run steps `start + 1 .. stop` in up to three parts, the traced one apart."""
-        parts: list[Telemetry] = []
+        joined: Telemetry | None = None
         for begin, end in self._split(start, stop):
             if begin == self.first and self.traced is None and not self._tracer.runs:
                 self._tracer.start()
@@ -98,13 +98,14 @@ class ProfiledExecutable:
             ended = time.perf_counter()
             waited = self.loader.waited_s - waited
             self.dispatches.append(TimedDispatch(begin, end, began, ended, waited, traced))
-            parts.append(telemetry)
+            joined = telemetry if joined is None else joined.join(telemetry)
             ends_run = telemetry.non_finite_step is not None
             if self._tracer.runs and (end >= self.last or ends_run):
                 self.end_trace()
             if ends_run:
                 break
-        return state, _concatenate(parts)
+        assert joined is not None, "a dispatch has steps"
+        return state, joined
 
     def evaluate(
         self,
@@ -133,9 +134,3 @@ class ProfiledExecutable:
         for end in (*ends, stop):
             yield start, end
             start = end
-
-
-def _concatenate(parts: list[Telemetry]) -> Telemetry:
-    if len(parts) == 1:
-        return parts[0]
-    return Telemetry(parts[0].start, concatenate_columns(parts))

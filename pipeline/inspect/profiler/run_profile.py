@@ -14,7 +14,7 @@ from pipeline.backends.loading.loader import RESIDENT_LIMIT_BYTES, split_bytes
 from pipeline.backends.sink_choice import choose, predict
 from pipeline.config.cache import cache_root
 from pipeline.config.precision import level_of
-from pipeline.config.profile_spec import LEAST_STEPS
+from pipeline.config.profile_spec import LEAST_STEPS, ProfileSpec
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import event_periods
 from pipeline.core.errors import RecipeError, RunError, first_line
@@ -26,12 +26,11 @@ from pipeline.inspect.profiler.ascend_profile import modelled_profile
 from pipeline.inspect.profiler.compilations import Compilations, watch_compilations
 from pipeline.inspect.profiler.measured_profile import (
     ProfiledRun,
-    exceeds_peaks,
-    measured_profile,
+    bytes_of_tree,
+    profile_with_peaks,
     program_memory,
     select_untraced,
 )
-from pipeline.inspect.profiler.peaks import peaks_of
 from pipeline.inspect.profiler.profile_files import ProfileReport, write_profile
 from pipeline.inspect.profiler.profiled_executable import ProfiledExecutable
 from pipeline.inspect.profiler.step_profile import StepProfile
@@ -129,7 +128,8 @@ class RunProfiler(Profile):
         self._raw = run.executable
         self._program: HloProgram = parse_program(self._raw.program_text)
         step_s = self._look() if self._recipe.profile.mode == "only" else None
-        window = choose_window(self._recipe, run.built, self._program, step_s, done)
+        spec = self._recipe.profile
+        window = choose_window(spec, run.built.run_schedule, self._program, step_s, done)
         self._window = window
         self._watch: Compilations | None = None
         text = f"steps {window.first + 1:,} to {window.first + window.steps:,} are traced"
@@ -187,19 +187,28 @@ class RunProfiler(Profile):
             )
         recipe = self._recipe
         with self._reporter.clock("reading the trace"):
-            peaks = peaks_of(backend.device, cache_root(recipe.cache))
             memory = program_memory(getattr(getattr(self._raw, "programs", None), "train", None))
             # What was compiled after the first dispatch and before the last one ended.
             ends_s = [dispatch.end_s for dispatch in self.executable.dispatches]
             compilations = self._watch.found if self._watch is not None else []
             later = tuple(c for c in compilations if ends_s[0] < c.ended_s < ends_s[-1])
-            run = ProfiledRun(recipe, device, self.executable, state, later, memory, self._program)
-            profile, operations = measured_profile(run, peaks)
-            if exceeds_peaks(profile):
-                # They were measured while the machine was busy.
-                peaks = peaks_of(backend.device, cache_root(recipe.cache), again=True)
-                profile, operations = measured_profile(run, peaks)
-            evidence = self._evidence(run, profile)
+            run = ProfiledRun(
+                name=recipe.name,
+                batch_size=recipe.train.batch_size,
+                spec=recipe.profile,
+                device=device,
+                executable=self.executable,
+                state_bytes={
+                    "parameters": bytes_of_tree(state.params),
+                    "optimizer": bytes_of_tree(state.opt_state),
+                },
+                compilations=later,
+                memory=memory,
+                program=self._program,
+            )
+            folder = cache_root(recipe.cache)
+            profile, operations = profile_with_peaks(run, backend.device, folder)
+            evidence = self._evidence(run, profile, state)
             verdict = try_change(decide(evidence), recipe, dataset, backend, self._raw, evidence)
         profiles = [evidence.profile]
         modelled = modelled_profile(recipe, estimate)
@@ -212,7 +221,7 @@ class RunProfiler(Profile):
         self._reporter.say(str(report))
         self._reporter.stage("profile", f"table, profile.json, trace.json and picture in {folder}")
 
-    def _evidence(self, run: ProfiledRun, profile: StepProfile) -> Evidence:
+    def _evidence(self, run: ProfiledRun, profile: StepProfile, state: TrainState) -> Evidence:
         recipe = self._recipe
         dataset = self.run.dataset
         host = profile.host
@@ -241,12 +250,13 @@ class RunProfiler(Profile):
                 if first_s < compilation.ended_s < last_s
             ),
             compiled_steps=timed[-1].stop - timed[0].stop,
-            streams_resident=RESIDENT if recipe.train.feed == "stream" and fits else None,
             precision=level_of(recipe),
         )
+        if recipe.train.feed == "stream" and fits:
+            evidence = replace(evidence, faster_data=RESIDENT)
         if loader.kind == "resident" and host.device < SHORT_MS:
             evidence = replace(evidence, sink=self._sink_gain())
-        return replace(evidence, events=self._event_cost(dataset, run.state))
+        return replace(evidence, events=self._event_cost(dataset, state))
 
     def _starved_ms(self, device_ms: float) -> float:
         """Return the wait for a step once all windows are read ahead: the reader's pace, measured
@@ -313,11 +323,13 @@ class RunProfiler(Profile):
 
 
 def choose_window(
-    recipe: Recipe, built: Built, program: HloProgram, step_s: float | None, done: int = 0
+    spec: ProfileSpec,
+    schedule: RunSchedule,
+    program: HloProgram,
+    step_s: float | None,
+    done: int = 0,
 ) -> TracedSteps:
     """Choose the steps to trace. Raises RecipeError if the run is too short."""
-    spec = recipe.profile
-    schedule = built.run_schedule
     steps = spec.steps
     if steps is None:
         executed = sum(

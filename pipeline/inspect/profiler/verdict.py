@@ -99,9 +99,12 @@ class Evidence:
     """Number of timed steps, over which the time of compilations is averaged."""
     sink: SinkGain | None = None
     events: EventCost | None = None
-    streams_resident: str | None = None
-    """The change that puts a streamed split on the device; None if it doesn't fit."""
-    precision: str = "O0"
+    faster_data: str = "convert the data once: python -m pipeline convert records"
+    """The change by which steps wait less for data."""
+    sink_key: str = "train.sink_size"
+    """The recipe's key, or the argument, that is the steps of a sink."""
+    precision: str | None = "O0"
+    """The recipe's `train.precision`; None for a custom step, whose types are in its code."""
 
     @property
     def step_ms(self) -> float:
@@ -166,9 +169,9 @@ def _find_data_bound(evidence: Evidence) -> StepVerdict | None:
         why += f"; slowest is {columns[0][0]}, {columns[0][1]:.3g} ms a step to read"
     if loader.slowest_sample is not None:
         why += f" (worst: {loader.slowest_sample})"
-    what = evidence.streams_resident or "convert the data once: python -m pipeline convert records"
+    change = _predict_saving(evidence, host.wait, evidence.faster_data)
     severe = "data-bound" if share < 0.25 else "data-bound, severely"
-    return StepVerdict(severe, share, why, _predict_saving(evidence, host.wait, what))
+    return StepVerdict(severe, share, why, change)
 
 
 def _find_callback_bound(evidence: Evidence) -> StepVerdict | None:
@@ -198,7 +201,7 @@ def _find_dispatch_bound(evidence: Evidence) -> StepVerdict | None:
     share = 1 - 1 / sink.gain
     now = "no sinks" if evidence.sink_steps is None else f"sinks of {evidence.sink_steps:,}"
     why = f"{share:.0%} of a step of {sink.now_ms:.3g} ms is dispatching {now}"
-    what = f"train.sink_size={sink.size}"
+    what = f"{evidence.sink_key}={sink.size}"
     what += " train.sink=true" if evidence.sink_steps is None else ""
     # The measurement of sinks leaves out callbacks between dispatches.
     return StepVerdict(
@@ -245,14 +248,14 @@ def _find_converting(evidence: Evidence) -> StepVerdict | None:
     share = evidence.host.share(ms)
     if share <= CONVERSION_SHARE:
         return None
+    custom = evidence.precision is None
+    types = "the step does" if custom else f"train.precision={evidence.precision}"
     why = (
         f"{share:.0%} of a step only converts types, {len(conversions)} operators, above all in "
-        f"{_list_places(conversions)}: this device computes products in another type than "
-        f"train.precision={evidence.precision}"
+        f"{_list_places(conversions)}: this device computes products in another type than {types}"
     )
-    return StepVerdict(
-        "converting", share, why, _predict_saving(evidence, ms, "train.precision=O0")
-    )
+    what = "compute in float32" if custom else "train.precision=O0"
+    return StepVerdict("converting", share, why, _predict_saving(evidence, ms, what))
 
 
 def _find_bound(resource: Literal["memory", "compute"], evidence: Evidence) -> StepVerdict | None:

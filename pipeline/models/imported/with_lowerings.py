@@ -32,6 +32,7 @@ from pipeline.core.host.jaxpr import (
     enter_scope,
     equations_in,
     inner_jaxprs,
+    run_traced,
     scope_of,
     walk,
 )
@@ -108,12 +109,12 @@ def with_lowerings(
     computes convolutions without groups, so the policy isn't asked for them.
     """
 
-    def call(*arguments: Any) -> Any:
-        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        leaves = jax.tree.leaves(arguments)
+    def run(closed: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
         gradients = find_gradients(closed.jaxpr) if differentiated else None
-        results = _Evaluation(policy, gradients, layout, root).run(closed, leaves)
-        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+        return _Evaluation(policy, gradients, layout, root).run(closed, operands)
+
+    def call(*arguments: Any) -> Any:
+        return run_traced(function, arguments, run)
 
     return cast(Function, call)
 
@@ -176,18 +177,17 @@ class _Evaluation:
         called = called_jaxpr(equation)
         if called is None:
             return compute_flow(equation, operands, self._run_inner)
-        body = partial(self._call_inner, called)
-        if name in CHECKPOINTS:
-            settings = {"prevent_cse": params["prevent_cse"], "policy": params["policy"]}
-            return list(jax.checkpoint(body, **settings)(*operands))
-        return body(*operands)
+        if name not in CHECKPOINTS:
+            return self._run_inner(called, operands)
+        body = partial(self._run_inner, called)
+        recomputed = jax.checkpoint(
+            body, prevent_cse=params["prevent_cse"], policy=params["policy"]
+        )
+        return recomputed(operands)
 
     def _run_inner(self, jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
         """Evaluate a jaxpr inside an equation, whose scopes don't begin with the root."""
         return _Evaluation(self.policy, self.gradients, self.layout).run(jaxpr, operands)
-
-    def _call_inner(self, jaxpr: core.ClosedJaxpr, *operands: Any) -> list[Any]:
-        return self._run_inner(jaxpr, operands)
 
 
 def _gradient(equation: core.JaxprEqn, gradients: GradientTable | None) -> Gradient | None:

@@ -68,14 +68,16 @@ def _forward(plan: _Plan, images: Array, kernel: Array) -> tuple[Array, tuple[Ar
 
 
 def _backward(plan: _Plan, operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+    images, kernel = operands
     if plan.input_grad.is_default and plan.weight_grad.is_default:
         return lax.platform_dependent(
-            *operands,
+            images,
+            kernel,
             cotangent,
             cpu=functools.partial(_gradients, plan),
             default=functools.partial(_derived_gradients, plan),
         )
-    return _gradients(plan, *operands, cotangent)
+    return _gradients(plan, images, kernel, cotangent)
 
 
 _conv2d.defvjp(_forward, _backward)

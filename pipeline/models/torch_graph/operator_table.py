@@ -9,7 +9,7 @@ frozen dataclass, the function's last parameter.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -79,11 +79,11 @@ class AtenOperator:
     """An operator's function and its properties."""
 
     function: Callable[..., Any]
-    kind: str
+    kind: str = ""
     """Kind of layer, for rules of precision by kind; empty for none."""
-    draws: bool
+    draws: bool = False
     """Whether it draws random numbers."""
-    full_weights: bool
+    full_weights: bool = False
     """Whether it reads weights in float32 for every type of activations, as norms do."""
     settings: type | None = None
     """Data class of the arguments after the arrays, which the last parameter takes."""
@@ -125,6 +125,13 @@ OPERATORS: dict[str, AtenOperator] = {}
 """Every operator by name: `aten.relu.default`, or `sym.mul` for sizes."""
 
 
+def register(names: Sequence[str], operator: AtenOperator) -> None:
+    """Register an operator under ATen's names, such as `relu.default`."""
+    for name in names:
+        assert f"aten.{name}" not in OPERATORS, f"{name} is registered twice"
+        OPERATORS[f"aten.{name}"] = operator
+
+
 def aten(
     *names: str,
     kind: str = "",
@@ -134,14 +141,11 @@ def aten(
 ) -> Callable[[Function], Function]:
     """Decorator: register a function for ATen operators such as `relu.default`."""
 
-    def register(function: Function) -> Function:
-        operator = AtenOperator(function, kind, draws, full_weights, settings)
-        for name in names:
-            assert f"aten.{name}" not in OPERATORS, f"{name} is registered twice"
-            OPERATORS[f"aten.{name}"] = operator
+    def decorate(function: Function) -> Function:
+        register(names, AtenOperator(function, kind, draws, full_weights, settings))
         return function
 
-    return register
+    return decorate
 
 
 def valuewise(function: Callable[..., Array]) -> Callable[..., Laid]:

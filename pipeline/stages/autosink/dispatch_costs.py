@@ -67,7 +67,7 @@ class TimedRuns:
 
         Raises RunError if one is not finite.
         """
-        watch = _Stopwatch()
+        watch = DispatchClock()
         observers = self._open_observers(variant)
         run = replace(self._run_schedule, total=steps, sink_steps=variant.sink_steps)
         schedule = Schedule(run, dispatch_seconds=self._recipe.train.dispatch_seconds)
@@ -105,7 +105,7 @@ class TimedRuns:
         self._open.close()
 
 
-class _Stopwatch(Monitor):
+class DispatchClock(Monitor):
     """Record of when each dispatch ended, after all other monitors were notified."""
 
     def __init__(self) -> None:

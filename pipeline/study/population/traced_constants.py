@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from pipeline.core.host.jaxpr import (
     bind_equation,
     called_jaxpr,
     compute_flow,
+    run_traced,
     walk,
 )
 from pipeline.models.imported.with_lowerings import CHECKPOINTS, RULED
@@ -110,17 +112,19 @@ def with_arguments(
     Each stands in place of the constants at some positions, and has their shape and type.
     """
 
+    numbers = {place: n for n, places in enumerate(positions) for place in places}
+
+    def run(values: Sequence[Any], closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+        traced = TracedConstants()
+        traced.read(closed)
+        by_atom = {atom: values[numbers[p]] for atom, p in traced.positions.items() if p in numbers}
+        holders = set[int]().union(*(traced.holders[place] for place in numbers))
+        return _Evaluation(by_atom, holders).run(closed, operands)
+
     def call(*arguments_and_values: Any) -> Any:
         arguments = arguments_and_values[: -len(positions)]
         values = arguments_and_values[-len(positions) :]
-        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        traced = TracedConstants()
-        traced.read(closed)
-        numbers = {place: n for n, places in enumerate(positions) for place in places}
-        by_atom = {atom: values[numbers[p]] for atom, p in traced.positions.items() if p in numbers}
-        holders = set[int]().union(*(traced.holders[place] for place in numbers))
-        results = _Evaluation(by_atom, holders).run(closed, jax.tree.leaves(arguments))
-        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+        return run_traced(function, arguments, partial(run, values))
 
     return call
 

@@ -16,7 +16,7 @@ from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
 from pipeline.engine.schedule import RunSchedule
 from pipeline.inspect.forecast import host_forecast
-from pipeline.inspect.forecast.host_forecast import HostForecast, forecast_step, measured_line
+from pipeline.inspect.forecast.host_forecast import HostForecast, forecast_run, measured_line
 from pipeline.inspect.forecast.part_times import rough_us
 from pipeline.inspect.forecast.step_parts import StepPart
 from pipeline.stages.build import build
@@ -52,7 +52,7 @@ def prepare(overrides: Sequence[str]) -> tuple[Recipe, CompileInputs, RunSchedul
 
 def forecast(*overrides: str) -> HostForecast:
     recipe, work, run_schedule, backend = prepare(["+recipe=lenet5_digits", *overrides])
-    return forecast_step(recipe, work, run_schedule, backend)
+    return forecast_run(recipe, work, run_schedule, backend)
 
 
 def test_a_forecast_is_the_sum_of_its_parts(timed: list[StepPart]) -> None:
@@ -114,7 +114,7 @@ def test_nothing_is_timed_on_a_chip_that_is_not_there(timed: list[StepPart]) -> 
         device=object(), placement=backend.placement, describe=lambda: {"device": "H900"}
     )
     with pytest.raises(RunError, match="H900: nothing can be timed on it"):
-        forecast_step(recipe, work, run_schedule, absent)
+        forecast_run(recipe, work, run_schedule, absent)
     assert not timed
 
 

@@ -58,7 +58,7 @@ def test_waits_for_data_name_the_column_and_the_sample() -> None:
         evidence(
             host=waiting(6.0),
             loader=replace(loader, slowest_sample=sample),
-            streams_resident="train.feed=resident",
+            faster_data="train.feed=resident",
         )
     )
     assert found.name == "data-bound, severely"

@@ -12,9 +12,11 @@ from jax import Array, lax
 from pipeline.models.torch_graph.graph import TypeOf
 from pipeline.models.torch_graph.laid import Laid, align
 from pipeline.models.torch_graph.operator_table import (
+    AtenOperator,
     OperatorContext,
     aten,
     broadcasting,
+    register,
     valuewise,
 )
 
@@ -108,7 +110,7 @@ def glu(x: Laid, dim: int = -1) -> Laid:
 
 def _register(function: Callable[[Any, Any], Array], *names: str) -> None:
     """Register a function of two operands that broadcast."""
-    aten(*names)(broadcasting(lambda x, other: function(x, other)))
+    register(names, AtenOperator(broadcasting(lambda x, other: function(x, other))))
 
 
 _register(jnp.multiply, "mul.Tensor", "mul.Scalar")

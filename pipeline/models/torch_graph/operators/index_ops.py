@@ -19,6 +19,7 @@ from pipeline.models.torch_graph.operator_table import (
     OperatorContext,
     aten,
     plain,
+    register,
 )
 
 
@@ -83,9 +84,10 @@ def full_like(context: OperatorContext, x: Laid, value: Any, *, dtype: Any = Non
 def _register_constant(name: str, value: int, *overloads: str) -> None:
     """Register `zeros`, `new_zeros` and `zeros_like`, or their likes for another number."""
 
-    @aten(f"{name}.default", *overloads)
     def make(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> Laid:
         return laid(jnp.full(tuple(size), value, context.type_of(dtype)))
+
+    register((f"{name}.default", *overloads), AtenOperator(make))
 
     @aten(f"new_{name}.default")
     def make_new(

@@ -18,10 +18,12 @@ from pipeline.models.modules.batch_norm import (
 )
 from pipeline.models.torch_graph.laid import Laid, drop_axes, laid
 from pipeline.models.torch_graph.operator_table import (
+    AtenOperator,
     OperatorContext,
     aten,
     compute_in_float32,
     is_float,
+    register,
 )
 
 Dims = int | Sequence[int] | None
@@ -42,7 +44,6 @@ def _cast(context: OperatorContext, x: Laid, dtype: Any) -> Laid:
 def _register(function: Callable[..., Array], *names: str) -> None:
     """Register a reduction."""
 
-    @aten(*names)
     def apply(
         context: OperatorContext,
         x: Laid,
@@ -52,6 +53,8 @@ def _register(function: Callable[..., Array], *names: str) -> None:
         dtype: Any = None,
     ) -> Laid:
         return reduce(_cast(context, x, dtype), dim, keepdim, function)
+
+    register(names, AtenOperator(apply))
 
 
 _register(jnp.mean, "mean.dim", "mean.default")
@@ -138,10 +141,11 @@ def cumulative_sum(context: OperatorContext, x: Laid, dim: int, *, dtype: Any = 
 def _register_softmax(function: Callable[[Array, int], Array], *names: str) -> None:
     """Register a function along an axis that computes in float32."""
 
-    @aten(*names)
     def apply(context: OperatorContext, x: Laid, dim: int, dtype: Any = None) -> Laid:
         array = _cast(context, x, dtype).array
         return x.same(compute_in_float32(lambda a: function(a, x.axis(dim)), array))
+
+    register(names, AtenOperator(apply))
 
 
 _register_softmax(jax.nn.softmax, "softmax.int", "_softmax.default")
