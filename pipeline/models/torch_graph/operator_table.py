@@ -84,7 +84,8 @@ class AtenOperator:
     draws: bool = False
     """Whether it draws random numbers."""
     full_weights: bool = False
-    """Whether it reads weights in float32 for every type of activations, as norms do."""
+    """Whether it reads weights in float32 for every type of activations: norms compute with them,
+    and gradients of biases are summed in float32."""
     settings: type | None = None
     """Data class of the arguments after the arrays, which the last parameter takes."""
 

@@ -15,6 +15,7 @@ from pipeline.models.lowerings.conv2d_transpose import transpose_window
 from pipeline.models.lowerings.dense import dense_product
 from pipeline.models.lowerings.formulas.conv2d_input_grad import rotate_and_swap
 from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair
+from pipeline.models.modules.dense import add_bias
 from pipeline.models.torch_graph.laid import IMAGE_ORDERS, NHWC, Laid, laid
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten
 
@@ -52,7 +53,7 @@ class TransposedConvolution:
     dilation: int | Sequence[int] = 1
 
 
-@aten("conv2d.default", "conv2d.padding", kind="conv", settings=Convolution)
+@aten("conv2d.default", "conv2d.padding", kind="conv", full_weights=True, settings=Convolution)
 def conv2d(
     context: OperatorContext,
     x: Laid,
@@ -84,10 +85,7 @@ def conv2d(
 
 def _add_bias(y: Laid, bias: Laid | None) -> Laid:
     """Add a bias (channels,) to images or sequences."""
-    if bias is None:
-        return y
-    sizes = [-1 if number == 1 else 1 for number in y.order]
-    return y.same(y.array + bias.array.astype(y.dtype).reshape(sizes))
+    return y if bias is None else y.same(add_bias(y.array, bias.array, y.order.index(1)))
 
 
 def conv_pads(
@@ -103,7 +101,7 @@ def conv_pads(
     return rows, columns
 
 
-@aten("conv1d.default", "conv1d.padding", kind="conv", settings=Convolution)
+@aten("conv1d.default", "conv1d.padding", kind="conv", full_weights=True, settings=Convolution)
 def conv1d(
     context: OperatorContext,
     x: Laid,
@@ -125,7 +123,12 @@ def conv1d(
     return Laid(y.array[:, 0], (0, 2, 1))
 
 
-@aten("conv_transpose2d.input", kind="conv_transpose", settings=TransposedConvolution)
+@aten(
+    "conv_transpose2d.input",
+    kind="conv_transpose",
+    full_weights=True,
+    settings=TransposedConvolution,
+)
 def conv_transpose2d(
     context: OperatorContext,
     x: Laid,
@@ -162,14 +165,14 @@ def _transposed_axis(
     return Axis(result, kernel, stride, dilation, (padding, padding - more // stride * stride))
 
 
-@aten("linear.default", kind="dense")
+@aten("linear.default", kind="dense", full_weights=True)
 def linear(context: OperatorContext, x: Laid, weight: Laid, bias: Laid | None = None) -> Laid:
     """Product of the last axis with a kernel, by the lowering that the policy chooses."""
     if weight.ndim != 2 or x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"a product of shape {x.shape} with a kernel of {weight.shape}")
     order = x.order if x.order[-1] == x.ndim - 1 else tuple(range(x.ndim))
     y = _product(context, x.transpose(order), weight.transpose(IO).astype(x.dtype))
-    return Laid(y if bias is None else y + bias.array.astype(y.dtype), order)
+    return Laid(y if bias is None else add_bias(y, bias.array), order)
 
 
 def _product(context: OperatorContext, inputs: Array, kernel: Array) -> Array:

@@ -133,6 +133,36 @@ def test_activations_have_the_recipes_type(dtype: str) -> None:
     np.testing.assert_allclose(logits, theirs["logits"], atol=0.05)
 
 
+BIASES = {"mobile": ("depthwise", 0.01), "shuffle": ("stem", 0.04), "patches": ("mlp/0", 0.01)}
+"""By network, a layer with a bias, and the error of its gradients in bfloat16."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BIASES)
+def test_gradients_of_biases_are_summed_in_float32(name: str) -> None:
+    """In bfloat16 the sums over 256 images were wrong by 1 to 30 % of the largest gradient."""
+    graph = golden_graph(name)
+    variables = initial_variables_of(graph)
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(256, *golden_results(name)["images"].shape[1:])).astype(np.float32)
+
+    def gradients_in(dtype: str) -> dict[str, Any]:
+        network = network_of(graph, dtype=dtype)
+
+        def loss_of(params: Any) -> Any:
+            inputs = variables | {"params": params}
+            logits, _ = network.apply(inputs, images, train=True, mutable=["batch_stats"])
+            return -jnp.mean(jax.nn.log_softmax(logits)[:, 0])
+
+        return flatten_dict(jax.grad(loss_of)(variables["params"]), sep="/")
+
+    exact, rounded = map(gradients_in, ("float32", "bfloat16"))
+    layer, error = BIASES[name]
+    for path in (f"{layer}/bias", f"{layer}/kernel"):
+        largest = float(jnp.abs(exact[path]).max())
+        np.testing.assert_allclose(rounded[path], exact[path], rtol=0, atol=error * largest)
+
+
 def test_types_by_layer_reach_the_nodes() -> None:
     rules = (KindRule(frozenset({"conv"}), "float16"), ToFloat(pattern="head", dtype="bfloat16"))
     listing = PathListing()
