@@ -15,12 +15,12 @@ from pipeline.backends.ascend.chip.options import (
     ExecutionConfig,
     Mode,
     OptionError,
-    mode_of,
+    choose_mode,
 )
-from pipeline.backends.ascend.memory.memory_plan import out_of_memory_message
+from pipeline.backends.ascend.memory.memory_plan import explain_out_of_memory
 from pipeline.backends.ascend.pricing.advice import advise
 from pipeline.backends.ascend.pricing.pricing import Pricing
-from pipeline.backends.ascend.pricing.traced_step import no_garbage_collection, trace_step
+from pipeline.backends.ascend.pricing.traced_step import pause_garbage_collection, trace_step
 from pipeline.backends.ascend.report.text import Recommendation, name_devices, printout
 from pipeline.backends.ascend.tune.autotune import custom_bank
 from pipeline.backends.base import StepToPrice
@@ -57,16 +57,16 @@ class AscendEstimate:
         self._proposal = proposal
         self._emulated = emulated
         self.choice: SinkChoice | None = None
-        with no_garbage_collection():
+        with pause_garbage_collection():
             try:
                 pricing = self._trace(proposal.device_batch)
-                self.report = pricing.report(self._config(pricing))
+                self.report = pricing.report(self._choose_config(pricing))
             except OptionError as error:
                 raise RecipeError([self._with_key(str(error))]) from error
             memory = self.report.memory
             if memory.verdict == "out of memory":
                 raise RunError(
-                    out_of_memory_message(
+                    explain_out_of_memory(
                         memory,
                         self.report.graph,
                         batch=proposal.device_batch,
@@ -81,7 +81,7 @@ class AscendEstimate:
             changes = advise(pricing, self.report.config, self._trace)
             self.changes = tuple(map(self._with_recipe_keys, changes))
 
-    def _config(self, pricing: Pricing) -> ExecutionConfig:
+    def _choose_config(self, pricing: Pricing) -> ExecutionConfig:
         """Return how the recipe runs its steps; under `sink: auto`, the sink is chosen by price."""
         proposal = self._proposal
 
@@ -99,7 +99,7 @@ class AscendEstimate:
         """Trace the recipe's step, with a batch of any size."""
         proposal = self._proposal
         batch = proposal.batch(batch_size)
-        traced = trace_step(proposal.step, proposal.state, batch, _parameters)
+        traced = trace_step(proposal.step, proposal.state, batch, _get_parameters)
         return Pricing(traced, self._emulated.chip)
 
     def _with_recipe_keys(self, change: Recommendation) -> Recommendation:
@@ -202,7 +202,7 @@ def config_of(proposal: StepToPrice, emulated: EmulatedDevice) -> ExecutionConfi
         auto = "op_by_op"
     return replace(
         config,
-        mode=mode_of(config.software, emulated.mode or auto),
+        mode=choose_mode(config.software, emulated.mode or auto),
         sink_size=proposal.sink_steps,
         devices=proposal.devices,
         data_sink=proposal.sink,
@@ -210,5 +210,5 @@ def config_of(proposal: StepToPrice, emulated: EmulatedDevice) -> ExecutionConfi
     )
 
 
-def _parameters(state: TrainState) -> Any:
+def _get_parameters(state: TrainState) -> Any:
     return state.params

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
-from pipeline.backends.ascend.chip.hardware import Chip, chipset_of, hardware_of
+from pipeline.backends.ascend.chip.hardware import Chip, extract_hardware, to_priced_chip
 from pipeline.backends.ascend.chip.options import (
     MAX_DEVICES,
     EmulatedDevice,
@@ -73,14 +73,14 @@ class Ascend(Chip, DeviceSpec):
         if count > MAX_DEVICES:
             return f"must be at most {MAX_DEVICES} of {self.chip}"
         try:
-            check_devices(count, hardware_of(self))
+            check_devices(count, extract_hardware(self))
         except OptionError as error:
             return str(error).removeprefix("devices: ")
         return None
 
     def rates(self) -> Rates:
         """The rates of the chip."""
-        return AscendRates(hardware_of(self))
+        return AscendRates(extract_hardware(self))
 
     def open(self, parallel: ParallelSpec) -> Backend:
         """XLA on the host's processor, under the name of the chip."""
@@ -97,4 +97,4 @@ class Ascend(Chip, DeviceSpec):
             strict=self.strict,
         )
         mode = None if self.mode == "auto" else self.mode
-        return AscendBackend(EmulatedDevice(chipset_of(self), config, mode), parallel)
+        return AscendBackend(EmulatedDevice(to_priced_chip(self), config, mode), parallel)

@@ -144,15 +144,15 @@ class ChipSpec(Spec):
     """Types that the chip computes in; others are refused."""
 
 
-def _plausible(figure: Figure, info: ValidationInfo) -> Figure:
+def _refuse_implausible(figure: Figure, info: ValidationInfo) -> Figure:
     """Refuse figures that no chip has, which would divide by zero or overflow elsewhere."""
     value = figure.value
     name = str(info.field_name)
     if name.endswith(("_count", "_bytes")) and value != int(value):
         raise ValueError(f"{value:g} must be a whole number")
-    most = MOST_OF_A_COUNT if name.endswith("_count") else MOST
-    if value and not LEAST <= value <= most:
-        raise ValueError(f"{value:g} must be from {LEAST:g} to {most:g}")
+    most = MAX_COUNT if name.endswith("_count") else MAX_FIGURE
+    if value and not MIN_FIGURE <= value <= most:
+        raise ValueError(f"{value:g} must be from {MIN_FIGURE:g} to {most:g}")
     return figure
 
 
@@ -173,19 +173,19 @@ UNITS = {
 }
 
 
-def unit_of(name: str) -> str:
+def find_unit(name: str) -> str:
     """Return the unit of a figure, with which its name ends."""
     return next(unit for ending, unit in UNITS.items() if name.endswith(ending))
 
 
-LEAST = 1e-6
-MOST = 1e9
-MOST_OF_A_COUNT = 4096
+MIN_FIGURE = 1e-6
+MAX_FIGURE = 1e9
+MAX_COUNT = 4096
 FIGURES = tuple(figure.name for figure in fields(Hardware))
 _FIELDS: dict[str, Any] = {
     name: (
         Overhead if name.endswith("_us") else Figure,
-        Field(json_schema_extra={"unit": unit_of(name)}),
+        Field(json_schema_extra={"unit": find_unit(name)}),
     )
     for name in FIGURES
 }
@@ -193,13 +193,13 @@ Chip: Any = create_model(
     "Chip",
     __base__=ChipSpec,
     __module__=__name__,
-    __validators__={"_plausible": field_validator(*FIGURES)(_plausible)},
+    __validators__={"_refuse_implausible": field_validator(*FIGURES)(_refuse_implausible)},
     __doc__="A chip as its YAML file has it: every figure with its source.",
     **_FIELDS,
 )
 
 
-def hardware_of(chip: Any) -> Hardware:
+def extract_hardware(chip: Any) -> Hardware:
     """Return the plain numbers of a checked chip."""
     return Hardware(**{name: getattr(chip, name).value for name in FIGURES})
 
@@ -214,7 +214,7 @@ class PricedChip:
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
 
 
-def chipset_of(chip: Any) -> PricedChip:
+def to_priced_chip(chip: Any) -> PricedChip:
     """Return a checked chip for pricing."""
     sources = {name: getattr(chip, name).source for name in FIGURES}
-    return PricedChip(chip.chip, tuple(chip.dtypes), hardware_of(chip), sources)
+    return PricedChip(chip.chip, tuple(chip.dtypes), extract_hardware(chip), sources)

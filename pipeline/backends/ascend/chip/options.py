@@ -80,7 +80,7 @@ class StepOptions:
     `fusion` has MindSpore's `all_reduce_fusion_config`; None is one all-reduce. `overlap` lets an
     all-reduce start before the backward pass ends. `batch_size` and `batch_bytes` are of one
     device. `host_images_per_s` is what the host prepares for one device
-    (`launch_modes.device_images_per_s`); None means that data is always ready. `op_launch_us`
+    (`launch_modes.compute_images_per_s`); None means that data is always ready. `op_launch_us`
     replaces the chip's host time of one op. `ai_cpu_streams` are the streams of AI CPU tasks: in
     the msprof trace of AlexNet (2023) both dropout masks follow one another on one.
 
@@ -104,7 +104,7 @@ class StepOptions:
         if self.mode not in MODES:
             raise OptionError(f"mode: {self.mode!r} is none of {', '.join(MODES)}")
         for name in ("sink_size", "devices", "batch_size", "ai_cpu_streams"):
-            whole(name, getattr(self, name))
+            check_count(name, getattr(self, name))
         _check_range("batch_bytes", self.batch_bytes, least=0)
         if self.op_launch_us is not None:
             _check_range("op_launch_us", self.op_launch_us, least=0)
@@ -122,7 +122,7 @@ class StepOptions:
         return self.sink_size if self.mode == "loop_sink" else 1
 
 
-def mode_of(software: Any, mode: Mode | None) -> Mode:
+def choose_mode(software: Any, mode: Mode | None) -> Mode:
     """Return the launch mode of a software stack: the one that is asked for, if it has it.
 
     Raises OptionError for an unknown stack, and a mode that the stack doesn't have.
@@ -144,7 +144,7 @@ def mode_of(software: Any, mode: Mode | None) -> Mode:
     return mode
 
 
-def whole(name: str, value: Any, most: int | None = None) -> int:
+def check_count(name: str, value: Any, most: int | None = None) -> int:
     """Return a count as an int. Raises OptionError unless it is a whole number from 1 to `most`."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise OptionError(f"{name}: {value!r} should be a whole number")
@@ -155,7 +155,7 @@ def whole(name: str, value: Any, most: int | None = None) -> int:
     return index(value)
 
 
-def switch(name: str, value: Any) -> bool:
+def check_switch(name: str, value: Any) -> bool:
     """Return True or False. Raises OptionError for anything else."""
     if not isinstance(value, bool):
         raise OptionError(f"{name}: {value!r} should be True or False")

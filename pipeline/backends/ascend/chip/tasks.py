@@ -128,7 +128,7 @@ class Permutation:
         return self.keeps_bytes or self.order[-1] == len(self.order) - 1
 
 
-def permutation_of(shape: Sequence[int], order: Sequence[int]) -> Permutation:
+def simplify_permutation(shape: Sequence[int], order: Sequence[int]) -> Permutation:
     """Return a transpose's permutation, the same however its axes are split by reshapes."""
     runs: list[list[int]] = []
     for axis in order:

@@ -19,12 +19,12 @@ from pipeline.backends.ascend.chip.tasks import (
     Role,
     Task,
     VectorWork,
-    permutation_of,
+    simplify_permutation,
 )
 from pipeline.backends.ascend.compiler.dataflow import Dataflow
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
 from pipeline.backends.ascend.compiler.phases import Phases, Signature
-from pipeline.backends.ascend.compiler.primitives import kind_of
+from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import Graph, Value
 from pipeline.core.host.item_sizes import stored_bytes
 
@@ -49,37 +49,37 @@ class Buffers:
         self.dtypes = dtypes
         self.dataflow = dataflow
         self.alias = dataflow.alias
-        self.axes = channel_axes(graph, dataflow)
+        self.axes = find_channel_axes(graph, dataflow)
         self.outputs = {self.alias[index] for index in graph.outputs}
         self.all: list[Buffer] = []
         self.index: dict[int, int] = {}
         self.replaced = {self.alias[out]: into for out, into in signature.updates.items()}
-        self.within = _wholes(graph, dataflow)
+        self.within = _find_wholes(graph, dataflow)
         self._roles = _roles(signature, phases, self.outputs)
         self._names = {**signature.inputs, **signature.state, **signature.parameters}
 
-    def of(self, value: int) -> int:
+    def get_buffer(self, value: int) -> int:
         """Return the buffer of a value."""
         if value in self.index:
             return self.index[value]
         owner = self.within.get(value)
-        within = self.of(owner) if owner is not None and owner != value else None
-        added = self.add(value, self.dtypes[value], self._layout(value), within)
+        within = self.get_buffer(owner) if owner is not None and owner != value else None
+        added = self.add(value, self.dtypes[value], self._choose_layout(value), within)
         self.index[value] = added
         return added
 
     def add(self, value: int, dtype: str, layout: Layout, within: int | None = None) -> int:
         """Add another buffer for a value, in a type and a layout."""
-        stored = padded_elements(self.graph.values[value], layout, self.axes.get(value))
+        stored = count_padded_elements(self.graph.values[value], layout, self.axes.get(value))
         self.all.append(
             Buffer(
                 index=len(self.all),
-                shape=self._stored_shape(value, layout),
+                shape=self._compute_stored_shape(value, layout),
                 dtype=dtype,
                 layout=layout,
                 nbytes=math.ceil(stored * stored_bytes(dtype)),
                 role=self._roles.get(value, "activation"),
-                name=self._name(value),
+                name=self._name_value(value),
                 within=within,
             )
         )
@@ -105,7 +105,7 @@ class Buffers:
             out: into for out, into in pairs if out is not None and into is not None and out != into
         }
 
-    def _stored_shape(self, value: int, layout: Layout) -> tuple[int, ...]:
+    def _compute_stored_shape(self, value: int, layout: Layout) -> tuple[int, ...]:
         """Return the stored shape: plain feature maps are NCHW, as in the vendor's frameworks."""
         shape = self.graph.values[value].shape
         axis = self.axes.get(value)
@@ -114,22 +114,26 @@ class Buffers:
         positions = (size for place, size in enumerate(shape) if place not in (0, axis))
         return (shape[0], shape[axis], *positions)
 
-    def _layout(self, value: int) -> Layout:
+    def _choose_layout(self, value: int) -> Layout:
         if value in self.signature.inputs:
             return "ND"
         if value in self.axes:
             return "NC1HWC0"
         if value in self.replaced and self.replaced[value] != value:
-            return self._layout(self.replaced[value])
+            return self._choose_layout(self.replaced[value])
         producer = self.dataflow.producer.get(value)
-        kind = kind_of(self.graph.nodes[producer].primitive) if producer is not None else None
+        kind = (
+            classify_primitive(self.graph.nodes[producer].primitive)
+            if producer is not None
+            else None
+        )
         if kind in ("conv", "matmul"):
             return "FRACTAL_Z" if kind == "conv" else "FRACTAL_NZ"
         # A convolution's weight or its moment has the cube's layout.
         lasts = value in self.signature.parameters or value in self.signature.state
         return "FRACTAL_Z" if lasts and len(self.graph.values[value].shape) >= 4 else "ND"
 
-    def _name(self, value: int) -> str:
+    def _name_value(self, value: int) -> str:
         if value in self._names:
             return self._names[value]
         producer = self.dataflow.producer.get(value)
@@ -147,7 +151,7 @@ def _roles(signature: Signature, phases: Phases, outputs: set[int]) -> dict[int,
     return roles | dict.fromkeys(signature.parameters, "parameter")
 
 
-def _wholes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
+def _find_wholes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
     """Return the whole buffers that slices of a scan, read or stacked, lie within."""
     within: dict[int, int] = {}
     for node in graph.nodes:
@@ -158,7 +162,7 @@ def _wholes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
     return within
 
 
-def channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
+def find_channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
     """Return which axis of each feature map holds its channels.
 
     Feature maps are the inputs and outputs of convolutions and the results of element-wise work on
@@ -187,7 +191,7 @@ def is_aligned(shape: Sequence[int]) -> bool:
     return len(edges) == 2 and all(edge % CHANNEL_BLOCK == 0 for edge in edges)
 
 
-def padded_elements(value: Value, layout: Layout, channel_axis: int | None = None) -> int:
+def count_padded_elements(value: Value, layout: Layout, channel_axis: int | None = None) -> int:
     """Return the elements that a layout stores.
 
     Channels are padded to blocks of 16, in FRACTAL_NZ both minor axes of a matrix.
@@ -251,7 +255,7 @@ class InsertedOps:
         self.tasks += self._deferred
         self._deferred = []
 
-    def clear(self, kernel: Kernel, writes: tuple[int, ...]) -> None:
+    def add_memset(self, kernel: Kernel, writes: tuple[int, ...]) -> None:
         """Add the MemSet of a value that a kernel accumulates into, a part of its op's launch."""
         self.add(kernel, "MemSet", "fill", (), writes[:1], launched=False)
 
@@ -261,7 +265,7 @@ class InsertedOps:
         key = (value, layout)
         if key not in self._prepared:
             before = len(self.tasks)
-            ready = self.buffers.of(value)
+            ready = self.buffers.get_buffer(value)
             dtype = self.buffers.dtypes[value]
             plain = self.buffers.all[ready].layout == "ND"
             if dtype == "float32" and self.precision is not None:
@@ -307,38 +311,38 @@ class InsertedOps:
         """Return a feature map in the plain layout, converted once for all its readers."""
         key: tuple[int, Layout] = (value, "ND")
         if key not in self._prepared:
-            source = self.buffers.of(value)
+            source = self.buffers.get_buffer(value)
             if self.buffers.all[source].layout == "NC1HWC0":
                 source = self.convert(value, source, "ND", kernel, self.buffers.dtypes[value])
             self._prepared[key] = source
         return self._prepared[key]
 
-    def channels_last(self, value: int, kernel: Kernel) -> int:
+    def put_channels_last(self, value: int, kernel: Kernel) -> int:
         """Return a feature map in the plain layout with its channels last."""
         plain = self.prepare_plain(value, kernel)
-        images, positions, channels = self._sides(value)
+        images, positions, channels = self._measure_map(value)
         return self.permute(
-            value, plain, permutation_of((images, channels, positions), (0, 2, 1)), kernel
+            value, plain, simplify_permutation((images, channels, positions), (0, 2, 1)), kernel
         )
 
-    def channels_first(self, value: int, kernel: Kernel) -> int:
+    def put_channels_first(self, value: int, kernel: Kernel) -> int:
         """Return a map whose channels are last in blocks, as convolutions and their like read it.
 
         That is a Transpose and a TransData, made once for all readers.
         """
         if value not in self._channels_first:
-            source = self.buffers.of(value)
-            images, positions, channels = self._sides(value)
-            moved = permutation_of((images, positions, channels), (0, 2, 1))
+            source = self.buffers.get_buffer(value)
+            images, positions, channels = self._measure_map(value)
+            moved = simplify_permutation((images, positions, channels), (0, 2, 1))
             plain = self.permute(value, source, moved, kernel)
             dtype = self.buffers.all[source].dtype
             copy = self.convert(value, plain, "NC1HWC0", kernel, dtype)
             self._channels_first[value] = copy
         return self._channels_first[value]
 
-    def plain_result(self, value: int) -> int:
+    def write_channels_last(self, value: int) -> int:
         """Return the buffer of a map that is written with its channels last."""
-        buffer = self.buffers.of(value)
+        buffer = self.buffers.get_buffer(value)
         blocked = self.buffers.all[buffer].layout == "NC1HWC0"
         if blocked and value in self.buffers.axes and value not in self._channels_last:
             self.buffers.change(buffer, layout="ND")
@@ -349,7 +353,7 @@ class InsertedOps:
         """Return whether a map was written with its channels last."""
         return value in self._channels_last
 
-    def _sides(self, value: int) -> tuple[int, int, int]:
+    def _measure_map(self, value: int) -> tuple[int, int, int]:
         """Return a map's images, positions and channels."""
         shape = self.graph.values[value].shape
         channels = shape[self.buffers.axes.get(value, len(shape) - 1)]
@@ -398,7 +402,7 @@ class InsertedOps:
             for index, buffer in zip(kernel.sources, reads, strict=True)
         )
 
-    def plain(self, kernel: Kernel, reads: tuple[int, ...]) -> tuple[int, ...]:
+    def convert_to_plain(self, kernel: Kernel, reads: tuple[int, ...]) -> tuple[int, ...]:
         """Convert a blocked gradient for BiasAddGrad, which reads plain layouts."""
         return tuple(
             self.convert(index, buffer, "ND", kernel, self.buffers.dtypes[index])

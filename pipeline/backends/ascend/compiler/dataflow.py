@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipeline.backends.ascend.compiler.matmul_work import absorbed_transposes
+from pipeline.backends.ascend.compiler.matmul_work import find_absorbed_transposes
 from pipeline.backends.ascend.compiler.phases import Phases, Signature
-from pipeline.backends.ascend.compiler.primitives import kind_of
+from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import Graph, Node
 
 ROW_ELEMENTS = 32768
@@ -35,13 +35,13 @@ def find_dataflow(graph: Graph, phases: Phases) -> Dataflow:
     """Resolve views, and rearrangements of weights for products."""
     alias = list(range(len(graph.values)))
     kinds: list[str] = []
-    rearranged = _rearranged_for_products(graph, phases)
+    rearranged = _find_rearranged(graph, phases)
     for position, node in enumerate(graph.nodes):
-        kind = _kind_here(graph, node)
+        kind = _classify_node(graph, node)
         if kind == "view" or position in rearranged:
             kind = "view"
             # A scatter that fills all of its result is a view of the scattered value.
-            base = node.inputs[2 if kind_of(node.primitive) == "scatter" else 0]
+            base = node.inputs[2 if classify_primitive(node.primitive) == "scatter" else 0]
             alias[node.outputs[0]] = alias[base]
         kinds.append(kind)
     producer: dict[int, int] = {}
@@ -55,18 +55,18 @@ def find_dataflow(graph: Graph, phases: Phases) -> Dataflow:
     return Dataflow(tuple(alias), producer, dict(consumers), tuple(kinds))
 
 
-def _kind_here(graph: Graph, node: Node) -> str:
+def _classify_node(graph: Graph, node: Node) -> str:
     """Return the kind of a node, given its shapes."""
-    kind = kind_of(node.primitive)
+    kind = classify_primitive(node.primitive)
     if kind == "random":
         return "elementwise"
     if kind == "reduce":
         value = graph.values[node.inputs[0]]
         if value.size == graph.values[node.outputs[0]].size:
             return "elementwise" if node.primitive in ("argmax", "argmin", "reduce") else "view"
-        return "rows" if _along_rows(value.shape, node.params.get("axes", ())) else "reduce"
+        return "rows" if _is_along_rows(value.shape, node.params.get("axes", ())) else "reduce"
     if kind in ("gather", "scatter"):
-        return _kind_of_indexing(graph, node)
+        return _classify_indexing(graph, node)
     shape = graph.values[node.inputs[0]].shape if node.inputs else ()
     if node.primitive == "broadcast_in_dim" and _keeps_size(graph, node):
         return "view"
@@ -83,7 +83,7 @@ def _kind_here(graph: Graph, node: Node) -> str:
     return kind
 
 
-def _kind_of_indexing(graph: Graph, node: Node) -> str:
+def _classify_indexing(graph: Graph, node: Node) -> str:
     """Return the kind: readers do rows of one element each, known full indices make a view."""
     size = graph.values[node.outputs[0]].size
     if node.inputs[1] in graph.constants:
@@ -92,7 +92,7 @@ def _kind_of_indexing(graph: Graph, node: Node) -> str:
                 return "view" if _keeps_size(graph, node) else "move"
         elif node.inputs[0] in graph.constants:
             return "view" if graph.values[node.inputs[2]].size == size else "move"
-    return "rows" if _is_one_per_row(graph, node) else kind_of(node.primitive)
+    return "rows" if _is_one_per_row(graph, node) else classify_primitive(node.primitive)
 
 
 def _keeps_size(graph: Graph, node: Node) -> bool:
@@ -105,7 +105,7 @@ def find_random_values(graph: Graph, dataflow: Dataflow) -> set[int]:
     for node in graph.nodes:
         inputs = [dataflow.alias[index] for index in node.inputs]
         computed = [index for index in inputs if index not in random]
-        from_random = kind_of(node.primitive) == "random" or len(computed) < len(inputs)
+        from_random = classify_primitive(node.primitive) == "random" or len(computed) < len(inputs)
         if from_random and all(graph.values[index].size <= 16 for index in computed):
             random.update(node.outputs)
     return random
@@ -128,7 +128,7 @@ def _is_one_per_row(graph: Graph, node: Node) -> bool:
     return graph.values[node.inputs[2]].size == rows
 
 
-def _along_rows(shape: Sequence[int], axes: Iterable[int]) -> bool:
+def _is_along_rows(shape: Sequence[int], axes: Iterable[int]) -> bool:
     """Return whether the axes are the minor ones, of rows that fit into a core's buffer."""
     sized = [axis for axis, size in enumerate(shape) if size > 1]
     reduced = [axis for axis in sized if axis in set(axes)]
@@ -138,19 +138,20 @@ def _along_rows(shape: Sequence[int], axes: Iterable[int]) -> bool:
     return is_minor and row <= (ROW_ELEMENTS if num_left else TINY_ELEMENTS)
 
 
-def _rearranged_for_products(graph: Graph, phases: Phases) -> set[int]:
+def _find_rearranged(graph: Graph, phases: Phases) -> set[int]:
     """Return transposes and reversals that products do on their way, of weights and gradients."""
     users: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         for index in node.inputs:
             users[index].append(node)
-    rearranged = set(absorbed_transposes(graph))
+    rearranged = set(find_absorbed_transposes(graph))
     for position, node in enumerate(graph.nodes):
         if node.primitive not in ("transpose", "rev"):
             continue
         out = node.outputs[0]
         into_product = all(
-            kind_of(user.primitive) in ("conv", "matmul", "view") or user.primitive == "transpose"
+            classify_primitive(user.primitive) in ("conv", "matmul", "view")
+            or user.primitive == "transpose"
             for user in users[out]
         )
         if (node.inputs[0] in phases.weights and into_product) or out in phases.gradients:
@@ -170,7 +171,7 @@ def find_gradients(
     for out, into in signature.updates.items():
         if into in signature.parameters:
             sources = (
-                _last_of_backward(graph, phases, dataflow, out, size)
+                _find_last_backward_value(graph, phases, dataflow, out, size)
                 for size in (graph.values[into].size, None)
             )
             gradient = next((source for source in sources if source is not None), None)
@@ -179,7 +180,7 @@ def find_gradients(
     return gradients
 
 
-def _last_of_backward(
+def _find_last_backward_value(
     graph: Graph, phases: Phases, dataflow: Dataflow, out: int, size: int | None
 ) -> int | None:
     """Return the last value of the backward pass from which an update is computed.

@@ -18,7 +18,7 @@ from pipeline.backends.ascend.compiler.buffers import is_aligned
 from pipeline.backends.ascend.compiler.primitives import FusionPattern, Patterns
 
 
-def fuse(graph: TaskGraph, patterns: Patterns) -> TaskGraph:
+def fuse_kernels(graph: TaskGraph, patterns: Patterns) -> TaskGraph:
     """Return the graph with every fusion that the patterns allow, each product fused once."""
     for pattern in patterns.fusions:
         graph = _fuse_operands(graph, pattern)
@@ -43,7 +43,7 @@ def fuse(graph: TaskGraph, patterns: Patterns) -> TaskGraph:
             # Partners run at the vector kernel's place, after all inputs of both.
             product, pattern = into[place]
             places[product] = len(tasks)
-            task = _join(graph.tasks[product], task, pattern)
+            task = _join_tasks(graph.tasks[product], task, pattern)
         tasks.append(task)
     return graph.with_tasks(tasks, places, graph.buffers)
 
@@ -53,7 +53,7 @@ def _fuse_operands(graph: TaskGraph, pattern: FusionPattern) -> TaskGraph:
 
     The joined task runs at that kernel's place, after the MemSet of what the product adds up.
     """
-    taken, clears = _operand_makers(graph, pattern)
+    taken, clears = _find_operand_makers(graph, pattern)
     moved = {*taken.values(), *clears.values()}
     tasks: list[Task] = []
     places: dict[int, int] = {}
@@ -82,7 +82,7 @@ def _fuse_operands(graph: TaskGraph, pattern: FusionPattern) -> TaskGraph:
     return graph.with_tasks(tasks, places, graph.buffers)
 
 
-def _operand_makers(
+def _find_operand_makers(
     graph: TaskGraph, pattern: FusionPattern
 ) -> tuple[dict[int, int], dict[int, int]]:
     """Return the product that takes in each kernel, and the MemSet between the two."""
@@ -93,7 +93,7 @@ def _operand_makers(
         if task.cube is not None and task.cost_class in pattern.consumer:
             made = {writer[index] for index in task.reads if index in writer}
             maker = max(made, default=-1)
-            if maker >= 0 and maker not in taken and _may_absorb(graph.tasks[maker], task, pattern):
+            if maker >= 0 and maker not in taken and _can_absorb(graph.tasks[maker], task, pattern):
                 taken[maker] = place
                 clear = writer.get(task.writes[0], -1)
                 if clear > maker:
@@ -102,7 +102,7 @@ def _operand_makers(
     return taken, clears
 
 
-def _may_absorb(maker: Task, product: Task, pattern: FusionPattern) -> bool:
+def _can_absorb(maker: Task, product: Task, pattern: FusionPattern) -> bool:
     return (
         maker.cost_class in pattern.producer
         and maker.cube is None
@@ -123,12 +123,12 @@ def _find_partner(
             continue
         if places and (pattern.keep or single):
             first = graph.tasks[places[0]]
-            if _takes(pattern, task, first) and not _reshaped_before(graph, task, first):
+            if _can_fuse(pattern, task, first) and not _needs_reshape(graph, task, first):
                 return places[0], pattern
     return None
 
 
-def _reshaped_before(graph: TaskGraph, task: Task, other: Task) -> bool:
+def _needs_reshape(graph: TaskGraph, task: Task, other: Task) -> bool:
     """Return whether a product's result must leave its blocks before a kernel reads it.
 
     MindSpore's Dense works on the rows of all samples and reshapes after its bias. If the number of
@@ -145,7 +145,7 @@ def _reshaped_before(graph: TaskGraph, task: Task, other: Task) -> bool:
     )
 
 
-def _takes(pattern: FusionPattern, task: Task, other: Task) -> bool:
+def _can_fuse(pattern: FusionPattern, task: Task, other: Task) -> bool:
     if other.cost_class not in pattern.consumer or other.phase != task.phase:
         return False
     if other.repeat != task.repeat or other.cube is not None or other.vector is None:
@@ -156,7 +156,7 @@ def _takes(pattern: FusionPattern, task: Task, other: Task) -> bool:
     )
 
 
-def _join(product: Task, other: Task, pattern: FusionPattern) -> Task:
+def _join_tasks(product: Task, other: Task, pattern: FusionPattern) -> Task:
     output = product.writes[0]
     reads = [*product.reads, *(buffer for buffer in other.reads if buffer != output)]
     writes = [*product.writes, *other.writes] if pattern.keep else list(other.writes)

@@ -53,13 +53,13 @@ def join_kernels(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list
     for kernel in kernels:
         kernel.level = 1 + max((levels.get(index, 0) for index in kernel.sources), default=0)
         levels.update(dict.fromkeys(kernel.roots, kernel.level))
-    joins = _Joins(_merge_equal(kernels, is_large))
+    joins = _Joins(_merge_kernels(kernels, is_large))
     joins.join_statistics()
     joins.join_updates()
-    return _order(joins.kernels)
+    return _sort_kernels(joins.kernels)
 
 
-def _merge_equal(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kernel]:
+def _merge_kernels(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kernel]:
     """Join kernels of the same size if one reads all that the other reads."""
     leader: dict[tuple[object, ...], Kernel] = {}
     merged: list[Kernel] = []
@@ -75,7 +75,8 @@ def _merge_equal(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list
         ]
         hosts = (leader[key] for key in keys if key in leader)
         host = next(
-            (candidate for candidate in hosts if _reads_as_much(candidate, kernel, is_large)), None
+            (candidate for candidate in hosts if _has_nested_sources(candidate, kernel, is_large)),
+            None,
         )
         if host is None:
             merged.append(kernel)
@@ -86,7 +87,7 @@ def _merge_equal(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list
     return merged
 
 
-def _reads_as_much(kernel: Kernel, other: Kernel, is_large: Callable[[int], bool]) -> bool:
+def _has_nested_sources(kernel: Kernel, other: Kernel, is_large: Callable[[int], bool]) -> bool:
     """Return whether either kernel's large sources are all among the other's.
 
     Two normalisations that share a gradient stay apart: each reads another feature map too.
@@ -115,7 +116,7 @@ class _Joins:
             for index in kernel.sources:
                 self.readers[index].append(kernel)
 
-    def _may_join(self, host: Kernel, guest: Kernel) -> bool:
+    def _can_join(self, host: Kernel, guest: Kernel) -> bool:
         """Return whether the guest can take the host's level while all others keep theirs."""
         if host is guest or host.loop != guest.loop or host.phase != guest.phase:
             return False
@@ -141,15 +142,15 @@ class _Joins:
         reduced = {root for roots in sums for root in roots}
         hosts: dict[tuple[str, int], Kernel] = {}
         for kernel in reversed(self.kernels):
-            if _normalises(kernel) and kernel.elements > SMALL_ELEMENTS:
+            if _is_normalisation(kernel) and kernel.elements > SMALL_ELEMENTS:
                 shared = reduced.intersection(kernel.sources)
                 hosts.update({(kernel.phase, index): kernel for index in shared})
         left = []
         for kernel in self.kernels:
-            small = _normalises(kernel) and kernel.elements <= SMALL_ELEMENTS
+            small = _is_normalisation(kernel) and kernel.elements <= SMALL_ELEMENTS
             joinable = (hosts.get((kernel.phase, index)) for index in kernel.sources if small)
             host = next((host for host in joinable if host is not None), None)
-            if host is not None and self._may_join(host, kernel):
+            if host is not None and self._can_join(host, kernel):
                 self._join(host, kernel)
             else:
                 left.append(kernel)
@@ -161,7 +162,7 @@ class _Joins:
         for kernel in self.kernels:
             if kernel.phase != "optimizer" or kernel.form != "elementwise":
                 continue
-            hosts = self._moments(kernel)
+            hosts = self._find_moments(kernel)
             if not hosts or any(host.loop != kernel.loop for host in hosts):
                 continue
             makers = (self.maker[index] for index in kernel.sources if index in self.maker)
@@ -171,7 +172,7 @@ class _Joins:
                     gone.add(id(guest))
         self.kernels = [kernel for kernel in self.kernels if id(kernel) not in gone]
 
-    def _moments(self, kernel: Kernel) -> list[Kernel]:
+    def _find_moments(self, kernel: Kernel) -> list[Kernel]:
         """Return the kernels of the same size whose results an update reads, if on one level."""
         makers = {
             id(maker): maker
@@ -185,11 +186,11 @@ class _Joins:
         return [host for host in hosts if host.level == hosts[-1].level]
 
 
-def _normalises(kernel: Kernel) -> bool:
+def _is_normalisation(kernel: Kernel) -> bool:
     return kernel.form in FUSABLE and kernel.phase in ("forward", "backward")
 
 
-def _order(kernels: list[Kernel]) -> list[Kernel]:
+def _sort_kernels(kernels: list[Kernel]) -> list[Kernel]:
     """Return the kernels in program order, but none before the producers of its inputs."""
     maker = {root: place for place, kernel in enumerate(kernels) for root in kernel.roots}
     waits = [0] * len(kernels)

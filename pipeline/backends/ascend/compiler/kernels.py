@@ -22,7 +22,11 @@ from pipeline.backends.ascend.compiler.horizontal_fusion import (
     join_kernels,
 )
 from pipeline.backends.ascend.compiler.phases import Phases
-from pipeline.backends.ascend.compiler.primitives import VIRTUAL, kind_of, passes_of
+from pipeline.backends.ascend.compiler.primitives import (
+    VIRTUAL,
+    classify_primitive,
+    count_operations,
+)
 from pipeline.backends.graph.graph import Graph, Node
 from pipeline.models.modules.name_stack import layer_of
 
@@ -56,32 +60,32 @@ class Kernels:
         self.dataflow = find_dataflow(graph, phases)
         self.outputs = {self.dataflow.alias[index] for index in graph.outputs}
         self.random = find_random_values(graph, self.dataflow)
-        self.kept = self._must_keep()
+        self.in_memory = self._find_values_in_memory()
 
-    def form(self) -> list[Kernel]:
+    def form_kernels(self) -> list[Kernel]:
         """Return all kernels, in an order in which they can run."""
         self._break_long_chains()
         self._keep_masked_gradients()
         self._keep_expensive_values()
         kernels = [
-            self._kernel(position)
+            self._form_kernel(position)
             for position, node in enumerate(self.graph.nodes)
-            if self._kind(position) not in ("view", "loop_view")
+            if self._get_kind(position) not in ("view", "loop_view")
             and any(self._is_written(out) for out in node.outputs)
         ]
         return join_kernels(kernels, self._is_large)
 
-    def _kind(self, position: int) -> str:
+    def _get_kind(self, position: int) -> str:
         return self.dataflow.kinds[position]
 
     def _is_large(self, index: int) -> bool:
         return self.graph.values[index].size > SMALL_ELEMENTS
 
-    def _must_keep(self) -> set[int]:
+    def _find_values_in_memory(self) -> set[int]:
         """Keep fusable values that something outside their kernels reads."""
         in_memory = set()
         for index, position in self.dataflow.producer.items():
-            if self._kind(position) in FUSABLE:
+            if self._get_kind(position) in FUSABLE:
                 users = self.dataflow.consumers.get(index, [])
                 outside = any(self._needs_memory(position, user) for user in users)
                 if index in self.outputs or outside:
@@ -93,8 +97,8 @@ class Kernels:
         reader = self.graph.nodes[user]
         out = source.outputs[0]
         phases = (self.phases.of_node[producer], self.phases.of_node[user])
-        if self._kind(user) not in (*FUSABLE, "reduce"):
-            return source.primitive not in VIRTUAL or self._kind(user) != "loop_view"
+        if self._get_kind(user) not in (*FUSABLE, "reduce"):
+            return source.primitive not in VIRTUAL or self._get_kind(user) != "loop_view"
         if phases == ("backward", "optimizer") and out in self.phases.gradients:
             return True  # a final gradient is ready at its all-reduce, before any update
         if source.primitive in VIRTUAL and source.loop == reader.loop:
@@ -112,7 +116,11 @@ class Kernels:
     def _is_interior(self, index: int) -> bool:
         """Return whether every kernel that needs a value computes it itself."""
         position = self.dataflow.producer.get(index)
-        return position is not None and self._kind(position) in FUSABLE and index not in self.kept
+        return (
+            position is not None
+            and self._get_kind(position) in FUSABLE
+            and index not in self.in_memory
+        )
 
     def _is_written(self, index: int) -> bool:
         """Return whether a kernel writes a value to memory, be it for the optimizer alone."""
@@ -121,34 +129,34 @@ class Kernels:
     def _break_long_chains(self) -> None:
         lengths: dict[int, int] = {}
         for position, node in enumerate(self.graph.nodes):
-            if self._kind(position) not in FUSABLE:
+            if self._get_kind(position) not in FUSABLE:
                 continue
             inputs = (self.dataflow.alias[index] for index in node.inputs)
             length = 1 + max((lengths.get(index, 0) for index in inputs), default=0)
             for out in node.outputs:
                 if length >= LONGEST_CHAIN:
-                    self.kept.add(out)
-                lengths[out] = 0 if out in self.kept else length
+                    self.in_memory.add(out)
+                lengths[out] = 0 if out in self.in_memory else length
 
     def _keep_masked_gradients(self) -> None:
         """Keep the result of a ReluGrad: several kernels read it, and it closes a chain."""
-        users = self._kernel_keys()
+        users = self._find_kernel_keys()
         for position, node in enumerate(self.graph.nodes):
             backward = self.phases.of_node[position] == "backward"
-            if node.primitive == "select_n" and backward and self._kind(position) in FUSABLE:
+            if node.primitive == "select_n" and backward and self._get_kind(position) in FUSABLE:
                 out = node.outputs[0]
                 if self._is_large(out) and len(users.get(out, ())) > 1:
-                    self.kept.add(out)
+                    self.in_memory.add(out)
 
     def _keep_expensive_values(self) -> None:
         """Keep large values that several kernels need: results of ops, and what is cheaper to read.
 
         Sources that the kernels read anyhow count nothing.
         """
-        users = self._kernel_keys()
+        users = self._find_kernel_keys()
         sources: dict[int, frozenset[int]] = {}
         for position, node in enumerate(self.graph.nodes):
-            if self._kind(position) not in FUSABLE:
+            if self._get_kind(position) not in FUSABLE:
                 continue
             sources_of: set[int] = set()
             for index in (self.dataflow.alias[index] for index in node.inputs):
@@ -159,10 +167,10 @@ class Kernels:
             for out in node.outputs:
                 sources[out] = frozenset(sources_of)
                 shared = self._is_large(out) and len(users.get(out, ())) > 1
-                if not shared or out in self.kept:
+                if not shared or out in self.in_memory:
                     continue
                 if self._ends_an_op(position) or self._is_expensive(out, sources_of):
-                    self.kept.add(out)
+                    self.in_memory.add(out)
 
     def _ends_an_op(self, position: int) -> bool:
         """Return whether another layer or function reads the result of a node.
@@ -176,23 +184,23 @@ class Kernels:
             return False
         node = self.graph.nodes[position]
         users = self.dataflow.consumers.get(node.outputs[0], ())
-        return any(_op_of(self.graph.nodes[user]) != _op_of(node) for user in users)
+        return any(_identify_op(self.graph.nodes[user]) != _identify_op(node) for user in users)
 
     def _is_expensive(self, out: int, sources: set[int]) -> bool:
         """Return whether a kernel reads much more to compute a value than to read it."""
         limit = RECOMPUTE_RATIO * self.nbytes(out)
         if sum(map(self.nbytes, sources)) <= limit:
             return False
-        ends = self._ends(out)
+        ends = self._find_ends(out)
         if ends is None:
             return True
         for end in ends:
-            besides = self._read_besides(out, end)
+            besides = self._find_other_sources(out, end)
             if besides is None or sum(map(self.nbytes, sources - besides)) > limit:
                 return True
         return False
 
-    def _ends(self, value: int) -> list[int] | None:
+    def _find_ends(self, value: int) -> list[int] | None:
         """Return the nodes that end the kernels which would compute a value; None if many."""
         ends: dict[int, None] = {}
         stack = [value]
@@ -200,7 +208,9 @@ class Kernels:
         while stack:
             for user in self.dataflow.consumers.get(stack.pop(), ()):
                 outputs = self.graph.nodes[user].outputs
-                if self._kind(user) == "reduce" or any(out in self.kept for out in outputs):
+                if self._get_kind(user) == "reduce" or any(
+                    out in self.in_memory for out in outputs
+                ):
                     ends[user] = None
                 fresh = [out for out in outputs if self._is_interior(out) and out not in seen]
                 seen.update(fresh)
@@ -209,7 +219,7 @@ class Kernels:
                 return None
         return list(ends)
 
-    def _read_besides(self, value: int, end: int) -> set[int] | None:
+    def _find_other_sources(self, value: int, end: int) -> set[int] | None:
         """Return what the kernel that ends in a node would read beside a value; None if many."""
         inputs: set[int] = set()
         stack = [end]
@@ -224,28 +234,30 @@ class Kernels:
                     stack.append(self.dataflow.producer[index])
         return inputs if not stack else None
 
-    def _levels(self) -> dict[int, int]:
+    def _compute_levels(self) -> dict[int, int]:
         """Return how many kernels in sequence it takes until each value is in memory."""
         levels: dict[int, int] = {}
         for position, node in enumerate(self.graph.nodes):
-            if self._kind(position) == "view":
+            if self._get_kind(position) == "view":
                 continue
-            reached = max((levels.get(index, 0) for index in self._inputs(position)), default=0)
+            reached = max(
+                (levels.get(index, 0) for index in self._resolve_inputs(position)), default=0
+            )
             for out in node.outputs:
                 levels[out] = reached + (0 if self._is_interior(out) else 1)
         return levels
 
-    def _kernel_keys(self) -> dict[int, frozenset[tuple[object, ...]]]:
+    def _find_kernel_keys(self) -> dict[int, frozenset[tuple[object, ...]]]:
         """Return the kernels that would compute each value, as far as they can be distinguished."""
-        levels = self._levels()
+        levels = self._compute_levels()
         keys: dict[int, frozenset[tuple[object, ...]]] = {}
         for position in range(len(self.graph.nodes) - 1, -1, -1):
             node = self.graph.nodes[position]
-            kind = self._kind(position)
+            kind = self._get_kind(position)
             if kind not in (*FUSABLE, "reduce"):
                 continue
             for out in node.outputs:
-                if kind == "reduce" or out in self.kept:
+                if kind == "reduce" or out in self.in_memory:
                     phase = self.phases.of_node[position]
                     keys[out] = frozenset({(phase, kind == "reduce", levels[out], node.loop)})
                 else:
@@ -256,19 +268,21 @@ class Kernels:
                     keys[out] = frozenset().union(*(keys.get(result, ()) for result in results))
         return keys
 
-    def _kernel(self, position: int) -> Kernel:
+    def _form_kernel(self, position: int) -> Kernel:
         """Return the kernel that ends in a node: everything back to values in memory."""
         node = self.graph.nodes[position]
-        kind = self._kind(position)
+        kind = self._get_kind(position)
         fused = kind in (*FUSABLE, "reduce")
-        nodes, sources = self._gather(position) if fused else ([position], self._inputs(position))
+        nodes, sources = (
+            self._gather_nodes(position) if fused else ([position], self._resolve_inputs(position))
+        )
         outputs = (index for member in nodes for index in self.graph.nodes[member].outputs)
         elements = max(self.graph.values[index].size for index in (*node.inputs, *outputs))
         form: Form = "reduce" if kind == "reduce" else "single"
         if kind in FUSABLE:
             # A reduction along rows is a large part of the kernel.
             along_rows = any(
-                self._kind(member) == "rows"
+                self._get_kind(member) == "rows"
                 and 2 * self.graph.values[self.graph.nodes[member].inputs[0]].size >= elements
                 for member in nodes
             )
@@ -285,19 +299,19 @@ class Kernels:
             scope=node.scope,
         )
 
-    def _inputs(self, position: int) -> list[int]:
+    def _resolve_inputs(self, position: int) -> list[int]:
         """Return a node's inputs with views resolved, each once."""
         inputs = self.graph.nodes[position].inputs
         return list(dict.fromkeys(self.dataflow.alias[index] for index in inputs))
 
-    def _gather(self, end: int) -> tuple[list[int], list[int]]:
+    def _gather_nodes(self, end: int) -> tuple[list[int], list[int]]:
         """Return the nodes of the kernel that ends in one, and its inputs in memory."""
         nodes = {end: None}
         sources: dict[int, None] = {}
         updates = self.phases.of_node[end] == "optimizer"
         stack = [end]
         while stack:
-            for index in self._inputs(stack.pop()):
+            for index in self._resolve_inputs(stack.pop()):
                 producer = self.dataflow.producer.get(index)
                 is_gradient = updates and index in self.phases.shared_gradients
                 if producer is None or is_gradient or not self._is_interior(index):
@@ -308,15 +322,15 @@ class Kernels:
         return list(nodes), list(sources)
 
 
-def _op_of(node: Node) -> tuple[str, tuple[str, ...]]:
+def _identify_op(node: Node) -> tuple[str, tuple[str, ...]]:
     """Return the layer and the functions of a node, the same in the forward and backward pass."""
-    return _layer_of(node.scope), node.calls
+    return _find_layer(node.scope), node.calls
 
 
-_layer_of = lru_cache(maxsize=4096)(layer_of)
+_find_layer = lru_cache(maxsize=4096)(layer_of)
 
 
-def kernel_work(
+def measure_kernel(
     kernel: Kernel, graph: Graph, kinds: Sequence[str], dtypes: Sequence[str]
 ) -> VectorWork:
     """Return the work of a kernel of the vector unit, from the kinds of nodes and types of values.
@@ -330,7 +344,7 @@ def kernel_work(
         node = graph.nodes[position]
         size = max(graph.values[index].size for index in (*node.inputs, *node.outputs))
         share = min(1.0, size / max(1, kernel.elements))
-        simple_ops, heavy_ops = _operations(graph, node)
+        simple_ops, heavy_ops = _count_node_operations(graph, node)
         simple += simple_ops * share
         heavy += heavy_ops * share
         large = 2 * graph.values[node.inputs[0]].size >= kernel.elements if node.inputs else False
@@ -347,15 +361,15 @@ def kernel_work(
     return VectorWork(kernel.elements, dtype, simple, heavy, along_rows)
 
 
-def _operations(graph: Graph, node: Node) -> tuple[float, float]:
+def _count_node_operations(graph: Graph, node: Node) -> tuple[float, float]:
     """Return simple and heavy operations per element of a node.
 
     A division by a known number is a product with another.
     """
-    if kind_of(node.primitive) in ("reduce", "scatter", "gather"):
+    if classify_primitive(node.primitive) in ("reduce", "scatter", "gather"):
         return 1.0, 0.0
     if node.primitive == "div" and node.inputs[1] in graph.constants:
         return 1.0, 0.0
     if node.primitive == "integer_pow" and node.params["y"] in (2, 3):
         return float(node.params["y"] - 1), 0.0
-    return passes_of(node.primitive)
+    return count_operations(node.primitive)

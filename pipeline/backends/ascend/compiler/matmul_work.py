@@ -20,7 +20,7 @@ from pipeline.backends.ascend.chip.tasks import (
     CostClass,
     CubeWork,
     Permutation,
-    permutation_of,
+    simplify_permutation,
 )
 from pipeline.backends.ascend.compiler.phases import Phases
 from pipeline.backends.graph.graph import Graph, Node
@@ -38,7 +38,7 @@ TYPES: dict[CostClass, str] = {
 }
 
 
-def convolution_work(
+def measure_convolution(
     graph: Graph, node: Node, phases: Phases, backward: bool
 ) -> tuple[CostClass, CubeWork]:
     """Return the class and the im2col view of a convolution.
@@ -51,7 +51,11 @@ def convolution_work(
         role = "input_grad" if node.inputs[1] in phases.weights else "kernel_grad"
     elif math.prod(node.params["lhs_dilation"]) > 1:
         role = "input_grad"
-    work = _kernel_gradient(graph, node) if role == "kernel_grad" else _product(graph, node, role)
+    work = (
+        _measure_kernel_gradient(graph, node)
+        if role == "kernel_grad"
+        else _measure_product(graph, node, role)
+    )
     taps_by_channels = work.m if role == "kernel_grad" else work.k
     depthwise = work.batch > 1 and taps_by_channels // max(1, work.taps) == 1
     kind = "depthwise" if depthwise else "conv"
@@ -59,7 +63,7 @@ def convolution_work(
     return f"{kind}{suffix}", work  # type: ignore[return-value]
 
 
-def _product(graph: Graph, node: Node, role: ConvRole) -> CubeWork:
+def _measure_product(graph: Graph, node: Node, role: ConvRole) -> CubeWork:
     """Return the product: rows are positions, columns output channels, the sum taps x channels.
 
     Of a gradient spread by a stride only one in `stride` positions is not zero, which the vendor's
@@ -82,7 +86,7 @@ def _product(graph: Graph, node: Node, role: ConvRole) -> CubeWork:
     return CubeWork(groups, rows, taps * channels, columns, macs, taps, stride)
 
 
-def _kernel_gradient(graph: Graph, node: Node) -> CubeWork:
+def _measure_kernel_gradient(graph: Graph, node: Node) -> CubeWork:
     """Return the product with taps x input channels as rows, summed over the batch's positions."""
     numbers = node.params["dimension_numbers"]
     gradient = graph.values[node.inputs[1]].shape
@@ -99,7 +103,7 @@ def _kernel_gradient(graph: Graph, node: Node) -> CubeWork:
     return CubeWork(groups, rows, summed, columns, groups * rows * summed * columns, taps, stride)
 
 
-def matrix_work(graph: Graph, node: Node, dtype: str) -> CubeWork:
+def measure_matmul(graph: Graph, node: Node, dtype: str) -> CubeWork:
     """Return the sizes of a `dot_general`, its batch axes multiplied."""
     (left_sum, _), (left_batch, _) = node.params["dimension_numbers"]
     left, right = (graph.values[index].shape for index in node.inputs)
@@ -110,7 +114,7 @@ def matrix_work(graph: Graph, node: Node, dtype: str) -> CubeWork:
     return CubeWork(batch, rows, summed, columns, batch * rows * summed * columns, dtype=dtype)
 
 
-def window_area(node: Node) -> int:
+def count_window_positions(node: Node) -> int:
     """Return the number of positions under a pooling window.
 
     A jitted `max_pool` takes one axis after the other, by a slice for each position forward and a
@@ -124,7 +128,7 @@ def window_area(node: Node) -> int:
     return max(1, (steps // 2) ** 2)
 
 
-def absorbed_transposes(graph: Graph) -> frozenset[int]:
+def find_absorbed_transposes(graph: Graph) -> frozenset[int]:
     """Return the nodes that only rearrange an operand or a result as products do on their way."""
     makers = {out: node for node in graph.nodes for out in node.outputs}
     users: dict[int, list[Node]] = defaultdict(list)
@@ -142,7 +146,7 @@ def absorbed_transposes(graph: Graph) -> frozenset[int]:
         if (read and node.outputs[0] not in outputs) or (
             maker is not None
             and maker.primitive == "dot_general"
-            and is_free(result_permutation(graph, maker, node))
+            and is_free(find_result_permutation(graph, maker, node))
         ):
             absorbed.add(position)
     return frozenset(absorbed)
@@ -158,7 +162,7 @@ def is_free(moved: Permutation) -> bool:
     return any(length % CHANNEL_BLOCK == 0 for length in rows)
 
 
-def result_permutation(graph: Graph, product: Node, transpose: Node) -> Permutation:
+def find_result_permutation(graph: Graph, product: Node, transpose: Node) -> Permutation:
     """Return what is left of a transpose after a product that may write either order."""
     (left_sum, _), (left_batch, _) = product.params["dimension_numbers"]
     left = graph.values[product.inputs[0]].shape
@@ -169,11 +173,11 @@ def result_permutation(graph: Graph, product: Node, transpose: Node) -> Permutat
     axes = range(len(shape))
     swapped = (*axes[:batch], *axes[columns:], *axes[batch:columns])
     place = {axis: number for number, axis in enumerate(swapped)}
-    from_swapped = permutation_of([shape[a] for a in swapped], [place[a] for a in order])
-    return _easiest(permutation_of(shape, order), from_swapped)
+    from_swapped = simplify_permutation([shape[a] for a in swapped], [place[a] for a in order])
+    return _choose_easiest(simplify_permutation(shape, order), from_swapped)
 
 
-def operand_permutation(
+def find_operand_permutation(
     graph: Graph, product: Node, side: int, absorbed: Mapping[int, Node]
 ) -> Permutation:
     """Return what a product's operand needs before the cube: batch axes first, then its matrix.
@@ -190,10 +194,10 @@ def operand_permutation(
         stored = absorbed[value].params["permutation"]
         shape = graph.values[absorbed[value].inputs[0]].shape
         orders = [tuple(stored[axis] for axis in order) for order in orders]
-    return _easiest(*(permutation_of(shape, order) for order in orders))
+    return _choose_easiest(*(simplify_permutation(shape, order) for order in orders))
 
 
-def _easiest(*moved: Permutation) -> Permutation:
+def _choose_easiest(*moved: Permutation) -> Permutation:
     """Return the first that is free, else the one that moves the longest rows."""
 
     def effort(permutation: Permutation) -> tuple[bool, bool, int]:

@@ -61,7 +61,7 @@ class _Conversion:
 
     def add(self, task: Task) -> int:
         """Add a task between its conversions. Return its place."""
-        if not multiplies_matrices(task):
+        if not is_matrix_product(task):
             self.tasks.append(task)
             self.writers.update(dict.fromkeys(task.writes, task))
             return len(self.tasks) - 1
@@ -72,7 +72,7 @@ class _Conversion:
         copies = {
             index: self._add_copy(index, result)
             for index in task.writes
-            if self._leaves_blocks(index)
+            if self._must_leave_blocks(index)
         }
         for index in copies:
             self.buffers[index] = replace(self.buffers[index], layout="ND")
@@ -118,17 +118,17 @@ class _Conversion:
         buffer = self.buffers[index]
         if maker is None or maker.type in ("TransData", "Cast") or buffer.role == "parameter":
             return False
-        if multiplies_matrices(maker) and not self.op_by_op:
+        if is_matrix_product(maker) and not self.op_by_op:
             return False
         return self.op_by_op or not is_aligned(buffer.shape)
 
-    def _leaves_blocks(self, index: int) -> bool:
+    def _must_leave_blocks(self, index: int) -> bool:
         """Return whether something other than a product reads a result that blocks don't suit."""
         buffer = self.buffers[index]
         if buffer.role == "gradient" or not (self.op_by_op or not is_aligned(buffer.shape)):
             return False
         readers = self.readers[index]
-        return not readers or any(not multiplies_matrices(reader) for reader in readers)
+        return not readers or any(not is_matrix_product(reader) for reader in readers)
 
     def _add_copy(self, index: int, matrices: Matrices) -> int:
         """Add the copy of a buffer as matrices in FRACTAL_NZ: a shape (batch, rows, columns).
@@ -165,7 +165,7 @@ class _Conversion:
         self.tasks.append(conversion)
 
 
-def multiplies_matrices(task: Task) -> bool:
+def is_matrix_product(task: Task) -> bool:
     """Return whether a task is a product of matrices on the cube."""
     return task.cube is not None and task.cost_class == "matmul" and task.cube.dtype == "float16"
 
@@ -180,7 +180,7 @@ def keep_norms_in_float32(graph: TaskGraph) -> TaskGraph:
     that the weight's gradient no longer computes the gradient of the map.
     """
     buffers = list(graph.buffers)
-    for index in _maps_of_norms_alone(graph):
+    for index in _find_maps_of_norms(graph):
         buffers[index] = _widen(buffers[index])
     tasks: list[Task] = []
     places: dict[int, int] = {}
@@ -195,7 +195,7 @@ def keep_norms_in_float32(graph: TaskGraph) -> TaskGraph:
             half = _is_half_map(buffers[index], task.vector)
             if half and index not in copies and not (update and task.phase == "forward"):
                 copies[index] = _add_copy(buffers, index)
-                tasks.append(_cast(task, index, copies[index], task.vector))
+                tasks.append(_make_cast(task, index, copies[index], task.vector))
         result = task.writes[0]
         widened = update and task.phase == "backward" and _is_half_map(buffers[result], task.vector)
         output = _add_copy(buffers, result) if widened else result
@@ -209,11 +209,11 @@ def keep_norms_in_float32(graph: TaskGraph) -> TaskGraph:
             )
         )
         if widened:
-            tasks.append(_cast(task, output, result, task.vector))
+            tasks.append(_make_cast(task, output, result, task.vector))
     return graph.with_tasks(tasks, places, buffers)
 
 
-def _maps_of_norms_alone(graph: TaskGraph) -> list[int]:
+def _find_maps_of_norms(graph: TaskGraph) -> list[int]:
     """Return the results of convolutions that nothing but normalisation reads."""
     read_by_norms = {i for task in graph.tasks if task.cost_class in NORMS for i in task.reads}
     read_by_others = {i for task in graph.tasks if task.cost_class not in NORMS for i in task.reads}
@@ -244,7 +244,7 @@ def _add_copy(buffers: list[Buffer], index: int) -> int:
     return place
 
 
-def _cast(task: Task, source: int, copy: int, work: VectorWork) -> Task:
+def _make_cast(task: Task, source: int, copy: int, work: VectorWork) -> Task:
     return Task(
         "Cast", task.scope, "vector", task.phase, "cast", (source,), (copy,),
         vector=VectorWork(work.elements, "float32"), repeat=task.repeat,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import Phase
-from pipeline.backends.ascend.compiler.primitives import kind_of
+from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import VIEWS_OF_SCAN, Graph, Node
 
 CARRIERS = frozenset({"view", "elementwise", "move", "loop_view", "reduce", "collective"})
@@ -47,9 +47,9 @@ class Phases:
 
 def find_phases(graph: Graph, parameters: Collection[int]) -> Phases:
     """Find phases from JAX's marks, and from dependencies if JAX leaves none."""
-    of_node = _phases_of_nodes(graph)
-    gradients = _gradients(graph, of_node)
-    made = _outputs_in(graph, of_node, "backward")
+    of_node = _assign_phases(graph)
+    gradients = _find_gradients(graph, of_node)
+    made = _collect_outputs(graph, of_node, "backward")
     read = {
         index
         for node, phase in zip(graph.nodes, of_node, strict=True)
@@ -59,18 +59,20 @@ def find_phases(graph: Graph, parameters: Collection[int]) -> Phases:
     shared = frozenset(made & read) - gradients
     weights = set(parameters)
     for node, phase in zip(graph.nodes, of_node, strict=True):
-        same = kind_of(node.primitive) in ("view", "loop_view") or node.primitive in REFORMS
+        same = (
+            classify_primitive(node.primitive) in ("view", "loop_view") or node.primitive in REFORMS
+        )
         if phase != "optimizer" and same and node.inputs[0] in weights:
             weights.update(node.outputs)
     return Phases(of_node, frozenset(weights), gradients, shared)
 
 
-def _outputs_in(graph: Graph, of_node: Sequence[Phase], phase: Phase) -> set[int]:
+def _collect_outputs(graph: Graph, of_node: Sequence[Phase], phase: Phase) -> set[int]:
     pairs = zip(graph.nodes, of_node, strict=True)
     return {index for node, of in pairs if of == phase for index in node.outputs}
 
 
-def _phases_of_nodes(graph: Graph) -> tuple[Phase, ...]:
+def _assign_phases(graph: Graph) -> tuple[Phase, ...]:
     """Return the phase of each node.
 
     Without a mark from JAX, nodes that the loss depends on, or that depend on the forward pass
@@ -83,11 +85,11 @@ def _phases_of_nodes(graph: Graph) -> tuple[Phase, ...]:
     for node in reversed(graph.nodes):
         if node.mark != "unmarked" or not read_by_marked.isdisjoint(node.outputs):
             read_by_marked.update(node.inputs)
-    summing = _accumulating_loops(graph)
+    summing = _find_accumulating_loops(graph)
     of_value: dict[int, Phase] = {}
     phases: list[Phase] = []
     for node in graph.nodes:
-        phase = _phase_of(node, {of_value.get(index) for index in node.inputs}, read_by_marked)
+        phase = _choose_phase(node, {of_value.get(index) for index in node.inputs}, read_by_marked)
         if phase == "optimizer" and node.loop in summing:
             phase = "backward"
         phases.append(phase)
@@ -95,7 +97,7 @@ def _phases_of_nodes(graph: Graph) -> tuple[Phase, ...]:
     return tuple(phases)
 
 
-def _phase_of(node: Node, before: set[Phase | None], read_by_marked: set[int]) -> Phase:
+def _choose_phase(node: Node, before: set[Phase | None], read_by_marked: set[int]) -> Phase:
     """Return the phase of a node, from the phases of its inputs' producers."""
     if node.mark != "unmarked":
         return node.mark
@@ -107,7 +109,7 @@ def _phase_of(node: Node, before: set[Phase | None], read_by_marked: set[int]) -
     return "forward" if early else "optimizer"
 
 
-def _accumulating_loops(graph: Graph) -> frozenset[int]:
+def _find_accumulating_loops(graph: Graph) -> frozenset[int]:
     """Return loops with a backward pass whose iterations don't train what the next one reads."""
     late: set[int] = set()
     for node in graph.nodes:
@@ -123,18 +125,18 @@ def _accumulating_loops(graph: Graph) -> frozenset[int]:
     return frozenset(backward - training)
 
 
-def _gradients(graph: Graph, of_node: Sequence[Phase]) -> frozenset[int]:
+def _find_gradients(graph: Graph, of_node: Sequence[Phase]) -> frozenset[int]:
     """Return values of the backward pass that only the optimizer, or an output, uses in the end."""
     elsewhere: set[int] = set()
     for node, phase in zip(reversed(graph.nodes), reversed(of_node), strict=True):
         if phase != "optimizer":
-            carries = phase == "backward" and kind_of(node.primitive) in CARRIERS
+            carries = phase == "backward" and classify_primitive(node.primitive) in CARRIERS
             if not carries or not elsewhere.isdisjoint(node.outputs):
                 elsewhere.update(node.inputs)
-    return frozenset(_outputs_in(graph, of_node, "backward") - elsewhere)
+    return frozenset(_collect_outputs(graph, of_node, "backward") - elsewhere)
 
 
-def device_dtypes(
+def choose_dtypes(
     graph: Graph, phases: Phases, inputs: Collection[int], precision: Precision | None
 ) -> tuple[str, ...]:
     """Return the type of every value on the device.
@@ -146,8 +148,8 @@ def device_dtypes(
     traced = [value.dtype for value in graph.values]
     if precision in (None, "O0"):
         return tuple(traced)
-    wide = {*phases.weights, *phases.gradients, *inputs, *_loss_values(graph, phases)}
-    wide |= _outputs_in(graph, phases.of_node, "optimizer")
+    wide = {*phases.weights, *phases.gradients, *inputs, *_find_loss_values(graph, phases)}
+    wide |= _collect_outputs(graph, phases.of_node, "optimizer")
     return tuple(
         "float16"
         if dtype == "float32" and len(graph.values[index].shape) > 1 and index not in wide
@@ -156,14 +158,14 @@ def device_dtypes(
     )
 
 
-def _loss_values(graph: Graph, phases: Phases) -> set[int]:
+def _find_loss_values(graph: Graph, phases: Phases) -> set[int]:
     """Return the values after the last forward product and before the first backward one."""
     products = ("conv", "matmul")
     before: set[int] = set()
     loss: set[int] = set()
     for node, phase in zip(reversed(graph.nodes), reversed(phases.of_node), strict=True):
         if phase == "forward":
-            is_product = kind_of(node.primitive) in products
+            is_product = classify_primitive(node.primitive) in products
             if is_product or any(index in before for index in node.outputs):
                 before.update(node.inputs)
             if not is_product and not any(index in before for index in node.outputs):
@@ -171,7 +173,7 @@ def _loss_values(graph: Graph, phases: Phases) -> set[int]:
     after: set[int] = set()
     for node, phase in zip(graph.nodes, phases.of_node, strict=True):
         if phase == "backward":
-            is_product = kind_of(node.primitive) in products
+            is_product = classify_primitive(node.primitive) in products
             if is_product or any(index in after for index in node.inputs):
                 after.update(node.outputs)
             elif all(index in loss or index in graph.constants for index in node.inputs):

@@ -38,14 +38,14 @@ GENERATORS = ("random_", "threefry", "philox", "rng_")
 PATTERNS = Path(__file__).with_name("patterns.yaml")
 
 
-def kind_of(primitive: str) -> Kind:
+def classify_primitive(primitive: str) -> Kind:
     """Return the kind of a primitive on the device."""
     if primitive in _KINDS:
         return _KINDS[primitive]
     return "random" if primitive.startswith(GENERATORS) else "unsupported"
 
 
-def passes_of(primitive: str) -> tuple[float, float]:
+def count_operations(primitive: str) -> tuple[float, float]:
     """Return simple and heavy operations per output element of a primitive."""
     return float(primitive in SIMPLE), float(primitive in HEAVY)
 
@@ -95,7 +95,7 @@ class Patterns(Spec):
 
 
 @cache
-def vendor_patterns() -> Patterns:
+def load_patterns() -> Patterns:
     """Return the patterns that come with the package."""
     return Patterns.model_validate(parse_written_yaml(PATTERNS.read_text(encoding="utf-8")))
 
@@ -119,7 +119,7 @@ class Features:
 def match_pattern(features: Features, patterns: Patterns) -> tuple[str, CostClass]:
     """Return the vendor's op type and the cost class of a kernel."""
     for pattern in patterns.kernels:
-        if _fits(pattern, features):
+        if _matches(pattern, features):
             return pattern.type, pattern.cost_class
     ops = [OPS.get(name, name) for name in features.primitives if name != "broadcast_in_dim"]
     name = ops[0] if len(ops) == 1 else "FusionOp_" + "_".join(dict.fromkeys(ops[:4]))
@@ -127,7 +127,7 @@ def match_pattern(features: Features, patterns: Patterns) -> tuple[str, CostClas
     return name, classes.get(features.form, "elementwise")
 
 
-def _fits(pattern: KernelPattern, features: Features) -> bool:
+def _matches(pattern: KernelPattern, features: Features) -> bool:
     inside = set(features.primitives)
     return (
         pattern.form in (None, features.form)

@@ -60,13 +60,13 @@ class Bucket:
     nbytes: int
 
 
-def cluster(devices: int, hw: Hardware) -> Group:
+def form_cluster(devices: int, hw: Hardware) -> Group:
     """Return the group of all devices. Raises OptionError, as `check_devices`."""
     check_devices(devices, hw)
     return Group(devices, min(devices, int(hw.devices_per_server_count)))
 
 
-def mesh_groups(sizes: Mapping[str, int], hw: Hardware) -> dict[str, Group]:
+def find_mesh_groups(sizes: Mapping[str, int], hw: Hardware) -> dict[str, Group]:
     """Return the group of a device along each axis of a mesh.
 
     `sizes` are the numbers of devices along the axes. Devices are numbered as in a C array:
@@ -118,7 +118,7 @@ def collective_us(kind: Collective, nbytes: float, group: Group, hw: Hardware) -
     """
     if kind not in get_args(Collective):
         raise OptionError(f"collective: {kind!r} is none of {', '.join(get_args(Collective))}")
-    _check(kind, nbytes, group, hw)
+    _check_collective(kind, nbytes, group, hw)
     if group.size == 1:
         return 0.0
     if kind == "all_to_all":
@@ -152,8 +152,8 @@ def all_reduce(nbytes: int, devices: int, hw: Hardware) -> tuple[float, float]:
     Raises:
         OptionError: as `all_reduce_us`; or nbytes below 0.
     """
-    group = cluster(devices, hw)
-    _check("all_reduce", nbytes, group, hw)
+    group = form_cluster(devices, hw)
+    _check_collective("all_reduce", nbytes, group, hw)
     return _all_reduce(nbytes, group, hw)
 
 
@@ -170,7 +170,7 @@ def check_devices(devices: int, hw: Hardware) -> None:
         )
 
 
-def _check(kind: Collective, nbytes: float, group: Group, hw: Hardware) -> None:
+def _check_collective(kind: Collective, nbytes: float, group: Group, hw: Hardware) -> None:
     if nbytes < 0:
         name = kind.replace("_", "-")
         article = "an" if name.startswith("a") else "a"
@@ -226,7 +226,7 @@ def _all_to_all_us(nbytes: float, group: Group, hw: Hardware) -> float:
     return near_us + far * (hw.roce_hop_us + part / (hw.roce_gb_per_s * 1e3))
 
 
-def buckets(gradients: Sequence[Gradient], fusion: Sequence[int] | None) -> tuple[Bucket, ...]:
+def form_buckets(gradients: Sequence[Gradient], fusion: Sequence[int] | None) -> tuple[Bucket, ...]:
     """Return the gradients that are all-reduced together, in the order in which they are ready.
 
     `fusion` is MindSpore's `all_reduce_fusion_config`: each index is the last parameter of a
@@ -251,12 +251,12 @@ def buckets(gradients: Sequence[Gradient], fusion: Sequence[int] | None) -> tupl
         ends.append(count - 1)
     begins = [0, *(end + 1 for end in ends[:-1])]
     return tuple(
-        _bucket(gradients, range(count - 1 - end, count - begin))
+        _form_bucket(gradients, range(count - 1 - end, count - begin))
         for begin, end in zip(reversed(begins), reversed(ends), strict=True)
     )
 
 
-def _bucket(gradients: Sequence[Gradient], members: Sequence[int]) -> Bucket:
+def _form_bucket(gradients: Sequence[Gradient], members: Sequence[int]) -> Bucket:
     return Bucket(tuple(members), sum(gradients[index][1] for index in members))
 
 
@@ -268,7 +268,7 @@ def split_rounds(
     `rounds[i]` counts the rounds of updates that are over before gradient i is computed.
     """
     groups = groupby(bucket.gradients, key=rounds.__getitem__)
-    return tuple(_bucket(gradients, tuple(members)) for _, members in groups)
+    return tuple(_form_bucket(gradients, tuple(members)) for _, members in groups)
 
 
 @dataclass(frozen=True, slots=True)

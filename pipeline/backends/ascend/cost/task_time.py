@@ -26,18 +26,18 @@ from pipeline.backends.ascend.cost.tiling import (
     Product,
     TileChoice,
     Tiling,
-    default_choice,
-    image_parts,
-    product_of,
-    single_choice,
+    list_default_tilings,
+    pad_product,
+    split_images,
+    to_choice,
 )
 from pipeline.backends.ascend.cost.vector_work import (
     Bound,
     CostContext,
     Work,
-    depthwise_work,
-    vector_product,
-    vector_work,
+    price_depthwise,
+    price_vector_product,
+    price_vector_work,
 )
 from pipeline.core.host.item_sizes import item_bytes
 
@@ -61,12 +61,12 @@ def price_tasks(
     traffic = measure_traffic(graph, hw.l2_mib * 2**20, constants.l2_full, constants.l2_none)
     context = CostContext(hw, constants, graph.buffers, tiles or {})
     return tuple(
-        _price(index, task, transferred, context, efficiency)
+        _price_task(index, task, transferred, context, efficiency)
         for index, (task, transferred) in enumerate(zip(graph.tasks, traffic, strict=True))
     )
 
 
-def _price(
+def _price_task(
     index: int, task: Task, traffic: Traffic, context: CostContext, efficiency: Efficiency
 ) -> TaskTime:
     hw = context.hw
@@ -79,20 +79,20 @@ def _price(
     if task.cube and task.cost_class in CUBE_CLASSES and not runs_on_vector(task):
         work = _cube_work(index, task, task.cube, traffic, context, entry.rate)
     elif task.cube and runs_on_vector(task):
-        work = vector_product(task.cube, hw)
+        work = price_vector_product(task.cube, hw)
     else:
         if task.cube and task.cost_class in DEPTHWISE_CLASSES:
-            work = depthwise_work(task.cube, traffic, context)
+            work = price_depthwise(task.cube, traffic, context)
         else:
-            work = vector_work(task, traffic, context)
+            work = price_vector_work(task, traffic, context)
         work = Work(work.us / entry.rate, work.bound, work.cores)
-    floor_us = floor_us_of(work.cores, hw)
-    roofline_us = roofline_us_of(task, traffic, hw)
+    floor_us = compute_floor_us(work.cores, hw)
+    roofline_us = compute_roofline_us(task, traffic, hw)
     bound: Bound = "floor" if floor_us > work.us else work.bound
     return TaskTime(max(floor_us + work.us, roofline_us), roofline_us, bound, entry.provenance)
 
 
-def roofline_us_of(task: Task, traffic: Traffic, hw: Hardware) -> float:
+def compute_roofline_us(task: Task, traffic: Traffic, hw: Hardware) -> float:
     """Return the time at peak rates: useful products, traffic of device memory, of the L2.
 
     A task's output may stay in the L2, up to the L2's size.
@@ -108,7 +108,7 @@ def roofline_us_of(task: Task, traffic: Traffic, hw: Hardware) -> float:
     )
 
 
-def floor_us_of(cores: float, hw: Hardware) -> float:
+def compute_floor_us(cores: float, hw: Hardware) -> float:
     """Return the floor, linear from the shortest kernel on one core to the one on all cores."""
     span_us = max(hw.task_floor_all_cores_us - hw.task_floor_one_core_us, 0.0)
     return hw.task_floor_one_core_us + span_us * min(cores / hw.ai_cores_count, 1.0)
@@ -128,16 +128,16 @@ def _cube_work(
 
     Equal parts of a weight gradient's images, one after the other, are taken if they are faster.
     """
-    product = task_product(task, work, context.buffers)
+    product = to_product(task, work, context.buffers)
     if task.cost_class == "conv_kernel_grad" and work.batch == 1:
         # The first layer's weight gradient is slower than its padding explains.
         few_channels = work.m // work.taps < CHANNEL_BLOCK
         rate *= context.constants.few_channels if few_channels else 1.0
     if index in context.tiles:
-        choice = single_choice(context.tiles[index], product, context.hw)
+        choice = to_choice(context.tiles[index], product, context.hw)
         return _chosen_work(choice, traffic, context, rate)
-    best = _chosen_work(default_choice(product, context.hw), traffic, context, rate)
-    for count, choice in image_parts(product, context.hw):
+    best = _chosen_work(list_default_tilings(product, context.hw), traffic, context, rate)
+    for count, choice in split_images(product, context.hw):
         share = Traffic(traffic.l2_bytes / count, traffic.hbm_bytes / count, traffic.write_bytes)
         part = _chosen_work(choice, share, context, rate)
         if part.us * count < best.us:
@@ -162,9 +162,9 @@ def _chosen_work(choice: TileChoice, traffic: Traffic, context: CostContext, rat
     return Work(cycles / clock, max(stages)[1], float(choice.rows[at, :4].prod()))
 
 
-def task_product(task: Task, work: CubeWork, buffers: tuple[Buffer, ...]) -> Product:
+def to_product(task: Task, work: CubeWork, buffers: tuple[Buffer, ...]) -> Product:
     """Return a cube task in fractals: outputs give the width, inputs the number of images."""
     out_bytes = item_bytes(buffers[task.writes[0]].dtype) if task.writes else 2
     shapes = [buffers[index].shape for index in task.reads]
     images = max((shape[0] for shape in shapes if len(shape) >= 3), default=1)
-    return product_of(work, task.cost_class, out_bytes, images)
+    return pad_product(work, task.cost_class, out_bytes, images)

@@ -16,11 +16,11 @@ from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.tasks import TaskGraph
 from pipeline.backends.ascend.memory.placement import (
     Block,
+    find_lifetimes,
     find_overlap,
-    lifetimes,
-    live_bytes,
-    owners,
-    pack,
+    find_owners,
+    pack_blocks,
+    sum_live_bytes,
 )
 
 GIB = 2**30
@@ -150,10 +150,10 @@ def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1) -> MemoryPlan:
     feature maps if that pool has no room for them.
     """
     unit = int(hw.memory_alignment_bytes)
-    lives = {i: life for i, life in lifetimes(graph).items() if graph.buffers[i].nbytes}
+    lives = {i: life for i, life in find_lifetimes(graph).items() if graph.buffers[i].nbytes}
     sizes = {index: -(-graph.buffers[index].nbytes // unit) * unit for index in lives}
     chunks: list[_Chunk] = []
-    owner = owners(graph)
+    owner = find_owners(graph)
     reduced: list[int] = []
     if devices > 1:
         # The gradients among the outputs of the tasks that compute them.
@@ -168,7 +168,7 @@ def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1) -> MemoryPlan:
         nbytes = sum(sizes[index] for index in reduced) + 2 * unit
         birth = min(lives[index][0] for index in reduced)
         death = max(lives[index][1] for index in reduced)
-        fits = nbytes <= _pool_limits(hw)["communication"]
+        fits = nbytes <= _compute_pool_limits(hw)["communication"]
         pool: Pool = "communication" if fits else "feature maps"
         block = Block(nbytes, birth, death)
         chunks.append(_Chunk(tuple(reduced), block, unit, pool, "communication"))
@@ -177,7 +177,7 @@ def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1) -> MemoryPlan:
     saved &= {owner[i] for task in graph.tasks if task.phase == "backward" for i in task.reads}
     for index, (birth, death) in lives.items():
         if index not in reduced:
-            component = _component(graph, index, saved)
+            component = _classify_buffer(graph, index, saved)
             pool = "parameters" if component in ("parameters", "state") else "feature maps"
             block = Block(sizes[index], birth, death)
             chunks.append(_Chunk((index,), block, 0, pool, component))
@@ -191,14 +191,14 @@ def _lay_out(
 ) -> MemoryPlan:
     placements: list[Placement] = []
     uses: dict[Pool, PoolUse] = {}
-    limits = _pool_limits(hw)
+    limits = _compute_pool_limits(hw)
     live = np.zeros(tasks, np.int64)
     for pool in POOLS:
         inside = [chunk for chunk in chunks if chunk.pool == pool]
         blocks = tuple(chunk.block for chunk in inside)
-        pool_bytes = live_bytes(blocks, tasks)
+        pool_bytes = sum_live_bytes(blocks, tasks)
         lower_bound = int(pool_bytes.max())
-        packing = pack(blocks, lower_bound)
+        packing = pack_blocks(blocks, lower_bound)
         uses[pool] = PoolUse(pool, packing.extent_bytes, lower_bound, limits[pool])
         live += pool_bytes
         for chunk, offset in zip(inside, packing.offsets, strict=True):
@@ -224,7 +224,7 @@ def _lay_out(
     )
 
 
-def _component(graph: TaskGraph, index: int, saved: Collection[int]) -> Component:
+def _classify_buffer(graph: TaskGraph, index: int, saved: Collection[int]) -> Component:
     role = graph.buffers[index].role
     if role == "parameter" or index in graph.parameters:
         return "parameters"
@@ -237,14 +237,14 @@ def _component(graph: TaskGraph, index: int, saved: Collection[int]) -> Componen
     return "saved activations" if index in saved else "workspace and casts"
 
 
-def _pool_limits(hw: Hardware) -> dict[Pool, int]:
+def _compute_pool_limits(hw: Hardware) -> dict[Pool, int]:
     """Return the chip's split; scaled down if its memory is smaller than the three pools."""
     split = (hw.parameter_memory_gib, hw.feature_map_memory_gib, hw.communication_memory_gib)
     scale = GIB * min(1.0, hw.hbm_gib / sum(split))
     return {pool: int(size * scale) for pool, size in zip(POOLS, split, strict=True)}
 
 
-def out_of_memory_message(
+def explain_out_of_memory(
     plan: MemoryPlan,
     graph: TaskGraph,
     *,
@@ -258,33 +258,34 @@ def out_of_memory_message(
     `batch` is of each of the `devices`.
     """
     limit = plan.tightest
-    victim = _first_beyond(plan, limit)
+    victim = _find_first_excess(plan, limit)
     lines = [
-        f"Device(id:0) memory isn't enough: kernel name: {_maker(graph, victim)}, "
+        f"Device(id:0) memory isn't enough: kernel name: {_name_maker(graph, victim)}, "
         f"alloc size: {victim.nbytes}B.",
-        f"The step takes {_gib(limit.used_bytes)} of {_gib(limit.limit_bytes)} ({limit.what}). "
+        f"The step takes {_format_gib(limit.used_bytes)} of {_format_gib(limit.limit_bytes)} "
+        f"({limit.what}). "
         f"Live at its peak, in task {plan.peak_task + 1} of {len(plan.live_bytes)}: "
-        + ", ".join(f"{name} {_gib(size)}" for name, size in plan.components.items() if size)
+        + ", ".join(f"{name} {_format_gib(size)}" for name, size in plan.components.items() if size)
         + ".",
         "The largest tensors there:",
     ]
-    for placed in largest_tensors(plan):
+    for placed in find_largest_tensors(plan):
         buffer = graph.buffers[placed.buffer]
         shape = "x".join(map(str, buffer.shape)) or "scalar"
         size = f"{placed.nbytes / MIB:.1f} MiB"
         lines.append(f"  {size:>12}  {buffer.name}  {shape}  {buffer.dtype}  {buffer.layout}")
     if batch is not None:
-        lines.append(_advise(batch, largest_batch(plan, graph, batch), devices))
+        lines.append(_format_advice(batch, estimate_largest_batch(plan, graph, batch), devices))
     return "\n".join(lines)
 
 
-def largest_tensors(plan: MemoryPlan, count: int = 10) -> list[Placement]:
+def find_largest_tensors(plan: MemoryPlan, count: int = 10) -> list[Placement]:
     """Return the largest buffers that are live at the peak, by size, then index."""
     live = [p for p in plan.placements if p.birth <= plan.peak_task < p.death]
     return sorted(live, key=lambda placed: (-placed.nbytes, placed.buffer))[:count]
 
 
-def largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
+def estimate_largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
     """Return the largest batch size that fits, estimated from a plan for `batch`; 0 for none.
 
     A part of the feature maps at the peak grows with the batch, the rest of the plan does not:
@@ -295,7 +296,7 @@ def largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
     limit = limits.pop("feature maps")
     if any(fixed.used_bytes > fixed.limit_bytes for fixed in limits.values()):
         return 0
-    growing = _growing_bytes(plan, graph, batch)
+    growing = _sum_growing_bytes(plan, graph, batch)
     if not growing:
         return batch if limit.used_bytes <= limit.limit_bytes else 0
     pool = plan.pools["feature maps"]
@@ -303,12 +304,12 @@ def largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
     return max(batch + batch * (limit.limit_bytes - limit.used_bytes) // growing, 0)
 
 
-def _growing_bytes(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
+def _sum_growing_bytes(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
     """Return the bytes live at the peak that depend on the inputs and have the batch as first axis.
 
     In a scan's stacked outputs the batch is the second axis.
     """
-    batched = _reached_by_inputs(graph)
+    batched = _find_batched(graph)
     stacked = {buffer.within for buffer in graph.buffers}
     nbytes = 0
     for placed in plan.placements:
@@ -321,12 +322,12 @@ def _growing_bytes(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
     return nbytes
 
 
-def _reached_by_inputs(graph: TaskGraph) -> set[int]:
+def _find_batched(graph: TaskGraph) -> set[int]:
     """Return values of the forward and backward passes that depend on the batch.
 
     No cast of a weight and no update is among them.
     """
-    owner = owners(graph)
+    owner = find_owners(graph)
     reached = {owner[index] for index in graph.inputs}
     for task in graph.tasks:
         of_network = task.phase in ("forward", "backward")
@@ -335,29 +336,29 @@ def _reached_by_inputs(graph: TaskGraph) -> set[int]:
     return reached
 
 
-def _first_beyond(plan: MemoryPlan, limit: PoolUse) -> Placement:
+def _find_first_excess(plan: MemoryPlan, limit: PoolUse) -> Placement:
     """Return the largest buffer of the first task during which more is live than the limit allows.
 
     If only gaps are too much, the largest buffer that ends above the limit.
     """
     inside = [placed for placed in plan.placements if placed.pool == limit.what]
     blocks = [Block(placed.nbytes, placed.birth, placed.death) for placed in inside]
-    over = (live_bytes(blocks, len(plan.live_bytes)) > limit.limit_bytes).nonzero()[0]
+    over = (sum_live_bytes(blocks, len(plan.live_bytes)) > limit.limit_bytes).nonzero()[0]
     asking = [placed for placed in inside if over.size and placed.birth == over[0]]
     beyond = [p for p in inside if p.offset_bytes + p.nbytes > limit.limit_bytes]
     return max(asking or beyond or inside, key=lambda placed: (placed.nbytes, -placed.buffer))
 
 
-def _maker(graph: TaskGraph, placed: Placement) -> str:
+def _name_maker(graph: TaskGraph, placed: Placement) -> str:
     """Return the task that writes a buffer as `scope/Type-op3`; an input by its name."""
-    owner = owners(graph)
+    owner = find_owners(graph)
     for position, task in enumerate(graph.tasks):
         if placed.buffer in (owner[index] for index in task.writes):
             return f"{task.scope or 'Default'}/{task.type}-op{position}"
     return graph.buffers[placed.buffer].name
 
 
-def _advise(batch: int, fits: int, devices: int) -> str:
+def _format_advice(batch: int, fits: int, devices: int) -> str:
     per_device = f" on each of {devices} devices" if devices > 1 else ""
     request = f"(asked for: {batch}{per_device})"
     if fits < 1:
@@ -366,5 +367,5 @@ def _advise(batch: int, fits: int, devices: int) -> str:
     return f"A batch of {fits}{per_device}{override} should fit {request}."
 
 
-def _gib(nbytes: int) -> str:
+def _format_gib(nbytes: int) -> str:
     return f"{nbytes / GIB:.2f} GiB"

@@ -39,7 +39,7 @@ class Packing:
     heuristic: str
 
 
-def live_bytes(blocks: Iterable[Block], tasks: int) -> np.ndarray:
+def sum_live_bytes(blocks: Iterable[Block], tasks: int) -> np.ndarray:
     """Return the bytes live during each of `tasks` tasks: int64, shape (tasks,)."""
     change = np.zeros(tasks + 1, np.int64)
     for block in blocks:
@@ -48,7 +48,7 @@ def live_bytes(blocks: Iterable[Block], tasks: int) -> np.ndarray:
     return np.cumsum(change[:tasks])
 
 
-def pack(blocks: tuple[Block, ...], bound_bytes: int) -> Packing:
+def pack_blocks(blocks: tuple[Block, ...], bound_bytes: int) -> Packing:
     """Return offsets at which no two blocks that live together overlap.
 
     Blocks are placed from the largest down, each in the tightest gap between the placed ones that
@@ -62,7 +62,7 @@ def pack(blocks: tuple[Block, ...], bound_bytes: int) -> Packing:
     for order, fit in product(ORDERS, FITS):
         limit = None if best is None else best.extent_bytes
         weight = nbytes if order == "size" else nbytes * (death - birth)
-        offsets = _place(table, np.argsort(-weight, kind="stable"), fit, limit)
+        offsets = _place_blocks(table, np.argsort(-weight, kind="stable"), fit, limit)
         if offsets is not None:
             extent = int((offsets + nbytes).max(initial=0))
             best = Packing(tuple(offsets.tolist()), extent, f"{order}, {fit} fit")
@@ -72,7 +72,9 @@ def pack(blocks: tuple[Block, ...], bound_bytes: int) -> Packing:
     return best
 
 
-def _place(table: np.ndarray, order: np.ndarray, fit: Fit, limit: int | None) -> np.ndarray | None:
+def _place_blocks(
+    table: np.ndarray, order: np.ndarray, fit: Fit, limit: int | None
+) -> np.ndarray | None:
     """Return offsets of the blocks, or None once they reach `limit`.
 
     `placed` has a column (start, end, birth, death) for every placed block, by ascending start; its
@@ -87,7 +89,7 @@ def _place(table: np.ndarray, order: np.ndarray, fit: Fit, limit: int | None) ->
         nbytes, birth, death = rows[index]
         starts, ends, births, deaths = placed[:, :count]
         rivals = ((births < death) & (deaths > birth)).nonzero()[0]
-        offset = _fit(starts.take(rivals), ends.take(rivals), nbytes, fit)
+        offset = _find_offset(starts.take(rivals), ends.take(rivals), nbytes, fit)
         if limit is not None and offset + nbytes >= limit:
             return None
         offsets[index] = offset
@@ -97,7 +99,7 @@ def _place(table: np.ndarray, order: np.ndarray, fit: Fit, limit: int | None) ->
     return offsets
 
 
-def _fit(starts: np.ndarray, ends: np.ndarray, nbytes: int, fit: Fit) -> int:
+def _find_offset(starts: np.ndarray, ends: np.ndarray, nbytes: int, fit: Fit) -> int:
     """Return the offset for a block among its rivals, which are sorted by ascending start."""
     tops = np.maximum.accumulate(ends)
     gaps = starts[1:] - tops[:-1]
@@ -129,24 +131,24 @@ def find_overlap(blocks: tuple[Block, ...], offsets: tuple[int, ...]) -> tuple[i
     return None
 
 
-def lifetimes(graph: TaskGraph) -> dict[int, Lifetime]:
+def find_lifetimes(graph: TaskGraph) -> dict[int, Lifetime]:
     """Return buffer -> lifetime, for buffers that share no other's memory, by ascending index.
 
     A task's inputs live until the task ends. Parameters, state and constants live always. Inputs
     live from the start of a step, outputs to its end. A value that crosses the border of a loop
     lives through all of it, as the loop's tasks are in the graph once and run many times. A buffer
-    that no task touches has no lifetime; one with another owner (see `owners`) adds to its.
+    that no task touches has no lifetime; one with another owner (see `find_owners`) adds to its.
     """
     end = max(len(graph.tasks), 1)
-    owner = owners(graph)
-    first, last = _task_spans(graph, owner)
+    owner = find_owners(graph)
+    first, last = _find_task_spans(graph, owner)
     for index in graph.inputs:
         first[owner[index]] = 0
         last[owner[index]] = max(last[owner[index]], 0)
     for index in graph.outputs:
         first[owner[index]] = max(first[owner[index]], 0)
         last[owner[index]] = end - 1
-    for start, stop in _loops(graph):
+    for start, stop in _find_loops(graph):
         made_inside = (first >= start) & (first < stop) & (last >= stop)
         used_inside = (first >= 0) & (first < start) & (last >= start) & (last < stop)
         first[made_inside] = start
@@ -160,7 +162,7 @@ def lifetimes(graph: TaskGraph) -> dict[int, Lifetime]:
     return {index: (begin, final + 1) for index, (begin, final) in spans if begin >= 0}
 
 
-def owners(graph: TaskGraph) -> list[int]:
+def find_owners(graph: TaskGraph) -> list[int]:
     """Return the buffer whose memory each buffer uses.
 
     That is the buffer itself, or the one that it updates in place or is a part of. Raises
@@ -181,7 +183,7 @@ def owners(graph: TaskGraph) -> list[int]:
     return owner_of
 
 
-def _task_spans(graph: TaskGraph, owner: list[int]) -> tuple[np.ndarray, np.ndarray]:
+def _find_task_spans(graph: TaskGraph, owner: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Return the first and last task that touch each buffer, -1 for none.
 
     A buffer that is read before it is written was there from the start.
@@ -197,7 +199,7 @@ def _task_spans(graph: TaskGraph, owner: list[int]) -> tuple[np.ndarray, np.ndar
     return first, last
 
 
-def _loops(graph: TaskGraph) -> Iterator[Lifetime]:
+def _find_loops(graph: TaskGraph) -> Iterator[Lifetime]:
     """Return runs of tasks that are repeated: a scan, with the scans in it."""
     start = None
     for position, task in enumerate(graph.tasks):

@@ -33,20 +33,20 @@ def advise(
     `retrace(batch_size)` traces the step with another batch; without it no batch is tried. Changes
     that don't fit the device's memory, or that it doesn't support, are skipped.
     """
-    before = _samples_per_s(pricing, config, pricing.timeline(config).step_us)
+    before = _compute_samples_per_s(pricing, config, pricing.timeline(config).step_us)
     best: dict[str, Recommendation] = {}
-    for kind, what, override, changed, options in _candidates(pricing, config, retrace):
-        step_us = _step_us(kind, changed, options)
+    for kind, what, override, changed, options in _list_candidates(pricing, config, retrace):
+        step_us = _price_change(kind, changed, options)
         if step_us is None:
             continue
-        after = _samples_per_s(changed, options, step_us)
+        after = _compute_samples_per_s(changed, options, step_us)
         gain = after / before - 1
         if kind not in best or gain > best[kind].gain:
             best[kind] = Recommendation(kind, what, override, step_us / 1e3, after, gain)
     return tuple(sorted(best.values(), key=lambda change: (-change.gain, change.kind)))
 
 
-def _step_us(kind: str, pricing: Pricing, config: ExecutionConfig) -> float | None:
+def _price_change(kind: str, pricing: Pricing, config: ExecutionConfig) -> float | None:
     """Return the time of a changed step; None if the device can't run it."""
     try:
         grows = kind in ("batch", "precision")
@@ -57,14 +57,14 @@ def _step_us(kind: str, pricing: Pricing, config: ExecutionConfig) -> float | No
         return None
 
 
-def _samples_per_s(pricing: Pricing, config: ExecutionConfig, step_us: float) -> float:
+def _compute_samples_per_s(pricing: Pricing, config: ExecutionConfig, step_us: float) -> float:
     return pricing.traced.batch_size * config.devices / step_us * 1e6
 
 
-def _candidates(
+def _list_candidates(
     pricing: Pricing, config: ExecutionConfig, retrace: Retrace | None
 ) -> Iterator[Candidate]:
-    for kind, what, override, changes in _variants(pricing, config):
+    for kind, what, override, changes in _list_variants(pricing, config):
         yield kind, what, override, pricing, replace(config, **changes)
     if retrace is not None:
         size = 2 * pricing.traced.batch_size
@@ -74,7 +74,7 @@ def _candidates(
         yield "batch", what, override, retrace(size), config
 
 
-def _variants(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:
+def _list_variants(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:
     """Return kind, description, override and changed options of changes that keep the batch."""
     if config.precision in ("O0", None):
         what = "float16 but for batch normalisation and the loss"
@@ -91,7 +91,7 @@ def _variants(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:
         changes = {"mode": "loop_sink", "sink_size": LONG_SINK, "data_sink": True}
         yield "sink", f"a loop of {LONG_SINK:,} steps a launch", override, changes
     if config.devices > 1:
-        yield from _buckets(pricing, config)
+        yield from _list_bucket_variants(pricing, config)
     if config.host_workers is not None:
         for workers in (2 * config.host_workers, 4 * config.host_workers):
             what = f"{workers} processes preparing data instead of {config.host_workers}"
@@ -101,17 +101,17 @@ def _variants(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:
         yield "auto_tune", what, "device.auto_tune=exhaustive", {"auto_tune": "exhaustive"}
 
 
-def _buckets(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:
+def _list_bucket_variants(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:
     graph, _ = pricing.tasks(config)
     in_order = sorted(graph.gradients, key=itemgetter(2))[::-1]
-    for points in split_points([nbytes for _, nbytes, _ in in_order]):
+    for points in list_split_points([nbytes for _, nbytes, _ in in_order]):
         if points != config.fusion:
             what = f"gradients in {len(points) + 1} all-reduces"
             override = f"device.all_reduce_fusion={list(points)}".replace(" ", "")
             yield "buckets", what, override, {"fusion": points}
 
 
-def split_points(sizes: list[int]) -> tuple[tuple[int, ...], ...]:
+def list_split_points(sizes: list[int]) -> tuple[tuple[int, ...], ...]:
     """Return variants to split gradients of these bytes, given in the order of the parameters.
 
     Two to four all-reduces of about equal bytes, and two of which the network's first layers have a

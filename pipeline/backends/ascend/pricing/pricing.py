@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast, get_args
 
 from pipeline.backends.ascend.chip.chip_files import load_chip
-from pipeline.backends.ascend.chip.hardware import Hardware, PricedChip, chipset_of
+from pipeline.backends.ascend.chip.hardware import Hardware, PricedChip, to_priced_chip
 from pipeline.backends.ascend.chip.options import (
     MAX_DEVICES,
     MODES,
@@ -21,9 +21,9 @@ from pipeline.backends.ascend.chip.options import (
     Software,
     StepOptions,
     TuneMode,
-    mode_of,
-    switch,
-    whole,
+    check_count,
+    check_switch,
+    choose_mode,
 )
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.cost.efficiency import Calibration, load_calibration
@@ -32,12 +32,12 @@ from pipeline.backends.ascend.memory.memory_plan import MemoryPlan, plan_memory
 from pipeline.backends.ascend.pricing.traced_step import (
     Step,
     TracedStep,
-    no_garbage_collection,
+    pause_garbage_collection,
     trace_step,
 )
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.report import Report
-from pipeline.backends.ascend.simulate.launch_modes import device_images_per_s, schedule
+from pipeline.backends.ascend.simulate.launch_modes import compute_images_per_s, schedule
 from pipeline.backends.ascend.simulate.timeline import Timeline
 from pipeline.backends.ascend.tune.autotune import (
     BUILT_IN,
@@ -92,7 +92,7 @@ def price(
     Raises RunError for a step that can't be priced, ChipError for a bad chip, OptionError for other
     arguments out of range. Errors that `step` itself raises when it is traced come through.
     """
-    config = _config_of(options)
+    config = _check_options(options)
     for name, function in (("step", step), ("parameters", parameters)):
         if not callable(function) and (name == "step" or function is not None):
             raise OptionError(f"{name}: {function!r} should be a function")
@@ -100,30 +100,32 @@ def price(
     return Pricing(trace_step(step, state, batch, parameters), chip).report(config)
 
 
-def _config_of(options: PriceOptions) -> ExecutionConfig:
+def _check_options(options: PriceOptions) -> ExecutionConfig:
     """Check options. Raises OptionError, and TypeError for one that `price` doesn't have."""
     for name in options:
         if name not in PriceOptions.__annotations__:
             raise TypeError(f"price() got an unexpected keyword argument {name!r}")
     software = options.get("software")
     workers = options.get("host_workers")
-    switches = {name: switch(name, value) for name, value in options.items() if name in SWITCHES}
+    switches = {
+        name: check_switch(name, value) for name, value in options.items() if name in SWITCHES
+    }
     return replace(
         DEFAULTS,
         precision=options.get("precision", DEFAULTS.precision),
-        mode=mode_of(software, options.get("mode")),
+        mode=choose_mode(software, options.get("mode")),
         software=software,
-        sink_size=whole("sink_size", options.get("sink_size", DEFAULTS.sink_size)),
-        devices=whole("devices", options.get("devices", DEFAULTS.devices), most=MAX_DEVICES),
-        fusion=_fusion_points(options.get("all_reduce_fusion")),
-        host_workers=None if workers is None else whole("host_workers", workers),
-        auto_tune=_tune_mode(options.get("auto_tune")),
+        sink_size=check_count("sink_size", options.get("sink_size", DEFAULTS.sink_size)),
+        devices=check_count("devices", options.get("devices", DEFAULTS.devices), most=MAX_DEVICES),
+        fusion=_parse_fusion(options.get("all_reduce_fusion")),
+        host_workers=None if workers is None else check_count("host_workers", workers),
+        auto_tune=_parse_tune_mode(options.get("auto_tune")),
         tune_bank=custom_bank(options.get("tune_bank")),
         **switches,  # type: ignore[arg-type]
     )
 
 
-def _tune_mode(mode: Any) -> TuneMode | None:
+def _parse_tune_mode(mode: Any) -> TuneMode | None:
     """Return the mode in lower case: CANN writes `auto_tune_mode="RL,GA"`."""
     if isinstance(mode, str):
         mode = mode.lower().replace(" ", "").replace("ga,rl", "rl,ga")
@@ -134,25 +136,25 @@ def _tune_mode(mode: Any) -> TuneMode | None:
     return cast(TuneMode | None, mode)
 
 
-def _fusion_points(fusion: Iterable[int] | None) -> tuple[int, ...] | None:
+def _parse_fusion(fusion: Iterable[int] | None) -> tuple[int, ...] | None:
     """Return the points of `all_reduce_fusion`; their order is checked with the gradients."""
     if fusion is None:
         return None
     if isinstance(fusion, str) or not isinstance(fusion, Iterable):
         raise OptionError(f"all_reduce_fusion: {fusion!r} should be a list, as [85, 160]")
-    return tuple(whole("all_reduce_fusion", point) for point in fusion)
+    return tuple(check_count("all_reduce_fusion", point) for point in fusion)
 
 
 def chipset(name_or_path: str) -> PricedChip:
     """Return a chip by its name in conf/device, or from its YAML file. Raises ChipError."""
     file = Path(name_or_path)
-    return _chipset(name_or_path, file.stat().st_mtime_ns if file.is_file() else None)
+    return _load_chipset(name_or_path, file.stat().st_mtime_ns if file.is_file() else None)
 
 
 @cache
-def _chipset(name_or_path: str, written_ns: int | None) -> PricedChip:
+def _load_chipset(name_or_path: str, written_ns: int | None) -> PricedChip:
     """Return a chip by its file, cached until the file is written again."""
-    return chipset_of(load_chip(name_or_path))
+    return to_priced_chip(load_chip(name_or_path))
 
 
 class Pricing:
@@ -205,12 +207,12 @@ class Pricing:
 
     def tasks(self, config: ExecutionConfig) -> tuple[TaskGraph, tuple[TaskTime, ...]]:
         """Return the tasks of a step and the time of each."""
-        key = self._key(config)
-        tunes = _tunes(config)
+        key = self._make_key(config)
+        tunes = _uses_tuning(config)
         # A bank's file may change from one price to another, so these tasks are not shared.
         priced = self._tuned_tasks if tunes else self._shared.tasks
         if key not in priced:
-            with no_garbage_collection():
+            with pause_garbage_collection():
                 graph = self.traced.tasks(
                     config.precision,
                     by_op=config.mode == "op_by_op",
@@ -251,9 +253,9 @@ class Pricing:
     def tuning(self, config: ExecutionConfig) -> TuneResult | None:
         """Return the AutoTune result, None if the options don't request it."""
         self.tasks(config)
-        return self._tuned.get(self._key(config))
+        return self._tuned.get(self._make_key(config))
 
-    def _key(self, config: ExecutionConfig) -> tuple[Any, ...]:
+    def _make_key(self, config: ExecutionConfig) -> tuple[Any, ...]:
         """Return the key of the options that tasks and their times depend on."""
         if config.precision not in (*get_args(Precision), None):
             raise OptionError(
@@ -271,7 +273,7 @@ class Pricing:
         pixels = self.traced.batch_pixels
         rate = None
         if config.host_workers is not None and pixels is not None:
-            rate = device_images_per_s(config.host_workers, pixels, config.devices, hardware)
+            rate = compute_images_per_s(config.host_workers, pixels, config.devices, hardware)
         torch = config.software == "pytorch_eager"
         return StepOptions(
             mode=config.mode,
@@ -289,8 +291,8 @@ class Pricing:
         """Return one steady step under the launch mode of the options."""
         graph, times = self.tasks(config)
         options = self.options(config)
-        key = (self._key(config), options)
-        if _tunes(config) or key not in self._shared.timelines:
+        key = (self._make_key(config), options)
+        if _uses_tuning(config) or key not in self._shared.timelines:
             hardware = self.calibration.with_task_time(self.chip.hardware)
             self._shared.timelines[key] = schedule(graph, times, hardware, options)
         return self._shared.timelines[key]
@@ -305,7 +307,7 @@ class Pricing:
             self._shared.memory[key] = plan_memory(graph, self.chip.hardware, config.devices)
         return self._shared.memory[key]
 
-    def on(self, **figures: float) -> Pricing:
+    def with_figures(self, **figures: float) -> Pricing:
         """Return the same step on a chip with other figures. Raises OptionError."""
         names = {field.name for field in fields(Hardware)}
         unknown = sorted(set(figures) - names)
@@ -315,6 +317,6 @@ class Pricing:
         return Pricing(self.traced, replace(self.chip, hardware=hardware), self.calibration)
 
 
-def _tunes(config: ExecutionConfig) -> bool:
+def _uses_tuning(config: ExecutionConfig) -> bool:
     """Return whether tiles come from AutoTune, or from its bank."""
     return bool(config.auto_tune or config.tune_bank)

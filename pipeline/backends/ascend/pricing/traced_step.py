@@ -14,7 +14,7 @@ import jax
 from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.compiler.phases import Signature
-from pipeline.backends.ascend.compiler.primitives import kind_of, vendor_patterns
+from pipeline.backends.ascend.compiler.primitives import classify_primitive, load_patterns
 from pipeline.backends.ascend.compiler.tasks_from_kernels import LoweringOptions, lower
 from pipeline.backends.ascend.cost.efficiency import Calibration
 from pipeline.backends.ascend.memory.memory_plan import MemoryPlan
@@ -26,8 +26,8 @@ from pipeline.core.host.item_sizes import stored_bytes
 from pipeline.core.host.tree_paths import leaf_paths, leaves_by_path
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
-TRACES_KEPT = 16
-CHIPS_KEPT = 4
+MAX_TRACES = 16
+MAX_CHIPS = 4
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class TracedStep:
         key = (chip, id(calibration))
         results = self._results.pop(key, None) or Results(calibration)
         self._results[key] = results
-        while len(self._results) > CHIPS_KEPT:
+        while len(self._results) > MAX_CHIPS:
             del self._results[next(iter(self._results))]
         return results
 
@@ -93,7 +93,7 @@ class TracedStep:
         """Return the tasks of the step; `without` names fusions to skip."""
         key = (precision, by_op, strict, without, keep_batchnorm_fp32)
         if key not in self._lowered:
-            patterns = vendor_patterns().without(without)
+            patterns = load_patterns().without(without)
             options = LoweringOptions(precision, patterns, by_op, strict, keep_batchnorm_fp32)
             self._lowered[key] = lower(self.graph, self.signature, options)
         return self._lowered[key]
@@ -108,7 +108,7 @@ def trace_step(
     gets, or `parameters` picks leaves that the state doesn't have.
     """
     leaves, tree = jax.tree.flatten((state, batch))
-    shapes = tuple(map(_shape_of, leaves))
+    shapes = tuple(map(_to_shape, leaves))
     try:
         hash((step, tree, parameters))
     except TypeError:
@@ -116,7 +116,7 @@ def trace_step(
     return _cached_trace(step, tree, shapes, parameters)
 
 
-def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+def _to_shape(leaf: Any) -> jax.ShapeDtypeStruct:
     if not hasattr(leaf, "dtype") and isinstance(leaf, (bool, int, float, complex)):
         leaf = jax.numpy.asarray(leaf)
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
@@ -127,7 +127,7 @@ def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 @contextmanager
-def no_garbage_collection() -> Iterator[None]:
+def pause_garbage_collection() -> Iterator[None]:
     """Switch garbage collection off: tracing creates millions of objects, all in use.
 
     Pricing ResNet-50 takes 0.85 times as long without it.
@@ -145,20 +145,20 @@ def _trace(
     step: Step, tree: Any, shapes: tuple[Any, ...], parameters: Callable[[Any], Any] | None
 ) -> TracedStep:
     state, batch = jax.tree.unflatten(tree, shapes)
-    with no_garbage_collection():
+    with pause_garbage_collection():
         graph, result = trace_with_result(step, (state, batch))
     if not isinstance(result, tuple) or len(result) != 2:
         raise RunError(f"step returns {type(result).__name__}; it must return (state, result)")
-    if _leaves(state) and _leaves(result) == _leaves(state):
+    if _describe_leaves(state) and _describe_leaves(result) == _describe_leaves(state):
         raise RunError("step returns its state alone; it must return (state, result)")
-    _require_same(_leaves(state), _leaves(result[0]))
-    return TracedStep(graph, _signature(graph, state, batch, parameters))
+    _check_same(_describe_leaves(state), _describe_leaves(result[0]))
+    return TracedStep(graph, _make_signature(graph, state, batch, parameters))
 
 
-_cached_trace = lru_cache(maxsize=TRACES_KEPT)(_trace)
+_cached_trace = lru_cache(maxsize=MAX_TRACES)(_trace)
 
 
-def _require_same(before: Mapping[str, str], after: Mapping[str, str]) -> None:
+def _check_same(before: Mapping[str, str], after: Mapping[str, str]) -> None:
     """Raise RunError unless the leaves of a new state replace the old ones."""
     if list(after.items()) == list(before.items()):
         return
@@ -175,7 +175,7 @@ def _require_same(before: Mapping[str, str], after: Mapping[str, str]) -> None:
     )
 
 
-def _signature(
+def _make_signature(
     graph: Graph, state: Any, batch: Any, parameters: Callable[[Any], Any] | None
 ) -> Signature:
     paths = leaf_paths(state)
@@ -193,7 +193,7 @@ def _signature(
     )
 
 
-def _leaves(tree: Any) -> dict[str, str]:
+def _describe_leaves(tree: Any) -> dict[str, str]:
     """Return the type and shape of each leaf by its path; a list may stand for a tuple."""
     leaves = leaves_by_path(tree)
     return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves.items()}
@@ -215,8 +215,8 @@ def _find_trained(
                 "parameters picks no leaf of the state; it should, as lambda state: state.params"
             )
         return picked
-    used = _read_by_the_loss(graph)
-    updated = _updated_leaves(graph)
+    used = _find_loss_inputs(graph)
+    updated = _find_updated_values(graph)
     return {
         into
         for out, into in updates.items()
@@ -224,18 +224,18 @@ def _find_trained(
     }
 
 
-def _read_by_the_loss(graph: Graph) -> set[int]:
+def _find_loss_inputs(graph: Graph) -> set[int]:
     """Return the inputs of marked forward nodes, also by way of a view, a cast or a loop."""
     used: set[int] = set()
     for node in reversed(graph.nodes):
-        hands_on = kind_of(node.primitive) in ("view", "loop_view")
+        hands_on = classify_primitive(node.primitive) in ("view", "loop_view")
         hands_on = hands_on or node.primitive == "convert_element_type"
         if node.mark == "forward" or (hands_on and not used.isdisjoint(node.outputs)):
             used.update(node.inputs)
     return used
 
 
-def _updated_leaves(graph: Graph) -> set[int]:
+def _find_updated_values(graph: Graph) -> set[int]:
     """Return values that gradients reach as numbers.
 
     Running statistics come of the forward pass, and a loss scale depends only on whether gradients

@@ -23,7 +23,7 @@ from pipeline.backends.ascend.cost.efficiency import GROUPS, Calibration, calibr
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.pricing.traced_step import (
     TracedStep,
-    no_garbage_collection,
+    pause_garbage_collection,
     trace_step,
 )
 from pipeline.backends.ascend.published.dbnet import dbnet
@@ -170,7 +170,7 @@ def trace_module(
         loss_scale=Fixed(scale=1.0, drop_overflow_update=False),
     )
     seed = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    with no_garbage_collection():
+    with pause_garbage_collection():
         state = jax.eval_shape(make_train_step(step_parts).init, seed)
     images = jax.ShapeDtypeStruct(shape, jnp.float32)
     return trace_step(make_update_only_step(step_parts, 0.1), state, (images, labels), _params)
@@ -257,5 +257,7 @@ def price_row(
     chip = chip or chipset("ascend910")
     pricing = Pricing(trace_row(row), chip, calibration)
     if row.op_launch_us is not None:
-        pricing = pricing.on(op_launch_us=row.op_launch_us, pytorch_op_launch_us=row.op_launch_us)
+        pricing = pricing.with_figures(
+            op_launch_us=row.op_launch_us, pytorch_op_launch_us=row.op_launch_us
+        )
     return pricing.step(config_of(row))

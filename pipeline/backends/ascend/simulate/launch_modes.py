@@ -22,9 +22,9 @@ from pipeline.backends.ascend.simulate.streams import (
     Lane,
     Run,
     assign_streams,
-    critical_path_us,
-    issue_times,
-    launch_spans,
+    compute_launch_times,
+    find_critical_path_us,
+    form_launch_spans,
     run_step,
     wrap_span,
 )
@@ -37,11 +37,16 @@ from pipeline.backends.ascend.simulate.timeline import (
     Span,
     Timeline,
     TimeSlice,
-    kind_of,
+    classify_time,
 )
 
-LIMITS: dict[str, Bound] = {"cube": "cube", "vector": "vector", "memory": "memory", "l2": "memory"}
-HOLES: dict[Cause, tuple[Kind, Bound]] = {
+TASK_BOUNDS: dict[str, Bound] = {
+    "cube": "cube",
+    "vector": "vector",
+    "memory": "memory",
+    "l2": "memory",
+}
+HOLE_KINDS: dict[Cause, tuple[Kind, Bound]] = {
     "host": ("host", "host launch"),
     "ai_cpu": ("ai_cpu", "ai_cpu"),
     "communication": ("communication", "communication"),
@@ -63,7 +68,7 @@ class LoaderTimes:
         return max(self.host_us, self.pcie_us)
 
 
-def device_images_per_s(workers: int, pixels: int, devices: int, hw: Hardware) -> float:
+def compute_images_per_s(workers: int, pixels: int, devices: int, hw: Hardware) -> float:
     """Return the images that the host prepares for one device in a second.
 
     `workers` processes serve one device; all devices of a server share its host. Work grows with
@@ -88,13 +93,13 @@ def estimate_loader_times(options: StepOptions, hw: Hardware) -> LoaderTimes:
         OptionError: the batch does not fit the queue on the device that it should go through.
     """
     if options.uses_queue:
-        queue_batches(options, hw)
+        count_queue_batches(options, hw)
     rate = options.host_images_per_s
     host_us = 0.0 if rate is None else options.batch_size / rate * 1e6
     return LoaderTimes(host_us, options.batch_bytes / (hw.pcie_gb_per_s * 1e3))
 
 
-def queue_batches(options: StepOptions, hw: Hardware) -> int:
+def count_queue_batches(options: StepOptions, hw: Hardware) -> int:
     """Return the batches that the queue on the device holds (mindspore.data_sink: 100 batches and 2
     GB).
 
@@ -139,7 +144,7 @@ class Boundary:
         """The stage that a wait for data is due to."""
         return "host data" if self.loader.host_us >= self.loader.pcie_us or self.copy_us else "pcie"
 
-    def parts(self) -> Iterator[TimeSlice]:
+    def slices(self) -> Iterator[TimeSlice]:
         """Return the boundary's time in slices."""
         yield TimeSlice("host", "host launch", self.host_us)
         yield TimeSlice("data", self.starved_by, self.wait_us)
@@ -157,7 +162,9 @@ class Boundary:
         yield Span("Step interval", "get_next", begin_us, self.interval_us, "data")
 
 
-def boundary_of(loader: LoaderTimes, run_us: float, hw: Hardware, options: StepOptions) -> Boundary:
+def compute_boundary(
+    loader: LoaderTimes, run_us: float, hw: Hardware, options: StepOptions
+) -> Boundary:
     """Return the boundary before a step that then runs for `run_us`.
 
     A queue fills while the device computes and while the host runs callbacks, so data is waited for
@@ -198,19 +205,19 @@ def schedule(
     host_led = False
     if options.mode == "op_by_op":
         op_us = hw.op_launch_us if options.op_launch_us is None else options.op_launch_us
-        issue = issue_times(graph, plan, op_us, hw)
+        issue = compute_launch_times(graph, plan, op_us, hw)
         waiting = run_step(graph, times, plan, hw, options, issue)
         device_us = hw.graph_launch_us + alone.end_us
         ahead_us = max(0.0, waiting.end_us - max(issue.end_us, device_us))
-        run = run_step(graph, times, plan, hw, options, issue.ahead_by(ahead_us, hw))
+        run = run_step(graph, times, plan, hw, options, issue.shift_earlier(ahead_us, hw))
         host_led = issue.end_us > device_us
-    boundary = boundary_of(loader, run.end_us, hw, options)
+    boundary = compute_boundary(loader, run.end_us, hw, options)
     step_us = boundary.end_us + run.end_us
     host_us = boundary.host_us + (issue.end_us if issue else 0.0)
 
     exposed_us: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
     limits: dict[Bound, float] = {}
-    for part in (*boundary.parts(), *_compute_slices(graph, times, run)):
+    for part in (*boundary.slices(), *_compute_slices(graph, times, run)):
         exposed_us[part.kind] += part.us
         limits[part.bound] = limits.get(part.bound, 0.0) + part.us
     bound = max(limits, key=limits.__getitem__)
@@ -230,8 +237,8 @@ def schedule(
         else:
             spans.append(span)
     if issue:
-        spans += launch_spans(graph, plan, issue, begin_us, step_us)
-    spans += _run_spans(graph, times, plan.lanes, run, boundary.end_us)
+        spans += form_launch_spans(graph, plan, issue, begin_us, step_us)
+    spans += _form_run_spans(graph, times, plan.lanes, run, boundary.end_us)
     rank = {stream: number for number, (stream, _) in enumerate(STREAMS)}
     spans.sort(key=lambda span: (rank[span.stream], span.lane, span.start_us))
     return Timeline(
@@ -241,7 +248,7 @@ def schedule(
         step_us=step_us,
         device_us=alone.end_us,
         host_us=host_us,
-        critical_path_us=critical_path_us(graph, times, plan),
+        critical_path_us=find_critical_path_us(graph, times, plan),
         iteration=_trace_iteration(graph, run, boundary.end_us),
         exposed_us=exposed_us,
         bound=bound,
@@ -254,13 +261,13 @@ def _compute_slices(graph: TaskGraph, times: Sequence[TaskTime], run: Run) -> It
     """Return the slices of a run: compute tasks, and the causes of the AI Cores' idle time."""
     for task, time, us in zip(graph.tasks, times, run.compute_us, strict=True):
         if us:
-            kind = kind_of(task)
+            kind = classify_time(task)
             # A task at its floor is short of nothing but size; its engine stands for it.
             engine: Bound = "cube" if kind == "cube" else "vector"
-            bound = "format" if kind == "format" else LIMITS.get(time.bound, engine)
+            bound = "format" if kind == "format" else TASK_BOUNDS.get(time.bound, engine)
             yield TimeSlice(kind, bound, us)
     for cause, us in run.holes_us.items():
-        yield TimeSlice(*HOLES[cause], us)
+        yield TimeSlice(*HOLE_KINDS[cause], us)
 
 
 def _trace_iteration(graph: TaskGraph, run: Run, begin_us: float) -> IterationTrace:
@@ -273,7 +280,7 @@ def _trace_iteration(graph: TaskGraph, run: Run, begin_us: float) -> IterationTr
     return IterationTrace(begin_us + first_us, last_us - first_us, run.end_us - last_us)
 
 
-def _run_spans(
+def _form_run_spans(
     graph: TaskGraph,
     times: Sequence[TaskTime],
     lanes: Sequence[Lane],
@@ -286,7 +293,7 @@ def _run_spans(
             lanes[index],
             begin_us + run.starts_us[index],
             run.ends_us[index] - run.starts_us[index],
-            kind_of(task),
+            classify_time(task),
             task.phase,
             index,
             run.ai_cpu_lanes.get(index, 0),

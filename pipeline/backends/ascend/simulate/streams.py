@@ -17,8 +17,8 @@ from pipeline.backends.ascend.chip.options import StepOptions
 from pipeline.backends.ascend.chip.tasks import Task, TaskGraph, TaskTime
 from pipeline.backends.ascend.cost.collectives import (
     all_reduce_us,
-    buckets,
     check_devices,
+    form_buckets,
     split_rounds,
 )
 from pipeline.backends.ascend.simulate.timeline import Span
@@ -68,20 +68,20 @@ def assign_streams(graph: TaskGraph, options: StepOptions, hw: Hardware) -> Stre
     check_devices(options.devices, hw)
     tasks = graph.tasks
     lanes: tuple[Lane, ...] = tuple(LANES.get(task.engine, "compute") for task in tasks)
-    producers = _producers(tasks)
+    producers = _find_producers(tasks)
     gradients = sorted(graph.gradients, key=itemgetter(2)) if options.devices > 1 else []
-    rounds = _rounds(tasks, producers, {writer for _, _, writer in gradients})
+    rounds = _form_rounds(tasks, producers, {writer for _, _, writer in gradients})
     round_of = {index: number for number, part in enumerate(rounds) for index in part.passes}
     gradient_rounds = [round_of[writer] for _, _, writer in gradients]
     all_reduces = [
         part
-        for bucket in buckets(gradients, options.fusion)
+        for bucket in form_buckets(gradients, options.fusion)
         for part in split_rounds(bucket, gradients, gradient_rounds)
     ]
     sources = tuple(
         tuple(sorted({gradients[index][2] for index in bucket.gradients})) for bucket in all_reduces
     )
-    needs = _needs(tasks, producers, sources, rounds)
+    needs = _find_needs(tasks, producers, sources, rounds)
     issued: list[tuple[int, ...]] = [()] * len(tasks)
     for number, writers in enumerate(sources):
         issued[writers[-1]] += (number,)
@@ -107,7 +107,7 @@ def assign_streams(graph: TaskGraph, options: StepOptions, hw: Hardware) -> Stre
     )
 
 
-def _producers(tasks: Sequence[Task]) -> tuple[tuple[int, ...], ...]:
+def _find_producers(tasks: Sequence[Task]) -> tuple[tuple[int, ...], ...]:
     """Return the last tasks before each that wrote a buffer which it reads, or writes into."""
     writer: dict[int, int] = {}
     producers = []
@@ -120,7 +120,7 @@ def _producers(tasks: Sequence[Task]) -> tuple[tuple[int, ...], ...]:
     return tuple(producers)
 
 
-def _rounds(
+def _form_rounds(
     tasks: Sequence[Task], producers: Sequence[tuple[int, ...]], makers: Collection[int]
 ) -> tuple[AllReduceRound, ...]:
     """Put off tasks after all-reduces until the passes are over, or until one depends on them.
@@ -141,7 +141,7 @@ def _rounds(
     return tuple(rounds)
 
 
-def _needs(
+def _find_needs(
     tasks: Sequence[Task],
     producers: Sequence[tuple[int, ...]],
     sources: Sequence[tuple[int, ...]],
@@ -167,18 +167,18 @@ def _needs(
 
 
 @dataclass(frozen=True, slots=True)
-class Issue:
-    """Launch times of each task and each all-reduce of a step, and the time `each_us` of a launch.
+class LaunchTimes:
+    """Launch times of each task and each all-reduce of a step, and the time `op_us` of a launch.
 
     `end_us` is the end of the last launch.
     """
 
     tasks_us: tuple[float, ...]
     buckets_us: tuple[float, ...]
-    each_us: float
+    op_us: float
     end_us: float
 
-    def ahead_by(self, us: float, hw: Hardware) -> Issue:
+    def shift_earlier(self, us: float, hw: Hardware) -> LaunchTimes:
         """Return the same launches earlier, none before the first launch can reach the device."""
         least_us = hw.graph_launch_us
         return replace(
@@ -188,9 +188,9 @@ class Issue:
         )
 
 
-def issue_times(
+def compute_launch_times(
     graph: TaskGraph, plan: StreamAssignment, op_launch_us: float, hw: Hardware
-) -> Issue:
+) -> LaunchTimes:
     """Return op-by-op launch times: the first takes at least as long as a graph's.
 
     Each iteration of a scan is a launch, and each all-reduce after its last gradient. Getting the
@@ -209,11 +209,13 @@ def issue_times(
         for bucket in plan.issued_after[index]:
             now += op_launch_us
             buckets_us[bucket] = now
-    return Issue(tuple(tasks_us), tuple(buckets_us), op_launch_us, max(now, hw.graph_launch_us))
+    return LaunchTimes(
+        tuple(tasks_us), tuple(buckets_us), op_launch_us, max(now, hw.graph_launch_us)
+    )
 
 
-def launch_spans(
-    graph: TaskGraph, plan: StreamAssignment, issue: Issue, begin_us: float, step_us: float
+def form_launch_spans(
+    graph: TaskGraph, plan: StreamAssignment, issue: LaunchTimes, begin_us: float, step_us: float
 ) -> Iterator[Span]:
     """Return the launches within a step; those for the next one are at its end.
 
@@ -224,7 +226,7 @@ def launch_spans(
         task = graph.tasks[index]
         launches: list[tuple[str, int | None, float]] = []
         if task.phase != "data" and task.launched:
-            last_us = issue.tasks_us[index] + issue.each_us * (task.repeat - 1)
+            last_us = issue.tasks_us[index] + issue.op_us * (task.repeat - 1)
             launches.append((f"Launch {task.type}", index, last_us))
         launches += [
             ("Launch AllReduce", None, issue.buckets_us[bucket])
@@ -268,18 +270,18 @@ def run_step(
     plan: StreamAssignment,
     hw: Hardware,
     options: StepOptions,
-    issue: Issue | None = None,
+    issue: LaunchTimes | None = None,
 ) -> Run:
     """Simulate one step; with `issue` the host launches op by op, else all at once."""
     device = _Device(graph, times, plan, hw, options, issue)
     for index in plan.order:
         lane = plan.lanes[index]
         if lane == "compute":
-            device.compute(index)
+            device.run_compute(index)
         elif lane == "ai_cpu":
-            device.ai_cpu(index)
+            device.run_ai_cpu(index)
         else:
-            device.collective(index)
+            device.run_collective(index)
     return device.finish()
 
 
@@ -293,7 +295,7 @@ class _Device:
         plan: StreamAssignment,
         hw: Hardware,
         options: StepOptions,
-        issue: Issue | None,
+        issue: LaunchTimes | None,
     ) -> None:
         count = len(graph.tasks)
         self.tasks = graph.tasks
@@ -306,50 +308,52 @@ class _Device:
         self.ends = [0.0] * count
         self.busy = [0.0] * count
         self.holes: dict[Cause, float] = {"host": 0.0, "ai_cpu": 0.0, "communication": 0.0}
-        self.buckets: list[tuple[float, float]] = []
+        self.form_buckets: list[tuple[float, float]] = []
         self.lanes: dict[int, int] = {}
         self.compute_free = 0.0
         self.hccl_free = 0.0
         streams = min(options.ai_cpu_streams, int(hw.ai_cpu_workers_count))
         self.ai_cpu_free = [(0.0, lane) for lane in range(streams)]
 
-    def compute(self, index: int) -> None:
+    def run_compute(self, index: int) -> None:
         """Run a task on the AI Cores."""
-        at, cause = self.available(index)
+        at, cause = self.find_start(index)
         if at > self.compute_free:
             self.holes[cause] += at - self.compute_free
             self.compute_free = at
         one_us = self.times[index].us + self.hw.task_gap_us
         self.starts[index] = self.compute_free + self.hw.task_gap_us
         self.busy[index] = one_us * self.tasks[index].repeat
-        late_us = self.iterations_us(index, one_us) - self.busy[index]
+        late_us = self.compute_iterations_us(index, one_us) - self.busy[index]
         self.holes["host"] += late_us
         self.compute_free += self.busy[index] + late_us
         self.ends[index] = self.compute_free
 
-    def ai_cpu(self, index: int) -> None:
+    def run_ai_cpu(self, index: int) -> None:
         """Run a task on an AI CPU stream."""
-        at, _ = self.available(index)
+        at, _ = self.find_start(index)
         free, lane = heapq.heappop(self.ai_cpu_free)
-        end = max(at, free) + self.iterations_us(index, self.times[index].us)
+        end = max(at, free) + self.compute_iterations_us(index, self.times[index].us)
         heapq.heappush(self.ai_cpu_free, (end, lane))
         self.lanes[index] = lane
         self.starts[index] = max(at, free)
         self.ends[index] = end
 
-    def collective(self, index: int) -> None:
+    def run_collective(self, index: int) -> None:
         """Run a collective of the graph on the links."""
-        at, _ = self.available(index)
+        at, _ = self.find_start(index)
         self.starts[index] = max(at + self.hw.collective_launch_us, self.hccl_free)
-        self.hccl_free = self.starts[index] + self.iterations_us(index, self.times[index].us)
+        self.hccl_free = self.starts[index] + self.compute_iterations_us(
+            index, self.times[index].us
+        )
         self.ends[index] = self.hccl_free
 
-    def iterations_us(self, index: int, one_us: float) -> float:
+    def compute_iterations_us(self, index: int, one_us: float) -> float:
         """Return the time of all iterations of a scan's task; the host may be late with each."""
-        each_us = self.issue.each_us if self.issue else 0.0
-        return one_us + (self.tasks[index].repeat - 1) * max(one_us, each_us)
+        op_us = self.issue.op_us if self.issue else 0.0
+        return one_us + (self.tasks[index].repeat - 1) * max(one_us, op_us)
 
-    def available(self, index: int) -> tuple[float, Cause]:
+    def find_start(self, index: int) -> tuple[float, Cause]:
         """Return when the host and other streams let a task start, and which of them was last."""
         at = self.issue.tasks_us[index] if self.issue else 0.0
         cause: Cause = "host"
@@ -363,24 +367,24 @@ class _Device:
         need = self.plan.needs[index]
         if need >= 0:
             self.reduce_until(need)
-            ready = self.buckets[need][1] + self.hw.event_handover_us
+            ready = self.form_buckets[need][1] + self.hw.event_handover_us
             if ready > at:
                 return ready, "communication"
         return at, cause
 
     def reduce_until(self, last: int) -> None:
         """Run the all-reduces up to `last`, the AI Cores having computed until now."""
-        for number in range(len(self.buckets), last + 1):
+        for number in range(len(self.form_buckets), last + 1):
             ready = max(self.ends[index] for index in self.plan.sources[number])
             if self.issue:
                 ready = max(ready, self.issue.buckets_us[number])
             if not self.overlap:
                 ready = max(ready, self.compute_free)
             start = max(ready + self.hw.collective_launch_us, self.hccl_free)
-            self.hccl_free = self.all_reduce_end(start, self.plan.costs_us[number])
-            self.buckets.append((start, self.hccl_free))
+            self.hccl_free = self.find_all_reduce_end(start, self.plan.costs_us[number])
+            self.form_buckets.append((start, self.hccl_free))
 
-    def all_reduce_end(self, start: float, alone_us: float) -> float:
+    def find_all_reduce_end(self, start: float, alone_us: float) -> float:
         """Return the end of an all-reduce, slower while the AI Cores use the memory as well."""
         slowdown = max(1.0, self.hw.overlapped_collective_slowdown_ratio)
         shared = self.compute_free - start
@@ -403,14 +407,16 @@ class _Device:
             self.starts,
             self.ends,
             self.lanes,
-            self.buckets,
+            self.form_buckets,
             self.busy,
             self.holes,
             max(end, last, least),
         )
 
 
-def critical_path_us(graph: TaskGraph, times: Sequence[TaskTime], plan: StreamAssignment) -> float:
+def find_critical_path_us(
+    graph: TaskGraph, times: Sequence[TaskTime], plan: StreamAssignment
+) -> float:
     """Return the longest chain of tasks and all-reduces of which each needs the one before."""
     ends = [0.0] * len(graph.tasks)
     bucket_ends: dict[int, float] = {}

@@ -125,7 +125,7 @@ class TimeSlice:
     us: float
 
 
-def kind_of(task: Task) -> Kind:
+def classify_time(task: Task) -> Kind:
     """Return the kind of time that a task counts as."""
     if task.engine == "hccl":
         return "communication"

@@ -26,9 +26,9 @@ from pipeline.backends.ascend.cost.task_time import (
     CUBE_CLASSES,
     price_tasks,
     runs_on_vector,
-    task_product,
+    to_product,
 )
-from pipeline.backends.ascend.cost.tiling import Product, Tiling, row_of
+from pipeline.backends.ascend.cost.tiling import Product, Tiling, to_row
 from pipeline.backends.ascend.tune.tile_search import Objective, search_tiles
 from pipeline.core.errors import RunError
 from pipeline.core.files.knowledge_bank import (
@@ -141,7 +141,7 @@ def tune(
     for index in tunable_tasks(graph):
         task = graph.tasks[index]
         assert task.cube is not None
-        product = task_product(task, task.cube, graph.buffers)
+        product = to_product(task, task.cube, graph.buffers)
         key = bank_key(task.cost_class, product, hw)
         keys[index] = key
         if key not in outcomes:
@@ -162,7 +162,7 @@ def tune(
         outcome = outcomes[key]
         tiling = outcome.tiling
         if after[index].us >= before[index].us:
-            tiling = objectives[key].default_tiling()
+            tiling = objectives[key].choose_default_tiling()
         tuned.append(
             TunedTask(
                 index=index,
@@ -201,9 +201,9 @@ def _tune_product(
         banked = _Outcome(Tiling(*entry["tiling"]), float(entry["us"]), 0, "bank_hit", ())
 
     def search() -> _Outcome:
-        default = objective.default_tiling()
+        default = objective.choose_default_tiling()
         if mode is None:
-            default_us = objective.times_us(row_of(default))
+            default_us = objective.times_us(to_row(default))
             return _Outcome(default, float(default_us[0]), 0, "bank_append", ())
         result = search_tiles(objective, default, mode, settings.seed, key)
         us = result.rounds[-1].best_us

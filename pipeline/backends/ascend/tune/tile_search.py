@@ -19,13 +19,13 @@ from pipeline.backends.ascend.chip.options import TuneMode
 from pipeline.backends.ascend.cost.tiling import (
     Product,
     Tiling,
-    blocks_of,
-    candidates,
-    default_tiling,
-    row_of,
-    stage_cycles,
-    tiling_of,
-    total_cycles,
+    choose_default_tiling,
+    compute_stage_cycles,
+    list_blocks,
+    list_tilings,
+    sum_cycles,
+    to_row,
+    to_tiling,
 )
 from pipeline.core.files.knowledge_bank import Round
 
@@ -54,9 +54,9 @@ class Objective:
     hw: Hardware
     overlap: float
 
-    def default_tiling(self) -> Tiling:
+    def choose_default_tiling(self) -> Tiling:
         """Return the tiling of the vendor's rule of thumb."""
-        return default_tiling(self.product, self.hw, self.overlap)
+        return choose_default_tiling(self.product, self.hw, self.overlap)
 
     @property
     def limits(self) -> tuple[int, int, int, int]:
@@ -65,7 +65,7 @@ class Objective:
 
     def times_us(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the microseconds of each candidate row."""
-        cycles = total_cycles(stage_cycles(self.product, self.hw, rows), self.overlap)
+        cycles = sum_cycles(compute_stage_cycles(self.product, self.hw, rows), self.overlap)
         span_us = max(self.hw.task_floor_all_cores_us - self.hw.task_floor_one_core_us, 0.0)
         core_us = span_us / self.hw.ai_cores_count
         return np.asarray(cycles / self.hw.ai_core_clock_mhz + rows[:, :4].prod(axis=1) * core_us)
@@ -88,10 +88,10 @@ def search_tiles(
     The random numbers depend on `seed` and `key` alone.
     """
     if mode == "exhaustive":
-        rows = np.concatenate([row_of(default), candidates(objective.product, objective.hw)])
+        rows = np.concatenate([to_row(default), list_tilings(objective.product, objective.hw)])
         times_us = objective.times_us(rows)
         best = int(np.argmin(times_us))
-        return Search(tiling_of(rows[best]), len(rows), (Round(float(times_us[best])),))
+        return Search(to_tiling(rows[best]), len(rows), (Round(float(times_us[best])),))
     generator = np.random.default_rng([seed, zlib.crc32(key.encode())])
     if mode == "ga":
         return _search_genes(objective, default, generator)
@@ -110,10 +110,10 @@ class _Ledger:
 
     def __init__(self, objective: Objective, default: Tiling) -> None:
         self.objective = objective
-        self.blocks = blocks_of(objective.hw)
+        self.blocks = list_blocks(objective.hw)
         self.times_us: dict[Genes, float] = {}
-        self.best_row = row_of(default)[0]
-        self.default_us = float(objective.times_us(row_of(default))[0])
+        self.best_row = to_row(default)[0]
+        self.default_us = float(objective.times_us(to_row(default))[0])
         self.best_us = self.default_us
         self.rounds: list[Round] = []
 
@@ -136,7 +136,7 @@ class _Ledger:
 
     def result(self) -> Search:
         """Return the best tiling of all rounds."""
-        return Search(tiling_of(self.best_row), len(self.times_us) + 1, tuple(self.rounds))
+        return Search(to_tiling(self.best_row), len(self.times_us) + 1, tuple(self.rounds))
 
 
 def _clip_genes(genes: Sequence[int], objective: Objective) -> Genes:

@@ -17,10 +17,10 @@ from pipeline.backends.ascend.cost.collectives import (
     Group,
     all_reduce,
     all_reduce_us,
-    buckets,
-    cluster,
     collective_us,
-    mesh_groups,
+    find_mesh_groups,
+    form_buckets,
+    form_cluster,
     split_rounds,
 )
 from tests.backends.ascend.made_up import HW
@@ -107,7 +107,7 @@ PRICES_US = {
 def test_an_all_reduce_of_a_whole_cluster_costs_what_it_did(devices: int) -> None:
     sizes = (0, 4096, 1_000_000, 102_000_000)
     assert tuple(all_reduce_us(size, devices, HW) for size in sizes) == PRICES_US[devices]
-    of_group = [collective_us("all_reduce", size, cluster(devices, HW), HW) for size in sizes]
+    of_group = [collective_us("all_reduce", size, form_cluster(devices, HW), HW) for size in sizes]
     assert tuple(of_group) == PRICES_US[devices]
 
 
@@ -226,7 +226,7 @@ MESHES = {
 
 @pytest.mark.parametrize(("sizes", "groups"), MESHES.values(), ids=MESHES.keys())
 def test_axes_of_a_mesh_are_groups(sizes: dict[str, int], groups: dict[str, Group]) -> None:
-    made = mesh_groups(sizes, HW)
+    made = find_mesh_groups(sizes, HW)
     assert list(made.items()) == list(groups.items())
 
 
@@ -236,7 +236,7 @@ def test_groups_of_a_mesh_lie_on_servers_as_they_say(data: int, model: int) -> N
     """Every group is laid out by hand, and its members in each server are counted."""
     devices = data * model
     try:
-        groups = mesh_groups({"data": data, "model": model}, HW)
+        groups = find_mesh_groups({"data": data, "model": model}, HW)
     except OptionError:
         return
     members = {
@@ -267,12 +267,12 @@ BAD_GROUPS = {
         "a reduce-scatter of -1 bytes: should be 0 or more",
     ),
     "a mesh": (
-        lambda: mesh_groups({"data": 8, "model": 3}, HW),
+        lambda: find_mesh_groups({"data": 8, "model": 3}, HW),
         "mesh: 3 devices along model, 1 apart, do not lie alike on servers of 8; sizes that "
         "divide 8 or are multiples of it do",
     ),
     "a long axis": (
-        lambda: mesh_groups({"data": 2, "model": 12}, HW),
+        lambda: find_mesh_groups({"data": 2, "model": 12}, HW),
         "mesh: 12 devices along model, 1 apart, do not lie alike",
     ),
 }
@@ -305,19 +305,19 @@ def _gradients(count: int) -> list[tuple[str, int, int]]:
 
 
 def test_all_gradients_are_one_bucket_by_default() -> None:
-    assert buckets(_gradients(3), None) == (Bucket((0, 1, 2), 6),)
-    assert buckets([], (3,)) == ()
+    assert form_buckets(_gradients(3), None) == (Bucket((0, 1, 2), 6),)
+    assert form_buckets([], (3,)) == ()
 
 
 def test_fusion_counts_parameters_from_the_input() -> None:
     """ResNet-50 of the model zoo: [85, 160] are parameters 0..85 and 86..160."""
-    late, early = buckets(_gradients(161), (85, 160))
+    late, early = form_buckets(_gradients(161), (85, 160))
     assert late.gradients == tuple(range(75))
     assert early.gradients == tuple(range(75, 161))
 
 
 def test_what_no_index_reaches_is_a_bucket_of_its_own() -> None:
-    parts = buckets(_gradients(10), (2, 5))
+    parts = form_buckets(_gradients(10), (2, 5))
     assert [part.gradients for part in parts] == [(0, 1, 2, 3), (4, 5, 6), (7, 8, 9)]
 
 
@@ -325,7 +325,7 @@ def test_what_no_index_reaches_is_a_bucket_of_its_own() -> None:
 @given(st.integers(1, 50), st.data())
 def test_buckets_hold_every_gradient_once_in_order(count: int, data: st.DataObject) -> None:
     fusion = tuple(sorted(data.draw(st.sets(st.integers(0, count - 1)))))
-    parts = buckets(_gradients(count), fusion)
+    parts = form_buckets(_gradients(count), fusion)
     assert [one for part in parts for one in part.gradients] == list(range(count))
     assert sum(part.nbytes for part in parts) == count * (count + 1) // 2
 
@@ -333,12 +333,12 @@ def test_buckets_hold_every_gradient_once_in_order(count: int, data: st.DataObje
 @pytest.mark.parametrize("fusion", [(85, 161), (85, 85), (90, 20), (-1, 4)])
 def test_fusion_that_names_no_parameter_is_an_error(fusion: tuple[int, ...]) -> None:
     with pytest.raises(OptionError, match=r"all_reduce_fusion: .* should grow and stay below 161"):
-        buckets(_gradients(161), fusion)
+        form_buckets(_gradients(161), fusion)
 
 
 def test_a_bucket_is_parted_where_one_optimizer_is_done_before_the_other() -> None:
     gradients = [("d1", 1, 3), ("d0", 2, 4), ("g1", 4, 9), ("g0", 8, 10)]
-    (bucket,) = buckets(gradients, None)
+    (bucket,) = form_buckets(gradients, None)
     assert split_rounds(bucket, gradients, rounds=[0, 0, 0, 0]) == (bucket,)
     parts = split_rounds(bucket, gradients, rounds=[0, 0, 1, 1])
     assert [part.gradients for part in parts] == [(0, 1), (2, 3)]

@@ -272,9 +272,9 @@ BAD: dict[str, tuple[Callable[[], Any], type[PipelineError], int, str]] = {
         "parameters: {'w': ShapeDtypeStruct(shape=(1024, 512), dtype=float32)} should be a",
     ),
     "an unknown figure": (
-        lambda: Pricing(trace_step(linear_step, WEIGHTS, BATCH, None), chipset("ascend910")).on(
-            warp=9.0
-        ),
+        lambda: Pricing(
+            trace_step(linear_step, WEIGHTS, BATCH, None), chipset("ascend910")
+        ).with_figures(warp=9.0),
         OptionError,
         2,
         "hardware has no figure 'warp'",
@@ -323,7 +323,7 @@ def test_a_report_is_frozen_and_of_its_own() -> None:
 def test_a_mode_that_the_device_cannot_run_is_not_in_a_report() -> None:
     """A sink takes its batches from the queue on the device, op by op takes none."""
     pricing = Pricing(trace_step(linear_step, WEIGHTS, BATCH, None), chipset("ascend910"))
-    small = pricing.on(data_queue_gib=1e-6)
+    small = pricing.with_figures(data_queue_gib=1e-6)
     report = small.report(ExecutionConfig(mode="op_by_op"))
     assert [*report.modes] == ["op_by_op"]
     assert "loop_sink" not in str(report)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipeline.backends.ascend.chip.options import TuneMode
 from pipeline.backends.ascend.chip.tasks import Buffer, Task, TaskGraph
 from pipeline.backends.ascend.cost.task_time import price_tasks
-from pipeline.backends.ascend.cost.tiling import Product, default_tiling, row_of
+from pipeline.backends.ascend.cost.tiling import Product, choose_default_tiling, to_row
 from pipeline.backends.ascend.tune import autotune
 from pipeline.backends.ascend.tune.autotune import TuneResult, TuneSettings, tunable_tasks, tune
 from pipeline.backends.ascend.tune.tile_search import Objective, search_tiles
@@ -72,12 +72,12 @@ def test_no_search_is_worse_than_the_default_nor_better_than_all(
     batch: int, m: int, k: int, n: int, images: int, mode: TuneMode, seed: int
 ) -> None:
     product = Product(batch, m, k, n, 1.0, 2, images)
-    objective, default = Objective(product, HW, 1.25), default_tiling(product, HW, 1.25)
+    objective, default = Objective(product, HW, 1.25), choose_default_tiling(product, HW, 1.25)
     found = search_tiles(objective, default, mode, seed, "key")
     best = search_tiles(objective, default, "exhaustive", seed, "key")
-    assert row_of(found.tiling)[0, :4].prod() <= HW.ai_cores_count
-    default_us = objective.times_us(row_of(default))[0]
-    found_us = objective.times_us(row_of(found.tiling))[0]
+    assert to_row(found.tiling)[0, :4].prod() <= HW.ai_cores_count
+    default_us = objective.times_us(to_row(default))[0]
+    found_us = objective.times_us(to_row(found.tiling))[0]
     assert found_us <= default_us
     if batch == 1:
         assert best.rounds[-1].best_us <= found_us * (1 + 1e-9)
