@@ -79,7 +79,7 @@ class Score:
 def validate(rows: Sequence[Published]) -> tuple[Verdict, ...]:
     """Price every row by the fit and the interval without its family."""
     calibrations = load_left_out()
-    return tuple(_verdict(row, calibrations[row.family]) for row in rows)
+    return tuple(_price_verdict(row, calibrations[row.family]) for row in rows)
 
 
 def score(verdicts: Sequence[Verdict]) -> Score:
@@ -104,7 +104,7 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
     return float(order.sum() / np.count_nonzero(order)) if np.any(order) else math.nan
 
 
-def ratios_of_pairs(verdicts: Sequence[Verdict]) -> list[tuple[str, float, float]]:
+def compute_pair_ratios(verdicts: Sequence[Verdict]) -> list[tuple[str, float, float]]:
     """Return op-by-op time relative to graph mode of networks published in both.
 
     Each is (name, published ratio, modelled ratio).
@@ -135,14 +135,14 @@ def _print_table(verdicts: Sequence[Verdict]) -> None:
         )
 
 
-def compare_own(file: Path) -> tuple[Verdict, ...]:
+def price_file(file: Path) -> tuple[Verdict, ...]:
     """Price other steps, in the columns of published.csv, by the calibration as it is.
 
     Raises RunError for a file that isn't such a table.
     """
     try:
         rows = published_steps(file)
-        return tuple(_verdict(row, load_calibration()) for row in rows)
+        return tuple(_price_verdict(row, load_calibration()) for row in rows)
     except (OSError, UnicodeError, KeyError, ValueError, TypeError) as error:
         columns = ", ".join(field.name for field in fields(Published))
         raise RunError(
@@ -151,7 +151,7 @@ def compare_own(file: Path) -> tuple[Verdict, ...]:
         ) from error
 
 
-def _verdict(row: Published, calibration: Calibration) -> Verdict:
+def _price_verdict(row: Published, calibration: Calibration) -> Verdict:
     report = price_row(row, calibration)
     return Verdict(row, report.step_ms, *report.interval_ms)
 
@@ -165,18 +165,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     file: Path | None = options.file
     try:
         if options.row is not None:
-            print("\n".join(row_by_class(options.row, file or PUBLISHED)))
+            print("\n".join(describe_row(options.row, file or PUBLISHED)))
         elif file is None:
             _print_published()
         else:
-            _print_table(compare_own(file))
+            _print_table(price_file(file))
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
     return 0
 
 
-def row_by_class(row_id: str, file: Path) -> Iterator[str]:
+def describe_row(row_id: str, file: Path) -> Iterator[str]:
     """Return lines with the kernels of a row by class, as the calibration on all rows has them.
 
     Raises RunError for a row that the file does not have.
@@ -210,7 +210,7 @@ def _print_published() -> None:
         rows = [v for v in (*sunk, *eager) if v.row.family in families]
         print(f"{title}: {score(rows)}")
     print(f"rows bounded by the host: {fast_enough} of {len(bounds)} kept, within 10 %")
-    for name, published, modelled in ratios_of_pairs(verdicts):
+    for name, published, modelled in compute_pair_ratios(verdicts):
         print(f"eager against graph, {name}: published {published:.2f}, modelled {modelled:.2f}")
 
 

@@ -15,7 +15,7 @@ from pipeline.core.registry import Spec
 
 FOLDER = Path(__file__).parent / "targets"
 """Files of the shipped targets."""
-SHOWN = 3
+MAX_PROBLEMS = 3
 """Problems of a file in a message."""
 
 Count = Annotated[int, Field(gt=0)]
@@ -91,7 +91,7 @@ class ChipTarget(Spec):
         )
 
 
-def shipped_targets() -> tuple[str, ...]:
+def list_targets() -> tuple[str, ...]:
     """Return the names of the targets that the package describes."""
     return tuple(sorted(file.stem for file in FOLDER.glob("*.yaml")))
 
@@ -101,7 +101,7 @@ def read_target(named: str) -> ChipTarget:
 
     Raises ValueError that says what is wrong with the name or the file.
     """
-    shipped = shipped_targets()
+    shipped = list_targets()
     if named not in shipped and not named.endswith((".yaml", ".yml")):
         raise ValueError(f"{no_such('target', named, shipped)}; or name a YAML file of that form")
     try:
@@ -119,5 +119,5 @@ def read_target(named: str) -> ChipTarget:
     try:
         return ChipTarget.model_validate(tree)
     except ValidationError as error:
-        problems = join_first(describe(error, tree), SHOWN, "; ", "; ")
+        problems = join_first(describe(error, tree), MAX_PROBLEMS, "; ", "; ")
         raise ValueError(f"{file}: {problems}") from error

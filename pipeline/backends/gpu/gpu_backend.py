@@ -49,16 +49,16 @@ from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 
-INITIALIZERS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 _SKIP_CHECK = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
 """The variable with which JAX's plug-in for CUDA does not look for cuDNN and a driver."""
 
-LOOPS: Mapping[Graphs, str] = {
+LOOP_REASONS: Mapping[Graphs, str] = {
     "loop": "one CUDA graph loops over the steps of a sink, and ends on the device",
     "step": "programs of a fixed number of steps, each step one CUDA graph",
 }
-LOOP = "programs of a fixed number of steps, so that the device never waits for the host"
-SOFT = "requested: one asynchronous dispatch per step, by a program without a loop"
+LOOP_REASON = "programs of a fixed number of steps, so that the device never waits for the host"
+SOFT_REASON = "requested: one asynchronous dispatch per step, by a program without a loop"
 
 
 @dataclass(eq=False)
@@ -100,7 +100,7 @@ class GpuExecutable(XlaExecutable):
         for inputs, first, count in split_at_windows(self.work.train, start, stop):
             carry = StepCarry(self.placement.put(np.int32(first)), loop)
             last = self.placement.put(np.int32(first + count))
-            for steps in self._dispatches(count, mechanism):
+            for steps in self._split_steps(count, mechanism):
                 program = self.programs.train[steps]
                 if steps == 0:
                     carry = program(carry, inputs, self.rates, last)
@@ -111,7 +111,7 @@ class GpuExecutable(XlaExecutable):
             rows.append(np.array(loop.telemetry_buffer)[first : first + count])
         return loop.state, self._read_telemetry(start, loop, rows)
 
-    def _dispatches(self, count: int, mechanism: Mechanism) -> Iterator[int]:
+    def _split_steps(self, count: int, mechanism: Mechanism) -> Iterator[int]:
         """Yield the numbers of steps of the programs that run `count` steps, the longest first; 0
         stands for all of them."""
         for steps in self.programs.train if mechanism == "loop" else (1,):
@@ -168,13 +168,15 @@ class GpuBackend(XlaBackend):
         mechanism, why = super().mechanism(requested, sink=sink)
         if len(self.placement.devices) > 1 or mechanism == "none":
             return mechanism, why
-        return mechanism, SOFT if mechanism == "soft" else LOOPS.get(self.graphs, LOOP)
+        return mechanism, SOFT_REASON if mechanism == "soft" else LOOP_REASONS.get(
+            self.graphs, LOOP_REASON
+        )
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
         """Compile initialisation, steps and evaluation. Raises RunError where XLA refuses one."""
         if len(self.placement.devices) > 1 or work.eager or work.sharding_rules is not None:
             return super().compile(work, watch)
-        chip = Chip(self.device, _host())
+        chip = Chip(self.device, _find_host())
         programs, reports = compile_for_gpu(work, chip, self.options, self.graphs, watch)
         rates = self.placement.put(pad_to_block(work.learning_rates))
         buffers = self.placement.put(empty_buffers(work.train.window(0).inputs))
@@ -238,7 +240,7 @@ class CompiledOnly:
     init = put = set_learning_rates = run = evaluate = _refuse
 
 
-def _host() -> jax.Device | None:
+def _find_host() -> jax.Device | None:
     """The host's processor; None if JAX may not use it, as with JAX_PLATFORMS=cuda."""
     try:
         return jax.local_devices(backend=CPU.name)[0]
@@ -258,19 +260,19 @@ def _open_absent_chip(target: ChipTarget) -> jax.Device:
         )
     with _skip_driver():
         try:
-            return _describe(target)
+            return _describe_topology(target)
         except NotImplementedError:
             # The plug-in was loaded before, without the variable, and found no driver.
-            for name in INITIALIZERS:
+            for name in PLUGINS:
                 try:
                     importlib.import_module(name).initialize()
                     break
                 except ImportError:
                     continue
-            return _describe(target)
+            return _describe_topology(target)
 
 
-def _describe(target: ChipTarget) -> jax.Device:
+def _describe_topology(target: ChipTarget) -> jax.Device:
     try:
         topology = topologies.get_topology_desc(
             platform="cuda", target_config=target.to_text(), topology="1x1x1"

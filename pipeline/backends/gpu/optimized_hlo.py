@@ -49,7 +49,7 @@ def read_hlo(text: str) -> HloFacts:
     program = read_hlo_text(text)
     lines = list(program.lines())
     moving_computations = {
-        name for name, body in program.computations.items() if _only_moves(body.values())
+        name for name, body in program.computations.items() if _is_moving(body.values())
     }
     main = program.computations.get(program.entry, {})
     bodies = {
@@ -70,7 +70,7 @@ def read_hlo(text: str) -> HloFacts:
     state_lines = [
         line
         for line in main.values()
-        if _is_move(line, moving_computations) and _is_border(line, main, donated)
+        if _is_move(line, moving_computations) and _moves_state(line, main, donated)
     ]
     trips = [trip[1] for line in main.values() if (trip := _TRIPS.search(line.arguments))]
     calls = (
@@ -92,7 +92,7 @@ def read_hlo(text: str) -> HloFacts:
     )
 
 
-def _only_moves(lines: Iterable[HloLine]) -> bool:
+def _is_moving(lines: Iterable[HloLine]) -> bool:
     opcodes = {line.opcode for line in lines}
     return bool(opcodes & MOVES) and opcodes <= MOVES | VIEWS
 
@@ -106,20 +106,20 @@ def _is_move(line: HloLine, moving_computations: set[str]) -> bool:
     return line.opcode in MOVES or line.called_computation in moving_computations
 
 
-def _is_border(line: HloLine, main: Mapping[str, HloLine], donated: set[int]) -> bool:
+def _moves_state(line: HloLine, main: Mapping[str, HloLine], donated: set[int]) -> bool:
     """Whether a move reads a donated argument, or writes a result or a loop's initial value."""
-    return _leads_out(line, main) or any(
+    return _is_output(line, main) or any(
         _is_donated(operand, main, donated) for operand in line.operands
     )
 
 
-def _leads_out(line: HloLine, main: Mapping[str, HloLine]) -> bool:
+def _is_output(line: HloLine, main: Mapping[str, HloLine]) -> bool:
     """Whether a value is a result or a loop's initial value, through tuples and bitcasts."""
     readers = [reader for reader in main.values() if line.name in reader.operands]
     return any(
         reader.opcode == "while"
         or reader.is_root
-        or (reader.opcode in ("tuple", "bitcast") and _leads_out(reader, main))
+        or (reader.opcode in ("tuple", "bitcast") and _is_output(reader, main))
         for reader in readers
     )
 

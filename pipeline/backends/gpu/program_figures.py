@@ -30,7 +30,7 @@ THUNK_FILES = ("*thunk_sequence_after_thunk_passes.txt", "*thunk_sequence.txt")
 NO_TILE_MESSAGE = "output tile sizes"
 """A phrase of XLA's error for a product whose tile it could only choose by timing on a GPU."""
 WITHOUT_TRITON: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
-UNTUNED = (
+UNTUNED_NOTE = (
     "compiled without Triton's products: XLA has no tile for one unless it times some on a GPU"
 )
 
@@ -123,7 +123,7 @@ def count_launches(thunks: Sequence[Thunk], *, in_graph: bool = False) -> Launch
     return Launches(**counts)
 
 
-def outer_loops(
+def find_outer_loops(
     thunks: Sequence[Thunk], *, in_graph: bool = False
 ) -> tuple[tuple[Thunk, bool], ...]:
     """Return the loops that are in no other loop, each with whether a graph holds it."""
@@ -132,7 +132,7 @@ def outer_loops(
         if thunk.kind == LOOP:
             loops.append((thunk, in_graph))
         else:
-            loops += outer_loops(thunk.inside, in_graph=in_graph or thunk.kind == GRAPH)
+            loops += find_outer_loops(thunk.inside, in_graph=in_graph or thunk.kind == GRAPH)
     return tuple(loops)
 
 
@@ -208,7 +208,7 @@ def make_compiler(target: ChipTarget) -> Compile:
         except RunError as error:
             if NO_TILE_MESSAGE not in str(error):
                 raise
-            lines = (f"{spec.name}: {UNTUNED}",)
+            lines = (f"{spec.name}: {UNTUNED_NOTE}",)
             program, report, thunks = _compile_and_list(spec.with_options(WITHOUT_TRITON), watch)
         figures = read_figures(program, thunks, target)
         lines += figures.lines(spec.name)
@@ -237,7 +237,7 @@ def read_figures(program: Any, thunks: tuple[Thunk, ...], target: ChipTarget) ->
     used += memory.output_size_in_bytes - memory.alias_size_in_bytes
     step = launches = count_launches(thunks)
     around = Launches()
-    loop, in_graph = next(iter(outer_loops(thunks)), (None, False))
+    loop, in_graph = next(iter(find_outer_loops(thunks)), (None, False))
     if loop is not None:
         body = [thunk for thunk in loop.inside if thunk.part == "body"]
         step = count_launches(body, in_graph=in_graph)

@@ -135,20 +135,20 @@ def compile_for_gpu(
     init = compile_(_make_init_spec(work, chip, options))
     longest = LOOP_STEPS if work.dispatch_steps is None else min(work.dispatch_steps, LOOP_STEPS)
     first = 0 if graphs == "loop" and longest > 1 else longest
-    program = compile_(train_spec(work, chip, options, first))
+    program = compile_(make_train_spec(work, chip, options, first))
     formats = program.input_formats[0][0].loop.state
     if formats != program.output_formats.loop.state:
         # A dispatch passes its state on, so layouts of inputs and outputs must be equal.
-        program = compile_(train_spec(work, chip, options, first, formats))
+        program = compile_(make_train_spec(work, chip, options, first, formats))
     train = {first: program}
     if first != 1:
-        train[1] = compile_(train_spec(work, chip, options, 1, formats))
-    state = carry_shapes(work, chip).loop.state
+        train[1] = compile_(make_train_spec(work, chip, options, 1, formats))
+    state = make_carry_shapes(work, chip).loop.state
     evaluate = compile_(_make_eval_spec(work, chip, state, formats, options))
-    return GpuPrograms(init, train, evaluate, _make_place(chip, state, formats)), tuple(reports)
+    return GpuPrograms(init, train, evaluate, _make_placer(chip, state, formats)), tuple(reports)
 
 
-def train_spec(
+def make_train_spec(
     work: CompileInputs,
     chip: Chip,
     options: dict[str, str | bool],
@@ -159,7 +159,7 @@ def train_spec(
 
     `formats` are the layouts of the state; None: the compiler chooses.
     """
-    carry = carry_shapes(work, chip)
+    carry = make_carry_shapes(work, chip)
     if formats is None:
         formats = jax.tree.map(lambda _: Format(Layout.AUTO, chip.sharding), carry.loop.state)
     sharding: Any = chip.sharding
@@ -179,7 +179,7 @@ def train_spec(
     )
 
 
-def carry_shapes(work: CompileInputs, chip: Chip) -> StepCarry:
+def make_carry_shapes(work: CompileInputs, chip: Chip) -> StepCarry:
     """Return the shapes of the values that training programs pass on."""
     state = jax.eval_shape(work.step.init, work.seed)
     buffers = jax.eval_shape(empty_buffers, work.train.window(0).inputs)
@@ -267,7 +267,7 @@ def _make_eval_spec(
     )
 
 
-def _make_place(chip: Chip, state: Any, formats: Any) -> Callable[[TrainState], TrainState] | None:
+def _make_placer(chip: Chip, state: Any, formats: Any) -> Callable[[TrainState], TrainState] | None:
     is_default = all(
         tuple(format_.layout.major_to_minor) == tuple(range(len(array.shape)))
         for format_, array in zip(jax.tree.leaves(formats), jax.tree.leaves(state), strict=True)

@@ -44,7 +44,7 @@ class DimensionGroups:
                 _RULES.get(node.primitive, _tie_elementwise)(self, node)
         self._keep_repeated_whole()
 
-    def of(self, value: int) -> tuple[int | None, ...]:
+    def get_groups(self, value: int) -> tuple[int | None, ...]:
         """Return the group, an int, of each dimension of a value; None for dimensions of size 1."""
         return tuple(
             self._find(self._first[value] + dim) if size > 1 else None
@@ -89,7 +89,7 @@ class DimensionGroups:
     def _keep_repeated_whole(self) -> None:
         """Mark groups that a value has twice as whole: a piece of it wouldn't be a slice."""
         for value in range(len(self._shapes)):
-            groups = [group for group in self.of(value) if group is not None]
+            groups = [group for group in self.get_groups(value) if group is not None]
             if len(set(groups)) < len(groups):
                 for group in groups:
                     if groups.count(group) > 1:
@@ -135,7 +135,7 @@ def _tie_rearranged(groups: DimensionGroups, node: Node) -> None:
         removed = {dim % rank for dim in node.params["dimensions"]}
         dims = [dim for dim in dims if dim not in removed]
     else:
-        dims = [dim for dim in dims if dim not in reduced_axes(node)]
+        dims = [dim for dim in dims if dim not in get_reduced_axes(node)]
     for dim, place in zip(dims, places, strict=False):
         groups.tie(node.inputs[0], dim, node.outputs[0], place)
 
@@ -144,14 +144,14 @@ def _tie_reshaped(groups: DimensionGroups, node: Node) -> None:
     """Tie the outermost dimensions that are split or joined; the inner ones are not sharded."""
     source = node.inputs[0]
     target = node.outputs[0]
-    for left, right in reshape_factors(groups.shape(source), groups.shape(target)):
+    for left, right in pair_reshaped_dims(groups.shape(source), groups.shape(target)):
         groups.tie(source, left[0], target, right[0])
         for value, dims in ((source, left), (target, right)):
             for dim in dims[1:]:
                 groups.keep_whole(value, dim)
 
 
-def reshape_factors(
+def pair_reshaped_dims(
     source: Sequence[int], target: Sequence[int]
 ) -> list[tuple[list[int], list[int]]]:
     """Return pairs of source and target dimensions of a reshape that hold the same elements.
@@ -176,7 +176,7 @@ def reshape_factors(
     return factors
 
 
-def reduced_axes(node: Node) -> tuple[int, ...]:
+def get_reduced_axes(node: Node) -> tuple[int, ...]:
     """Return the dimensions of the operand that a reduction removes."""
     return tuple(node.params["axes"])
 
@@ -188,14 +188,14 @@ def _tie_product(groups: DimensionGroups, node: Node) -> None:
     (left_sum, right_sum), (left_batch, right_batch) = node.params["dimension_numbers"]
     for a, b in zip((*left_sum, *left_batch), (*right_sum, *right_batch), strict=True):
         groups.tie(left, a, right, b)
-    left_free, right_free = free_dims(groups.shape(left), groups.shape(right), node)
+    left_free, right_free = list_free_dims(groups.shape(left), groups.shape(right), node)
     for position, dim in enumerate((*left_batch, *left_free)):
         groups.tie(left, dim, target, position)
     for position, dim in enumerate(right_free, len(left_batch) + len(left_free)):
         groups.tie(right, dim, target, position)
 
 
-def free_dims(
+def list_free_dims(
     left: Sequence[int], right: Sequence[int], node: Node
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return dimensions of a product's operands that are neither summed over nor in its batch."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Scope = tuple[int, ...]
-SLOPES = 16
+MAX_SLOPES = 16
 """Slopes that are tried: growing fourfold until one fits, then by bisection."""
 TIE = 1e-9
 """Relative difference below which two times are one, and less memory decides."""
@@ -40,7 +40,7 @@ class Table:
         self.origin: _Added | _Eliminated | None = None
 
     @classmethod
-    def of(cls, time: Any, memory: Any = None) -> Table:
+    def from_arrays(cls, time: Any, memory: Any = None) -> Table:
         """A table with one point for each state; without `memory` it needs none."""
         times = np.asarray(time, np.float64)[..., None]
         needs = (
@@ -72,7 +72,7 @@ class Factor:
     scope: Scope
     table: Table
     parts: tuple[Factor, ...] = ()
-    gone: int | None = None
+    eliminated: int | None = None
     """The variable that was eliminated."""
 
 
@@ -93,14 +93,14 @@ class Eliminator:
     time + `slope` x memory, the least memory if the slope is infinite. With more, points beyond
     that number are dropped, never the one with the least memory or time; and those which cost `gap`
     more by that measure than another of their state, so that nothing they lead to is among the best
-    (see `fastest_within`).
+    (see `find_fastest`).
     """
 
     points: int = 1
     most_memory: float = np.inf
     slope: float = 0.0
     gap: float = np.inf
-    _kept: dict[Any, Table] = field(default_factory=dict)
+    _cache: dict[Any, Table] = field(default_factory=dict)
 
     def best(self, factors: Sequence[Factor], sizes: Sequence[int]) -> Choice | None:
         """The fastest choice within the bound; None if nothing fits.
@@ -115,7 +115,7 @@ class Eliminator:
         """Choices that no other beats in both time and memory, the least memory first."""
         pending: dict[int, Factor] = dict(enumerate(factors))
         for variable, size in enumerate(sizes):
-            pending[len(pending)] = Factor((variable,), self._zeros(size))
+            pending[len(pending)] = Factor((variable,), self._make_zeros(size))
         near: dict[int, set[int]] = {variable: {variable} for variable in range(len(sizes))}
         for factor in factors:
             for variable in factor.scope:
@@ -125,7 +125,9 @@ class Eliminator:
         while width:
             variable = min(width, key=lambda v: (width[v], len(near[v]), v))
             mine = [key for key, factor in pending.items() if variable in factor.scope]
-            pending[number] = self._eliminate(self._sum([pending.pop(k) for k in mine]), variable)
+            pending[number] = self._eliminate(
+                self._add_all([pending.pop(k) for k in mine]), variable
+            )
             number += 1
             del width[variable]
             neighbours = near.pop(variable) - {variable}
@@ -133,22 +135,22 @@ class Eliminator:
                 near[other] = (near[other] | neighbours) - {variable}
                 width[other] = prod(sizes[n] for n in near[other])
         left = list(pending.values())
-        total = self._sum(left) if left else Factor((), Table.of(0.0))
+        total = self._add_all(left) if left else Factor((), Table.from_arrays(0.0))
         return tuple(
-            Choice(_states(total, point), float(time), float(memory))
+            Choice(_trace_states(total, point), float(time), float(memory))
             for point, (time, memory) in enumerate(
                 zip(total.table.time, total.table.memory, strict=True)
             )
             if np.isfinite(time)
         )
 
-    def _zeros(self, size: int) -> Table:
+    def _make_zeros(self, size: int) -> Table:
         key = ("zeros", size)
-        if key not in self._kept:
-            self._kept[key] = Table.of(np.zeros(size))
-        return self._kept[key]
+        if key not in self._cache:
+            self._cache[key] = Table.from_arrays(np.zeros(size))
+        return self._cache[key]
 
-    def _sum(self, factors: Sequence[Factor]) -> Factor:
+    def _add_all(self, factors: Sequence[Factor]) -> Factor:
         """Add tables, equal scopes first: parallel branches become one."""
         ordered = sorted(factors, key=lambda factor: (len(factor.scope), factor.scope))
         total = ordered[0]
@@ -160,11 +162,11 @@ class Eliminator:
         scope = tuple(sorted({*left.scope, *right.scope}))
         places = tuple(tuple(scope.index(v) for v in f.scope) for f in (left, right))
         key = ("add", left.table, right.table, places, len(scope))
-        if key not in self._kept:
+        if key not in self._cache:
             points = right.table.time.shape[-1]
             time, memory = (
-                _spread(x, places[0], len(scope))[..., :, None]
-                + _spread(y, places[1], len(scope))[..., None, :]
+                _spread_axes(x, places[0], len(scope))[..., :, None]
+                + _spread_axes(y, places[1], len(scope))[..., None, :]
                 for x, y in (
                     (left.table.time, right.table.time),
                     (left.table.memory, right.table.memory),
@@ -174,14 +176,14 @@ class Eliminator:
             time, memory, order = self._thin(time.reshape(shape), memory.reshape(shape))
             table = Table(time, memory)
             table.origin = _Added(order // points, order % points)
-            self._kept[key] = table
-        return Factor(scope, self._kept[key], (left, right))
+            self._cache[key] = table
+        return Factor(scope, self._cache[key], (left, right))
 
     def _eliminate(self, factor: Factor, variable: int) -> Factor:
         axis = factor.scope.index(variable)
         scope = tuple(v for v in factor.scope if v != variable)
         key = ("eliminate", factor.table, axis)
-        if key not in self._kept:
+        if key not in self._cache:
             points = factor.table.time.shape[-1]
             time, memory = (
                 np.moveaxis(array, axis, -2).reshape(
@@ -192,10 +194,10 @@ class Eliminator:
             time, memory, order = self._thin(time, memory)
             table = Table(time, memory)
             table.origin = _Eliminated(order // points, order % points)
-            self._kept[key] = table
-        return Factor(scope, self._kept[key], (factor,), variable)
+            self._cache[key] = table
+        return Factor(scope, self._cache[key], (factor,), variable)
 
-    def _cost(self, time: Floats, memory: Floats) -> Floats:
+    def _compute_cost(self, time: Floats, memory: Floats) -> Floats:
         """Time and what memory is worth; infinite without a point."""
         if self.slope == 0:
             return time
@@ -207,7 +209,7 @@ class Eliminator:
         """Keep the points of each state that no other beats, and their places before."""
         time = np.where(memory <= self.most_memory, time, np.inf)
         if self.points == 1:
-            cost = self._cost(time, memory)
+            cost = self._compute_cost(time, memory)
             least = cost.min(axis=-1, keepdims=True) * (1 + TIE)
             order = np.argmin(np.where(cost <= least, memory, np.inf), axis=-1)[..., None]
             return np.take_along_axis(time, order, -1), np.take_along_axis(memory, order, -1), order
@@ -219,10 +221,10 @@ class Eliminator:
         before = np.minimum.accumulate(time, axis=-1)
         undominated = np.isfinite(time)
         undominated[..., 1:] &= time[..., 1:] < before[..., :-1]
-        cost = self._cost(time, memory)
+        cost = self._compute_cost(time, memory)
         if self.gap < np.inf:
             undominated &= cost <= cost.min(axis=-1, keepdims=True) + self.gap
-        undominated = _fewest(undominated, memory, cost, self.points)
+        undominated = _thin_by_levels(undominated, memory, cost, self.points)
         # These points first, in their order, in the places that the state with most of them needs.
         front = np.argsort(~undominated, axis=-1, kind="stable")
         front = front[..., : max(1, int(undominated.sum(axis=-1).max(initial=1)))]
@@ -232,7 +234,9 @@ class Eliminator:
         return time, memory, np.take_along_axis(order, front, -1)
 
 
-def _fewest(undominated: NDArray[Any], memory: Floats, cost: Floats, most: int) -> NDArray[Any]:
+def _thin_by_levels(
+    undominated: NDArray[Any], memory: Floats, cost: Floats, most: int
+) -> NDArray[Any]:
     """Of more than `most` points of a state, keep the cheapest of each of `most` levels of memory.
 
     The first one, with the least memory, and the last one, the fastest, are taken as well.
@@ -261,7 +265,7 @@ def _fewest(undominated: NDArray[Any], memory: Floats, cost: Floats, most: int) 
     return np.where((counts > most)[..., None], thinned, undominated)
 
 
-def fastest_within(
+def find_fastest(
     factors: Sequence[Factor], sizes: Sequence[int], most_memory: float, points: int
 ) -> Choice | None:
     """The fastest choice whose memory is within a bound; None if none was found.
@@ -283,7 +287,7 @@ def fastest_within(
     low = 0.0
     high = np.inf
     slope = free.time / free.memory
-    for _ in range(SLOPES):
+    for _ in range(MAX_SLOPES):
         choice = Eliminator(slope=slope).best(factors, sizes)
         assert choice is not None
         below = choice.time + slope * (choice.memory - most_memory)
@@ -302,7 +306,7 @@ def fastest_within(
     return best if exact is None or best.time <= exact.time else exact
 
 
-def _spread(array: Floats, places: tuple[int, ...], rank: int) -> Floats:
+def _spread_axes(array: Floats, places: tuple[int, ...], rank: int) -> Floats:
     """An array with its axes at `places` of `rank` axes; points stay last."""
     shape = [1] * rank
     for place, size in zip(places, array.shape[:-1], strict=True):
@@ -310,7 +314,7 @@ def _spread(array: Floats, places: tuple[int, ...], rank: int) -> Floats:
     return array.reshape([*shape, array.shape[-1]])
 
 
-def _states(total: Factor, point: int) -> dict[int, int]:
+def _trace_states(total: Factor, point: int) -> dict[int, int]:
     """The states that lead to a point of a table without variables."""
     states: dict[int, int] = {}
     stack = [(total, point)]
@@ -324,7 +328,7 @@ def _states(total: Factor, point: int) -> dict[int, int]:
             left, right = factor.parts
             stack.append((left, int(origin.left[place])))
             stack.append((right, int(origin.right[place])))
-        elif factor.gone is not None:
-            states[factor.gone] = int(origin.state[place])
+        elif factor.eliminated is not None:
+            states[factor.eliminated] = int(origin.state[place])
             stack.append((factor.parts[0], int(origin.point[place])))
     return states

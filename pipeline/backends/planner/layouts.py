@@ -43,7 +43,7 @@ class Mesh:
         return f"{self.data} x {self.model}"
 
 
-def meshes_of(devices: int) -> tuple[Mesh, ...]:
+def list_meshes(devices: int) -> tuple[Mesh, ...]:
     """All meshes of a number of devices, the one with most along `data` first."""
     return tuple(
         Mesh(devices // model, model) for model in range(1, devices + 1) if devices % model == 0
@@ -60,7 +60,7 @@ class Collective:
     axes: tuple[int, ...]
 
 
-def layouts_of(sizes: Sequence[int], mesh: Mesh, samples: int | None) -> tuple[Layout, ...]:
+def list_layouts(sizes: Sequence[int], mesh: Mesh, samples: int | None) -> tuple[Layout, ...]:
     """All layouts of dimensions of the given sizes; copies come first.
 
     `data` shards the dimension `samples` alone, which numbers samples; `model` shards any. Pieces
@@ -72,16 +72,16 @@ def layouts_of(sizes: Sequence[int], mesh: Mesh, samples: int | None) -> tuple[L
     return tuple(
         layout
         for layout in product(data, model)
-        if all(size % pieces(layout, mesh, dim) == 0 for dim, size in enumerate(sizes))
+        if all(size % count_pieces(layout, mesh, dim) == 0 for dim, size in enumerate(sizes))
     )
 
 
-def pieces(layout: Layout, mesh: Mesh, *dims: int) -> int:
+def count_pieces(layout: Layout, mesh: Mesh, *dims: int) -> int:
     """Number of pieces that a layout divides some dimensions into."""
     return prod(size for size, dim in zip(mesh.sizes, layout, strict=True) if dim in dims)
 
 
-def seen_by(layout: Layout, groups: Sequence[int | None]) -> Layout:
+def view_layout(layout: Layout, groups: Sequence[int | None]) -> Layout:
     """The layout of an array in a region whose groups have the given layout.
 
     Dimensions of the array take the place of groups; an axis that shards none of them makes copies.
@@ -92,7 +92,7 @@ def seen_by(layout: Layout, groups: Sequence[int | None]) -> Layout:
 
 
 @lru_cache(maxsize=1 << 16)
-def transfer(
+def find_transfer(
     source: Layout, partial: tuple[int, ...], target: Layout, nbytes: float, mesh: Mesh
 ) -> tuple[Collective, ...]:
     """Collectives that bring an array of `nbytes` (whole) from one layout to another.
@@ -100,7 +100,7 @@ def transfer(
     Along the axes `partial` devices hold terms of a sum, not copies. Slices come first, as they
     need no communication, gathers last; axes that do the same to an array do it together.
     """
-    return tuple(_steps(source, partial, target, nbytes, mesh))
+    return tuple(_list_steps(source, partial, target, nbytes, mesh))
 
 
 def _is_involuntary(source: Layout, target: Layout) -> bool:
@@ -117,7 +117,7 @@ def _is_involuntary(source: Layout, target: Layout) -> bool:
     return splits(source, target) or splits(target, source)
 
 
-def _steps(
+def _list_steps(
     source: Layout, partial: tuple[int, ...], target: Layout, nbytes: float, mesh: Mesh
 ) -> Iterator[Collective]:
     axes = range(len(source))

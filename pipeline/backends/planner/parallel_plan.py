@@ -17,8 +17,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from pipeline.backends.planner.blocks import Region, StepBlocks
-from pipeline.backends.planner.decisions import Decided
-from pipeline.backends.planner.layouts import Layout, Mesh, seen_by
+from pipeline.backends.planner.decisions import PlanLayouts
+from pipeline.backends.planner.layouts import Layout, Mesh, view_layout
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.error_text import describe
@@ -35,7 +35,7 @@ HEAD = """\
 """
 
 
-def _axis_names(names: Any) -> tuple[str, ...]:
+def _parse_axis_names(names: Any) -> tuple[str, ...]:
     """Return the axes that shard a dimension: none for null, one by its name, or a list."""
     listed = [] if names is None else list(names) if isinstance(names, list | tuple) else [names]
     if listed != [axis for axis in AXES if axis in listed]:
@@ -43,7 +43,7 @@ def _axis_names(names: Any) -> tuple[str, ...]:
     return tuple(listed)
 
 
-AxisNames = Annotated[tuple[str, ...], BeforeValidator(_axis_names)]
+AxisNames = Annotated[tuple[str, ...], BeforeValidator(_parse_axis_names)]
 Axes = tuple[AxisNames, ...]
 """For each dimension of an array the axes of the mesh that shard it, the outermost first."""
 
@@ -57,10 +57,10 @@ class ShardingRule:
 
     @field_validator("axes")
     @classmethod
-    def _each_axis_once(cls, axes: Axes) -> Axes:
+    def _refuse_repeated_axis(cls, axes: Axes) -> Axes:
         names = [name for entry in axes for name in entry]
         if len(set(names)) < len(names):
-            raise ValueError(f"{axes_text(axes)}: an axis shards one dimension only")
+            raise ValueError(f"{format_axes(axes)}: an axis shards one dimension only")
         return axes
 
 
@@ -99,32 +99,32 @@ class ParallelPlan:
             return f"{words[0]}, parameters replicated"
         # Rules of weights say more than rules of biases and scales, which follow.
         named = sorted(self.specs, key=lambda rule: -len(rule.axes))
-        words += [f"{rule.pattern} {axes_text(rule.axes)}" for rule in named]
+        words += [f"{rule.pattern} {format_axes(rule.axes)}" for rule in named]
         return join_first(words, 3)
 
 
-def axes_text(axes: Axes) -> str:
+def format_axes(axes: Axes) -> str:
     """Axes as a recipe writes them: [null, model]."""
     return f"[{', '.join('+'.join(names) or 'null' for names in axes)}]"
 
 
-def plan_of(
+def make_plan(
     blocks: StepBlocks,
     mesh: Mesh,
-    decided: Decided,
+    decided: PlanLayouts,
     step_us: float,
     memory_bytes: float,
     collective_bytes: Mapping[str, float],
 ) -> ParallelPlan:
     """The plan of what was decided about the blocks of a step."""
-    axes_by_path = dict(_parameter_shardings(blocks, decided))
+    axes_by_path = dict(_list_parameter_axes(blocks, decided))
     outputs = {
-        output.layer: axes_of(
-            seen_by(decided.regions[output.region], output.groups), len(output.groups)
+        output.layer: to_axes(
+            view_layout(decided.regions[output.region], output.groups), len(output.groups)
         )
         for output in blocks.outputs
     }
-    largest = largest_region(blocks)
+    largest = find_largest_region(blocks)
     axes = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
     data_parallel = not any(map(any, axes_by_path.values())) and all(
         all(sharding[axis] == use.operator.samples for axis in axes)
@@ -132,35 +132,35 @@ def plan_of(
     )
     return ParallelPlan(
         mesh=mesh,
-        batch=axes_of_samples(blocks.regions[largest], decided.regions[largest]),
-        specs=tuple(rules(axes_by_path, only_sharded=True)),
-        constraints=() if data_parallel else tuple(rules(outputs)),
+        batch=find_sample_axes(blocks.regions[largest], decided.regions[largest]),
+        specs=tuple(make_rules(axes_by_path, only_sharded=True)),
+        constraints=() if data_parallel else tuple(make_rules(outputs)),
         step_ms=step_us / 1e3,
         memory_bytes=memory_bytes,
         collective_bytes=dict(collective_bytes),
     )
 
 
-def axes_of(layout: Layout, rank: int) -> Axes:
+def to_axes(layout: Layout, rank: int) -> Axes:
     """The axes that shard each dimension of an array, from its layout."""
     return tuple(
         tuple(AXES[axis] for axis, at in enumerate(layout) if at == dim) for dim in range(rank)
     )
 
 
-def _parameter_shardings(blocks: StepBlocks, decided: Decided) -> Iterator[tuple[str, Axes]]:
+def _list_parameter_axes(blocks: StepBlocks, decided: PlanLayouts) -> Iterator[tuple[str, Axes]]:
     for use, sharding in zip(blocks.operators, decided.shardings, strict=True):
         weight = blocks.weights[use.weight]
         layout = decided.shared.get(use.weight)
         if layout is None:
             layout = tuple(None if d is None else use.operator.dims[d].weight for d in sharding)
-        yield weight.path, axes_of(layout, len(weight.shape))
+        yield weight.path, to_axes(layout, len(weight.shape))
     for parameter in blocks.parameters:
-        layout = seen_by(decided.regions[parameter.region], parameter.groups)
-        yield parameter.path, axes_of(layout, len(parameter.shape))
+        layout = view_layout(decided.regions[parameter.region], parameter.groups)
+        yield parameter.path, to_axes(layout, len(parameter.shape))
 
 
-def largest_region(blocks: StepBlocks) -> int:
+def find_largest_region(blocks: StepBlocks) -> int:
     """The number of the region with most activations."""
 
     def saved_bytes(number: int) -> int:
@@ -169,14 +169,14 @@ def largest_region(blocks: StepBlocks) -> int:
     return max(range(len(blocks.regions)), key=saved_bytes)
 
 
-def axes_of_samples(region: Region, layout: Layout) -> tuple[str, ...]:
+def find_sample_axes(region: Region, layout: Layout) -> tuple[str, ...]:
     """The axes that shard the samples of a region, from its layout."""
     if region.samples is None:
         return ()
     return tuple(AXES[axis] for axis, group in enumerate(layout) if group == region.samples)
 
 
-def rules(
+def make_rules(
     axes_by_path: Mapping[str, Axes], *, only_sharded: bool = False
 ) -> Iterator[ShardingRule]:
     """Rules that give each path its axes, few patterns for many paths of equal axes.
@@ -192,7 +192,7 @@ def rules(
     for path, axes in axes_by_path.items():
         if path in done or (only_sharded and not any(axes)):
             continue
-        for pattern in (*_patterns(path), path):
+        for pattern in (*_list_patterns(path), path):
             covered = [other for other, parts in paths.items() if covers(pattern, parts)]
             if all(axes_by_path[other] == axes for other in covered):
                 done.update(covered)
@@ -205,7 +205,7 @@ def rules(
     yield from special
 
 
-def _patterns(path: str) -> Sequence[str]:
+def _list_patterns(path: str) -> Sequence[str]:
     """Patterns for a path and those that differ in numbers: in all of them, then in fewer."""
     numbers = list(re.finditer(r"\d+", path))
     patterns = []
@@ -217,13 +217,13 @@ def _patterns(path: str) -> Sequence[str]:
     return patterns
 
 
-def _rule_keys_of(rule: Any) -> Any:
+def _check_rule_form(rule: Any) -> Any:
     if not isinstance(rule, dict | ShardingRule):
         raise ValueError(f"{show(rule)} must be {{pattern: ..., axes: [...]}}")
     return rule
 
 
-FileRule = Annotated[ShardingRule, BeforeValidator(_rule_keys_of)]
+FileRule = Annotated[ShardingRule, BeforeValidator(_check_rule_form)]
 
 
 class PlanFile(Spec):
@@ -238,17 +238,17 @@ class PlanFile(Spec):
 
 def save_plan(plan: ParallelPlan, path: Path) -> None:
     """Write a plan."""
-    write_whole(path, plan_text(plan))
+    write_whole(path, format_plan(plan))
 
 
-def plan_text(plan: ParallelPlan) -> str:
+def format_plan(plan: ParallelPlan) -> str:
     """A plan as YAML."""
     return HEAD + yaml_text(
         {
             "mesh": {"data": plan.mesh.data, "model": plan.mesh.model},
             "batch": list(plan.batch),
-            "specs": [_rule_keys(rule) for rule in plan.specs],
-            "constraints": [_rule_keys(rule) for rule in plan.constraints],
+            "specs": [_rule_to_dict(rule) for rule in plan.specs],
+            "constraints": [_rule_to_dict(rule) for rule in plan.constraints],
             "price": {
                 "step_ms": float(f"{plan.step_ms:.4g}"),
                 "memory_bytes": round(plan.memory_bytes),
@@ -258,7 +258,7 @@ def plan_text(plan: ParallelPlan) -> str:
     )
 
 
-def _rule_keys(rule: ShardingRule) -> dict[str, Any]:
+def _rule_to_dict(rule: ShardingRule) -> dict[str, Any]:
     axes = [None if not a else a[0] if len(a) == 1 else list(a) for a in rule.axes]
     return {"pattern": rule.pattern, "axes": axes}
 
@@ -287,19 +287,19 @@ def check_plan(
         file = PlanFile.model_validate(tree)
         problems = []
     except ValidationError as error:
-        file = _read_sound_keys(tree)
+        file = _read_valid_keys(tree)
         problems = describe(error, tree)
     mesh = Mesh(file.mesh.data, file.mesh.model)
     if not problems and mesh.devices != devices:
         problems.append(f"mesh = {mesh}: is of {mesh.devices} devices; should be of {devices}")
     for number, rule in enumerate(file.specs):
-        problems += _rule_problems(f"specs.{number}", rule, mesh, parameters)
+        problems += _find_rule_problems(f"specs.{number}", rule, mesh, parameters)
     if problems:
         raise RecipeError([f"{place}: {problem}" for problem in problems])
     return ParallelPlan(mesh, file.batch, file.specs, file.constraints)
 
 
-def _read_sound_keys(tree: Mapping[str, Any]) -> PlanFile:
+def _read_valid_keys(tree: Mapping[str, Any]) -> PlanFile:
     """Read the mesh and the rules for parameters of a wrong file, each as far as it is sound."""
     sound: dict[str, Any] = {"mesh": {}}
     for key in ("mesh", "specs"):
@@ -309,7 +309,7 @@ def _read_sound_keys(tree: Mapping[str, Any]) -> PlanFile:
     return PlanFile.model_validate(sound)
 
 
-def _rule_problems(
+def _find_rule_problems(
     key: str, rule: ShardingRule, mesh: Mesh, parameters: Mapping[str, Sequence[int]]
 ) -> Iterator[str]:
     """Report a rule that covers no parameter, or does not shard one into equal pieces."""
@@ -318,7 +318,7 @@ def _rule_problems(
         near = get_close_matches(rule.pattern, parameters, 1, 0.0)
         hint = f"; {near[0]} is one" if near else ""
         yield f"{key}.pattern = {rule.pattern}: covers no parameter{hint}"
-    problem = f"{key}.axes = {axes_text(rule.axes)}:"
+    problem = f"{key}.axes = {format_axes(rule.axes)}:"
     for path in covered:
         shape = list(parameters[path])
         if len(shape) != len(rule.axes):

@@ -66,13 +66,13 @@ class LinkCurves:
         rows = self.us_by_kind["all_reduce" if kind == "reduce_scatter" else kind]
         most = self.nbytes[-1]
         within = min(max(nbytes, self.nbytes[0]), most)
-        times = [_between(self.nbytes, row, within) for row in rows.values()]
+        times = [_interpolate(self.nbytes, row, within) for row in rows.values()]
         sizes = list(rows)
-        us = _between(sizes, times, min(max(size, sizes[0]), sizes[-1]))
+        us = _interpolate(sizes, times, min(max(size, sizes[0]), sizes[-1]))
         return us * max(1.0, nbytes / most)
 
 
-def _between(places: Sequence[float], values: Sequence[float], at: float) -> float:
+def _interpolate(places: Sequence[float], values: Sequence[float], at: float) -> float:
     """The value at a place, from those at the two next to it, in logarithms."""
     right = min(max(bisect_right(places, at), 1), len(places) - 1)
     left = right - 1
@@ -117,7 +117,7 @@ class MeasuredRates:
 
 
 @cache
-def host_rates(links: str = "in_process", path: Path = HOST_RATES_FILE) -> MeasuredRates:
+def load_host_rates(links: str = "in_process", path: Path = HOST_RATES_FILE) -> MeasuredRates:
     """Return the rates of a host's devices, as they were measured; `links` names their links.
 
     Raises RunError for a file that has not what it should.
@@ -125,7 +125,7 @@ def host_rates(links: str = "in_process", path: Path = HOST_RATES_FILE) -> Measu
     try:
         tree: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         device = tree["device"]
-        measured = _links(tree[links])
+        measured = _parse_links(tree[links])
         return MeasuredRates(
             flops_per_us=float(device["flops_per_us"]["value"]),
             bytes_per_us=float(device["bytes_per_us"]["value"]),
@@ -137,7 +137,7 @@ def host_rates(links: str = "in_process", path: Path = HOST_RATES_FILE) -> Measu
         raise RunError(f"{path}: no rates of a host: {error!r}") from error
 
 
-def _links(tree: Any) -> Links:
+def _parse_links(tree: Any) -> Links:
     if "message_us" in tree:
         return LinkRates(**{k: float(tree[k]["value"]) for k in ("message_us", "bytes_per_us")})
     nbytes = tuple(float(size) for size in tree["nbytes"])

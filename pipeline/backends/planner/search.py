@@ -14,20 +14,20 @@ from pipeline.backends.planner.decisions import (
     COPIES,
     Decisions,
     ShardingPrices,
-    shards_samples_alone,
+    is_data_parallel_sharding,
 )
-from pipeline.backends.planner.elimination import Eliminator, fastest_within
+from pipeline.backends.planner.elimination import Eliminator, find_fastest
 from pipeline.backends.planner.find_blocks import find_blocks
-from pipeline.backends.planner.layouts import Layout, Mesh, meshes_of, seen_by
+from pipeline.backends.planner.layouts import Layout, Mesh, list_meshes, view_layout
 from pipeline.backends.planner.parallel_plan import (
     Axes,
     ParallelPlan,
     ShardingRule,
-    axes_of,
-    axes_of_samples,
-    axes_text,
-    largest_region,
-    plan_of,
+    find_largest_region,
+    find_sample_axes,
+    format_axes,
+    make_plan,
+    to_axes,
 )
 from pipeline.backends.planner.traced_loss import LossToPlan
 from pipeline.backends.rates import GroupError, Rates
@@ -41,7 +41,7 @@ RUNNERS_UP = 4
 SIMPLER = 0.02
 """Share of a step that other plans must gain over data parallelism: prices are off by more."""
 GIB = 2**30
-MOST_RULES = 12
+MAX_RULES = 12
 MIB = 2**20
 
 
@@ -86,10 +86,10 @@ def search_blocks(
     ratio = step.state_bytes / max(blocks.parameter_bytes, 1)
     plans: list[ParallelPlan] = []
     leanest = math.inf
-    for mesh in meshes_of(devices):
+    for mesh in list_meshes(devices):
         try:
             decisions = Decisions(ShardingPrices(blocks, mesh, rates, ratio))
-            plan = best_plan(decisions, memory_bytes)
+            plan = find_best_plan(decisions, memory_bytes)
         except GroupError:  # devices that can't be joined so
             continue
         if plan is not None:
@@ -97,15 +97,15 @@ def search_blocks(
         elif not plans:
             choice = Eliminator(slope=math.inf).best(decisions.factors(), decisions.sizes)
             leanest = min(leanest, math.inf if choice is None else choice.memory)
-    one_device = data_parallel_plan(blocks, 1, rates, ratio)
+    one_device = find_data_parallel_plan(blocks, 1, rates, ratio)
     assert one_device is not None
     if not plans:
         raise RecipeError(
-            [_nothing_fits(blocks, one_device, devices, ratio, memory_bytes, leanest)]
+            [_explain_nothing_fits(blocks, one_device, devices, ratio, memory_bytes, leanest)]
         )
-    data = data_parallel_plan(blocks, devices, rates, ratio)
+    data = find_data_parallel_plan(blocks, devices, rates, ratio)
     fits = data is not None and data.memory_bytes <= memory_bytes
-    ranked = _rank(plans, data if fits else None)
+    ranked = _rank_plans(plans, data if fits else None)
     return SearchedPlans(
         name=step.name,
         devices=devices,
@@ -119,12 +119,12 @@ def search_blocks(
     )
 
 
-def _rank(plans: list[ParallelPlan], data: ParallelPlan | None) -> list[ParallelPlan]:
+def _rank_plans(plans: list[ParallelPlan], data: ParallelPlan | None) -> list[ParallelPlan]:
     """Different plans, the fastest first; but data parallelism before all that gain little."""
     candidates = [*plans, data] if data is not None else plans
     different: list[ParallelPlan] = []
     for plan in candidates:
-        if not any(_alike(plan, other) for other in different):
+        if not any(_is_equal(plan, other) for other in different):
             different.append(plan)
     ranked = sorted(different, key=lambda plan: plan.step_ms)
     if data is not None and data.step_ms <= (1 + SIMPLER) * ranked[0].step_ms:
@@ -132,22 +132,22 @@ def _rank(plans: list[ParallelPlan], data: ParallelPlan | None) -> list[Parallel
     return ranked
 
 
-def best_plan(
+def find_best_plan(
     decisions: Decisions, memory_bytes: float = math.inf, points: int = POINTS
 ) -> ParallelPlan | None:
     """The fastest plan on the mesh of some decisions that fits; None if none does."""
     if not all(decisions.states):
         return None
-    choice = fastest_within(decisions.factors(), decisions.sizes, memory_bytes, points)
+    choice = find_fastest(decisions.factors(), decisions.sizes, memory_bytes, points)
     if choice is None:
         return None
     prices = decisions.prices
-    kinds = prices.bytes_by_kind(decisions.prices_of(choice.states))
-    decided = decisions.layouts_of(choice.states)
-    return plan_of(decisions.blocks, prices.mesh, decided, choice.time, choice.memory, kinds)
+    kinds = prices.bytes_by_kind(decisions.list_prices(choice.states))
+    decided = decisions.to_plan_layouts(choice.states)
+    return make_plan(decisions.blocks, prices.mesh, decided, choice.time, choice.memory, kinds)
 
 
-def _alike(plan: ParallelPlan, other: ParallelPlan) -> bool:
+def _is_equal(plan: ParallelPlan, other: ParallelPlan) -> bool:
     """Whether two plans cost the same in time, memory and bytes, so differ in names at most."""
     costs, other_costs = (
         (p.step_ms, p.memory_bytes, sum(p.collective_bytes.values())) for p in (plan, other)
@@ -155,17 +155,17 @@ def _alike(plan: ParallelPlan, other: ParallelPlan) -> bool:
     return all(map(partial(math.isclose, rel_tol=1e-6), costs, other_costs))
 
 
-def data_parallel_plan(
+def find_data_parallel_plan(
     blocks: StepBlocks, devices: int, rates: Rates, ratio: float
 ) -> ParallelPlan | None:
     """The best plan that shards no weight; None if the batch does not divide by the devices."""
     prices = ShardingPrices(blocks, Mesh(devices, 1), rates, ratio)
-    decisions = Decisions(prices) if devices == 1 else Decisions(prices, shards_samples_alone)
-    plan = best_plan(decisions)
+    decisions = Decisions(prices) if devices == 1 else Decisions(prices, is_data_parallel_sharding)
+    plan = find_best_plan(decisions)
     return plan if plan is not None and (plan.is_data_parallel or devices == 1) else None
 
 
-def _nothing_fits(
+def _explain_nothing_fits(
     blocks: StepBlocks,
     one_device: ParallelPlan,
     devices: int,
@@ -187,12 +187,12 @@ def _nothing_fits(
     )
 
 
-def plan_table(plans: SearchedPlans) -> str:
+def format_plan_table(plans: SearchedPlans) -> str:
     """The plan, its price and memory, the runners-up, and what it shards, as lines of text."""
-    return "\n".join(_lines(plans))
+    return "\n".join(_format_lines(plans))
 
 
-def _lines(plans: SearchedPlans) -> Iterator[str]:
+def _format_lines(plans: SearchedPlans) -> Iterator[str]:
     best = plans.best
     bound = "" if plans.memory_bytes == float("inf") else f" of {plans.memory_bytes / GIB:.2f}"
     yield (
@@ -203,9 +203,9 @@ def _lines(plans: SearchedPlans) -> Iterator[str]:
     speed_up = plans.one_device.step_ms / best.step_ms
     yield f"  step       {best.step_ms:.3g} ms, {speed_up:.2f}x one device"
     yield f"  memory     {best.memory_bytes / GIB:.2f}{bound} GiB a device"
-    yield f"  collectives {moved_text(best)}"
+    yield f"  collectives {format_moved(best)}"
     yield f"  {'mesh':>10} {'ms':>10} {'GiB':>8} {'MiB moved':>10}  plan"
-    for plan, mark in _rows(plans):
+    for plan, mark in _list_rows(plans):
         moved = sum(plan.collective_bytes.values()) / MIB
         yield (
             f"  {plan.mesh!s:>10} {plan.step_ms:>10.3f} {plan.memory_bytes / GIB:>8.2f} "
@@ -213,13 +213,13 @@ def _lines(plans: SearchedPlans) -> Iterator[str]:
         )
     rules = [(rule, "specs") for rule in best.specs]
     rules += [(rule, "constraints") for rule in best.constraints]
-    for rule, key in rules[:MOST_RULES]:
-        yield f"  {key:<11} {rule.pattern} {axes_text(rule.axes)}"
-    if len(rules) > MOST_RULES:
-        yield f"  ... and {len(rules) - MOST_RULES} more rules"
+    for rule, key in rules[:MAX_RULES]:
+        yield f"  {key:<11} {rule.pattern} {format_axes(rule.axes)}"
+    if len(rules) > MAX_RULES:
+        yield f"  ... and {len(rules) - MAX_RULES} more rules"
 
 
-def _rows(plans: SearchedPlans) -> Iterator[tuple[ParallelPlan, str]]:
+def _list_rows(plans: SearchedPlans) -> Iterator[tuple[ParallelPlan, str]]:
     yield plans.best, "  <- chosen"
     for plan in plans.runners_up:
         yield plan, ""
@@ -230,7 +230,7 @@ def _rows(plans: SearchedPlans) -> Iterator[tuple[ParallelPlan, str]]:
         yield plans.one_device, ""
 
 
-def moved_text(plan: ParallelPlan) -> str:
+def format_moved(plan: ParallelPlan) -> str:
     """The bytes of a plan's collectives by kind."""
     listed = [
         f"{kind.replace('_', '-')} {nbytes / MIB:.1f} MiB"
@@ -269,8 +269,10 @@ def price_shardings(
     for batch_axes in (batch, ()):
         fixed = _FixedShardings(blocks, mesh, batch_axes, specs, constraints)
         decisions = Decisions(prices, fixed.keeps_sharding, fixed.keeps_region, fixed.keeps_weight)
-        if (plan := best_plan(decisions)) is not None:
-            return PricedShardings(plan, data_parallel_plan(blocks, mesh.devices, rates, ratio))
+        if (plan := find_best_plan(decisions)) is not None:
+            return PricedShardings(
+                plan, find_data_parallel_plan(blocks, mesh.devices, rates, ratio)
+            )
     return None
 
 
@@ -314,7 +316,7 @@ class _FixedShardings:
         for rule in self.specs:
             if covers(rule.pattern, path):
                 axes = rule.axes
-        return axes_of(layout, rank) == self._used_axes(axes)
+        return to_axes(layout, rank) == self._keep_used_axes(axes)
 
     def keeps_region(self, number: int, layout: Layout) -> bool:
         """Whether a layout of a region has the batch sharded, and its layers' outputs as asked for.
@@ -322,25 +324,25 @@ class _FixedShardings:
         The batch is sharded as the samples of the largest region, as in a plan.
         """
         region = self.blocks.regions[number]
-        if number == largest_region(self.blocks) and region.samples is not None:
-            (used,) = self._used_axes((self.batch,))
-            if axes_of_samples(region, layout) != used:
+        if number == find_largest_region(self.blocks) and region.samples is not None:
+            (used,) = self._keep_used_axes((self.batch,))
+            if find_sample_axes(region, layout) != used:
                 return False
         return all(
-            axes_of(seen_by(layout, output.groups), len(output.groups)) == axes
+            to_axes(view_layout(layout, output.groups), len(output.groups)) == axes
             for output in self.blocks.outputs
-            if output.region == number and (axes := self._constraint_of(output)) is not None
+            if output.region == number and (axes := self._find_constraint(output)) is not None
         )
 
-    def _constraint_of(self, output: LayerOutput) -> Axes | None:
+    def _find_constraint(self, output: LayerOutput) -> Axes | None:
         fitting = [
             rule.axes
             for rule in self.constraints
             if fnmatchcase(output.layer, rule.pattern) and len(rule.axes) == len(output.groups)
         ]
-        return self._used_axes(fitting[-1]) if fitting else None
+        return self._keep_used_axes(fitting[-1]) if fitting else None
 
-    def _used_axes(self, axes: Axes) -> Axes:
+    def _keep_used_axes(self, axes: Axes) -> Axes:
         """Axes of more than one device, in the order of the mesh; others shard nothing."""
         sizes = dict(zip(AXES, self.mesh.sizes, strict=True))
         return tuple(

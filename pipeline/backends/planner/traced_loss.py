@@ -61,8 +61,8 @@ class TracedLoss:
         self.moving = set(self.batch)
         self.made_of = {index: frozenset([index]) for index in self.params}
         self._follow_inputs()
-        self.forward = self._forward_nodes()
-        self.operators = dict(self._operators())
+        self.forward = self._find_forward_nodes()
+        self.operators = dict(self._find_operators())
 
     def forward_values(self) -> Iterator[int]:
         """Values of the forward pass that depend on the batch, in the order of the computation."""
@@ -117,7 +117,7 @@ class TracedLoss:
                 if moves:
                     self.moving.add(out)
 
-    def _forward_nodes(self) -> set[int]:
+    def _find_forward_nodes(self) -> set[int]:
         """Nodes that the loss depends on, and those marked as of the forward pass."""
         nodes = self.graph.nodes
         maker = {out: index for index, node in enumerate(nodes) for out in node.outputs}
@@ -133,7 +133,7 @@ class TracedLoss:
             stack += nodes[maker[value]].inputs
         return forward
 
-    def _operators(self) -> Iterator[tuple[int, tuple[int, int]]]:
+    def _find_operators(self) -> Iterator[tuple[int, tuple[int, int]]]:
         """Operands and weights of operators, by their nodes."""
         for index in sorted(self.forward):
             node = self.graph.nodes[index]
@@ -146,13 +146,13 @@ class TracedLoss:
             elif node.primitive in PRODUCTS:
                 if self._is_weight(node.inputs[1]) and node.inputs[0] in self.moving:
                     yield index, (node.inputs[0], node.inputs[1])
-            elif node.primitive == "gather" and self._takes_rows(node):
+            elif node.primitive == "gather" and self._is_row_lookup(node):
                 yield index, (node.inputs[1], node.inputs[0])
 
     def _is_weight(self, value: int) -> bool:
         return value in self.made_of and value not in self.moving
 
-    def _takes_rows(self, node: Node) -> bool:
+    def _is_row_lookup(self, node: Node) -> bool:
         """Whether a gather looks up whole rows of a parameter, each by one number."""
         numbers = node.params["dimension_numbers"]
         rank = len(self.shape(node.outputs[0]))
@@ -160,7 +160,7 @@ class TracedLoss:
         return rows and self._is_weight(node.inputs[0]) and node.inputs[1] in self.moving
 
 
-def loss_of_step(
+def make_loss(
     name: str,
     config: StepConfig,
     state: TrainState,

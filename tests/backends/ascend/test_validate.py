@@ -25,9 +25,9 @@ from pipeline.backends.ascend.published.workloads import (
 )
 from pipeline.backends.ascend.validate import (
     Verdict,
-    compare_own,
     kendall_tau,
     main,
+    price_file,
     score,
     validate,
 )
@@ -41,7 +41,7 @@ def test_a_step_of_ones_own_is_priced_as_everywhere(
 ) -> None:
     file = tmp_path / "own.csv"
     file.write_text(f"{HEAD}\n{ALEXNET}\n")
-    (verdict,) = compare_own(file)
+    (verdict,) = price_file(file)
     pricing = Pricing(image_step("alexnet", 32, 227, 10), chipset("ascend910"), load_calibration())
     assert verdict.modelled_ms == pricing.step(ExecutionConfig(devices=8)).step_ms
     assert verdict.low_ms < verdict.modelled_ms < verdict.high_ms

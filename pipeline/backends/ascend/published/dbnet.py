@@ -64,27 +64,27 @@ class DBNet(nn.Module):
         site = LayerContext((), self.initializers, self.dtype, train)
         inside = site.inside("backbone")
         levels = _Backbone(self.backbone, inside, name=inside.name)(images.astype(self.dtype))
-        fused = self._pyramid(levels, site)
+        fused = self._apply_pyramid(levels, site)
         probability, threshold = (
-            _part(name, _head(self.features // 4), fused, site).astype(jnp.float32)
+            _apply_part(name, _make_head(self.features // 4), fused, site).astype(jnp.float32)
             for name in ("probability", "threshold")
         )
         binary = jax.nn.sigmoid(STEEPNESS * (probability - threshold))
         return jnp.concatenate([probability, threshold, binary], axis=-1)
 
-    def _pyramid(self, levels: dict[int, Array], site: LayerContext) -> Array:
+    def _apply_pyramid(self, levels: dict[int, Array], site: LayerContext) -> Array:
         """Return all levels side by side: (batch, height / 4, width / 4, features)."""
         lateral = Conv(features=self.features, kernel=1)
         smooth = self.features // 4
         above: Array | None = None
         smoothed = []
         for stride in reversed(STRIDES):
-            level = _part(f"lateral{stride}", (lateral,), levels[stride], site)
+            level = _apply_part(f"lateral{stride}", (lateral,), levels[stride], site)
             if above is not None:
-                level += _part(f"above{stride}", (Upsample(factor=2),), above, site)
+                level += _apply_part(f"above{stride}", (Upsample(factor=2),), above, site)
             above = level
             body = (Conv(features=smooth, kernel=3), Upsample(factor=stride // STRIDES[0]))
-            smoothed.append(_part(f"smooth{stride}", body, level, site))
+            smoothed.append(_apply_part(f"smooth{stride}", body, level, site))
         return jnp.concatenate(smoothed, axis=-1)
 
 
@@ -118,7 +118,7 @@ def dbnet(
     12,340,930 parameters. Raises ValueError on a backbone of another name, or one that doesn't
     shrink the images 32 times before its global average pool.
     """
-    spec = _backbone(backbone) if isinstance(backbone, str) else backbone
+    spec = _make_backbone(backbone) if isinstance(backbone, str) else backbone
     layers = spec.layers_for(1)
     kinds = [layer.name for layer in layers]
     if "global_avg_pool" not in kinds:
@@ -126,7 +126,7 @@ def dbnet(
     return DBNet(layers[: kinds.index("global_avg_pool")], spec.init, features, dtype)
 
 
-def _backbone(name: str) -> LayeredModelSpec:
+def _make_backbone(name: str) -> LayeredModelSpec:
     if name == "mobilenet_v3_large":
         return MobileNetV3(init=_INIT, size="large", width=1.0, dropout=0.0)
     resnets: dict[str, tuple[Literal["basic", "bottleneck"], tuple[int, ...]]] = {
@@ -147,7 +147,7 @@ def _backbone(name: str) -> LayeredModelSpec:
     )
 
 
-def _head(features: int) -> tuple[LayerSpec, ...]:
+def _make_head(features: int) -> tuple[LayerSpec, ...]:
     """Double the size twice: one value between 0 and 1 for every pixel of the images."""
     return (
         Conv(features=features, kernel=3),
@@ -161,5 +161,5 @@ def _head(features: int) -> tuple[LayerSpec, ...]:
     )
 
 
-def _part(name: str, body: tuple[LayerSpec, ...], x: Array, site: LayerContext) -> Array:
+def _apply_part(name: str, body: tuple[LayerSpec, ...], x: Array, site: LayerContext) -> Array:
     return apply_layer(Sequence(scope=name, body=body), x, site.inside(name))

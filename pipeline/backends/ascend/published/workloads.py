@@ -91,10 +91,10 @@ class Published:
 def published_steps(file: Path = PUBLISHED) -> tuple[Published, ...]:
     """Return the rows of the table, in its order."""
     with file.open(newline="", encoding="utf-8") as lines:
-        return tuple(_row(row) for row in csv.DictReader(lines))
+        return tuple(_parse_row(row) for row in csv.DictReader(lines))
 
 
-def _row(row: Mapping[str, str]) -> Published:
+def _parse_row(row: Mapping[str, str]) -> Published:
     derived = ("suspicion", "keep_batchnorm_fp32")
     columns: Any = {f.name: row[f.name] for f in fields(Published) if f.name not in derived}
     try:
@@ -173,21 +173,21 @@ def trace_module(
     with pause_garbage_collection():
         state = jax.eval_shape(make_train_step(step_parts).init, seed)
     images = jax.ShapeDtypeStruct(shape, jnp.float32)
-    return trace_step(make_update_only_step(step_parts, 0.1), state, (images, labels), _params)
+    return trace_step(make_update_only_step(step_parts, 0.1), state, (images, labels), _get_params)
 
 
-def _params(state: Any) -> Any:
+def _get_params(state: Any) -> Any:
     return state.params
 
 
-def _wide_deep(row: Published) -> TracedStep:
+def _trace_wide_deep(row: Published) -> TracedStep:
     """Return a step of Wide & Deep, whose samples are fields of a number and a value each."""
     adam = Adam(lr=1e-4, weight_decay=0.0, decay_rules=(), b1=0.9, b2=0.999, eps=1e-8)
     shape = (row.pixels, 1, 2)
     return trace_network(model_spec(row.model), row.batch, shape, row.classes, adam)
 
 
-def _text_detector(row: Published) -> TracedStep:
+def _trace_text_detector(row: Published) -> TracedStep:
     """Return the loss of DBNet's maps: of its three losses only the traffic matters here."""
     shape = (row.batch, row.pixels, row.pixels, 3)
 
@@ -200,10 +200,10 @@ def _text_detector(row: Published) -> TracedStep:
 
 
 SPECIAL: dict[str, Callable[[Published], TracedStep]] = {
-    "wide_deep": _wide_deep,
-    "dbnet_resnet18": _text_detector,
-    "dbnet_resnet50": _text_detector,
-    "dbnet_mobilenet_v3_large": _text_detector,
+    "wide_deep": _trace_wide_deep,
+    "dbnet_resnet18": _trace_text_detector,
+    "dbnet_resnet50": _trace_text_detector,
+    "dbnet_mobilenet_v3_large": _trace_text_detector,
 }
 """Networks whose samples aren't images with one label each."""
 
@@ -230,7 +230,7 @@ def load_left_out() -> Mapping[str, Calibration]:
         }
 
 
-def config_of(row: Published) -> ExecutionConfig:
+def configure_row(row: Published) -> ExecutionConfig:
     """Return the options that a published row was run with.
 
     TensorFlow's graphs are compiled by the same engine as MindSpore's.
@@ -260,4 +260,4 @@ def price_row(
         pricing = pricing.with_figures(
             op_launch_us=row.op_launch_us, pytorch_op_launch_us=row.op_launch_us
         )
-    return pricing.step(config_of(row))
+    return pricing.step(configure_row(row))

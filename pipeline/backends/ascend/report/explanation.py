@@ -42,7 +42,7 @@ def _load_formulas() -> dict[str, KernelFormula]:
 FORMULAS = _load_formulas()
 
 
-def formula_of(task: Task) -> KernelFormula:
+def find_formula(task: Task) -> KernelFormula:
     """Return the formula that a task is priced by."""
     name: str = task.cost_class
     if name in CUBE_CLASSES:
@@ -53,7 +53,7 @@ def formula_of(task: Task) -> KernelFormula:
 
 
 @dataclass(frozen=True)
-class Named:
+class SourcedNumber:
     """A number of a formula, with its source."""
 
     name: str
@@ -75,8 +75,8 @@ class ExplainedTask:
     roofline_us: float
     bound: str
     formula: str
-    figures: tuple[Named, ...]
-    constants: tuple[Named, ...]
+    figures: tuple[SourcedNumber, ...]
+    constants: tuple[SourcedNumber, ...]
     rate: float
     log_sd: float
     provenance: str
@@ -95,12 +95,12 @@ class LayerExplanation:
     us: float
     share: float
     tasks: tuple[ExplainedTask, ...]
-    interval_sources: tuple[Named, ...]
+    interval_sources: tuple[SourcedNumber, ...]
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
+        return "\n".join(self._format_lines())
 
-    def _lines(self) -> Iterator[str]:
+    def _format_lines(self) -> Iterator[str]:
         yield (
             f"MODELLED: {self.layer} takes {self.us / 1e3:.3f} ms, {self.share:.1%} of all layers, "
             f"in {len(self.tasks)} tasks"
@@ -137,7 +137,7 @@ def explain_task(
     calibration: Calibration,
 ) -> ExplainedTask:
     """Return the terms of a task. `sources` are the sources of the chip's figures, by name."""
-    formula = formula_of(task)
+    formula = find_formula(task)
     entry = calibration.efficiency.classes[task.cost_class]
     constants = calibration.efficiency.constants
     source = entry.source
@@ -154,11 +154,13 @@ def explain_task(
         bound=time.bound,
         formula=formula.text,
         figures=tuple(
-            Named(name, getattr(hardware, name), sources.get(name, "given without a source"))
+            SourcedNumber(
+                name, getattr(hardware, name), sources.get(name, "given without a source")
+            )
             for name in formula.figures
         ),
         constants=tuple(
-            Named(name, getattr(constants, name), fitted) for name in formula.constants
+            SourcedNumber(name, getattr(constants, name), fitted) for name in formula.constants
         ),
         rate=entry.rate,
         log_sd=entry.log_sd,
@@ -167,20 +169,22 @@ def explain_task(
     )
 
 
-def interval_sources(class_spread: float, calibration: Calibration) -> tuple[Named, ...]:
+def list_interval_sources(
+    class_spread: float, calibration: Calibration
+) -> tuple[SourcedNumber, ...]:
     """Return the spreads that make the interval of a step."""
     return (
-        Named(
+        SourcedNumber(
             "spread of the classes",
             class_spread,
             "residuals of the traces' kernels, each class by its share of the step",
         ),
-        Named(
+        SourcedNumber(
             "spread of whole steps",
             calibration.log_sd,
             "published steps of families that the fit left out",
         ),
-        Named(
+        SourcedNumber(
             "scale",
             calibration.interval_scale,
             "makes an 80 % interval cover 80 % of those steps",

@@ -16,7 +16,7 @@ from pipeline.backends.ascend.cost.efficiency import Calibration
 from pipeline.backends.ascend.report.explanation import (
     LayerExplanation,
     explain_task,
-    interval_sources,
+    list_interval_sources,
 )
 from pipeline.backends.ascend.simulate.timeline import IterationTrace, Kind, Timeline
 from pipeline.backends.rates import Communication
@@ -90,7 +90,7 @@ class PricedStep:
     @cached_property
     def interval_ms(self) -> tuple[float, float]:
         """The 80 % interval of `step_ms`: the true time lies below, or above, one time in ten."""
-        low, high = interval_of(self.graph, self.times, self.timeline, self.calibration)
+        low, high = compute_interval(self.graph, self.times, self.timeline, self.calibration)
         return low / 1e3, high / 1e3
 
     @property
@@ -189,7 +189,7 @@ class PricedStep:
         costs = {cost.layer: cost for cost in self.layers}
         if layer not in costs:
             raise OptionError(f"layer: {no_such('layer', str(layer), costs)}")
-        spread = class_spread(self.graph, self.times, self.timeline, self.calibration)
+        spread = compute_class_spread(self.graph, self.times, self.timeline, self.calibration)
         return LayerExplanation(
             layer=layer,
             us=costs[layer].us,
@@ -199,7 +199,7 @@ class PricedStep:
                 for task, time in zip(self.graph.tasks, self.times, strict=True)
                 if layer_named(task) == layer
             ),
-            interval_sources=interval_sources(spread, self.calibration),
+            interval_sources=list_interval_sources(spread, self.calibration),
         )
 
     @cached_property
@@ -216,7 +216,7 @@ class PricedStep:
         return tuple(LayerCost(name, us, us / total, counted[name]) for name, us in ordered)
 
 
-def interval_of(
+def compute_interval(
     graph: TaskGraph, times: Sequence[TaskTime], timeline: Timeline, calibration: Calibration
 ) -> tuple[float, float]:
     """Return the 80 % interval of a step, in us, log-normal around the modelled time.
@@ -225,12 +225,14 @@ def interval_of(
     further spread of whole steps (`log_sd`) is added, and the sum scaled by `interval_scale`, so
     that the interval covers 80 % of the published steps of families that were held out of the fit.
     """
-    spread = math.hypot(class_spread(graph, times, timeline, calibration), calibration.log_sd)
+    spread = math.hypot(
+        compute_class_spread(graph, times, timeline, calibration), calibration.log_sd
+    )
     factor = math.exp(NORMAL_90 * spread * calibration.interval_scale)
     return timeline.step_us / factor, timeline.step_us * factor
 
 
-def class_spread(
+def compute_class_spread(
     graph: TaskGraph, times: Sequence[TaskTime], timeline: Timeline, calibration: Calibration
 ) -> float:
     """Return the standard deviation of the log of a step, from its classes' spreads."""
@@ -262,7 +264,7 @@ class Layer:
         return self.forward_us + self.backward_us + self.update_us
 
 
-def slowest_layers(timeline: Timeline, graph: TaskGraph, count: int = 10) -> tuple[Layer, ...]:
+def find_slowest_layers(timeline: Timeline, graph: TaskGraph, count: int = 10) -> tuple[Layer, ...]:
     """Return the `count` layers that keep the device busy longest, slowest first."""
     spent: dict[str, dict[str, float]] = {}
     tasks: dict[str, int] = {}

@@ -99,7 +99,7 @@ class TuneResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return CANN's result file: times in microseconds, the bank's part as booleans."""
-        operators = [_operator(task, self.mode) for task in self.tasks]
+        operators = [_to_operator(task, self.mode) for task in self.tasks]
         totals = {"before_tune": self.before_us, "after_tune": self.after_us}
         return {"mode": self.mode or "off", "result_data": totals, "operators": operators}
 
@@ -138,11 +138,11 @@ def tune(
     keys: dict[int, str] = {}
     objectives: dict[str, Objective] = {}
     outcomes: dict[str, _Outcome] = {}
-    for index in tunable_tasks(graph):
+    for index in find_tunable_tasks(graph):
         task = graph.tasks[index]
         assert task.cube is not None
         product = to_product(task, task.cube, graph.buffers)
-        key = bank_key(task.cost_class, product, hw)
+        key = make_bank_key(task.cost_class, product, hw)
         keys[index] = key
         if key not in outcomes:
             objectives[key] = Objective(product, hw, overlap)
@@ -214,7 +214,7 @@ def _tune_product(
     return replace(tuned.best, trials=source.trials, status=tuned.status, rounds=source.rounds)
 
 
-def tunable_tasks(graph: TaskGraph) -> tuple[int, ...]:
+def find_tunable_tasks(graph: TaskGraph) -> tuple[int, ...]:
     """Return the indices of the tasks that the cube runs."""
     return tuple(
         index
@@ -223,7 +223,7 @@ def tunable_tasks(graph: TaskGraph) -> tuple[int, ...]:
     )
 
 
-def bank_key(cost_class: str, product: Product, hw: Hardware) -> str:
+def make_bank_key(cost_class: str, product: Product, hw: Hardware) -> str:
     """Return the bank's key: op class, shape in fractals, and a digest of the core's figures."""
     figures = json.dumps([getattr(hw, name) for name in CORE_FIGURES])
     chip = hashlib.sha256(figures.encode()).hexdigest()[:12]
@@ -241,7 +241,7 @@ def check_tile_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {"tiling": tiling, "us": us}
 
 
-def _operator(task: TunedTask, mode: TuneMode | None) -> dict[str, Any]:
+def _to_operator(task: TunedTask, mode: TuneMode | None) -> dict[str, Any]:
     """Return an operator of the result file, named by the list of the ops that are fused in it.
 
     The status has a bit for each thing that happened: a hit that is tuned again is also reserved,

@@ -166,14 +166,14 @@ def _search_genes(objective: Objective, default: Tiling, generator: np.random.Ge
         ranked = sorted(set(population), key=lambda genes: (ledger.times_us[genes], genes))
         elite = ranked[:ELITE_COUNT]
         children = [
-            _child(elite, objective, generator, blocks)
+            _make_child(elite, objective, generator, blocks)
             for _ in range(POPULATION_COUNT - len(elite))
         ]
         population = [*elite, *children]
     return ledger.result()
 
 
-def _child(
+def _make_child(
     elite: Sequence[Genes], objective: Objective, generator: np.random.Generator, blocks: int
 ) -> Genes:
     mother, father = (elite[int(generator.integers(len(elite)))] for _ in range(2))
@@ -232,12 +232,12 @@ def _search_tree(objective: Objective, default: Tiling, generator: np.random.Gen
     policy = _Policy()
     for _ in range(ROUNDS_COUNT):
         for _ in range(WALKS_PER_ROUND):
-            _walk(root, policy, ledger, objective, generator)
+            _walk_tree(root, policy, ledger, objective, generator)
         ledger.end_round()
     return ledger.result()
 
 
-def _walk(
+def _walk_tree(
     root: _Node,
     policy: _Policy,
     ledger: _Ledger,
@@ -249,9 +249,9 @@ def _walk(
     taken: list[_Decision] = []
     choices: list[int] = []
     for depth in range(DECISIONS_COUNT):
-        options = _options(depth, choices, objective, len(ledger.blocks))
-        features = _features(depth, options, objective)
-        place = _choose(node, options, policy.chances(depth, features), generator)
+        options = _list_options(depth, choices, objective, len(ledger.blocks))
+        features = _compute_features(depth, options, objective)
+        place = _choose_option(node, options, policy.chances(depth, features), generator)
         taken.append((depth, features, place))
         choices.append(options[place])
         node = node.children.setdefault(options[place], _Node())
@@ -265,7 +265,9 @@ def _walk(
         node.reward += reward
 
 
-def _features(depth: int, options: Sequence[int], objective: Objective) -> NDArray[np.float64]:
+def _compute_features(
+    depth: int, options: Sequence[int], objective: Objective
+) -> NDArray[np.float64]:
     """Return what the policy sees of each option: its size, and whether it divides its limit."""
     sizes = np.array(options, dtype=np.float64)
     if depth == DECISIONS_COUNT - 1:
@@ -276,7 +278,9 @@ def _features(depth: int, options: Sequence[int], objective: Objective) -> NDArr
     return np.stack([share, share**2, (limit % sizes == 0).astype(np.float64)], axis=1)
 
 
-def _options(depth: int, choices: Sequence[int], objective: Objective, blocks: int) -> list[int]:
+def _list_options(
+    depth: int, choices: Sequence[int], objective: Objective, blocks: int
+) -> list[int]:
     """Return powers of two of the remaining cores, and all of them; at the end the blocks."""
     if depth == 4:
         return list(range(blocks))
@@ -288,7 +292,7 @@ def _options(depth: int, choices: Sequence[int], objective: Objective, blocks: i
     return sorted(powers | {max(most, 1)})
 
 
-def _choose(
+def _choose_option(
     node: _Node,
     options: Sequence[int],
     chances: NDArray[np.float64],

@@ -17,7 +17,12 @@ from pipeline.backends.ascend.chip.tasks import Buffer, Task, TaskGraph
 from pipeline.backends.ascend.cost.task_time import price_tasks
 from pipeline.backends.ascend.cost.tiling import Product, choose_default_tiling, to_row
 from pipeline.backends.ascend.tune import autotune
-from pipeline.backends.ascend.tune.autotune import TuneResult, TuneSettings, tunable_tasks, tune
+from pipeline.backends.ascend.tune.autotune import (
+    TuneResult,
+    TuneSettings,
+    find_tunable_tasks,
+    tune,
+)
 from pipeline.backends.ascend.tune.tile_search import Objective, search_tiles
 from pipeline.core.errors import RunError
 from pipeline.core.files.knowledge_bank import read_bank, write_result
@@ -96,7 +101,7 @@ def test_a_graph_is_never_slower_for_being_tuned() -> None:
 
 def test_only_what_the_cube_runs_is_tuned() -> None:
     graph = _joined(stream("cast", 1000), matmul(64, 64, 64), matmul(64, 64, 64, "float32"))
-    assert tunable_tasks(graph) == (1,)
+    assert find_tunable_tasks(graph) == (1,)
     assert set(tuned(graph).tiles) == {1}
 
 
