@@ -272,7 +272,7 @@ BAD = {
     ),
     "batch over the queue": (
         [*TINY, STEPS, "device=ascend910", "device.data_queue_gib.value=1e-5"],
-        "train.batch_size: 16 makes a batch of 6.11e-05 GiB, more than the 1e-05 GiB of the queue",
+        "train.batch_size = 16: makes a batch of 6.11e-05 GiB, more than the 1e-05 GiB of the",
     ),
 }
 

@@ -71,11 +71,11 @@ class Ascend(Chip, DeviceSpec):
     def find_count_problem(self, count: int) -> str | None:
         """A cluster has at most 1,024 devices, in whole servers."""
         if count > MAX_DEVICES:
-            return f"must be at most {MAX_DEVICES} of {self.chip}"
+            return f"must be at most {MAX_DEVICES} for {self.chip}"
         try:
             check_devices(count, extract_hardware(self))
         except OptionError as error:
-            return str(error).removeprefix("devices: ")
+            return str(error).removeprefix(f"devices = {count}: ")
         return None
 
     def rates(self) -> Rates:

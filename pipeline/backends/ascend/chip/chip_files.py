@@ -1,4 +1,4 @@
-"""Read chips from YAML files: one of conf/device by name, or any file, checked before its use."""
+"""Read and check chips from YAML files: a file of conf/device by its name, or any by its path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAME = re.compile(r"\w[\w.+-]{0,99}")
 
 
 class ChipError(PipelineError):
-    """A chip that can't be used. Carries every problem of its file, each opening with its key."""
+    """A chip file with problems. `problems` has all of them, each opening with its key."""
 
     exit_status = 2
 
@@ -41,15 +41,14 @@ class ChipError(PipelineError):
 def load_chip(name_or_path: str | Path) -> Any:
     """Return the `Chip` of a shipped device file, by name, or of any YAML file.
 
-    A file may start from another with `defaults: [ascend910, _self_]`, as in Hydra: names are
-    looked up beside the file, then among the shipped ones, and the later overrides the earlier,
-    figure by figure. Keys of a run (devices, mode, ...) are left aside.
+    A file may start from others with `defaults: [ascend910, _self_]`, as in Hydra. Names are
+    looked up beside the file, then among the shipped files. Later figures override earlier ones.
+    Keys of a run (devices, mode, ...) are ignored.
 
-    Raises:
-        ChipError: there is no such chip or file, or its file has problems: all of them at once.
+    Raises ChipError for an unknown chip or file, and with all problems of a file at once.
     """
     file = _find_file(name_or_path)
-    # Keys of a device file that say how a run uses the chip.
+    # Keys of a device file that set how a run uses the chip.
     run_keys = frozenset(components("device")["ascend"].model_fields) - CHIP_KEYS
     tree = {key: value for key, value in _read_merged(file).items() if key not in run_keys}
     try:
@@ -73,10 +72,10 @@ def load_chip(name_or_path: str | Path) -> Any:
 
 
 def _describe_unknown_key(key: str, value: Any) -> str:
-    """Return the message for an unknown key, with a near key or one that differs by its unit."""
+    """Return the message for an unknown key, with the key of another unit or a similar key."""
     stem = key.rpartition("_")[0] or key
-    alike = [name for name in sorted(CHIP_KEYS) if name.startswith((f"{key}_", f"{stem}_"))]
-    guess = nearest(key, alike) or nearest(key, CHIP_KEYS)
+    other_units = [name for name in sorted(CHIP_KEYS) if name.startswith((f"{key}_", f"{stem}_"))]
+    guess = nearest(key, other_units) or nearest(key, CHIP_KEYS)
     question = f"; did you mean {guess}? Keys carry their unit" if guess else ""
     return f"{show_name(key)} = {show(value)}: there is no such key{question}"
 
@@ -96,10 +95,13 @@ def _find_file(name_or_path: str | Path) -> Path:
 
 
 def _read_merged(file: Path, origins: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Return a file merged over those that it starts from, as plain data."""
+    """Return a file merged over the files in its `defaults`, as plain data.
+
+    `origins` are the files whose `defaults` led to this file.
+    """
     if file in origins:
         chain = " -> ".join(origin.name for origin in (*origins, file))
-        raise ChipError(file, [f"defaults: go in a circle, {chain}"])
+        raise ChipError(file, [f"defaults: must not lead back to their file, as {chain}"])
     values = _parse_file(file)
     names = values.pop("defaults", [])
     if not isinstance(names, list):
@@ -115,12 +117,12 @@ def _read_merged(file: Path, origins: tuple[Path, ...] = ()) -> dict[str, Any]:
     return tree
 
 
-def _merge_sections(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge sections key by key and replace all else, as Hydra does."""
-    merged = dict(below)
-    for key, value in above.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge_sections(merged[key], value) if both else value
+def _merge_sections(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge sections key by key and replace other values, as Hydra does."""
+    merged = dict(base)
+    for key, value in override.items():
+        are_sections = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge_sections(merged[key], value) if are_sections else value
     return merged
 
 
@@ -138,8 +140,8 @@ def _find_default(name: Any, file: Path) -> Path:
     """Return the file of a name in `defaults`."""
     for folder in (file.parent, DEVICES):
         candidate = folder / f"{name}.yaml"
-        named = isinstance(name, str) and _NAME.fullmatch(name)
-        if named and candidate.is_file() and candidate.resolve() != file.resolve():
+        is_name = isinstance(name, str) and _NAME.fullmatch(name)
+        if is_name and candidate.is_file() and candidate.resolve() != file.resolve():
             return candidate
-    names = (other.stem for other in DEVICES.glob("*.yaml"))
+    names = (shipped.stem for shipped in DEVICES.glob("*.yaml"))
     raise ChipError(file, [f"defaults: {show(name)}: {no_such('device file', str(name), names)}"])

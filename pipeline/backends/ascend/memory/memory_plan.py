@@ -1,7 +1,6 @@
-"""Device memory of a step: the place and purpose of every buffer, and whether all fit.
+"""Device memory of a step: the place and purpose of every buffer, and whether all buffers fit.
 
-For a step that doesn't fit, a message names the failing kernel, the largest tensors, and a batch
-that fits.
+If they don't, a message names the failing kernel, the largest tensors, and a batch that fits.
 """
 
 from __future__ import annotations
@@ -44,13 +43,14 @@ Component = Literal[
 COMPONENTS: tuple[Component, ...] = get_args(Component)
 MIB = 2**20
 BATCHED = ("activation", "input", "output")
+"""Roles of buffers that may grow with the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Place of a buffer in its pool, and its tasks: `birth` .. `death - 1`.
+    """Place of a buffer in its pool, and the tasks during which it lives: `birth` .. `death - 1`.
 
-    `nbytes` are aligned. Gradients on several devices have the lifetime of all of them.
+    `nbytes` are aligned. On several devices all gradients have one common lifetime.
     """
 
     buffer: int
@@ -64,9 +64,9 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class PoolUse:
-    """Bytes that a plan takes of a pool, and the limit of the pool.
+    """Bytes of a pool that a plan uses, and the pool's limit.
 
-    `lower_bound_bytes` are the most that live at once.
+    `lower_bound_bytes` is the maximum over tasks of the bytes that are live.
     """
 
     what: Pool
@@ -79,8 +79,8 @@ class PoolUse:
 class MemoryPlan:
     """Device memory of one step on one device.
 
-    `live_bytes` has the bytes live during each task, all pools together; `peak_task` is the task
-    with the most; `components` divide them by purpose.
+    `live_bytes` has the bytes that are live during each task, in all pools. `peak_task` is the task
+    with the most. `components` are the live bytes of that task by purpose.
     """
 
     placements: tuple[Placement, ...]
@@ -91,36 +91,36 @@ class MemoryPlan:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that the pools take."""
+        """Bytes used in all pools."""
         return sum(pool.used_bytes for pool in self.pools.values())
 
     @property
     def lower_bound_bytes(self) -> int:
-        """Bytes that any placement of these lifetimes takes at least."""
+        """Bytes that every placement of these lifetimes needs at least."""
         return sum(pool.lower_bound_bytes for pool in self.pools.values())
 
     @property
     def limits(self) -> tuple[PoolUse, ...]:
-        """The pools with their limits."""
+        """The uses and limits of all pools."""
         return tuple(self.pools.values())
 
     @property
     def tightest(self) -> PoolUse:
-        """The limit that is nearest to full, or furthest exceeded."""
+        """The pool with the largest ratio of use to limit."""
         return max(self.limits, key=lambda limit: limit.used_bytes / limit.limit_bytes)
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the plan fits; tight if less than a tenth is free."""
+        """Whether the plan fits; tight if less than a tenth of a pool is free."""
         share = self.tightest.used_bytes / self.tightest.limit_bytes
         if share > 1:
             return "out of memory"
         return "tight" if share > 1 - TIGHT else "fits"
 
     def verify(self) -> None:
-        """Check independently that no two live buffers overlap.
+        """Check, independently of the placement, that no two live buffers overlap.
 
-        Raises AssertionError that names the two.
+        Raises AssertionError.
         """
         for pool in POOLS:
             inside = [placed for placed in self.placements if placed.pool == pool]
@@ -133,7 +133,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Buffers side by side, with `guard_bytes` free at both ends."""
+    """Adjacent buffers, with `guard_bytes` free at both ends."""
 
     members: tuple[int, ...]
     block: Block
@@ -145,9 +145,9 @@ class _Chunk:
 def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1) -> MemoryPlan:
     """Place every buffer of a step: parameters and state permanently, the others by lifetime.
 
-    On several devices, all gradients lie side by side, with a guard of one alignment at both ends,
-    as MindSpore allocates communication memory. They lie in the communication pool, or with the
-    feature maps if that pool has no room for them.
+    On several devices all gradients are adjacent, with a guard of one alignment at both ends, as in
+    MindSpore's communication memory. They are in the communication pool, or in the pool of feature
+    maps if they don't fit.
     """
     unit = int(hw.memory_alignment_bytes)
     lives = {i: life for i, life in find_lifetimes(graph).items() if graph.buffers[i].nbytes}
@@ -238,7 +238,7 @@ def _classify_buffer(graph: TaskGraph, index: int, saved: Collection[int]) -> Co
 
 
 def _compute_pool_limits(hw: Hardware) -> dict[Pool, int]:
-    """Return the chip's split; scaled down if its memory is smaller than the three pools."""
+    """Return the bytes of each pool, scaled down if they exceed the chip's memory."""
     split = (hw.parameter_memory_gib, hw.feature_map_memory_gib, hw.communication_memory_gib)
     scale = GIB * min(1.0, hw.hbm_gib / sum(split))
     return {pool: int(size * scale) for pool, size in zip(POOLS, split, strict=True)}
@@ -251,11 +251,11 @@ def explain_out_of_memory(
     batch: int | None = None,
     devices: int = 1,
 ) -> str:
-    """Return the message for a plan whose verdict is "out of memory", in MindSpore's manner.
+    """Return the message for a plan whose verdict is "out of memory", in MindSpore's form.
 
-    It names the first kernel that gets no memory and the size of its request, then the ten largest
-    tensors that are live at the peak and, for a known batch size, the largest that should fit;
-    `batch` is of each of the `devices`.
+    It names the first kernel without memory and the size of its request, then the ten largest
+    tensors that are live at the peak. If `batch`, the batch size of a device, is known, it names
+    the largest batch size that fits.
     """
     limit = plan.tightest
     victim = _find_first_excess(plan, limit)
@@ -267,7 +267,7 @@ def explain_out_of_memory(
         f"Live at its peak, in task {plan.peak_task + 1} of {len(plan.live_bytes)}: "
         + ", ".join(f"{name} {_format_gib(size)}" for name, size in plan.components.items() if size)
         + ".",
-        "The largest tensors there:",
+        "The largest tensors:",
     ]
     for placed in find_largest_tensors(plan):
         buffer = graph.buffers[placed.buffer]
@@ -286,15 +286,15 @@ def find_largest_tensors(plan: MemoryPlan, count: int = 10) -> list[Placement]:
 
 
 def estimate_largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
-    """Return the largest batch size that fits, estimated from a plan for `batch`; 0 for none.
+    """Return the largest batch size that fits, estimated from a plan for `batch`; 0 if none fits.
 
-    A part of the feature maps at the peak grows with the batch, the rest of the plan does not:
-    floor(batch * (1 + (limit - used) / growing)), and `growing` has its share of the pool's
+    Some feature maps at the peak grow with the batch, all other memory is fixed:
+    floor(batch * (1 + (limit - used) / growing)), where `growing` includes its share of the pool's
     fragmentation. The estimate is good if the peak stays in the same task.
     """
     limits = {limit.what: limit for limit in plan.limits}
     limit = limits.pop("feature maps")
-    if any(fixed.used_bytes > fixed.limit_bytes for fixed in limits.values()):
+    if any(use.used_bytes > use.limit_bytes for use in limits.values()):
         return 0
     growing = _sum_growing_bytes(plan, graph, batch)
     if not growing:
@@ -305,7 +305,7 @@ def estimate_largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> in
 
 
 def _sum_growing_bytes(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
-    """Return the bytes live at the peak that depend on the inputs and have the batch as first axis.
+    """Return the bytes live at the peak of buffers with the batch as first axis.
 
     In a scan's stacked outputs the batch is the second axis.
     """
@@ -315,42 +315,42 @@ def _sum_growing_bytes(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
     for placed in plan.placements:
         buffer = graph.buffers[placed.buffer]
         axes = buffer.shape[: 2 if placed.buffer in stacked else 1]
-        leads = any(size % batch == 0 for size in axes)
-        live = placed.birth <= plan.peak_task < placed.death
-        if live and leads and buffer.role in BATCHED and placed.buffer in batched:
+        has_batch = any(size % batch == 0 for size in axes)
+        is_live = placed.birth <= plan.peak_task < placed.death
+        if is_live and has_batch and buffer.role in BATCHED and placed.buffer in batched:
             nbytes += placed.nbytes
     return nbytes
 
 
 def _find_batched(graph: TaskGraph) -> set[int]:
-    """Return values of the forward and backward passes that depend on the batch.
+    """Return the buffers of the forward and backward passes that depend on the batch.
 
-    No cast of a weight and no update is among them.
+    Casts of weights and updates aren't among them.
     """
     owner = find_owners(graph)
-    reached = {owner[index] for index in graph.inputs}
+    batched = {owner[index] for index in graph.inputs}
     for task in graph.tasks:
-        of_network = task.phase in ("forward", "backward")
-        if task.phase == "data" or (of_network and any(owner[i] in reached for i in task.reads)):
-            reached.update(owner[index] for index in task.writes)
-    return reached
+        in_network = task.phase in ("forward", "backward")
+        if task.phase == "data" or (in_network and any(owner[i] in batched for i in task.reads)):
+            batched.update(owner[index] for index in task.writes)
+    return batched
 
 
 def _find_first_excess(plan: MemoryPlan, limit: PoolUse) -> Placement:
-    """Return the largest buffer of the first task during which more is live than the limit allows.
+    """Return the largest buffer of the first task whose live bytes exceed the limit.
 
-    If only gaps are too much, the largest buffer that ends above the limit.
+    If only gaps between buffers exceed it, return the largest buffer that ends above the limit.
     """
     inside = [placed for placed in plan.placements if placed.pool == limit.what]
     blocks = [Block(placed.nbytes, placed.birth, placed.death) for placed in inside]
     over = (sum_live_bytes(blocks, len(plan.live_bytes)) > limit.limit_bytes).nonzero()[0]
-    asking = [placed for placed in inside if over.size and placed.birth == over[0]]
+    new_buffers = [placed for placed in inside if over.size and placed.birth == over[0]]
     beyond = [p for p in inside if p.offset_bytes + p.nbytes > limit.limit_bytes]
-    return max(asking or beyond or inside, key=lambda placed: (placed.nbytes, -placed.buffer))
+    return max(new_buffers or beyond or inside, key=lambda placed: (placed.nbytes, -placed.buffer))
 
 
 def _name_maker(graph: TaskGraph, placed: Placement) -> str:
-    """Return the task that writes a buffer as `scope/Type-op3`; an input by its name."""
+    """Return the name `scope/Type-op3` of the task that writes a buffer, or an input's name."""
     owner = find_owners(graph)
     for position, task in enumerate(graph.tasks):
         if placed.buffer in (owner[index] for index in task.writes):
@@ -360,9 +360,9 @@ def _name_maker(graph: TaskGraph, placed: Placement) -> str:
 
 def _format_advice(batch: int, fits: int, devices: int) -> str:
     per_device = f" on each of {devices} devices" if devices > 1 else ""
-    request = f"(asked for: {batch}{per_device})"
+    request = f"(requested: {batch}{per_device})"
     if fits < 1:
-        return f"No batch size fits {request}: what doesn't grow with it is too large."
+        return f"No batch size fits {request}: memory that doesn't depend on it is too large."
     override = f", train.batch_size={fits * devices}," if devices > 1 else ""
     return f"A batch of {fits}{per_device}{override} should fit {request}."
 

@@ -1,4 +1,4 @@
-"""Price a training step on an emulated Ascend: a recipe's or any JAX function's."""
+"""Price a training step on an emulated Ascend: a recipe's step or any JAX function."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SWITCHES = ("keep_batchnorm_fp32", "data_sink", "repeat_tune", "strict")
 
 
 class PriceOptions(TypedDict, total=False):
-    """Options of `price`; the defaults are in `ExecutionConfig`."""
+    """Options of `price`, with meanings and defaults as in `ExecutionConfig`."""
 
     precision: Precision | None
     keep_batchnorm_fp32: bool
@@ -80,28 +80,27 @@ def price(
 ) -> Report:
     """Price one step of training on an emulated device.
 
-    `step(state, batch) -> (state, result)` is any JAX function that returns a state with the
-    structure, shapes and types of the one that it gets; `state` and `batch` may hold
-    `jax.ShapeDtypeStruct`s, nothing is computed. `parameters` picks the trained leaves of a state
-    (default: the float leaves that the loss reads and the step changes). `hardware` names a chip in
-    conf/device, or is a chip's YAML file. `batch` is what one of the `devices` gets. `software` is
-    the stack whose launches and inserted conversions are priced, MindSpore's graph mode by default;
-    the eager ones run `op_by_op`, and `mode` is then theirs. `keep_batchnorm_fp32` keeps batch
-    normalisation in float32 under O2, as MindSpore does unless a script says otherwise.
+    `step(state, batch) -> (state, result)` is any JAX function that returns a new state with the
+    structure, shapes and types of the old state. `state` and `batch` may hold
+    `jax.ShapeDtypeStruct`s: nothing is computed. `batch` is the batch of one device. `parameters`
+    returns the trained leaves of a state (default: the float leaves that the loss reads and the
+    step changes). `hardware` names a chip in conf/device, or is the path of a chip's YAML file.
+    `software` is MindSpore's graph mode by default. Eager stacks run `op_by_op`.
+    `keep_batchnorm_fp32` keeps batch normalisation in float32 under O2, MindSpore's default.
 
     Raises RunError for a step that can't be priced, ChipError for a bad chip, OptionError for other
-    arguments out of range. Errors that `step` itself raises when it is traced come through.
+    arguments out of range, and the errors that `step` raises when it is traced.
     """
     config = _check_options(options)
     for name, function in (("step", step), ("parameters", parameters)):
         if not callable(function) and (name == "step" or function is not None):
-            raise OptionError(f"{name}: {function!r} should be a function")
+            raise OptionError(f"{name} = {function!r}: must be a function")
     chip = hardware if isinstance(hardware, PricedChip) else chipset(str(hardware))
     return Pricing(trace_step(step, state, batch, parameters), chip).report(config)
 
 
 def _check_options(options: PriceOptions) -> ExecutionConfig:
-    """Check options. Raises OptionError, and TypeError for one that `price` doesn't have."""
+    """Check options. Raises OptionError, and TypeError for an unknown option."""
     for name in options:
         if name not in PriceOptions.__annotations__:
             raise TypeError(f"price() got an unexpected keyword argument {name!r}")
@@ -130,18 +129,17 @@ def _parse_tune_mode(mode: Any) -> TuneMode | None:
     if isinstance(mode, str):
         mode = mode.lower().replace(" ", "").replace("ga,rl", "rl,ga")
     if mode is not None and mode not in get_args(TuneMode):
-        raise OptionError(
-            f"auto_tune: {mode!r} should be None or one of {', '.join(get_args(TuneMode))}"
-        )
+        names = ", ".join(get_args(TuneMode))
+        raise OptionError(f"auto_tune = {mode!r}: must be None or one of {names}")
     return cast(TuneMode | None, mode)
 
 
 def _parse_fusion(fusion: Iterable[int] | None) -> tuple[int, ...] | None:
-    """Return the points of `all_reduce_fusion`; their order is checked with the gradients."""
+    """Return the points of `all_reduce_fusion`. `form_buckets` checks their order."""
     if fusion is None:
         return None
     if isinstance(fusion, str) or not isinstance(fusion, Iterable):
-        raise OptionError(f"all_reduce_fusion: {fusion!r} should be a list, as [85, 160]")
+        raise OptionError(f"all_reduce_fusion = {fusion!r}: must be a list, such as [85, 160]")
     return tuple(check_count("all_reduce_fusion", point) for point in fusion)
 
 
@@ -153,7 +151,7 @@ def chipset(name_or_path: str) -> PricedChip:
 
 @cache
 def _load_chipset(name_or_path: str, written_ns: int | None) -> PricedChip:
-    """Return a chip by its file, cached until the file is written again."""
+    """Return a chip by its file, cached until the modification time `written_ns` changes."""
     return to_priced_chip(load_chip(name_or_path))
 
 
@@ -180,8 +178,8 @@ class Pricing:
         for mode in MODES:
             # A mode that the device can't run the step in is left out.
             with suppress(OptionError):
-                other = replace(config, mode=mode, software=None)
-                modes[mode] = step if mode == config.mode else self.step(other)
+                changed = replace(config, mode=mode, software=None)
+                modes[mode] = step if mode == config.mode else self.step(changed)
         return Report(
             **{field.name: getattr(step, field.name) for field in fields(PricedStep)},
             memory=self.memory(config),
@@ -206,11 +204,11 @@ class Pricing:
         )
 
     def tasks(self, config: ExecutionConfig) -> tuple[TaskGraph, tuple[TaskTime, ...]]:
-        """Return the tasks of a step and the time of each."""
+        """Return the tasks of a step and the time of each. Raises OptionError, RunError."""
         key = self._make_key(config)
-        tunes = _uses_tuning(config)
+        uses_tuning = _uses_tuning(config)
         # A bank's file may change from one price to another, so these tasks are not shared.
-        priced = self._tuned_tasks if tunes else self._shared.tasks
+        priced = self._tuned_tasks if uses_tuning else self._shared.tasks
         if key not in priced:
             with pause_garbage_collection():
                 graph = self.traced.tasks(
@@ -230,7 +228,7 @@ class Pricing:
             hardware = self.chip.hardware
             efficiency = self.calibration.efficiency
             tiles = None
-            if tunes:
+            if uses_tuning:
                 settings = TuneSettings(
                     mode=config.auto_tune,
                     bank_path=Path(config.tune_bank) if config.tune_bank else None,
@@ -256,11 +254,11 @@ class Pricing:
         return self._tuned.get(self._make_key(config))
 
     def _make_key(self, config: ExecutionConfig) -> tuple[Any, ...]:
-        """Return the key of the options that tasks and their times depend on."""
+        """Return the options that tasks and their times depend on, as a key of the caches."""
         if config.precision not in (*get_args(Precision), None):
             raise OptionError(
-                f"precision: {config.precision!r} is none of O0, O2, O3; None prices the traced "
-                "types"
+                f"precision = {config.precision!r}: must be one of O0, O2, O3, or None for the "
+                "traced types"
             )
         by_op = config.mode == "op_by_op"
         tuning = (config.auto_tune, config.tune_bank, config.repeat_tune)
@@ -298,7 +296,7 @@ class Pricing:
         return self._shared.timelines[key]
 
     def memory(self, config: ExecutionConfig) -> MemoryPlan:
-        """Return the memory plan; it is the same for both modes that sink the graph."""
+        """Return the memory plan, which is the same for `graph_sink` and `loop_sink`."""
         by_op = config.mode == "op_by_op"
         norms = config.keep_batchnorm_fp32
         key = (config.precision, by_op, config.without, config.devices > 1, norms)
@@ -312,11 +310,11 @@ class Pricing:
         names = {field.name for field in fields(Hardware)}
         unknown = sorted(set(figures) - names)
         if unknown:
-            raise OptionError(f"hardware has no figure {unknown[0]!r}; it has {sorted(names)}")
+            raise OptionError(f"{unknown[0]}: must be one of {', '.join(sorted(names))}")
         hardware = replace(self.chip.hardware, **figures)
         return Pricing(self.traced, replace(self.chip, hardware=hardware), self.calibration)
 
 
 def _uses_tuning(config: ExecutionConfig) -> bool:
-    """Return whether tiles come from AutoTune, or from its bank."""
+    """Return whether tiles come from AutoTune or from its bank."""
     return bool(config.auto_tune or config.tune_bank)

@@ -1,4 +1,4 @@
-"""A training step, traced once and lowered once for each precision."""
+"""A training step as a graph, traced once and lowered once for each precision."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TracedStep:
         self._results: dict[Any, Results] = {}
 
     def results(self, chip: Hashable, calibration: Calibration) -> Results:
-        """Return what was priced on a chip before; of the last few chips alone."""
+        """Return the cached results of a step on a chip; for the last few chips only."""
         key = (chip, id(calibration))
         results = self._results.pop(key, None) or Results(calibration)
         self._results[key] = results
@@ -60,7 +60,7 @@ class TracedStep:
 
     @property
     def batch_bytes(self) -> int:
-        """Bytes of a batch on its way to the device."""
+        """Bytes of a batch as it is copied to the device."""
         values = (self.graph.values[index] for index in self.signature.inputs)
         return round(sum(value.size * stored_bytes(value.dtype) for value in values))
 
@@ -73,7 +73,7 @@ class TracedStep:
 
     @property
     def batch_pixels(self) -> int | None:
-        """Height x width of the images in a batch; None if nothing looks like images."""
+        """Height x width of the images in a batch; None if no input has four axes."""
         for index in self.signature.inputs:
             shape = self.graph.values[index].shape
             if len(shape) == 4:
@@ -102,10 +102,10 @@ class TracedStep:
 def trace_step(
     step: Step, state: Any, batch: Any, parameters: Callable[[Any], Any] | None
 ) -> TracedStep:
-    """Trace a step from shapes. The last few are cached by function and shapes.
+    """Trace a step from shapes. The last few traces are cached by function and shapes.
 
-    Raises RunError if the step doesn't return (state, result) with a state like the one that it
-    gets, or `parameters` picks leaves that the state doesn't have.
+    Raises RunError if the step doesn't return (state, result) with a state like its input, or if
+    `parameters` returns leaves that the state doesn't have.
     """
     leaves, tree = jax.tree.flatten((state, batch))
     shapes = tuple(map(_to_shape, leaves))
@@ -165,13 +165,13 @@ def _check_same(before: Mapping[str, str], after: Mapping[str, str]) -> None:
     problem = "in another order"
     for name in (*before, *after):
         if after.get(name) != before.get(name):
-            was = before.get(name, "nothing")
-            now = after.get(name, "nothing")
-            problem = f"with {now} as {name or 'its array'}, which was {was}"
+            old = before.get(name, "nothing")
+            new = after.get(name, "nothing")
+            problem = f"with {new} as {name or 'its array'}, which was {old}"
             break
     raise RunError(
-        f"step returns its state {problem}; it must return (state, result) with a state of "
-        "the structure, shapes and types of the one that it gets"
+        f"step returns its state {problem}; it must return (state, result) with a new state of the "
+        "structure, shapes and types of the old one"
     )
 
 
@@ -194,7 +194,7 @@ def _make_signature(
 
 
 def _describe_leaves(tree: Any) -> dict[str, str]:
-    """Return the type and shape of each leaf by its path; a list may stand for a tuple."""
+    """Return the type and shape of each leaf by its path, which is the same in lists and tuples."""
     leaves = leaves_by_path(tree)
     return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves.items()}
 
@@ -206,40 +206,40 @@ def _find_trained(
     updates: Mapping[int, int],
     parameters: Callable[[Any], Any] | None,
 ) -> set[int]:
-    """Return the picked leaves, else those that the loss reads and the step changes."""
+    """Return the leaves from `parameters`, else those that the loss reads and the step changes."""
     if parameters is not None:
         numbered = jax.tree.unflatten(jax.tree.structure(state), list(state_names))
         picked = set(jax.tree.leaves(parameters(numbered)))
         if not picked or not picked <= set(state_names):
             raise RunError(
-                "parameters picks no leaf of the state; it should, as lambda state: state.params"
+                "parameters picks no leaf of the state; it must return some, such as state.params"
             )
         return picked
-    used = _find_loss_inputs(graph)
-    updated = _find_updated_values(graph)
+    read_values = _find_loss_inputs(graph)
+    updated_values = _find_updated_values(graph)
     return {
         into
         for out, into in updates.items()
-        if into in state_names and into in used and out in updated
+        if into in state_names and into in read_values and out in updated_values
     }
 
 
 def _find_loss_inputs(graph: Graph) -> set[int]:
-    """Return the inputs of marked forward nodes, also by way of a view, a cast or a loop."""
-    used: set[int] = set()
+    """Return the values that marked forward nodes read, directly or through views and casts."""
+    read_values: set[int] = set()
     for node in reversed(graph.nodes):
-        hands_on = classify_primitive(node.primitive) in ("view", "loop_view")
-        hands_on = hands_on or node.primitive == "convert_element_type"
-        if node.mark == "forward" or (hands_on and not used.isdisjoint(node.outputs)):
-            used.update(node.inputs)
-    return used
+        passes_on = classify_primitive(node.primitive) in ("view", "loop_view")
+        passes_on = passes_on or node.primitive == "convert_element_type"
+        if node.mark == "forward" or (passes_on and not read_values.isdisjoint(node.outputs)):
+            read_values.update(node.inputs)
+    return read_values
 
 
 def _find_updated_values(graph: Graph) -> set[int]:
-    """Return values that gradients reach as numbers.
+    """Return float values that are computed from gradients.
 
-    Running statistics come of the forward pass, and a loss scale depends only on whether gradients
-    are finite: neither is among them.
+    Running statistics aren't among them, as they are computed from the forward pass, nor is a loss
+    scale, which depends only on whether gradients are finite.
     """
     result: set[int] = set()
     for node in graph.nodes:

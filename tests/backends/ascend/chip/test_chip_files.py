@@ -199,7 +199,10 @@ def test_origins_that_are_not_there_or_go_in_a_circle_are_named(tmp_path: Path) 
     assert "defaults: ascend91: there is no such device file; did you mean ascend910?" in found
     write(tmp_path, "one", defaults=["other"])
     (circle,) = problems(write(tmp_path, "other", defaults=["one"]))
-    assert circle == "defaults: go in a circle, other.yaml -> one.yaml -> other.yaml"
+    assert (
+        circle
+        == "defaults: must not lead back to their file, as other.yaml -> one.yaml -> other.yaml"
+    )
     assert problems(write(tmp_path, defaults="ascend910")) == [
         "defaults = ascend910: must be a list"
     ]

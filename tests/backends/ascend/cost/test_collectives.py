@@ -252,28 +252,31 @@ def test_groups_of_a_mesh_lie_on_servers_as_they_say(data: int, model: int) -> N
 
 
 BAD_GROUPS = {
-    "none": (lambda: Group(0, 1), "group: size 0 should be at least 1"),
-    "uneven": (lambda: Group(6, 4), "6 devices are no whole number of servers with 4 each"),
+    "none": (lambda: Group(0, 1), "group.size = 0: must be at least 1"),
+    "uneven": (
+        lambda: Group(6, 4),
+        "group.size = 6: must be a multiple of the 4 devices in each server",
+    ),
     "a large server": (
         lambda: collective_us("send", 1, Group(16, 16), HW),
-        "group: 16 devices in a server should be at most 8",
+        "group.per_server = 16: must be at most 8",
     ),
     "a kind": (
         lambda: collective_us("broadcast", 1, Group(8, 8), HW),  # type: ignore[arg-type]
-        "collective: 'broadcast' is none of all_reduce, all_gather, reduce_scatter, all_to_all, ",
+        "collective = 'broadcast': must be one of all_reduce, all_gather, ",
     ),
     "bytes": (
         lambda: collective_us("reduce_scatter", -1, Group(8, 8), HW),
-        "a reduce-scatter of -1 bytes: should be 0 or more",
+        "nbytes = -1: must be at least 0",
     ),
     "a mesh": (
         lambda: find_mesh_groups({"data": 8, "model": 3}, HW),
-        "mesh: 3 devices along model, 1 apart, do not lie alike on servers of 8; sizes that "
-        "divide 8 or are multiples of it do",
+        "mesh.model = 3: devices 1 apart are uneven among servers of 8; must divide 8 or be a "
+        "multiple of it",
     ),
     "a long axis": (
         lambda: find_mesh_groups({"data": 2, "model": 12}, HW),
-        "mesh: 12 devices along model, 1 apart, do not lie alike",
+        "mesh.model = 12: devices 1 apart are uneven among servers of 8",
     ),
 }
 
@@ -286,17 +289,19 @@ def test_groups_that_no_cluster_has_are_errors(make: Callable[[], object], messa
 
 @pytest.mark.parametrize("devices", [0, -8])
 def test_no_device_is_an_error(devices: int) -> None:
-    with pytest.raises(OptionError, match=rf"devices: {devices} should be at least 1"):
+    with pytest.raises(OptionError, match=rf"devices = {devices}: must be at least 1"):
         all_reduce_us(1, devices, HW)
 
 
 def test_a_part_of_a_server_is_an_error_that_names_the_neighbours() -> None:
-    with pytest.raises(OptionError, match="12 is no whole number of servers of 8; 8 and 16 are"):
+    with pytest.raises(
+        OptionError, match="devices = 12: must fill whole servers of 8 devices, as 8 or 16 would"
+    ):
         all_reduce_us(1, 12, HW)
 
 
 def test_negative_bytes_are_an_error() -> None:
-    with pytest.raises(OptionError, match="-1 bytes"):
+    with pytest.raises(OptionError, match="nbytes = -1: must be at least 0"):
         all_reduce_us(-1, 8, HW)
 
 
@@ -332,7 +337,9 @@ def test_buckets_hold_every_gradient_once_in_order(count: int, data: st.DataObje
 
 @pytest.mark.parametrize("fusion", [(85, 161), (85, 85), (90, 20), (-1, 4)])
 def test_fusion_that_names_no_parameter_is_an_error(fusion: tuple[int, ...]) -> None:
-    with pytest.raises(OptionError, match=r"all_reduce_fusion: .* should grow and stay below 161"):
+    with pytest.raises(
+        OptionError, match=r"all_reduce_fusion = .*: must ascend and stay below 161"
+    ):
         form_buckets(_gradients(161), fusion)
 
 

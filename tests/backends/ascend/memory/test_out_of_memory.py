@@ -46,7 +46,7 @@ def test_the_message_names_the_request_and_the_largest_tensors(hw: Hardware) -> 
     assert tensors[0].split() == ["6.1", "MiB", "images", "32x100000", "float16", "ND"]
     assert (
         advice
-        == f"A batch of {estimate_largest_batch(plan, graph, 32)} should fit (asked for: 32)."
+        == f"A batch of {estimate_largest_batch(plan, graph, 32)} should fit (requested: 32)."
     )
 
 
@@ -80,5 +80,5 @@ def test_no_batch_fits_where_the_parameters_do_not() -> None:
         f"Device(id:0) memory isn't enough: kernel name: table, alloc size: {6 * GIB}B."
     )
     assert message.endswith(
-        "No batch size fits (asked for: 8): what doesn't grow with it is too large."
+        "No batch size fits (requested: 8): memory that doesn't depend on it is too large."
     )

@@ -33,7 +33,7 @@ def test_work_grows_with_pixels() -> None:
 
 @pytest.mark.parametrize("given_", [(0, PIXELS, 1), (1, 0, 1), (1, PIXELS, 0)])
 def test_nobody_preparing_nothing_for_no_one_is_an_error(given_: tuple[int, int, int]) -> None:
-    with pytest.raises(OptionError, match="0 should be at least 1"):
+    with pytest.raises(OptionError, match=" = 0: must be at least 1"):
         compute_images_per_s(*given_, HW)
 
 
@@ -81,7 +81,9 @@ def test_the_queue_holds_100_batches_or_2_gib() -> None:
 
 def test_a_batch_over_the_queue_is_an_error_that_says_what_fits() -> None:
     too_much = StepOptions(batch_size=600, batch_bytes=3 << 30)
-    with pytest.raises(OptionError, match=r"600 makes a batch of 3 GiB.*at most 400 fits"):
+    with pytest.raises(
+        OptionError, match=r"batch_size = 600: makes a batch of 3 GiB.*at most 400 a device"
+    ):
         estimate_loader_times(too_much, HW)
     with pytest.raises(OptionError, match="turn data sinking off"):
         count_queue_batches(StepOptions(batch_bytes=3 << 30), HW)
