@@ -260,7 +260,7 @@ BAD = {
     ),
     "type that the chip lacks": (
         ["device=ascend910", "train.precision=bf16"],
-        "train.precision = bf16: Ascend 910A has no bfloat16, but float16, float32,",
+        "train.precision = bf16: Ascend 910A supports float16, float32,",
     ),
     "figure without its unit": (
         ["device=ascend910", "+device.hbm={value: 16, source: mine, confidence: assumed}"],

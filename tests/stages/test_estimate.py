@@ -254,7 +254,7 @@ def odd(kind: str) -> Callable[..., Any]:
 
 ODD = {
     "loop": ([], "its number of trips can't be read off; write it as jax.lax.scan"),
-    "cholesky": (["device.strict=true"], "no rule for cholesky; price with strict = false"),
+    "cholesky": (["device.strict=true"], "cholesky: not supported; strict = false estimates"),
 }
 
 

@@ -58,7 +58,7 @@ def test_a_step_of_ones_own_is_priced_as_everywhere(
         ("a,b\n1,2\n", "not a table of steps"),
         (f"{HEAD}\n{ALEXNET.partition(',')[0]}\n", "not a table of steps"),
         (f"{HEAD}\n{ALEXNET.replace(',32,227,', ',many,227,')}\n", "not a table of steps"),
-        (f"{HEAD}\n{ALEXNET.replace(',alexnet,', ',alexnot,', 1)}\n", "no network 'alexnot'"),
+        (f"{HEAD}\n{ALEXNET.replace(',alexnet,', ',alexnot,', 1)}\n", "network 'alexnot': must be one of"),
     ],
 )
 def test_what_is_no_table_of_steps(
@@ -86,7 +86,7 @@ def test_the_kernels_of_a_row_by_class_are_all_of_it(capsys: pytest.CaptureFixtu
 def test_a_row_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--row", "MS9999"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: --row MS9999: published.csv has no such row; it has ")
+    assert line.startswith("error: --row MS9999: must be a row of published.csv: ")
 
 
 def test_a_published_row_is_priced_without_its_family() -> None:

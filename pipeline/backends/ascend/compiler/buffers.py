@@ -1,6 +1,6 @@
-"""Buffers of a step's values, and ops that the vendor's graph compiler inserts between them.
+"""Buffers of a step's values, and ops that the vendor's graph compiler inserts between kernels.
 
-A buffer has a layout, stored elements, a role and a name. Inserted ops are Cast, TransData, MemSet.
+The inserted ops are Cast, TransData, TransposeD and MemSet.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ CARRIERS = ("elementwise", "rows", "window", "move", "loop_view")
 
 
 class Buffers:
-    """Buffers by value, created at their first use."""
+    """Buffers of values, created at their first use. Values and buffers are indices.
+
+    `all` has the buffers, `index` the buffer of each value. `axes` has the channel axis of each
+    feature map, `within` the whole value of each slice of a scan.
+    """
 
     def __init__(
         self,
@@ -96,7 +100,7 @@ class Buffers:
         self.all[buffer] = replace(self.all[buffer], **fields)  # type: ignore[arg-type]
 
     def aliases(self) -> dict[int, int]:
-        """Return which output buffers replace which inputs."""
+        """Return output buffer -> the input buffer that it replaces."""
         pairs = (
             (self.index.get(self.alias[out]), self.index.get(into))
             for out, into in self.signature.updates.items()
@@ -106,7 +110,7 @@ class Buffers:
         }
 
     def _compute_stored_shape(self, value: int, layout: Layout) -> tuple[int, ...]:
-        """Return the stored shape: plain feature maps are NCHW, as in the vendor's frameworks."""
+        """Return a value's shape in a layout. Plain feature maps are NCHW, as in MindSpore."""
         shape = self.graph.values[value].shape
         axis = self.axes.get(value)
         if layout != "ND" or axis is None or len(shape) != 4:
@@ -129,9 +133,9 @@ class Buffers:
         )
         if kind in ("conv", "matmul"):
             return "FRACTAL_Z" if kind == "conv" else "FRACTAL_NZ"
-        # A convolution's weight or its moment has the cube's layout.
-        lasts = value in self.signature.parameters or value in self.signature.state
-        return "FRACTAL_Z" if lasts and len(self.graph.values[value].shape) >= 4 else "ND"
+        # Weights of convolutions, and their moments, have the cube's layout.
+        is_stored = value in self.signature.parameters or value in self.signature.state
+        return "FRACTAL_Z" if is_stored and len(self.graph.values[value].shape) >= 4 else "ND"
 
     def _name_value(self, value: int) -> str:
         if value in self._names:
@@ -152,7 +156,7 @@ def _roles(signature: Signature, phases: Phases, outputs: set[int]) -> dict[int,
 
 
 def _find_wholes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
-    """Return the whole buffers that slices of a scan, read or stacked, lie within."""
+    """Return the whole value of each slice of a scan, read or stacked."""
     within: dict[int, int] = {}
     for node in graph.nodes:
         if node.primitive == "scan_stack":
@@ -163,10 +167,9 @@ def _find_wholes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
 
 
 def find_channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
-    """Return which axis of each feature map holds its channels.
+    """Return the channel axis of each feature map.
 
-    Feature maps are the inputs and outputs of convolutions and the results of element-wise work on
-    them.
+    Feature maps are inputs and outputs of convolutions, and results of element-wise work on them.
     """
     axes: dict[int, int] = {}
     for position, node in enumerate(graph.nodes):
@@ -186,15 +189,15 @@ def find_channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
 
 
 def is_aligned(shape: Sequence[int]) -> bool:
-    """Return whether both edges of a matrix are whole sixteens, so that it fills its fractals."""
+    """Return whether both edges of a matrix are multiples of 16, so that it fills its fractals."""
     edges = shape[-2:]
     return len(edges) == 2 and all(edge % CHANNEL_BLOCK == 0 for edge in edges)
 
 
 def count_padded_elements(value: Value, layout: Layout, channel_axis: int | None = None) -> int:
-    """Return the elements that a layout stores.
+    """Return the number of elements that a layout stores for a value.
 
-    Channels are padded to blocks of 16, in FRACTAL_NZ both minor axes of a matrix.
+    Channels are padded to blocks of 16. FRACTAL_NZ pads both minor axes of a matrix.
     """
     shape = list(value.shape)
     if layout == "NC1HWC0" and channel_axis is not None:
@@ -215,9 +218,9 @@ def pad_to_blocks(size: int) -> int:
 
 
 class InsertedOps:
-    """Tasks of a step so far, and values in the type and layout that a kernel needs.
+    """Tasks of a step so far, with values converted to the type and layout that kernels need.
 
-    Values that a loop's iterations share are prepared before the loop.
+    Values that a loop's iterations share are converted before the loop.
     """
 
     def __init__(self, buffers: Buffers, precision: Precision | None) -> None:
@@ -251,23 +254,26 @@ class InsertedOps:
         self.tasks.append(task)
 
     def flush(self) -> None:
-        """Convert gradients to another layout once all of them are there."""
+        """Add the conversions of gradients, which wait until all gradients are computed."""
         self.tasks += self._deferred
         self._deferred = []
 
     def add_memset(self, kernel: Kernel, writes: tuple[int, ...]) -> None:
-        """Add the MemSet of a value that a kernel accumulates into, a part of its op's launch."""
+        """Add the MemSet of the result that a kernel accumulates, within the launch of its op."""
         self.add(kernel, "MemSet", "fill", (), writes[:1], launched=False)
 
     def prepare(self, value: int, layout: Layout, kernel: Kernel) -> int:
-        """Return a value as a product reads it: float16, in the cube's layout; once a step."""
+        """Return the buffer of a value as a product reads it: float16, in the cube's layout.
+
+        The value is converted once in a step.
+        """
         value = self.alias[value]
         key = (value, layout)
         if key not in self._prepared:
-            before = len(self.tasks)
+            first = len(self.tasks)
             ready = self.buffers.get_buffer(value)
             dtype = self.buffers.dtypes[value]
-            plain = self.buffers.all[ready].layout == "ND"
+            is_plain = self.buffers.all[ready].layout == "ND"
             if dtype == "float32" and self.precision is not None:
                 copy = self.buffers.add_copy(value, "float16", self.buffers.all[ready].layout)
                 self.buffers.change(copy, name="float16 copy")
@@ -277,24 +283,24 @@ class InsertedOps:
                 dtype = "float16"
             # Feature maps have the cube's layout, but weights of products and images are plain.
             is_weight = value in self.buffers.phases.weights
-            converts = is_weight or value in self.buffers.signature.inputs
-            if layout != "ND" and plain and converts:
+            needs_layout = is_weight or value in self.buffers.signature.inputs
+            if layout != "ND" and is_plain and needs_layout:
                 ready = self.convert(value, ready, layout, kernel, dtype)
             producer = self.buffers.dataflow.producer.get(value)
             repeat = 1 if producer is None else self.graph.nodes[producer].repeat
-            self._hoist_out_of_loops(before, repeat)
+            self._hoist_out_of_loops(first, repeat)
             self._prepared[key] = ready
         return self._prepared[key]
 
     def convert(self, value: int, source: int, layout: Layout, kernel: Kernel, dtype: str) -> int:
-        """Add a TransData task: a copy in another layout, a part of the launch of who reads it."""
+        """Add a TransData and return its copy. The reading kernel's launch includes the task."""
         copy = self.buffers.add_copy(value, dtype, layout)
         work = VectorWork(self.graph.values[value].size, dtype)
         self.add(kernel, "TransData", "trans_data", (source,), (copy,), vector=work, launched=False)
         return copy
 
     def permute(self, value: int, source: int, moved: Permutation, kernel: Kernel) -> int:
-        """Return an operand's copy in another order, made once for all products that read it."""
+        """Return an operand's copy in another order. All products that read it share the copy."""
         key = (value, source, moved)
         if key not in self._permuted:
             dtype = self.buffers.all[source].dtype
@@ -308,7 +314,7 @@ class InsertedOps:
         return self._permuted[key]
 
     def prepare_plain(self, value: int, kernel: Kernel) -> int:
-        """Return a feature map in the plain layout, converted once for all its readers."""
+        """Return a feature map in the plain layout. All readers share the conversion."""
         key: tuple[int, Layout] = (value, "ND")
         if key not in self._prepared:
             source = self.buffers.get_buffer(value)
@@ -326,9 +332,9 @@ class InsertedOps:
         )
 
     def put_channels_first(self, value: int, kernel: Kernel) -> int:
-        """Return a map whose channels are last in blocks, as convolutions and their like read it.
+        """Return a map with channels last in blocks of channels, as convolutions read it.
 
-        That is a Transpose and a TransData, made once for all readers.
+        This adds a Transpose and a TransData, which all readers share.
         """
         if value not in self._channels_first:
             source = self.buffers.get_buffer(value)
@@ -341,7 +347,7 @@ class InsertedOps:
         return self._channels_first[value]
 
     def write_channels_last(self, value: int) -> int:
-        """Return the buffer of a map that is written with its channels last."""
+        """Return the buffer of a map, to be written with its channels last."""
         buffer = self.buffers.get_buffer(value)
         blocked = self.buffers.all[buffer].layout == "NC1HWC0"
         if blocked and value in self.buffers.axes and value not in self._channels_last:
@@ -354,13 +360,13 @@ class InsertedOps:
         return value in self._channels_last
 
     def _measure_map(self, value: int) -> tuple[int, int, int]:
-        """Return a map's images, positions and channels."""
+        """Return a map's numbers of images, positions and channels."""
         shape = self.graph.values[value].shape
         channels = shape[self.buffers.axes.get(value, len(shape) - 1)]
         return shape[0], math.prod(shape) // (shape[0] * channels), channels
 
     def _hoist_out_of_loops(self, first: int, repeat: int) -> None:
-        """Put tasks from `first` on before the loop whose iterations share their results."""
+        """Move the tasks from `first` before the loop whose iterations share their results."""
         added = [replace(task, repeat=min(task.repeat, repeat)) for task in self.tasks[first:]]
         place = first
         if any(task.repeat > repeat for task in self.tasks[first:]):
@@ -372,13 +378,13 @@ class InsertedOps:
     def convert_gradient(self, value: int, kernel: Kernel) -> None:
         """Convert a weight's gradient to the plain layout for its update.
 
-        That is after the all-reduce; in a loop at once if gradients are stacked, and not at all
-        if iterations add to a sum.
+        The conversion comes after the all-reduce. In a loop, stacked gradients are converted at
+        once, and gradients that iterations add up aren't converted.
         """
-        stacked = value in self.buffers.within
+        is_stacked = value in self.buffers.within
         if self.graph.values[value].size <= max(self.graph.values[value].shape, default=1):
             return
-        if kernel.loop and not stacked:
+        if kernel.loop and not is_stacked:
             return
         source = self.buffers.index[value]
         copy = self.convert(value, source, "ND", kernel, "float32")
@@ -403,7 +409,7 @@ class InsertedOps:
         )
 
     def convert_to_plain(self, kernel: Kernel, reads: tuple[int, ...]) -> tuple[int, ...]:
-        """Convert a blocked gradient for BiasAddGrad, which reads plain layouts."""
+        """Convert blocked operands for kernels that read plain layouts, such as BiasAddGrad."""
         return tuple(
             self.convert(index, buffer, "ND", kernel, self.buffers.dtypes[index])
             if index in self.buffers.axes and self.buffers.all[buffer].layout == "NC1HWC0"

@@ -13,26 +13,29 @@ from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import Graph, Node
 
 ROW_ELEMENTS = 32768
-"""The longest row that stays in the unified buffer with what is computed from it: 256 KiB hold
-float16 rows of this length twice, with room for double buffering."""
+"""Elements of the longest row that fits the unified buffer with its result: 256 KiB hold two
+float16 rows of this length, with double buffering."""
 
 TINY_ELEMENTS = 1024
-"""Largest number of elements of a move that the reading kernel does itself, as scalar work."""
+"""Largest number of elements of a move that the reading kernel computes as scalar work."""
 
 
 @dataclass(frozen=True)
 class Dataflow:
-    """Producers and readers of values, with views resolved."""
+    """Producers and readers of values, with views resolved. Values and nodes are indices."""
 
     alias: tuple[int, ...]
     """Value -> the value whose memory it is a view of."""
     producer: dict[int, int]
+    """Value -> the node that computes it."""
     consumers: dict[int, list[int]]
+    """Value -> the nodes that read it."""
     kinds: tuple[str, ...]
+    """Kind of each node."""
 
 
 def find_dataflow(graph: Graph, phases: Phases) -> Dataflow:
-    """Resolve views, and rearrangements of weights for products."""
+    """Find producers and readers. Views and rearrangements of weights for products are resolved."""
     alias = list(range(len(graph.values)))
     kinds: list[str] = []
     rearranged = _find_rearranged(graph, phases)
@@ -56,7 +59,7 @@ def find_dataflow(graph: Graph, phases: Phases) -> Dataflow:
 
 
 def _classify_node(graph: Graph, node: Node) -> str:
-    """Return the kind of a node, given its shapes."""
+    """Return the kind of a node, from its primitive and shapes."""
     kind = classify_primitive(node.primitive)
     if kind == "random":
         return "elementwise"
@@ -84,7 +87,10 @@ def _classify_node(graph: Graph, node: Node) -> str:
 
 
 def _classify_indexing(graph: Graph, node: Node) -> str:
-    """Return the kind: readers do rows of one element each, known full indices make a view."""
+    """Return the kind of a gather or scatter.
+
+    Readers compute gathers of one element per row. Constant indices of all elements make a view.
+    """
     size = graph.values[node.outputs[0]].size
     if node.inputs[1] in graph.constants:
         if node.primitive == "gather":
@@ -100,7 +106,7 @@ def _keeps_size(graph: Graph, node: Node) -> bool:
 
 
 def find_random_values(graph: Graph, dataflow: Dataflow) -> set[int]:
-    """Return random numbers and values computed from them alone, such as a dropout's mask."""
+    """Return random numbers and values that depend only on them, such as a dropout's mask."""
     random: set[int] = set()
     for node in graph.nodes:
         inputs = [dataflow.alias[index] for index in node.inputs]
@@ -112,24 +118,24 @@ def find_random_values(graph: Graph, dataflow: Dataflow) -> set[int]:
 
 
 def _is_one_per_row(graph: Graph, node: Node) -> bool:
-    """Return whether a node picks one class per row, as a cross entropy does, or its gradient.
+    """Return whether a node picks one element per row, or is the gradient of such a node.
 
-    The gradient's rows are one-hot.
+    A cross entropy picks one class per row. The rows of its gradient are one-hot.
     """
     table = graph.values[node.inputs[0]]
     if len(table.shape) < 2 or table.shape[-1] < 2:
         return False
     rows = table.size // table.shape[-1]
     if node.primitive == "gather":
-        single = math.prod(node.params["slice_sizes"]) == 1
-        return single and graph.values[node.outputs[0]].size == rows
+        is_element = math.prod(node.params["slice_sizes"]) == 1
+        return is_element and graph.values[node.outputs[0]].size == rows
     if node.inputs[0] not in graph.constants:
         return False
     return graph.values[node.inputs[2]].size == rows
 
 
 def _is_along_rows(shape: Sequence[int], axes: Iterable[int]) -> bool:
-    """Return whether the axes are the minor ones, of rows that fit into a core's buffer."""
+    """Return whether `axes` are the minor axes, and their rows fit a core's buffer."""
     sized = [axis for axis, size in enumerate(shape) if size > 1]
     reduced = [axis for axis in sized if axis in set(axes)]
     row = math.prod(shape[axis] for axis in reduced)
@@ -139,7 +145,7 @@ def _is_along_rows(shape: Sequence[int], axes: Iterable[int]) -> bool:
 
 
 def _find_rearranged(graph: Graph, phases: Phases) -> set[int]:
-    """Return transposes and reversals that products do on their way, of weights and gradients."""
+    """Return the transposes and reversals of weights and gradients that products include."""
     users: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         for index in node.inputs:
@@ -162,10 +168,10 @@ def _find_rearranged(graph: Graph, phases: Phases) -> set[int]:
 def find_gradients(
     graph: Graph, signature: Signature, phases: Phases, dataflow: Dataflow
 ) -> dict[int, int]:
-    """Return parameter -> the value of the backward pass that its update starts from.
+    """Return parameter -> the value of the backward pass that its update is computed from.
 
-    The search from the update goes through values of the parameter's size, so that a norm over
-    all gradients leads to none; only without a result does it go through all.
+    The search back from the update follows values of the parameter's size, so that it doesn't
+    follow a norm over all gradients. If it finds nothing, it follows all values.
     """
     gradients = {}
     for out, into in signature.updates.items():
@@ -183,9 +189,9 @@ def find_gradients(
 def _find_last_backward_value(
     graph: Graph, phases: Phases, dataflow: Dataflow, out: int, size: int | None
 ) -> int | None:
-    """Return the last value of the backward pass from which an update is computed.
+    """Return the last value of the backward pass that the update `out` is computed from.
 
-    The search goes through values of one size, or of any.
+    The search follows values of `size` elements; None: all values.
     """
     candidates: set[int] = set()
     stack = [dataflow.alias[out]]

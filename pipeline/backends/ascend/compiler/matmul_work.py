@@ -1,11 +1,10 @@
 """Cube work of convolutions and matrix products, and the order in which the cube reads matrices.
 
-A MatMul takes either operand transposed (`transpose_x1`, `transpose_x2` of the op) and so writes
-either order as well: swapping the rows and columns of a product's operand or result costs nothing.
-If a permutation moves whole fractals of 16 x 16, as attention's heads do with multiples of 16
-tokens and features, MindSpore's `matmul_confusiontranspose` pass lets the product write its blocks
-to their new place. Any other permutation is a Transpose before or after the product, also one that
-JAX keeps in a `dot_general`'s dimension numbers.
+A MatMul can read either operand transposed (`transpose_x1`, `transpose_x2`), and so write either
+order: swapping the rows and columns of an operand or a result costs nothing. Attention's heads, of
+multiples of 16 tokens and features, move whole fractals of 16 x 16. MindSpore's
+`matmul_confusiontranspose` pass lets the product write these to their new places. All other
+permutations, also in a `dot_general`'s dimension numbers, are Transposes before or after it.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ def measure_convolution(
 ) -> tuple[CostClass, CubeWork]:
     """Return the class and the im2col view of a convolution.
 
-    A weight gradient is a convolution of two feature maps; an input gradient convolves with the
-    weight's transpose, the gradient spread by the stride, as a transposed convolution does.
+    A weight gradient convolves two feature maps. An input gradient, like a transposed convolution,
+    convolves the gradient, with zeros between its positions by the stride, with the weight.
     """
     role: ConvRole = "forward"
     if backward:
@@ -64,10 +63,10 @@ def measure_convolution(
 
 
 def _measure_product(graph: Graph, node: Node, role: ConvRole) -> CubeWork:
-    """Return the product: rows are positions, columns output channels, the sum taps x channels.
+    """Return the product of positions (rows), output channels (columns), and taps x channels (sum).
 
-    Of a gradient spread by a stride only one in `stride` positions is not zero, which the vendor's
-    kernels make use of: the sum is shorter by that factor.
+    If a stride put zeros between positions, one in `stride` isn't zero. The vendor's kernels skip
+    the zeros, so the sum is shorter by that factor.
     """
     numbers = node.params["dimension_numbers"]
     kernel = graph.values[node.inputs[1]].shape
@@ -87,7 +86,7 @@ def _measure_product(graph: Graph, node: Node, role: ConvRole) -> CubeWork:
 
 
 def _measure_kernel_gradient(graph: Graph, node: Node) -> CubeWork:
-    """Return the product with taps x input channels as rows, summed over the batch's positions."""
+    """Return the product of taps x input channels (rows), summed over the batch's positions."""
     numbers = node.params["dimension_numbers"]
     gradient = graph.values[node.inputs[1]].shape
     out = graph.values[node.outputs[0]].shape
@@ -117,19 +116,19 @@ def measure_matmul(graph: Graph, node: Node, dtype: str) -> CubeWork:
 def count_window_positions(node: Node) -> int:
     """Return the number of positions under a pooling window.
 
-    A jitted `max_pool` takes one axis after the other, by a slice for each position forward and a
-    pad backward.
+    A jitted `max_pool` pools along one axis after the other, with a slice for each position
+    forward and a pad backward.
     """
     if "window_dimensions" in node.params:
         return math.prod(node.params["window_dimensions"])
-    inner = node.params.get("jaxpr")
-    names = [eqn.primitive.name for eqn in inner.jaxpr.eqns] if inner is not None else []
+    body = node.params.get("jaxpr")
+    names = [eqn.primitive.name for eqn in body.jaxpr.eqns] if body is not None else []
     steps = max(names.count("slice"), names.count("pad"))
     return max(1, (steps // 2) ** 2)
 
 
 def find_absorbed_transposes(graph: Graph) -> frozenset[int]:
-    """Return the nodes that only rearrange an operand or a result as products do on their way."""
+    """Return the transposes that products include in how they read an operand or write a result."""
     makers = {out: node for node in graph.nodes for out in node.outputs}
     users: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
@@ -141,9 +140,9 @@ def find_absorbed_transposes(graph: Graph) -> frozenset[int]:
         if node.primitive != "transpose":
             continue
         readers = users[node.outputs[0]]
-        read = bool(readers) and all(user.primitive == "dot_general" for user in readers)
+        is_operand = bool(readers) and all(user.primitive == "dot_general" for user in readers)
         maker = makers.get(node.inputs[0])
-        if (read and node.outputs[0] not in outputs) or (
+        if (is_operand and node.outputs[0] not in outputs) or (
             maker is not None
             and maker.primitive == "dot_general"
             and is_free(find_result_permutation(graph, maker, node))
@@ -153,7 +152,7 @@ def find_absorbed_transposes(graph: Graph) -> frozenset[int]:
 
 
 def is_free(moved: Permutation) -> bool:
-    """Return whether a product leaves nothing of a permutation to do."""
+    """Return whether a product includes a permutation at no cost."""
     if moved.keeps_bytes:
         return True
     if not moved.keeps_rows or moved.lengths[-1] % CHANNEL_BLOCK:
@@ -163,7 +162,7 @@ def is_free(moved: Permutation) -> bool:
 
 
 def find_result_permutation(graph: Graph, product: Node, transpose: Node) -> Permutation:
-    """Return what is left of a transpose after a product that may write either order."""
+    """Return the easiest permutation for a transpose after a product, which has two orders."""
     (left_sum, _), (left_batch, _) = product.params["dimension_numbers"]
     left = graph.values[product.inputs[0]].shape
     shape = graph.values[product.outputs[0]].shape
@@ -180,9 +179,10 @@ def find_result_permutation(graph: Graph, product: Node, transpose: Node) -> Per
 def find_operand_permutation(
     graph: Graph, product: Node, side: int, absorbed: Mapping[int, Node]
 ) -> Permutation:
-    """Return what a product's operand needs before the cube: batch axes first, then its matrix.
+    """Return the easiest permutation of an operand to the cube's order: batch axes, then a matrix.
 
-    `absorbed` are transposes by the value that they write, counted as part of the operand's order.
+    `side` is 0 for the left operand, 1 for the right. `absorbed` has transposes by the value that
+    they write. They are a part of the operand's order.
     """
     summed, batched = (axes[side] for axes in product.params["dimension_numbers"])
     value = product.inputs[side]
@@ -198,7 +198,7 @@ def find_operand_permutation(
 
 
 def _choose_easiest(*moved: Permutation) -> Permutation:
-    """Return the first that is free, else the one that moves the longest rows."""
+    """Return the first permutation that is free, else that with the longest moved rows."""
 
     def effort(permutation: Permutation) -> tuple[bool, bool, int]:
         row = math.prod(permutation.lengths[-1:]) if permutation.keeps_rows else 1

@@ -11,15 +11,15 @@ from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import VIEWS_OF_SCAN, Graph, Node
 
 CARRIERS = frozenset({"view", "elementwise", "move", "loop_view", "reduce", "collective"})
-"""Kinds of nodes that a gradient passes through on its way to the optimizer."""
+"""Kinds of nodes between the computation of a gradient and the optimizer."""
 
 REFORMS = ("convert_element_type", "transpose", "rev")
-"""Primitives that make another form of a weight."""
+"""Primitives that convert or rearrange a weight."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Roles of a step's inputs, by the index of their values.
+    """Names of a step's inputs, by the index of their values and by role.
 
     `updates` maps outputs to the inputs that they replace.
     """
@@ -34,9 +34,9 @@ class Signature:
 class Phases:
     """Phases of a step's nodes and roles of its values, by their indices in the graph.
 
-    `weights` are the parameters and other forms of them; `gradients` are values that lead only to
-    updates; `shared_gradients` lead to updates and are read by the backward pass, too, as the
-    gradient of batch norm's scale is.
+    `weights` are the parameters and values converted from them. `gradients` are values of the
+    backward pass that only updates read. `shared_gradients` are read by updates and by the backward
+    pass, such as the gradient of batch norm's scale.
     """
 
     of_node: tuple[Phase, ...]
@@ -46,38 +46,38 @@ class Phases:
 
 
 def find_phases(graph: Graph, parameters: Collection[int]) -> Phases:
-    """Find phases from JAX's marks, and from dependencies if JAX leaves none."""
+    """Find phases from JAX's marks, and from dependencies for nodes without a mark."""
     of_node = _assign_phases(graph)
     gradients = _find_gradients(graph, of_node)
-    made = _collect_outputs(graph, of_node, "backward")
-    read = {
+    computed = _collect_outputs(graph, of_node, "backward")
+    read_by_optimizer = {
         index
         for node, phase in zip(graph.nodes, of_node, strict=True)
         if phase == "optimizer"
         for index in node.inputs
     }
-    shared = frozenset(made & read) - gradients
+    shared = frozenset(computed & read_by_optimizer) - gradients
     weights = set(parameters)
     for node, phase in zip(graph.nodes, of_node, strict=True):
-        same = (
+        is_form = (
             classify_primitive(node.primitive) in ("view", "loop_view") or node.primitive in REFORMS
         )
-        if phase != "optimizer" and same and node.inputs[0] in weights:
+        if phase != "optimizer" and is_form and node.inputs[0] in weights:
             weights.update(node.outputs)
     return Phases(of_node, frozenset(weights), gradients, shared)
 
 
 def _collect_outputs(graph: Graph, of_node: Sequence[Phase], phase: Phase) -> set[int]:
     pairs = zip(graph.nodes, of_node, strict=True)
-    return {index for node, of in pairs if of == phase for index in node.outputs}
+    return {index for node, node_phase in pairs if node_phase == phase for index in node.outputs}
 
 
 def _assign_phases(graph: Graph) -> tuple[Phase, ...]:
     """Return the phase of each node.
 
-    Without a mark from JAX, nodes that the loss depends on, or that depend on the forward pass
-    alone, are forward; the rest is the optimizer's, but for sums of gradients over a loop's
-    iterations.
+    Nodes without a mark from JAX are forward if the loss depends on them, or if they depend on the
+    forward pass alone. All others are the optimizer's, except sums of gradients over the iterations
+    of a loop.
     """
     if all(node.mark != "backward" for node in graph.nodes):
         return tuple("forward" for _ in graph.nodes)
@@ -110,23 +110,23 @@ def _choose_phase(node: Node, before: set[Phase | None], read_by_marked: set[int
 
 
 def _find_accumulating_loops(graph: Graph) -> frozenset[int]:
-    """Return loops with a backward pass whose iterations don't train what the next one reads."""
+    """Return loops with a backward pass whose iterations don't update what the next one reads."""
     late: set[int] = set()
     for node in graph.nodes:
         if node.mark == "backward" or not late.isdisjoint(node.inputs):
             late.update(node.outputs)
-    trained = {before for before, after in graph.carried if after in late}
-    backward = {node.loop for node in graph.nodes if node.mark == "backward" and node.loop}
-    training = {
+    updated = {before for before, after in graph.carried if after in late}
+    backward_loops = {node.loop for node in graph.nodes if node.mark == "backward" and node.loop}
+    training_loops = {
         node.loop
         for node in graph.nodes
-        if node.mark == "forward" and not trained.isdisjoint(node.inputs)
+        if node.mark == "forward" and not updated.isdisjoint(node.inputs)
     }
-    return frozenset(backward - training)
+    return frozenset(backward_loops - training_loops)
 
 
 def _find_gradients(graph: Graph, of_node: Sequence[Phase]) -> frozenset[int]:
-    """Return values of the backward pass that only the optimizer, or an output, uses in the end."""
+    """Return values of the backward pass that lead only to the optimizer or an output."""
     elsewhere: set[int] = set()
     for node, phase in zip(reversed(graph.nodes), reversed(of_node), strict=True):
         if phase != "optimizer":
@@ -141,9 +141,9 @@ def choose_dtypes(
 ) -> tuple[str, ...]:
     """Return the type of every value on the device.
 
-    None keeps the traced types. O2 and O3 make float32 feature maps float16, as MindSpore's
-    amp_level does; weights, their gradients and updates, vectors and the loss stay float32. O0
-    leaves everything float32; the casts of convolutions are inserted by the lowering.
+    A `precision` of None keeps the traced types. O2 and O3 make float32 feature maps float16, like
+    MindSpore's amp_level. Weights, their gradients and updates, vectors and the loss stay float32.
+    O0 keeps all values float32, and the lowering inserts casts for convolutions.
     """
     traced = [value.dtype for value in graph.values]
     if precision in (None, "O0"):

@@ -1,6 +1,6 @@
 """Kinds and work of JAX's primitives on the device, and the vendor's names of kernels.
 
-primitives.yaml lists the primitives, patterns.yaml the names, an ordered list of patterns.
+primitives.yaml lists the primitives by kind, patterns.yaml the conditions for each kernel's name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _KINDS: dict[str, Kind] = {
 }
 SIMPLE, HEAVY, VIRTUAL = (frozenset(_TABLE["kinds"][kind]) for kind in _ELEMENTWISE)
 OPS: dict[str, str] = _TABLE["ops"]
-"""The vendor's names of primitives."""
+"""The vendor's op types by primitive."""
 GENERATORS = ("random_", "threefry", "philox", "rng_")
 PATTERNS = Path(__file__).with_name("patterns.yaml")
 
@@ -51,7 +51,10 @@ def count_operations(primitive: str) -> tuple[float, float]:
 
 
 class KernelPattern(Spec):
-    """Conditions of a kernel that is called `type` and priced as `class`."""
+    """Conditions for a kernel to have the op type `type` and the cost class `class`.
+
+    The conditions are explained in patterns.yaml.
+    """
 
     type: str
     cost_class: Annotated[CostClass, Field(alias="class")]
@@ -71,7 +74,10 @@ class KernelPattern(Spec):
 
 
 class FusionPattern(Spec):
-    """A vector kernel that a product's kernel fuses with."""
+    """Cost classes of two kernels that fuse: one writes a value, the other reads it.
+
+    The keys are explained in patterns.yaml.
+    """
 
     name: str
     producer: Seq[CostClass]
@@ -82,7 +88,7 @@ class FusionPattern(Spec):
 
 
 class Patterns(Spec):
-    """Both lists of patterns, in the order in which they are tried."""
+    """Patterns of kernels and of fusions, in the order in which they are tried."""
 
     kernels: Seq[KernelPattern]
     fusions: Seq[FusionPattern]
@@ -96,13 +102,13 @@ class Patterns(Spec):
 
 @cache
 def load_patterns() -> Patterns:
-    """Return the patterns that come with the package."""
+    """Return the package's patterns."""
     return Patterns.model_validate(parse_written_yaml(PATTERNS.read_text(encoding="utf-8")))
 
 
 @dataclass(frozen=True)
 class Features:
-    """Properties of a kernel that patterns look at."""
+    """Properties of a kernel, as in `KernelPattern`. `primitives` may repeat."""
 
     form: str
     phase: Phase

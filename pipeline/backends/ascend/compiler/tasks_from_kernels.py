@@ -1,7 +1,7 @@
 """Lower kernels to a device's tasks: types, layouts, and ops that the compiler inserts.
 
-The vendor's graph compiler inserts a Cast of every float32 weight that a product reads, every step;
-TransData when a value changes its layout; MemSet before accumulation; GetNext.
+In every step the vendor's graph compiler inserts a Cast of each float32 weight that a product
+reads, a TransData for each change of layout, a MemSet before each accumulation, and a GetNext.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ MOVERS: dict[str, CostClass] = {
 
 
 class UnsupportedError(RunError):
-    """A primitive that the emulated device doesn't know."""
+    """A primitive that the emulated device doesn't support."""
 
 
 @dataclass(frozen=True)
 class LoweringOptions:
-    """Options of the compiler; `precision` and `keep_batchnorm_fp32` are MindSpore's amp levels."""
+    """Options of the compiler, with types as in `ExecutionConfig`."""
 
     precision: Precision | None
     patterns: Patterns
     by_op: bool = False
-    """Whether every op of the framework runs by itself, unfused."""
+    """Whether every op of the framework runs as its own kernel, without fusion."""
     strict: bool = False
     """Whether an unknown primitive is an error."""
     keep_batchnorm_fp32: bool = False
@@ -84,7 +84,7 @@ def lower(graph: Graph, signature: Signature, options: LoweringOptions) -> TaskG
     if options.strict and unsupported:
         names = ", ".join(sorted(unsupported))
         raise UnsupportedError(
-            f"no rule for {names}; price with strict = false to count them by their bytes"
+            f"{names}: not supported; strict = false estimates such operations by their bytes"
         )
     lowered = _Lowering(graph, signature, options).run(unsupported)
     if options.keep_batchnorm_fp32:
@@ -151,7 +151,7 @@ class _Lowering:
         )
 
     def _count_outcomes(self, kernels: list[Kernel]) -> dict[str, int]:
-        """Count every equation by its outcome."""
+        """Count all equations by outcome, as in `TaskGraph.primitives`."""
         roots = {root for kernel in kernels for root in kernel.roots}
         counts = Counter({"task": 0, "fused": 0, "free": self.graph.folded, "unsupported": 0})
         for node, kind in zip(self.graph.nodes, self.dataflow.kinds, strict=True):
@@ -163,7 +163,7 @@ class _Lowering:
         return dict(counts)
 
     def _list_gradients(self) -> tuple[tuple[str, int, int], ...]:
-        """Return each parameter's gradient: its bytes before the update, and its last writer."""
+        """Return (parameter name, bytes, last writer) of each gradient, sorted by writer."""
         above = [b.index if b.within is None else b.within for b in self.buffers.all]
 
         def find_owner(buffer: int) -> int:
@@ -189,7 +189,7 @@ class _Lowering:
         return tuple(sorted(gradients, key=lambda gradient: (gradient[2], gradient[0])))
 
     def _lower_kernel(self, kernel: Kernel) -> None:
-        """Add one kernel's task, after those that prepare it."""
+        """Add a kernel's task, after the tasks that convert its inputs."""
         node = self.graph.nodes[kernel.nodes[0]]
         kind = self.dataflow.kinds[kernel.nodes[0]]
         if kernel.form != "single":
@@ -228,11 +228,11 @@ class _Lowering:
         )  # fmt: skip
 
     def _lay_out(self, kernel: Kernel) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return what a vector kernel reads and writes, in layouts that it can work on.
+        """Return the buffers that a vector kernel reads and writes, in layouts that it supports.
 
-        Work along the channels of a position, as layer norm's on images, needs them side by side:
-        frameworks put a Transpose from NCHW to NHWC before it and one back after it, since
-        feature maps are NCHW for everything else (ConvNeXt, Liu et al. 2022, does so in PyTorch).
+        Work along the channels of a position, such as layer norm on images, needs channels last.
+        Frameworks put a Transpose from NCHW to NHWC before it and another after it, since all other
+        ops use NCHW (ConvNeXt, Liu et al. 2022, in PyTorch).
         """
         if kernel.form == "rows" and any(map(self._is_map, kernel.sources)):
             reads = tuple(
@@ -253,7 +253,7 @@ class _Lowering:
         return reads, writes
 
     def _is_map(self, index: int) -> bool:
-        """Return whether a value is a feature map in blocks, of more than one position."""
+        """Return whether a value is a feature map in blocks, with more than one position."""
         value = self.graph.values[index]
         axis = self.buffers.axes.get(index)
         if axis is None or len(value.shape) != 4:
@@ -264,16 +264,16 @@ class _Lowering:
         )
 
     def _is_channels_last(self, index: int, kernel: Kernel) -> bool:
-        """Return whether a whole map comes from work along channels: a product, or layer norm."""
+        """Return whether a map was computed with channels last, by a product or layer norm."""
         value = self.graph.values[index]
         if len(value.shape) != 4 or value.size != kernel.elements:
             return False
         producer = self.dataflow.producer.get(index)
-        made = self.dataflow.kinds[producer] if producer is not None else ""
-        return made == "matmul" or self.inserted.is_channels_last(index)
+        kind = self.dataflow.kinds[producer] if producer is not None else ""
+        return kind == "matmul" or self.inserted.is_channels_last(index)
 
     def _add_random(self, kernel: Kernel, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
-        """Add random numbers as AI CPU work; a few of them, such as keys, are scalar work."""
+        """Add random numbers as AI CPU work. A few numbers, such as keys, are scalar work."""
         value = self.graph.values[kernel.roots[0]]
         if value.size <= TINY_ELEMENTS:
             work = VectorWork(value.size, "float32")
@@ -309,11 +309,10 @@ class _Lowering:
     def _add_product(self, kernel: Kernel, node: Node, kind: str) -> None:
         """Add a convolution or a matrix product on the cube.
 
-        The cube has no float32: under every amp_level, O0 too, MindSpore's kernel selection reduces
-        the operands of MatMul and BatchMatMul to float16 by a Cast and keeps a float32 result, as
-        it does for convolutions (hardware notes 1.6; a ViT-B/16 without amp_level takes 157 ms).
-        Products of the types as traced (precision None) are as in the releases before, whose
-        vector unit multiplies.
+        The cube has no float32. Under every amp_level, also O0, MindSpore casts the operands of
+        products and convolutions to float16 and keeps a float32 result (hardware notes, 1.6; a
+        ViT-B/16 without amp_level takes 157 ms). With precision None the vector unit multiplies
+        float32.
         """
         backward = kernel.phase == "backward"
         writes_gradient = backward and node.outputs[0] in self.phases.gradients
@@ -358,7 +357,7 @@ class _Lowering:
             self.inserted.convert_gradient(node.outputs[0], kernel)
 
     def _reorder_operand(self, kernel: Kernel, node: Node, side: int, buffer: int) -> int:
-        """Return an operand in the order in which the cube reads it. Weights are stored in it."""
+        """Return an operand in the cube's order. Weights are stored in this order."""
         value = self.alias[node.inputs[side]]
         if value in self.phases.weights or value in self.graph.constants:
             return buffer
@@ -366,7 +365,7 @@ class _Lowering:
         return buffer if is_free(moved) else self.inserted.permute(value, buffer, moved, kernel)
 
     def _add_pool(self, kernel: Kernel, node: Node) -> None:
-        """Add the task of a pooling; a maximum may have a mask of its position."""
+        """Add a pooling. A maximum may have a mask of its position."""
         backward = kernel.phase == "backward"
         values = self.graph.values
         sizes = [values[index].size for index in (*node.inputs, *node.outputs)]
@@ -392,7 +391,7 @@ class _Lowering:
         self.inserted.add(kernel, name, cost_class, reads, writes, vector=work, fused=fused)
 
     def _add_maxima_and_mask(self, node: Node) -> tuple[int, ...]:
-        """Add the maxima, and a bit for each position under each window if the node has masks."""
+        """Add the buffers of maxima and, if the node has it, a mask: a bit per window position."""
         pooled = node.outputs[0]
         if all(self.graph.values[out].size <= 1 for out in node.outputs[1:]):
             return (self.buffers.get_buffer(pooled),)
@@ -404,8 +403,8 @@ class _Lowering:
 
     def _add_move(self, kernel: Kernel, node: Node, kind: str) -> None:
         """Add moves, gathers, scatters, sorts, collectives, and primitives without a rule."""
-        slices = node.primitive in ("slice", "split") and kernel.phase == "backward"
-        if slices and kernel.roots[0] in self.buffers.axes:
+        is_slice = node.primitive in ("slice", "split") and kernel.phase == "backward"
+        if is_slice and kernel.roots[0] in self.buffers.axes:
             self._add_plain_slices(kernel, node)
             return
         reads = tuple(map(self.buffers.get_buffer, kernel.sources))
@@ -415,9 +414,9 @@ class _Lowering:
         if node.primitive == "transpose":
             default = "transpose"
             permutation = self._find_permutation(node)
-        moved = max(self.graph.values[index].size for index in node.outputs)
+        elements = max(self.graph.values[index].size for index in node.outputs)
         if kind == "scatter":
-            moved = self.graph.values[node.inputs[2]].size
+            elements = self.graph.values[node.inputs[2]].size
             self.inserted.add_memset(kernel, writes)
         self.inserted.add(
             kernel,
@@ -426,13 +425,13 @@ class _Lowering:
             reads,
             writes,
             engine="hccl" if kind == "collective" else "vector",
-            vector=VectorWork(moved, self.dtypes[node.outputs[0]]),
+            vector=VectorWork(elements, self.dtypes[node.outputs[0]]),
             fused=(node.primitive,),
             permutation=permutation,
         )
 
     def _find_permutation(self, node: Node) -> Permutation:
-        """Return the permutation of a transpose's bytes: neither reshapes nor layouts change it."""
+        """Return the permutation of a transpose, without the part that a product includes."""
         maker = self.makers.get(node.inputs[0])
         if maker is not None and maker.primitive == "dot_general":
             return find_result_permutation(self.graph, maker, node)
@@ -440,9 +439,9 @@ class _Lowering:
         return simplify_permutation(shape, node.params["permutation"])
 
     def _add_plain_slices(self, kernel: Kernel, node: Node) -> None:
-        """Slice a concatenation's gradient.
+        """Add slices of a concatenation's gradient.
 
-        The vendor's Slice has plain layouts only, and runs once for each part.
+        The vendor's Slice supports plain layouts only, and runs once for each part.
         """
         source = self.inserted.prepare_plain(kernel.sources[0], kernel)
         fused = (node.primitive,)

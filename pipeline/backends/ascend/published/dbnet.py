@@ -28,7 +28,7 @@ from pipeline.models.networks.mobile import MobileNetV3
 from pipeline.models.networks.residual import ResNet
 
 STRIDES = (4, 8, 16, 32)
-"""Factor by which the backbone shrinks the images at the layers that the pyramid reads."""
+"""Factors by which the backbone has shrunk the images at the layers that the pyramid reads."""
 
 STEEPNESS = 50.0
 """k of the binarisation (Liao et al. 2020, eq. 2)."""
@@ -41,7 +41,7 @@ _INIT = InitSpec(
 
 
 class DBNet(nn.Module):
-    """A backbone, a feature pyramid, and a head each for probability and threshold."""
+    """A backbone, a feature pyramid, and two heads, for probability and threshold."""
 
     backbone: tuple[LayerSpec, ...]
     initializers: InitSpec
@@ -58,8 +58,8 @@ class DBNet(nn.Module):
         """
         if images.ndim != 4 or images.shape[1] % 32 or images.shape[2] % 32:
             raise ValueError(
-                f"dbnet: reads images (batch, height, width, channels) whose height and width are "
-                f"multiples of 32, and shape {images.shape} reaches it"
+                f"dbnet: images of shape {images.shape}: must be (batch, height, width, channels) "
+                "with height and width multiples of 32"
             )
         site = LayerContext((), self.initializers, self.dtype, train)
         inside = site.inside("backbone")
@@ -89,14 +89,14 @@ class DBNet(nn.Module):
 
 
 class _Backbone(nn.Module):
-    """A network without its classifier, read at every size."""
+    """A network without its classifier, which returns activations of several sizes."""
 
     layers: tuple[LayerSpec, ...]
     site: LayerContext
 
     @nn.compact
     def __call__(self, images: Array) -> dict[int, Array]:
-        """Return the last activations of every size, by the factor that they are shrunk by."""
+        """Return the last activations of each size, by the factor by which images have shrunk."""
         x = images
         levels = {}
         for name, layer in zip(scope_names(self.layers), self.layers, strict=True):
@@ -111,18 +111,17 @@ def dbnet(
     features: int = 256,
     dtype: str = "float32",
 ) -> nn.Module:
-    """Return DBNet on a backbone without its classifier, called as `module(images NHWC,
-    train=bool)`.
+    """Return DBNet on a backbone without its classifier.
 
-    `features` counts each level of the pyramid, a multiple of 4. With ResNet-18 it has
-    12,340,930 parameters. Raises ValueError on a backbone of another name, or one that doesn't
-    shrink the images 32 times before its global average pool.
+    The module is called with images NHWC and `train`. `features`, a multiple of 4, is the number of
+    features of each level of the pyramid. With ResNet-18 DBNet has 12,340,930 parameters. Raises
+    ValueError for an unknown backbone, or one without a global average pool.
     """
     spec = _make_backbone(backbone) if isinstance(backbone, str) else backbone
     layers = spec.layers_for(1)
     kinds = [layer.name for layer in layers]
     if "global_avg_pool" not in kinds:
-        raise ValueError(f"dbnet: backbone {spec.name} has no global_avg_pool to end it at")
+        raise ValueError(f"dbnet: backbone {spec.name} has no global_avg_pool")
     return DBNet(layers[: kinds.index("global_avg_pool")], spec.init, features, dtype)
 
 
@@ -135,7 +134,7 @@ def _make_backbone(name: str) -> LayeredModelSpec:
     }
     if name not in resnets:
         names = ", ".join(("mobilenet_v3_large", *resnets))
-        raise ValueError(f"dbnet: there is no backbone {name!r}; there are {names}")
+        raise ValueError(f"dbnet: backbone = {name!r}: must be one of {names}")
     block, blocks = resnets[name]
     return ResNet(
         init=_INIT,
@@ -148,7 +147,7 @@ def _make_backbone(name: str) -> LayeredModelSpec:
 
 
 def _make_head(features: int) -> tuple[LayerSpec, ...]:
-    """Double the size twice: one value between 0 and 1 for every pixel of the images."""
+    """Return layers that double the size twice, to a value in 0..1 for each pixel of the images."""
     return (
         Conv(features=features, kernel=3),
         BatchNorm(),

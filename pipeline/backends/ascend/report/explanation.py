@@ -1,4 +1,4 @@
-"""Why a layer costs what it costs: formulas, figures with their sources, and its interval."""
+"""Explanation of a layer's price: formulas, figures with their sources, and its interval."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FORMULAS = _load_formulas()
 
 
 def find_formula(task: Task) -> KernelFormula:
-    """Return the formula that a task is priced by."""
+    """Return the formula of a task's price."""
     name: str = task.cost_class
     if name in CUBE_CLASSES:
         name = "float32_product" if runs_on_vector(task) else "product"
@@ -54,7 +54,7 @@ def find_formula(task: Task) -> KernelFormula:
 
 @dataclass(frozen=True)
 class SourcedNumber:
-    """A number of a formula, with its source."""
+    """A number of a formula, with its name and its source."""
 
     name: str
     value: float
@@ -63,10 +63,10 @@ class SourcedNumber:
 
 @dataclass(frozen=True)
 class ExplainedTask:
-    """One kernel of a layer: its time in us, all repetitions together, and the terms of it.
+    """One kernel of a layer: its time in us, with all repetitions, and the terms of its price.
 
-    `log_sd` is the spread of log(measured / modelled) of its class, `provenance` says how sure the
-    class's rate is, and `source` its origin.
+    `log_sd` is the spread of log(measured / modelled) of its class. `provenance` and `source` are
+    those of the class's rate.
     """
 
     type: str
@@ -85,10 +85,9 @@ class ExplainedTask:
 
 @dataclass(frozen=True)
 class LayerExplanation:
-    """Why a layer takes its time; `print` shows it.
+    """Explanation of a layer's time. `str` returns it as text.
 
-    `interval_sources` are the spreads that make the interval of the step: name and log standard
-    deviation.
+    `interval_sources` are the log standard deviations that make the interval of the step.
     """
 
     layer: str
@@ -115,14 +114,14 @@ class LayerExplanation:
                 f"rate of its class {task.rate:.3g}, {task.provenance}: {task.source}; spread "
                 f"{task.log_sd:.2f}"
             )
-            for named in (*task.figures, *task.constants):
-                if named.name not in explained:
-                    explained.add(named.name)
-                    yield from _wrap_lines(f"{named.name} = {named.value:g}: {named.source}")
+            for number in (*task.figures, *task.constants):
+                if number.name not in explained:
+                    explained.add(number.name)
+                    yield from _wrap_lines(f"{number.name} = {number.value:g}: {number.source}")
         yield ""
         yield "the interval of the step comes from"
-        for named in self.interval_sources:
-            yield from _wrap_lines(f"{named.name} {named.value:.3g}: {named.source}")
+        for number in self.interval_sources:
+            yield from _wrap_lines(f"{number.name} {number.value:.3g}: {number.source}")
 
 
 def _wrap_lines(text: str) -> list[str]:
@@ -136,7 +135,7 @@ def explain_task(
     sources: Mapping[str, str],
     calibration: Calibration,
 ) -> ExplainedTask:
-    """Return the terms of a task. `sources` are the sources of the chip's figures, by name."""
+    """Return the terms of a task's price. `sources` are the sources of figures, by name."""
     formula = find_formula(task)
     entry = calibration.efficiency.classes[task.cost_class]
     constants = calibration.efficiency.constants

@@ -1,4 +1,4 @@
-"""A timeline as a page: streams as lanes, shares of the time, the slowest layers."""
+"""A timeline as an HTML page: streams as lanes, shares of the time, and the slowest layers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_picture(
 
 
 def render_picture(timeline: Timeline, graph: TaskGraph, title: str) -> str:
-    """Return the page's text."""
+    """Return the page as HTML text."""
     exposed = [(kind, timeline.exposed_us[kind]) for kind in KINDS if timeline.exposed_us[kind] > 0]
     shares = {
         COLOURS[kind]: f"{LABELS[kind]} {us / timeline.step_us:.1%}, {_format_ms(us)}"
@@ -110,7 +110,7 @@ def _draw_blocks(spans: Sequence[Span], timeline: Timeline, graph: TaskGraph) ->
 
 
 def _merge_thin(spans: Sequence[Span], pixel_us: float) -> Iterator[tuple[Span, int]]:
-    """Merge neighbours of one kind that are too thin to distinguish; return them with a count."""
+    """Yield spans and their counts. Neighbours of one kind that are too thin to see are merged."""
     merged: Span | None = None
     count = 0
     for span in spans:

@@ -22,19 +22,16 @@ CATEGORIES: dict[Stream, str] = {
     "ai_cpu": "AI_CPU",
     "hccl": "HCCL",
 }
-"""The task types of msprof; streams that are not in here are the host's."""
+"""Task types of msprof by stream. Other streams are on the host."""
 
 
 def write_trace(timeline: Timeline, graph: TaskGraph, path: Path, *, steps: int = 3) -> None:
-    """Write some steps in the Trace Event Format (JSON object, times in microseconds).
+    """Write some steps in the Trace Event Format (a JSON object, times in microseconds).
 
-    A launch is there once per sink. Every duration is modelled, none was measured.
-
-    Raises:
-        ValueError: fewer than one step.
+    Each sink has one launch. All durations are modelled. Raises ValueError for fewer than one step.
     """
     if steps < 1:
-        raise ValueError(f"a trace of {steps} steps: should be 1 or more")
+        raise ValueError(f"steps = {steps}: must be at least 1")
     spans = tuple(_repeat_steps(timeline, steps))
     metadata = {
         "what": "modelled, not measured",
@@ -50,7 +47,7 @@ def write_trace(timeline: Timeline, graph: TaskGraph, path: Path, *, steps: int 
 
 
 def _repeat_steps(timeline: Timeline, steps: int) -> Iterator[Span]:
-    """Return the spans of steps one after another, each sink after its launch."""
+    """Yield the spans of steps one after another, each sink after its launch."""
     if timeline.steps_per_launch == 1:
         for step in range(steps):
             yield from _shift_spans(timeline.spans, step * timeline.step_us)
@@ -66,7 +63,7 @@ def _repeat_steps(timeline: Timeline, steps: int) -> Iterator[Span]:
                 replace(span, start_us=at_us, duration_us=timeline.launch_us) for span in launch
             )
         yield from _shift_spans(per_step, begin_us - timeline.launch_us / timeline.steps_per_launch)
-        # The loader of the queue keeps the mean pace, through the launches of sinks as well.
+        # The queue's loader runs at the mean pace, also during the launches of sinks.
         yield from _shift_spans(loading, step * timeline.step_us)
 
 
@@ -75,14 +72,14 @@ def _shift_spans(spans: Sequence[Span], by_us: float) -> Iterator[Span]:
 
 
 def _compute_begin_us(timeline: Timeline, step: int) -> float:
-    """Return the start of a step, after its launch or its sink's."""
+    """Return the microsecond at which a step starts, after the launch of it or its sink."""
     launches = step // timeline.steps_per_launch + 1
     within_us = timeline.step_us - timeline.launch_us / timeline.steps_per_launch
     return launches * timeline.launch_us + step * within_us
 
 
 def _list_iterations(timeline: Timeline, steps: int) -> Iterator[TraceEvent]:
-    """Return the step trace: interval, FP and BP, tail."""
+    """Yield the events of the step trace: interval, FP and BP, tail."""
     share_us = timeline.launch_us / timeline.steps_per_launch
     parts = (
         ("Interval", timeline.iteration.interval_us - share_us),
@@ -121,7 +118,7 @@ def _find_tid(span: Span) -> int:
 
 
 def _list_names(spans: tuple[Span, ...]) -> Iterator[TraceEvent]:
-    """Return metadata: names of processes and threads, in the order of their numbers."""
+    """Yield the names of processes and threads, in the order of their numbers."""
     for pid, name in ((HOST_PID, "Host (modelled)"), (DEVICE_PID, "Ascend (modelled)")):
         row = TraceRow(pid, 0)
         yield row.name("process_name", name)

@@ -171,7 +171,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[PipelineError], int, str]] = {
         lambda: price(factorised, WEIGHTS, BATCH, strict=True),
         UnsupportedError,
         1,
-        "no rule for cholesky; price with strict = false",
+        "cholesky: not supported; strict = false estimates such operations by their bytes",
     ),
     "a type that the chip lacks": (
         lambda: price(

@@ -191,7 +191,7 @@ def test_a_corrupted_bank_is_one_clear_error(tmp_path: Path, text: str) -> None:
 
 
 def test_an_unknown_mode_is_named() -> None:
-    with pytest.raises(RunError, match="no AutoTune mode 'sa'; there are exhaustive, ga, rl"):
+    with pytest.raises(RunError, match="AutoTune mode 'sa': must be one of exhaustive, ga, rl"):
         tuned(mode="sa")
 
 
