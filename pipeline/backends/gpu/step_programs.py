@@ -1,12 +1,12 @@
-"""Programs of a run on one GPU: each runs a number of steps that is fixed when it is compiled.
+"""Programs of a run on one GPU, each for a number of steps that is fixed when it is compiled.
 
 XLA's runtime for GPUs copies the condition of a loop to the host before every iteration, unless the
-compiler knows the trip count: the host would wait for the device before each step. So a sink runs a
-program of several steps, and a program of a single step without a loop for the rest. If `graphs` is
-loop, it runs one program whose loop is a CUDA graph, which reads its condition on the device.
+trip count is constant: the host would wait for the device before each step. So a sink runs a
+program of several steps, and for the remaining steps a program of a single step. If `graphs` is
+loop, it runs one program whose loop is a CUDA graph, with its condition on the device.
 
-The state stays on the device in the layouts that the compiler prefers, so that no dispatch
-transposes its weights.
+The state stays on the device in the layouts that the compiler chooses, so that no dispatch
+transposes weights.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from pipeline.training.step import TrainStep
 Graphs = Literal["auto", "off", "step", "loop"]
 
 LOOP_STEPS = 64
-"""Most steps of a program with a loop. The host then dispatches once for 64 steps, and at most 63
-steps of a sink one by one."""
+"""Most steps of a program with a constant trip count. The host then dispatches once for 64 steps,
+and at most 63 steps of a sink one by one."""
 CAPTURED = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL,DYNAMIC_SLICE_FUSION,CONVOLUTION"
 """Operations that XLA may put into a CUDA graph: all but loops and collectives."""
 
 
 def compiler_options(graphs: Graphs, *, deterministic: bool) -> dict[str, str | bool]:
-    """Return the options of XLA's compiler for CUDA graphs and for operations with fixed bits."""
+    """Return the options of XLA's compiler for CUDA graphs and deterministic operations."""
     options: dict[str, str | bool] = {}
     if graphs != "auto":
         captured = {"off": "", "step": CAPTURED, "loop": f"{CAPTURED},WHILE"}
@@ -61,7 +61,7 @@ def compiler_options(graphs: Graphs, *, deterministic: bool) -> dict[str, str | 
 class StepCarry:
     """Position in the window, int32, and the values of the training loop.
 
-    A program returns them for the next one, so that a dispatch needs nothing from the host.
+    A program returns them for the next program, so that a dispatch needs no data from the host.
     """
 
     position: Array
@@ -84,10 +84,10 @@ class GpuPrograms:
     init: Callable[[Any], TrainState]
     """Initialisation, on the host's processor if JAX may use it."""
     train: Mapping[int, Callable[..., StepCarry]]
-    """Training programs by their number of steps, the longest first; 0: any number."""
+    """Training programs by their number of steps, the longest first. 0: any number of steps."""
     evaluate: Callable[..., EvalCarry]
     place: Callable[[TrainState], TrainState] | None
-    """Copies a state from the default layouts to the programs'; None if they are the same."""
+    """Copies a state from the default layouts to those of the programs; None if they are equal."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def compile_for_gpu(
     reports: list[ProgramReport] = []
 
     def compile_(spec: ProgramSpec) -> Any:
-        # The host, which initialises, is never absent.
+        # Initialisation runs on the host, which is never absent.
         platforms = None if spec.name == INIT else chip.platforms
         program, report = compile_one(replace(spec, platforms=platforms), watch)
         reports.append(report)
@@ -155,9 +155,10 @@ def make_train_spec(
     steps: int,
     formats: Any = None,
 ) -> ProgramSpec:
-    """Return the specification of a program of `steps` steps; 0: up to a position, its argument.
+    """Return the specification of a program of `steps` steps.
 
-    `formats` are the layouts of the state; None: the compiler chooses.
+    If `steps` is 0, the program runs up to a position, its last argument. `formats` are the layouts
+    of the state; None: the compiler chooses them.
     """
     carry = make_carry_shapes(work, chip)
     if formats is None:
@@ -187,7 +188,7 @@ def make_carry_shapes(work: CompileInputs, chip: Chip) -> StepCarry:
 
 
 def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]:
-    """Return a function of `steps` steps; 0: of a loop up to a position, its fourth argument."""
+    """Return a function of `steps` steps; 0: a loop up to a position, the last argument."""
 
     def train_step(carry: StepCarry, inputs: Inputs, learning_rates: Array) -> StepCarry:
         return _advance(step, carry, inputs, learning_rates)
@@ -215,7 +216,7 @@ def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]
 
 
 def _advance(step: TrainStep, carry: StepCarry, inputs: Inputs, learning_rates: Array) -> StepCarry:
-    """Return the carry after a step. After the run has ended, only the position changes."""
+    """Return the carry after a step. If the run has ended, only the position changes."""
     position = carry.position
     before = carry.loop
     with jax.named_scope(DATA_SCOPE):

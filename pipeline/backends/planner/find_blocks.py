@@ -1,8 +1,8 @@
 """Find the blocks of a step in its traced loss and gradients.
 
-The forward pass decides: a cotangent is sharded as its value, as by `with_sharding_constraint`,
-so the backward pass adds prices but no choices. It is traced all the same, to see which values it
-reads (what memory holds) and which sums it makes (what is all-reduced).
+A cotangent is sharded like its value, as with `with_sharding_constraint`, so the backward pass adds
+prices but no choices. It is traced for the values that it reads, which need memory, and for its
+sums, which are all-reduced.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pipeline.backends.planner.traced_loss import LossToPlan, TracedLoss
 from pipeline.models.modules.name_stack import layer_of
 
 PASSES = 3
-"""Products of a training step for each one of the forward pass: it and its two gradients."""
+"""Products of a training step for each product of the forward pass: with its two gradients."""
 
 Groups = tuple[int, ...]
 
@@ -57,7 +57,7 @@ class _RegionItems:
     )
 
     def region(self, sizes: Sequence[int], samples: int | None) -> Region:
-        """The region of all amounts."""
+        """Return the region with all amounts."""
         return Region(
             sizes=tuple(sizes),
             samples=samples,
@@ -79,7 +79,7 @@ def _make_extents(amounts: Counter[Groups]) -> tuple[Extent, ...]:
 
 
 class _Finder:
-    """StepBlocks of one traced loss."""
+    """Search for the blocks of one traced loss."""
 
     def __init__(self, loss: TracedLoss, regions: RegionGroups, sync_batch_norm: bool) -> None:
         self.loss = loss
@@ -91,7 +91,7 @@ class _Finder:
         self.weights = {leaf: number for number, leaf in enumerate(self.uses)}
 
     def blocks(self) -> StepBlocks:
-        """All blocks, in the order of the computation."""
+        """Return all blocks, in the order of the computation."""
         operators = tuple(self._list_operators())
         parameters = tuple(self._list_parameters())
         self._add_products()
@@ -123,15 +123,15 @@ class _Finder:
                 yield OperatorUse(operator, source, target, self.weights[leaf])
 
     def _make_operator(self, node: Node, operand: int, weight: int, leaf: int) -> Operator:
-        read, made = (
+        read, written = (
             Array(self.loss.nbytes(value) * node.repeat, self.regions.local(value))
             for value in (operand, node.outputs[0])
         )
         dims = tuple(
-            on_leaf
+            located
             for dim in list_dims(node, self.graph, operand, weight)
-            if _can_shard(dim, read, made)
-            and (on_leaf := self._locate_on_leaf(dim, weight, leaf)) is not None
+            if _can_shard(dim, read, written)
+            and (located := self._locate_on_leaf(dim, weight, leaf)) is not None
         )
         groups = self.regions.groups.get_groups(operand)
         samples = [
@@ -142,7 +142,7 @@ class _Finder:
         return Operator(
             kind="look_up" if node.primitive == "gather" else "product",
             operand=read,
-            result=made,
+            result=written,
             dims=dims,
             weight_bytes=self.loss.nbytes(leaf),
             flops=count_flops(node, self.graph, weight) * node.repeat,
@@ -151,22 +151,21 @@ class _Finder:
         )
 
     def _locate_on_leaf(self, dim: OperatorDim, weight: int, leaf: int) -> OperatorDim | None:
-        """A dimension with its position in the parameter itself, of which the weight may be a view.
+        """Return a dimension with its position in the parameter, as the weight may be a view of it.
 
-        None for a dimension of the weight that the parameter doesn't have, or that is never
-        sharded.
+        Returns None for a dimension that the parameter doesn't have, or that is never sharded.
         """
         if dim.weight is None:
             return dim
         groups = self.regions.groups
         group = groups.get_groups(weight)[dim.weight]
-        of_leaf = groups.get_groups(leaf)
-        if group is None or group not in of_leaf or groups.is_whole(group):
+        leaf_groups = groups.get_groups(leaf)
+        if group is None or group not in leaf_groups or groups.is_whole(group):
             return None
-        return replace(dim, weight=of_leaf.index(group))
+        return replace(dim, weight=leaf_groups.index(group))
 
     def _list_parameters(self) -> Iterator[RegionParameter]:
-        """Every other parameter, in the region that it is applied in."""
+        """Yield the parameters that aren't weights of operators, with their regions."""
         for leaf, path in self.loss.params.items():
             if leaf in self.weights:
                 continue
@@ -187,7 +186,7 @@ class _Finder:
                 yield from (out for out in node.outputs if out in self.loss.moving)
 
     def _add_products(self) -> None:
-        """Add products of two activations, and the partial sums of them and their gradients."""
+        """Add products of two activations, and the partial sums of these and their gradients."""
         for index in sorted(self.loss.forward - set(self.loss.operators)):
             node = self.graph.nodes[index]
             region = self.regions.region(node.outputs[0])
@@ -210,7 +209,7 @@ class _Finder:
                     )
 
     def _add_saved(self) -> None:
-        """Add what memory holds, which is written once and read once."""
+        """Add the activations that the backward pass reads: each is written and read once."""
         repeats = {out: node.repeat for node in self.graph.nodes for out in node.outputs}
         for value in self.loss.saved_values():
             region = self.regions.region(value)
@@ -221,7 +220,7 @@ class _Finder:
                 self.items[region].moved[groups] += 2 * nbytes
 
     def _add_sums(self) -> None:
-        """Add reductions, forward and backward, but for those that make parameters' gradients."""
+        """Add reductions of both passes, except those that compute parameters' gradients."""
         gradients = self.loss.gradients()
         for index, node in enumerate(self.graph.nodes):
             if node.primitive not in REDUCTIONS:
@@ -235,7 +234,7 @@ class _Finder:
             local = self.regions.local(value)
             axes = get_reduced_axes(node)
             if index in self.loss.forward:
-                # What is reduced is read again, and its gradient is written again.
+                # A reduction reads its operand, and its gradient writes an array of the same size.
                 items.moved[_sort_groups(local)] += 2 * self.loss.nbytes(value) * node.repeat
             if value not in self.loss.moving or not gradients.isdisjoint(node.outputs):
                 continue
@@ -247,13 +246,13 @@ class _Finder:
                 items.sums[groups, summed].append(self.loss.nbytes(result) * node.repeat)
 
     def _is_local_sum(self, value: int, dim: int, result: int) -> bool:
-        """Whether each device sums over its samples alone, as batch norm does; not the loss."""
+        """Return whether each device sums over its own samples, as in batch norm."""
         if self.sync_batch_norm or self.graph.values[result].size == 1:
             return False
         return self.regions.groups.get_groups(value)[dim] in self.regions.sample_groups
 
     def _list_outputs(self) -> Iterator[LayerOutput]:
-        """The last value that each layer with parameters computes."""
+        """Yield the last value that each layer with parameters computes."""
         last: dict[str, int] = {}
         for index in sorted(self.loss.forward):
             node = self.graph.nodes[index]
@@ -268,9 +267,9 @@ class _Finder:
 
 
 def _can_shard(dim: OperatorDim, operand: Array, result: Array) -> bool:
-    """Whether the regions of operand and result can be sharded as a dimension of an operator is.
+    """Return whether a dimension of an operator can be sharded in the regions of its arrays.
 
-    XLA copies whole arrays if they can't.
+    If not, XLA would copy whole arrays.
     """
     places = ((dim.operand, operand), (dim.result, result))
     return all(place is None or array.groups[place] is not None for place, array in places)

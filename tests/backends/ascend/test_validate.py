@@ -58,7 +58,10 @@ def test_a_step_of_ones_own_is_priced_as_everywhere(
         ("a,b\n1,2\n", "not a table of steps"),
         (f"{HEAD}\n{ALEXNET.partition(',')[0]}\n", "not a table of steps"),
         (f"{HEAD}\n{ALEXNET.replace(',32,227,', ',many,227,')}\n", "not a table of steps"),
-        (f"{HEAD}\n{ALEXNET.replace(',alexnet,', ',alexnot,', 1)}\n", "network 'alexnot': must be one of"),
+        (
+            f"{HEAD}\n{ALEXNET.replace(',alexnet,', ',alexnot,', 1)}\n",
+            "network 'alexnot': must be one of",
+        ),
     ],
 )
 def test_what_is_no_table_of_steps(

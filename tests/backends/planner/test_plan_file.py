@@ -54,7 +54,7 @@ def test_a_file_that_is_missing_or_no_yaml_is_refused(tmp_path: Path) -> None:
     ("change", "problem"),
     [
         ({"mesch": 1}, "mesch = 1: there is no such key; did you mean mesh?"),
-        ({"mesh": {"data": 2, "model": 2}}, "is of 4 devices; should be of 8"),
+        ({"mesh": {"data": 2, "model": 2}}, "mesh = 2 x 2: has 4 devices; must have 8"),
         ({"mesh": {"data": 0, "model": 8}}, "mesh.data = 0: must be greater than 0"),
         ({"mesh": {"pipe": 8}}, "mesh.pipe = 8: there is no such key"),
         (
@@ -69,7 +69,7 @@ def test_a_file_that_is_missing_or_no_yaml_is_refused(tmp_path: Path) -> None:
         ),
         (
             {"specs": [{"pattern": "head/bias", "axes": [None, "model"]}]},
-            "specs.0.axes = [null, model]: head/bias [12] has 1 dimensions",
+            "specs.0.axes = [null, model]: must have 1 entries, as head/bias is [12]",
         ),
         (
             {"specs": [{"pattern": "head/bias", "axes": [["data", "model"]]}]},
@@ -112,7 +112,7 @@ def test_all_problems_of_a_plan_are_in_one_message() -> None:
 
 @pytest.mark.parametrize("given", [None, 3, [], "mesh"])
 def test_what_is_no_plan_is_refused(given: Any) -> None:
-    with pytest.raises(RecipeError, match="should have the keys mesh, batch"):
+    with pytest.raises(RecipeError, match="must have the keys mesh, batch"):
         check_plan(given, "mine.yaml", 8, PARAMETERS)
 
 

@@ -119,7 +119,7 @@ def test_rates_of_this_host_come_with_the_package(tmp_path: Path) -> None:
     assert load_host_rates().compute_us(1e6, 0) > 0
     wrong = tmp_path / "rates.yaml"
     wrong.write_text("device: {}")
-    with pytest.raises(RunError, match="no rates of a host"):
+    with pytest.raises(RunError, match="not a file of a host's rates"):
         load_host_rates("gloo", wrong)
     short = HOST_RATES_FILE.read_text().replace("  nbytes:\n", "  nbytes:\n  - 512\n")
     wrong = tmp_path / "short.yaml"

@@ -108,7 +108,7 @@ def test_the_table_has_the_plan_its_price_and_the_runners_up() -> None:
 def test_groups_that_servers_cannot_hold_are_left_out() -> None:
     step = mlp(24, 16, 16)
     assert search(step, 12, GPU_LIKE).best.mesh.devices == 12
-    with pytest.raises(RecipeError, match="devices = 12: devices can not be joined"):
+    with pytest.raises(RecipeError, match="devices = 12: the links support no mesh"):
         search(step, 12, ASCEND)
 
 
