@@ -20,7 +20,12 @@ from pipeline.backends.ascend.chip.options import (
 from pipeline.backends.ascend.memory.memory_plan import explain_out_of_memory
 from pipeline.backends.ascend.pricing.advice import advise
 from pipeline.backends.ascend.pricing.pricing import Pricing
-from pipeline.backends.ascend.pricing.traced_step import pause_garbage_collection, trace_step
+from pipeline.backends.ascend.pricing.traced_step import (
+    get_params,
+    pause_garbage_collection,
+    trace_step,
+)
+from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.text import Recommendation, name_devices, printout
 from pipeline.backends.ascend.tune.autotune import custom_bank
 from pipeline.backends.base import StepToPrice
@@ -28,7 +33,6 @@ from pipeline.backends.sink_choice import SinkChoice
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.knowledge_bank import write_result
-from pipeline.training.state import TrainState
 
 SHOWN_CHANGES = 3
 PRICE = "price.json"
@@ -100,7 +104,7 @@ class AscendEstimate:
         """Trace the recipe's step with a batch size, and return its pricing."""
         proposal = self._proposal
         batch = proposal.batch(batch_size)
-        traced = trace_step(proposal.step, proposal.state, batch, _get_parameters)
+        traced = trace_step(proposal.step, proposal.state, batch, get_params)
         return Pricing(traced, self._emulated.chip)
 
     def _with_recipe_keys(self, change: Recommendation) -> Recommendation:
@@ -132,9 +136,7 @@ class AscendEstimate:
         proposal = self._proposal
         return {
             "device": self.device,
-            "step_ms": report.step_ms,
-            "interval_ms": list(report.interval_ms),
-            "samples_per_s": report.samples_per_s,
+            **_summarize(report),
             "run_s": report.step_ms * proposal.total_steps / 1e3,
             "steps": proposal.total_steps,
             "steps_per_pass": proposal.steps_per_epoch,
@@ -146,14 +148,7 @@ class AscendEstimate:
             "precision": config.precision,
             "bound": report.bound,
             "shares": dict(report.shares),
-            "modes": {
-                mode: {
-                    "step_ms": other.step_ms,
-                    "interval_ms": list(other.interval_ms),
-                    "samples_per_s": other.samples_per_s,
-                }
-                for mode, other in report.modes.items()
-            },
+            "modes": {mode: _summarize(step) for mode, step in report.modes.items()},
             "memory": {"verdict": report.memory.verdict, "used_bytes": report.memory.used_bytes},
         }
 
@@ -213,5 +208,9 @@ def configure_step(proposal: StepToPrice, emulated: EmulatedDevice) -> Execution
     )
 
 
-def _get_parameters(state: TrainState) -> Any:
-    return state.params
+def _summarize(step: PricedStep) -> dict[str, Any]:
+    return {
+        "step_ms": step.step_ms,
+        "interval_ms": list(step.interval_ms),
+        "samples_per_s": step.samples_per_s,
+    }

@@ -149,11 +149,7 @@ def compile_for_gpu(
 
 
 def make_train_spec(
-    work: CompileInputs,
-    chip: Chip,
-    options: dict[str, str | bool],
-    steps: int,
-    formats: Any = None,
+    work: CompileInputs, chip: Chip, options: dict[str, str | bool], steps: int, formats: Any = None
 ) -> ProgramSpec:
     """Return the specification of a program of `steps` steps.
 
@@ -243,11 +239,7 @@ def _make_init_spec(work: CompileInputs, chip: Chip, options: dict[str, str | bo
 
 
 def _make_eval_spec(
-    work: CompileInputs,
-    chip: Chip,
-    state: Any,
-    formats: Any,
-    options: dict[str, str | bool],
+    work: CompileInputs, chip: Chip, state: Any, formats: Any, options: dict[str, str | bool]
 ) -> ProgramSpec:
     """Return the specification of the evaluation of one batch, with training's layouts."""
 

@@ -66,14 +66,7 @@ class ShardingPrices:
     mesh: Mesh
     rates: Rates
     state_ratio: float
-    _layouts: dict[Any, tuple[Layout, ...]] = field(default_factory=dict)
     _shares: dict[Any, float] = field(default_factory=dict)
-
-    def layouts(self, sizes: tuple[int, ...], samples: int | None) -> tuple[Layout, ...]:
-        """Return the layouts of dimensions on the mesh, as in `list_layouts`."""
-        if (sizes, samples) not in self._layouts:
-            self._layouts[sizes, samples] = list_layouts(sizes, self.mesh, samples)
-        return self._layouts[sizes, samples]
 
     def region(self, region: Region, layout: Layout) -> Price:
         """Return the price of a region: computing, sums, parameters and activations."""
@@ -261,16 +254,16 @@ class Decisions:
         self.shared = tuple(i for i, w in enumerate(self.blocks.weights) if w.uses > 1)
         self.states: list[tuple[Layout, ...]] = []
         for number, region in enumerate(self.blocks.regions):
-            layouts = prices.layouts(region.sizes, region.samples)
+            layouts = list_layouts(region.sizes, prices.mesh, region.samples)
             self.states.append(tuple(layout for layout in layouts if keeps_region(number, layout)))
         for use in self.blocks.operators:
             dims = tuple(dim.size for dim in use.operator.dims)
-            shardings = prices.layouts(dims, use.operator.samples)
+            shardings = list_layouts(dims, prices.mesh, use.operator.samples)
             self.states.append(
                 tuple(sharding for sharding in shardings if keeps_sharding(use, sharding))
             )
         for index in self.shared:
-            layouts = prices.layouts(self.blocks.weights[index].shape, None)
+            layouts = list_layouts(self.blocks.weights[index].shape, prices.mesh, None)
             self.states.append(tuple(layout for layout in layouts if keeps_weight(index, layout)))
         self._tables: dict[Any, Table] = {}
 

@@ -62,7 +62,8 @@ class Collective:
     axes: tuple[int, ...]
 
 
-def list_layouts(sizes: Sequence[int], mesh: Mesh, samples: int | None) -> tuple[Layout, ...]:
+@lru_cache(maxsize=1 << 16)
+def list_layouts(sizes: tuple[int, ...], mesh: Mesh, samples: int | None) -> tuple[Layout, ...]:
     """Return all layouts of dimensions of some sizes; the layout without sharding is the first.
 
     `data` shards only the dimension `samples`, `model` shards any dimension. Pieces are equal, as

@@ -10,6 +10,8 @@ from typing import Literal
 Layout = Literal["ND", "NC1HWC0", "FRACTAL_Z", "FRACTAL_NZ"]
 Engine = Literal["cube", "vector", "ai_cpu", "hccl"]
 Phase = Literal["forward", "backward", "communication", "optimizer", "data"]
+TaskBound = Literal["cube", "vector", "memory", "l2", "floor", "ai_cpu", "link"]
+Provenance = Literal["measured", "derived", "assumed"]
 Role = Literal["parameter", "state", "gradient", "activation", "input", "output", "constant"]
 
 CostClass = Literal[
@@ -213,5 +215,5 @@ class TaskTime:
 
     us: float
     roofline_us: float
-    bound: Literal["cube", "vector", "memory", "l2", "floor", "ai_cpu", "link"]
-    provenance: Literal["measured", "derived", "assumed"]
+    bound: TaskBound
+    provenance: Provenance

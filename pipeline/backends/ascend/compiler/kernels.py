@@ -49,21 +49,17 @@ class Kernels:
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        phases: Phases,
-        nbytes: Callable[[int], float],
-        *,
-        by_op: bool = False,
+        self, graph: Graph, phases: Phases, nbytes: Callable[[int], float], *, by_op: bool = False
     ) -> None:
         self.graph = graph
         self.phases = phases
         self.nbytes = nbytes
         self.by_op = by_op
         self.dataflow = find_dataflow(graph, phases)
+        self.kinds = self.dataflow.kinds
         self.outputs = {self.dataflow.alias[index] for index in graph.outputs}
         self.random = find_random_values(graph, self.dataflow)
-        self.in_memory = self._find_values_in_memory()
+        self.stored = self._find_values_in_memory()
 
     def form_kernels(self) -> list[Kernel]:
         """Return all kernels, in an order in which they can run."""
@@ -73,13 +69,10 @@ class Kernels:
         kernels = [
             self._form_kernel(position)
             for position, node in enumerate(self.graph.nodes)
-            if self._get_kind(position) not in ("view", "loop_view")
+            if self.kinds[position] not in ("view", "loop_view")
             and any(self._is_written(out) for out in node.outputs)
         ]
         return join_kernels(kernels, self._is_large)
-
-    def _get_kind(self, position: int) -> str:
-        return self.dataflow.kinds[position]
 
     def _is_large(self, index: int) -> bool:
         return self.graph.values[index].size > SMALL_ELEMENTS
@@ -88,7 +81,7 @@ class Kernels:
         """Return fusable values that are read outside the kernels that compute them."""
         in_memory = set()
         for index, position in self.dataflow.producer.items():
-            if self._get_kind(position) in FUSABLE:
+            if self.kinds[position] in FUSABLE:
                 users = self.dataflow.consumers.get(index, [])
                 outside = any(self._needs_memory(position, user) for user in users)
                 if index in self.outputs or outside:
@@ -100,8 +93,8 @@ class Kernels:
         reader = self.graph.nodes[user]
         out = source.outputs[0]
         phases = (self.phases.of_node[producer], self.phases.of_node[user])
-        if self._get_kind(user) not in (*FUSABLE, "reduce"):
-            return source.primitive not in VIRTUAL or self._get_kind(user) != "loop_view"
+        if self.kinds[user] not in (*FUSABLE, "reduce"):
+            return source.primitive not in VIRTUAL or self.kinds[user] != "loop_view"
         if phases == ("backward", "optimizer") and out in self.phases.gradients:
             return True  # The all-reduce needs a final gradient before any update.
         if source.primitive in VIRTUAL and source.loop == reader.loop:
@@ -119,11 +112,7 @@ class Kernels:
     def _is_interior(self, index: int) -> bool:
         """Return whether every kernel that needs a value computes it itself."""
         position = self.dataflow.producer.get(index)
-        return (
-            position is not None
-            and self._get_kind(position) in FUSABLE
-            and index not in self.in_memory
-        )
+        return position is not None and self.kinds[position] in FUSABLE and index not in self.stored
 
     def _is_written(self, index: int) -> bool:
         """Return whether a kernel writes a value to memory, for the optimizer or other kernels."""
@@ -133,24 +122,24 @@ class Kernels:
         """Store the values at which chains reach `LONGEST_CHAIN` operations."""
         lengths: dict[int, int] = {}
         for position, node in enumerate(self.graph.nodes):
-            if self._get_kind(position) not in FUSABLE:
+            if self.kinds[position] not in FUSABLE:
                 continue
             inputs = (self.dataflow.alias[index] for index in node.inputs)
             length = 1 + max((lengths.get(index, 0) for index in inputs), default=0)
             for out in node.outputs:
                 if length >= LONGEST_CHAIN:
-                    self.in_memory.add(out)
-                lengths[out] = 0 if out in self.in_memory else length
+                    self.stored.add(out)
+                lengths[out] = 0 if out in self.stored else length
 
     def _keep_masked_gradients(self) -> None:
         """Store results of ReluGrad that several kernels read."""
         users = self._find_kernel_keys()
         for position, node in enumerate(self.graph.nodes):
             backward = self.phases.of_node[position] == "backward"
-            if node.primitive == "select_n" and backward and self._get_kind(position) in FUSABLE:
+            if node.primitive == "select_n" and backward and self.kinds[position] in FUSABLE:
                 out = node.outputs[0]
                 if self._is_large(out) and len(users.get(out, ())) > 1:
-                    self.in_memory.add(out)
+                    self.stored.add(out)
 
     def _keep_expensive_values(self) -> None:
         """Store large values that several kernels need: results of ops, and values cheaper to read.
@@ -160,7 +149,7 @@ class Kernels:
         users = self._find_kernel_keys()
         sources: dict[int, frozenset[int]] = {}
         for position, node in enumerate(self.graph.nodes):
-            if self._get_kind(position) not in FUSABLE:
+            if self.kinds[position] not in FUSABLE:
                 continue
             node_sources: set[int] = set()
             for index in (self.dataflow.alias[index] for index in node.inputs):
@@ -171,10 +160,10 @@ class Kernels:
             for out in node.outputs:
                 sources[out] = frozenset(node_sources)
                 is_shared = self._is_large(out) and len(users.get(out, ())) > 1
-                if not is_shared or out in self.in_memory:
+                if not is_shared or out in self.stored:
                     continue
                 if self._ends_an_op(position) or self._is_expensive(out, node_sources):
-                    self.in_memory.add(out)
+                    self.stored.add(out)
 
     def _ends_an_op(self, position: int) -> bool:
         """Return whether another layer or function reads the result of a node.
@@ -212,9 +201,7 @@ class Kernels:
         while stack:
             for user in self.dataflow.consumers.get(stack.pop(), ()):
                 outputs = self.graph.nodes[user].outputs
-                if self._get_kind(user) == "reduce" or any(
-                    out in self.in_memory for out in outputs
-                ):
+                if self.kinds[user] == "reduce" or any(out in self.stored for out in outputs):
                     ends[user] = None
                 fresh = [out for out in outputs if self._is_interior(out) and out not in seen]
                 seen.update(fresh)
@@ -242,7 +229,7 @@ class Kernels:
         """Return the number of kernels in sequence that compute each value."""
         levels: dict[int, int] = {}
         for position, node in enumerate(self.graph.nodes):
-            if self._get_kind(position) == "view":
+            if self.kinds[position] == "view":
                 continue
             reached = max(
                 (levels.get(index, 0) for index in self._resolve_inputs(position)), default=0
@@ -257,11 +244,11 @@ class Kernels:
         keys: dict[int, frozenset[tuple[object, ...]]] = {}
         for position in range(len(self.graph.nodes) - 1, -1, -1):
             node = self.graph.nodes[position]
-            kind = self._get_kind(position)
+            kind = self.kinds[position]
             if kind not in (*FUSABLE, "reduce"):
                 continue
             for out in node.outputs:
-                if kind == "reduce" or out in self.in_memory:
+                if kind == "reduce" or out in self.stored:
                     phase = self.phases.of_node[position]
                     keys[out] = frozenset({(phase, kind == "reduce", levels[out], node.loop)})
                 else:
@@ -275,7 +262,7 @@ class Kernels:
     def _form_kernel(self, position: int) -> Kernel:
         """Return the kernel that ends in a node, with all nodes back to values in memory."""
         node = self.graph.nodes[position]
-        kind = self._get_kind(position)
+        kind = self.kinds[position]
         fused = kind in (*FUSABLE, "reduce")
         nodes, sources = (
             self._gather_nodes(position) if fused else ([position], self._resolve_inputs(position))
@@ -286,7 +273,7 @@ class Kernels:
         if kind in FUSABLE:
             # A kernel along rows has a reduction of at least half its elements.
             along_rows = any(
-                self._get_kind(member) == "rows"
+                self.kinds[member] == "rows"
                 and 2 * self.graph.values[self.graph.nodes[member].inputs[0]].size >= elements
                 for member in nodes
             )

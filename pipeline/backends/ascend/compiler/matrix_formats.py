@@ -14,13 +14,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from pipeline.backends.ascend.chip.tasks import (
-    CHANNEL_BLOCK,
-    Buffer,
-    Task,
-    TaskGraph,
-    VectorWork,
-)
+from pipeline.backends.ascend.chip.tasks import CHANNEL_BLOCK, Buffer, Task, TaskGraph, VectorWork
 from pipeline.backends.ascend.compiler.buffers import is_aligned, pad_to_blocks
 from pipeline.core.host.item_sizes import stored_bytes
 

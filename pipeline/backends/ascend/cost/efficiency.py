@@ -8,15 +8,14 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import yaml
 
 from pipeline.backends.ascend.chip.hardware import Hardware
-from pipeline.backends.ascend.chip.tasks import CostClass
+from pipeline.backends.ascend.chip.tasks import CostClass, Provenance
 from pipeline.core.errors import RunError
 
-Provenance = Literal["measured", "derived", "assumed"]
 EFFICIENCY_FILE = Path(__file__).parent / "efficiency.yaml"
 RATE_BOUNDS = (0.05, 4.0)
 CALIBRATION_FILE = Path(__file__).with_name("calibration.yaml")

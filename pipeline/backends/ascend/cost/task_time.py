@@ -16,6 +16,7 @@ from pipeline.backends.ascend.chip.tasks import (
     Buffer,
     CubeWork,
     Task,
+    TaskBound,
     TaskGraph,
     TaskTime,
 )
@@ -31,7 +32,6 @@ from pipeline.backends.ascend.cost.tiling import (
     to_choice,
 )
 from pipeline.backends.ascend.cost.vector_work import (
-    Bound,
     CostContext,
     Work,
     price_depthwise,
@@ -87,7 +87,7 @@ def _price_task(
         work = Work(work.us / entry.rate, work.bound, work.cores)
     floor_us = compute_floor_us(work.cores, hw)
     roofline_us = compute_roofline_us(task, traffic, hw)
-    bound: Bound = "floor" if floor_us > work.us else work.bound
+    bound: TaskBound = "floor" if floor_us > work.us else work.bound
     return TaskTime(max(floor_us + work.us, roofline_us), roofline_us, bound, entry.provenance)
 
 
@@ -153,7 +153,7 @@ def _chosen_work(choice: TileChoice, traffic: Traffic, context: CostContext, rat
     write_us = traffic.write_bytes / (hw.hbm_bytes_per_us * constants.hbm_write)
     at, cycles = choice.fastest(constants.cube_overlap, rate, read_us * clock, write_us * clock)
     cube, load, l2, out = (float(stage[at]) / clock for stage in choice.stages)
-    stages: tuple[tuple[float, Bound], ...] = (
+    stages: tuple[tuple[float, TaskBound], ...] = (
         (max(cube, load) / rate, "cube"),
         (max(l2, out), "l2"),
         (max(read_us, write_us), "memory"),

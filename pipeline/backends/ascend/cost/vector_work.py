@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Literal
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.tasks import (
@@ -15,6 +14,7 @@ from pipeline.backends.ascend.chip.tasks import (
     CubeWork,
     Permutation,
     Task,
+    TaskBound,
     simplify_permutation,
 )
 from pipeline.backends.ascend.cost.efficiency import Constants
@@ -22,7 +22,6 @@ from pipeline.backends.ascend.cost.l2_cache import Traffic
 from pipeline.backends.ascend.cost.tiling import Tiling
 from pipeline.core.host.item_sizes import item_bytes
 
-Bound = Literal["cube", "vector", "memory", "l2", "floor", "ai_cpu", "link"]
 BLOCK_BYTES = 32
 """The unit of a transfer between memory and a core's buffers (INI-A: ubblock_size)."""
 
@@ -46,7 +45,7 @@ class Work:
     """Time of a task beyond its floor, its bound, and the cores in use."""
 
     us: float
-    bound: Bound
+    bound: TaskBound
     cores: float
 
 
@@ -111,7 +110,7 @@ def _join_traffic(walk_us: float, traffic: Traffic, context: CostContext, cores:
     # A kernel on few cores is limited by their ports.
     port_bytes_per_us = cores * hw.core_bytes_per_cycle * hw.ai_core_clock_mhz
     us = max(us, max(traffic.read_bytes, traffic.write_bytes) / port_bytes_per_us)
-    stages: tuple[tuple[float, Bound], ...] = (
+    stages: tuple[tuple[float, TaskBound], ...] = (
         (walk_us, "vector"),
         (hbm_us, "memory"),
         (l2_us, "l2"),

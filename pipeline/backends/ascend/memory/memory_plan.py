@@ -100,14 +100,9 @@ class MemoryPlan:
         return sum(pool.lower_bound_bytes for pool in self.pools.values())
 
     @property
-    def limits(self) -> tuple[PoolUse, ...]:
-        """The uses and limits of all pools."""
-        return tuple(self.pools.values())
-
-    @property
     def tightest(self) -> PoolUse:
         """The pool with the largest ratio of use to limit."""
-        return max(self.limits, key=lambda limit: limit.used_bytes / limit.limit_bytes)
+        return max(self.pools.values(), key=lambda limit: limit.used_bytes / limit.limit_bytes)
 
     @property
     def verdict(self) -> Verdict:
@@ -245,11 +240,7 @@ def _compute_pool_limits(hw: Hardware) -> dict[Pool, int]:
 
 
 def explain_out_of_memory(
-    plan: MemoryPlan,
-    graph: TaskGraph,
-    *,
-    batch: int | None = None,
-    devices: int = 1,
+    plan: MemoryPlan, graph: TaskGraph, *, batch: int | None = None, devices: int = 1
 ) -> str:
     """Return the message for a plan whose verdict is "out of memory", in MindSpore's form.
 
@@ -292,16 +283,14 @@ def estimate_largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> in
     floor(batch * (1 + (limit - used) / growing)), where `growing` includes its share of the pool's
     fragmentation. The estimate is good if the peak stays in the same task.
     """
-    limits = {limit.what: limit for limit in plan.limits}
-    limit = limits.pop("feature maps")
-    if any(use.used_bytes > use.limit_bytes for use in limits.values()):
+    pool = plan.pools["feature maps"]
+    if any(use.used_bytes > use.limit_bytes for use in plan.pools.values() if use is not pool):
         return 0
     growing = _sum_growing_bytes(plan, graph, batch)
     if not growing:
-        return batch if limit.used_bytes <= limit.limit_bytes else 0
-    pool = plan.pools["feature maps"]
+        return batch if pool.used_bytes <= pool.limit_bytes else 0
     growing = growing * pool.used_bytes // pool.lower_bound_bytes
-    return max(batch + batch * (limit.limit_bytes - limit.used_bytes) // growing, 0)
+    return max(batch + batch * (pool.limit_bytes - pool.used_bytes) // growing, 0)
 
 
 def _sum_growing_bytes(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:

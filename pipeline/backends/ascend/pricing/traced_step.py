@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -26,6 +27,8 @@ from pipeline.core.host.item_sizes import stored_bytes
 from pipeline.core.host.tree_paths import leaf_paths, leaves_by_path
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
+get_params = attrgetter("params")
+"""Returns the trained leaves of a `TrainState`."""
 MAX_TRACES = 16
 MAX_CHIPS = 4
 

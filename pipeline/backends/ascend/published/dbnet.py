@@ -33,11 +33,7 @@ STRIDES = (4, 8, 16, 32)
 STEEPNESS = 50.0
 """k of the binarisation (Liao et al. 2020, eq. 2)."""
 
-_INIT = InitSpec(
-    conv=HeNormal(mode="fan_out"),
-    dense=HeUniform(),
-    bias=Zeros(),
-)
+_INIT = InitSpec(conv=HeNormal(mode="fan_out"), dense=HeUniform(), bias=Zeros())
 
 
 class DBNet(nn.Module):

@@ -23,6 +23,7 @@ from pipeline.backends.ascend.cost.efficiency import GROUPS, Calibration, calibr
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.pricing.traced_step import (
     TracedStep,
+    get_params,
     pause_garbage_collection,
     trace_step,
 )
@@ -108,7 +109,7 @@ def _parse_row(row: Mapping[str, str]) -> Published:
 
 
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "vit_s_16": ("vit_b_16", {"features": 384, "hidden": 1536, "heads": 6}),
+    "vit_s_16": ("vit_b_16", {"features": 384, "hidden": 1536, "heads": 6})
 }
 """Published networks without a file in conf/model: another network's file, and changed settings."""
 
@@ -173,11 +174,7 @@ def trace_module(
     with pause_garbage_collection():
         state = jax.eval_shape(make_train_step(step_config).init, seed)
     images = jax.ShapeDtypeStruct(shape, jnp.float32)
-    return trace_step(make_update_only_step(step_config, 0.1), state, (images, labels), _get_params)
-
-
-def _get_params(state: Any) -> Any:
-    return state.params
+    return trace_step(make_update_only_step(step_config, 0.1), state, (images, labels), get_params)
 
 
 def _trace_wide_deep(row: Published) -> TracedStep:

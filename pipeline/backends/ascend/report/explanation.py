@@ -184,8 +184,6 @@ def list_interval_sources(
             "published steps of families that the fit left out",
         ),
         SourcedNumber(
-            "scale",
-            calibration.interval_scale,
-            "makes an 80 % interval cover 80 % of those steps",
+            "scale", calibration.interval_scale, "makes an 80 % interval cover 80 % of those steps"
         ),
     )

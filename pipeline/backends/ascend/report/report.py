@@ -72,8 +72,8 @@ class Report(PricedStep):
                 "verdict": self.memory.verdict,
                 "used_bytes": self.memory.used_bytes,
                 "pools": {
-                    limit.what: {"used_bytes": limit.used_bytes, "limit_bytes": limit.limit_bytes}
-                    for limit in self.memory.limits
+                    name: {"used_bytes": pool.used_bytes, "limit_bytes": pool.limit_bytes}
+                    for name, pool in self.memory.pools.items()
                 },
                 "components": dict(self.memory.components),
             },

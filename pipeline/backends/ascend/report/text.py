@@ -171,8 +171,8 @@ def _format_tuning(report: Report) -> Iterator[str]:
 def _format_memory(report: Report) -> Iterator[str]:
     plan = report.memory
     pools = [
-        f"{limit.what} {limit.used_bytes / GIB:.2f} of {limit.limit_bytes / GIB:.0f}"
-        for limit in plan.limits
+        f"{name} {pool.used_bytes / GIB:.2f} of {pool.limit_bytes / GIB:.0f}"
+        for name, pool in plan.pools.items()
     ]
     if report.config.devices == 1:
         yield f"  memory     {plan.verdict}; in GiB: {', '.join(pools)}"

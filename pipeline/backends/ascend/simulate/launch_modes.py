@@ -277,11 +277,7 @@ def _trace_iteration(graph: TaskGraph, run: Run, begin_us: float) -> IterationTr
 
 
 def _form_run_spans(
-    graph: TaskGraph,
-    times: Sequence[TaskTime],
-    lanes: Sequence[Lane],
-    run: Run,
-    begin_us: float,
+    graph: TaskGraph, times: Sequence[TaskTime], lanes: Sequence[Lane], run: Run, begin_us: float
 ) -> Iterator[Span]:
     for index, task in enumerate(graph.tasks):
         yield Span(

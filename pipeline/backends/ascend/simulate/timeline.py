@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from pipeline.backends.ascend.chip.options import Mode
 from pipeline.backends.ascend.chip.tasks import Phase, Task
@@ -36,15 +36,7 @@ STREAMS: tuple[tuple[Stream, str], ...] = (
 )
 """Streams from the host to the links, with their labels."""
 
-KINDS: tuple[Kind, ...] = (
-    "cube",
-    "vector",
-    "format",
-    "communication",
-    "ai_cpu",
-    "data",
-    "host",
-)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 FORMAT = frozenset({"cast", "trans_data", "transpose", "fill"})
 """Cost classes that convert types or layouts, or clear memory before atomic adds."""

@@ -121,10 +121,7 @@ class TuneSettings:
 
 
 def tune(
-    graph: TaskGraph,
-    hw: Hardware,
-    settings: TuneSettings,
-    efficiency: Efficiency | None = None,
+    graph: TaskGraph, hw: Hardware, settings: TuneSettings, efficiency: Efficiency | None = None
 ) -> TuneResult:
     """Return a tiling for every product of the graph, at least as fast as the vendor's default.
 

@@ -251,7 +251,7 @@ def test_parameters_have_a_limit_of_their_own(hw: Hardware) -> None:
 
 
 def test_half_the_memory_halves_the_split(hw: Hardware) -> None:
-    limits = plan_memory(chain(2), replace(hw, hbm_gib=16)).limits
+    limits = plan_memory(chain(2), replace(hw, hbm_gib=16)).pools.values()
     assert [limit.limit_bytes / GIB for limit in limits] == [2.5, 13, 0.5]
 
 
