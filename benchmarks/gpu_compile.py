@@ -37,9 +37,9 @@ from pipeline.backends.gpu.program_figures import make_compiler
 from pipeline.backends.gpu.step_programs import (
     LOOP_STEPS,
     Chip,
-    carry_shapes,
     compiler_options,
-    train_spec,
+    make_carry_shapes,
+    make_train_spec,
 )
 from pipeline.backends.xla import pad_to_block, train_loop
 
@@ -139,7 +139,7 @@ def compile_variant(variant: str, work: CompileInputs, chip: Chip, target: ChipT
         spec = _spec_before(work, chip)
     else:
         options = compiler_options(variant, deterministic=True)  # type: ignore[arg-type]
-        spec = train_spec(work, chip, options, 0 if variant == "loop" else LOOP_STEPS)
+        spec = make_train_spec(work, chip, options, 0 if variant == "loop" else LOOP_STEPS)
     spec = ProgramSpec(**{**vars(spec), "platforms": chip.platforms})
     begun = time.perf_counter()
     _, report = make_compiler(target)(spec, _watch)
@@ -150,7 +150,7 @@ def compile_variant(variant: str, work: CompileInputs, chip: Chip, target: ChipT
 def _spec_before(work: CompileInputs, chip: Chip) -> ProgramSpec:
     """The loop of other devices: its length is an argument, and nothing says how the state lies."""
     whole = SingleDeviceSharding(chip.device)
-    carry = carry_shapes(work, chip)
+    carry = make_carry_shapes(work, chip)
     inputs = chip.shapes(work.train.window(0).inputs)
     rates = chip.shapes(pad_to_block(work.learning_rates))
     args = carry.loop, inputs, rates, carry.position, carry.position

@@ -35,8 +35,8 @@ from pipeline.backends.planner.decisions import Decisions, ShardingPrices
 from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.layouts import Layout, Mesh
 from pipeline.backends.planner.parallel_plan import ParallelPlan
-from pipeline.backends.planner.rates import host_rates
-from pipeline.backends.planner.search import best_plan
+from pipeline.backends.planner.rates import load_host_rates
+from pipeline.backends.planner.search import find_best_plan
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
@@ -218,12 +218,12 @@ def different_plans(
     """The first different plans of a network's strategies, priced, by name."""
     found: dict[str, ParallelPlan] = {}
     for strategy in network.strategies:
-        prices = ShardingPrices(blocks, strategy.mesh, host_rates(), state_ratio)
+        prices = ShardingPrices(blocks, strategy.mesh, load_host_rates(), state_ratio)
 
         def keeps(use: OperatorUse, sharding: Layout, strategy: Strategy = strategy) -> bool:
             return strategy.keeps(blocks, use, sharding)
 
-        plan = best_plan(Decisions(prices, keeps))
+        plan = find_best_plan(Decisions(prices, keeps))
         if plan is None or any(_alike(plan, other) for other in found.values()):
             continue
         found[f"{strategy.mesh}, {strategy.name}"] = plan

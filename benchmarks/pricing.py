@@ -50,7 +50,7 @@ def main() -> None:
 
     def what_ifs() -> None:
         for percent in range(100):
-            pricing.on(hbm_sustained_gb_per_s=800.0 + 4 * percent).step(ExecutionConfig())
+            pricing.with_figures(hbm_sustained_gb_per_s=800.0 + 4 * percent).step(ExecutionConfig())
 
     ways: dict[str, Callable[[], object]] = {
         "cold process": cold,

@@ -31,7 +31,7 @@ from pipeline.backends.ascend.published.workloads import (
     price_row,
     published_steps,
 )
-from pipeline.backends.ascend.report.priced_step import NORMAL_90, class_spread
+from pipeline.backends.ascend.report.priced_step import NORMAL_90, compute_class_spread
 
 TRACED_LOG_SD, UNTRACED_LOG_SD = 0.05, 0.15
 """Prior spread of a group's multiplier: published steps of one network differ by a third from one
@@ -73,7 +73,7 @@ def split_by_group(row: Published) -> Parts:
         faster = price_row(row, calibrate_with({**ones, group: 2.0}, 0.0))
         groups.append(2 * (whole.step_ms - faster.step_ms))
     tasks = sum(task.repeat for task in whole.graph.tasks if task.engine in ("cube", "vector"))
-    spread = class_spread(whole.graph, whole.times, whole.timeline, whole.calibration)
+    spread = compute_class_spread(whole.graph, whole.times, whole.timeline, whole.calibration)
     return Parts(row, np.array(groups), tasks / 1e3, whole.step_ms - sum(groups), spread)
 
 

@@ -20,7 +20,7 @@ import yaml
 
 from benchmarks.ascend_fit.measured_kernels import Trace, read_traces
 from pipeline.backends.ascend.chip.chip_files import load_chip
-from pipeline.backends.ascend.chip.hardware import Hardware, hardware_of
+from pipeline.backends.ascend.chip.hardware import Hardware, extract_hardware
 from pipeline.backends.ascend.cost.efficiency import (
     EFFICIENCY_FILE,
     RATE_BOUNDS,
@@ -248,7 +248,7 @@ def write_efficiency(efficiency: Efficiency, path: Path = EFFICIENCY_FILE) -> No
 
 def main() -> None:
     """Fit, write efficiency.yaml, print a row for each class and trace."""
-    hw = hardware_of(load_chip("ascend910"))
+    hw = extract_hardware(load_chip("ascend910"))
     traces = read_traces()
     efficiency = fit(traces, hw, load_efficiency())
     write_efficiency(efficiency)

@@ -12,16 +12,16 @@ from flax.traverse_util import flatten_dict
 
 from pipeline.backends.planner.layouts import Mesh
 from pipeline.backends.planner.parallel_plan import ParallelPlan, ShardingRule, load_plan, save_plan
-from pipeline.backends.planner.rates import host_rates
+from pipeline.backends.planner.rates import load_host_rates
 from pipeline.backends.planner.search import (
     GIB,
     SearchedPlans,
-    moved_text,
-    plan_table,
+    format_moved,
+    format_plan_table,
     price_shardings,
     search,
 )
-from pipeline.backends.planner.traced_loss import LossToPlan, loss_of_step
+from pipeline.backends.planner.traced_loss import LossToPlan, make_loss
 from pipeline.backends.rates import Rates
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.safe_yaml import read_yaml
@@ -63,7 +63,7 @@ def find_plan(
     """
     if plan_file is None:
         plans = search_plans(recipe, dataset, built)
-        reporter.say(plan_table(plans))
+        reporter.say(format_plan_table(plans))
         return plans.best
     devices = num_devices(recipe.parallel)
     shapes = {"/".join(path): leaf.shape for path, leaf in flatten_dict(built.state.params).items()}
@@ -99,7 +99,7 @@ def step_to_plan(recipe: Recipe, dataset: Dataset, built: Built) -> LossToPlan:
         jax.ShapeDtypeStruct((size, *image_shape(dataset.image)), np.float32),
         jax.ShapeDtypeStruct((size, *label.shape), label.dtype),
     )
-    return loss_of_step(recipe.name, built.step_config, built.state, batch, sync_batch_norm=True)
+    return make_loss(recipe.name, built.step_config, built.state, batch, sync_batch_norm=True)
 
 
 def describe_shardings(recipe: Recipe, dataset: Dataset, built: Built) -> str:
@@ -127,12 +127,12 @@ def describe_shardings(recipe: Recipe, dataset: Dataset, built: Built) -> str:
     text = f"sharded so on {mesh} devices a step takes {plan.step_ms:.3g} ms by the planner's rates"
     if beside is not None:
         text += f", {plan.step_ms / beside.step_ms:.2f}x that of data parallelism"
-    return f"{text}; {plan.memory_bytes / GIB:.2f} GiB a device, {moved_text(plan)} moved"
+    return f"{text}; {plan.memory_bytes / GIB:.2f} GiB a device, {format_moved(plan)} moved"
 
 
 def _rates_of(recipe: Recipe) -> Rates:
     """Return the rates of the recipe's devices."""
-    return recipe.device.rates() or host_rates()
+    return recipe.device.rates() or load_host_rates()
 
 
 def with_plan(recipe: Recipe, plan: ParallelPlan) -> Recipe:

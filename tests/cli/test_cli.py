@@ -260,7 +260,7 @@ BAD = {
     ),
     "type that the chip lacks": (
         ["device=ascend910", "train.precision=bf16"],
-        "train.precision = bf16: Ascend 910A has no bfloat16, but float16, float32,",
+        "train.precision = bf16: Ascend 910A supports float16, float32,",
     ),
     "figure without its unit": (
         ["device=ascend910", "+device.hbm={value: 16, source: mine, confidence: assumed}"],
@@ -272,7 +272,7 @@ BAD = {
     ),
     "batch over the queue": (
         [*TINY, STEPS, "device=ascend910", "device.data_queue_gib.value=1e-5"],
-        "train.batch_size: 16 makes a batch of 6.11e-05 GiB, more than the 1e-05 GiB of the queue",
+        "train.batch_size = 16: makes a batch of 6.11e-05 GiB, more than the 1e-05 GiB of the",
     ),
 }
 

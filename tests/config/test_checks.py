@@ -108,7 +108,7 @@ CASES = {
     ),
     "type that the device lacks": (
         ["device=ascend910", "train.precision=bf16"],
-        "train.precision = bf16: Ascend 910A has no bfloat16, but float16, float32, ",
+        "train.precision = bf16: Ascend 910A supports float16, float32, ",
     ),
     "two ways to type": (
         ["train.precision=O2", "train.to_float=[{pattern: conv_0, dtype: float16}]"],

@@ -196,7 +196,7 @@ def test_what_has_no_room_fails_before_anything_runs(tiny: Compose, tmp_path: Pa
     message = str(caught.value)
     assert message.startswith("Device(id:0) memory isn't enough: kernel name: ")
     assert "The largest tensors there:" in message
-    assert "(asked for: 16)" in message
+    assert "(requested: 16)" in message
     summary = outcome.read_summary(tmp_path / "run")
     assert (summary["status"], summary["exit_status"], summary["steps"]) == ("failed", 1, 0)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
@@ -205,14 +205,14 @@ def test_what_has_no_room_fails_before_anything_runs(tiny: Compose, tmp_path: Pa
 REFUSED = {
     "queue": (
         ["device.data_queue_gib.value=5e-5"],
-        "train.batch_size: 16 makes a batch of 6.11e-05 GiB, more than the 5e-05 GiB of the queue",
+        "train.batch_size = 16: makes a batch of 6.11e-05 GiB, more than the 5e-05 GiB of the",
     ),
     "queue of several": (
         [
             *eight_devices(16),
             "device.data_queue_gib.value=5e-6",
         ],
-        "train.batch_size = 16, shared by 8 devices: 2 makes a batch of 7.64e-06 GiB, more than",
+        "train.batch_size = 16, 2 on each of 8 devices: makes a batch of 7.64e-06 GiB, more than",
     ),
     "microbatches": (
         [
@@ -224,7 +224,7 @@ REFUSED = {
     ),
     "split points": (
         [*eight_devices(16), "device.all_reduce_fusion=[4,99]"],
-        "device.all_reduce_fusion: [4, 99] should grow and stay below 8,",
+        "device.all_reduce_fusion = [4, 99]: must ascend and stay below 8,",
     ),
 }
 
@@ -254,7 +254,7 @@ def odd(kind: str) -> Callable[..., Any]:
 
 ODD = {
     "loop": ([], "its number of trips can't be read off; write it as jax.lax.scan"),
-    "cholesky": (["device.strict=true"], "no rule for cholesky; price with strict = false"),
+    "cholesky": (["device.strict=true"], "cholesky: not supported; strict = false estimates"),
 }
 
 

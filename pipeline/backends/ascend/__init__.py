@@ -2,8 +2,8 @@
 
     from pipeline.backends.ascend import price
 
-Data flow: a function and its shapes -> `Graph` (backends/graph) -> `TaskGraph` (compiler) -> one
-`TaskTime` per task (cost) -> `Timeline` under a launch mode (simulate) -> `Report`.
+Data flow: a function and its shapes -> `Graph` (backends/graph) -> `TaskGraph` (compiler) -> a
+`TaskTime` for each task (cost) -> a `Timeline` for a launch mode (simulate) -> `Report`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["PricedChip", "Report", "chipset", "price"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name at its first use: recipes are checked without jax."""
+    """Import a name at its first use, so that recipes are checked without jax."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from pipeline.backends.ascend.pricing import pricing

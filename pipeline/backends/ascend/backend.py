@@ -17,8 +17,8 @@ from pipeline.training.parallel.parallel_spec import ParallelSpec
 class AscendBackend(XlaBackend):
     """Emulated devices. Their numbers are, bit for bit, the numbers of the host's processor.
 
-    Lowerings are chosen and programs compiled for the host. The price of a step depends on neither;
-    `emulated.mode` is how the chip would launch steps.
+    Lowerings are chosen and programs are compiled for the host. The price of a step doesn't depend
+    on them.
     """
 
     def __init__(self, emulated: EmulatedDevice, parallel: ParallelSpec) -> None:
@@ -27,7 +27,7 @@ class AscendBackend(XlaBackend):
         self.parallel = parallel
 
     def describe(self) -> Mapping[str, str]:
-        """Return the chips, the processor that computes in their place, and the versions."""
+        """Return the chips, the processor that computes for them, and the versions."""
         host = super().describe()
         name = self.emulated.chip.name
         if self.parallel.mode != "none":

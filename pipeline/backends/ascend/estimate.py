@@ -1,4 +1,4 @@
-"""The price of a recipe's step on an emulated chip, in print and as files."""
+"""The price of a recipe's step on an emulated chip, as text and as files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ from pipeline.backends.ascend.chip.options import (
     ExecutionConfig,
     Mode,
     OptionError,
-    mode_of,
+    choose_mode,
 )
-from pipeline.backends.ascend.memory.memory_plan import out_of_memory_message
+from pipeline.backends.ascend.memory.memory_plan import explain_out_of_memory
 from pipeline.backends.ascend.pricing.advice import advise
 from pipeline.backends.ascend.pricing.pricing import Pricing
-from pipeline.backends.ascend.pricing.traced_step import no_garbage_collection, trace_step
+from pipeline.backends.ascend.pricing.traced_step import (
+    get_params,
+    pause_garbage_collection,
+    trace_step,
+)
+from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.text import Recommendation, name_devices, printout
 from pipeline.backends.ascend.tune.autotune import custom_bank
 from pipeline.backends.base import StepToPrice
@@ -28,7 +33,6 @@ from pipeline.backends.sink_choice import SinkChoice
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.knowledge_bank import write_result
-from pipeline.training.state import TrainState
 
 SHOWN_CHANGES = 3
 PRICE = "price.json"
@@ -43,30 +47,31 @@ KEYS = {
     "precision": "device.precision",
     "mode": "device.mode",
 }
-"""The recipe's keys for options with another name."""
+"""Keys of the recipe by the names of options."""
 
 
 class AscendEstimate:
     """A price and recommendations: figures of one steady step, of all devices together.
 
-    `device` names the chip and the number of devices, `interval_ms` is the 80 % interval of
-    `step_ms`. Raises RunError if the device's memory is too small.
+    `device` names the chip and the number of devices. `interval_ms` is the 80 % interval of
+    `step_ms`. Raises RecipeError for options that the device refuses, and RunError if its memory
+    is too small.
     """
 
     def __init__(self, proposal: StepToPrice, emulated: EmulatedDevice) -> None:
         self._proposal = proposal
         self._emulated = emulated
         self.choice: SinkChoice | None = None
-        with no_garbage_collection():
+        with pause_garbage_collection():
             try:
                 pricing = self._trace(proposal.device_batch)
-                self.report = pricing.report(self._config(pricing))
+                self.report = pricing.report(self._choose_config(pricing))
             except OptionError as error:
                 raise RecipeError([self._with_key(str(error))]) from error
             memory = self.report.memory
             if memory.verdict == "out of memory":
                 raise RunError(
-                    out_of_memory_message(
+                    explain_out_of_memory(
                         memory,
                         self.report.graph,
                         batch=proposal.device_batch,
@@ -81,42 +86,44 @@ class AscendEstimate:
             changes = advise(pricing, self.report.config, self._trace)
             self.changes = tuple(map(self._with_recipe_keys, changes))
 
-    def _config(self, pricing: Pricing) -> ExecutionConfig:
-        """Return how the recipe runs its steps; under `sink: auto`, the sink is chosen by price."""
+    def _choose_config(self, pricing: Pricing) -> ExecutionConfig:
+        """Return the options of the recipe's steps. With `sink: auto`, choose the sink by price."""
         proposal = self._proposal
 
         def config(sink_steps: int | None) -> ExecutionConfig:
             size = proposal.sink_steps if sink_steps is None else sink_steps
-            sunk = replace(proposal, sink=sink_steps is not None, sink_steps=size)
-            return config_of(sunk, self._emulated)
+            changed = replace(proposal, sink=sink_steps is not None, sink_steps=size)
+            return configure_step(changed, self._emulated)
 
         if proposal.choose_sink is None:
-            return config_of(proposal, self._emulated)
+            return configure_step(proposal, self._emulated)
         self.choice = proposal.choose_sink(lambda steps: pricing.step(config(steps)).step_ms)
         return config(self.choice.size)
 
     def _trace(self, batch_size: int) -> Pricing:
-        """Trace the recipe's step, with a batch of any size."""
+        """Trace the recipe's step with a batch size, and return its pricing."""
         proposal = self._proposal
         batch = proposal.batch(batch_size)
-        traced = trace_step(proposal.step, proposal.state, batch, _parameters)
+        traced = trace_step(proposal.step, proposal.state, batch, get_params)
         return Pricing(traced, self._emulated.chip)
 
     def _with_recipe_keys(self, change: Recommendation) -> Recommendation:
-        """Return a change with the keys that the recipe uses."""
+        """Return a change with the recipe's key for the batch."""
         if change.kind != "batch" or not self._proposal.sizes_each:
             return change
         size = int(change.override.partition("=")[2]) // self._proposal.devices
         return replace(change, override=f"parallel.batch_per_device={size}")
 
     def _with_key(self, problem: str) -> str:
-        """Return an option's error under the recipe's key: it opens with the option's name."""
-        name, colon, details = problem.partition(":")
+        """Return the problem of an option, "NAME = VALUE: ...", with the recipe's key as name."""
+        name, _, details = problem.partition(" = ")
         devices = self._proposal.devices
         if name == "batch_size" and devices > 1:
             size = self._proposal.batch_size
-            return f"train.batch_size = {size}, shared by {devices} devices:{details}"
-        return f"{KEYS[name]}{colon}{details}" if name in KEYS else f"device: {problem}"
+            reason = details.partition(": ")[2]
+            share = f"{self._proposal.device_batch} on each of {devices} devices"
+            return f"train.batch_size = {size}, {share}: {reason}"
+        return f"{KEYS[name]} = {details}" if name in KEYS else f"device: {problem}"
 
     def __str__(self) -> str:
         useful = [change for change in self.changes if change.gain > 0][:SHOWN_CHANGES]
@@ -129,9 +136,7 @@ class AscendEstimate:
         proposal = self._proposal
         return {
             "device": self.device,
-            "step_ms": report.step_ms,
-            "interval_ms": list(report.interval_ms),
-            "samples_per_s": report.samples_per_s,
+            **_summarize(report),
             "run_s": report.step_ms * proposal.total_steps / 1e3,
             "steps": proposal.total_steps,
             "steps_per_pass": proposal.steps_per_epoch,
@@ -143,19 +148,12 @@ class AscendEstimate:
             "precision": config.precision,
             "bound": report.bound,
             "shares": dict(report.shares),
-            "modes": {
-                mode: {
-                    "step_ms": other.step_ms,
-                    "interval_ms": list(other.interval_ms),
-                    "samples_per_s": other.samples_per_s,
-                }
-                for mode, other in report.modes.items()
-            },
+            "modes": {mode: _summarize(step) for mode, step in report.modes.items()},
             "memory": {"verdict": report.memory.verdict, "used_bytes": report.memory.used_bytes},
         }
 
     def save(self, folder: Path) -> tuple[str, ...]:
-        """Write price, trace and picture into a run directory. Return the names of the files."""
+        """Write price, trace and timeline into a run directory. Return the names of the files."""
         changes = [
             {
                 "kind": change.kind,
@@ -189,11 +187,11 @@ class AscendEstimate:
         return tuple(names)
 
 
-def config_of(proposal: StepToPrice, emulated: EmulatedDevice) -> ExecutionConfig:
-    """Return how a recipe would run its steps on the chip.
+def configure_step(proposal: StepToPrice, emulated: EmulatedDevice) -> ExecutionConfig:
+    """Return the options with which a recipe would run its steps on the chip.
 
-    `mode: auto` is MindSpore's `dataset_sink_mode`: with sinks the chip loops over the steps of
-    one, without them every step is one launch of the graph with a batch from the host. In eager
+    `mode: auto` is MindSpore's `dataset_sink_mode`: with sinks the chip loops over the steps of a
+    sink, without sinks every step is one launch of the graph with a batch from the host. In eager
     mode the host launches every operation.
     """
     config = emulated.config
@@ -202,7 +200,7 @@ def config_of(proposal: StepToPrice, emulated: EmulatedDevice) -> ExecutionConfi
         auto = "op_by_op"
     return replace(
         config,
-        mode=mode_of(config.software, emulated.mode or auto),
+        mode=choose_mode(config.software, emulated.mode or auto),
         sink_size=proposal.sink_steps,
         devices=proposal.devices,
         data_sink=proposal.sink,
@@ -210,5 +208,9 @@ def config_of(proposal: StepToPrice, emulated: EmulatedDevice) -> ExecutionConfi
     )
 
 
-def _parameters(state: TrainState) -> Any:
-    return state.params
+def _summarize(step: PricedStep) -> dict[str, Any]:
+    return {
+        "step_ms": step.step_ms,
+        "interval_ms": list(step.interval_ms),
+        "samples_per_s": step.samples_per_s,
+    }

@@ -1,11 +1,10 @@
 """Compare published with modelled steps: `python -m pipeline.backends.ascend.validate [FILE]`.
 
-    python -m pipeline.backends.ascend.validate --row MS0042     # one row's kernels by class
+    python -m pipeline.backends.ascend.validate --row MS0042     # the kernels of a row by class
 
-Every row is priced by a fit to the rows of other families; the interval, too, is scaled on those.
-Rows whose host was, or may have been, the slower part are only upper bounds of the device's time;
-they are printed, and counted if the model is slower than they allow. With a FILE of other
-steps, those are compared instead, with the calibration as it is.
+Every row is priced with parameters that are fitted to the rows of other families. Rows that the
+host may have limited are only upper bounds of the device's time. With a FILE, the steps in the file
+are compared instead, with the package's calibration.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ KINDS = {
     "depthwise networks, both": ("mobilenet", "efficientnet", "shufflenet"),
     "vision transformers, both": ("transformer",),
 }
-"""Families whose operators had the largest faults, also scored separately."""
+"""Groups of families with the largest errors, which are also scored separately."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One row: published time, time modelled with its family held out, and the interval."""
+    """A published row, and its modelled time and 80 % interval."""
 
     row: Published
     modelled_ms: float
@@ -48,7 +47,7 @@ class Verdict:
 
     @property
     def error(self) -> float:
-        """Relative error of the modelled time: 0.1 is 10 % too slow."""
+        """Relative error of the modelled time, 0.1 if it is 10 % too long."""
         return self.modelled_ms / self.row.ms - 1
 
     @property
@@ -59,7 +58,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Score:
-    """Errors, rank order and coverage of the held-out rows of a kind."""
+    """Errors, rank order and coverage of some rows. `coverage` is the share inside intervals."""
 
     rows: int
     median_error: float
@@ -77,13 +76,13 @@ class Score:
 
 
 def validate(rows: Sequence[Published]) -> tuple[Verdict, ...]:
-    """Price every row by the fit and the interval without its family."""
+    """Price every row with the calibration that leaves its family out."""
     calibrations = load_left_out()
-    return tuple(_verdict(row, calibrations[row.family]) for row in rows)
+    return tuple(_price_verdict(row, calibrations[row.family]) for row in rows)
 
 
 def score(verdicts: Sequence[Verdict]) -> Score:
-    """Return errors, order and coverage of rows that show the speed of the device."""
+    """Return errors, order and coverage of rows."""
     errors = np.array([abs(verdict.error) for verdict in verdicts])
     return Score(
         len(verdicts),
@@ -96,7 +95,7 @@ def score(verdicts: Sequence[Verdict]) -> Score:
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return Kendall's tau-a over pairs that are not tied in either (Kendall 1938)."""
+    """Return Kendall's tau over pairs that are tied in neither sequence (Kendall 1938)."""
     upper = np.triu_indices(len(first), 1)
     first_signs = np.sign(np.subtract.outer(first, first))[upper]
     second_signs = np.sign(np.subtract.outer(second, second))[upper]
@@ -104,18 +103,18 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
     return float(order.sum() / np.count_nonzero(order)) if np.any(order) else math.nan
 
 
-def ratios_of_pairs(verdicts: Sequence[Verdict]) -> list[tuple[str, float, float]]:
-    """Return op-by-op time relative to graph mode of networks published in both.
+def compute_pair_ratios(verdicts: Sequence[Verdict]) -> list[tuple[str, float, float]]:
+    """Return (name, published ratio, modelled ratio) of networks with rows in two launch modes.
 
-    Each is (name, published ratio, modelled ratio).
+    A ratio is the op-by-op time relative to graph mode.
     """
     pairs = [v for v in verdicts if v.row.quality == "pair"]
     ratios = []
     for name in dict.fromkeys(v.row.model for v in pairs):
-        of_mode = {v.row.mode: v for v in pairs if v.row.model == name}
-        eager = of_mode["op_by_op"]
-        sunk = of_mode["loop_sink"]
-        ratios.append((name, eager.row.ms / sunk.row.ms, eager.modelled_ms / sunk.modelled_ms))
+        by_mode = {v.row.mode: v for v in pairs if v.row.model == name}
+        eager = by_mode["op_by_op"]
+        graph = by_mode["loop_sink"]
+        ratios.append((name, eager.row.ms / graph.row.ms, eager.modelled_ms / graph.modelled_ms))
     return ratios
 
 
@@ -135,29 +134,29 @@ def _print_table(verdicts: Sequence[Verdict]) -> None:
         )
 
 
-def compare_own(file: Path) -> tuple[Verdict, ...]:
-    """Price other steps, in the columns of published.csv, by the calibration as it is.
+def price_file(file: Path) -> tuple[Verdict, ...]:
+    """Price the steps of a CSV file in the form of published.csv, with the package's calibration.
 
     Raises RunError for a file that isn't such a table.
     """
     try:
         rows = published_steps(file)
-        return tuple(_verdict(row, load_calibration()) for row in rows)
+        return tuple(_price_verdict(row, load_calibration()) for row in rows)
     except (OSError, UnicodeError, KeyError, ValueError, TypeError) as error:
         columns = ", ".join(field.name for field in fields(Published))
         raise RunError(
-            f"{file}: not a table of steps ({error}); a CSV file with the columns {columns}, as "
-            f"{PUBLISHED.name} of this package"
+            f"{file}: not a table of steps ({error}); must be a CSV file with the columns "
+            f"{columns}, such as {PUBLISHED.name} of this package"
         ) from error
 
 
-def _verdict(row: Published, calibration: Calibration) -> Verdict:
+def _price_verdict(row: Published, calibration: Calibration) -> Verdict:
     report = price_row(row, calibration)
     return Verdict(row, report.step_ms, *report.interval_ms)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table and the scores, or the table of a file of steps."""
+    """Print the table and scores of published steps, a table of other steps, or a row's kernels."""
     parser = ArgumentParser(prog="python -m pipeline.backends.ascend.validate")
     parser.add_argument("file", nargs="?", type=Path, help="your own steps, as in published.csv")
     parser.add_argument("--row", metavar="ID", help="print the kernels of one row by class instead")
@@ -165,52 +164,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
     file: Path | None = options.file
     try:
         if options.row is not None:
-            print("\n".join(row_by_class(options.row, file or PUBLISHED)))
+            print("\n".join(describe_row(options.row, file or PUBLISHED)))
         elif file is None:
             _print_published()
         else:
-            _print_table(compare_own(file))
+            _print_table(price_file(file))
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
     return 0
 
 
-def row_by_class(row_id: str, file: Path) -> Iterator[str]:
-    """Return lines with the kernels of a row by class, as the calibration on all rows has them.
+def describe_row(row_id: str, file: Path) -> Iterator[str]:
+    """Yield lines with the kernels of a row by class, with the package's calibration.
 
-    Raises RunError for a row that the file does not have.
+    Raises RunError if the file doesn't have the row.
     """
     rows = {row.id: row for row in published_steps(file)}
     if row_id not in rows:
-        raise RunError(f"--row {row_id}: {file.name} has no such row; it has {', '.join(rows)}")
+        raise RunError(f"--row {row_id}: must be a row of {file.name}: {', '.join(rows)}")
     row = rows[row_id]
     step = price_row(row, load_calibration())
     kernels: Counter[str] = Counter()
-    spent: dict[str, float] = {}
+    class_ms: dict[str, float] = {}
     for task in step.tasks:
-        spent[task.cost_class] = spent.get(task.cost_class, 0.0) + task.us / 1e3
+        class_ms[task.cost_class] = class_ms.get(task.cost_class, 0.0) + task.us / 1e3
         kernels[task.cost_class] += task.repeat
     yield f"{row.id} {row.model}: published {row.ms:.2f} ms, modelled {step.step_ms:.2f}"
-    for name, ms in sorted(spent.items(), key=lambda entry: -entry[1]):
+    for name, ms in sorted(class_ms.items(), key=lambda entry: -entry[1]):
         yield f"  {name:22} {ms:9.2f} ms in {kernels[name]} kernels"
 
 
 def _print_published() -> None:
     verdicts = validate(published_steps())
     _print_table(verdicts)
-    sunk = [v for v in verdicts if v.row.quality == "device" and v.row.mode != "op_by_op"]
+    graph = [v for v in verdicts if v.row.quality == "device" and v.row.mode != "op_by_op"]
     eager = [v for v in verdicts if v.row.mode == "op_by_op" and v.row.quality == "device"]
     bounds = [v for v in verdicts if v.row.quality == "at_most"]
     fast_enough = sum(v.error <= 0.1 for v in bounds)
     print()
-    print(f"graph mode, device-bound, family left out: {score(sunk)}")
+    print(f"graph mode, device-bound, family left out: {score(graph)}")
     print(f"eager PyTorch, 80 us an op: {score(eager)}")
     for title, families in KINDS.items():
-        rows = [v for v in (*sunk, *eager) if v.row.family in families]
+        rows = [v for v in (*graph, *eager) if v.row.family in families]
         print(f"{title}: {score(rows)}")
     print(f"rows bounded by the host: {fast_enough} of {len(bounds)} kept, within 10 %")
-    for name, published, modelled in ratios_of_pairs(verdicts):
+    for name, published, modelled in compute_pair_ratios(verdicts):
         print(f"eager against graph, {name}: published {published:.2f}, modelled {modelled:.2f}")
 
 

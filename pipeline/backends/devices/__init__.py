@@ -1,1 +1,1 @@
-"""Devices that a recipe can name: one component file each; none imports jax at the top."""
+"""Components of kind "device". Their modules don't import jax at the top."""

@@ -1,4 +1,4 @@
-"""An emulated Ascend 910: a component of kind "device"."""
+"""An emulated Ascend 910, a component of kind "device"."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
-from pipeline.backends.ascend.chip.hardware import Chip, chipset_of, hardware_of
+from pipeline.backends.ascend.chip.hardware import Chip, extract_hardware, to_priced_chip
 from pipeline.backends.ascend.chip.options import (
     MAX_DEVICES,
     EmulatedDevice,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @component("device")
 class Ascend(Chip, DeviceSpec):
-    """An Ascend 910: XLA computes its numbers on the host, a model of the chip its time."""
+    """An emulated Ascend 910: XLA computes on the host, a model of the chip estimates the time."""
 
     auto_precision: ClassVar[Level] = "O3"
     is_emulated: ClassVar[bool] = True
@@ -37,53 +37,53 @@ class Ascend(Chip, DeviceSpec):
     software: Literal["mindspore_graph", "mindspore_eager", "pytorch_eager"] | None
     """Stack whose launches and conversions are priced; null: MindSpore's, in the launch mode."""
     precision: Literal["O0", "O2", "O3"] | None
-    """MindSpore's amp_level that a step is priced for; null: the types that it was traced with."""
+    """MindSpore's amp_level of the priced step; null: the step's own types."""
     all_reduce_fusion: Annotated[Seq[PositiveInt], Field(min_length=1)] | None
     """Indices of parameters at which gradients are split into all-reduces; null: one for all."""
     host_workers: PositiveInt
     """Processes of the emulated host that prepare data."""
     auto_tune: Literal["exhaustive", "ga", "rl", "rl,ga"] | None
-    """Search the tiles of every cube task before it is priced: all, genetic, by a tree, or both."""
+    """Search for the tiles of every product: of all tiles, genetic, in a tree, or the last two."""
     tune_bank: FilePath | None
     """The knowledge bank of tiles, read before the search and written after it; null: the bank in
     the folder TUNE_BANK_PATH, if any."""
     repeat_tune: bool
-    """Search again for tiles that a bank has, and use the faster ones (REPEAT_TUNE)."""
+    """Whether to search again for tiles that a bank has, and use the faster tiles (REPEAT_TUNE)."""
     strict: bool
-    """Refuse an operation that the model doesn't know, instead of estimating it by its bytes."""
+    """Whether to refuse an unsupported operation instead of estimating it by its bytes."""
 
     @field_validator("all_reduce_fusion")
     @classmethod
-    def _ascending(cls, points: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    def _refuse_unsorted(cls, points: tuple[int, ...] | None) -> tuple[int, ...] | None:
         if points is not None and any(low >= high for low, high in pairwise(points)):
             raise ValueError(f"{list(points)} must ascend, as in [85, 160]")
         return points
 
     def find_dtype_problem(self, dtype: str) -> str | None:
-        """The chip's file lists its types."""
+        """Return the problem of a type that isn't in the chip's file."""
         if dtype in self.dtypes:
             return None
         return (
-            f"{self.chip} has no {dtype}, but {', '.join(self.dtypes)}; train in O0, and choose "
+            f"{self.chip} supports {', '.join(self.dtypes)}, not {dtype}; train in O0, and choose "
             "device.precision=O2 for float16"
         )
 
     def find_count_problem(self, count: int) -> str | None:
-        """A cluster has at most 1,024 devices, in whole servers."""
+        """Return the problem of a number of devices above 1,024, or not of whole servers."""
         if count > MAX_DEVICES:
-            return f"must be at most {MAX_DEVICES} of {self.chip}"
+            return f"must be at most {MAX_DEVICES} for {self.chip}"
         try:
-            check_devices(count, hardware_of(self))
+            check_devices(count, extract_hardware(self))
         except OptionError as error:
-            return str(error).removeprefix("devices: ")
+            return str(error).removeprefix(f"devices = {count}: ")
         return None
 
     def rates(self) -> Rates:
-        """The rates of the chip."""
-        return AscendRates(hardware_of(self))
+        """Return the rates of the chip."""
+        return AscendRates(extract_hardware(self))
 
     def open(self, parallel: ParallelSpec) -> Backend:
-        """XLA on the host's processor, under the name of the chip."""
+        """Open XLA on the host's processor, under the name of the chip."""
         from pipeline.backends.ascend.backend import AscendBackend
 
         config = ExecutionConfig(
@@ -97,4 +97,4 @@ class Ascend(Chip, DeviceSpec):
             strict=self.strict,
         )
         mode = None if self.mode == "auto" else self.mode
-        return AscendBackend(EmulatedDevice(chipset_of(self), config, mode), parallel)
+        return AscendBackend(EmulatedDevice(to_priced_chip(self), config, mode), parallel)

@@ -1,4 +1,4 @@
-"""A GPU that may be absent: its figures for XLA's compiler, from a YAML file."""
+"""Figures of a GPU for XLA's compiler, from a YAML file. The GPU itself may be absent."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pipeline.core.registry import Spec
 
 FOLDER = Path(__file__).parent / "targets"
 """Files of the shipped targets."""
-SHOWN = 3
-"""Problems of a file in a message."""
+MAX_PROBLEMS = 3
+"""Most problems of a file in a message."""
 
 Count = Annotated[int, Field(gt=0)]
 Bytes = Annotated[int, Field(gt=0, le=2**63 - 1)]
@@ -25,9 +25,9 @@ ShortVersion = Annotated[str, Field(pattern=r"^\d{1,4}\.\d{1,4}$")]
 
 
 class ChipTarget(Spec):
-    """A chip and the software on it, as XLA's compiler sees them; sizes are in bytes.
+    """Figures of a chip and versions of its software, for XLA's compiler.
 
-    `cores` are streaming multiprocessors; `optin` sizes are the most that a kernel may request.
+    `cores` are streaming multiprocessors. `optin` sizes are the most that a kernel may request.
     """
 
     chip: Annotated[str, Field(pattern=r"^[\w .()-]{1,80}$")]
@@ -55,7 +55,7 @@ class ChipTarget(Spec):
     cudnn: ShortVersion
 
     def to_text(self) -> str:
-        """Return the description in the text format of XLA's `GpuTargetConfigProto`."""
+        """Return the figures in the text format of XLA's `GpuTargetConfigProto`."""
         major, minor = self.compute_capability.split(".")
         dnn_major, dnn_minor = self.cudnn.split(".")
         runtime = self.cuda_runtime.split(".")
@@ -91,23 +91,25 @@ class ChipTarget(Spec):
         )
 
 
-def shipped_targets() -> tuple[str, ...]:
-    """Return the names of the targets that the package describes."""
+def list_targets() -> tuple[str, ...]:
+    """Return the names of the shipped targets."""
     return tuple(sorted(file.stem for file in FOLDER.glob("*.yaml")))
 
 
-def read_target(named: str) -> ChipTarget:
-    """Return the target of a shipped name, or of a YAML file of the same form.
+def read_target(name_or_path: str) -> ChipTarget:
+    """Return a shipped target by name, or the target of a YAML file of the same form.
 
-    Raises ValueError that says what is wrong with the name or the file.
+    Raises ValueError for an unknown name or an invalid file.
     """
-    shipped = shipped_targets()
-    if named not in shipped and not named.endswith((".yaml", ".yml")):
-        raise ValueError(f"{no_such('target', named, shipped)}; or name a YAML file of that form")
+    shipped = list_targets()
+    if name_or_path not in shipped and not name_or_path.endswith((".yaml", ".yml")):
+        problem = no_such("target", name_or_path, shipped)
+        raise ValueError(f"{problem}; or name a YAML file of that form")
     try:
-        file = FOLDER / f"{named}.yaml" if named in shipped else Path(named).expanduser()
+        is_shipped = name_or_path in shipped
+        file = FOLDER / f"{name_or_path}.yaml" if is_shipped else Path(name_or_path).expanduser()
     except RuntimeError as error:
-        raise ValueError(f"{named}: names the folder of a user who is not known") from error
+        raise ValueError(f"{name_or_path}: names the home folder of an unknown user") from error
     try:
         tree = read_yaml(file)
     except OSError as error:
@@ -119,5 +121,5 @@ def read_target(named: str) -> ChipTarget:
     try:
         return ChipTarget.model_validate(tree)
     except ValidationError as error:
-        problems = join_first(describe(error, tree), SHOWN, "; ", "; ")
+        problems = join_first(describe(error, tree), MAX_PROBLEMS, "; ", "; ")
         raise ValueError(f"{file}: {problems}") from error

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as a backend, and a chip that is not there, for which programs are compiled alone."""
+"""NVIDIA GPUs as a backend, and an absent chip that programs are only compiled for."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ from pipeline.training.metrics import EvalSums
 from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.state import TrainState
 
-INITIALIZERS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 _SKIP_CHECK = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
-"""The variable with which JAX's plug-in for CUDA does not look for cuDNN and a driver."""
+"""Environment variable with which JAX's plug-in for CUDA doesn't check cuDNN and the driver."""
 
-LOOPS: Mapping[Graphs, str] = {
+LOOP_REASONS: Mapping[Graphs, str] = {
     "loop": "one CUDA graph loops over the steps of a sink, and ends on the device",
     "step": "programs of a fixed number of steps, each step one CUDA graph",
 }
-LOOP = "programs of a fixed number of steps, so that the device never waits for the host"
-SOFT = "requested: one asynchronous dispatch per step, by a program without a loop"
+LOOP_REASON = "programs of a fixed number of steps, so that the device never waits for the host"
+SOFT_REASON = "requested: one asynchronous dispatch per step, by a program without a loop"
 
 
 @dataclass(eq=False)
@@ -68,18 +68,18 @@ class GpuExecutable(XlaExecutable):
 
     @property
     def program_text(self) -> str:
-        """The longest training program as XLA compiled it."""
+        """The longest training program as optimized HLO."""
         program = next(iter(self.programs.train.values()))
         text: str = program.as_text()  # type: ignore[attr-defined]
         return text
 
     def init(self) -> TrainState:
-        """The state at step 0 in the memory of the host, which draws it; `run` copies it once."""
+        """Return the state at step 0, which is drawn on the host. `run` copies it once."""
         return self.programs.init(self.work.seed)
 
     def put(self, state: TrainState) -> TrainState:
-        """A copy of a state on the device, in the layouts of the programs."""
-        # Copied first: a state of the host's processor may share its memory with the caller.
+        """Copy a state to the device, in the layouts of the programs."""
+        # Copy it first, as a state on the host may share its memory with the caller.
         copied: TrainState = self.placement.put(jax.tree.map(np.array, state))
         return copied if self.programs.place is None else self.programs.place(copied)
 
@@ -93,11 +93,12 @@ class GpuExecutable(XlaExecutable):
     ) -> LoopCarry:
         """Run the steps of a window; only a loop takes several at once.
 
-        The host reads nothing before the last step of a window has been dispatched.
+        With the mechanism "loop" a dispatch runs several steps. The host reads nothing before the
+        last step of a window is dispatched.
         """
         step_carry = StepCarry(self.placement.put(np.int32(positions.start)), carry)
         last = self.placement.put(np.int32(positions.stop))
-        for steps in self._dispatches(len(positions), mechanism):
+        for steps in self._split_steps(len(positions), mechanism):
             program = self.programs.train[steps]
             if steps == 0:
                 step_carry = program(step_carry, inputs, self.rates, last)
@@ -105,9 +106,11 @@ class GpuExecutable(XlaExecutable):
                 step_carry = program(step_carry, inputs, self.rates)
         return step_carry.loop
 
-    def _dispatches(self, count: int, mechanism: Mechanism) -> Iterator[int]:
-        """Yield the numbers of steps of the programs that run `count` steps, the longest first; 0
-        stands for all of them."""
+    def _split_steps(self, count: int, mechanism: Mechanism) -> Iterator[int]:
+        """Yield the keys of the programs that run `count` steps, the longest program first.
+
+        A key is a number of steps, or 0 for the program that runs any number.
+        """
         for steps in self.programs.train if mechanism == "loop" else (1,):
             if steps == 0:
                 if count > 1:
@@ -128,7 +131,7 @@ class GpuExecutable(XlaExecutable):
 
 
 class GpuBackend(XlaBackend):
-    """One GPU or several. Several run the programs of other devices, with the options of a GPU."""
+    """One or several GPUs. Several run XlaBackend's programs, with compiler options for GPUs."""
 
     def __init__(
         self, placement: DevicePlacement, graphs: Graphs = "auto", *, deterministic: bool = True
@@ -143,17 +146,19 @@ class GpuBackend(XlaBackend):
     def mechanism(
         self, requested: Literal["auto", "loop", "soft"], *, sink: bool
     ) -> tuple[Mechanism, str]:
-        """A sink runs as programs of several steps unless requested otherwise."""
+        """Return how a sink runs, and why: on one GPU as programs of several steps by default."""
         mechanism, why = super().mechanism(requested, sink=sink)
         if len(self.placement.devices) > 1 or mechanism == "none":
             return mechanism, why
-        return mechanism, SOFT if mechanism == "soft" else LOOPS.get(self.graphs, LOOP)
+        return mechanism, SOFT_REASON if mechanism == "soft" else LOOP_REASONS.get(
+            self.graphs, LOOP_REASON
+        )
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
-        """Compile initialisation, steps and evaluation. Raises RunError where XLA refuses one."""
+        """Compile initialisation, steps and evaluation. Raises RunError if XLA refuses one."""
         if len(self.placement.devices) > 1 or work.eager or work.sharding_rules is not None:
             return super().compile(work, watch)
-        chip = Chip(self.device, _host())
+        chip = Chip(self.device, _find_host())
         programs, reports = compile_for_gpu(work, chip, self.options, self.graphs, watch)
         rates = self.placement.put(pad_to_block(work.learning_rates))
         buffers = self.placement.put(empty_buffers(work.train.window(0).inputs))
@@ -162,9 +167,9 @@ class GpuBackend(XlaBackend):
 
 
 class AbsentGpuBackend(XlaBackend):
-    """A chip that is described and not there: programs are compiled for it, and none can run.
+    """An absent chip: programs are compiled for it, and can't run.
 
-    The host's processor has the data.
+    Data is on the host's processor.
     """
 
     def __init__(
@@ -176,26 +181,26 @@ class AbsentGpuBackend(XlaBackend):
         self.device = _open_absent_chip(target)
 
     def describe(self) -> Mapping[str, str]:
-        """Return the chip, that it is not there, and the versions of JAX."""
+        """Return the chip with a note that it is absent, and the versions of JAX."""
         name = f"{self.target.chip}, which is described and not there"
         return {**super().describe(), "device": name}
 
     def mechanism(
         self, requested: Literal["auto", "loop", "soft"], *, sink: bool
     ) -> tuple[Mechanism, str]:
-        """Nothing runs, by whatever mechanism."""
+        """Return "none", as nothing can run."""
         return "none", f"{self.target.chip} is not there"
 
     def choose_lowerings(
         self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
     ) -> LoweringChoice:
-        """XLA's: others are for CPUs alone."""
+        """Choose XLA's lowerings, as others are for CPUs alone."""
         return LoweringChoice()
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
-        """Compile as for a chip that is there, and count what it would launch.
+        """Compile as for a present chip, and count the launches of the programs.
 
-        Raises RunError where XLA refuses a program.
+        Raises RunError if XLA refuses a program.
         """
         chip = Chip(self.device, self.placement.device, ("cuda",))
         compile_one = make_compiler(self.target)
@@ -204,7 +209,7 @@ class AbsentGpuBackend(XlaBackend):
 
 
 class CompiledOnly:
-    """Programs of a chip that is not there: their report, and nothing that could run."""
+    """The report on programs for an absent chip, which can't run."""
 
     def __init__(self, work: CompileInputs, report: CompileReport) -> None:
         self.report = report
@@ -217,8 +222,8 @@ class CompiledOnly:
     init = put = set_learning_rates = run = evaluate = _refuse
 
 
-def _host() -> jax.Device | None:
-    """The host's processor; None if JAX may not use it, as with JAX_PLATFORMS=cuda."""
+def _find_host() -> jax.Device | None:
+    """Return the host's processor; None if JAX may not use it, as with JAX_PLATFORMS=cuda."""
     try:
         return jax.local_devices(backend=CPU.name)[0]
     except RuntimeError:
@@ -228,7 +233,7 @@ def _host() -> jax.Device | None:
 def _open_absent_chip(target: ChipTarget) -> jax.Device:
     """Return the device that programs are compiled for.
 
-    Raises RunError if the compiler for GPUs is not installed, or refuses the description.
+    Raises RunError if the compiler for GPUs isn't installed, or refuses the figures.
     """
     if plugin() is None:
         raise RunError(
@@ -237,19 +242,19 @@ def _open_absent_chip(target: ChipTarget) -> jax.Device:
         )
     with _skip_driver():
         try:
-            return _describe(target)
+            return _describe_topology(target)
         except NotImplementedError:
-            # The plug-in was loaded before, without the variable, and found no driver.
-            for name in INITIALIZERS:
+            # The plug-in was loaded before without the variable, and has found no driver.
+            for name in PLUGINS:
                 try:
                     importlib.import_module(name).initialize()
                     break
                 except ImportError:
                     continue
-            return _describe(target)
+            return _describe_topology(target)
 
 
-def _describe(target: ChipTarget) -> jax.Device:
+def _describe_topology(target: ChipTarget) -> jax.Device:
     try:
         topology = topologies.get_topology_desc(
             platform="cuda", target_config=target.to_text(), topology="1x1x1"

@@ -14,23 +14,23 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _BODY = re.compile(r"body=%?([\w.$-]+)")
 _ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}")
 
-# Opcodes.
 MOVES = frozenset({"copy", "transpose", "copy-start"})
 VIEWS = frozenset({"bitcast", "get-tuple-element", "tuple", "parameter", "reshape", "constant"})
-"""Instructions that may be in a computation that only moves."""
+"""Opcodes that may be in a computation of moves besides `MOVES`."""
 HOST = frozenset({"infeed", "outfeed", "send", "recv"})
+"""Opcodes of transfers between host and device."""
 CALLBACK = "callback"
-"""Part of the target of a custom call to the host."""
+"""Part of the target's name in a custom call to the host."""
 
 
 @dataclass(frozen=True)
 class HloFacts:
     """Facts of a program. `calls_by_library` has counts by "target dtype", `triton` by kind.
 
-    `donated` counts arguments whose memory a result reuses. `body_moves` and `state_moves` count
-    copies and transposes of arrays of two dimensions or more. The former are in a loop, the latter
-    bring the state into or out of a dispatch. `known_steps` is the trip count of the loop, None if
-    the compiler doesn't know it.
+    `donated` counts arguments whose memory a result reuses. `body_moves` counts copies and
+    transposes in a loop, `state_moves` those that move the state into or out of a dispatch; both of
+    arrays of two dimensions or more. `known_steps` is the trip count of the loop, None if the
+    compiler hasn't determined it.
     """
 
     donated: int
@@ -45,11 +45,11 @@ class HloFacts:
 
 
 def read_hlo(text: str) -> HloFacts:
-    """Read the facts from a program's text. Lines that aren't instructions are left out."""
+    """Read the facts from a program's text. Lines that aren't instructions are ignored."""
     program = read_hlo_text(text)
     lines = list(program.lines())
     moving_computations = {
-        name for name, body in program.computations.items() if _only_moves(body.values())
+        name for name, body in program.computations.items() if _is_moving(body.values())
     }
     main = program.computations.get(program.entry, {})
     bodies = {
@@ -70,7 +70,7 @@ def read_hlo(text: str) -> HloFacts:
     state_lines = [
         line
         for line in main.values()
-        if _is_move(line, moving_computations) and _is_border(line, main, donated)
+        if _is_move(line, moving_computations) and _moves_state(line, main, donated)
     ]
     trips = [trip[1] for line in main.values() if (trip := _TRIPS.search(line.arguments))]
     calls = (
@@ -92,40 +92,40 @@ def read_hlo(text: str) -> HloFacts:
     )
 
 
-def _only_moves(lines: Iterable[HloLine]) -> bool:
+def _is_moving(lines: Iterable[HloLine]) -> bool:
     opcodes = {line.opcode for line in lines}
     return bool(opcodes & MOVES) and opcodes <= MOVES | VIEWS
 
 
 def _is_move(line: HloLine, moving_computations: set[str]) -> bool:
-    """Whether an instruction only moves an array of two dimensions or more."""
-    # The first array of a fusion with several results doesn't tell the rank of the others.
+    """Return whether an instruction only moves an array of two dimensions or more."""
+    # The arrays of a fusion with several results may have different ranks.
     rank = len(line.arrays[0].sizes) if line.arrays else 0
     if rank < 2 and not (line.opcode == "fusion" and len(line.arrays) > 1):
         return False
     return line.opcode in MOVES or line.called_computation in moving_computations
 
 
-def _is_border(line: HloLine, main: Mapping[str, HloLine], donated: set[int]) -> bool:
-    """Whether a move reads a donated argument, or writes a result or a loop's initial value."""
-    return _leads_out(line, main) or any(
+def _moves_state(line: HloLine, main: Mapping[str, HloLine], donated: set[int]) -> bool:
+    """Return whether a move reads a donated argument, or writes a result or a loop's input."""
+    return _is_output(line, main) or any(
         _is_donated(operand, main, donated) for operand in line.operands
     )
 
 
-def _leads_out(line: HloLine, main: Mapping[str, HloLine]) -> bool:
-    """Whether a value is a result or a loop's initial value, through tuples and bitcasts."""
+def _is_output(line: HloLine, main: Mapping[str, HloLine]) -> bool:
+    """Return whether a value is a result or a loop's input, through tuples and bitcasts."""
     readers = [reader for reader in main.values() if line.name in reader.operands]
     return any(
         reader.opcode == "while"
         or reader.is_root
-        or (reader.opcode in ("tuple", "bitcast") and _leads_out(reader, main))
+        or (reader.opcode in ("tuple", "bitcast") and _is_output(reader, main))
         for reader in readers
     )
 
 
 def _is_donated(name: str, main: Mapping[str, HloLine], donated: set[int]) -> bool:
-    """Whether a value is a donated argument or a loop's result, through views."""
+    """Return whether a value is a donated argument or a loop's result, through views."""
     line = main.get(name)
     if line is None:
         return False
@@ -134,5 +134,5 @@ def _is_donated(name: str, main: Mapping[str, HloLine], donated: set[int]) -> bo
         return number.isdigit() and int(number) in donated
     if line.opcode in ("bitcast", "get-tuple-element"):
         return any(_is_donated(operand, main, donated) for operand in line.operands)
-    # A loop's results take over the donated memory: a move of one brings the state out.
+    # A loop's results reuse the donated memory, so a move of one moves the state out.
     return line.opcode == "while"

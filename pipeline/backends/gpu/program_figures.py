@@ -1,7 +1,7 @@
-"""Figures of a program for a chip that this machine lacks, from the files of XLA's compiler.
+"""Figures of a program for an absent chip, from the files of XLA's compiler.
 
-XLA lists launches as thunks, whose indentation makes a tree: `kCommandBuffer` has the launches of
-a CUDA graph, `kWhile` a condition and a body.
+XLA lists launches as thunks, indented as a tree: inside `kCommandBuffer` are the launches of a CUDA
+graph, inside `kWhile` the condition and the body of a loop.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from pipeline.core.errors import RunError
 MB = 1e6
 GB = 1e9
 THUNK_FILES = ("*thunk_sequence_after_thunk_passes.txt", "*thunk_sequence.txt")
-"""Files of thunks, the first that exists is read: with CUDA graphs, if there are any; without."""
+"""Files of thunks, with CUDA graphs (if the program has any) and without. The first one is read."""
 NO_TILE_MESSAGE = "output tile sizes"
-"""A phrase of XLA's error for a product whose tile it could only choose by timing on a GPU."""
+"""Phrase of XLA's error for a product whose tile it could only choose by timing on a GPU."""
 WITHOUT_TRITON: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
-UNTUNED = (
-    "compiled without Triton's products: XLA has no tile for one unless it times some on a GPU"
+UNTUNED_NOTE = (
+    "compiled without Triton: XLA can't choose the tile of a product without timing it on a GPU"
 )
-
 
 _LINE = re.compile(r"^( *)\d+: k(\w+)(.*)$")
 _PART = re.compile(r"^ *(condition|body|branch[^:]*):\s*$")
@@ -48,12 +47,12 @@ KINDS = {
     "fills": ("Memzero", "Memset32BitValue", "Memset"),
     "host": ("HostSend", "HostRecv", "HostExecuteStart", "Infeed", "Outfeed", "HostToDeviceCopy"),
 }
-"""Kinds of launches by the names of XLA; all others are kernels."""
+"""XLA's names of thunks by kind of launch. Other thunks are kernels."""
 
 
 @dataclass
 class Thunk:
-    """A launch, a graph or a loop with the thunks inside; `part` is condition or body of a loop."""
+    """A launch, a graph or a loop, with the thunks inside. `part` is "condition" or "body"."""
 
     kind: str
     name: str
@@ -80,7 +79,7 @@ class Launches:
 
 
 def parse_thunks(text: str) -> tuple[Thunk, ...]:
-    """Read a tree of thunks. Lines that aren't thunks are left out."""
+    """Read a tree of thunks. Lines that aren't thunks are ignored."""
     root = Thunk("Root", "")
     parents = [(-1, root)]
     part = ""
@@ -100,7 +99,7 @@ def parse_thunks(text: str) -> tuple[Thunk, ...]:
 
 
 def count_launches(thunks: Sequence[Thunk], *, in_graph: bool = False) -> Launches:
-    """Count the launches of thunks, which a CUDA graph holds if `in_graph`.
+    """Count the launches of thunks, which are in a CUDA graph if `in_graph`.
 
     The launches of a loop's iteration are counted once.
     """
@@ -123,16 +122,16 @@ def count_launches(thunks: Sequence[Thunk], *, in_graph: bool = False) -> Launch
     return Launches(**counts)
 
 
-def outer_loops(
+def find_outer_loops(
     thunks: Sequence[Thunk], *, in_graph: bool = False
 ) -> tuple[tuple[Thunk, bool], ...]:
-    """Return the loops that are in no other loop, each with whether a graph holds it."""
+    """Return the loops outside other loops, each with whether it is in a CUDA graph."""
     loops: list[tuple[Thunk, bool]] = []
     for thunk in thunks:
         if thunk.kind == LOOP:
             loops.append((thunk, in_graph))
         else:
-            loops += outer_loops(thunk.inside, in_graph=in_graph or thunk.kind == GRAPH)
+            loops += find_outer_loops(thunk.inside, in_graph=in_graph or thunk.kind == GRAPH)
     return tuple(loops)
 
 
@@ -140,8 +139,8 @@ def outer_loops(
 class ProgramFigures:
     """Figures of a program.
 
-    `step` has the launches of one iteration of its loop, or of a program without a loop. `around`
-    has the other launches of a dispatch.
+    `step` has the launches of one iteration of the loop, `around` the other launches of a dispatch.
+    `step` has all launches of a program without a loop.
     """
 
     results: int
@@ -149,9 +148,9 @@ class ProgramFigures:
     argument_bytes: int
     temporary_bytes: int
     memory_bytes: int
-    """Arguments, results that reuse no argument's memory, and temporaries."""
+    """Bytes of arguments, of results that don't reuse an argument's memory, and of temporaries."""
     chip_bytes: int
-    """Memory of the chip."""
+    """Bytes of the chip's memory."""
     loops: int
     loop_in_graph: bool
     step: Launches
@@ -160,7 +159,7 @@ class ProgramFigures:
 
     @property
     def waits_for_host(self) -> bool:
-        """Whether each iteration of a loop waits until the host has read its condition."""
+        """Whether each iteration of the loop waits until the host has read the condition."""
         return self.loops > 0 and not self.loop_in_graph and self.hlo.known_steps is None
 
     def to_json(self) -> dict[str, Any]:
@@ -169,11 +168,11 @@ class ProgramFigures:
 
     def lines(self, name: str) -> tuple[str, ...]:
         """Return the figures as lines for the user."""
-        per = "a step" if self.loops else "each"
+        unit = "a step" if self.loops else "each"
         in_body = _describe_bytes(self.hlo.body_moved_bytes)
         in_dispatch = _describe_bytes(self.hlo.state_moved_bytes)
         return (
-            f"{name}, {per}: {_describe_launches(self.step)}; {self._describe_loop()}",
+            f"{name}, {unit}: {_describe_launches(self.step)}; {self._describe_loop()}",
             f"{name}, libraries: {_describe_calls(self.hlo.calls_by_library)}; "
             f"Triton: {_describe_calls(self.hlo.triton)}",
             f"{name}, memory: {self.memory_bytes / GB:,.2f} of the chip's "
@@ -191,8 +190,8 @@ class ProgramFigures:
         if self.loop_in_graph:
             return "the loop is in a graph, and ends on the device"
         if self.hlo.known_steps is not None:
-            return f"a loop of {self.hlo.known_steps}, as the compiler knows"
-        return "a loop whose every iteration waits until the host has read its condition"
+            return f"a loop of {self.hlo.known_steps} iterations, without waits for the host"
+        return "a loop that waits before each iteration until the host has read its condition"
 
 
 def make_compiler(target: ChipTarget) -> Compile:
@@ -200,7 +199,7 @@ def make_compiler(target: ChipTarget) -> Compile:
 
     def compile_(spec: ProgramSpec, watch: ProgressClock) -> tuple[Any, ProgramReport]:
         if spec.platforms is None:
-            # Initialisation, which is for the host.
+            # Initialisation runs on the host.
             return compile_program(spec, watch)
         lines: tuple[str, ...] = ()
         try:
@@ -208,7 +207,7 @@ def make_compiler(target: ChipTarget) -> Compile:
         except RunError as error:
             if NO_TILE_MESSAGE not in str(error):
                 raise
-            lines = (f"{spec.name}: {UNTUNED}",)
+            lines = (f"{spec.name}: {UNTUNED_NOTE}",)
             program, report, thunks = _compile_and_list(spec.with_options(WITHOUT_TRITON), watch)
         figures = read_figures(program, thunks, target)
         lines += figures.lines(spec.name)
@@ -220,7 +219,7 @@ def make_compiler(target: ChipTarget) -> Compile:
 def _compile_and_list(
     spec: ProgramSpec, watch: ProgressClock
 ) -> tuple[Any, ProgramReport, tuple[Thunk, ...]]:
-    """Compile a program; return its launches too, with CUDA graphs if there are any."""
+    """Compile a program. Return it with its report and its thunks."""
     with tempfile.TemporaryDirectory() as folder:
         dump: dict[str, str | bool] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         program, report = compile_program(spec.with_options(dump), watch)
@@ -231,13 +230,13 @@ def _compile_and_list(
 
 
 def read_figures(program: Any, thunks: tuple[Thunk, ...], target: ChipTarget) -> ProgramFigures:
-    """Return the figures of a compiled program and its launches."""
+    """Return the figures of a compiled program, from its memory, its HLO and its thunks."""
     memory = program.memory_analysis()
     used = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     used += memory.output_size_in_bytes - memory.alias_size_in_bytes
     step = launches = count_launches(thunks)
     around = Launches()
-    loop, in_graph = next(iter(outer_loops(thunks)), (None, False))
+    loop, in_graph = next(iter(find_outer_loops(thunks)), (None, False))
     if loop is not None:
         body = [thunk for thunk in loop.inside if thunk.part == "body"]
         step = count_launches(body, in_graph=in_graph)

@@ -1,12 +1,12 @@
-"""Programs of a run on one GPU: each runs a number of steps that is fixed when it is compiled.
+"""Programs of a run on one GPU, each for a number of steps that is fixed when it is compiled.
 
 XLA's runtime for GPUs copies the condition of a loop to the host before every iteration, unless the
-compiler knows the trip count: the host would wait for the device before each step. So a sink runs a
-program of several steps, and a program of a single step without a loop for the rest. If `graphs` is
-loop, it runs one program whose loop is a CUDA graph, which reads its condition on the device.
+trip count is constant: the host would wait for the device before each step. So a sink runs a
+program of several steps, and for the remaining steps a program of a single step. If `graphs` is
+loop, it runs one program whose loop is a CUDA graph, with its condition on the device.
 
-The state stays on the device in the layouts that the compiler prefers, so that no dispatch
-transposes its weights.
+The state stays on the device in the layouts that the compiler chooses, so that no dispatch
+transposes weights.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from pipeline.training.step import TrainStep
 Graphs = Literal["auto", "off", "step", "loop"]
 
 LOOP_STEPS = 64
-"""Most steps of a program with a loop. The host then dispatches once for 64 steps, and at most 63
-steps of a sink one by one."""
+"""Most steps of a program with a constant trip count. The host then dispatches once for 64 steps,
+and at most 63 steps of a sink one by one."""
 CAPTURED = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL,DYNAMIC_SLICE_FUSION,CONVOLUTION"
 """Operations that XLA may put into a CUDA graph: all but loops and collectives."""
 
 
 def compiler_options(graphs: Graphs, *, deterministic: bool) -> dict[str, str | bool]:
-    """Return the options of XLA's compiler for CUDA graphs and for operations with fixed bits."""
+    """Return the options of XLA's compiler for CUDA graphs and deterministic operations."""
     options: dict[str, str | bool] = {}
     if graphs != "auto":
         captured = {"off": "", "step": CAPTURED, "loop": f"{CAPTURED},WHILE"}
@@ -61,7 +61,7 @@ def compiler_options(graphs: Graphs, *, deterministic: bool) -> dict[str, str | 
 class StepCarry:
     """Position in the window, int32, and the values of the training loop.
 
-    A program returns them for the next one, so that a dispatch needs nothing from the host.
+    A program returns them for the next program, so that a dispatch needs no data from the host.
     """
 
     position: Array
@@ -84,10 +84,10 @@ class GpuPrograms:
     init: Callable[[Any], TrainState]
     """Initialisation, on the host's processor if JAX may use it."""
     train: Mapping[int, Callable[..., StepCarry]]
-    """Training programs by their number of steps, the longest first; 0: any number."""
+    """Training programs by their number of steps, the longest first. 0: any number of steps."""
     evaluate: Callable[..., EvalCarry]
     place: Callable[[TrainState], TrainState] | None
-    """Copies a state from the default layouts to the programs'; None if they are the same."""
+    """Copies a state from the default layouts to those of the programs; None if they are equal."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def compile_for_gpu(
     reports: list[ProgramReport] = []
 
     def compile_(spec: ProgramSpec) -> Any:
-        # The host, which initialises, is never absent.
+        # Initialisation runs on the host, which is never absent.
         platforms = None if spec.name == INIT else chip.platforms
         program, report = compile_one(replace(spec, platforms=platforms), watch)
         reports.append(report)
@@ -135,31 +135,28 @@ def compile_for_gpu(
     init = compile_(_make_init_spec(work, chip, options))
     longest = LOOP_STEPS if work.dispatch_steps is None else min(work.dispatch_steps, LOOP_STEPS)
     first = 0 if graphs == "loop" and longest > 1 else longest
-    program = compile_(train_spec(work, chip, options, first))
+    program = compile_(make_train_spec(work, chip, options, first))
     formats = program.input_formats[0][0].loop.state
     if formats != program.output_formats.loop.state:
         # A dispatch passes its state on, so layouts of inputs and outputs must be equal.
-        program = compile_(train_spec(work, chip, options, first, formats))
+        program = compile_(make_train_spec(work, chip, options, first, formats))
     train = {first: program}
     if first != 1:
-        train[1] = compile_(train_spec(work, chip, options, 1, formats))
-    state = carry_shapes(work, chip).loop.state
+        train[1] = compile_(make_train_spec(work, chip, options, 1, formats))
+    state = make_carry_shapes(work, chip).loop.state
     evaluate = compile_(_make_eval_spec(work, chip, state, formats, options))
-    return GpuPrograms(init, train, evaluate, _make_place(chip, state, formats)), tuple(reports)
+    return GpuPrograms(init, train, evaluate, _make_placer(chip, state, formats)), tuple(reports)
 
 
-def train_spec(
-    work: CompileInputs,
-    chip: Chip,
-    options: dict[str, str | bool],
-    steps: int,
-    formats: Any = None,
+def make_train_spec(
+    work: CompileInputs, chip: Chip, options: dict[str, str | bool], steps: int, formats: Any = None
 ) -> ProgramSpec:
-    """Return the specification of a program of `steps` steps; 0: up to a position, its argument.
+    """Return the specification of a program of `steps` steps.
 
-    `formats` are the layouts of the state; None: the compiler chooses.
+    If `steps` is 0, the program runs up to a position, its last argument. `formats` are the layouts
+    of the state; None: the compiler chooses them.
     """
-    carry = carry_shapes(work, chip)
+    carry = make_carry_shapes(work, chip)
     if formats is None:
         formats = jax.tree.map(lambda _: Format(Layout.AUTO, chip.sharding), carry.loop.state)
     sharding: Any = chip.sharding
@@ -179,7 +176,7 @@ def train_spec(
     )
 
 
-def carry_shapes(work: CompileInputs, chip: Chip) -> StepCarry:
+def make_carry_shapes(work: CompileInputs, chip: Chip) -> StepCarry:
     """Return the shapes of the values that training programs pass on."""
     state = jax.eval_shape(work.step.init, work.seed)
     buffers = jax.eval_shape(empty_buffers, work.train.window(0).inputs)
@@ -187,7 +184,7 @@ def carry_shapes(work: CompileInputs, chip: Chip) -> StepCarry:
 
 
 def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]:
-    """Return a function of `steps` steps; 0: of a loop up to a position, its fourth argument."""
+    """Return a function of `steps` steps; 0: a loop up to a position, the last argument."""
 
     def train_step(carry: StepCarry, inputs: Inputs, learning_rates: Array) -> StepCarry:
         return _advance(step, carry, inputs, learning_rates)
@@ -215,7 +212,7 @@ def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]
 
 
 def _advance(step: TrainStep, carry: StepCarry, inputs: Inputs, learning_rates: Array) -> StepCarry:
-    """Return the carry after a step. After the run has ended, only the position changes."""
+    """Return the carry after a step. If the run has ended, only the position changes."""
     position = carry.position
     before = carry.loop
     with jax.named_scope(DATA_SCOPE):
@@ -242,11 +239,7 @@ def _make_init_spec(work: CompileInputs, chip: Chip, options: dict[str, str | bo
 
 
 def _make_eval_spec(
-    work: CompileInputs,
-    chip: Chip,
-    state: Any,
-    formats: Any,
-    options: dict[str, str | bool],
+    work: CompileInputs, chip: Chip, state: Any, formats: Any, options: dict[str, str | bool]
 ) -> ProgramSpec:
     """Return the specification of the evaluation of one batch, with training's layouts."""
 
@@ -267,7 +260,7 @@ def _make_eval_spec(
     )
 
 
-def _make_place(chip: Chip, state: Any, formats: Any) -> Callable[[TrainState], TrainState] | None:
+def _make_placer(chip: Chip, state: Any, formats: Any) -> Callable[[TrainState], TrainState] | None:
     is_default = all(
         tuple(format_.layout.major_to_minor) == tuple(range(len(array.shape)))
         for format_, array in zip(jax.tree.leaves(formats), jax.tree.leaves(state), strict=True)

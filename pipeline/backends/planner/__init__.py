@@ -1,1 +1,1 @@
-"""Search for the fastest sharding of a training step over a mesh of devices."""
+"""Search for the fastest sharding of a training step on a mesh of devices."""

@@ -1,9 +1,9 @@
 """The blocks that a plan decides about: regions of activations, operators between them, weights.
 
-A region is all activations that share groups of dimensions (dimension_groups.py): a residual stream
-is one region of any length, so a residual edge costs nothing by itself. An operator is a
-product with a parameter, or the look-up of its rows; it leads from a region to a region. Blocks
-carry no names, so that equal ones are equal and are priced once; names are in `StepBlocks`.
+A region is all activations that share groups of dimensions (dimension_groups.py). A residual stream
+is one region, so a residual edge costs nothing. An operator is a product with a parameter, or a
+look-up of its rows. It reads one region and writes another. Blocks have no names, so that repeated
+blocks are equal and are priced once. `StepBlocks` has the names.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["batch", "contracted", "output", "both"]
-"""Effect of sharding of an operator's dimension:
+"""What the sharding of an operator's dimension shards:
 
-* batch: of the activations alone; gradients of the weight are partial sums;
-* contracted: of the operand and the weight; the result is a partial sum (rows of a table: each
-  device looks up what it has);
-* output: of the weight and the result; the operand's gradient is a partial sum;
-* both: of operand, weight and result alike, as a batch of weights, one for each expert.
+* batch: operand and result; gradients of the weight are partial sums;
+* contracted: operand and weight; the result is a partial sum (in a look-up, each device has some
+  rows of the table);
+* output: weight and result; the operand's gradient is a partial sum;
+* both: operand, weight and result, such as a batch of weights, one for each expert.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Bytes and floating-point operations of values that some groups of a region shard."""
+    """Bytes and floating-point operations of values with the given groups of a region."""
 
     groups: tuple[int, ...]
     nbytes: int = 0
@@ -33,12 +33,15 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class PartialSum:
-    """Reductions inside a region: their results, and the groups that they sum over."""
+    """Reductions inside a region.
+
+    `groups` are those of the results, `summed` those that are summed over. `nbytes` is the size of
+    all `count` results.
+    """
 
     groups: tuple[int, ...]
     summed: tuple[int, ...]
     nbytes: int
-    """Of all `count` results."""
     count: int = 1
 
 
@@ -46,24 +49,24 @@ class PartialSum:
 class Region:
     """Activations that share groups of dimensions.
 
-    A group is its index in `sizes`; no sharding makes more pieces of it than its size has.
+    A group is its index in `sizes`. The number of its pieces divides its size.
     """
 
     sizes: tuple[int, ...]
     samples: int | None = None
-    """The group that numbers samples."""
+    """The group of the batch dimension."""
     work: tuple[Extent, ...] = ()
-    """Per step, forward and backward."""
+    """Traffic and operations of a step, forward and backward."""
     saved: tuple[Extent, ...] = ()
-    """Kept from the forward pass to the backward pass."""
+    """Activations that the backward pass reads."""
     sums: tuple[PartialSum, ...] = ()
     parameters: tuple[Extent, ...] = ()
-    """Biases, scales and others that are applied element by element; sharded as the region is."""
+    """Biases, scales and other element-wise parameters, which are sharded like the region."""
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An operand or a result: its bytes, and the group in its region of each dimension."""
+    """An operand or a result: its bytes, and each dimension's group in its region."""
 
     nbytes: int
     groups: tuple[int | None, ...]
@@ -82,7 +85,7 @@ class OperatorDim:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A product with a parameter, or a look-up of its rows. Work is of the forward pass."""
+    """A product with a parameter, or a look-up of its rows. `flops` are of the forward pass."""
 
     kind: Literal["product", "look_up"]
     operand: Array
@@ -91,14 +94,14 @@ class Operator:
     weight_bytes: int
     flops: int
     samples: int | None = None
-    """The one of `dims` that numbers samples."""
+    """Index in `dims` of the batch dimension."""
     operand_gradient: bool = True
-    """Whether anything before it is trained."""
+    """Whether the backward pass computes the operand's gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorUse:
-    """An operator at its place: indices of its regions and its weight."""
+    """An operator at its place in the step: indices of its two regions and its weight."""
 
     operator: Operator
     source: int
@@ -108,7 +111,7 @@ class OperatorUse:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A parameter of operators."""
+    """A parameter of one or more operators."""
 
     path: str
     shape: tuple[int, ...]
@@ -118,7 +121,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class RegionParameter:
-    """A parameter that belongs to a region, with its group there of each dimension."""
+    """A parameter that belongs to a region, with each dimension's group in the region."""
 
     path: str
     shape: tuple[int, ...]
@@ -129,7 +132,7 @@ class RegionParameter:
 
 @dataclass(frozen=True, slots=True)
 class LayerOutput:
-    """The output of a layer that has parameters, with its group in a region of each dimension."""
+    """The output of a layer with parameters, with each dimension's group in its region."""
 
     layer: str
     region: int
@@ -153,7 +156,7 @@ class StepBlocks:
 
     @property
     def largest(self) -> Weight | RegionParameter:
-        """The largest parameter; the last path of equals."""
+        """The largest parameter; of equal sizes, the last by path."""
         empty = Weight("", (), 0)
         return max(self._all_parameters, key=lambda p: (p.nbytes, p.path), default=empty)
 

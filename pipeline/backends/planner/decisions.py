@@ -1,11 +1,12 @@
-"""The decisions of a plan on one mesh, as variables, and their prices as tables to be added.
+"""The decisions of a plan on one mesh, as variables, and their prices, as tables that are added.
 
-An operator's sharding names, for each axis of the mesh, the dimension of the operator that the axis
-shards; a region's layout names the group. Transfers from one to the other are priced between them:
+An operator's sharding has, for each axis of the mesh, the dimension of the operator that the axis
+shards. A region's layout has the group. Transfers have a price for each pair of them:
 
-* region and operator: collectives that bring the operand to the layout that the sharding needs, and
-  its gradient back, which is a partial sum along axes that shard the operator's output;
-* operator and region: the same for the result, a partial sum along axes that shard what is summed.
+* region and operator: collectives that bring the operand to the sharding's layout, and its gradient
+  back, which is a partial sum along axes that shard the operator's output;
+* operator and region: the same for the result, a partial sum along axes that shard contracted
+  dimensions.
 """
 
 from __future__ import annotations
@@ -32,23 +33,24 @@ from pipeline.backends.planner.layouts import (
     Collective,
     Layout,
     Mesh,
-    layouts_of,
-    pieces,
-    seen_by,
-    transfer,
+    count_pieces,
+    find_transfer,
+    list_layouts,
+    view_layout,
 )
 from pipeline.backends.rates import CollectiveKind, DeviceGroup, Rates
 
 COPIES = 2
-"""Arrays of a parameter's size besides the optimizer's state: itself and its gradient."""
+"""Arrays of a parameter's size without the optimizer's state: the parameter and its gradient."""
 KeepsSharding = Callable[[OperatorUse, Layout], bool]
+"""Filter of the shardings of an operator."""
 KeepsLayout = Callable[[int, Layout], bool]
-"""Of the region, or the weight, of a number."""
+"""Filter of the layouts of a region, or of a weight, by its number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Costs of one part of a plan: computing, collectives, collectives of gradients, and memory."""
+    """Costs of one term of a plan: computing, collectives, gradients' collectives, and memory."""
 
     compute_us: float = 0.0
     collectives: tuple[Collective, ...] = ()
@@ -58,27 +60,20 @@ class Price:
 
 @dataclass
 class ShardingPrices:
-    """Prices on one mesh. `state_ratio` is the optimizer's state in bytes of parameters."""
+    """Prices on one mesh. `state_ratio` is the optimizer's state per byte of parameters."""
 
     blocks: StepBlocks
     mesh: Mesh
     rates: Rates
     state_ratio: float
-    _layouts: dict[Any, tuple[Layout, ...]] = field(default_factory=dict)
     _shares: dict[Any, float] = field(default_factory=dict)
 
-    def layouts(self, sizes: tuple[int, ...], samples: int | None) -> tuple[Layout, ...]:
-        """Layouts of dimensions of the given sizes on the mesh."""
-        if (sizes, samples) not in self._layouts:
-            self._layouts[sizes, samples] = layouts_of(sizes, self.mesh, samples)
-        return self._layouts[sizes, samples]
-
     def region(self, region: Region, layout: Layout) -> Price:
-        """Price of a region: its computation, sums, parameters and activations."""
+        """Return the price of a region: computing, sums, parameters and activations."""
         work_us = sum(
             self.rates.compute_us(
-                self._piece(extent.flops, extent, layout),
-                self._piece(extent.nbytes, extent, layout),
+                self._divide_amount(extent.flops, extent, layout),
+                self._divide_amount(extent.nbytes, extent, layout),
             )
             for extent in region.work
         )
@@ -87,13 +82,13 @@ class ShardingPrices:
         for reduced in region.sums:
             axes = tuple(axis for axis, group in enumerate(layout) if group in reduced.summed)
             if axes:
-                nbytes = reduced.nbytes / pieces(layout, self.mesh, *reduced.groups)
+                nbytes = reduced.nbytes / count_pieces(layout, self.mesh, *reduced.groups)
                 sums += [Collective("all_reduce", nbytes / reduced.count, axes)] * reduced.count
-        memory = sum(self._piece(extent.nbytes, extent, layout) for extent in region.saved)
+        memory = sum(self._divide_amount(extent.nbytes, extent, layout) for extent in region.saved)
         for extent in region.parameters:
-            nbytes = self._piece(extent.nbytes, extent, layout)
-            memory += self._stored_bytes(nbytes)
-            work_us += self._update_us(nbytes)
+            nbytes = self._divide_amount(extent.nbytes, extent, layout)
+            memory += self._count_stored_bytes(nbytes)
+            work_us += self._compute_update_us(nbytes)
             axes = tuple(
                 axis
                 for axis, group in enumerate(layout)
@@ -104,14 +99,14 @@ class ShardingPrices:
         return Price(work_us, tuple(sums), tuple(gradients), memory)
 
     def operator(self, operator: Operator, sharding: Layout, *, stored: bool) -> Price:
-        """Price of an operator by itself; with `stored` also of holding its weight."""
+        """Return the price of an operator, with `stored` also of its weight, without transfers."""
         operand, weight, result = (
-            self.mesh.num_pieces(self._positions(operator, sharding, which))
+            self.mesh.num_pieces(self._locate(operator, sharding, which))
             for which in ("operand", "weight", "result")
         )
         nbytes = operator.weight_bytes / weight
         if operator.kind == "look_up":
-            # It reads and writes rows, and sets the gradient of the whole table to zero first.
+            # The backward pass first sets the gradient of the whole table to zero.
             row = operator.result.nbytes / result
             work_us = self.rates.compute_us(0, 2 * row) + self.rates.compute_us(0, 2 * row + nbytes)
         else:
@@ -119,108 +114,115 @@ class ShardingPrices:
             moved = operator.operand.nbytes / operand + operator.result.nbytes / result
             flops = operator.flops / self.mesh.num_pieces(sharding)
             work_us = passes * self.rates.compute_us(flops, moved + nbytes)
-        copies = self._axes_without(operator, sharding, "weight")
+        copies = self._find_missing_axes(operator, sharding, "weight")
         return Price(
-            work_us + (self._update_us(nbytes) if stored else 0.0),
+            work_us + (self._compute_update_us(nbytes) if stored else 0.0),
             gradients=(Collective("all_reduce", nbytes, copies),) if copies else (),
-            memory_bytes=self._stored_bytes(nbytes) if stored else 0.0,
+            memory_bytes=self._count_stored_bytes(nbytes) if stored else 0.0,
         )
 
     def operand(self, operator: Operator, layout: Layout, sharding: Layout) -> Price:
-        """Price of bringing an operand from its region to a sharding, and its gradient back."""
+        """Return the price of moving an operand from its region, and its gradient back."""
         array = operator.operand
-        source = seen_by(layout, array.groups)
-        target = self._positions(operator, sharding, "operand")
-        steps = transfer(source, (), target, array.nbytes, self.mesh)
+        source = view_layout(layout, array.groups)
+        target = self._locate(operator, sharding, "operand")
+        steps = find_transfer(source, (), target, array.nbytes, self.mesh)
         if operator.operand_gradient:
-            sums = self._axes_without(operator, sharding, "operand")
-            steps += transfer(target, sums, source, array.nbytes, self.mesh)
+            sums = self._find_missing_axes(operator, sharding, "operand")
+            steps += find_transfer(target, sums, source, array.nbytes, self.mesh)
         return Price(collectives=steps)
 
     def result(self, operator: Operator, layout: Layout, sharding: Layout) -> Price:
-        """Price of bringing a result from a sharding to its region, and its gradient back."""
+        """Return the price of moving a result to its region, and its gradient back."""
         array = operator.result
-        target = seen_by(layout, array.groups)
-        source = self._positions(operator, sharding, "result")
-        sums = self._axes_without(operator, sharding, "result")
-        forward = transfer(source, sums, target, array.nbytes, self.mesh)
-        return Price(collectives=forward + transfer(target, (), source, array.nbytes, self.mesh))
+        target = view_layout(layout, array.groups)
+        source = self._locate(operator, sharding, "result")
+        sums = self._find_missing_axes(operator, sharding, "result")
+        forward = find_transfer(source, sums, target, array.nbytes, self.mesh)
+        return Price(
+            collectives=forward + find_transfer(target, (), source, array.nbytes, self.mesh)
+        )
 
     def weight(self, weight: Weight, layout: Layout) -> Price:
-        """Price of holding a weight that several operators use, and of updating it."""
+        """Return the price of storing and updating a weight that several operators use."""
         nbytes = weight.nbytes / self.mesh.num_pieces(layout)
-        return Price(self._update_us(nbytes), memory_bytes=self._stored_bytes(nbytes))
+        return Price(self._compute_update_us(nbytes), memory_bytes=self._count_stored_bytes(nbytes))
 
     def fetch(self, operator: Operator, sharding: Layout, layout: Layout) -> Price:
-        """Price of bringing a shared weight to a sharding, and its gradient back."""
-        target = self._positions(operator, sharding, "weight")
+        """Return the price of moving a shared weight to a sharding, and its gradient back."""
+        target = self._locate(operator, sharding, "weight")
         nbytes = operator.weight_bytes
-        there = transfer(layout, (), target, nbytes, self.mesh)
-        return Price(collectives=there + transfer(target, (), layout, nbytes, self.mesh))
+        forward = find_transfer(layout, (), target, nbytes, self.mesh)
+        return Price(collectives=forward + find_transfer(target, (), layout, nbytes, self.mesh))
 
     def us(self, price: Price) -> float:
-        """Microseconds of a price: gradients by the share that the backward pass doesn't hide."""
+        """Return the microseconds of a price.
+
+        Gradients count with the share that the backward pass doesn't overlap.
+        """
         alone_us = (
             price.compute_us
-            + sum(map(self._collective_us, price.collectives))
-            + self.rates.exposed_share * sum(map(self._gradient_us, price.gradients))
+            + sum(map(self._compute_collective_us, price.collectives))
+            + self.rates.exposed_share * sum(map(self._compute_gradient_us, price.gradients))
         )
         return alone_us * self.rates.slowdown(self.mesh.devices)
 
     def bytes_by_kind(self, prices: Iterable[Price]) -> dict[str, float]:
-        """Bytes in collectives, by the kind that the device runs."""
+        """Return the bytes in collectives, by the kind that the device runs."""
         total: defaultdict[str, float] = defaultdict(float)
         for price in prices:
             for collective in (*price.collectives, *price.gradients):
-                total[self._kind(collective)] += collective.nbytes
+                total[self._choose_kind(collective)] += collective.nbytes
         return dict(sorted(total.items()))
 
-    def _kind(self, collective: Collective) -> CollectiveKind:
+    def _choose_kind(self, collective: Collective) -> CollectiveKind:
         scattered = collective.kind == "reduce_scatter" and not self.rates.scatters_sums
         return "all_reduce" if scattered else collective.kind
 
-    def _collective_us(self, collective: Collective) -> float:
-        group = self._group(collective.axes)
-        return self.rates.collective_us(self._kind(collective), collective.nbytes, group)
+    def _compute_collective_us(self, collective: Collective) -> float:
+        group = self._make_group(collective.axes)
+        return self.rates.collective_us(self._choose_kind(collective), collective.nbytes, group)
 
-    def _gradient_us(self, gradient: Collective) -> float:
-        """The share of a gradient in one all-reduce of all gradients together."""
+    def _compute_gradient_us(self, gradient: Collective) -> float:
+        """Return a gradient's share of the time of one all-reduce of all gradients."""
         axes = gradient.axes
         if axes not in self._shares:
             total = max(self.blocks.parameter_bytes, 1)
-            us = self.rates.collective_us("all_reduce", total, self._group(axes))
+            us = self.rates.collective_us("all_reduce", total, self._make_group(axes))
             self._shares[axes] = us / total
         return gradient.nbytes * self._shares[axes]
 
-    def _group(self, axes: tuple[int, ...]) -> DeviceGroup:
+    def _make_group(self, axes: tuple[int, ...]) -> DeviceGroup:
         stride = 1 if 1 in axes else self.mesh.model
         return DeviceGroup(self.mesh.size_of(axes), stride)
 
-    def _piece(self, amount: float, extent: Extent, layout: Layout) -> float:
-        return amount / pieces(layout, self.mesh, *extent.groups)
+    def _divide_amount(self, amount: float, extent: Extent, layout: Layout) -> float:
+        return amount / count_pieces(layout, self.mesh, *extent.groups)
 
-    def _stored_bytes(self, nbytes: float) -> float:
+    def _count_stored_bytes(self, nbytes: float) -> float:
         return nbytes * (COPIES + self.state_ratio)
 
-    def _update_us(self, nbytes: float) -> float:
-        """Time of an update: it reads the gradient, and reads and writes parameter and state."""
+    def _compute_update_us(self, nbytes: float) -> float:
+        """Return the time to read a gradient, and to read and write parameter and state."""
         return self.rates.compute_us(0, nbytes * (3 + 2 * self.state_ratio))
 
-    def _positions(self, operator: Operator, sharding: Layout, which: str) -> Layout:
-        """The layout of an operator's operand, weight or result under a sharding."""
+    def _locate(self, operator: Operator, sharding: Layout, which: str) -> Layout:
+        """Return the layout of an operator's operand, weight or result under a sharding."""
         return tuple(
             None if dim is None else getattr(operator.dims[dim], which) for dim in sharding
         )
 
-    def _axes_without(self, operator: Operator, sharding: Layout, which: str) -> tuple[int, ...]:
-        """Axes that shard a dimension which the operand, weight or result doesn't have."""
-        layout = self._positions(operator, sharding, which)
+    def _find_missing_axes(
+        self, operator: Operator, sharding: Layout, which: str
+    ) -> tuple[int, ...]:
+        """Return the axes that shard a dimension which the operand, weight or result lacks."""
+        layout = self._locate(operator, sharding, which)
         return tuple(a for a, dim in enumerate(sharding) if dim is not None and layout[a] is None)
 
 
 @dataclass(frozen=True)
-class Decided:
-    """A layout for each region, a sharding for each operator, a layout for each shared weight."""
+class PlanLayouts:
+    """Layouts of all regions, shardings of all operators, and layouts of shared weights."""
 
     regions: tuple[Layout, ...]
     shardings: tuple[Layout, ...]
@@ -228,11 +230,11 @@ class Decided:
 
 
 Term = tuple[tuple[int, ...], Any, Callable[..., Price]]
-"""Variables of a term of the price, a key that equal terms share, and its price by layouts."""
+"""Variables of a term of the price, a key that equal terms share, and the price of layouts."""
 
 
-def shards_samples_alone(use: OperatorUse, sharding: Layout) -> bool:
-    """Whether a sharding of an operator is data parallelism's."""
+def is_data_parallel_sharding(use: OperatorUse, sharding: Layout) -> bool:
+    """Return whether a sharding of an operator shards its batch dimension, and no other."""
     return set(sharding) <= {use.operator.samples, None} and use.operator.samples in sharding
 
 
@@ -246,56 +248,56 @@ class Decisions:
         keeps_region: KeepsLayout = lambda number, layout: True,
         keeps_weight: KeepsLayout = lambda number, layout: True,
     ) -> None:
-        """Make variables of the layouts that the filters allow; one may have no state."""
+        """Make the variables from the layouts that the filters allow, possibly none."""
         self.prices = prices
         self.blocks = prices.blocks
         self.shared = tuple(i for i, w in enumerate(self.blocks.weights) if w.uses > 1)
         self.states: list[tuple[Layout, ...]] = []
         for number, region in enumerate(self.blocks.regions):
-            layouts = prices.layouts(region.sizes, region.samples)
-            self.states.append(tuple(x for x in layouts if keeps_region(number, x)))
+            layouts = list_layouts(region.sizes, prices.mesh, region.samples)
+            self.states.append(tuple(layout for layout in layouts if keeps_region(number, layout)))
         for use in self.blocks.operators:
             dims = tuple(dim.size for dim in use.operator.dims)
-            shardings = prices.layouts(dims, use.operator.samples)
+            shardings = list_layouts(dims, prices.mesh, use.operator.samples)
             self.states.append(
                 tuple(sharding for sharding in shardings if keeps_sharding(use, sharding))
             )
         for index in self.shared:
-            layouts = prices.layouts(self.blocks.weights[index].shape, None)
-            self.states.append(tuple(x for x in layouts if keeps_weight(index, x)))
+            layouts = list_layouts(self.blocks.weights[index].shape, prices.mesh, None)
+            self.states.append(tuple(layout for layout in layouts if keeps_weight(index, layout)))
         self._tables: dict[Any, Table] = {}
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers of states of the variables."""
+        """The number of states of each variable."""
         return [len(states) for states in self.states]
 
     def factors(self) -> list[Factor]:
-        """The tables whose sum is the price of a plan."""
+        """Return the tables whose sum is the price of a plan."""
         return [
-            Factor(variables, self._table(key, variables, price))
-            for variables, key, price in self._terms()
+            Factor(variables, self._make_table(key, variables, price))
+            for variables, key, price in self._list_terms()
         ]
 
-    def layouts_of(self, states: Mapping[int, int]) -> Decided:
-        """The layouts and shardings of a choice of states."""
+    def to_plan_layouts(self, states: Mapping[int, int]) -> PlanLayouts:
+        """Return the layouts and shardings of a choice of states."""
         layouts = [self.states[v][states[v]] for v in range(len(self.states))]
         regions = len(self.blocks.regions)
         weights = regions + len(self.blocks.operators)
-        return Decided(
+        return PlanLayouts(
             tuple(layouts[:regions]),
             tuple(layouts[regions:weights]),
             dict(zip(self.shared, layouts[weights:], strict=True)),
         )
 
-    def prices_of(self, states: Mapping[int, int]) -> list[Price]:
-        """The prices that add up to the price of a plan."""
+    def list_prices(self, states: Mapping[int, int]) -> list[Price]:
+        """Return the prices whose sum is the price of a plan."""
         return [
             price(*(self.states[v][states[v]] for v in variables))
-            for variables, _, price in self._terms()
+            for variables, _, price in self._list_terms()
         ]
 
-    def _terms(self) -> Iterator[Term]:
+    def _list_terms(self) -> Iterator[Term]:
         prices = self.prices
         for number, region in enumerate(self.blocks.regions):
             yield (number,), ("region", region), partial(prices.region, region)
@@ -315,12 +317,16 @@ class Decisions:
             key = ("weight", weight.shape, weight.nbytes)
             yield (number,), key, partial(prices.weight, weight)
 
-    def _table(self, key: Any, variables: tuple[int, ...], price: Callable[..., Price]) -> Table:
+    def _make_table(
+        self, key: Any, variables: tuple[int, ...], price: Callable[..., Price]
+    ) -> Table:
         states = tuple(self.states[v] for v in variables)
         if (key, states) not in self._tables:
             prices = [price(*layouts) for layouts in product(*states)]
             shape = [len(layouts) for layouts in states]
             time = np.array([self.prices.us(price) for price in prices])
             memory = np.array([price.memory_bytes for price in prices])
-            self._tables[key, states] = Table.of(time.reshape(shape), memory.reshape(shape))
+            self._tables[key, states] = Table.from_arrays(
+                time.reshape(shape), memory.reshape(shape)
+            )
         return self._tables[key, states]

@@ -1,8 +1,8 @@
-"""Dimensions that are sharded together: union-find over those of a traced function's values.
+"""Dimensions that are sharded together: union-find over the dimensions of a graph's values.
 
 Two dimensions are in one group if an operation reads and writes them element by element, so that
-sharding both needs no communication (the named dimensions of TOAST, arXiv 2508.15010; CFP, arXiv
-2504.00598). Products with parameters are left out: a plan chooses how they are sharded.
+sharding both needs no communication (named dimensions of TOAST, arXiv 2508.15010; CFP, arXiv
+2504.00598). Products with parameters are left out: a plan chooses their sharding.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 
 class DimensionGroups:
-    """Groups of the dimensions of all values of a graph, without its nodes `skipped` (indices).
+    """Groups of the dimensions of all values of a graph. Nodes in `skipped` (indices) tie nothing.
 
-    A dimension of size 1 has no group. A *whole* group is one that some operation can't compute in
-    pieces, such as the height and width of a convolution.
+    A dimension of size 1 has no group. A *whole* group is never sharded, as some operation can't
+    compute it in pieces, such as the height and width of a convolution.
     """
 
     def __init__(self, graph: Graph, skipped: Collection[int]) -> None:
@@ -44,15 +44,15 @@ class DimensionGroups:
                 _RULES.get(node.primitive, _tie_elementwise)(self, node)
         self._keep_repeated_whole()
 
-    def of(self, value: int) -> tuple[int | None, ...]:
-        """Return the group, an int, of each dimension of a value; None for dimensions of size 1."""
+    def get_groups(self, value: int) -> tuple[int | None, ...]:
+        """Return the group of each dimension of a value; None for dimensions of size 1."""
         return tuple(
             self._find(self._first[value] + dim) if size > 1 else None
             for dim, size in enumerate(self._shapes[value])
         )
 
     def is_whole(self, group: int) -> bool:
-        """Whether no dimension of a group may be sharded."""
+        """Return whether a group is never sharded."""
         return self._whole[self._find(group)]
 
     def shape(self, value: int) -> tuple[int, ...]:
@@ -70,11 +70,11 @@ class DimensionGroups:
         self._whole[low] = self._whole[low] or self._whole[high]
 
     def keep_whole(self, value: int, dim: int) -> None:
-        """Mark the group of a dimension as one that is never sharded."""
+        """Mark the group of a dimension as whole."""
         self._whole[self._find(self._first[value] + dim)] = True
 
     def keep_all_whole(self, values: Sequence[int]) -> None:
-        """Mark all groups of some values as never sharded."""
+        """Mark all groups of some values as whole."""
         for value in values:
             for dim in range(len(self._shapes[value])):
                 self.keep_whole(value, dim)
@@ -87,9 +87,9 @@ class DimensionGroups:
         return index
 
     def _keep_repeated_whole(self) -> None:
-        """Mark groups that a value has twice as whole: a piece of it wouldn't be a slice."""
+        """Mark groups that a value has twice as whole, as pieces of the value aren't slices."""
         for value in range(len(self._shapes)):
-            groups = [group for group in self.of(value) if group is not None]
+            groups = [group for group in self.get_groups(value) if group is not None]
             if len(set(groups)) < len(groups):
                 for group in groups:
                     if groups.count(group) > 1:
@@ -97,7 +97,7 @@ class DimensionGroups:
 
 
 def _tie_elementwise(groups: DimensionGroups, node: Node) -> None:
-    """Tie dimensions of operands of the result's rank. If any shape doesn't fit, shard nothing."""
+    """Tie equal positions of operands and result. If a shape doesn't fit, keep all whole."""
     target = groups.shape(node.outputs[0])
     values = [v for v in (*node.inputs, *node.outputs[1:]) if groups.shape(v)]
     for value in values:
@@ -113,7 +113,7 @@ def _tie_elementwise(groups: DimensionGroups, node: Node) -> None:
 
 
 def _tie_dims(groups: DimensionGroups, source: int, target: int, apart: Collection[int]) -> None:
-    """Tie dimensions of equal size, except those in `apart`. All others are never sharded."""
+    """Tie dimensions of equal size, except those in `apart`. Keep all others whole."""
     for dim in range(len(groups.shape(target))):
         if dim in apart or groups.shape(source)[dim] != groups.shape(target)[dim]:
             groups.keep_whole(source, dim)
@@ -123,7 +123,7 @@ def _tie_dims(groups: DimensionGroups, source: int, target: int, apart: Collecti
 
 
 def _tie_rearranged(groups: DimensionGroups, node: Node) -> None:
-    """Tie dimensions of the operand that the result has at other places."""
+    """Tie dimensions of the operand to their new positions in the result."""
     rank = len(groups.shape(node.inputs[0]))
     dims: Sequence[int] = range(rank)
     places: Sequence[int] = range(rank)
@@ -135,23 +135,23 @@ def _tie_rearranged(groups: DimensionGroups, node: Node) -> None:
         removed = {dim % rank for dim in node.params["dimensions"]}
         dims = [dim for dim in dims if dim not in removed]
     else:
-        dims = [dim for dim in dims if dim not in reduced_axes(node)]
+        dims = [dim for dim in dims if dim not in get_reduced_axes(node)]
     for dim, place in zip(dims, places, strict=False):
         groups.tie(node.inputs[0], dim, node.outputs[0], place)
 
 
 def _tie_reshaped(groups: DimensionGroups, node: Node) -> None:
-    """Tie the outermost dimensions that are split or joined; the inner ones are not sharded."""
+    """Tie the outermost dimensions that are split or joined. Keep the inner ones whole."""
     source = node.inputs[0]
     target = node.outputs[0]
-    for left, right in reshape_factors(groups.shape(source), groups.shape(target)):
+    for left, right in pair_reshaped_dims(groups.shape(source), groups.shape(target)):
         groups.tie(source, left[0], target, right[0])
         for value, dims in ((source, left), (target, right)):
             for dim in dims[1:]:
                 groups.keep_whole(value, dim)
 
 
-def reshape_factors(
+def pair_reshaped_dims(
     source: Sequence[int], target: Sequence[int]
 ) -> list[tuple[list[int], list[int]]]:
     """Return pairs of source and target dimensions of a reshape that hold the same elements.
@@ -176,7 +176,7 @@ def reshape_factors(
     return factors
 
 
-def reduced_axes(node: Node) -> tuple[int, ...]:
+def get_reduced_axes(node: Node) -> tuple[int, ...]:
     """Return the dimensions of the operand that a reduction removes."""
     return tuple(node.params["axes"])
 
@@ -188,17 +188,17 @@ def _tie_product(groups: DimensionGroups, node: Node) -> None:
     (left_sum, right_sum), (left_batch, right_batch) = node.params["dimension_numbers"]
     for a, b in zip((*left_sum, *left_batch), (*right_sum, *right_batch), strict=True):
         groups.tie(left, a, right, b)
-    left_free, right_free = free_dims(groups.shape(left), groups.shape(right), node)
+    left_free, right_free = list_free_dims(groups.shape(left), groups.shape(right), node)
     for position, dim in enumerate((*left_batch, *left_free)):
         groups.tie(left, dim, target, position)
     for position, dim in enumerate(right_free, len(left_batch) + len(left_free)):
         groups.tie(right, dim, target, position)
 
 
-def free_dims(
+def list_free_dims(
     left: Sequence[int], right: Sequence[int], node: Node
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return dimensions of a product's operands that are neither summed over nor in its batch."""
+    """Return dimensions of both operands that a product neither sums over nor has as batch."""
     (left_sum, right_sum), (left_batch, right_batch) = node.params["dimension_numbers"]
     return (
         tuple(dim for dim in range(len(left)) if dim not in (*left_sum, *left_batch)),
@@ -207,7 +207,7 @@ def free_dims(
 
 
 def _tie_slices(groups: DimensionGroups, node: Node) -> None:
-    """Tie the dimensions that slices, pads and concatenations leave whole."""
+    """Tie the dimensions that slices, pads and concatenations don't change."""
     target = node.outputs[0]
     apart = [node.params["dimension"]] if node.primitive == "concatenate" else []
     for source in node.inputs:
@@ -216,7 +216,7 @@ def _tie_slices(groups: DimensionGroups, node: Node) -> None:
 
 
 def _tie_other_axes(groups: DimensionGroups, node: Node) -> None:
-    """Tie all dimensions but the axis of the operation, which is never sharded."""
+    """Tie all dimensions except the axis of the operation, which stays whole."""
     key = next(k for k in ("axis", "dimension", "dimensions", "operand") if k in node.params)
     axes = node.params[key]
     rank = len(groups.shape(node.inputs[0]))
@@ -226,11 +226,11 @@ def _tie_other_axes(groups: DimensionGroups, node: Node) -> None:
 
 
 def _tie_windows(groups: DimensionGroups, node: Node) -> None:
-    """Tie batch and channels; dimensions that a window slides over are not sharded."""
+    """Tie batch and channels. Keep dimensions that a window slides over whole."""
     window = node.params.get("window_dimensions")
     rank = len(groups.shape(node.inputs[0]))
     if window is None:
-        apart = set(range(1, rank - 1))  # max_pool of this package reads (B, H, W, C)
+        apart = set(range(1, rank - 1))  # This package's max_pool reads (B, H, W, C).
     else:
         apart = {dim for dim, size in enumerate(window) if size > 1}
     for value in (*node.inputs[1:], *node.outputs):
@@ -239,7 +239,7 @@ def _tie_windows(groups: DimensionGroups, node: Node) -> None:
 
 
 def _tie_gathered(groups: DimensionGroups, node: Node) -> None:
-    """Tie dimensions that a gather takes whole, and its batch; the others are not sharded."""
+    """Tie dimensions that a gather copies whole, and its batch. Keep the others whole."""
     operand, indices = node.inputs[:2]
     target = node.outputs[0]
     numbers = node.params["dimension_numbers"]

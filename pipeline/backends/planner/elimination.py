@@ -1,12 +1,12 @@
 """The cheapest choice of a state for each variable of a sum of tables, under a bound on memory.
 
-Variables are eliminated one after the other, those with the fewest neighbours first (OptCNN's node
-and edge elimination; Viterbi on a chain): the tables that mention a variable are added, and for
-each state of its neighbours its best state is chosen. Two branches between the same
-blocks become one table first, as adding comes before eliminating. If memory is bounded a table
-keeps, for each state, the points that no other beats in both time and memory.
+Variables are eliminated one after the other, those with the smallest tables first (OptCNN's node
+and edge elimination; Viterbi on a chain). The tables with a variable are added, and for each state
+of its neighbours its best state is chosen. Two branches between the same blocks become one table,
+as tables are added before elimination. If memory is bounded, a table has, for each state, several
+points of time and memory.
 
-Equal tables that meet in equal ways are computed once, so repeated blocks cost nothing.
+Sums of equal tables are computed once, so repeated blocks cost nothing.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Scope = tuple[int, ...]
-SLOPES = 16
-"""Slopes that are tried: growing fourfold until one fits, then by bisection."""
+MAX_SLOPES = 16
+"""Most slopes to try: four times the last slope until a choice fits, then by bisection."""
 TIE = 1e-9
-"""Relative difference below which two times are one, and less memory decides."""
+"""Relative difference below which two times count as equal, and memory decides."""
 
 
 class Table:
     """Time and memory for each state of some variables: arrays of shape (states..., points).
 
-    Points of a state are ordered by memory and, the more they have, the faster; missing ones are
+    The points of a state are sorted by memory, ascending, and time, descending. Missing points are
     infinite. Tables are compared by identity: equal blocks share one table.
     """
 
@@ -40,18 +40,16 @@ class Table:
         self.origin: _Added | _Eliminated | None = None
 
     @classmethod
-    def of(cls, time: Any, memory: Any = None) -> Table:
-        """A table with one point for each state; without `memory` it needs none."""
+    def from_arrays(cls, time: Any, memory: Any = None) -> Table:
+        """Return a table with one point for each state, of no memory by default."""
         times = np.asarray(time, np.float64)[..., None]
-        needs = (
-            np.zeros(times.shape) if memory is None else np.asarray(memory, np.float64)[..., None]
-        )
-        return cls(times, needs)
+        memories = np.zeros_like(times) if memory is None else np.asarray(memory, float)[..., None]
+        return cls(times, memories)
 
 
 @dataclass(frozen=True)
 class _Added:
-    """How a table was made by adding two: index of left and right point for each point."""
+    """Origin of a sum of two tables: for each point, the indices of the left and right points."""
 
     left: NDArray[Any]
     right: NDArray[Any]
@@ -59,7 +57,7 @@ class _Added:
 
 @dataclass(frozen=True)
 class _Eliminated:
-    """How a table was made by eliminating a variable: its state, and the point, for each point."""
+    """Origin of a table without a variable: for each point, the variable's state and point."""
 
     state: NDArray[Any]
     point: NDArray[Any]
@@ -67,18 +65,18 @@ class _Eliminated:
 
 @dataclass(frozen=True)
 class Factor:
-    """A table over the variables of `scope`, made of `parts` if it is computed."""
+    """A table over the variables of `scope`, computed from `parts` unless these are empty."""
 
     scope: Scope
     table: Table
     parts: tuple[Factor, ...] = ()
-    gone: int | None = None
+    eliminated: int | None = None
     """The variable that was eliminated."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A state for each variable, and what they cost together."""
+    """A state for each variable, with their total time and memory."""
 
     states: Mapping[int, int]
     time: float
@@ -89,33 +87,33 @@ class Choice:
 class Eliminator:
     """Adds tables and eliminates variables. Results are cached for equal tables.
 
-    `points` is the most points that a state keeps; with 1 the choice is the one with the least
-    time + `slope` x memory, the least memory if the slope is infinite. With more, points beyond
-    that number are dropped, never the one with the least memory or time; and those which cost `gap`
-    more by that measure than another of their state, so that nothing they lead to is among the best
-    (see `fastest_within`).
+    The cost of a point is time + `slope` x memory, or memory if the slope is infinite. If `points`,
+    the most points of a state, is 1, a state has its cheapest point. Otherwise points beyond that
+    number are dropped, except those with the least memory and the least time. Points that cost
+    `gap` more than the cheapest of their state are dropped too, as no best choice has them (see
+    `find_fastest`).
     """
 
     points: int = 1
     most_memory: float = np.inf
     slope: float = 0.0
     gap: float = np.inf
-    _kept: dict[Any, Table] = field(default_factory=dict)
+    _cache: dict[Any, Table] = field(default_factory=dict)
 
     def best(self, factors: Sequence[Factor], sizes: Sequence[int]) -> Choice | None:
-        """The fastest choice within the bound; None if nothing fits.
+        """Return the fastest choice within the bound; None if nothing fits.
 
-        `sizes` are the numbers of states of the variables. Of equally fast choices the one with the
-        first states is taken, so the result is the same each time.
+        `sizes` are the numbers of states of the variables. Of equally fast choices, it returns the
+        one with the first states, so the result is always the same.
         """
         choices = self.frontier(factors, sizes)
         return min(choices, key=lambda choice: choice.time, default=None)
 
     def frontier(self, factors: Sequence[Factor], sizes: Sequence[int]) -> tuple[Choice, ...]:
-        """Choices that no other beats in both time and memory, the least memory first."""
+        """Return the choices that no other beats in both time and memory, by ascending memory."""
         pending: dict[int, Factor] = dict(enumerate(factors))
         for variable, size in enumerate(sizes):
-            pending[len(pending)] = Factor((variable,), self._zeros(size))
+            pending[len(pending)] = Factor((variable,), self._make_zeros(size))
         near: dict[int, set[int]] = {variable: {variable} for variable in range(len(sizes))}
         for factor in factors:
             for variable in factor.scope:
@@ -124,32 +122,33 @@ class Eliminator:
         number = len(pending)
         while width:
             variable = min(width, key=lambda v: (width[v], len(near[v]), v))
-            mine = [key for key, factor in pending.items() if variable in factor.scope]
-            pending[number] = self._eliminate(self._sum([pending.pop(k) for k in mine]), variable)
+            keys = [key for key, factor in pending.items() if variable in factor.scope]
+            total = self._add_all([pending.pop(key) for key in keys])
+            pending[number] = self._eliminate(total, variable)
             number += 1
             del width[variable]
             neighbours = near.pop(variable) - {variable}
             for other in neighbours:
                 near[other] = (near[other] | neighbours) - {variable}
                 width[other] = prod(sizes[n] for n in near[other])
-        left = list(pending.values())
-        total = self._sum(left) if left else Factor((), Table.of(0.0))
+        remaining = list(pending.values())
+        total = self._add_all(remaining) if remaining else Factor((), Table.from_arrays(0.0))
         return tuple(
-            Choice(_states(total, point), float(time), float(memory))
+            Choice(_trace_states(total, point), float(time), float(memory))
             for point, (time, memory) in enumerate(
                 zip(total.table.time, total.table.memory, strict=True)
             )
             if np.isfinite(time)
         )
 
-    def _zeros(self, size: int) -> Table:
+    def _make_zeros(self, size: int) -> Table:
         key = ("zeros", size)
-        if key not in self._kept:
-            self._kept[key] = Table.of(np.zeros(size))
-        return self._kept[key]
+        if key not in self._cache:
+            self._cache[key] = Table.from_arrays(np.zeros(size))
+        return self._cache[key]
 
-    def _sum(self, factors: Sequence[Factor]) -> Factor:
-        """Add tables, equal scopes first: parallel branches become one."""
+    def _add_all(self, factors: Sequence[Factor]) -> Factor:
+        """Add tables, small and equal scopes first, so that parallel branches become one."""
         ordered = sorted(factors, key=lambda factor: (len(factor.scope), factor.scope))
         total = ordered[0]
         for factor in ordered[1:]:
@@ -160,11 +159,11 @@ class Eliminator:
         scope = tuple(sorted({*left.scope, *right.scope}))
         places = tuple(tuple(scope.index(v) for v in f.scope) for f in (left, right))
         key = ("add", left.table, right.table, places, len(scope))
-        if key not in self._kept:
+        if key not in self._cache:
             points = right.table.time.shape[-1]
             time, memory = (
-                _spread(x, places[0], len(scope))[..., :, None]
-                + _spread(y, places[1], len(scope))[..., None, :]
+                _spread_axes(x, places[0], len(scope))[..., :, None]
+                + _spread_axes(y, places[1], len(scope))[..., None, :]
                 for x, y in (
                     (left.table.time, right.table.time),
                     (left.table.memory, right.table.memory),
@@ -174,14 +173,14 @@ class Eliminator:
             time, memory, order = self._thin(time.reshape(shape), memory.reshape(shape))
             table = Table(time, memory)
             table.origin = _Added(order // points, order % points)
-            self._kept[key] = table
-        return Factor(scope, self._kept[key], (left, right))
+            self._cache[key] = table
+        return Factor(scope, self._cache[key], (left, right))
 
     def _eliminate(self, factor: Factor, variable: int) -> Factor:
         axis = factor.scope.index(variable)
         scope = tuple(v for v in factor.scope if v != variable)
         key = ("eliminate", factor.table, axis)
-        if key not in self._kept:
+        if key not in self._cache:
             points = factor.table.time.shape[-1]
             time, memory = (
                 np.moveaxis(array, axis, -2).reshape(
@@ -192,11 +191,11 @@ class Eliminator:
             time, memory, order = self._thin(time, memory)
             table = Table(time, memory)
             table.origin = _Eliminated(order // points, order % points)
-            self._kept[key] = table
-        return Factor(scope, self._kept[key], (factor,), variable)
+            self._cache[key] = table
+        return Factor(scope, self._cache[key], (factor,), variable)
 
-    def _cost(self, time: Floats, memory: Floats) -> Floats:
-        """Time and what memory is worth; infinite without a point."""
+    def _compute_cost(self, time: Floats, memory: Floats) -> Floats:
+        """Return the cost of each point; infinite for missing points."""
         if self.slope == 0:
             return time
         if self.slope == np.inf:
@@ -204,10 +203,10 @@ class Eliminator:
         return np.where(np.isfinite(time), time + self.slope * memory, np.inf)
 
     def _thin(self, time: Floats, memory: Floats) -> tuple[Floats, Floats, NDArray[Any]]:
-        """Keep the points of each state that no other beats, and their places before."""
+        """Return time and memory of the points of each state that stay, and their old indices."""
         time = np.where(memory <= self.most_memory, time, np.inf)
         if self.points == 1:
-            cost = self._cost(time, memory)
+            cost = self._compute_cost(time, memory)
             least = cost.min(axis=-1, keepdims=True) * (1 + TIE)
             order = np.argmin(np.where(cost <= least, memory, np.inf), axis=-1)[..., None]
             return np.take_along_axis(time, order, -1), np.take_along_axis(memory, order, -1), order
@@ -219,23 +218,26 @@ class Eliminator:
         before = np.minimum.accumulate(time, axis=-1)
         undominated = np.isfinite(time)
         undominated[..., 1:] &= time[..., 1:] < before[..., :-1]
-        cost = self._cost(time, memory)
+        cost = self._compute_cost(time, memory)
         if self.gap < np.inf:
             undominated &= cost <= cost.min(axis=-1, keepdims=True) + self.gap
-        undominated = _fewest(undominated, memory, cost, self.points)
-        # These points first, in their order, in the places that the state with most of them needs.
+        undominated = _thin_by_levels(undominated, memory, cost, self.points)
+        # Move these points to the front. The state with the most of them sets the array's size.
         front = np.argsort(~undominated, axis=-1, kind="stable")
         front = front[..., : max(1, int(undominated.sum(axis=-1).max(initial=1)))]
-        alive = np.take_along_axis(undominated, front, -1)
-        time = np.where(alive, np.take_along_axis(time, front, -1), np.inf)
-        memory = np.where(alive, np.take_along_axis(memory, front, -1), np.inf)
+        exists = np.take_along_axis(undominated, front, -1)
+        time = np.where(exists, np.take_along_axis(time, front, -1), np.inf)
+        memory = np.where(exists, np.take_along_axis(memory, front, -1), np.inf)
         return time, memory, np.take_along_axis(order, front, -1)
 
 
-def _fewest(undominated: NDArray[Any], memory: Floats, cost: Floats, most: int) -> NDArray[Any]:
-    """Of more than `most` points of a state, keep the cheapest of each of `most` levels of memory.
+def _thin_by_levels(
+    undominated: NDArray[Any], memory: Floats, cost: Floats, most: int
+) -> NDArray[Any]:
+    """Return a mask of at most `most` points of each state.
 
-    The first one, with the least memory, and the last one, the fastest, are taken as well.
+    If a state has more, the mask has the first point, with the least memory, the last, the fastest,
+    and the cheapest of each of `most - 2` levels of memory.
     """
     counts = undominated.sum(axis=-1)
     if counts.max(initial=0) <= most:
@@ -261,15 +263,16 @@ def _fewest(undominated: NDArray[Any], memory: Floats, cost: Floats, most: int) 
     return np.where((counts > most)[..., None], thinned, undominated)
 
 
-def fastest_within(
+def find_fastest(
     factors: Sequence[Factor], sizes: Sequence[int], most_memory: float, points: int
 ) -> Choice | None:
-    """The fastest choice whose memory is within a bound; None if none was found.
+    """Return the fastest choice whose memory is within a bound; None if none was found.
 
-    A Lagrange multiplier comes first, the slope: the least time + slope x memory, less slope x
-    bound, is a bound from below on what fits, and for some slope the choice itself fits. What lies
-    between the two is the gap; the search that follows drops points beyond it, so the
-    result is exact unless a state has more than `points` of them.
+    First the slope, a Lagrange multiplier, is varied: the least time + slope x (memory -
+    `most_memory`) is a lower bound on the time of choices that fit, and for some slopes the choice
+    itself fits. The gap is the difference between the best of these choices and the best bound. The
+    search that follows drops points beyond the gap. The result is exact unless a state has more
+    than `points` points.
     """
     if (free := Eliminator().best(factors, sizes)) is None:
         return None
@@ -283,7 +286,7 @@ def fastest_within(
     low = 0.0
     high = np.inf
     slope = free.time / free.memory
-    for _ in range(SLOPES):
+    for _ in range(MAX_SLOPES):
         choice = Eliminator(slope=slope).best(factors, sizes)
         assert choice is not None
         below = choice.time + slope * (choice.memory - most_memory)
@@ -302,16 +305,16 @@ def fastest_within(
     return best if exact is None or best.time <= exact.time else exact
 
 
-def _spread(array: Floats, places: tuple[int, ...], rank: int) -> Floats:
-    """An array with its axes at `places` of `rank` axes; points stay last."""
+def _spread_axes(array: Floats, places: tuple[int, ...], rank: int) -> Floats:
+    """Return an array with its axes at `places` of `rank` axes; the axis of points stays last."""
     shape = [1] * rank
     for place, size in zip(places, array.shape[:-1], strict=True):
         shape[place] = size
     return array.reshape([*shape, array.shape[-1]])
 
 
-def _states(total: Factor, point: int) -> dict[int, int]:
-    """The states that lead to a point of a table without variables."""
+def _trace_states(total: Factor, point: int) -> dict[int, int]:
+    """Return the states of all variables that lead to a point of a table without variables."""
     states: dict[int, int] = {}
     stack = [(total, point)]
     while stack:
@@ -324,7 +327,7 @@ def _states(total: Factor, point: int) -> dict[int, int]:
             left, right = factor.parts
             stack.append((left, int(origin.left[place])))
             stack.append((right, int(origin.right[place])))
-        elif factor.gone is not None:
-            states[factor.gone] = int(origin.state[place])
+        elif factor.eliminated is not None:
+            states[factor.eliminated] = int(origin.state[place])
             stack.append((factor.parts[0], int(origin.point[place])))
     return states

@@ -1,8 +1,8 @@
 """Find the blocks of a step in its traced loss and gradients.
 
-The forward pass decides: a cotangent is sharded as its value, as by `with_sharding_constraint`,
-so the backward pass adds prices but no choices. It is traced all the same, to see which values it
-reads (what memory holds) and which sums it makes (what is all-reduced).
+A cotangent is sharded like its value, as with `with_sharding_constraint`, so the backward pass adds
+prices but no choices. It is traced for the values that it reads, which need memory, and for its
+sums, which are all-reduced.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from pipeline.backends.planner.blocks import (
     StepBlocks,
     Weight,
 )
-from pipeline.backends.planner.dimension_groups import REDUCTIONS, reduced_axes
-from pipeline.backends.planner.region_groups import RegionGroups, dims_of, flops_of
+from pipeline.backends.planner.dimension_groups import REDUCTIONS, get_reduced_axes
+from pipeline.backends.planner.region_groups import RegionGroups, count_flops, list_dims
 from pipeline.backends.planner.traced_loss import LossToPlan, TracedLoss
 from pipeline.models.modules.name_stack import layer_of
 
 PASSES = 3
-"""Products of a training step for each one of the forward pass: it and its two gradients."""
+"""Products of a training step for each product of the forward pass: with its two gradients."""
 
 Groups = tuple[int, ...]
 
@@ -57,7 +57,7 @@ class _RegionItems:
     )
 
     def region(self, sizes: Sequence[int], samples: int | None) -> Region:
-        """The region of all amounts."""
+        """Return the region with all amounts."""
         return Region(
             sizes=tuple(sizes),
             samples=samples,
@@ -65,21 +65,21 @@ class _RegionItems:
                 Extent(groups, self.moved[groups], self.flops[groups])
                 for groups in sorted({*self.moved, *self.flops})
             ),
-            saved=_extents(self.saved),
+            saved=_make_extents(self.saved),
             sums=tuple(
                 PartialSum(left, right, sum(n), len(n))
                 for (left, right), n in sorted(self.sums.items())
             ),
-            parameters=_extents(self.parameters),
+            parameters=_make_extents(self.parameters),
         )
 
 
-def _extents(amounts: Counter[Groups]) -> tuple[Extent, ...]:
+def _make_extents(amounts: Counter[Groups]) -> tuple[Extent, ...]:
     return tuple(Extent(groups, nbytes) for groups, nbytes in sorted(amounts.items()))
 
 
 class _Finder:
-    """StepBlocks of one traced loss."""
+    """Search for the blocks of one traced loss."""
 
     def __init__(self, loss: TracedLoss, regions: RegionGroups, sync_batch_norm: bool) -> None:
         self.loss = loss
@@ -91,9 +91,9 @@ class _Finder:
         self.weights = {leaf: number for number, leaf in enumerate(self.uses)}
 
     def blocks(self) -> StepBlocks:
-        """All blocks, in the order of the computation."""
-        operators = tuple(self._operators())
-        parameters = tuple(self._parameters())
+        """Return all blocks, in the order of the computation."""
+        operators = tuple(self._list_operators())
+        parameters = tuple(self._list_parameters())
         self._add_products()
         self._add_saved()
         self._add_sums()
@@ -110,84 +110,83 @@ class _Finder:
                 for leaf, uses in self.uses.items()
             ),
             parameters=parameters,
-            outputs=tuple(self._outputs()),
+            outputs=tuple(self._list_outputs()),
         )
 
-    def _operators(self) -> Iterator[OperatorUse]:
+    def _list_operators(self) -> Iterator[OperatorUse]:
         for index, (operand, weight) in self.loss.operators.items():
             node = self.graph.nodes[index]
             leaf = min(self.loss.made_of[weight])
             source, target = map(self.regions.region, (operand, node.outputs[0]))
             if source is not None and target is not None:
-                operator = self._operator(node, operand, weight, leaf)
+                operator = self._make_operator(node, operand, weight, leaf)
                 yield OperatorUse(operator, source, target, self.weights[leaf])
 
-    def _operator(self, node: Node, operand: int, weight: int, leaf: int) -> Operator:
-        read, made = (
+    def _make_operator(self, node: Node, operand: int, weight: int, leaf: int) -> Operator:
+        read, written = (
             Array(self.loss.nbytes(value) * node.repeat, self.regions.local(value))
             for value in (operand, node.outputs[0])
         )
         dims = tuple(
-            on_leaf
-            for dim in dims_of(node, self.graph, operand, weight)
-            if _can_follow(dim, read, made)
-            and (on_leaf := self._on_leaf(dim, weight, leaf)) is not None
+            located
+            for dim in list_dims(node, self.graph, operand, weight)
+            if _can_shard(dim, read, written)
+            and (located := self._locate_on_leaf(dim, weight, leaf)) is not None
         )
-        groups = self.regions.groups.of(operand)
+        groups = self.regions.groups.get_groups(operand)
         samples = [
             place
             for place, dim in enumerate(dims)
-            if dim.operand is not None and groups[dim.operand] in self.regions.of_samples
+            if dim.operand is not None and groups[dim.operand] in self.regions.sample_groups
         ]
         return Operator(
             kind="look_up" if node.primitive == "gather" else "product",
             operand=read,
-            result=made,
+            result=written,
             dims=dims,
             weight_bytes=self.loss.nbytes(leaf),
-            flops=flops_of(node, self.graph, weight) * node.repeat,
+            flops=count_flops(node, self.graph, weight) * node.repeat,
             samples=samples[0] if samples else None,
             operand_gradient=operand in self.loss.made_of,
         )
 
-    def _on_leaf(self, dim: OperatorDim, weight: int, leaf: int) -> OperatorDim | None:
-        """A dimension with its position in the parameter itself, of which the weight may be a view.
+    def _locate_on_leaf(self, dim: OperatorDim, weight: int, leaf: int) -> OperatorDim | None:
+        """Return a dimension with its position in the parameter, as the weight may be a view of it.
 
-        None for a dimension of the weight that the parameter doesn't have, or that is never
-        sharded.
+        Returns None for a dimension that the parameter doesn't have, or that is never sharded.
         """
         if dim.weight is None:
             return dim
         groups = self.regions.groups
-        group = groups.of(weight)[dim.weight]
-        of_leaf = groups.of(leaf)
-        if group is None or group not in of_leaf or groups.is_whole(group):
+        group = groups.get_groups(weight)[dim.weight]
+        leaf_groups = groups.get_groups(leaf)
+        if group is None or group not in leaf_groups or groups.is_whole(group):
             return None
-        return replace(dim, weight=of_leaf.index(group))
+        return replace(dim, weight=leaf_groups.index(group))
 
-    def _parameters(self) -> Iterator[RegionParameter]:
-        """Every other parameter, in the region that it is applied in."""
+    def _list_parameters(self) -> Iterator[RegionParameter]:
+        """Yield the parameters that aren't weights of operators, with their regions."""
         for leaf, path in self.loss.params.items():
             if leaf in self.weights:
                 continue
             region = self.regions.region(leaf)
             groups = self.regions.local(leaf)
             if region is None:
-                readers = (self.regions.region(out) for out in self._outputs_of_readers(leaf))
+                readers = (self.regions.region(out) for out in self._list_reader_outputs(leaf))
                 region = next((reader for reader in readers if reader is not None), None)
             if region is None:
                 continue
             nbytes = self.loss.nbytes(leaf)
-            self.items[region].parameters[_sorted_set(groups)] += nbytes
+            self.items[region].parameters[_sort_groups(groups)] += nbytes
             yield RegionParameter(path, self.loss.shape(leaf), nbytes, region, groups)
 
-    def _outputs_of_readers(self, leaf: int) -> Iterator[int]:
+    def _list_reader_outputs(self, leaf: int) -> Iterator[int]:
         for node in self.graph.nodes:
             if any(leaf in self.loss.made_of.get(value, ()) for value in node.inputs):
                 yield from (out for out in node.outputs if out in self.loss.moving)
 
     def _add_products(self) -> None:
-        """Add products of two activations, and the partial sums of them and their gradients."""
+        """Add products of two activations, and the partial sums of these and their gradients."""
         for index in sorted(self.loss.forward - set(self.loss.operators)):
             node = self.graph.nodes[index]
             region = self.regions.region(node.outputs[0])
@@ -195,31 +194,33 @@ class _Finder:
                 continue
             items = self.items[region]
             values = (*node.inputs[:2], node.outputs[0])
-            groups_by_value = [set(_sorted_set(self.regions.local(value))) for value in values]
+            groups_by_value = [set(_sort_groups(self.regions.local(value))) for value in values]
             all_groups = set(chain.from_iterable(groups_by_value))
             (summed, _), _ = node.params["dimension_numbers"]
             depth = math.prod(self.loss.shape(values[0])[dim] for dim in summed)
             flops = 2 * self.graph.values[values[2]].size * depth
-            items.flops[_sorted_set(all_groups)] += PASSES * flops * node.repeat
+            items.flops[_sort_groups(all_groups)] += PASSES * flops * node.repeat
             for value, groups in zip(values, groups_by_value, strict=True):
                 nbytes = self.loss.nbytes(value) * node.repeat
-                items.moved[_sorted_set(groups)] += PASSES * nbytes
+                items.moved[_sort_groups(groups)] += PASSES * nbytes
                 if all_groups - groups:
-                    items.sums[_sorted_set(groups), _sorted_set(all_groups - groups)].append(nbytes)
+                    items.sums[_sort_groups(groups), _sort_groups(all_groups - groups)].append(
+                        nbytes
+                    )
 
     def _add_saved(self) -> None:
-        """Add what memory holds, which is written once and read once."""
+        """Add the activations that the backward pass reads: each is written and read once."""
         repeats = {out: node.repeat for node in self.graph.nodes for out in node.outputs}
         for value in self.loss.saved_values():
             region = self.regions.region(value)
             if region is not None:
-                groups = _sorted_set(self.regions.local(value))
+                groups = _sort_groups(self.regions.local(value))
                 nbytes = self.loss.nbytes(value) * repeats.get(value, 1)
                 self.items[region].saved[groups] += nbytes
                 self.items[region].moved[groups] += 2 * nbytes
 
     def _add_sums(self) -> None:
-        """Add reductions, forward and backward, but for those that make parameters' gradients."""
+        """Add reductions of both passes, except those that compute parameters' gradients."""
         gradients = self.loss.gradients()
         for index, node in enumerate(self.graph.nodes):
             if node.primitive not in REDUCTIONS:
@@ -231,27 +232,27 @@ class _Finder:
                 continue
             items = self.items[region]
             local = self.regions.local(value)
-            axes = reduced_axes(node)
+            axes = get_reduced_axes(node)
             if index in self.loss.forward:
-                # What is reduced is read again, and its gradient is written again.
-                items.moved[_sorted_set(local)] += 2 * self.loss.nbytes(value) * node.repeat
+                # A reduction reads its operand, and its gradient writes an array of the same size.
+                items.moved[_sort_groups(local)] += 2 * self.loss.nbytes(value) * node.repeat
             if value not in self.loss.moving or not gradients.isdisjoint(node.outputs):
                 continue
-            summed = _sorted_set(
-                local[dim] for dim in axes if not self._is_local(value, dim, result)
+            summed = _sort_groups(
+                local[dim] for dim in axes if not self._is_local_sum(value, dim, result)
             )
             if summed:
-                groups = _sorted_set(group for dim, group in enumerate(local) if dim not in axes)
+                groups = _sort_groups(group for dim, group in enumerate(local) if dim not in axes)
                 items.sums[groups, summed].append(self.loss.nbytes(result) * node.repeat)
 
-    def _is_local(self, value: int, dim: int, result: int) -> bool:
-        """Whether each device sums over its samples alone, as batch norm does; not the loss."""
+    def _is_local_sum(self, value: int, dim: int, result: int) -> bool:
+        """Return whether each device sums over its own samples, as in batch norm."""
         if self.sync_batch_norm or self.graph.values[result].size == 1:
             return False
-        return self.regions.groups.of(value)[dim] in self.regions.of_samples
+        return self.regions.groups.get_groups(value)[dim] in self.regions.sample_groups
 
-    def _outputs(self) -> Iterator[LayerOutput]:
-        """The last value that each layer with parameters computes."""
+    def _list_outputs(self) -> Iterator[LayerOutput]:
+        """Yield the last value that each layer with parameters computes."""
         last: dict[str, int] = {}
         for index in sorted(self.loss.forward):
             node = self.graph.nodes[index]
@@ -265,14 +266,14 @@ class _Finder:
                 yield LayerOutput(layer, region, self.regions.local(last[layer]))
 
 
-def _can_follow(dim: OperatorDim, operand: Array, result: Array) -> bool:
-    """Whether the regions of operand and result can be sharded as a dimension of an operator is.
+def _can_shard(dim: OperatorDim, operand: Array, result: Array) -> bool:
+    """Return whether a dimension of an operator can be sharded in the regions of its arrays.
 
-    XLA copies whole arrays if they can't.
+    If not, XLA would copy whole arrays.
     """
     places = ((dim.operand, operand), (dim.result, result))
     return all(place is None or array.groups[place] is not None for place, array in places)
 
 
-def _sorted_set(groups: Iterable[int | None]) -> Groups:
+def _sort_groups(groups: Iterable[int | None]) -> Groups:
     return tuple(sorted({group for group in groups if group is not None}))

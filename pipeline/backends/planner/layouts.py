@@ -1,4 +1,4 @@
-"""Layouts of arrays on a mesh, and the collectives that lead from one to another."""
+"""Layouts of arrays on a mesh, and the collectives that change a layout."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from math import prod
 from pipeline.backends.rates import CollectiveKind
 
 Layout = tuple[int | None, ...]
-"""For each axis of a mesh the dimension (or group) that it shards; None: copies along the axis."""
+"""The dimension (or group) that each axis of a mesh shards; None: copies along the axis."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Numbers of devices along `data` and `model`; neighbours along `model` are neighbours."""
+    """Numbers of devices along `data` and `model`. Devices along `model` have adjacent numbers."""
 
     data: int
     model: int
@@ -32,19 +32,19 @@ class Mesh:
         return self.data * self.model
 
     def size_of(self, axes: Sequence[int]) -> int:
-        """Number of devices along some axes together."""
+        """Return the number of devices along some axes together."""
         return prod(self.sizes[axis] for axis in axes)
 
     def num_pieces(self, layout: Layout) -> int:
-        """Number of pieces that a layout divides an array into."""
+        """Return the number of pieces of an array in a layout."""
         return self.size_of([axis for axis, dim in enumerate(layout) if dim is not None])
 
     def __str__(self) -> str:
         return f"{self.data} x {self.model}"
 
 
-def meshes_of(devices: int) -> tuple[Mesh, ...]:
-    """All meshes of a number of devices, the one with most along `data` first."""
+def list_meshes(devices: int) -> tuple[Mesh, ...]:
+    """Return all meshes of a number of devices, by descending size along `data`."""
     return tuple(
         Mesh(devices // model, model) for model in range(1, devices + 1) if devices % model == 0
     )
@@ -52,39 +52,41 @@ def meshes_of(devices: int) -> tuple[Mesh, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective along some axes: `nbytes` is the size of the whole array of one device, which
-    an all-gather ends with and a reduce-scatter starts with."""
+    """A collective along some axes.
+
+    `nbytes` is the size of a device's whole array: after an all-gather, before a reduce-scatter.
+    """
 
     kind: CollectiveKind
     nbytes: float
     axes: tuple[int, ...]
 
 
-def layouts_of(sizes: Sequence[int], mesh: Mesh, samples: int | None) -> tuple[Layout, ...]:
-    """All layouts of dimensions of the given sizes; copies come first.
+@lru_cache(maxsize=1 << 16)
+def list_layouts(sizes: tuple[int, ...], mesh: Mesh, samples: int | None) -> tuple[Layout, ...]:
+    """Return all layouts of dimensions of some sizes; the layout without sharding is the first.
 
-    `data` shards the dimension `samples` alone, which numbers samples; `model` shards any. Pieces
-    are equal, as they must be when a compiled program takes an array. An axis of one device
-    shards nothing.
+    `data` shards only the dimension `samples`, `model` shards any dimension. Pieces are equal, as
+    compiled programs require. An axis of one device shards nothing.
     """
     data = (None,) if mesh.data == 1 or samples is None else (None, samples)
     model = (None,) if mesh.model == 1 else (None, *range(len(sizes)))
     return tuple(
         layout
         for layout in product(data, model)
-        if all(size % pieces(layout, mesh, dim) == 0 for dim, size in enumerate(sizes))
+        if all(size % count_pieces(layout, mesh, dim) == 0 for dim, size in enumerate(sizes))
     )
 
 
-def pieces(layout: Layout, mesh: Mesh, *dims: int) -> int:
-    """Number of pieces that a layout divides some dimensions into."""
+def count_pieces(layout: Layout, mesh: Mesh, *dims: int) -> int:
+    """Return the number of pieces that a layout divides some dimensions into."""
     return prod(size for size, dim in zip(mesh.sizes, layout, strict=True) if dim in dims)
 
 
-def seen_by(layout: Layout, groups: Sequence[int | None]) -> Layout:
-    """The layout of an array in a region whose groups have the given layout.
+def view_layout(layout: Layout, groups: Sequence[int | None]) -> Layout:
+    """Return the layout of an array with the given groups, from the layout of its region.
 
-    Dimensions of the array take the place of groups; an axis that shards none of them makes copies.
+    An axis that shards none of the array's groups makes copies.
     """
     return tuple(
         groups.index(group) if group is not None and group in groups else None for group in layout
@@ -92,22 +94,24 @@ def seen_by(layout: Layout, groups: Sequence[int | None]) -> Layout:
 
 
 @lru_cache(maxsize=1 << 16)
-def transfer(
+def find_transfer(
     source: Layout, partial: tuple[int, ...], target: Layout, nbytes: float, mesh: Mesh
 ) -> tuple[Collective, ...]:
-    """Collectives that bring an array of `nbytes` (whole) from one layout to another.
+    """Return the collectives that bring an array from one layout to another.
 
-    Along the axes `partial` devices hold terms of a sum, not copies. Slices come first, as they
-    need no communication, gathers last; axes that do the same to an array do it together.
+    `nbytes` is the size of the whole array. Along the axes `partial`, devices hold terms of a sum.
+    Slices come first, as they need no communication, gathers last. Axes with the same kind of
+    collective share it.
     """
-    return tuple(_steps(source, partial, target, nbytes, mesh))
+    return tuple(_list_steps(source, partial, target, nbytes, mesh))
 
 
 def _is_involuntary(source: Layout, target: Layout) -> bool:
-    """Whether XLA copies an array to all devices to change its layout.
+    """Return whether XLA copies an array to all devices to change its layout.
 
-    It does ("involuntary full rematerialization") if both axes shard one dimension, before or
-    after, and neither do the same nor does `data`, whose pieces are the outer ones, stay.
+    It does ("involuntary full rematerialization") if both axes shard the same dimension in one
+    layout, and in the other layout `data`, the outer axis, has neither that dimension nor the
+    dimension of `model`.
     """
 
     def splits(stacked: Layout, other: Layout) -> bool:
@@ -117,7 +121,7 @@ def _is_involuntary(source: Layout, target: Layout) -> bool:
     return splits(source, target) or splits(target, source)
 
 
-def _steps(
+def _list_steps(
     source: Layout, partial: tuple[int, ...], target: Layout, nbytes: float, mesh: Mesh
 ) -> Iterator[Collective]:
     axes = range(len(source))

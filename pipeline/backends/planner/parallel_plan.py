@@ -1,6 +1,6 @@
-"""A plan: the mesh, what shards parameters, layers' outputs and batches, what that costs; its file.
+"""A plan: a mesh, shardings of parameters, layers' outputs and the batch, and their price.
 
-Plans are YAML files that can be saved, edited and loaded (`parallel.plan`).
+Plans are saved as YAML files, which can be edited and loaded (`parallel.plan`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from pipeline.backends.planner.blocks import Region, StepBlocks
-from pipeline.backends.planner.decisions import Decided
-from pipeline.backends.planner.layouts import Layout, Mesh, seen_by
+from pipeline.backends.planner.decisions import PlanLayouts
+from pipeline.backends.planner.layouts import Layout, Mesh, view_layout
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.error_text import describe
@@ -35,32 +35,32 @@ HEAD = """\
 """
 
 
-def _axis_names(names: Any) -> tuple[str, ...]:
-    """Return the axes that shard a dimension: none for null, one by its name, or a list."""
-    listed = [] if names is None else list(names) if isinstance(names, list | tuple) else [names]
-    if listed != [axis for axis in AXES if axis in listed]:
+def _parse_axis_names(names: Any) -> tuple[str, ...]:
+    """Return the axes that shard a dimension, from null, a name or a list of names."""
+    axes = [] if names is None else list(names) if isinstance(names, list | tuple) else [names]
+    if axes != [axis for axis in AXES if axis in axes]:
         raise ValueError(f"{show(names)} must be null, data, model or [data, model]")
-    return tuple(listed)
+    return tuple(axes)
 
 
-AxisNames = Annotated[tuple[str, ...], BeforeValidator(_axis_names)]
+AxisNames = Annotated[tuple[str, ...], BeforeValidator(_parse_axis_names)]
 Axes = tuple[AxisNames, ...]
-"""For each dimension of an array the axes of the mesh that shard it, the outermost first."""
+"""The axes of the mesh that shard each dimension of an array, the outermost first."""
 
 
 @pydantic_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class ShardingRule:
-    """Axes for what a pattern covers, as in `parallel.specs` and `parallel.constraints`."""
+    """Axes for the paths that a pattern covers, as in `parallel.specs` and `.constraints`."""
 
     pattern: Annotated[str, Field(min_length=1), BeforeValidator(str)]
     axes: Axes
 
     @field_validator("axes")
     @classmethod
-    def _each_axis_once(cls, axes: Axes) -> Axes:
+    def _refuse_repeated_axis(cls, axes: Axes) -> Axes:
         names = [name for entry in axes for name in entry]
         if len(set(names)) < len(names):
-            raise ValueError(f"{axes_text(axes)}: an axis shards one dimension only")
+            raise ValueError(f"{format_axes(axes)}: an axis shards one dimension only")
         return axes
 
 
@@ -68,9 +68,9 @@ class ShardingRule:
 class ParallelPlan:
     """A way to compute a step on several devices, and its modelled price.
 
-    `specs` shard parameters, others are replicated; `constraints` shard the outputs of layers, each
-    rule of the layers it matches and of none below them. `batch` are the axes that shard the
-    samples of most of the step; the batch's arrays are sharded by them.
+    `specs` shard parameters. Other parameters are replicated. `constraints` shard the outputs of
+    the layers that they match, but not of layers inside these. `batch` are the axes that shard the
+    arrays of a batch, as the samples of the largest region.
     """
 
     mesh: Mesh
@@ -80,7 +80,7 @@ class ParallelPlan:
     step_ms: float = 0.0
     memory_bytes: float = 0.0
     collective_bytes: Mapping[str, float] = field(default_factory=dict)
-    """Bytes a step in collectives by kind, each as `layouts.Collective` counts them."""
+    """Bytes of a step's collectives by kind, counted as in `layouts.Collective`."""
 
     @property
     def is_data_parallel(self) -> bool:
@@ -89,7 +89,7 @@ class ParallelPlan:
 
     @property
     def strategy(self) -> str:
-        """The plan in a few words: what is sharded along which axis."""
+        """The plan in a few words: the axes of the batch and of parameters."""
         if self.mesh.devices == 1:
             return "one device"
         if self.is_data_parallel:
@@ -97,34 +97,34 @@ class ParallelPlan:
         words = [f"batch by {'+'.join(self.batch)}" if self.batch else "batch replicated"]
         if not self.specs:
             return f"{words[0]}, parameters replicated"
-        # Rules of weights say more than rules of biases and scales, which follow.
-        named = sorted(self.specs, key=lambda rule: -len(rule.axes))
-        words += [f"{rule.pattern} {axes_text(rule.axes)}" for rule in named]
+        # Rules of weights come first, as those of biases and scales follow from them.
+        by_rank = sorted(self.specs, key=lambda rule: -len(rule.axes))
+        words += [f"{rule.pattern} {format_axes(rule.axes)}" for rule in by_rank]
         return join_first(words, 3)
 
 
-def axes_text(axes: Axes) -> str:
-    """Axes as a recipe writes them: [null, model]."""
+def format_axes(axes: Axes) -> str:
+    """Return axes as in a recipe: [null, model]."""
     return f"[{', '.join('+'.join(names) or 'null' for names in axes)}]"
 
 
-def plan_of(
+def make_plan(
     blocks: StepBlocks,
     mesh: Mesh,
-    decided: Decided,
+    decided: PlanLayouts,
     step_us: float,
     memory_bytes: float,
     collective_bytes: Mapping[str, float],
 ) -> ParallelPlan:
-    """The plan of what was decided about the blocks of a step."""
-    axes_by_path = dict(_parameter_shardings(blocks, decided))
+    """Return the plan of a choice of layouts for the blocks of a step."""
+    axes_by_path = dict(_list_parameter_axes(blocks, decided))
     outputs = {
-        output.layer: axes_of(
-            seen_by(decided.regions[output.region], output.groups), len(output.groups)
+        output.layer: to_axes(
+            view_layout(decided.regions[output.region], output.groups), len(output.groups)
         )
         for output in blocks.outputs
     }
-    largest = largest_region(blocks)
+    largest = find_largest_region(blocks)
     axes = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
     data_parallel = not any(map(any, axes_by_path.values())) and all(
         all(sharding[axis] == use.operator.samples for axis in axes)
@@ -132,36 +132,37 @@ def plan_of(
     )
     return ParallelPlan(
         mesh=mesh,
-        batch=axes_of_samples(blocks.regions[largest], decided.regions[largest]),
-        specs=tuple(rules(axes_by_path, only_sharded=True)),
-        constraints=() if data_parallel else tuple(rules(outputs)),
+        batch=find_sample_axes(blocks.regions[largest], decided.regions[largest]),
+        specs=tuple(make_rules(axes_by_path, only_sharded=True)),
+        constraints=() if data_parallel else tuple(make_rules(outputs)),
         step_ms=step_us / 1e3,
         memory_bytes=memory_bytes,
         collective_bytes=dict(collective_bytes),
     )
 
 
-def axes_of(layout: Layout, rank: int) -> Axes:
-    """The axes that shard each dimension of an array, from its layout."""
+def to_axes(layout: Layout, rank: int) -> Axes:
+    """Return the axes that shard each dimension of an array, from its layout."""
     return tuple(
-        tuple(AXES[axis] for axis, at in enumerate(layout) if at == dim) for dim in range(rank)
+        tuple(name for name, axis_dim in zip(AXES, layout, strict=True) if axis_dim == dim)
+        for dim in range(rank)
     )
 
 
-def _parameter_shardings(blocks: StepBlocks, decided: Decided) -> Iterator[tuple[str, Axes]]:
+def _list_parameter_axes(blocks: StepBlocks, decided: PlanLayouts) -> Iterator[tuple[str, Axes]]:
     for use, sharding in zip(blocks.operators, decided.shardings, strict=True):
         weight = blocks.weights[use.weight]
         layout = decided.shared.get(use.weight)
         if layout is None:
             layout = tuple(None if d is None else use.operator.dims[d].weight for d in sharding)
-        yield weight.path, axes_of(layout, len(weight.shape))
+        yield weight.path, to_axes(layout, len(weight.shape))
     for parameter in blocks.parameters:
-        layout = seen_by(decided.regions[parameter.region], parameter.groups)
-        yield parameter.path, axes_of(layout, len(parameter.shape))
+        layout = view_layout(decided.regions[parameter.region], parameter.groups)
+        yield parameter.path, to_axes(layout, len(parameter.shape))
 
 
-def largest_region(blocks: StepBlocks) -> int:
-    """The number of the region with most activations."""
+def find_largest_region(blocks: StepBlocks) -> int:
+    """Return the number of the region with the most bytes of activations."""
 
     def saved_bytes(number: int) -> int:
         return sum(extent.nbytes for extent in blocks.regions[number].saved)
@@ -169,21 +170,21 @@ def largest_region(blocks: StepBlocks) -> int:
     return max(range(len(blocks.regions)), key=saved_bytes)
 
 
-def axes_of_samples(region: Region, layout: Layout) -> tuple[str, ...]:
-    """The axes that shard the samples of a region, from its layout."""
+def find_sample_axes(region: Region, layout: Layout) -> tuple[str, ...]:
+    """Return the axes that shard the samples of a region, from its layout."""
     if region.samples is None:
         return ()
     return tuple(AXES[axis] for axis, group in enumerate(layout) if group == region.samples)
 
 
-def rules(
+def make_rules(
     axes_by_path: Mapping[str, Axes], *, only_sharded: bool = False
 ) -> Iterator[ShardingRule]:
-    """Rules that give each path its axes, few patterns for many paths of equal axes.
+    """Yield rules for the axes of all paths, with few patterns for many paths of equal axes.
 
-    A pattern covers a path or all below it, and the last rule that covers a path wins; so if a
-    path has others below it with other axes, its rule comes before theirs. With `only_sharded`
-    arrays that are replicated need no rule.
+    A pattern covers a path and all paths below it. The last rule that covers a path applies, so
+    a rule of a path comes before rules of paths below it. With `only_sharded` replicated arrays
+    have no rule.
     """
     paths = {path: tuple(path.split("/")) for path in axes_by_path}
     done: set[str] = set()
@@ -192,9 +193,9 @@ def rules(
     for path, axes in axes_by_path.items():
         if path in done or (only_sharded and not any(axes)):
             continue
-        for pattern in (*_patterns(path), path):
-            covered = [other for other, parts in paths.items() if covers(pattern, parts)]
-            if all(axes_by_path[other] == axes for other in covered):
+        for pattern in (*_list_patterns(path), path):
+            covered = [key for key, parts in paths.items() if covers(pattern, parts)]
+            if all(axes_by_path[key] == axes for key in covered):
                 done.update(covered)
                 special.append(ShardingRule(pattern, axes))
                 break
@@ -205,8 +206,8 @@ def rules(
     yield from special
 
 
-def _patterns(path: str) -> Sequence[str]:
-    """Patterns for a path and those that differ in numbers: in all of them, then in fewer."""
+def _list_patterns(path: str) -> Sequence[str]:
+    """Return patterns of a path with wildcards for all its numbers, then for fewer numbers."""
     numbers = list(re.finditer(r"\d+", path))
     patterns = []
     for count in range(len(numbers), 0, -1):
@@ -217,17 +218,17 @@ def _patterns(path: str) -> Sequence[str]:
     return patterns
 
 
-def _rule_keys_of(rule: Any) -> Any:
+def _check_rule_form(rule: Any) -> Any:
     if not isinstance(rule, dict | ShardingRule):
         raise ValueError(f"{show(rule)} must be {{pattern: ..., axes: [...]}}")
     return rule
 
 
-FileRule = Annotated[ShardingRule, BeforeValidator(_rule_keys_of)]
+FileRule = Annotated[ShardingRule, BeforeValidator(_check_rule_form)]
 
 
 class PlanFile(Spec):
-    """The keys of a plan's file, as `parallel` has them in a recipe."""
+    """The keys of a plan's file, as in `parallel` of a recipe."""
 
     mesh: MeshSpec
     batch: AxisNames = ()
@@ -237,18 +238,18 @@ class PlanFile(Spec):
 
 
 def save_plan(plan: ParallelPlan, path: Path) -> None:
-    """Write a plan."""
-    write_whole(path, plan_text(plan))
+    """Write a plan as YAML."""
+    write_whole(path, format_plan(plan))
 
 
-def plan_text(plan: ParallelPlan) -> str:
-    """A plan as YAML."""
+def format_plan(plan: ParallelPlan) -> str:
+    """Return a plan as YAML."""
     return HEAD + yaml_text(
         {
             "mesh": {"data": plan.mesh.data, "model": plan.mesh.model},
             "batch": list(plan.batch),
-            "specs": [_rule_keys(rule) for rule in plan.specs],
-            "constraints": [_rule_keys(rule) for rule in plan.constraints],
+            "specs": [_rule_to_dict(rule) for rule in plan.specs],
+            "constraints": [_rule_to_dict(rule) for rule in plan.constraints],
             "price": {
                 "step_ms": float(f"{plan.step_ms:.4g}"),
                 "memory_bytes": round(plan.memory_bytes),
@@ -258,7 +259,7 @@ def plan_text(plan: ParallelPlan) -> str:
     )
 
 
-def _rule_keys(rule: ShardingRule) -> dict[str, Any]:
+def _rule_to_dict(rule: ShardingRule) -> dict[str, Any]:
     axes = [None if not a else a[0] if len(a) == 1 else list(a) for a in rule.axes]
     return {"pattern": rule.pattern, "axes": axes}
 
@@ -266,7 +267,7 @@ def _rule_keys(rule: ShardingRule) -> dict[str, Any]:
 def load_plan(path: Path, devices: int, parameters: Mapping[str, Sequence[int]]) -> ParallelPlan:
     """Read a plan and check it against a number of devices and the shapes of all parameters.
 
-    Raises RecipeError with every problem: the key in the file, its value, and what would be right.
+    Raises RecipeError with all problems.
     """
     try:
         tree = read_yaml(path)
@@ -278,51 +279,51 @@ def load_plan(path: Path, devices: int, parameters: Mapping[str, Sequence[int]])
 def check_plan(
     tree: Any, name: str, devices: int, parameters: Mapping[str, Sequence[int]]
 ) -> ParallelPlan:
-    """Make a plan of parsed YAML. Raises RecipeError as `load_plan`."""
+    """Make a plan of parsed YAML. Raises RecipeError with all problems."""
     place = f"parallel.plan {name}"
     if not isinstance(tree, dict):
         keys = ", ".join(PlanFile.model_fields)
-        raise RecipeError([f"{place}: plan = {tree}: should have the keys {keys}"])
+        raise RecipeError([f"{place}: plan = {tree}: must have the keys {keys}"])
     try:
         file = PlanFile.model_validate(tree)
         problems = []
     except ValidationError as error:
-        file = _read_sound_keys(tree)
+        file = _read_valid_keys(tree)
         problems = describe(error, tree)
     mesh = Mesh(file.mesh.data, file.mesh.model)
     if not problems and mesh.devices != devices:
-        problems.append(f"mesh = {mesh}: is of {mesh.devices} devices; should be of {devices}")
+        problems.append(f"mesh = {mesh}: has {mesh.devices} devices; must have {devices}")
     for number, rule in enumerate(file.specs):
-        problems += _rule_problems(f"specs.{number}", rule, mesh, parameters)
+        problems += _find_rule_problems(f"specs.{number}", rule, mesh, parameters)
     if problems:
         raise RecipeError([f"{place}: {problem}" for problem in problems])
     return ParallelPlan(mesh, file.batch, file.specs, file.constraints)
 
 
-def _read_sound_keys(tree: Mapping[str, Any]) -> PlanFile:
-    """Read the mesh and the rules for parameters of a wrong file, each as far as it is sound."""
-    sound: dict[str, Any] = {"mesh": {}}
+def _read_valid_keys(tree: Mapping[str, Any]) -> PlanFile:
+    """Read the mesh and the rules for parameters of a file with problems, each if it is valid."""
+    valid: dict[str, Any] = {"mesh": {}}
     for key in ("mesh", "specs"):
         with suppress(ValidationError):
             PlanFile.model_validate({"mesh": {}, key: tree.get(key)})
-            sound[key] = tree[key]
-    return PlanFile.model_validate(sound)
+            valid[key] = tree[key]
+    return PlanFile.model_validate(valid)
 
 
-def _rule_problems(
+def _find_rule_problems(
     key: str, rule: ShardingRule, mesh: Mesh, parameters: Mapping[str, Sequence[int]]
 ) -> Iterator[str]:
-    """Report a rule that covers no parameter, or does not shard one into equal pieces."""
+    """Yield the problem of a rule that covers no parameter, or shards one into unequal pieces."""
     covered = [path for path in parameters if covers(rule.pattern, tuple(path.split("/")))]
     if not covered:
         near = get_close_matches(rule.pattern, parameters, 1, 0.0)
         hint = f"; {near[0]} is one" if near else ""
         yield f"{key}.pattern = {rule.pattern}: covers no parameter{hint}"
-    problem = f"{key}.axes = {axes_text(rule.axes)}:"
+    problem = f"{key}.axes = {format_axes(rule.axes)}:"
     for path in covered:
         shape = list(parameters[path])
         if len(shape) != len(rule.axes):
-            yield f"{problem} {path} {shape} has {len(shape)} dimensions"
+            yield f"{problem} must have {len(shape)} entries, as {path} is {shape}"
             return
         for dim, names in enumerate(rule.axes):
             count = mesh.size_of([AXES.index(name) for name in names])

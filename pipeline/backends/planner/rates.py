@@ -22,22 +22,22 @@ class Links(Protocol):
     """Times of collectives between devices."""
 
     def us(self, kind: CollectiveKind, nbytes: float, size: int) -> float:
-        """Microseconds of a collective over `size` devices."""
+        """Return the microseconds of a collective over `size` devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRates:
-    """Time of collectives between devices: of a message, and bytes a second.
+    """Two rates of links between devices: the time of a message, and bytes per microsecond.
 
     A ring of n carries (n - 1) / n of the bytes in an all-gather, a reduce-scatter or an
-    all-to-all, and twice that in an all-reduce, which also takes twice the messages.
+    all-to-all. An all-reduce has twice the bytes and twice the messages.
     """
 
     message_us: float
     bytes_per_us: float
 
     def us(self, kind: CollectiveKind, nbytes: float, size: int) -> float:
-        """Microseconds of a collective over `size` devices."""
+        """Return the microseconds of a collective over `size` devices."""
         if size == 1:
             return 0.0
         rounds = 2 if kind == "all_reduce" else 1
@@ -48,32 +48,35 @@ class LinkRates:
 class LinkCurves:
     """Measured times of collectives, by kind, number of devices and bytes.
 
-    Between two measurements a time is interpolated in logarithms of both; beyond the most bytes it
-    grows with the bytes, below the fewest and beyond the largest group it stays. Bytes of a small
-    array are copied from cache to cache, of a large one through memory, and kinds differ: no one
-    rate holds for all.
+    Between two measurements the logarithm of the time is interpolated in the logarithm of the
+    bytes. Above the largest measured size the time is proportional to the bytes. Below the smallest
+    size and above the largest group it is constant. One rate isn't enough: small arrays are copied
+    from cache to cache, large ones through memory, and kinds differ.
     """
 
     nbytes: tuple[float, ...]
-    """Sizes that were measured, as `layouts.Collective` counts them; ascending."""
+    """Measured sizes, counted as in `layouts.Collective`; ascending."""
     us_by_kind: Mapping[str, Mapping[int, tuple[float, ...]]]
-    """By kind and number of devices, both ascending, the time of each of `nbytes`."""
+    """Times of all `nbytes` by kind and number of devices; ascending numbers."""
 
     def us(self, kind: CollectiveKind, nbytes: float, size: int) -> float:
-        """Microseconds of a collective over `size` devices; a reduce-scatter's, an all-reduce's."""
+        """Return the microseconds of a collective over `size` devices.
+
+        A reduce-scatter has the time of an all-reduce.
+        """
         if size == 1:
             return 0.0
         rows = self.us_by_kind["all_reduce" if kind == "reduce_scatter" else kind]
         most = self.nbytes[-1]
-        within = min(max(nbytes, self.nbytes[0]), most)
-        times = [_between(self.nbytes, row, within) for row in rows.values()]
+        clipped = min(max(nbytes, self.nbytes[0]), most)
+        times = [_interpolate(self.nbytes, row, clipped) for row in rows.values()]
         sizes = list(rows)
-        us = _between(sizes, times, min(max(size, sizes[0]), sizes[-1]))
+        us = _interpolate(sizes, times, min(max(size, sizes[0]), sizes[-1]))
         return us * max(1.0, nbytes / most)
 
 
-def _between(places: Sequence[float], values: Sequence[float], at: float) -> float:
-    """The value at a place, from those at the two next to it, in logarithms."""
+def _interpolate(places: Sequence[float], values: Sequence[float], at: float) -> float:
+    """Return the value at a place, interpolated in logarithms between its two neighbours."""
     right = min(max(bisect_right(places, at), 1), len(places) - 1)
     left = right - 1
     if len(places) == 1 or values[left] == values[right]:
@@ -87,8 +90,8 @@ class MeasuredRates:
     """Two measured rates of a CPU or GPU, and rates of its links.
 
     A kernel takes the longer of the times of its operations and of its bytes (the roofline).
-    Groups within `per_server` neighbouring devices use `links`, others `far_links`. Devices that
-    share `cores` have the rates of one core, and take turns.
+    Groups within `per_server` adjacent devices use `links`, others `far_links`. If devices share
+    `cores`, the rates are those of one core.
     """
 
     flops_per_us: float
@@ -99,33 +102,33 @@ class MeasuredRates:
     exposed_share: float = 1.0
     scatters_sums: bool = False
     cores: int | None = None
-    """Cores that all devices share; None if they share none."""
+    """Cores that all devices share; None if they don't share cores."""
     memory_bytes: float = math.inf
 
     def slowdown(self, devices: int) -> float:
-        """Devices for each core; a device alone uses all cores."""
+        """Return the number of devices per core."""
         return 1.0 if self.cores is None else devices / self.cores
 
     def compute_us(self, flops: float, nbytes: float) -> float:
-        """Microseconds of one kernel."""
+        """Return the microseconds of one kernel."""
         return max(flops / self.flops_per_us, nbytes / self.bytes_per_us)
 
     def collective_us(self, kind: CollectiveKind, nbytes: float, group: DeviceGroup) -> float:
-        """Microseconds of a collective over the slowest links of its group."""
+        """Return the microseconds of a collective over the slowest links of its group."""
         near = group.size * group.stride <= self.per_server
         return (self.links if near else self.far_links).us(kind, nbytes, group.size)
 
 
 @cache
-def host_rates(links: str = "in_process", path: Path = HOST_RATES_FILE) -> MeasuredRates:
-    """Return the rates of a host's devices, as they were measured; `links` names their links.
+def load_host_rates(links: str = "in_process", path: Path = HOST_RATES_FILE) -> MeasuredRates:
+    """Return the measured rates of a host's devices. `links` is the file's key for their links.
 
-    Raises RunError for a file that has not what it should.
+    Raises RunError for an invalid file.
     """
     try:
         tree: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         device = tree["device"]
-        measured = _links(tree[links])
+        measured = _parse_links(tree[links])
         return MeasuredRates(
             flops_per_us=float(device["flops_per_us"]["value"]),
             bytes_per_us=float(device["bytes_per_us"]["value"]),
@@ -134,10 +137,10 @@ def host_rates(links: str = "in_process", path: Path = HOST_RATES_FILE) -> Measu
             cores=int(device["cores_count"]["value"]),
         )
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{path}: no rates of a host: {error!r}") from error
+        raise RunError(f"{path}: not a file of a host's rates: {error!r}") from error
 
 
-def _links(tree: Any) -> Links:
+def _parse_links(tree: Any) -> Links:
     if "message_us" in tree:
         return LinkRates(**{k: float(tree[k]["value"]) for k in ("message_us", "bytes_per_us")})
     nbytes = tuple(float(size) for size in tree["nbytes"])
@@ -146,5 +149,5 @@ def _links(tree: Any) -> Links:
         for kind, rows in tree["us"].items()
     }
     if any(len(us) != len(nbytes) for rows in curves.values() for us in rows.values()):
-        raise ValueError(f"each list of times must have {len(nbytes)} entries, as nbytes has")
+        raise ValueError(f"each list of times must have {len(nbytes)} entries, like nbytes")
     return LinkCurves(nbytes, curves)

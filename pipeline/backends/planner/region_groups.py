@@ -7,17 +7,17 @@ from collections.abc import Iterable, Sequence
 
 from pipeline.backends.graph.graph import Graph, Node
 from pipeline.backends.planner.blocks import OperatorDim
-from pipeline.backends.planner.dimension_groups import PRODUCTS, DimensionGroups, free_dims
+from pipeline.backends.planner.dimension_groups import PRODUCTS, DimensionGroups, list_free_dims
 from pipeline.backends.planner.traced_loss import TracedLoss
 
 SCATTERS = frozenset({"scatter-add", "scatter_add", "scatter"})
 
 
 class RegionGroups:
-    """Numbers of regions, and of the groups that can be sharded in each, by value.
+    """Regions of all values, and numbers of the groups that can be sharded in each region.
 
-    Groups that share a value are in one region. Products of the backward pass tie nothing: what
-    they compute is tied to the forward pass by what is done with it.
+    Groups that share a value are in one region. Products of the backward pass tie nothing, as
+    operations on their results tie these to the forward pass.
     """
 
     def __init__(self, loss: TracedLoss) -> None:
@@ -30,42 +30,42 @@ class RegionGroups:
         }
         self.groups = DimensionGroups(graph, skipped)
         self._shard_images_by_samples_alone()
-        self._region_of = self._numbers()
+        self._region_of = self._number_regions()
         self.sizes: list[dict[int, int]] = [
             {} for _ in range(max(self._region_of.values(), default=-1) + 1)
         ]
-        """For each region its groups that can be sharded, and the most pieces of each."""
+        """Groups that can be sharded, with their most pieces, by region."""
         for value in loss.forward_values():
-            for size, group in zip(loss.shape(value), self.groups.of(value), strict=True):
+            for size, group in zip(loss.shape(value), self.groups.get_groups(value), strict=True):
                 if group is not None and not self.groups.is_whole(group):
                     sizes = self.sizes[self._region_of[group]]
                     sizes[group] = math.gcd(sizes.get(group, 0), size)
         self._local = [
             {group: number for number, group in enumerate(sizes)} for sizes in self.sizes
         ]
-        self.of_samples = self._groups_of_samples()
+        self.sample_groups = self._find_sample_groups()
 
     def region(self, value: int) -> int | None:
-        """The region of a value; None for scalars, and for values of the backward pass alone."""
-        regions = (self._region_of.get(g) for g in self.groups.of(value) if g is not None)
+        """Return the region of a value; None for scalars and values of the backward pass alone."""
+        regions = (self._region_of.get(g) for g in self.groups.get_groups(value) if g is not None)
         return next((region for region in regions if region is not None), None)
 
     def local(self, value: int) -> tuple[int | None, ...]:
-        """The group of each dimension, numbered in its region; None if it is never sharded."""
+        """Return each dimension's group, numbered in its region; None if it is never sharded."""
         region = self.region(value)
         if region is None:
             return (None,) * len(self._loss.shape(value))
         numbers = self._local[region]
-        groups = self.groups.of(value)
+        groups = self.groups.get_groups(value)
         return tuple(None if group is None else numbers.get(group) for group in groups)
 
     def samples(self, region: int) -> int | None:
-        """The group of a region that numbers samples."""
+        """Return the group of the batch dimension in a region; None if there is none."""
         local = self._local[region]
-        return next((local[group] for group in local if group in self.of_samples), None)
+        return next((local[group] for group in local if group in self.sample_groups), None)
 
     def _shard_images_by_samples_alone(self) -> None:
-        """Mark height, width and channels of what convolutions with a parameter read and write."""
+        """Mark height, width and channels of convolutions' images as whole."""
         for index, (operand, _) in self._loss.operators.items():
             node = self._loss.graph.nodes[index]
             if node.primitive == "conv_general_dilated":
@@ -75,36 +75,37 @@ class RegionGroups:
                 for dim in numbers.out_spec[1:]:
                     self.groups.keep_whole(node.outputs[0], dim)
 
-    def _numbers(self) -> dict[int, int]:
-        """Numbers of regions by group, in the order of the computation."""
+    def _number_regions(self) -> dict[int, int]:
+        """Return the number of each group's region, in the order of the computation."""
         joined: dict[int, int] = {}
 
-        def root(group: int) -> int:
+        def find_root(group: int) -> int:
             while joined.setdefault(group, group) != group:
                 group = joined[group]
             return group
 
         for value in range(len(self._loss.graph.values)):
-            first, *further = _present(self.groups.of(value)) or [-1]
+            first, *further = _drop_none(self.groups.get_groups(value)) or [-1]
             for group in further:
-                low, high = sorted((root(first), root(group)))
+                low, high = sorted((find_root(first), find_root(group)))
                 joined[high] = low
         numbers: dict[int, int] = {}
         for value in self._loss.forward_values():
-            for group in _present(self.groups.of(value)):
-                numbers.setdefault(root(group), len(numbers))
-        return {group: numbers[root(group)] for group in [*joined] if root(group) in numbers}
+            for group in _drop_none(self.groups.get_groups(value)):
+                numbers.setdefault(find_root(group), len(numbers))
+        roots = {group: find_root(group) for group in [*joined]}
+        return {group: numbers[root] for group, root in roots.items() if root in numbers}
 
-    def _groups_of_samples(self) -> set[int]:
-        """Groups of dimensions that number samples: the batch's first ones, through operators."""
+    def _find_sample_groups(self) -> set[int]:
+        """Return the groups of batch dimensions, from the batch's arrays through operators."""
         loss = self._loss
-        firsts = (self.groups.of(value)[:1] for value in loss.batch)
-        samples = {group for first in firsts for group in _present(first)}
+        firsts = (self.groups.get_groups(value)[:1] for value in loss.batch)
+        samples = {group for first in firsts for group in _drop_none(first)}
         for index, (operand, weight) in loss.operators.items():
             node = loss.graph.nodes[index]
-            before = self.groups.of(operand)
-            after = self.groups.of(node.outputs[0])
-            for dim in dims_of(node, loss.graph, operand, weight):
+            before = self.groups.get_groups(operand)
+            after = self.groups.get_groups(node.outputs[0])
+            for dim in list_dims(node, loss.graph, operand, weight):
                 if dim.role == "batch" and dim.operand is not None and dim.result is not None:
                     reached = after[dim.result]
                     if before[dim.operand] in samples and reached is not None:
@@ -112,12 +113,12 @@ class RegionGroups:
         return samples
 
 
-def _present(groups: Iterable[int | None]) -> list[int]:
+def _drop_none(groups: Iterable[int | None]) -> list[int]:
     return [group for group in groups if group is not None]
 
 
-def flops_of(node: Node, graph: Graph, weight: int) -> int:
-    """Floating-point operations of a product: two for each multiply-add; none of a look-up."""
+def count_flops(node: Node, graph: Graph, weight: int) -> int:
+    """Return the floating-point operations of a product, two per multiply-add; 0 for a look-up."""
     if node.primitive == "gather":
         return 0
     result = graph.values[node.outputs[0]]
@@ -130,8 +131,8 @@ def flops_of(node: Node, graph: Graph, weight: int) -> int:
     return 2 * result.size * math.prod(shape) // shape[out]
 
 
-def dims_of(node: Node, graph: Graph, operand: int, weight: int) -> tuple[OperatorDim, ...]:
-    """Dimensions of an operator that can be sharded."""
+def list_dims(node: Node, graph: Graph, operand: int, weight: int) -> tuple[OperatorDim, ...]:
+    """Return the dimensions of an operator that can be sharded."""
     shape = graph.values[operand].shape
     if node.primitive == "gather":
         table = graph.values[weight].shape
@@ -140,34 +141,38 @@ def dims_of(node: Node, graph: Graph, operand: int, weight: int) -> tuple[Operat
         dims.append(OperatorDim(table[0], "contracted", None, 0, None))
         dims.append(OperatorDim(table[1], "output", None, 1, len(result) - 1))
     elif node.primitive == "conv_general_dilated":
-        # Samples alone: if channels are sharded, XLA gathers the samples of all devices. ResNet-20
-        # with channels sharded in its last stage moved 3.5 times the bytes that this needs.
+        # Samples alone: if channels are sharded, XLA gathers the samples of all devices. With
+        # channels sharded in its last stage, ResNet-20 moved 3.5 times the bytes.
         numbers = node.params["dimension_numbers"]
         before = numbers.lhs_spec[0]
         dims = [OperatorDim(shape[before], "batch", before, None, numbers.out_spec[0])]
     else:
-        dims = _dot_dims(node, graph, shape, node.inputs[0] == weight, graph.values[weight].shape)
+        dims = _list_dot_dims(
+            node, graph, shape, node.inputs[0] == weight, graph.values[weight].shape
+        )
     return tuple(dim for dim in dims if dim.size > 1)
 
 
-def _dot_dims(
+def _list_dot_dims(
     node: Node, graph: Graph, shape: Sequence[int], weight_first: bool, weight: Sequence[int]
 ) -> list[OperatorDim]:
     sums, batches = node.params["dimension_numbers"]
-    mine, other = (1, 0) if weight_first else (0, 1)
+    operand_side, weight_side = (1, 0) if weight_first else (0, 1)
     left, right = (graph.values[value].shape for value in node.inputs[:2])
-    free = free_dims(left, right, node)
+    free = list_free_dims(left, right, node)
     common = len(batches[0])
     dims = [
         OperatorDim(shape[a], "both", a, b, position)
-        for position, (a, b) in enumerate(zip(batches[mine], batches[other], strict=True))
+        for position, (a, b) in enumerate(
+            zip(batches[operand_side], batches[weight_side], strict=True)
+        )
     ]
     first = common + (len(free[0]) if weight_first else 0)
-    for position, dim in enumerate(free[mine], first):
+    for position, dim in enumerate(free[operand_side], first):
         dims.append(OperatorDim(shape[dim], "batch", dim, None, position))
-    for a, b in zip(sums[mine], sums[other], strict=True):
+    for a, b in zip(sums[operand_side], sums[weight_side], strict=True):
         dims.append(OperatorDim(shape[a], "contracted", a, b, None))
     first = common + (0 if weight_first else len(free[0]))
-    for position, dim in enumerate(free[other], first):
+    for position, dim in enumerate(free[weight_side], first):
         dims.append(OperatorDim(weight[dim], "output", None, dim, position))
     return dims

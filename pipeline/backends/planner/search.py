@@ -1,4 +1,4 @@
-"""Search for the fastest plan over all meshes of some devices, and prices of given shardings."""
+"""Search for the fastest plan on all meshes of some devices, and prices of fixed shardings."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pipeline.backends.planner.decisions import (
     COPIES,
     Decisions,
     ShardingPrices,
-    shards_samples_alone,
+    is_data_parallel_sharding,
 )
-from pipeline.backends.planner.elimination import Eliminator, fastest_within
+from pipeline.backends.planner.elimination import Eliminator, find_fastest
 from pipeline.backends.planner.find_blocks import find_blocks
-from pipeline.backends.planner.layouts import Layout, Mesh, meshes_of, seen_by
+from pipeline.backends.planner.layouts import Layout, Mesh, list_meshes, view_layout
 from pipeline.backends.planner.parallel_plan import (
     Axes,
     ParallelPlan,
     ShardingRule,
-    axes_of,
-    axes_of_samples,
-    axes_text,
-    largest_region,
-    plan_of,
+    find_largest_region,
+    find_sample_axes,
+    format_axes,
+    make_plan,
+    to_axes,
 )
 from pipeline.backends.planner.traced_loss import LossToPlan
 from pipeline.backends.rates import GroupError, Rates
@@ -36,30 +36,31 @@ from pipeline.models.layers.path_patterns import covers
 from pipeline.training.parallel.parallel_spec import AXES
 
 POINTS = 64
-"""Points of time and memory that a table keeps for each state if memory is short."""
+"""Most points of time and memory of a table's state, if memory is short."""
 RUNNERS_UP = 4
 SIMPLER = 0.02
-"""Share of a step that other plans must gain over data parallelism: prices are off by more."""
+"""Smallest gain, as a share of a step, over data parallelism. Errors of prices are larger."""
 GIB = 2**30
-MOST_RULES = 12
+MAX_RULES = 12
 MIB = 2**20
 
 
 @dataclass(frozen=True)
 class SearchedPlans:
-    """The fastest plan that fits, and what it was compared with."""
+    """The fastest plan that fits, and the plans that it was compared with."""
 
     name: str
     devices: int
     best: ParallelPlan
     runners_up: tuple[ParallelPlan, ...]
-    """The best plans of this and other meshes that are not chosen, the fastest first."""
+    """The next plans, the fastest first."""
     data_parallel: ParallelPlan | None
-    """The best plan that shards no weight, whether it fits or not; None if no batch divides."""
+    """The best data-parallel plan, also if it doesn't fit; None if the devices don't divide the
+    batch."""
     one_device: ParallelPlan
-    """The step on one device, whether it fits or not."""
+    """The step on one device, also if it doesn't fit."""
     memory_bytes: float
-    """The bound."""
+    """The bound of memory of a device."""
     blocks: int
     seconds: float
 
@@ -69,11 +70,11 @@ def search(
 ) -> SearchedPlans:
     """Search for the fastest plan of a step on a number of devices.
 
-    `memory_bytes` bounds what one device holds: parameters, their gradients, the optimizer's state
-    and the activations that the backward pass reads. Nothing is computed and no device is needed;
-    the same arguments give the same plan.
+    `memory_bytes` bounds the memory of a device: parameters, their gradients, the optimizer's state
+    and the activations that the backward pass reads. Nothing is computed and no device is needed.
+    Equal arguments lead to equal plans.
 
-    Raises RecipeError if nothing fits, or no plan uses all devices.
+    Raises RecipeError if no plan fits, or no plan uses all devices.
     """
     return search_blocks(find_blocks(step), step, devices, rates, memory_bytes)
 
@@ -81,31 +82,31 @@ def search(
 def search_blocks(
     blocks: StepBlocks, step: LossToPlan, devices: int, rates: Rates, memory_bytes: float = math.inf
 ) -> SearchedPlans:
-    """Search as `search` does, for blocks that are known."""
-    began = time.perf_counter()
+    """Search for the fastest plan as `search` does, for the blocks of a step."""
+    start_s = time.perf_counter()
     ratio = step.state_bytes / max(blocks.parameter_bytes, 1)
     plans: list[ParallelPlan] = []
     leanest = math.inf
-    for mesh in meshes_of(devices):
+    for mesh in list_meshes(devices):
         try:
             decisions = Decisions(ShardingPrices(blocks, mesh, rates, ratio))
-            plan = best_plan(decisions, memory_bytes)
-        except GroupError:  # devices that can't be joined so
+            plan = find_best_plan(decisions, memory_bytes)
+        except GroupError:  # The links don't support this mesh.
             continue
         if plan is not None:
             plans.append(plan)
         elif not plans:
             choice = Eliminator(slope=math.inf).best(decisions.factors(), decisions.sizes)
             leanest = min(leanest, math.inf if choice is None else choice.memory)
-    one_device = data_parallel_plan(blocks, 1, rates, ratio)
+    one_device = find_data_parallel_plan(blocks, 1, rates, ratio)
     assert one_device is not None
     if not plans:
         raise RecipeError(
-            [_nothing_fits(blocks, one_device, devices, ratio, memory_bytes, leanest)]
+            [_explain_nothing_fits(blocks, one_device, devices, ratio, memory_bytes, leanest)]
         )
-    data = data_parallel_plan(blocks, devices, rates, ratio)
+    data = find_data_parallel_plan(blocks, devices, rates, ratio)
     fits = data is not None and data.memory_bytes <= memory_bytes
-    ranked = _rank(plans, data if fits else None)
+    ranked = _rank_plans(plans, data if fits else None)
     return SearchedPlans(
         name=step.name,
         devices=devices,
@@ -115,57 +116,57 @@ def search_blocks(
         one_device=one_device,
         memory_bytes=memory_bytes,
         blocks=len(blocks.regions) + len(blocks.operators),
-        seconds=time.perf_counter() - began,
+        seconds=time.perf_counter() - start_s,
     )
 
 
-def _rank(plans: list[ParallelPlan], data: ParallelPlan | None) -> list[ParallelPlan]:
-    """Different plans, the fastest first; but data parallelism before all that gain little."""
+def _rank_plans(plans: list[ParallelPlan], data: ParallelPlan | None) -> list[ParallelPlan]:
+    """Return distinct plans, the fastest first, but data parallelism before plans of small gain."""
     candidates = [*plans, data] if data is not None else plans
-    different: list[ParallelPlan] = []
+    distinct: list[ParallelPlan] = []
     for plan in candidates:
-        if not any(_alike(plan, other) for other in different):
-            different.append(plan)
-    ranked = sorted(different, key=lambda plan: plan.step_ms)
+        if not any(_is_equal(plan, other) for other in distinct):
+            distinct.append(plan)
+    ranked = sorted(distinct, key=lambda plan: plan.step_ms)
     if data is not None and data.step_ms <= (1 + SIMPLER) * ranked[0].step_ms:
         ranked = [data, *(plan for plan in ranked if not plan.is_data_parallel)]
     return ranked
 
 
-def best_plan(
+def find_best_plan(
     decisions: Decisions, memory_bytes: float = math.inf, points: int = POINTS
 ) -> ParallelPlan | None:
-    """The fastest plan on the mesh of some decisions that fits; None if none does."""
+    """Return the fastest plan that fits, on the mesh of some decisions; None if none fits."""
     if not all(decisions.states):
         return None
-    choice = fastest_within(decisions.factors(), decisions.sizes, memory_bytes, points)
+    choice = find_fastest(decisions.factors(), decisions.sizes, memory_bytes, points)
     if choice is None:
         return None
     prices = decisions.prices
-    kinds = prices.bytes_by_kind(decisions.prices_of(choice.states))
-    decided = decisions.layouts_of(choice.states)
-    return plan_of(decisions.blocks, prices.mesh, decided, choice.time, choice.memory, kinds)
+    kinds = prices.bytes_by_kind(decisions.list_prices(choice.states))
+    layouts = decisions.to_plan_layouts(choice.states)
+    return make_plan(decisions.blocks, prices.mesh, layouts, choice.time, choice.memory, kinds)
 
 
-def _alike(plan: ParallelPlan, other: ParallelPlan) -> bool:
-    """Whether two plans cost the same in time, memory and bytes, so differ in names at most."""
+def _is_equal(plan: ParallelPlan, other: ParallelPlan) -> bool:
+    """Return whether two plans have equal time, memory and bytes, and differ at most in names."""
     costs, other_costs = (
         (p.step_ms, p.memory_bytes, sum(p.collective_bytes.values())) for p in (plan, other)
     )
     return all(map(partial(math.isclose, rel_tol=1e-6), costs, other_costs))
 
 
-def data_parallel_plan(
+def find_data_parallel_plan(
     blocks: StepBlocks, devices: int, rates: Rates, ratio: float
 ) -> ParallelPlan | None:
-    """The best plan that shards no weight; None if the batch does not divide by the devices."""
+    """Return the best data-parallel plan; None if the devices don't divide the batch."""
     prices = ShardingPrices(blocks, Mesh(devices, 1), rates, ratio)
-    decisions = Decisions(prices) if devices == 1 else Decisions(prices, shards_samples_alone)
-    plan = best_plan(decisions)
+    decisions = Decisions(prices) if devices == 1 else Decisions(prices, is_data_parallel_sharding)
+    plan = find_best_plan(decisions)
     return plan if plan is not None and (plan.is_data_parallel or devices == 1) else None
 
 
-def _nothing_fits(
+def _explain_nothing_fits(
     blocks: StepBlocks,
     one_device: ParallelPlan,
     devices: int,
@@ -174,7 +175,7 @@ def _nothing_fits(
     least: float,
 ) -> str:
     if math.isinf(least):
-        return f"parallel.devices = {devices}: devices can not be joined to a mesh"
+        return f"parallel.devices = {devices}: the links support no mesh of these devices"
     largest = blocks.largest
     stored = blocks.parameter_bytes * (COPIES + ratio)
     return (
@@ -182,17 +183,17 @@ def _nothing_fits(
         f"leanest needs {least / GIB:.2f} GiB. On one device parameters, gradients and the "
         f"optimizer's state take {stored / GIB:.2f} GiB, activations "
         f"{(one_device.memory_bytes - stored) / GIB:.2f} GiB; the largest tensor is "
-        f"{largest.path} {list(largest.shape)}, {largest.nbytes / GIB:.2f} GiB. Take more devices, "
+        f"{largest.path} {list(largest.shape)}, {largest.nbytes / GIB:.2f} GiB. Use more devices, "
         "or a smaller batch or model"
     )
 
 
-def plan_table(plans: SearchedPlans) -> str:
-    """The plan, its price and memory, the runners-up, and what it shards, as lines of text."""
-    return "\n".join(_lines(plans))
+def format_plan_table(plans: SearchedPlans) -> str:
+    """Return the plan, its price and memory, the runners-up and its rules as lines of text."""
+    return "\n".join(_format_lines(plans))
 
 
-def _lines(plans: SearchedPlans) -> Iterator[str]:
+def _format_lines(plans: SearchedPlans) -> Iterator[str]:
     best = plans.best
     bound = "" if plans.memory_bytes == float("inf") else f" of {plans.memory_bytes / GIB:.2f}"
     yield (
@@ -203,9 +204,9 @@ def _lines(plans: SearchedPlans) -> Iterator[str]:
     speed_up = plans.one_device.step_ms / best.step_ms
     yield f"  step       {best.step_ms:.3g} ms, {speed_up:.2f}x one device"
     yield f"  memory     {best.memory_bytes / GIB:.2f}{bound} GiB a device"
-    yield f"  collectives {moved_text(best)}"
+    yield f"  collectives {format_moved(best)}"
     yield f"  {'mesh':>10} {'ms':>10} {'GiB':>8} {'MiB moved':>10}  plan"
-    for plan, mark in _rows(plans):
+    for plan, mark in _list_rows(plans):
         moved = sum(plan.collective_bytes.values()) / MIB
         yield (
             f"  {plan.mesh!s:>10} {plan.step_ms:>10.3f} {plan.memory_bytes / GIB:>8.2f} "
@@ -213,13 +214,13 @@ def _lines(plans: SearchedPlans) -> Iterator[str]:
         )
     rules = [(rule, "specs") for rule in best.specs]
     rules += [(rule, "constraints") for rule in best.constraints]
-    for rule, key in rules[:MOST_RULES]:
-        yield f"  {key:<11} {rule.pattern} {axes_text(rule.axes)}"
-    if len(rules) > MOST_RULES:
-        yield f"  ... and {len(rules) - MOST_RULES} more rules"
+    for rule, key in rules[:MAX_RULES]:
+        yield f"  {key:<11} {rule.pattern} {format_axes(rule.axes)}"
+    if len(rules) > MAX_RULES:
+        yield f"  ... and {len(rules) - MAX_RULES} more rules"
 
 
-def _rows(plans: SearchedPlans) -> Iterator[tuple[ParallelPlan, str]]:
+def _list_rows(plans: SearchedPlans) -> Iterator[tuple[ParallelPlan, str]]:
     yield plans.best, "  <- chosen"
     for plan in plans.runners_up:
         yield plan, ""
@@ -230,22 +231,22 @@ def _rows(plans: SearchedPlans) -> Iterator[tuple[ParallelPlan, str]]:
         yield plans.one_device, ""
 
 
-def moved_text(plan: ParallelPlan) -> str:
-    """The bytes of a plan's collectives by kind."""
-    listed = [
+def format_moved(plan: ParallelPlan) -> str:
+    """Return the bytes of a plan's collectives by kind, as text."""
+    kinds = [
         f"{kind.replace('_', '-')} {nbytes / MIB:.1f} MiB"
         for kind, nbytes in plan.collective_bytes.items()
     ]
-    return ", ".join(listed) or "none"
+    return ", ".join(kinds) or "none"
 
 
 @dataclass(frozen=True)
 class PricedShardings:
-    """The fastest plan that has the given shardings, and data parallelism beside it."""
+    """The fastest plan with some fixed shardings, and data parallelism for comparison."""
 
     plan: ParallelPlan
     data_parallel: ParallelPlan | None
-    """None if the batch does not divide by the devices."""
+    """None if the devices don't divide the batch."""
 
 
 def price_shardings(
@@ -256,27 +257,29 @@ def price_shardings(
     constraints: tuple[ShardingRule, ...],
     rates: Rates,
 ) -> PricedShardings | None:
-    """Price a step whose batch some axes shard, and weights and layers' outputs by rules.
+    """Price a step with fixed shardings of the batch, the weights and layers' outputs.
 
-    What is left open, as the layouts of other activations, is chosen as it costs least;
-    XLA may choose otherwise. Biases and scales are sharded as what they are added to. Returns None
-    if the planner knows no computation with these shardings.
+    The layouts of other activations are chosen for the least time. XLA may choose others. Biases
+    and scales are sharded like the arrays that they are added to. Returns None if the planner finds
+    no computation with these shardings.
     """
     blocks = find_blocks(step)
     ratio = step.state_bytes / max(blocks.parameter_bytes, 1)
     prices = ShardingPrices(blocks, mesh, rates, ratio)
-    # Constraints may have the network gather the batch at once.
+    # Constraints may make the network gather the batch at its start.
     for batch_axes in (batch, ()):
         fixed = _FixedShardings(blocks, mesh, batch_axes, specs, constraints)
         decisions = Decisions(prices, fixed.keeps_sharding, fixed.keeps_region, fixed.keeps_weight)
-        if (plan := best_plan(decisions)) is not None:
-            return PricedShardings(plan, data_parallel_plan(blocks, mesh.devices, rates, ratio))
+        if (plan := find_best_plan(decisions)) is not None:
+            return PricedShardings(
+                plan, find_data_parallel_plan(blocks, mesh.devices, rates, ratio)
+            )
     return None
 
 
 @dataclass(frozen=True)
 class _FixedShardings:
-    """Which layouts agree with a recipe's shardings."""
+    """Filters of the layouts that agree with a recipe's shardings."""
 
     blocks: StepBlocks
     mesh: Mesh
@@ -285,28 +288,28 @@ class _FixedShardings:
     constraints: tuple[ShardingRule, ...]
 
     def keeps_sharding(self, use: OperatorUse, sharding: Layout) -> bool:
-        """Whether an operator's weight already has the layout of a sharding that divides the batch.
+        """Return whether a sharding shards the batch and doesn't move the operator's weight.
 
-        A constraint on the layer's output replaces the sharding. A weight with several uses is
-        moved to each.
+        A layer whose output has a constraint may leave the batch unsharded. A weight with several
+        uses may move.
         """
         weight = self.blocks.weights[use.weight]
         samples = use.operator.samples
         layout = tuple(None if d is None else use.operator.dims[d].weight for d in sharding)
         layer = weight.path.rpartition("/")[0]
-        constrained = any(fnmatchcase(layer, rule.pattern) for rule in self.constraints)
+        is_constrained = any(fnmatchcase(layer, rule.pattern) for rule in self.constraints)
         shards_batch = all(
             name not in self.batch or size == 1 or dim == samples or weight_dim is not None
             for name, size, dim, weight_dim in zip(
                 AXES, self.mesh.sizes, sharding, layout, strict=True
             )
         )
-        if not (samples is None or constrained or shards_batch):
+        if not (samples is None or is_constrained or shards_batch):
             return False
         return weight.uses > 1 or self.keeps_weight(use.weight, layout)
 
     def keeps_weight(self, number: int, layout: Layout) -> bool:
-        """Whether a layout of a weight is as the last rule that covers it says."""
+        """Return whether a layout of a weight has the axes of the last rule that covers it."""
         weight = self.blocks.weights[number]
         path = tuple(weight.path.split("/"))
         rank = len(weight.shape)
@@ -314,34 +317,34 @@ class _FixedShardings:
         for rule in self.specs:
             if covers(rule.pattern, path):
                 axes = rule.axes
-        return axes_of(layout, rank) == self._used_axes(axes)
+        return to_axes(layout, rank) == self._keep_used_axes(axes)
 
     def keeps_region(self, number: int, layout: Layout) -> bool:
-        """Whether a layout of a region has the batch sharded, and its layers' outputs as asked for.
+        """Return whether a layout of a region agrees with the batch's axes and the constraints.
 
-        The batch is sharded as the samples of the largest region, as in a plan.
+        As in a plan, the batch is sharded like the samples of the largest region.
         """
         region = self.blocks.regions[number]
-        if number == largest_region(self.blocks) and region.samples is not None:
-            (used,) = self._used_axes((self.batch,))
-            if axes_of_samples(region, layout) != used:
+        if number == find_largest_region(self.blocks) and region.samples is not None:
+            (used,) = self._keep_used_axes((self.batch,))
+            if find_sample_axes(region, layout) != used:
                 return False
         return all(
-            axes_of(seen_by(layout, output.groups), len(output.groups)) == axes
+            to_axes(view_layout(layout, output.groups), len(output.groups)) == axes
             for output in self.blocks.outputs
-            if output.region == number and (axes := self._constraint_of(output)) is not None
+            if output.region == number and (axes := self._find_constraint(output)) is not None
         )
 
-    def _constraint_of(self, output: LayerOutput) -> Axes | None:
+    def _find_constraint(self, output: LayerOutput) -> Axes | None:
         fitting = [
             rule.axes
             for rule in self.constraints
             if fnmatchcase(output.layer, rule.pattern) and len(rule.axes) == len(output.groups)
         ]
-        return self._used_axes(fitting[-1]) if fitting else None
+        return self._keep_used_axes(fitting[-1]) if fitting else None
 
-    def _used_axes(self, axes: Axes) -> Axes:
-        """Axes of more than one device, in the order of the mesh; others shard nothing."""
+    def _keep_used_axes(self, axes: Axes) -> Axes:
+        """Return the axes of more than one device, in the order of the mesh."""
         sizes = dict(zip(AXES, self.mesh.sizes, strict=True))
         return tuple(
             tuple(axis for axis in AXES if axis in names and sizes[axis] > 1) for names in axes

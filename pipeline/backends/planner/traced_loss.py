@@ -1,4 +1,4 @@
-"""A loss and its gradients as a graph: what comes from parameters, what from the batch."""
+"""A loss and its gradients as a graph, with the values that parameters and the batch reach."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from pipeline.training.state import StepConfig, TrainState
 VIEWS = frozenset(
     {"reshape", "squeeze", "stop_gradient", "broadcast_in_dim", "transpose", "copy", "expand_dims"}
 )
-"""Operations whose result needs no further memory."""
+"""Operations whose result shares the memory of the operand."""
 MOVES = frozenset({*VIEWS, *REDUCTIONS, "convert_element_type"})
-"""Operations whose result of the same size is a gradient's, if their operand is."""
+"""Operations whose result is still a parameter's gradient, if it has the size of the operand."""
 
 
 @dataclass(frozen=True)
 class LossToPlan:
-    """A loss whose computation is to be sharded: a pure function and the shapes of its arguments.
+    """A loss to plan for: a pure function and the shapes of its arguments.
 
-    `loss(params, batch)` is a scalar. `params` and `batch` are trees of `jax.ShapeDtypeStruct`; the
-    batch is the global one, of all devices. `state_bytes` are of the optimizer's state, which
-    is sharded as the parameters are. With `sync_batch_norm` sums over the batch inside the network
-    are over the whole batch, as XLA computes them; without, over each device's samples.
+    `loss(params, batch)` returns a scalar. `params` and `batch` are trees of
+    `jax.ShapeDtypeStruct`. `batch` is the global batch, of all devices. `state_bytes` is the size
+    of the optimizer's state, which is sharded like the parameters. With `sync_batch_norm` the
+    network sums over the whole batch, as in XLA, without it over each device's samples.
     """
 
     name: str
@@ -45,12 +45,12 @@ class LossToPlan:
 
 
 class TracedLoss:
-    """The graph of a loss and its gradients.
+    """The graph of a loss and its gradients. Values and nodes are indices.
 
-    `params` and `batch` are paths by value. `moving` are the values that depend on the batch or are
-    drawn, `made_of` the parameters that a value depends on. `forward` are the nodes of the forward
-    pass, `operators` the nodes that multiply by a parameter or look up its rows, with operand
-    and weight.
+    `params` and `batch` have paths by value. `moving` are the values that depend on the batch or on
+    random numbers, `made_of` has the parameters that a value depends on. `forward` are the nodes of
+    the forward pass, `operators` the nodes that multiply by a parameter or look up its rows, with
+    operand and weight.
     """
 
     def __init__(self, step: LossToPlan) -> None:
@@ -61,26 +61,26 @@ class TracedLoss:
         self.moving = set(self.batch)
         self.made_of = {index: frozenset([index]) for index in self.params}
         self._follow_inputs()
-        self.forward = self._forward_nodes()
-        self.operators = dict(self._operators())
+        self.forward = self._find_forward_nodes()
+        self.operators = dict(self._find_operators())
 
     def forward_values(self) -> Iterator[int]:
-        """Values of the forward pass that depend on the batch, in the order of the computation."""
+        """Yield values of the forward pass that depend on the batch, in their order."""
         yield from self.batch
         for index in sorted(self.forward):
             yield from (out for out in self.graph.nodes[index].outputs if out in self.moving)
 
     def shape(self, value: int) -> tuple[int, ...]:
-        """The shape of a value."""
+        """Return the shape of a value."""
         return self.graph.values[value].shape
 
     def nbytes(self, value: int) -> int:
-        """Bytes of a value in memory; a mask takes a bit an element."""
+        """Return the bytes of a value in memory. A mask takes a bit per element."""
         stored = self.graph.values[value]
         return math.ceil(stored.size * stored_bytes(stored.dtype))
 
     def saved_values(self) -> list[int]:
-        """Values of the forward pass that the backward pass, or an operator, reads."""
+        """Return the values of the forward pass that the backward pass or an operator reads."""
         nodes = self.graph.nodes
         maker = {out: node for node in nodes for out in node.outputs}
         produced = {out for index in self.forward for out in nodes[index].outputs}
@@ -96,7 +96,7 @@ class TracedLoss:
         return sorted(saved)
 
     def gradients(self) -> set[int]:
-        """Results of the graph but the loss, and what they are views of."""
+        """Return the parameters' gradients, and the values that they are rearranged from."""
         gradients = set(self.graph.outputs[1:])
         for node in reversed(self.graph.nodes):
             if node.primitive in MOVES and not gradients.isdisjoint(node.outputs):
@@ -106,6 +106,7 @@ class TracedLoss:
         return gradients
 
     def _follow_inputs(self) -> None:
+        """Find the values that depend on parameters or the batch."""
         for node in self.graph.nodes:
             params: frozenset[int] = frozenset().union(
                 *(self.made_of.get(value, frozenset()) for value in node.inputs)
@@ -117,8 +118,8 @@ class TracedLoss:
                 if moves:
                     self.moving.add(out)
 
-    def _forward_nodes(self) -> set[int]:
-        """Nodes that the loss depends on, and those marked as of the forward pass."""
+    def _find_forward_nodes(self) -> set[int]:
+        """Return the nodes that the loss depends on, and those that JAX marks as forward."""
         nodes = self.graph.nodes
         maker = {out: index for index, node in enumerate(nodes) for out in node.outputs}
         forward = {index for index, node in enumerate(nodes) if node.mark == "forward"}
@@ -133,8 +134,8 @@ class TracedLoss:
             stack += nodes[maker[value]].inputs
         return forward
 
-    def _operators(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Operands and weights of operators, by their nodes."""
+    def _find_operators(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Yield the node, operand and weight of each operator."""
         for index in sorted(self.forward):
             node = self.graph.nodes[index]
             if node.primitive == "dot_general":
@@ -146,21 +147,21 @@ class TracedLoss:
             elif node.primitive in PRODUCTS:
                 if self._is_weight(node.inputs[1]) and node.inputs[0] in self.moving:
                     yield index, (node.inputs[0], node.inputs[1])
-            elif node.primitive == "gather" and self._takes_rows(node):
+            elif node.primitive == "gather" and self._is_row_lookup(node):
                 yield index, (node.inputs[1], node.inputs[0])
 
     def _is_weight(self, value: int) -> bool:
         return value in self.made_of and value not in self.moving
 
-    def _takes_rows(self, node: Node) -> bool:
-        """Whether a gather looks up whole rows of a parameter, each by one number."""
+    def _is_row_lookup(self, node: Node) -> bool:
+        """Return whether a gather looks up whole rows of a parameter, each by one index."""
         numbers = node.params["dimension_numbers"]
         rank = len(self.shape(node.outputs[0]))
         rows = tuple(numbers.start_index_map) == (0,) and tuple(numbers.offset_dims) == (rank - 1,)
         return rows and self._is_weight(node.inputs[0]) and node.inputs[1] in self.moving
 
 
-def loss_of_step(
+def make_loss(
     name: str,
     config: StepConfig,
     state: TrainState,
@@ -168,10 +169,10 @@ def loss_of_step(
     *,
     sync_batch_norm: bool = False,
 ) -> LossToPlan:
-    """Make the loss of a step of its configuration, and of the shapes of state and global batch.
+    """Return the loss of a step, from its configuration and the shapes of state and global batch.
 
-    `batch` are images NHWC float32 and labels as the map ops leave them. Frozen parameters count as
-    trained ones, and microbatches as one batch.
+    `batch` has images NHWC float32 and the labels from the map ops. Frozen parameters count as
+    trained, microbatches as one batch.
     """
 
     def loss(params: Any, batch: Any) -> jax.Array:

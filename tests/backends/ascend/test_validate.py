@@ -25,9 +25,9 @@ from pipeline.backends.ascend.published.workloads import (
 )
 from pipeline.backends.ascend.validate import (
     Verdict,
-    compare_own,
     kendall_tau,
     main,
+    price_file,
     score,
     validate,
 )
@@ -41,7 +41,7 @@ def test_a_step_of_ones_own_is_priced_as_everywhere(
 ) -> None:
     file = tmp_path / "own.csv"
     file.write_text(f"{HEAD}\n{ALEXNET}\n")
-    (verdict,) = compare_own(file)
+    (verdict,) = price_file(file)
     pricing = Pricing(image_step("alexnet", 32, 227, 10), chipset("ascend910"), load_calibration())
     assert verdict.modelled_ms == pricing.step(ExecutionConfig(devices=8)).step_ms
     assert verdict.low_ms < verdict.modelled_ms < verdict.high_ms
@@ -58,7 +58,10 @@ def test_a_step_of_ones_own_is_priced_as_everywhere(
         ("a,b\n1,2\n", "not a table of steps"),
         (f"{HEAD}\n{ALEXNET.partition(',')[0]}\n", "not a table of steps"),
         (f"{HEAD}\n{ALEXNET.replace(',32,227,', ',many,227,')}\n", "not a table of steps"),
-        (f"{HEAD}\n{ALEXNET.replace(',alexnet,', ',alexnot,', 1)}\n", "no network 'alexnot'"),
+        (
+            f"{HEAD}\n{ALEXNET.replace(',alexnet,', ',alexnot,', 1)}\n",
+            "network 'alexnot': must be one of",
+        ),
     ],
 )
 def test_what_is_no_table_of_steps(
@@ -86,7 +89,7 @@ def test_the_kernels_of_a_row_by_class_are_all_of_it(capsys: pytest.CaptureFixtu
 def test_a_row_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--row", "MS9999"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: --row MS9999: published.csv has no such row; it has ")
+    assert line.startswith("error: --row MS9999: must be a row of published.csv: ")
 
 
 def test_a_published_row_is_priced_without_its_family() -> None:

@@ -66,11 +66,11 @@ def test_a_problem_is_one_clear_line(override: str, message: str) -> None:
 
 
 DEVICES = {
-    "too many": (1032, 1032, "parallel.devices = 1032: must be at most 1024 of Ascend 910A"),
+    "too many": (1032, 1032, "parallel.devices = 1032: must be at most 1024 for Ascend 910A"),
     "a part of a server": (
         12,
         24,
-        "parallel.devices = 12: 12 is no whole number of servers of 8; 8 and 16 are",
+        "parallel.devices = 12: must fill whole servers of 8 devices, as 8 or 16 would",
     ),
     "uneven shares": (
         8,

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from pipeline.backends.base import CompileInputs, Mechanism
-from pipeline.backends.gpu.gpu_backend import LOOP, LOOPS, SOFT, GpuBackend, GpuExecutable
+from pipeline.backends.gpu.gpu_backend import (
+    LOOP_REASON,
+    LOOP_REASONS,
+    SOFT_REASON,
+    GpuBackend,
+    GpuExecutable,
+)
 from pipeline.backends.gpu.step_programs import Graphs, compiler_options
 from pipeline.backends.loading import loader as loader_module
 from pipeline.backends.loading.loader import make_loader
@@ -150,7 +156,10 @@ def test_options_of_the_compiler() -> None:
 
 def test_the_mechanism_is_told_with_its_reason() -> None:
     placement = DevicePlacement((find_device("cpu", 0),))
-    assert GpuBackend(placement).mechanism("auto", sink=True) == ("loop", LOOP)
-    assert GpuBackend(placement, "loop").mechanism("loop", sink=True) == ("loop", LOOPS["loop"])
-    assert GpuBackend(placement).mechanism("soft", sink=True) == ("soft", SOFT)
+    assert GpuBackend(placement).mechanism("auto", sink=True) == ("loop", LOOP_REASON)
+    assert GpuBackend(placement, "loop").mechanism("loop", sink=True) == (
+        "loop",
+        LOOP_REASONS["loop"],
+    )
+    assert GpuBackend(placement).mechanism("soft", sink=True) == ("soft", SOFT_REASON)
     assert GpuBackend(placement).mechanism("auto", sink=False)[0] == "none"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeline.backends.gpu.program_figures import (
     Launches,
     count_launches,
-    outer_loops,
+    find_outer_loops,
     parse_thunks,
 )
 
@@ -37,7 +37,7 @@ condition:
 
 def test_a_loop_with_graphs_in_its_body() -> None:
     thunks = parse_thunks(PARTS)
-    ((loop, in_graph),) = outer_loops(thunks)
+    ((loop, in_graph),) = find_outer_loops(thunks)
     body = [one for one in loop.inside if one.part == "body"]
     assert not in_graph
     assert [one.part for one in loop.inside] == ["condition", "body", "body", "body"]
@@ -47,7 +47,7 @@ def test_a_loop_with_graphs_in_its_body() -> None:
 
 def test_a_loop_in_one_graph() -> None:
     thunks = parse_thunks(ONE_GRAPH)
-    ((loop, in_graph),) = outer_loops(thunks)
+    ((loop, in_graph),) = find_outer_loops(thunks)
     body = [one for one in loop.inside if one.part == "body"]
     assert in_graph
     assert count_launches(body, in_graph=in_graph) == Launches(kernels=1, cudnn=1)

@@ -19,7 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pipeline.backends.graph.hlo_collectives import CompiledCollective, read_collectives
 from pipeline.backends.planner.parallel_plan import Axes, ParallelPlan
-from pipeline.backends.planner.rates import LinkRates, host_rates
+from pipeline.backends.planner.rates import LinkRates, load_host_rates
 from pipeline.backends.planner.search import search
 from pipeline.backends.planner.traced_loss import LossToPlan
 from pipeline.models.layers.path_patterns import covers
@@ -97,7 +97,7 @@ def compiled_rows(name: str) -> list[dict[str, Any]]:
     """What the planner and XLA say of each plan of a case; takes 8 devices."""
     network, links = CASES[name]
     step, _ = network_to_plan(*network, sync_batch_norm=True)
-    rates = replace(host_rates(), links=links, far_links=links)
+    rates = replace(load_host_rates(), links=links, far_links=links)
     found = search(step, DEVICES, rates)
     rows = []
     for plan in (found.best, *found.runners_up, found.data_parallel):

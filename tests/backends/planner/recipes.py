@@ -9,7 +9,7 @@ import optax
 from flax import linen as nn
 
 from pipeline import load_recipe
-from pipeline.backends.planner.traced_loss import LossToPlan, loss_of_step
+from pipeline.backends.planner.traced_loss import LossToPlan, make_loss
 from pipeline.data.columns import ColumnSpec
 from pipeline.training.state import StepConfig, TrainState
 
@@ -54,5 +54,5 @@ def network_to_plan(
         jax.ShapeDtypeStruct(images, jnp.float32),
         jax.ShapeDtypeStruct(labels or images[:1], jnp.int32),
     )
-    step = loss_of_step(overrides[0], config, state, batch, sync_batch_norm=sync_batch_norm)
+    step = make_loss(overrides[0], config, state, batch, sync_batch_norm=sync_batch_norm)
     return step, network

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.backends.planner.elimination import Choice, Eliminator, Factor, Table, fastest_within
+from pipeline.backends.planner.elimination import Choice, Eliminator, Factor, Table, find_fastest
 
 Arrays = tuple[NDArray[np.float64], NDArray[np.float64]]
 
@@ -18,7 +18,9 @@ def random_factors(rng: np.random.Generator) -> tuple[list[Factor], list[int]]:
     sizes = [states] * count
     tables = {
         rank: [
-            Table.of(rng.integers(0, 50, (states,) * rank), rng.integers(0, 20, (states,) * rank))
+            Table.from_arrays(
+                rng.integers(0, 50, (states,) * rank), rng.integers(0, 20, (states,) * rank)
+            )
             for _ in range(3)
         ]
         for rank in (1, 2, 3)
@@ -55,27 +57,27 @@ def test_the_best_of_all_assignments_is_found(seed: int) -> None:
     assert best.time == time.min()
     assert costs_what_it_says(best, every)
     bound = float(np.quantile(memory, 0.05))
-    bounded = fastest_within(factors, sizes, bound, 4096)
+    bounded = find_fastest(factors, sizes, bound, 4096)
     assert bounded is not None
     assert bounded.time == time[memory <= bound].min()
     assert costs_what_it_says(bounded, every)
     # With few points the best may be missed, but not the bound.
-    rough = fastest_within(factors, sizes, bound, 3)
+    rough = find_fastest(factors, sizes, bound, 3)
     assert rough is not None
     assert rough.memory <= bound
     assert costs_what_it_says(rough, every)
-    assert fastest_within(factors, sizes, memory.min() - 1, 8) is None
+    assert find_fastest(factors, sizes, memory.min() - 1, 8) is None
 
 
 def test_equal_blocks_are_computed_once() -> None:
     rng = np.random.default_rng(0)
-    one, two = Table.of(rng.random(4)), Table.of(rng.random((4, 4)))
+    one, two = Table.from_arrays(rng.random(4)), Table.from_arrays(rng.random((4, 4)))
     spokes = 50  # around one hub, as the layers of a residual stream
     factors = [Factor((v,), one) for v in range(1 + spokes)]
     factors += [Factor((0, v), two) for v in range(1, 1 + spokes)]
     eliminator = Eliminator()
     assert eliminator.best(factors, [4] * (1 + spokes)) is not None
-    assert len(eliminator._kept) < 2 * spokes
+    assert len(eliminator._cache) < 2 * spokes
     hub = one.time[:, 0] + spokes * (two.time[..., 0] + one.time[:, 0]).min(1)
     best = eliminator.best(factors, [4] * (1 + spokes))
     assert best is not None
@@ -83,7 +85,7 @@ def test_equal_blocks_are_computed_once() -> None:
 
 
 def test_of_equal_times_the_one_with_less_memory_is_taken() -> None:
-    table = Table.of([1.0, 1.0, 2.0], [5.0, 3.0, 0.0])
+    table = Table.from_arrays([1.0, 1.0, 2.0], [5.0, 3.0, 0.0])
     best = Eliminator().best([Factor((0,), table)], [3])
     assert best is not None
     assert best.states == {0: 1}

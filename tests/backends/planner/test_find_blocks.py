@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from pipeline.backends.planner.blocks import OperatorUse, PartialSum, StepBlocks
-from pipeline.backends.planner.dimension_groups import reshape_factors
+from pipeline.backends.planner.dimension_groups import pair_reshaped_dims
 from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.traced_loss import LossToPlan
 from tests.backends.planner.networks import conv_and_head, embedding, gpt, mlp, shapes, to_plan
@@ -103,10 +103,10 @@ def test_dimensions_are_followed_or_kept_whole(
 
 
 def test_factors_of_a_reshape() -> None:
-    assert reshape_factors((8, 4, 6), (8, 24)) == [([0], [0]), ([1, 2], [1])]
-    assert reshape_factors((24, 5), (4, 6, 1, 5)) == [([0], [0, 1]), ([1], [3])]
-    assert reshape_factors((6, 4), (4, 6)) == [([0, 1], [0, 1])]
-    assert reshape_factors((1, 1), (1,)) == []
+    assert pair_reshaped_dims((8, 4, 6), (8, 24)) == [([0], [0]), ([1, 2], [1])]
+    assert pair_reshaped_dims((24, 5), (4, 6, 1, 5)) == [([0], [0, 1]), ([1], [3])]
+    assert pair_reshaped_dims((6, 4), (4, 6)) == [([0, 1], [0, 1])]
+    assert pair_reshaped_dims((1, 1), (1,)) == []
 
 
 def norm_over_samples(sync_batch_norm: bool) -> LossToPlan:

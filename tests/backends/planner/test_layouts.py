@@ -5,10 +5,10 @@ from __future__ import annotations
 from pipeline.backends.planner.layouts import (
     Collective,
     Mesh,
-    layouts_of,
-    meshes_of,
-    seen_by,
-    transfer,
+    find_transfer,
+    list_layouts,
+    list_meshes,
+    view_layout,
 )
 
 MESH = Mesh(2, 4)
@@ -16,18 +16,18 @@ REPLICATED = (None, None)
 
 
 def test_meshes_are_all_factorisations() -> None:
-    assert [str(mesh) for mesh in meshes_of(8)] == ["8 x 1", "4 x 2", "2 x 4", "1 x 8"]
-    assert len(meshes_of(1024)) == 11
+    assert [str(mesh) for mesh in list_meshes(8)] == ["8 x 1", "4 x 2", "2 x 4", "1 x 8"]
+    assert len(list_meshes(1024)) == 11
 
 
 def test_data_shards_samples_alone_and_pieces_are_equal() -> None:
-    assert layouts_of((8, 6), MESH, 0) == (REPLICATED, (None, 0), (0, None), (0, 0))
-    assert layouts_of((8, 8), Mesh(1, 4), None) == (REPLICATED, (None, 0), (None, 1))
+    assert list_layouts((8, 6), MESH, 0) == (REPLICATED, (None, 0), (0, None), (0, 0))
+    assert list_layouts((8, 8), Mesh(1, 4), None) == (REPLICATED, (None, 0), (None, 1))
 
 
 def test_a_region_s_layout_is_seen_by_its_arrays() -> None:
-    assert seen_by((0, 2), (2, None, 0)) == (2, 0)
-    assert seen_by((0, 2), (1,)) == REPLICATED
+    assert view_layout((0, 2), (2, None, 0)) == (2, 0)
+    assert view_layout((0, 2), (1,)) == REPLICATED
 
 
 def test_a_change_of_one_axis_is_one_collective() -> None:
@@ -41,19 +41,19 @@ def test_a_change_of_one_axis_is_one_collective() -> None:
         (REPLICATED, (0, 1), REPLICATED): ("all_reduce", 100, (0, 1)),
     }
     for given, collective in cases.items():
-        assert transfer(*given, 100, MESH) == (Collective(*collective),)
+        assert find_transfer(*given, 100, MESH) == (Collective(*collective),)
 
 
 def test_a_slice_needs_no_collective() -> None:
-    assert transfer(REPLICATED, (), (0, 1), 100, MESH) == ()
+    assert find_transfer(REPLICATED, (), (0, 1), 100, MESH) == ()
 
 
 def test_pieces_of_pieces_are_copied_whole_where_the_outer_axis_leaves() -> None:
-    assert transfer((0, 0), (), (0, None), 80, MESH) == (Collective("all_gather", 40, (1,)),)
-    assert transfer((0, 0), (), (None, 0), 80, MESH) == (Collective("all_gather", 80, (0, 1)),)
+    assert find_transfer((0, 0), (), (0, None), 80, MESH) == (Collective("all_gather", 40, (1,)),)
+    assert find_transfer((0, 0), (), (None, 0), 80, MESH) == (Collective("all_gather", 80, (0, 1)),)
 
 
 def test_matmul_transpose_softmax_takes_one_all_to_all() -> None:
     """MindSpore's test_alltoall: samples sharded before, features after."""
-    steps = transfer((None, 0), (), (None, 1), 64, Mesh(1, 8))
+    steps = find_transfer((None, 0), (), (None, 1), 64, Mesh(1, 8))
     assert [step.kind for step in steps] == ["all_to_all"]

@@ -13,9 +13,9 @@ from pipeline.backends.planner.parallel_plan import (
     ParallelPlan,
     ShardingRule,
     check_plan,
+    format_plan,
     load_plan,
-    plan_text,
-    rules,
+    make_rules,
     save_plan,
 )
 from pipeline.core.errors import RecipeError
@@ -54,7 +54,7 @@ def test_a_file_that_is_missing_or_no_yaml_is_refused(tmp_path: Path) -> None:
     ("change", "problem"),
     [
         ({"mesch": 1}, "mesch = 1: there is no such key; did you mean mesh?"),
-        ({"mesh": {"data": 2, "model": 2}}, "is of 4 devices; should be of 8"),
+        ({"mesh": {"data": 2, "model": 2}}, "mesh = 2 x 2: has 4 devices; must have 8"),
         ({"mesh": {"data": 0, "model": 8}}, "mesh.data = 0: must be greater than 0"),
         ({"mesh": {"pipe": 8}}, "mesh.pipe = 8: there is no such key"),
         (
@@ -69,7 +69,7 @@ def test_a_file_that_is_missing_or_no_yaml_is_refused(tmp_path: Path) -> None:
         ),
         (
             {"specs": [{"pattern": "head/bias", "axes": [None, "model"]}]},
-            "specs.0.axes = [null, model]: head/bias [12] has 1 dimensions",
+            "specs.0.axes = [null, model]: must have 1 entries, as head/bias is [12]",
         ),
         (
             {"specs": [{"pattern": "head/bias", "axes": [["data", "model"]]}]},
@@ -92,7 +92,7 @@ def test_a_file_that_is_missing_or_no_yaml_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_an_edited_plan_is_refused_by_key_and_value(change: dict[str, Any], problem: str) -> None:
-    given = yaml.safe_load(plan_text(ParallelPlan(Mesh(2, 4), ("data",)))) | change
+    given = yaml.safe_load(format_plan(ParallelPlan(Mesh(2, 4), ("data",)))) | change
     with pytest.raises(RecipeError) as error:
         check_plan(given, "mine.yaml", 8, PARAMETERS)
     (found,) = error.value.problems
@@ -102,7 +102,7 @@ def test_an_edited_plan_is_refused_by_key_and_value(change: dict[str, Any], prob
 
 def test_all_problems_of_a_plan_are_in_one_message() -> None:
     change = {"mesch": 1, "specs": [{"pattern": "hed/bias", "axes": [None]}]}
-    tree = yaml.safe_load(plan_text(ParallelPlan(Mesh(2, 4), ("data",)))) | change
+    tree = yaml.safe_load(format_plan(ParallelPlan(Mesh(2, 4), ("data",)))) | change
     with pytest.raises(RecipeError) as error:
         check_plan(tree, "mine.yaml", 8, PARAMETERS)
     unknown, uncovered = error.value.problems
@@ -112,7 +112,7 @@ def test_all_problems_of_a_plan_are_in_one_message() -> None:
 
 @pytest.mark.parametrize("given", [None, 3, [], "mesh"])
 def test_what_is_no_plan_is_refused(given: Any) -> None:
-    with pytest.raises(RecipeError, match="should have the keys mesh, batch"):
+    with pytest.raises(RecipeError, match="must have the keys mesh, batch"):
         check_plan(given, "mine.yaml", 8, PARAMETERS)
 
 
@@ -121,10 +121,15 @@ def test_rules_are_few_and_the_last_one_wins() -> None:
     axes_by_path = {
         f"net/block{i}/dense_{j}": (columns if j else rows) for i in range(3) for j in range(2)
     }
-    assert list(rules(axes_by_path)) == [
+    assert list(make_rules(axes_by_path)) == [
         ShardingRule("net/block*/dense_0", rows),
         ShardingRule("net/block*/dense_1", columns),
     ]
     # A path that has others below it comes first, so that theirs win.
-    assert [rule.pattern for rule in rules({"net/a": rows, "net": columns})] == ["net", "net/a"]
-    assert list(rules({"a": ((), ()), "b": rows}, only_sharded=True)) == [ShardingRule("b", rows)]
+    assert [rule.pattern for rule in make_rules({"net/a": rows, "net": columns})] == [
+        "net",
+        "net/a",
+    ]
+    assert list(make_rules({"a": ((), ()), "b": rows}, only_sharded=True)) == [
+        ShardingRule("b", rows)
+    ]

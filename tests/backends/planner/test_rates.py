@@ -17,7 +17,7 @@ from pipeline.backends.planner.rates import (
     LinkCurves,
     LinkRates,
     MeasuredRates,
-    host_rates,
+    load_host_rates,
 )
 from pipeline.backends.planner.search import search_blocks
 from pipeline.backends.rates import CollectiveKind, DeviceGroup
@@ -97,7 +97,7 @@ def test_a_collective_s_time_lies_on_a_curve_of_those_measured(
 def test_times_of_this_host_don_t_fall_where_bytes_grow(
     nbytes: float, factor: float, size: int, kind: CollectiveKind
 ) -> None:
-    links = host_rates().links
+    links = load_host_rates().links
     assert links.us(kind, nbytes * factor, size) >= links.us(kind, nbytes, size) * (1 - 1e-12) > 0
 
 
@@ -115,14 +115,14 @@ def test_devices_that_share_cores_take_turns() -> None:
 
 
 def test_rates_of_this_host_come_with_the_package(tmp_path: Path) -> None:
-    assert host_rates("gloo").links.us("all_reduce", 0, 2) == 4000
-    assert host_rates().compute_us(1e6, 0) > 0
+    assert load_host_rates("gloo").links.us("all_reduce", 0, 2) == 4000
+    assert load_host_rates().compute_us(1e6, 0) > 0
     wrong = tmp_path / "rates.yaml"
     wrong.write_text("device: {}")
-    with pytest.raises(RunError, match="no rates of a host"):
-        host_rates("gloo", wrong)
+    with pytest.raises(RunError, match="not a file of a host's rates"):
+        load_host_rates("gloo", wrong)
     short = HOST_RATES_FILE.read_text().replace("  nbytes:\n", "  nbytes:\n  - 512\n")
     wrong = tmp_path / "short.yaml"
     wrong.write_text(short)
     with pytest.raises(RunError, match="each list of times must have"):
-        host_rates("in_process", wrong)
+        load_host_rates("in_process", wrong)

@@ -14,8 +14,14 @@ from pipeline.backends.ascend.pricing.pricing import chipset
 from pipeline.backends.planner.decisions import Decisions, ShardingPrices
 from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.layouts import Mesh
-from pipeline.backends.planner.parallel_plan import check_plan, plan_text
-from pipeline.backends.planner.search import GIB, best_plan, plan_table, search, search_blocks
+from pipeline.backends.planner.parallel_plan import check_plan, format_plan
+from pipeline.backends.planner.search import (
+    GIB,
+    find_best_plan,
+    format_plan_table,
+    search,
+    search_blocks,
+)
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.safe_yaml import parse_yaml
 from tests.backends.planner.networks import GPU_LIKE, conv_and_head, embedding, gpt, mlp
@@ -45,11 +51,11 @@ def every_plan(decisions: Decisions) -> tuple[NDArray[np.float64], NDArray[np.fl
 def test_the_best_of_all_plans_of_a_network_is_found(step: object, mesh: Mesh) -> None:
     decisions = Decisions(ShardingPrices(find_blocks(step), mesh, GPU_LIKE, 1.0))  # type: ignore[arg-type]
     time, memory = every_plan(decisions)
-    best = best_plan(decisions)
+    best = find_best_plan(decisions)
     assert best is not None
     assert best.step_ms == pytest.approx(time.min() / 1e3)
     bound = float((memory.min() + best.memory_bytes) / 2)
-    bounded = best_plan(decisions, bound, points=4096)
+    bounded = find_best_plan(decisions, bound, points=4096)
     assert bounded is not None
     assert bounded.memory_bytes <= bound
     assert bounded.step_ms == pytest.approx(time[memory <= bound].min() / 1e3)
@@ -60,7 +66,7 @@ def test_the_prices_of_a_plan_s_parts_add_up_to_its_price() -> None:
     rng = np.random.default_rng(0)
     for _ in range(20):
         states = {v: int(rng.integers(size)) for v, size in enumerate(decisions.sizes)}
-        parts = decisions.prices_of(states)
+        parts = decisions.list_prices(states)
         total = sum(map(decisions.prices.us, parts))
         added = sum(
             factor.table.time[(*(states[v] for v in factor.scope), 0)]
@@ -80,7 +86,7 @@ def test_a_found_plan_can_be_loaded() -> None:
     best = search(step, 8, GPU_LIKE).best
     blocks = find_blocks(step)
     shapes = {p.path: p.shape for p in (*blocks.weights, *blocks.parameters)}
-    loaded = check_plan(parse_yaml(plan_text(best)), "plan.yaml", 8, shapes)
+    loaded = check_plan(parse_yaml(format_plan(best)), "plan.yaml", 8, shapes)
     assert (loaded.mesh, loaded.specs, loaded.constraints) == (
         best.mesh,
         best.specs,
@@ -90,7 +96,7 @@ def test_a_found_plan_can_be_loaded() -> None:
 
 def test_the_table_has_the_plan_its_price_and_the_runners_up() -> None:
     found = search(conv_and_head(256, 65536), 8, ASCEND, 10 * GIB)
-    text = plan_table(found)
+    text = format_plan_table(found)
     lines = text.splitlines()
     assert lines[0].startswith("MODELLED, not measured: made on 8 devices, ")
     assert sum("<- chosen" in line for line in lines) == 1
@@ -102,7 +108,7 @@ def test_the_table_has_the_plan_its_price_and_the_runners_up() -> None:
 def test_groups_that_servers_cannot_hold_are_left_out() -> None:
     step = mlp(24, 16, 16)
     assert search(step, 12, GPU_LIKE).best.mesh.devices == 12
-    with pytest.raises(RecipeError, match="devices = 12: devices can not be joined"):
+    with pytest.raises(RecipeError, match="devices = 12: the links support no mesh"):
         search(step, 12, ASCEND)
 
 

@@ -14,11 +14,11 @@ import pytest
 from pipeline.backends.ascend.cost.collectives import AscendRates
 from pipeline.backends.ascend.pricing.pricing import chipset
 from pipeline.backends.planner.blocks import OperatorUse, StepBlocks
-from pipeline.backends.planner.decisions import Decisions, ShardingPrices, shards_samples_alone
+from pipeline.backends.planner.decisions import Decisions, ShardingPrices, is_data_parallel_sharding
 from pipeline.backends.planner.find_blocks import find_blocks
-from pipeline.backends.planner.layouts import Layout, Mesh, meshes_of
+from pipeline.backends.planner.layouts import Layout, Mesh, list_meshes
 from pipeline.backends.planner.parallel_plan import ParallelPlan
-from pipeline.backends.planner.search import GIB, SIMPLER, best_plan, search, search_blocks
+from pipeline.backends.planner.search import GIB, SIMPLER, find_best_plan, search, search_blocks
 from pipeline.backends.planner.traced_loss import LossToPlan
 from pipeline.backends.rates import Rates
 from pipeline.core.errors import RecipeError
@@ -46,14 +46,14 @@ def roles(use: OperatorUse, sharding: Layout) -> set[str]:
 
 
 def data_parallel(_: StepBlocks, use: OperatorUse, sharding: Layout) -> bool:
-    return shards_samples_alone(use, sharding)
+    return is_data_parallel_sharding(use, sharding)
 
 
 def classes_sharded(blocks: StepBlocks, use: OperatorUse, sharding: Layout) -> bool:
     """Convolutions by samples, the last layer by its output."""
     if path(blocks, use).startswith(("head", "dense")):
         return roles(use, sharding) == {"output"}
-    return shards_samples_alone(use, sharding)
+    return is_data_parallel_sharding(use, sharding)
 
 
 def rows_sharded(blocks: StepBlocks, use: OperatorUse, sharding: Layout) -> bool:
@@ -68,13 +68,13 @@ def best_of(
     """The best plan of shardings that a strategy allows, over all meshes."""
     ratio = step.state_bytes / blocks.parameter_bytes
     plans = []
-    for mesh in meshes_of(devices):
+    for mesh in list_meshes(devices):
         decisions = Decisions(
             ShardingPrices(blocks, mesh, rates, ratio),
             lambda use, sharding: known(blocks, use, sharding),
         )
         # On a mesh of one axis a strategy may have nothing to shard along the other.
-        if (plan := best_plan(decisions)) is not None:
+        if (plan := find_best_plan(decisions)) is not None:
             plans.append(plan)
     return min(plans, key=lambda plan: plan.step_ms)
 
@@ -166,7 +166,7 @@ def test_attention_on_a_mesh_of_2_x_8_is_sharded_by_samples_and_heads() -> None:
     step = gpt(16, 512, 4096, 32)
     blocks = find_blocks(step)
     rates = replace(GPU_LIKE, per_server=16)
-    plan = best_plan(Decisions(ShardingPrices(blocks, Mesh(2, 8), rates, 1.0)))
+    plan = find_best_plan(Decisions(ShardingPrices(blocks, Mesh(2, 8), rates, 1.0)))
     assert plan is not None
     assert plan.batch == ("data",)
     for name in ("query", "key", "value"):

@@ -1,4 +1,4 @@
-"""Read chips from YAML files: one of conf/device by name, or any file, checked before its use."""
+"""Read and check chips from YAML files: a file of conf/device by its name, or any by its path."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from pipeline.backends.ascend.chip.hardware import FIGURES, Chip, unit_of
+from pipeline.backends.ascend.chip.hardware import FIGURES, Chip, find_unit
 from pipeline.core.errors import MAX_PROBLEMS, PipelineError, limit_problems
 from pipeline.core.files.error_text import describe, nearest, no_such, show_name
 from pipeline.core.files.package_paths import CONF
@@ -18,12 +18,12 @@ from pipeline.core.files.value_text import show
 from pipeline.core.registry import components
 
 DEVICES = CONF / "device"
-OWN_KEYS = frozenset(Chip.model_fields)
+CHIP_KEYS = frozenset(Chip.model_fields)
 _NAME = re.compile(r"\w[\w.+-]{0,99}")
 
 
 class ChipError(PipelineError):
-    """A chip that can't be used. Carries every problem of its file, each opening with its key."""
+    """A chip file with problems. `problems` has all of them, each opening with its key."""
 
     exit_status = 2
 
@@ -41,26 +41,25 @@ class ChipError(PipelineError):
 def load_chip(name_or_path: str | Path) -> Any:
     """Return the `Chip` of a shipped device file, by name, or of any YAML file.
 
-    A file may start from another with `defaults: [ascend910, _self_]`, as in Hydra: names are
-    looked up beside the file, then among the shipped ones, and the later overrides the earlier,
-    figure by figure. Keys of a run (devices, mode, ...) are left aside.
+    A file may start from others with `defaults: [ascend910, _self_]`, as in Hydra. Names are
+    looked up beside the file, then among the shipped files. Later figures override earlier ones.
+    Keys of a run (devices, mode, ...) are ignored.
 
-    Raises:
-        ChipError: there is no such chip or file, or its file has problems: all of them at once.
+    Raises ChipError for an unknown chip or file, and with all problems of a file at once.
     """
-    file = _find(name_or_path)
-    # Keys of a device file that say how a run uses the chip.
-    run_keys = frozenset(components("device")["ascend"].model_fields) - OWN_KEYS
-    tree = {key: value for key, value in _read(file).items() if key not in run_keys}
+    file = _find_file(name_or_path)
+    # Keys of a device file that set how a run uses the chip.
+    run_keys = frozenset(components("device")["ascend"].model_fields) - CHIP_KEYS
+    tree = {key: value for key, value in _read_merged(file).items() if key not in run_keys}
     try:
         return Chip.model_validate(tree)
     except ValidationError as error:
-        unknown = [key for key in tree if key not in OWN_KEYS]
-        problems = [_unknown_key(key, tree[key]) for key in unknown[:MAX_PROBLEMS]]
+        unknown = [key for key in tree if key not in CHIP_KEYS]
+        problems = [_describe_unknown_key(key, tree[key]) for key in unknown[:MAX_PROBLEMS]]
         problems += [f"{show_name(key)}: there is no such key" for key in unknown[MAX_PROBLEMS:]]
         missing = [name for name in FIGURES if name not in tree]
         problems += [
-            f"{name}: missing; a formula needs it, in {unit_of(name)}, with its source"
+            f"{name}: missing; a formula needs it, in {find_unit(name)}, with its source"
             for name in missing
         ]
         reported = ("no such key", *(f"{name}: missing" for name in missing))
@@ -72,55 +71,62 @@ def load_chip(name_or_path: str | Path) -> Any:
         raise ChipError(file, problems) from error
 
 
-def _unknown_key(key: str, value: Any) -> str:
-    """Return the message for an unknown key, with a near key or one that differs by its unit."""
+def _describe_unknown_key(key: str, value: Any) -> str:
+    """Return the message for an unknown key, with the key of another unit or a similar key."""
     stem = key.rpartition("_")[0] or key
-    alike = [name for name in sorted(OWN_KEYS) if name.startswith((f"{key}_", f"{stem}_"))]
-    guess = nearest(key, alike) or nearest(key, OWN_KEYS)
+    other_units = [name for name in sorted(CHIP_KEYS) if name.startswith((f"{key}_", f"{stem}_"))]
+    guess = nearest(key, other_units) or nearest(key, CHIP_KEYS)
     question = f"; did you mean {guess}? Keys carry their unit" if guess else ""
     return f"{show_name(key)} = {show(value)}: there is no such key{question}"
 
 
-def _find(name_or_path: str | Path) -> Path:
+def _find_file(name_or_path: str | Path) -> Path:
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or text.endswith((".yaml", ".yml")) or "/" in text:
         file = Path(text).expanduser()
         if file.is_file():
             return file
         raise ChipError(f"hardware = {text}", ["there is no such file"])
-    chips = [chip.stem for chip in sorted(DEVICES.glob("*.yaml")) if "chip" in _read(chip)]
+    chips = [chip.stem for chip in sorted(DEVICES.glob("*.yaml")) if "chip" in _read_merged(chip)]
     if text in chips:
         return DEVICES / f"{text}.yaml"
     hint = no_such("chip", text, chips)
     raise ChipError(f"hardware = {text}", [f"{hint}; or name a YAML file"])
 
 
-def _read(file: Path, origins: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Return a file merged over those that it starts from, as plain data."""
+def _read_merged(file: Path, origins: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Return a file merged over the files in its `defaults`, as plain data.
+
+    `origins` are the files whose `defaults` led to this file.
+    """
     if file in origins:
         chain = " -> ".join(origin.name for origin in (*origins, file))
-        raise ChipError(file, [f"defaults: go in a circle, {chain}"])
-    values = _parse(file)
+        raise ChipError(file, [f"defaults: must not lead back to their file, as {chain}"])
+    values = _parse_file(file)
     names = values.pop("defaults", [])
     if not isinstance(names, list):
         raise ChipError(file, [f"defaults = {show(names)}: must be a list"])
     tree: dict[str, Any] = {}
     for name in names if "_self_" in names else [*names, "_self_"]:
-        layer = values if name == "_self_" else _read(_origin(name, file), (*origins, file))
+        layer = (
+            values
+            if name == "_self_"
+            else _read_merged(_find_default(name, file), (*origins, file))
+        )
         tree = _merge_sections(tree, layer)
     return tree
 
 
-def _merge_sections(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge sections key by key and replace all else, as Hydra does."""
-    merged = dict(below)
-    for key, value in above.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge_sections(merged[key], value) if both else value
+def _merge_sections(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge sections key by key and replace other values, as Hydra does."""
+    merged = dict(base)
+    for key, value in override.items():
+        are_sections = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge_sections(merged[key], value) if are_sections else value
     return merged
 
 
-def _parse(file: Path) -> dict[str, Any]:
+def _parse_file(file: Path) -> dict[str, Any]:
     try:
         tree = read_yaml(file) or {}
     except (OSError, ValueError) as error:
@@ -130,12 +136,12 @@ def _parse(file: Path) -> dict[str, Any]:
     return cast(dict[str, Any], tree)
 
 
-def _origin(name: Any, file: Path) -> Path:
+def _find_default(name: Any, file: Path) -> Path:
     """Return the file of a name in `defaults`."""
     for folder in (file.parent, DEVICES):
         candidate = folder / f"{name}.yaml"
-        named = isinstance(name, str) and _NAME.fullmatch(name)
-        if named and candidate.is_file() and candidate.resolve() != file.resolve():
+        is_name = isinstance(name, str) and _NAME.fullmatch(name)
+        if is_name and candidate.is_file() and candidate.resolve() != file.resolve():
             return candidate
-    names = (other.stem for other in DEVICES.glob("*.yaml"))
+    names = (shipped.stem for shipped in DEVICES.glob("*.yaml"))
     raise ChipError(file, [f"defaults: {show(name)}: {no_such('device file', str(name), names)}"])

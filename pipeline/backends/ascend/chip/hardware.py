@@ -18,8 +18,7 @@ Confidence = Literal["measured", "stated", "derived", "assumed"]
 class Hardware:
     """Figures of one kind of device, and of the server around it.
 
-    Every name ends in its unit. Rates `_bytes_per_cycle` are of one core; `_gb_per_s` are 10^9
-    bytes a second; `_gib` are 2^30 bytes.
+    Every name ends in its unit (see `UNITS`). Rates in `_bytes_per_cycle` are for one core.
     """
 
     ai_cores_count: float
@@ -27,7 +26,7 @@ class Hardware:
     cube_fp16_macs_per_cycle: float
     vector_bytes_per_cycle: float
     core_pipelines_count: float
-    """Queues of a core that run side by side: cube, vector, scalar, and three that move data."""
+    """Queues of a core that run in parallel: cube, vector, scalar, and three that move data."""
     core_bytes_per_cycle: float
     """Traffic of one core with the L2 and device memory, each way."""
     fp32_matmul_gmacs_per_s: float
@@ -91,22 +90,22 @@ class Hardware:
 
     @property
     def peak_fp16_macs_per_us(self) -> float:
-        """Multiply-adds of all cubes in a microsecond."""
+        """Multiply-adds of all cubes per microsecond."""
         return self.ai_cores_count * self.cube_fp16_macs_per_cycle * self.ai_core_clock_mhz
 
     @property
     def vector_bytes_per_us(self) -> float:
-        """Bytes that all vector units process in a microsecond."""
+        """Bytes that all vector units process per microsecond."""
         return self.ai_cores_count * self.vector_bytes_per_cycle * self.ai_core_clock_mhz
 
     @property
     def hbm_bytes_per_us(self) -> float:
-        """Sustained traffic of device memory in a microsecond."""
+        """Bytes of sustained traffic of device memory per microsecond."""
         return self.hbm_sustained_gb_per_s * 1e3
 
 
 class Figure(Spec):
-    """One number with its source and how sure it is."""
+    """One number with its source and its confidence."""
 
     value: Annotated[float, Field(gt=0)]
     source: Annotated[str, Field(min_length=1)]
@@ -123,7 +122,7 @@ class Figure(Spec):
 
 
 class Overhead(Figure):
-    """A cost that may be zero."""
+    """A figure that may be zero, such as a time in microseconds."""
 
     value: Annotated[float, Field(ge=0)]
 
@@ -133,7 +132,7 @@ Dtype = Literal[
     "uint64", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64",
     "complex64", "complex128",
 ]  # fmt: skip
-"""Types of elements that a chip may know, under JAX's names."""
+"""Names of the element types that a chip may support, as in JAX."""
 
 
 class ChipSpec(Spec):
@@ -141,18 +140,18 @@ class ChipSpec(Spec):
 
     chip: Annotated[str, Field(min_length=1)]
     dtypes: Annotated[tuple[Dtype, ...], Field(strict=False, min_length=1)]
-    """Types that the chip computes in; others are refused."""
+    """Types that the chip computes in. Steps with other types are refused."""
 
 
-def _plausible(figure: Figure, info: ValidationInfo) -> Figure:
-    """Refuse figures that no chip has, which would divide by zero or overflow elsewhere."""
+def _refuse_implausible(figure: Figure, info: ValidationInfo) -> Figure:
+    """Refuse fractional counts, and figures so small or large that formulas would overflow."""
     value = figure.value
     name = str(info.field_name)
     if name.endswith(("_count", "_bytes")) and value != int(value):
         raise ValueError(f"{value:g} must be a whole number")
-    most = MOST_OF_A_COUNT if name.endswith("_count") else MOST
-    if value and not LEAST <= value <= most:
-        raise ValueError(f"{value:g} must be from {LEAST:g} to {most:g}")
+    most = MAX_COUNT if name.endswith("_count") else MAX_FIGURE
+    if value and not MIN_FIGURE <= value <= most:
+        raise ValueError(f"{value:g} must be from {MIN_FIGURE:g} to {most:g}")
     return figure
 
 
@@ -173,19 +172,19 @@ UNITS = {
 }
 
 
-def unit_of(name: str) -> str:
-    """Return the unit of a figure, with which its name ends."""
+def find_unit(name: str) -> str:
+    """Return the unit of a figure, from the end of its name."""
     return next(unit for ending, unit in UNITS.items() if name.endswith(ending))
 
 
-LEAST = 1e-6
-MOST = 1e9
-MOST_OF_A_COUNT = 4096
+MIN_FIGURE = 1e-6
+MAX_FIGURE = 1e9
+MAX_COUNT = 4096
 FIGURES = tuple(figure.name for figure in fields(Hardware))
 _FIELDS: dict[str, Any] = {
     name: (
         Overhead if name.endswith("_us") else Figure,
-        Field(json_schema_extra={"unit": unit_of(name)}),
+        Field(json_schema_extra={"unit": find_unit(name)}),
     )
     for name in FIGURES
 }
@@ -193,13 +192,13 @@ Chip: Any = create_model(
     "Chip",
     __base__=ChipSpec,
     __module__=__name__,
-    __validators__={"_plausible": field_validator(*FIGURES)(_plausible)},
-    __doc__="A chip as its YAML file has it: every figure with its source.",
+    __validators__={"_refuse_implausible": field_validator(*FIGURES)(_refuse_implausible)},
+    __doc__="A chip as read from its YAML file: every figure with its source.",
     **_FIELDS,
 )
 
 
-def hardware_of(chip: Any) -> Hardware:
+def extract_hardware(chip: Any) -> Hardware:
     """Return the plain numbers of a checked chip."""
     return Hardware(**{name: getattr(chip, name).value for name in FIGURES})
 
@@ -214,7 +213,7 @@ class PricedChip:
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
 
 
-def chipset_of(chip: Any) -> PricedChip:
+def to_priced_chip(chip: Any) -> PricedChip:
     """Return a checked chip for pricing."""
     sources = {name: getattr(chip, name).source for name in FIGURES}
-    return PricedChip(chip.chip, tuple(chip.dtypes), hardware_of(chip), sources)
+    return PricedChip(chip.chip, tuple(chip.dtypes), extract_hardware(chip), sources)

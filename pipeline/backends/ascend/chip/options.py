@@ -21,7 +21,7 @@ MAX_DEVICES = 1024
 
 
 class OptionError(PipelineError):
-    """An option of a priced step is out of range or does not fit the emulated device."""
+    """An option of a priced step is out of range, or doesn't fit the emulated device."""
 
     exit_status = 2
 
@@ -30,37 +30,40 @@ class OptionError(PipelineError):
 class ExecutionConfig:
     """Options of a priced step, with the defaults of `pipeline.backends.ascend.price`.
 
-    `precision` re-types a float32 graph as MindSpore's amp_level would, None prices the types as
-    traced. `fusion` are the points at which gradients are split into all-reduces. `host_workers`
-    processes prepare the data of one device; None: data is always ready. `auto_tune` searches the
-    tiles of every product, `repeat_tune` those too that a bank has; `tune_bank` is the file that
-    keeps the results, and gives them without a search. `strict` makes an
-    unknown primitive an error. `without` names buffer fusions to skip. `software` is the stack
-    whose launches and conversions are priced; None is MindSpore's, in the mode that is asked for.
-    `keep_batchnorm_fp32` is MindSpore's option of amp levels, off in the model zoo's scripts.
+    Modes and sinks are as in `StepOptions`.
     """
 
     precision: Precision | None = "O2"
+    """MindSpore's amp_level, which sets the types of a float32 graph; None: the traced types."""
     mode: Mode = "loop_sink"
     sink_size: int = 1000
     devices: int = 1
     fusion: tuple[int, ...] | None = None
+    """Indices of parameters at which gradients are split into all-reduces; None: one for all."""
     host_workers: int | None = None
+    """Processes that prepare the data of one device; None: data is always ready."""
     data_sink: bool = True
     auto_tune: TuneMode | None = None
+    """How the tiles of every product are searched."""
     tune_bank: str | None = None
+    """File of search results, which are used without another search."""
     repeat_tune: bool = False
+    """Whether to search again for tiles that a bank has."""
     strict: bool = False
+    """Whether an unknown primitive is an error."""
     without: frozenset[str] = frozenset()
+    """Names of buffer fusions to skip."""
     software: Software | None = None
+    """Stack whose launches and conversions are priced; None: MindSpore, in the mode `mode`."""
     keep_batchnorm_fp32: bool = False
+    """MindSpore's option of amp levels, off in the scripts of its model zoo."""
 
 
 @dataclass(frozen=True)
 class EmulatedDevice:
-    """A chip, and how it runs steps; a run sets sinks and devices.
+    """A chip and its options. A run sets `sink_size`, `data_sink` and `devices`.
 
-    `mode` is None if it depends on the sink of a run, else the mode of `config`.
+    `mode` is the requested launch mode; None if it depends on the sink of a run.
     """
 
     chip: PricedChip
@@ -73,38 +76,36 @@ class StepOptions:
     """A launch mode and its settings.
 
     `op_by_op` launches every kernel from the host, `graph_sink` the whole step, `loop_sink` a loop
-    of `sink_size` steps. A loop sink takes its batches from the queue on the device and op-by-op
-    launch never does (MindSpore's `dataset_sink_mode` turns on all three at once), so `data_sink`
-    decides for `graph_sink` alone.
-
-    `fusion` has MindSpore's `all_reduce_fusion_config`; None is one all-reduce. `overlap` lets an
-    all-reduce start before the backward pass ends. `batch_size` and `batch_bytes` are of one
-    device. `host_images_per_s` is what the host prepares for one device
-    (`launch_modes.device_images_per_s`); None means that data is always ready. `op_launch_us`
-    replaces the chip's host time of one op. `ai_cpu_streams` are the streams of AI CPU tasks: in
-    the msprof trace of AlexNet (2023) both dropout masks follow one another on one.
-
-    Raises:
-        OptionError: a value is out of its range; the message names it.
+    of `sink_size` steps. Raises OptionError for a value that is out of its range.
     """
 
     mode: Mode = "loop_sink"
     sink_size: int = 1
     devices: int = 1
     fusion: tuple[int, ...] | None = None
+    """MindSpore's `all_reduce_fusion_config`; None: one all-reduce."""
     overlap: bool = True
+    """Whether an all-reduce may start before the backward pass ends."""
     batch_size: int = 1
+    """Samples of one device."""
     batch_bytes: int = 0
+    """Bytes of one device's batch."""
     host_images_per_s: float | None = None
+    """Images that the host prepares for one device; None: data is always ready."""
     data_sink: bool = True
+    """Whether `graph_sink` reads batches from the queue on the device. `loop_sink` always does,
+    `op_by_op` never (MindSpore's `dataset_sink_mode` sets all three)."""
     op_launch_us: float | None = None
+    """Host time of one op, instead of the chip's."""
     ai_cpu_streams: int = 1
+    """Streams of AI CPU tasks. In the msprof trace of AlexNet (2023) one stream runs both dropout
+    masks."""
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise OptionError(f"mode: {self.mode!r} is none of {', '.join(MODES)}")
+            raise OptionError(f"mode = {self.mode!r}: must be one of {', '.join(MODES)}")
         for name in ("sink_size", "devices", "batch_size", "ai_cpu_streams"):
-            whole(name, getattr(self, name))
+            check_count(name, getattr(self, name))
         _check_range("batch_bytes", self.batch_bytes, least=0)
         if self.op_launch_us is not None:
             _check_range("op_launch_us", self.op_launch_us, least=0)
@@ -122,47 +123,47 @@ class StepOptions:
         return self.sink_size if self.mode == "loop_sink" else 1
 
 
-def mode_of(software: Any, mode: Mode | None) -> Mode:
-    """Return the launch mode of a software stack: the one that is asked for, if it has it.
+def choose_mode(software: Any, mode: Mode | None) -> Mode:
+    """Return the requested launch mode, or the default mode of a software stack.
 
-    Raises OptionError for an unknown stack, and a mode that the stack doesn't have.
+    Raises OptionError for an unknown stack, and for a mode that the stack doesn't support.
     """
     if software is None:
         mode = "loop_sink" if mode is None else mode
         if mode not in MODES:
-            raise OptionError(f"mode: {mode!r} is none of {', '.join(MODES)}")
+            raise OptionError(f"mode = {mode!r}: must be one of {', '.join(MODES)}")
         return mode
     if software not in get_args(Software):
         names = ", ".join(get_args(Software))
-        raise OptionError(f"software: {software!r} is none of {names}; None is MindSpore's")
+        raise OptionError(f"software = {software!r}: must be None (MindSpore) or one of {names}")
     eager = software in EAGER
     if mode is None:
         return "op_by_op" if eager else "loop_sink"
     if eager != (mode == "op_by_op"):
         right = "op_by_op" if eager else "graph_sink or loop_sink"
-        raise OptionError(f"mode: {mode} is no mode of {software}, which runs {right}")
+        raise OptionError(f"mode = {mode}: must be {right} for software = {software}")
     return mode
 
 
-def whole(name: str, value: Any, most: int | None = None) -> int:
+def check_count(name: str, value: Any, most: int | None = None) -> int:
     """Return a count as an int. Raises OptionError unless it is a whole number from 1 to `most`."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise OptionError(f"{name}: {value!r} should be a whole number")
+        raise OptionError(f"{name} = {value!r}: must be a whole number")
     if value < 1:
-        raise OptionError(f"{name}: {value} should be at least 1")
+        raise OptionError(f"{name} = {value}: must be at least 1")
     if most is not None and value > most:
-        raise OptionError(f"{name}: {value} should be at most {most}")
+        raise OptionError(f"{name} = {value}: must be at most {most}")
     return index(value)
 
 
-def switch(name: str, value: Any) -> bool:
+def check_switch(name: str, value: Any) -> bool:
     """Return True or False. Raises OptionError for anything else."""
     if not isinstance(value, bool):
-        raise OptionError(f"{name}: {value!r} should be True or False")
+        raise OptionError(f"{name} = {value!r}: must be True or False")
     return value
 
 
 def _check_range(name: str, value: float, *, least: float) -> None:
     if not (math.isfinite(value) and value >= least):
-        limit = "zero or more" if least == 0 else "more than zero"
-        raise OptionError(f"{name}: {value} should be {limit}, and finite")
+        limit = "at least 0" if least == 0 else "above 0"
+        raise OptionError(f"{name} = {value}: must be {limit}, and finite")

@@ -10,6 +10,8 @@ from typing import Literal
 Layout = Literal["ND", "NC1HWC0", "FRACTAL_Z", "FRACTAL_NZ"]
 Engine = Literal["cube", "vector", "ai_cpu", "hccl"]
 Phase = Literal["forward", "backward", "communication", "optimizer", "data"]
+TaskBound = Literal["cube", "vector", "memory", "l2", "floor", "ai_cpu", "link"]
+Provenance = Literal["measured", "derived", "assumed"]
 Role = Literal["parameter", "state", "gradient", "activation", "input", "output", "constant"]
 
 CostClass = Literal[
@@ -43,20 +45,21 @@ CostClass = Literal[
 ]
 """Classes of kernels that share one efficiency.
 
-`rows` works along the minor axis (softmax, layer norm), `reduce` across rows, `bn_reduce` and
-`bn_update` are batch normalisation's passes over feature maps, `bias_grad` sums a gradient over
-everything but its channels, `copy` is concat, slice and pad, `fill` is MemSet.
+`rows` works along the minor axis (softmax, layer norm), `reduce` across rows. `bn_reduce` and
+`bn_update` are batch normalisation's passes over feature maps. `bias_grad` sums a gradient over
+all axes except its channels. `copy` is concat, slice and pad, `fill` is MemSet.
 """
 
 CHANNEL_BLOCK = 16
-"""C0: channels of a block of NC1HWC0, and the edge of a fractal, in float16 as well as float32."""
+"""Channels of a block of NC1HWC0 (C0), and edge of a fractal, both in float16 and in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A value in device memory. `nbytes` includes its layout's padding; masks are 1 bit an element.
+    """A value in device memory. `nbytes` includes the padding of its layout.
 
-    `within` is the buffer that this one is a part of: a slice that a scan reads or writes.
+    Masks take one bit per element. `within` is the index of the buffer that this buffer is a slice
+    of, if a scan reads or writes it.
     """
 
     index: int
@@ -73,11 +76,11 @@ class Buffer:
 class CubeWork:
     """A product of matrices, `batch` times (batch, m, k) x (batch, k, n) -> (batch, m, n).
 
-    A convolution is its im2col view. `m`, `k`, `n` are not padded. `taps` is the kernel's area:
-    in a forward convolution k = taps * input channels, and each tap's channels are padded apart;
-    in a kernel gradient m = taps * input channels. `batch` counts groups and attention heads.
-    `macs` are the useful multiply-adds of the whole task. `stride` is the product of the strides
-    (of the forward convolution).
+    A convolution is given by its im2col view. `m`, `k`, `n` are not padded. `taps` is the area of
+    the convolution's kernel. A forward convolution has k = taps * input channels, where the
+    channels of each tap are padded separately. A kernel gradient has m = taps * input channels.
+    `batch` counts groups and attention heads. `macs` are the useful multiply-adds of the task.
+    `stride` is the product of the forward convolution's strides.
     """
 
     batch: int
@@ -94,9 +97,9 @@ class CubeWork:
 class VectorWork:
     """Element-wise work: operations of the vector unit for each of `elements`.
 
-    `simple` are adds, products, comparisons, selections, conversions; `heavy` are divisions,
-    exponentials, logarithms, roots and the like. `along_rows` are the operations that run once
-    for every row of the minor axis: reductions of it, and values of a row that are spread over it.
+    `simple` counts adds, products, comparisons, selections and conversions, `heavy` divisions,
+    exponentials, logarithms and roots. `along_rows` counts operations that run once for every row
+    of the minor axis: reductions of a row, and broadcasts of a number over a row.
     """
 
     elements: int
@@ -110,8 +113,9 @@ class VectorWork:
 class Permutation:
     """Order in which a transpose writes the axes of its source, in its shortest form.
 
-    `lengths` are of the source's axes without axes of length 1; axes that stay neighbours are
-    one. Axis i of the result is axis `order[i]` of the source, as in `numpy.transpose`.
+    `lengths` are the lengths of the source's axes. Axes of length 1 are left out, and axes that
+    stay neighbours are joined. Axis i of the result is axis `order[i]` of the source, as in
+    `numpy.transpose`.
     """
 
     lengths: tuple[int, ...]
@@ -119,17 +123,17 @@ class Permutation:
 
     @property
     def keeps_bytes(self) -> bool:
-        """Whether every element stays where it is."""
+        """Whether every element keeps its place in memory."""
         return len(self.order) <= 1
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether the minor axis stays the minor one, so that whole rows move."""
+        """Whether the minor axis stays last, so that whole rows move."""
         return self.keeps_bytes or self.order[-1] == len(self.order) - 1
 
 
-def permutation_of(shape: Sequence[int], order: Sequence[int]) -> Permutation:
-    """Return a transpose's permutation, the same however its axes are split by reshapes."""
+def simplify_permutation(shape: Sequence[int], order: Sequence[int]) -> Permutation:
+    """Return the shortest form of a transpose, which is the same if reshapes split its axes."""
     runs: list[list[int]] = []
     for axis in order:
         if shape[axis] == 1:
@@ -147,12 +151,12 @@ def permutation_of(shape: Sequence[int], order: Sequence[int]) -> Permutation:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One kernel. A scan's body appears once, with its length as `repeat`.
+    """One kernel. A kernel of a scan's body appears once, with the scan's length as `repeat`.
 
-    `type` is the vendor's op type (`Conv2D`, `BNTrainingReduce`), `scope` the module path that JAX
-    kept, `fused` the other primitives or ops that the kernel does. `reads` and `writes` are indices
-    of buffers; `reads` has every buffer once. `permutation` is of a transpose. A conversion
-    that runs within another op isn't `launched` apart if the host launches every op.
+    `type` is the vendor's op type (`Conv2D`, `BNTrainingReduce`), `scope` the module path from JAX,
+    `fused` the other primitives or ops that the kernel computes. `reads` and `writes` are distinct
+    indices of buffers. `permutation` is set for a transpose. `launched` is False for a conversion
+    inside another op: op by op, the host doesn't launch it separately.
     """
 
     type: str
@@ -174,10 +178,10 @@ class Task:
 class TaskGraph:
     """Tasks in the order of execution over their buffers.
 
-    `primitives` counts every equation of the traced function by its outcome: "task", "fused",
-    "free" or "unsupported". `gradients` are (parameter name, bytes all-reduced, index of the task
-    that writes it), in the order in which they are written; `inputs` are the buffers that a batch
-    fills, `parameters`, `state` those that live from step to step.
+    `inputs` are the buffers that a batch fills. `parameters` and `state` are buffers that live from
+    step to step. `gradients` are (parameter name, bytes all-reduced, index of the task that writes
+    the gradient), in the order of the tasks. `primitives` counts the equations of the traced
+    function by outcome: "task", "fused", "free" or "unsupported".
     """
 
     buffers: tuple[Buffer, ...]
@@ -204,12 +208,12 @@ class TaskGraph:
 class TaskTime:
     """Cost of one execution of a task.
 
-    `us` is never below `roofline_us`, the time that the peak rates of engine and memory allow.
-    `bound` names the limit; `provenance` says how sure its class is: "measured" if kernels of
-    that class were timed, "derived" by analogy, "assumed" otherwise.
+    `us` is never below `roofline_us`, the time at the peak rates of engine and memory. `bound`
+    names the limit. `provenance` is that of the class's rate: "measured" if kernels of the class
+    were timed, "derived" by analogy, "assumed" otherwise.
     """
 
     us: float
     roofline_us: float
-    bound: Literal["cube", "vector", "memory", "l2", "floor", "ai_cpu", "link"]
-    provenance: Literal["measured", "derived", "assumed"]
+    bound: TaskBound
+    provenance: Provenance

@@ -1,6 +1,6 @@
-"""Buffers of a step's values, and ops that the vendor's graph compiler inserts between them.
+"""Buffers of a step's values, and ops that the vendor's graph compiler inserts between kernels.
 
-A buffer has a layout, stored elements, a role and a name. Inserted ops are Cast, TransData, MemSet.
+The inserted ops are Cast, TransData, TransposeD and MemSet.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pipeline.backends.ascend.chip.tasks import (
     Role,
     Task,
     VectorWork,
-    permutation_of,
+    simplify_permutation,
 )
 from pipeline.backends.ascend.compiler.dataflow import Dataflow
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
 from pipeline.backends.ascend.compiler.phases import Phases, Signature
-from pipeline.backends.ascend.compiler.primitives import kind_of
+from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import Graph, Value
 from pipeline.core.host.item_sizes import stored_bytes
 
@@ -33,7 +33,11 @@ CARRIERS = ("elementwise", "rows", "window", "move", "loop_view")
 
 
 class Buffers:
-    """Buffers by value, created at their first use."""
+    """Buffers of values, created at their first use. Values and buffers are indices.
+
+    `all` has the buffers, `index` the buffer of each value. `axes` has the channel axis of each
+    feature map, `within` the whole value of each slice of a scan.
+    """
 
     def __init__(
         self,
@@ -49,37 +53,37 @@ class Buffers:
         self.dtypes = dtypes
         self.dataflow = dataflow
         self.alias = dataflow.alias
-        self.axes = channel_axes(graph, dataflow)
+        self.axes = find_channel_axes(graph, dataflow)
         self.outputs = {self.alias[index] for index in graph.outputs}
         self.all: list[Buffer] = []
         self.index: dict[int, int] = {}
         self.replaced = {self.alias[out]: into for out, into in signature.updates.items()}
-        self.within = _wholes(graph, dataflow)
+        self.within = _find_wholes(graph, dataflow)
         self._roles = _roles(signature, phases, self.outputs)
         self._names = {**signature.inputs, **signature.state, **signature.parameters}
 
-    def of(self, value: int) -> int:
+    def get_buffer(self, value: int) -> int:
         """Return the buffer of a value."""
         if value in self.index:
             return self.index[value]
         owner = self.within.get(value)
-        within = self.of(owner) if owner is not None and owner != value else None
-        added = self.add(value, self.dtypes[value], self._layout(value), within)
+        within = self.get_buffer(owner) if owner is not None and owner != value else None
+        added = self.add(value, self.dtypes[value], self._choose_layout(value), within)
         self.index[value] = added
         return added
 
     def add(self, value: int, dtype: str, layout: Layout, within: int | None = None) -> int:
         """Add another buffer for a value, in a type and a layout."""
-        stored = padded_elements(self.graph.values[value], layout, self.axes.get(value))
+        stored = count_padded_elements(self.graph.values[value], layout, self.axes.get(value))
         self.all.append(
             Buffer(
                 index=len(self.all),
-                shape=self._stored_shape(value, layout),
+                shape=self._compute_stored_shape(value, layout),
                 dtype=dtype,
                 layout=layout,
                 nbytes=math.ceil(stored * stored_bytes(dtype)),
                 role=self._roles.get(value, "activation"),
-                name=self._name(value),
+                name=self._name_value(value),
                 within=within,
             )
         )
@@ -96,7 +100,7 @@ class Buffers:
         self.all[buffer] = replace(self.all[buffer], **fields)  # type: ignore[arg-type]
 
     def aliases(self) -> dict[int, int]:
-        """Return which output buffers replace which inputs."""
+        """Return output buffer -> the input buffer that it replaces."""
         pairs = (
             (self.index.get(self.alias[out]), self.index.get(into))
             for out, into in self.signature.updates.items()
@@ -105,8 +109,8 @@ class Buffers:
             out: into for out, into in pairs if out is not None and into is not None and out != into
         }
 
-    def _stored_shape(self, value: int, layout: Layout) -> tuple[int, ...]:
-        """Return the stored shape: plain feature maps are NCHW, as in the vendor's frameworks."""
+    def _compute_stored_shape(self, value: int, layout: Layout) -> tuple[int, ...]:
+        """Return a value's shape in a layout. Plain feature maps are NCHW, as in MindSpore."""
         shape = self.graph.values[value].shape
         axis = self.axes.get(value)
         if layout != "ND" or axis is None or len(shape) != 4:
@@ -114,22 +118,26 @@ class Buffers:
         positions = (size for place, size in enumerate(shape) if place not in (0, axis))
         return (shape[0], shape[axis], *positions)
 
-    def _layout(self, value: int) -> Layout:
+    def _choose_layout(self, value: int) -> Layout:
         if value in self.signature.inputs:
             return "ND"
         if value in self.axes:
             return "NC1HWC0"
         if value in self.replaced and self.replaced[value] != value:
-            return self._layout(self.replaced[value])
+            return self._choose_layout(self.replaced[value])
         producer = self.dataflow.producer.get(value)
-        kind = kind_of(self.graph.nodes[producer].primitive) if producer is not None else None
+        kind = (
+            classify_primitive(self.graph.nodes[producer].primitive)
+            if producer is not None
+            else None
+        )
         if kind in ("conv", "matmul"):
             return "FRACTAL_Z" if kind == "conv" else "FRACTAL_NZ"
-        # A convolution's weight or its moment has the cube's layout.
-        lasts = value in self.signature.parameters or value in self.signature.state
-        return "FRACTAL_Z" if lasts and len(self.graph.values[value].shape) >= 4 else "ND"
+        # Weights of convolutions, and their moments, have the cube's layout.
+        is_stored = value in self.signature.parameters or value in self.signature.state
+        return "FRACTAL_Z" if is_stored and len(self.graph.values[value].shape) >= 4 else "ND"
 
-    def _name(self, value: int) -> str:
+    def _name_value(self, value: int) -> str:
         if value in self._names:
             return self._names[value]
         producer = self.dataflow.producer.get(value)
@@ -147,8 +155,8 @@ def _roles(signature: Signature, phases: Phases, outputs: set[int]) -> dict[int,
     return roles | dict.fromkeys(signature.parameters, "parameter")
 
 
-def _wholes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
-    """Return the whole buffers that slices of a scan, read or stacked, lie within."""
+def _find_wholes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
+    """Return the whole value of each slice of a scan, read or stacked."""
     within: dict[int, int] = {}
     for node in graph.nodes:
         if node.primitive == "scan_stack":
@@ -158,11 +166,10 @@ def _wholes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
     return within
 
 
-def channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
-    """Return which axis of each feature map holds its channels.
+def find_channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
+    """Return the channel axis of each feature map.
 
-    Feature maps are the inputs and outputs of convolutions and the results of element-wise work on
-    them.
+    Feature maps are inputs and outputs of convolutions, and results of element-wise work on them.
     """
     axes: dict[int, int] = {}
     for position, node in enumerate(graph.nodes):
@@ -182,15 +189,15 @@ def channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
 
 
 def is_aligned(shape: Sequence[int]) -> bool:
-    """Return whether both edges of a matrix are whole sixteens, so that it fills its fractals."""
+    """Return whether both edges of a matrix are multiples of 16, so that it fills its fractals."""
     edges = shape[-2:]
     return len(edges) == 2 and all(edge % CHANNEL_BLOCK == 0 for edge in edges)
 
 
-def padded_elements(value: Value, layout: Layout, channel_axis: int | None = None) -> int:
-    """Return the elements that a layout stores.
+def count_padded_elements(value: Value, layout: Layout, channel_axis: int | None = None) -> int:
+    """Return the number of elements that a layout stores for a value.
 
-    Channels are padded to blocks of 16, in FRACTAL_NZ both minor axes of a matrix.
+    Channels are padded to blocks of 16. FRACTAL_NZ pads both minor axes of a matrix.
     """
     shape = list(value.shape)
     if layout == "NC1HWC0" and channel_axis is not None:
@@ -211,9 +218,9 @@ def pad_to_blocks(size: int) -> int:
 
 
 class InsertedOps:
-    """Tasks of a step so far, and values in the type and layout that a kernel needs.
+    """Tasks of a step so far, with values converted to the type and layout that kernels need.
 
-    Values that a loop's iterations share are prepared before the loop.
+    Values that a loop's iterations share are converted before the loop.
     """
 
     def __init__(self, buffers: Buffers, precision: Precision | None) -> None:
@@ -247,23 +254,26 @@ class InsertedOps:
         self.tasks.append(task)
 
     def flush(self) -> None:
-        """Convert gradients to another layout once all of them are there."""
+        """Add the conversions of gradients, which wait until all gradients are computed."""
         self.tasks += self._deferred
         self._deferred = []
 
-    def clear(self, kernel: Kernel, writes: tuple[int, ...]) -> None:
-        """Add the MemSet of a value that a kernel accumulates into, a part of its op's launch."""
+    def add_memset(self, kernel: Kernel, writes: tuple[int, ...]) -> None:
+        """Add the MemSet of the result that a kernel accumulates, within the launch of its op."""
         self.add(kernel, "MemSet", "fill", (), writes[:1], launched=False)
 
     def prepare(self, value: int, layout: Layout, kernel: Kernel) -> int:
-        """Return a value as a product reads it: float16, in the cube's layout; once a step."""
+        """Return the buffer of a value as a product reads it: float16, in the cube's layout.
+
+        The value is converted once in a step.
+        """
         value = self.alias[value]
         key = (value, layout)
         if key not in self._prepared:
-            before = len(self.tasks)
-            ready = self.buffers.of(value)
+            first = len(self.tasks)
+            ready = self.buffers.get_buffer(value)
             dtype = self.buffers.dtypes[value]
-            plain = self.buffers.all[ready].layout == "ND"
+            is_plain = self.buffers.all[ready].layout == "ND"
             if dtype == "float32" and self.precision is not None:
                 copy = self.buffers.add_copy(value, "float16", self.buffers.all[ready].layout)
                 self.buffers.change(copy, name="float16 copy")
@@ -273,24 +283,24 @@ class InsertedOps:
                 dtype = "float16"
             # Feature maps have the cube's layout, but weights of products and images are plain.
             is_weight = value in self.buffers.phases.weights
-            converts = is_weight or value in self.buffers.signature.inputs
-            if layout != "ND" and plain and converts:
+            needs_layout = is_weight or value in self.buffers.signature.inputs
+            if layout != "ND" and is_plain and needs_layout:
                 ready = self.convert(value, ready, layout, kernel, dtype)
             producer = self.buffers.dataflow.producer.get(value)
             repeat = 1 if producer is None else self.graph.nodes[producer].repeat
-            self._hoist_out_of_loops(before, repeat)
+            self._hoist_out_of_loops(first, repeat)
             self._prepared[key] = ready
         return self._prepared[key]
 
     def convert(self, value: int, source: int, layout: Layout, kernel: Kernel, dtype: str) -> int:
-        """Add a TransData task: a copy in another layout, a part of the launch of who reads it."""
+        """Add a TransData and return its copy. The reading kernel's launch includes the task."""
         copy = self.buffers.add_copy(value, dtype, layout)
         work = VectorWork(self.graph.values[value].size, dtype)
         self.add(kernel, "TransData", "trans_data", (source,), (copy,), vector=work, launched=False)
         return copy
 
     def permute(self, value: int, source: int, moved: Permutation, kernel: Kernel) -> int:
-        """Return an operand's copy in another order, made once for all products that read it."""
+        """Return an operand's copy in another order. All products that read it share the copy."""
         key = (value, source, moved)
         if key not in self._permuted:
             dtype = self.buffers.all[source].dtype
@@ -304,41 +314,41 @@ class InsertedOps:
         return self._permuted[key]
 
     def prepare_plain(self, value: int, kernel: Kernel) -> int:
-        """Return a feature map in the plain layout, converted once for all its readers."""
+        """Return a feature map in the plain layout. All readers share the conversion."""
         key: tuple[int, Layout] = (value, "ND")
         if key not in self._prepared:
-            source = self.buffers.of(value)
+            source = self.buffers.get_buffer(value)
             if self.buffers.all[source].layout == "NC1HWC0":
                 source = self.convert(value, source, "ND", kernel, self.buffers.dtypes[value])
             self._prepared[key] = source
         return self._prepared[key]
 
-    def channels_last(self, value: int, kernel: Kernel) -> int:
+    def put_channels_last(self, value: int, kernel: Kernel) -> int:
         """Return a feature map in the plain layout with its channels last."""
         plain = self.prepare_plain(value, kernel)
-        images, positions, channels = self._sides(value)
+        images, positions, channels = self._measure_map(value)
         return self.permute(
-            value, plain, permutation_of((images, channels, positions), (0, 2, 1)), kernel
+            value, plain, simplify_permutation((images, channels, positions), (0, 2, 1)), kernel
         )
 
-    def channels_first(self, value: int, kernel: Kernel) -> int:
-        """Return a map whose channels are last in blocks, as convolutions and their like read it.
+    def put_channels_first(self, value: int, kernel: Kernel) -> int:
+        """Return a map with channels last in blocks of channels, as convolutions read it.
 
-        That is a Transpose and a TransData, made once for all readers.
+        This adds a Transpose and a TransData, which all readers share.
         """
         if value not in self._channels_first:
-            source = self.buffers.of(value)
-            images, positions, channels = self._sides(value)
-            moved = permutation_of((images, positions, channels), (0, 2, 1))
+            source = self.buffers.get_buffer(value)
+            images, positions, channels = self._measure_map(value)
+            moved = simplify_permutation((images, positions, channels), (0, 2, 1))
             plain = self.permute(value, source, moved, kernel)
             dtype = self.buffers.all[source].dtype
             copy = self.convert(value, plain, "NC1HWC0", kernel, dtype)
             self._channels_first[value] = copy
         return self._channels_first[value]
 
-    def plain_result(self, value: int) -> int:
-        """Return the buffer of a map that is written with its channels last."""
-        buffer = self.buffers.of(value)
+    def write_channels_last(self, value: int) -> int:
+        """Return the buffer of a map, to be written with its channels last."""
+        buffer = self.buffers.get_buffer(value)
         blocked = self.buffers.all[buffer].layout == "NC1HWC0"
         if blocked and value in self.buffers.axes and value not in self._channels_last:
             self.buffers.change(buffer, layout="ND")
@@ -349,14 +359,14 @@ class InsertedOps:
         """Return whether a map was written with its channels last."""
         return value in self._channels_last
 
-    def _sides(self, value: int) -> tuple[int, int, int]:
-        """Return a map's images, positions and channels."""
+    def _measure_map(self, value: int) -> tuple[int, int, int]:
+        """Return a map's numbers of images, positions and channels."""
         shape = self.graph.values[value].shape
         channels = shape[self.buffers.axes.get(value, len(shape) - 1)]
         return shape[0], math.prod(shape) // (shape[0] * channels), channels
 
     def _hoist_out_of_loops(self, first: int, repeat: int) -> None:
-        """Put tasks from `first` on before the loop whose iterations share their results."""
+        """Move the tasks from `first` before the loop whose iterations share their results."""
         added = [replace(task, repeat=min(task.repeat, repeat)) for task in self.tasks[first:]]
         place = first
         if any(task.repeat > repeat for task in self.tasks[first:]):
@@ -368,13 +378,13 @@ class InsertedOps:
     def convert_gradient(self, value: int, kernel: Kernel) -> None:
         """Convert a weight's gradient to the plain layout for its update.
 
-        That is after the all-reduce; in a loop at once if gradients are stacked, and not at all
-        if iterations add to a sum.
+        The conversion comes after the all-reduce. In a loop, stacked gradients are converted at
+        once, and gradients that iterations add up aren't converted.
         """
-        stacked = value in self.buffers.within
+        is_stacked = value in self.buffers.within
         if self.graph.values[value].size <= max(self.graph.values[value].shape, default=1):
             return
-        if kernel.loop and not stacked:
+        if kernel.loop and not is_stacked:
             return
         source = self.buffers.index[value]
         copy = self.convert(value, source, "ND", kernel, "float32")
@@ -398,8 +408,8 @@ class InsertedOps:
             for index, buffer in zip(kernel.sources, reads, strict=True)
         )
 
-    def plain(self, kernel: Kernel, reads: tuple[int, ...]) -> tuple[int, ...]:
-        """Convert a blocked gradient for BiasAddGrad, which reads plain layouts."""
+    def convert_to_plain(self, kernel: Kernel, reads: tuple[int, ...]) -> tuple[int, ...]:
+        """Convert blocked operands for kernels that read plain layouts, such as BiasAddGrad."""
         return tuple(
             self.convert(index, buffer, "ND", kernel, self.buffers.dtypes[index])
             if index in self.buffers.axes and self.buffers.all[buffer].layout == "NC1HWC0"

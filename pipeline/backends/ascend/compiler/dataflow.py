@@ -7,41 +7,44 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipeline.backends.ascend.compiler.matmul_work import absorbed_transposes
+from pipeline.backends.ascend.compiler.matmul_work import find_absorbed_transposes
 from pipeline.backends.ascend.compiler.phases import Phases, Signature
-from pipeline.backends.ascend.compiler.primitives import kind_of
+from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import Graph, Node
 
 ROW_ELEMENTS = 32768
-"""The longest row that stays in the unified buffer with what is computed from it: 256 KiB hold
-float16 rows of this length twice, with room for double buffering."""
+"""Elements of the longest row that fits the unified buffer with its result: 256 KiB hold two
+float16 rows of this length, with double buffering."""
 
 TINY_ELEMENTS = 1024
-"""Largest number of elements of a move that the reading kernel does itself, as scalar work."""
+"""Largest number of elements of a move that the reading kernel computes as scalar work."""
 
 
 @dataclass(frozen=True)
 class Dataflow:
-    """Producers and readers of values, with views resolved."""
+    """Producers and readers of values, with views resolved. Values and nodes are indices."""
 
     alias: tuple[int, ...]
     """Value -> the value whose memory it is a view of."""
     producer: dict[int, int]
+    """Value -> the node that computes it."""
     consumers: dict[int, list[int]]
+    """Value -> the nodes that read it."""
     kinds: tuple[str, ...]
+    """Kind of each node."""
 
 
 def find_dataflow(graph: Graph, phases: Phases) -> Dataflow:
-    """Resolve views, and rearrangements of weights for products."""
+    """Find producers and readers. Views and rearrangements of weights for products are resolved."""
     alias = list(range(len(graph.values)))
     kinds: list[str] = []
-    rearranged = _rearranged_for_products(graph, phases)
+    rearranged = _find_rearranged(graph, phases)
     for position, node in enumerate(graph.nodes):
-        kind = _kind_here(graph, node)
+        kind = _classify_node(graph, node)
         if kind == "view" or position in rearranged:
             kind = "view"
             # A scatter that fills all of its result is a view of the scattered value.
-            base = node.inputs[2 if kind_of(node.primitive) == "scatter" else 0]
+            base = node.inputs[2 if classify_primitive(node.primitive) == "scatter" else 0]
             alias[node.outputs[0]] = alias[base]
         kinds.append(kind)
     producer: dict[int, int] = {}
@@ -55,18 +58,18 @@ def find_dataflow(graph: Graph, phases: Phases) -> Dataflow:
     return Dataflow(tuple(alias), producer, dict(consumers), tuple(kinds))
 
 
-def _kind_here(graph: Graph, node: Node) -> str:
-    """Return the kind of a node, given its shapes."""
-    kind = kind_of(node.primitive)
+def _classify_node(graph: Graph, node: Node) -> str:
+    """Return the kind of a node, from its primitive and shapes."""
+    kind = classify_primitive(node.primitive)
     if kind == "random":
         return "elementwise"
     if kind == "reduce":
         value = graph.values[node.inputs[0]]
         if value.size == graph.values[node.outputs[0]].size:
             return "elementwise" if node.primitive in ("argmax", "argmin", "reduce") else "view"
-        return "rows" if _along_rows(value.shape, node.params.get("axes", ())) else "reduce"
+        return "rows" if _is_along_rows(value.shape, node.params.get("axes", ())) else "reduce"
     if kind in ("gather", "scatter"):
-        return _kind_of_indexing(graph, node)
+        return _classify_indexing(graph, node)
     shape = graph.values[node.inputs[0]].shape if node.inputs else ()
     if node.primitive == "broadcast_in_dim" and _keeps_size(graph, node):
         return "view"
@@ -83,8 +86,11 @@ def _kind_here(graph: Graph, node: Node) -> str:
     return kind
 
 
-def _kind_of_indexing(graph: Graph, node: Node) -> str:
-    """Return the kind: readers do rows of one element each, known full indices make a view."""
+def _classify_indexing(graph: Graph, node: Node) -> str:
+    """Return the kind of a gather or scatter.
+
+    Readers compute gathers of one element per row. Constant indices of all elements make a view.
+    """
     size = graph.values[node.outputs[0]].size
     if node.inputs[1] in graph.constants:
         if node.primitive == "gather":
@@ -92,7 +98,7 @@ def _kind_of_indexing(graph: Graph, node: Node) -> str:
                 return "view" if _keeps_size(graph, node) else "move"
         elif node.inputs[0] in graph.constants:
             return "view" if graph.values[node.inputs[2]].size == size else "move"
-    return "rows" if _is_one_per_row(graph, node) else kind_of(node.primitive)
+    return "rows" if _is_one_per_row(graph, node) else classify_primitive(node.primitive)
 
 
 def _keeps_size(graph: Graph, node: Node) -> bool:
@@ -100,36 +106,36 @@ def _keeps_size(graph: Graph, node: Node) -> bool:
 
 
 def find_random_values(graph: Graph, dataflow: Dataflow) -> set[int]:
-    """Return random numbers and values computed from them alone, such as a dropout's mask."""
+    """Return random numbers and values that depend only on them, such as a dropout's mask."""
     random: set[int] = set()
     for node in graph.nodes:
         inputs = [dataflow.alias[index] for index in node.inputs]
         computed = [index for index in inputs if index not in random]
-        from_random = kind_of(node.primitive) == "random" or len(computed) < len(inputs)
+        from_random = classify_primitive(node.primitive) == "random" or len(computed) < len(inputs)
         if from_random and all(graph.values[index].size <= 16 for index in computed):
             random.update(node.outputs)
     return random
 
 
 def _is_one_per_row(graph: Graph, node: Node) -> bool:
-    """Return whether a node picks one class per row, as a cross entropy does, or its gradient.
+    """Return whether a node picks one element per row, or is the gradient of such a node.
 
-    The gradient's rows are one-hot.
+    A cross entropy picks one class per row. The rows of its gradient are one-hot.
     """
     table = graph.values[node.inputs[0]]
     if len(table.shape) < 2 or table.shape[-1] < 2:
         return False
     rows = table.size // table.shape[-1]
     if node.primitive == "gather":
-        single = math.prod(node.params["slice_sizes"]) == 1
-        return single and graph.values[node.outputs[0]].size == rows
+        is_element = math.prod(node.params["slice_sizes"]) == 1
+        return is_element and graph.values[node.outputs[0]].size == rows
     if node.inputs[0] not in graph.constants:
         return False
     return graph.values[node.inputs[2]].size == rows
 
 
-def _along_rows(shape: Sequence[int], axes: Iterable[int]) -> bool:
-    """Return whether the axes are the minor ones, of rows that fit into a core's buffer."""
+def _is_along_rows(shape: Sequence[int], axes: Iterable[int]) -> bool:
+    """Return whether `axes` are the minor axes, and their rows fit a core's buffer."""
     sized = [axis for axis, size in enumerate(shape) if size > 1]
     reduced = [axis for axis in sized if axis in set(axes)]
     row = math.prod(shape[axis] for axis in reduced)
@@ -138,19 +144,20 @@ def _along_rows(shape: Sequence[int], axes: Iterable[int]) -> bool:
     return is_minor and row <= (ROW_ELEMENTS if num_left else TINY_ELEMENTS)
 
 
-def _rearranged_for_products(graph: Graph, phases: Phases) -> set[int]:
-    """Return transposes and reversals that products do on their way, of weights and gradients."""
+def _find_rearranged(graph: Graph, phases: Phases) -> set[int]:
+    """Return the transposes and reversals of weights and gradients that products include."""
     users: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         for index in node.inputs:
             users[index].append(node)
-    rearranged = set(absorbed_transposes(graph))
+    rearranged = set(find_absorbed_transposes(graph))
     for position, node in enumerate(graph.nodes):
         if node.primitive not in ("transpose", "rev"):
             continue
         out = node.outputs[0]
         into_product = all(
-            kind_of(user.primitive) in ("conv", "matmul", "view") or user.primitive == "transpose"
+            classify_primitive(user.primitive) in ("conv", "matmul", "view")
+            or user.primitive == "transpose"
             for user in users[out]
         )
         if (node.inputs[0] in phases.weights and into_product) or out in phases.gradients:
@@ -161,16 +168,16 @@ def _rearranged_for_products(graph: Graph, phases: Phases) -> set[int]:
 def find_gradients(
     graph: Graph, signature: Signature, phases: Phases, dataflow: Dataflow
 ) -> dict[int, int]:
-    """Return parameter -> the value of the backward pass that its update starts from.
+    """Return parameter -> the value of the backward pass that its update is computed from.
 
-    The search from the update goes through values of the parameter's size, so that a norm over
-    all gradients leads to none; only without a result does it go through all.
+    The search back from the update follows values of the parameter's size, so that it doesn't
+    follow a norm over all gradients. If it finds nothing, it follows all values.
     """
     gradients = {}
     for out, into in signature.updates.items():
         if into in signature.parameters:
             sources = (
-                _last_of_backward(graph, phases, dataflow, out, size)
+                _find_last_backward_value(graph, phases, dataflow, out, size)
                 for size in (graph.values[into].size, None)
             )
             gradient = next((source for source in sources if source is not None), None)
@@ -179,12 +186,12 @@ def find_gradients(
     return gradients
 
 
-def _last_of_backward(
+def _find_last_backward_value(
     graph: Graph, phases: Phases, dataflow: Dataflow, out: int, size: int | None
 ) -> int | None:
-    """Return the last value of the backward pass from which an update is computed.
+    """Return the last value of the backward pass that the update `out` is computed from.
 
-    The search goes through values of one size, or of any.
+    The search follows values of `size` elements; None: all values.
     """
     candidates: set[int] = set()
     stack = [dataflow.alias[out]]

@@ -1,8 +1,8 @@
 """Fusion of products with kernels of the vector unit.
 
-Buffer fusion takes a product's result before it reaches memory. FusedDbnDw is the other way round:
-a weight gradient takes the gradient of a batch normalisation's input as that is computed, and
-leaves it in memory for the input gradient (MindSpore's and CANN's pass
+With buffer fusion a kernel reads a product's result before it reaches memory. FusedDbnDw is the
+reverse: a weight gradient reads the gradient of a batch normalisation's input before it reaches
+memory, and also writes it for the input gradient (MindSpore's and CANN's pass
 bn_reduce_grad_conv2d_backprop_filter_fusion).
 """
 
@@ -18,7 +18,7 @@ from pipeline.backends.ascend.compiler.buffers import is_aligned
 from pipeline.backends.ascend.compiler.primitives import FusionPattern, Patterns
 
 
-def fuse(graph: TaskGraph, patterns: Patterns) -> TaskGraph:
+def fuse_kernels(graph: TaskGraph, patterns: Patterns) -> TaskGraph:
     """Return the graph with every fusion that the patterns allow, each product fused once."""
     for pattern in patterns.fusions:
         graph = _fuse_operands(graph, pattern)
@@ -43,66 +43,66 @@ def fuse(graph: TaskGraph, patterns: Patterns) -> TaskGraph:
             # Partners run at the vector kernel's place, after all inputs of both.
             product, pattern = into[place]
             places[product] = len(tasks)
-            task = _join(graph.tasks[product], task, pattern)
+            task = _join_tasks(graph.tasks[product], task, pattern)
         tasks.append(task)
     return graph.with_tasks(tasks, places, graph.buffers)
 
 
 def _fuse_operands(graph: TaskGraph, pattern: FusionPattern) -> TaskGraph:
-    """Return the graph with products that compute an operand by the kernel of the vector unit.
+    """Return the graph with each kernel of the vector unit fused into the product that reads it.
 
-    The joined task runs at that kernel's place, after the MemSet of what the product adds up.
+    The joined task runs at the kernel's place, after the MemSet of the product's result.
     """
-    taken, clears = _operand_makers(graph, pattern)
-    moved = {*taken.values(), *clears.values()}
+    absorbed, clears = _find_operand_makers(graph, pattern)
+    moved = {*absorbed.values(), *clears.values()}
     tasks: list[Task] = []
     places: dict[int, int] = {}
     for place, task in enumerate(graph.tasks):
         if place in moved:
             continue
-        if place in taken:
-            product = taken[place]
-            if product in clears:
-                places[clears[product]] = len(tasks)
-                tasks.append(graph.tasks[clears[product]])
-            places[product] = len(tasks)
-            # The operand is written all the same.
-            absorbed = graph.tasks[product]
-            inputs = (index for index in absorbed.reads if index not in task.writes)
+        if place in absorbed:
+            number = absorbed[place]
+            if number in clears:
+                places[clears[number]] = len(tasks)
+                tasks.append(graph.tasks[clears[number]])
+            places[number] = len(tasks)
+            # The joined task also writes the operand.
+            product = graph.tasks[number]
+            inputs = (index for index in product.reads if index not in task.writes)
             task = replace(
-                absorbed,
+                product,
                 type="FusedDbnDw",
                 reads=tuple(dict.fromkeys([*task.reads, *inputs])),
-                writes=(*absorbed.writes, *task.writes),
+                writes=(*product.writes, *task.writes),
                 vector=task.vector,
-                fused=(*task.fused, *absorbed.fused, pattern.name),
+                fused=(*task.fused, *product.fused, pattern.name),
             )
         places[place] = len(tasks)
         tasks.append(task)
     return graph.with_tasks(tasks, places, graph.buffers)
 
 
-def _operand_makers(
+def _find_operand_makers(
     graph: TaskGraph, pattern: FusionPattern
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the product that takes in each kernel, and the MemSet between the two."""
+    """Return kernel -> the product that absorbs it, and product -> the MemSet between the two."""
     writer: dict[int, int] = {}
-    taken: dict[int, int] = {}
+    absorbed: dict[int, int] = {}
     clears: dict[int, int] = {}
     for place, task in enumerate(graph.tasks):
         if task.cube is not None and task.cost_class in pattern.consumer:
-            made = {writer[index] for index in task.reads if index in writer}
-            maker = max(made, default=-1)
-            if maker >= 0 and maker not in taken and _may_absorb(graph.tasks[maker], task, pattern):
-                taken[maker] = place
+            maker = max((writer[index] for index in task.reads if index in writer), default=-1)
+            is_new = maker >= 0 and maker not in absorbed
+            if is_new and _can_absorb(graph.tasks[maker], task, pattern):
+                absorbed[maker] = place
                 clear = writer.get(task.writes[0], -1)
                 if clear > maker:
                     clears[place] = clear
         writer.update(dict.fromkeys(task.writes, place))
-    return taken, clears
+    return absorbed, clears
 
 
-def _may_absorb(maker: Task, product: Task, pattern: FusionPattern) -> bool:
+def _can_absorb(maker: Task, product: Task, pattern: FusionPattern) -> bool:
     return (
         maker.cost_class in pattern.producer
         and maker.cube is None
@@ -114,25 +114,26 @@ def _may_absorb(maker: Task, product: Task, pattern: FusionPattern) -> bool:
 def _find_partner(
     graph: TaskGraph, readers: Mapping[int, Sequence[int]], task: Task, patterns: Patterns
 ) -> tuple[int, FusionPattern] | None:
-    """Return the first reader of a product, which may fuse with it: no other may run before it."""
+    """Return the first reader of a product and its pattern; None if the two can't fuse."""
     output = task.writes[0]
     places = readers.get(output, [])
-    single = len(places) == 1 and output not in graph.outputs
+    is_single = len(places) == 1 and output not in graph.outputs
     for pattern in patterns.fusions:
         if task.cost_class not in pattern.producer or pattern.phase not in (None, task.phase):
             continue
-        if places and (pattern.keep or single):
+        if places and (pattern.keep or is_single):
             first = graph.tasks[places[0]]
-            if _takes(pattern, task, first) and not _reshaped_before(graph, task, first):
+            if _can_fuse(pattern, task, first) and not _needs_reshape(graph, task, first):
                 return places[0], pattern
     return None
 
 
-def _reshaped_before(graph: TaskGraph, task: Task, other: Task) -> bool:
-    """Return whether a product's result must leave its blocks before a kernel reads it.
+def _needs_reshape(graph: TaskGraph, task: Task, other: Task) -> bool:
+    """Return whether a product's result is reshaped to the plain layout before a kernel reads it.
 
-    MindSpore's Dense works on the rows of all samples and reshapes after its bias. If the number of
-    tokens isn't a multiple of 16, that is a conversion, so a kernel with other maps can't fuse.
+    MindSpore's Dense multiplies the rows of all samples and reshapes after its bias. If the number
+    of tokens isn't a multiple of 16, the reshape is a conversion, and a kernel that reads other
+    values of the same size can't fuse.
     """
     output = graph.buffers[task.writes[0]]
     if task.cost_class != "matmul" or len(output.shape) < 3 or is_aligned(output.shape):
@@ -145,7 +146,7 @@ def _reshaped_before(graph: TaskGraph, task: Task, other: Task) -> bool:
     )
 
 
-def _takes(pattern: FusionPattern, task: Task, other: Task) -> bool:
+def _can_fuse(pattern: FusionPattern, task: Task, other: Task) -> bool:
     if other.cost_class not in pattern.consumer or other.phase != task.phase:
         return False
     if other.repeat != task.repeat or other.cube is not None or other.vector is None:
@@ -156,7 +157,7 @@ def _takes(pattern: FusionPattern, task: Task, other: Task) -> bool:
     )
 
 
-def _join(product: Task, other: Task, pattern: FusionPattern) -> Task:
+def _join_tasks(product: Task, other: Task, pattern: FusionPattern) -> Task:
     output = product.writes[0]
     reads = [*product.reads, *(buffer for buffer in other.reads if buffer != output)]
     writes = [*product.writes, *other.writes] if pattern.keep else list(other.writes)

@@ -1,7 +1,8 @@
 """Join kernels that read the same values, and order all kernels.
 
 A kernel's level is one above the highest level of its producers. A join puts two kernels on one
-level, and is allowed only if every other kernel may keep its level, so that none waits for itself.
+level. It is allowed only if all other kernels can keep their levels, so that no kernel waits for
+itself.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Literal
 from pipeline.backends.ascend.chip.tasks import Phase
 
 SMALL_ELEMENTS = 16384
-"""Values of up to this many elements, 64 KiB in float32, are computed again rather than kept."""
+"""Values of up to this many elements, 64 KiB in float32, are computed again, not stored."""
 
 FUSABLE = ("elementwise", "rows")
 
@@ -24,10 +25,10 @@ Form = Literal["elementwise", "rows", "reduce", "single"]
 
 @dataclass(eq=False)
 class Kernel:
-    """Nodes that run together; `roots` are the values that it leaves in memory.
+    """Nodes that run together, and the values (indices) that they read and write.
 
-    `form` is "single" for a node that is a kernel by itself. `elements` is the size of the
-    iteration. `sources` are the values that it reads, in the order of first use.
+    `form` is "single" for one node that isn't fused. `roots` are the values written to memory,
+    `sources` the values read, in the order of first use. `elements` is the size of the iteration.
     """
 
     form: Form
@@ -42,25 +43,28 @@ class Kernel:
     level: int = 0
 
     @property
-    def first(self) -> int:
-        """The last node in program order, by which kernels are ordered."""
+    def position(self) -> int:
+        """Position in program order: that of the last node."""
         return max(self.nodes)
 
 
 def join_kernels(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kernel]:
-    """Return kernels joined as the device would join them, in the order in which they run."""
+    """Return the kernels, joined as the device joins them, in the order in which they run."""
     levels: dict[int, int] = {}
     for kernel in kernels:
         kernel.level = 1 + max((levels.get(index, 0) for index in kernel.sources), default=0)
         levels.update(dict.fromkeys(kernel.roots, kernel.level))
-    joins = _Joins(_merge_equal(kernels, is_large))
+    joins = _Joins(_merge_kernels(kernels, is_large))
     joins.join_statistics()
     joins.join_updates()
-    return _order(joins.kernels)
+    return _sort_kernels(joins.kernels)
 
 
-def _merge_equal(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kernel]:
-    """Join kernels of the same size if one reads all that the other reads."""
+def _merge_kernels(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kernel]:
+    """Join kernels of the same size if one reads all that the other reads.
+
+    `is_large` returns whether a value is too large to be computed again.
+    """
     leader: dict[tuple[object, ...], Kernel] = {}
     merged: list[Kernel] = []
     for kernel in kernels:
@@ -74,9 +78,7 @@ def _merge_equal(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list
             if is_large(index) or kernel.elements <= SMALL_ELEMENTS
         ]
         hosts = (leader[key] for key in keys if key in leader)
-        host = next(
-            (candidate for candidate in hosts if _reads_as_much(candidate, kernel, is_large)), None
-        )
+        host = next((host for host in hosts if _has_nested_sources(host, kernel, is_large)), None)
         if host is None:
             merged.append(kernel)
             host = kernel
@@ -86,10 +88,10 @@ def _merge_equal(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list
     return merged
 
 
-def _reads_as_much(kernel: Kernel, other: Kernel, is_large: Callable[[int], bool]) -> bool:
-    """Return whether either kernel's large sources are all among the other's.
+def _has_nested_sources(kernel: Kernel, other: Kernel, is_large: Callable[[int], bool]) -> bool:
+    """Return whether the large sources of one kernel are all among those of the other.
 
-    Two normalisations that share a gradient stay apart: each reads another feature map too.
+    Two normalisations that share a gradient aren't joined, as each reads its own feature map.
     """
     large, other_large = (set(filter(is_large, k.sources)) for k in (kernel, other))
     return large <= other_large or other_large <= large
@@ -115,8 +117,8 @@ class _Joins:
             for index in kernel.sources:
                 self.readers[index].append(kernel)
 
-    def _may_join(self, host: Kernel, guest: Kernel) -> bool:
-        """Return whether the guest can take the host's level while all others keep theirs."""
+    def _can_join(self, host: Kernel, guest: Kernel) -> bool:
+        """Return whether the guest can have the host's level while all others keep theirs."""
         if host is guest or host.loop != guest.loop or host.phase != guest.phase:
             return False
         if guest.level < host.level:
@@ -133,46 +135,46 @@ class _Joins:
         _join(host, guest)
 
     def join_statistics(self) -> None:
-        """Join statistics with the kernel that normalises by them.
+        """Join small kernels that read a normalisation's sums with the normalisation.
 
-        Statistics are computed from sums alone, such as running means and the gradient of a scale.
+        Examples are the updates of running means and the gradient of a scale.
         """
         sums = (kernel.roots for kernel in self.kernels if kernel.form == "reduce")
         reduced = {root for roots in sums for root in roots}
         hosts: dict[tuple[str, int], Kernel] = {}
         for kernel in reversed(self.kernels):
-            if _normalises(kernel) and kernel.elements > SMALL_ELEMENTS:
+            if _is_normalisation(kernel) and kernel.elements > SMALL_ELEMENTS:
                 shared = reduced.intersection(kernel.sources)
                 hosts.update({(kernel.phase, index): kernel for index in shared})
-        left = []
+        unjoined = []
         for kernel in self.kernels:
-            small = _normalises(kernel) and kernel.elements <= SMALL_ELEMENTS
-            joinable = (hosts.get((kernel.phase, index)) for index in kernel.sources if small)
+            is_small = _is_normalisation(kernel) and kernel.elements <= SMALL_ELEMENTS
+            joinable = (hosts.get((kernel.phase, index)) for index in kernel.sources if is_small)
             host = next((host for host in joinable if host is not None), None)
-            if host is not None and self._may_join(host, kernel):
+            if host is not None and self._can_join(host, kernel):
                 self._join(host, kernel)
             else:
-                left.append(kernel)
-        self.kernels = left
+                unjoined.append(kernel)
+        self.kernels = unjoined
 
     def join_updates(self) -> None:
-        """Join an optimizer's kernels of one parameter, moments first: ApplyAdam writes all."""
-        gone: set[int] = set()
+        """Join the kernels of an optimizer for one parameter: ApplyAdam also writes the moments."""
+        joined: set[int] = set()
         for kernel in self.kernels:
             if kernel.phase != "optimizer" or kernel.form != "elementwise":
                 continue
-            hosts = self._moments(kernel)
+            hosts = self._find_moments(kernel)
             if not hosts or any(host.loop != kernel.loop for host in hosts):
                 continue
             makers = (self.maker[index] for index in kernel.sources if index in self.maker)
             if all(maker in hosts or maker.level < hosts[0].level for maker in makers):
                 for guest in (*hosts[1:], kernel):
                     self._join(hosts[0], guest)
-                    gone.add(id(guest))
-        self.kernels = [kernel for kernel in self.kernels if id(kernel) not in gone]
+                    joined.add(id(guest))
+        self.kernels = [kernel for kernel in self.kernels if id(kernel) not in joined]
 
-    def _moments(self, kernel: Kernel) -> list[Kernel]:
-        """Return the kernels of the same size whose results an update reads, if on one level."""
+    def _find_moments(self, kernel: Kernel) -> list[Kernel]:
+        """Return the optimizer's kernels of the same size, on one level, that an update reads."""
         makers = {
             id(maker): maker
             for maker in (self.maker.get(index) for index in kernel.sources)
@@ -185,12 +187,12 @@ class _Joins:
         return [host for host in hosts if host.level == hosts[-1].level]
 
 
-def _normalises(kernel: Kernel) -> bool:
+def _is_normalisation(kernel: Kernel) -> bool:
     return kernel.form in FUSABLE and kernel.phase in ("forward", "backward")
 
 
-def _order(kernels: list[Kernel]) -> list[Kernel]:
-    """Return the kernels in program order, but none before the producers of its inputs."""
+def _sort_kernels(kernels: list[Kernel]) -> list[Kernel]:
+    """Return the kernels in program order, each after the producers of its inputs."""
     maker = {root: place for place, kernel in enumerate(kernels) for root in kernel.roots}
     waits = [0] * len(kernels)
     followers: dict[int, list[int]] = defaultdict(list)
@@ -198,7 +200,7 @@ def _order(kernels: list[Kernel]) -> list[Kernel]:
         for before in {maker[index] for index in kernel.sources if index in maker} - {place}:
             followers[before].append(place)
             waits[place] += 1
-    ready = [(kernels[place].first, place) for place, count in enumerate(waits) if not count]
+    ready = [(kernels[place].position, place) for place, count in enumerate(waits) if not count]
     heapq.heapify(ready)
     ordered = []
     while ready:
@@ -207,6 +209,6 @@ def _order(kernels: list[Kernel]) -> list[Kernel]:
         for follower in followers[place]:
             waits[follower] -= 1
             if not waits[follower]:
-                heapq.heappush(ready, (kernels[follower].first, follower))
+                heapq.heappush(ready, (kernels[follower].position, follower))
     assert len(ordered) == len(kernels), "kernels wait for one another"
     return ordered

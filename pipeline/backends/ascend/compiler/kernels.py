@@ -1,10 +1,10 @@
 """Group primitives into kernels.
 
-A kernel of the vector unit computes its results from values in memory: everything between is
-computed on the way, again if several kernels need it. Values that a product, a window, a move or
-the caller reads must be in memory; a reduction over rows of a feature map ends a kernel, one along
-the minor axis does not. This gives batch normalisation its two kernels forward and two backward,
-and layer norm, softmax, GELU and an optimizer one each, however they were written.
+A kernel of the vector unit computes its results from values in memory, and all values between them.
+If several kernels need such a value, each computes it. Values that a product, a window, a move or
+the caller reads must be in memory. A reduction over rows of a feature map ends a kernel, one along
+the minor axis doesn't. So batch normalisation has two kernels forward and two backward, and layer
+norm, softmax, GELU and an optimizer have one each, independently of how they are written in JAX.
 """
 
 from __future__ import annotations
@@ -22,66 +22,66 @@ from pipeline.backends.ascend.compiler.horizontal_fusion import (
     join_kernels,
 )
 from pipeline.backends.ascend.compiler.phases import Phases
-from pipeline.backends.ascend.compiler.primitives import VIRTUAL, kind_of, passes_of
+from pipeline.backends.ascend.compiler.primitives import (
+    VIRTUAL,
+    classify_primitive,
+    count_operations,
+)
 from pipeline.backends.graph.graph import Graph, Node
 from pipeline.models.modules.name_stack import layer_of
 
 RECOMPUTE_RATIO = 1.3
-"""A value used by several kernels is kept in memory if computing it again would read more than this
+"""A value that several kernels use is in memory if computing it again would read more than this
 factor times its bytes."""
 
 LONGEST_CHAIN = 100
-"""Operations on the way to a value within one kernel. The vendor's fusion passes stop far earlier;
-this bound is for chains of thousands, which no kernel holds."""
+"""Most operations in a chain within one kernel. The vendor's fusion passes stop far earlier. This
+bound is for chains of thousands, which don't fit a kernel."""
 
 WELL_CONNECTED = 300
-"""A value with more nodes than this between it and the ends of its kernels is always kept."""
+"""A value with more nodes than this between it and the ends of its kernels is always in memory."""
 
 
 class Kernels:
-    """Groups of nodes that become a graph's kernels."""
+    """Groups of nodes that become a graph's kernels. Nodes are positions, values are indices.
+
+    `nbytes` returns the bytes of a value. With `by_op` each op of the framework has its own kernel.
+    """
 
     def __init__(
-        self,
-        graph: Graph,
-        phases: Phases,
-        nbytes: Callable[[int], float],
-        *,
-        by_op: bool = False,
+        self, graph: Graph, phases: Phases, nbytes: Callable[[int], float], *, by_op: bool = False
     ) -> None:
         self.graph = graph
         self.phases = phases
         self.nbytes = nbytes
         self.by_op = by_op
         self.dataflow = find_dataflow(graph, phases)
+        self.kinds = self.dataflow.kinds
         self.outputs = {self.dataflow.alias[index] for index in graph.outputs}
         self.random = find_random_values(graph, self.dataflow)
-        self.kept = self._must_keep()
+        self.stored = self._find_values_in_memory()
 
-    def form(self) -> list[Kernel]:
+    def form_kernels(self) -> list[Kernel]:
         """Return all kernels, in an order in which they can run."""
         self._break_long_chains()
         self._keep_masked_gradients()
         self._keep_expensive_values()
         kernels = [
-            self._kernel(position)
+            self._form_kernel(position)
             for position, node in enumerate(self.graph.nodes)
-            if self._kind(position) not in ("view", "loop_view")
+            if self.kinds[position] not in ("view", "loop_view")
             and any(self._is_written(out) for out in node.outputs)
         ]
         return join_kernels(kernels, self._is_large)
 
-    def _kind(self, position: int) -> str:
-        return self.dataflow.kinds[position]
-
     def _is_large(self, index: int) -> bool:
         return self.graph.values[index].size > SMALL_ELEMENTS
 
-    def _must_keep(self) -> set[int]:
-        """Keep fusable values that something outside their kernels reads."""
+    def _find_values_in_memory(self) -> set[int]:
+        """Return fusable values that are read outside the kernels that compute them."""
         in_memory = set()
         for index, position in self.dataflow.producer.items():
-            if self._kind(position) in FUSABLE:
+            if self.kinds[position] in FUSABLE:
                 users = self.dataflow.consumers.get(index, [])
                 outside = any(self._needs_memory(position, user) for user in users)
                 if index in self.outputs or outside:
@@ -93,114 +93,115 @@ class Kernels:
         reader = self.graph.nodes[user]
         out = source.outputs[0]
         phases = (self.phases.of_node[producer], self.phases.of_node[user])
-        if self._kind(user) not in (*FUSABLE, "reduce"):
-            return source.primitive not in VIRTUAL or self._kind(user) != "loop_view"
+        if self.kinds[user] not in (*FUSABLE, "reduce"):
+            return source.primitive not in VIRTUAL or self.kinds[user] != "loop_view"
         if phases == ("backward", "optimizer") and out in self.phases.gradients:
-            return True  # a final gradient is ready at its all-reduce, before any update
+            return True  # The all-reduce needs a final gradient before any update.
         if source.primitive in VIRTUAL and source.loop == reader.loop:
             return False
-        large = self._is_large(out)
-        is_mask = large and self.graph.values[out].dtype == "bool"
+        is_large = self._is_large(out)
+        is_mask = is_large and self.graph.values[out].dtype == "bool"
         if source.loop != reader.loop or (is_mask and phases[0] != phases[1]):
-            return True  # masks for the backward pass take a bit an element
+            return True  # Masks for the backward pass are stored, as they take a bit per element.
         if out in self.random and reader.outputs[0] not in self.random:
-            return large
+            return is_large
         # Another module or another function is another op of the framework.
-        another = (source.scope, source.calls) != (reader.scope, reader.calls)
-        return self.by_op and phases[0] == phases[1] and another and large
+        is_other_op = (source.scope, source.calls) != (reader.scope, reader.calls)
+        return self.by_op and phases[0] == phases[1] and is_other_op and is_large
 
     def _is_interior(self, index: int) -> bool:
         """Return whether every kernel that needs a value computes it itself."""
         position = self.dataflow.producer.get(index)
-        return position is not None and self._kind(position) in FUSABLE and index not in self.kept
+        return position is not None and self.kinds[position] in FUSABLE and index not in self.stored
 
     def _is_written(self, index: int) -> bool:
-        """Return whether a kernel writes a value to memory, be it for the optimizer alone."""
+        """Return whether a kernel writes a value to memory, for the optimizer or other kernels."""
         return not self._is_interior(index) or index in self.phases.shared_gradients
 
     def _break_long_chains(self) -> None:
+        """Store the values at which chains reach `LONGEST_CHAIN` operations."""
         lengths: dict[int, int] = {}
         for position, node in enumerate(self.graph.nodes):
-            if self._kind(position) not in FUSABLE:
+            if self.kinds[position] not in FUSABLE:
                 continue
             inputs = (self.dataflow.alias[index] for index in node.inputs)
             length = 1 + max((lengths.get(index, 0) for index in inputs), default=0)
             for out in node.outputs:
                 if length >= LONGEST_CHAIN:
-                    self.kept.add(out)
-                lengths[out] = 0 if out in self.kept else length
+                    self.stored.add(out)
+                lengths[out] = 0 if out in self.stored else length
 
     def _keep_masked_gradients(self) -> None:
-        """Keep the result of a ReluGrad: several kernels read it, and it closes a chain."""
-        users = self._kernel_keys()
+        """Store results of ReluGrad that several kernels read."""
+        users = self._find_kernel_keys()
         for position, node in enumerate(self.graph.nodes):
             backward = self.phases.of_node[position] == "backward"
-            if node.primitive == "select_n" and backward and self._kind(position) in FUSABLE:
+            if node.primitive == "select_n" and backward and self.kinds[position] in FUSABLE:
                 out = node.outputs[0]
                 if self._is_large(out) and len(users.get(out, ())) > 1:
-                    self.kept.add(out)
+                    self.stored.add(out)
 
     def _keep_expensive_values(self) -> None:
-        """Keep large values that several kernels need: results of ops, and what is cheaper to read.
+        """Store large values that several kernels need: results of ops, and values cheaper to read.
 
-        Sources that the kernels read anyhow count nothing.
+        Sources that the kernels read for other values cost nothing.
         """
-        users = self._kernel_keys()
+        users = self._find_kernel_keys()
         sources: dict[int, frozenset[int]] = {}
         for position, node in enumerate(self.graph.nodes):
-            if self._kind(position) not in FUSABLE:
+            if self.kinds[position] not in FUSABLE:
                 continue
-            sources_of: set[int] = set()
+            node_sources: set[int] = set()
             for index in (self.dataflow.alias[index] for index in node.inputs):
                 if self._is_interior(index):
-                    sources_of |= sources[index]
+                    node_sources |= sources[index]
                 elif self._is_large(index) and index not in self.graph.constants:
-                    sources_of.add(index)
+                    node_sources.add(index)
             for out in node.outputs:
-                sources[out] = frozenset(sources_of)
-                shared = self._is_large(out) and len(users.get(out, ())) > 1
-                if not shared or out in self.kept:
+                sources[out] = frozenset(node_sources)
+                is_shared = self._is_large(out) and len(users.get(out, ())) > 1
+                if not is_shared or out in self.stored:
                     continue
-                if self._ends_an_op(position) or self._is_expensive(out, sources_of):
-                    self.kept.add(out)
+                if self._ends_an_op(position) or self._is_expensive(out, node_sources):
+                    self.stored.add(out)
 
     def _ends_an_op(self, position: int) -> bool:
         """Return whether another layer or function reads the result of a node.
 
-        The vendor's fusion passes join ops whose result has one reader (eltwise_fusion_pass), so
-        that no kernel computes the result of another op again: batch normalisation's result before
-        a squeeze-and-excitation is written once, and read by the mean and by the product. Within an
-        op, which JAX takes to pieces, kernels compute what they need.
+        The vendor's fusion passes join ops whose result has one reader (eltwise_fusion_pass). So no
+        kernel computes the result of another op again: batch normalisation's result before a
+        squeeze-and-excitation is written once, and the mean and the product read it. Within an op,
+        which is several primitives in JAX, kernels compute what they need.
         """
         if self.phases.of_node[position] == "optimizer":
             return False
         node = self.graph.nodes[position]
         users = self.dataflow.consumers.get(node.outputs[0], ())
-        return any(_op_of(self.graph.nodes[user]) != _op_of(node) for user in users)
+        return any(_identify_op(self.graph.nodes[user]) != _identify_op(node) for user in users)
 
     def _is_expensive(self, out: int, sources: set[int]) -> bool:
-        """Return whether a kernel reads much more to compute a value than to read it."""
+        """Return whether computing a value from its sources reads much more than its own bytes."""
         limit = RECOMPUTE_RATIO * self.nbytes(out)
         if sum(map(self.nbytes, sources)) <= limit:
             return False
-        ends = self._ends(out)
+        ends = self._find_ends(out)
         if ends is None:
             return True
         for end in ends:
-            besides = self._read_besides(out, end)
-            if besides is None or sum(map(self.nbytes, sources - besides)) > limit:
+            other_sources = self._find_other_sources(out, end)
+            if other_sources is None or sum(map(self.nbytes, sources - other_sources)) > limit:
                 return True
         return False
 
-    def _ends(self, value: int) -> list[int] | None:
-        """Return the nodes that end the kernels which would compute a value; None if many."""
+    def _find_ends(self, value: int) -> list[int] | None:
+        """Return the last nodes of the kernels that would compute a value; None if too many."""
         ends: dict[int, None] = {}
         stack = [value]
         seen = {value}
         while stack:
             for user in self.dataflow.consumers.get(stack.pop(), ()):
                 outputs = self.graph.nodes[user].outputs
-                if self._kind(user) == "reduce" or any(out in self.kept for out in outputs):
+                if self.kinds[user] == "reduce" or any(out in self.stored for out in outputs):
                     ends[user] = None
                 fresh = [out for out in outputs if self._is_interior(out) and out not in seen]
                 seen.update(fresh)
@@ -209,8 +210,8 @@ class Kernels:
                 return None
         return list(ends)
 
-    def _read_besides(self, value: int, end: int) -> set[int] | None:
-        """Return what the kernel that ends in a node would read beside a value; None if many."""
+    def _find_other_sources(self, value: int, end: int) -> set[int] | None:
+        """Return what the kernel that ends in a node reads besides a value; None if too many."""
         inputs: set[int] = set()
         stack = [end]
         seen = {end}
@@ -224,28 +225,30 @@ class Kernels:
                     stack.append(self.dataflow.producer[index])
         return inputs if not stack else None
 
-    def _levels(self) -> dict[int, int]:
-        """Return how many kernels in sequence it takes until each value is in memory."""
+    def _compute_levels(self) -> dict[int, int]:
+        """Return the number of kernels in sequence that compute each value."""
         levels: dict[int, int] = {}
         for position, node in enumerate(self.graph.nodes):
-            if self._kind(position) == "view":
+            if self.kinds[position] == "view":
                 continue
-            reached = max((levels.get(index, 0) for index in self._inputs(position)), default=0)
+            reached = max(
+                (levels.get(index, 0) for index in self._resolve_inputs(position)), default=0
+            )
             for out in node.outputs:
                 levels[out] = reached + (0 if self._is_interior(out) else 1)
         return levels
 
-    def _kernel_keys(self) -> dict[int, frozenset[tuple[object, ...]]]:
-        """Return the kernels that would compute each value, as far as they can be distinguished."""
-        levels = self._levels()
+    def _find_kernel_keys(self) -> dict[int, frozenset[tuple[object, ...]]]:
+        """Return keys of the kernels that would compute each value: phase, form, level, loop."""
+        levels = self._compute_levels()
         keys: dict[int, frozenset[tuple[object, ...]]] = {}
         for position in range(len(self.graph.nodes) - 1, -1, -1):
             node = self.graph.nodes[position]
-            kind = self._kind(position)
+            kind = self.kinds[position]
             if kind not in (*FUSABLE, "reduce"):
                 continue
             for out in node.outputs:
-                if kind == "reduce" or out in self.kept:
+                if kind == "reduce" or out in self.stored:
                     phase = self.phases.of_node[position]
                     keys[out] = frozenset({(phase, kind == "reduce", levels[out], node.loop)})
                 else:
@@ -256,19 +259,21 @@ class Kernels:
                     keys[out] = frozenset().union(*(keys.get(result, ()) for result in results))
         return keys
 
-    def _kernel(self, position: int) -> Kernel:
-        """Return the kernel that ends in a node: everything back to values in memory."""
+    def _form_kernel(self, position: int) -> Kernel:
+        """Return the kernel that ends in a node, with all nodes back to values in memory."""
         node = self.graph.nodes[position]
-        kind = self._kind(position)
+        kind = self.kinds[position]
         fused = kind in (*FUSABLE, "reduce")
-        nodes, sources = self._gather(position) if fused else ([position], self._inputs(position))
+        nodes, sources = (
+            self._gather_nodes(position) if fused else ([position], self._resolve_inputs(position))
+        )
         outputs = (index for member in nodes for index in self.graph.nodes[member].outputs)
         elements = max(self.graph.values[index].size for index in (*node.inputs, *outputs))
         form: Form = "reduce" if kind == "reduce" else "single"
         if kind in FUSABLE:
-            # A reduction along rows is a large part of the kernel.
+            # A kernel along rows has a reduction of at least half its elements.
             along_rows = any(
-                self._kind(member) == "rows"
+                self.kinds[member] == "rows"
                 and 2 * self.graph.values[self.graph.nodes[member].inputs[0]].size >= elements
                 for member in nodes
             )
@@ -285,19 +290,19 @@ class Kernels:
             scope=node.scope,
         )
 
-    def _inputs(self, position: int) -> list[int]:
+    def _resolve_inputs(self, position: int) -> list[int]:
         """Return a node's inputs with views resolved, each once."""
         inputs = self.graph.nodes[position].inputs
         return list(dict.fromkeys(self.dataflow.alias[index] for index in inputs))
 
-    def _gather(self, end: int) -> tuple[list[int], list[int]]:
-        """Return the nodes of the kernel that ends in one, and its inputs in memory."""
+    def _gather_nodes(self, end: int) -> tuple[list[int], list[int]]:
+        """Return the nodes of the kernel that ends in the node `end`, and its inputs in memory."""
         nodes = {end: None}
         sources: dict[int, None] = {}
         updates = self.phases.of_node[end] == "optimizer"
         stack = [end]
         while stack:
-            for index in self._inputs(stack.pop()):
+            for index in self._resolve_inputs(stack.pop()):
                 producer = self.dataflow.producer.get(index)
                 is_gradient = updates and index in self.phases.shared_gradients
                 if producer is None or is_gradient or not self._is_interior(index):
@@ -308,20 +313,21 @@ class Kernels:
         return list(nodes), list(sources)
 
 
-def _op_of(node: Node) -> tuple[str, tuple[str, ...]]:
-    """Return the layer and the functions of a node, the same in the forward and backward pass."""
-    return _layer_of(node.scope), node.calls
+def _identify_op(node: Node) -> tuple[str, tuple[str, ...]]:
+    """Return the layer and the jitted functions of a node, the same in both passes."""
+    return _find_layer(node.scope), node.calls
 
 
-_layer_of = lru_cache(maxsize=4096)(layer_of)
+_find_layer = lru_cache(maxsize=4096)(layer_of)
 
 
-def kernel_work(
+def measure_kernel(
     kernel: Kernel, graph: Graph, kinds: Sequence[str], dtypes: Sequence[str]
 ) -> VectorWork:
-    """Return the work of a kernel of the vector unit, from the kinds of nodes and types of values.
+    """Return the work of a kernel of the vector unit.
 
-    Reductions, and their results that are spread over the row again, run once for every row.
+    `kinds` are by node, `dtypes` by value. Reductions along rows, and broadcasts of their results,
+    run once for every row.
     """
     simple = 0.0
     heavy = 0.0
@@ -330,11 +336,11 @@ def kernel_work(
         node = graph.nodes[position]
         size = max(graph.values[index].size for index in (*node.inputs, *node.outputs))
         share = min(1.0, size / max(1, kernel.elements))
-        simple_ops, heavy_ops = _operations(graph, node)
+        simple_ops, heavy_ops = _count_node_operations(graph, node)
         simple += simple_ops * share
         heavy += heavy_ops * share
-        large = 2 * graph.values[node.inputs[0]].size >= kernel.elements if node.inputs else False
-        reductions += kinds[position] == "rows" and large
+        is_large = bool(node.inputs) and 2 * graph.values[node.inputs[0]].size >= kernel.elements
+        reductions += kinds[position] == "rows" and is_large
     along_rows = 1
     if kernel.form == "rows":
         spread = any(2 * graph.values[root].size >= kernel.elements for root in kernel.roots)
@@ -347,15 +353,15 @@ def kernel_work(
     return VectorWork(kernel.elements, dtype, simple, heavy, along_rows)
 
 
-def _operations(graph: Graph, node: Node) -> tuple[float, float]:
+def _count_node_operations(graph: Graph, node: Node) -> tuple[float, float]:
     """Return simple and heavy operations per element of a node.
 
-    A division by a known number is a product with another.
+    A division by a constant is compiled to a product.
     """
-    if kind_of(node.primitive) in ("reduce", "scatter", "gather"):
+    if classify_primitive(node.primitive) in ("reduce", "scatter", "gather"):
         return 1.0, 0.0
     if node.primitive == "div" and node.inputs[1] in graph.constants:
         return 1.0, 0.0
     if node.primitive == "integer_pow" and node.params["y"] in (2, 3):
         return float(node.params["y"] - 1), 0.0
-    return passes_of(node.primitive)
+    return count_operations(node.primitive)

@@ -1,11 +1,10 @@
 """Cube work of convolutions and matrix products, and the order in which the cube reads matrices.
 
-A MatMul takes either operand transposed (`transpose_x1`, `transpose_x2` of the op) and so writes
-either order as well: swapping the rows and columns of a product's operand or result costs nothing.
-If a permutation moves whole fractals of 16 x 16, as attention's heads do with multiples of 16
-tokens and features, MindSpore's `matmul_confusiontranspose` pass lets the product write its blocks
-to their new place. Any other permutation is a Transpose before or after the product, also one that
-JAX keeps in a `dot_general`'s dimension numbers.
+A MatMul can read either operand transposed (`transpose_x1`, `transpose_x2`), and so write either
+order: swapping the rows and columns of an operand or a result costs nothing. Attention's heads, of
+multiples of 16 tokens and features, move whole fractals of 16 x 16. MindSpore's
+`matmul_confusiontranspose` pass lets the product write these to their new places. All other
+permutations, also in a `dot_general`'s dimension numbers, are Transposes before or after it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pipeline.backends.ascend.chip.tasks import (
     CostClass,
     CubeWork,
     Permutation,
-    permutation_of,
+    simplify_permutation,
 )
 from pipeline.backends.ascend.compiler.phases import Phases
 from pipeline.backends.graph.graph import Graph, Node
@@ -38,20 +37,24 @@ TYPES: dict[CostClass, str] = {
 }
 
 
-def convolution_work(
+def measure_convolution(
     graph: Graph, node: Node, phases: Phases, backward: bool
 ) -> tuple[CostClass, CubeWork]:
     """Return the class and the im2col view of a convolution.
 
-    A weight gradient is a convolution of two feature maps; an input gradient convolves with the
-    weight's transpose, the gradient spread by the stride, as a transposed convolution does.
+    A weight gradient convolves two feature maps. An input gradient, like a transposed convolution,
+    convolves the gradient, with zeros between its positions by the stride, with the weight.
     """
     role: ConvRole = "forward"
     if backward:
         role = "input_grad" if node.inputs[1] in phases.weights else "kernel_grad"
     elif math.prod(node.params["lhs_dilation"]) > 1:
         role = "input_grad"
-    work = _kernel_gradient(graph, node) if role == "kernel_grad" else _product(graph, node, role)
+    work = (
+        _measure_kernel_gradient(graph, node)
+        if role == "kernel_grad"
+        else _measure_product(graph, node, role)
+    )
     taps_by_channels = work.m if role == "kernel_grad" else work.k
     depthwise = work.batch > 1 and taps_by_channels // max(1, work.taps) == 1
     kind = "depthwise" if depthwise else "conv"
@@ -59,11 +62,11 @@ def convolution_work(
     return f"{kind}{suffix}", work  # type: ignore[return-value]
 
 
-def _product(graph: Graph, node: Node, role: ConvRole) -> CubeWork:
-    """Return the product: rows are positions, columns output channels, the sum taps x channels.
+def _measure_product(graph: Graph, node: Node, role: ConvRole) -> CubeWork:
+    """Return the product of positions (rows), output channels (columns), and taps x channels (sum).
 
-    Of a gradient spread by a stride only one in `stride` positions is not zero, which the vendor's
-    kernels make use of: the sum is shorter by that factor.
+    If a stride put zeros between positions, one in `stride` isn't zero. The vendor's kernels skip
+    the zeros, so the sum is shorter by that factor.
     """
     numbers = node.params["dimension_numbers"]
     kernel = graph.values[node.inputs[1]].shape
@@ -82,8 +85,8 @@ def _product(graph: Graph, node: Node, role: ConvRole) -> CubeWork:
     return CubeWork(groups, rows, taps * channels, columns, macs, taps, stride)
 
 
-def _kernel_gradient(graph: Graph, node: Node) -> CubeWork:
-    """Return the product with taps x input channels as rows, summed over the batch's positions."""
+def _measure_kernel_gradient(graph: Graph, node: Node) -> CubeWork:
+    """Return the product of taps x input channels (rows), summed over the batch's positions."""
     numbers = node.params["dimension_numbers"]
     gradient = graph.values[node.inputs[1]].shape
     out = graph.values[node.outputs[0]].shape
@@ -99,7 +102,7 @@ def _kernel_gradient(graph: Graph, node: Node) -> CubeWork:
     return CubeWork(groups, rows, summed, columns, groups * rows * summed * columns, taps, stride)
 
 
-def matrix_work(graph: Graph, node: Node, dtype: str) -> CubeWork:
+def measure_matmul(graph: Graph, node: Node, dtype: str) -> CubeWork:
     """Return the sizes of a `dot_general`, its batch axes multiplied."""
     (left_sum, _), (left_batch, _) = node.params["dimension_numbers"]
     left, right = (graph.values[index].shape for index in node.inputs)
@@ -110,22 +113,22 @@ def matrix_work(graph: Graph, node: Node, dtype: str) -> CubeWork:
     return CubeWork(batch, rows, summed, columns, batch * rows * summed * columns, dtype=dtype)
 
 
-def window_area(node: Node) -> int:
+def count_window_positions(node: Node) -> int:
     """Return the number of positions under a pooling window.
 
-    A jitted `max_pool` takes one axis after the other, by a slice for each position forward and a
-    pad backward.
+    A jitted `max_pool` pools along one axis after the other, with a slice for each position
+    forward and a pad backward.
     """
     if "window_dimensions" in node.params:
         return math.prod(node.params["window_dimensions"])
-    inner = node.params.get("jaxpr")
-    names = [eqn.primitive.name for eqn in inner.jaxpr.eqns] if inner is not None else []
+    body = node.params.get("jaxpr")
+    names = [eqn.primitive.name for eqn in body.jaxpr.eqns] if body is not None else []
     steps = max(names.count("slice"), names.count("pad"))
     return max(1, (steps // 2) ** 2)
 
 
-def absorbed_transposes(graph: Graph) -> frozenset[int]:
-    """Return the nodes that only rearrange an operand or a result as products do on their way."""
+def find_absorbed_transposes(graph: Graph) -> frozenset[int]:
+    """Return the transposes that products include in how they read an operand or write a result."""
     makers = {out: node for node in graph.nodes for out in node.outputs}
     users: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
@@ -137,19 +140,19 @@ def absorbed_transposes(graph: Graph) -> frozenset[int]:
         if node.primitive != "transpose":
             continue
         readers = users[node.outputs[0]]
-        read = bool(readers) and all(user.primitive == "dot_general" for user in readers)
+        is_operand = bool(readers) and all(user.primitive == "dot_general" for user in readers)
         maker = makers.get(node.inputs[0])
-        if (read and node.outputs[0] not in outputs) or (
+        if (is_operand and node.outputs[0] not in outputs) or (
             maker is not None
             and maker.primitive == "dot_general"
-            and is_free(result_permutation(graph, maker, node))
+            and is_free(find_result_permutation(graph, maker, node))
         ):
             absorbed.add(position)
     return frozenset(absorbed)
 
 
 def is_free(moved: Permutation) -> bool:
-    """Return whether a product leaves nothing of a permutation to do."""
+    """Return whether a product includes a permutation at no cost."""
     if moved.keeps_bytes:
         return True
     if not moved.keeps_rows or moved.lengths[-1] % CHANNEL_BLOCK:
@@ -158,8 +161,8 @@ def is_free(moved: Permutation) -> bool:
     return any(length % CHANNEL_BLOCK == 0 for length in rows)
 
 
-def result_permutation(graph: Graph, product: Node, transpose: Node) -> Permutation:
-    """Return what is left of a transpose after a product that may write either order."""
+def find_result_permutation(graph: Graph, product: Node, transpose: Node) -> Permutation:
+    """Return the easiest permutation for a transpose after a product, which has two orders."""
     (left_sum, _), (left_batch, _) = product.params["dimension_numbers"]
     left = graph.values[product.inputs[0]].shape
     shape = graph.values[product.outputs[0]].shape
@@ -169,16 +172,17 @@ def result_permutation(graph: Graph, product: Node, transpose: Node) -> Permutat
     axes = range(len(shape))
     swapped = (*axes[:batch], *axes[columns:], *axes[batch:columns])
     place = {axis: number for number, axis in enumerate(swapped)}
-    from_swapped = permutation_of([shape[a] for a in swapped], [place[a] for a in order])
-    return _easiest(permutation_of(shape, order), from_swapped)
+    from_swapped = simplify_permutation([shape[a] for a in swapped], [place[a] for a in order])
+    return _choose_easiest(simplify_permutation(shape, order), from_swapped)
 
 
-def operand_permutation(
+def find_operand_permutation(
     graph: Graph, product: Node, side: int, absorbed: Mapping[int, Node]
 ) -> Permutation:
-    """Return what a product's operand needs before the cube: batch axes first, then its matrix.
+    """Return the easiest permutation of an operand to the cube's order: batch axes, then a matrix.
 
-    `absorbed` are transposes by the value that they write, counted as part of the operand's order.
+    `side` is 0 for the left operand, 1 for the right. `absorbed` has transposes by the value that
+    they write. They are a part of the operand's order.
     """
     summed, batched = (axes[side] for axes in product.params["dimension_numbers"])
     value = product.inputs[side]
@@ -190,11 +194,11 @@ def operand_permutation(
         stored = absorbed[value].params["permutation"]
         shape = graph.values[absorbed[value].inputs[0]].shape
         orders = [tuple(stored[axis] for axis in order) for order in orders]
-    return _easiest(*(permutation_of(shape, order) for order in orders))
+    return _choose_easiest(*(simplify_permutation(shape, order) for order in orders))
 
 
-def _easiest(*moved: Permutation) -> Permutation:
-    """Return the first that is free, else the one that moves the longest rows."""
+def _choose_easiest(*moved: Permutation) -> Permutation:
+    """Return the first permutation that is free, else that with the longest moved rows."""
 
     def effort(permutation: Permutation) -> tuple[bool, bool, int]:
         row = math.prod(permutation.lengths[-1:]) if permutation.keeps_rows else 1

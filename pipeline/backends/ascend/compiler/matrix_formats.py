@@ -1,12 +1,11 @@
 """Conversions of formats around matrix products, and of types around batch normalisation.
 
-A MatMul reads and writes FRACTAL_NZ, blocks of 16 x 16; the trace of AlexNet (2023) has a TransData
+A MatMul reads and writes FRACTAL_NZ, blocks of 16 x 16. The trace of AlexNet (2023) has a TransData
 after the product of its 10 classes and before its gradient, and none between products of 4,096
-features, whose element-wise work stays in blocks. CANN's element-wise ops, softmax and layer norm
-take FRACTAL_NZ if both edges of a matrix are multiples of 16 (`op_select_format` of softmax_v2,
-layer_norm), and so does a Reshape between tokens and rows; other matrices are converted after a
-product and before the next one. Eager frameworks run one op at a time between plain tensors, so
-that every product converts.
+features, whose element-wise work stays in blocks. CANN's element-wise ops, softmax, layer norm and
+reshapes of tokens support FRACTAL_NZ if both edges of a matrix are multiples of 16
+(`op_select_format` of softmax_v2, layer_norm). Other matrices are converted after a product and
+before the next product. Eager frameworks run each op on plain tensors, so every product converts.
 """
 
 from __future__ import annotations
@@ -15,13 +14,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from pipeline.backends.ascend.chip.tasks import (
-    CHANNEL_BLOCK,
-    Buffer,
-    Task,
-    TaskGraph,
-    VectorWork,
-)
+from pipeline.backends.ascend.chip.tasks import CHANNEL_BLOCK, Buffer, Task, TaskGraph, VectorWork
 from pipeline.backends.ascend.compiler.buffers import is_aligned, pad_to_blocks
 from pipeline.core.host.item_sizes import stored_bytes
 
@@ -41,7 +34,7 @@ def convert_formats(graph: TaskGraph, *, op_by_op: bool) -> TaskGraph:
 
 @dataclass
 class _Conversion:
-    """One pass over the tasks of a graph."""
+    """One pass over the tasks of a graph. Buffers are indices."""
 
     graph: TaskGraph
     op_by_op: bool
@@ -60,8 +53,8 @@ class _Conversion:
                 self.readers[index].append(task)
 
     def add(self, task: Task) -> int:
-        """Add a task between its conversions. Return its place."""
-        if not multiplies_matrices(task):
+        """Add a task with its conversions. Return the task's place."""
+        if not is_matrix_product(task):
             self.tasks.append(task)
             self.writers.update(dict.fromkeys(task.writes, task))
             return len(self.tasks) - 1
@@ -72,7 +65,7 @@ class _Conversion:
         copies = {
             index: self._add_copy(index, result)
             for index in task.writes
-            if self._leaves_blocks(index)
+            if self._must_leave_blocks(index)
         }
         for index in copies:
             self.buffers[index] = replace(self.buffers[index], layout="ND")
@@ -87,7 +80,7 @@ class _Conversion:
         return place
 
     def _operand_matrices(self, task: Task) -> dict[int, Matrices]:
-        """Return a product's operands as matrices; other inputs of a fused kernel are left out."""
+        """Return a product's operands as matrices, without other inputs of a fused kernel."""
         work = task.cube
         assert work is not None
         shapes = {
@@ -98,7 +91,7 @@ class _Conversion:
         return {index: shapes[size] for index, size in sizes.items() if size in shapes}
 
     def _to_blocks(self, index: int, task: Task, matrices: Matrices | None) -> int:
-        """Return an operand in FRACTAL_NZ, converted once for all products of a graph."""
+        """Return an operand in FRACTAL_NZ. All products of a graph share the conversion."""
         if index in self.blocked:
             return self.blocked[index]
         if matrices is None or not self._is_plain(index):
@@ -110,31 +103,31 @@ class _Conversion:
         return copy
 
     def _is_plain(self, index: int) -> bool:
-        """Return whether a product's operand is not in blocks.
+        """Return whether a product's operand is in the plain layout.
 
-        Parameters, their copies and a batch's images are laid out when they are prepared.
+        Parameters, their copies and a batch's images were converted before.
         """
         maker = self.writers.get(index)
         buffer = self.buffers[index]
         if maker is None or maker.type in ("TransData", "Cast") or buffer.role == "parameter":
             return False
-        if multiplies_matrices(maker) and not self.op_by_op:
+        if is_matrix_product(maker) and not self.op_by_op:
             return False
         return self.op_by_op or not is_aligned(buffer.shape)
 
-    def _leaves_blocks(self, index: int) -> bool:
-        """Return whether something other than a product reads a result that blocks don't suit."""
+    def _must_leave_blocks(self, index: int) -> bool:
+        """Return whether ops other than products read a result that doesn't fill its blocks."""
         buffer = self.buffers[index]
         if buffer.role == "gradient" or not (self.op_by_op or not is_aligned(buffer.shape)):
             return False
         readers = self.readers[index]
-        return not readers or any(not multiplies_matrices(reader) for reader in readers)
+        return not readers or any(not is_matrix_product(reader) for reader in readers)
 
     def _add_copy(self, index: int, matrices: Matrices) -> int:
-        """Add the copy of a buffer as matrices in FRACTAL_NZ: a shape (batch, rows, columns).
+        """Add the copy of a buffer in FRACTAL_NZ with the shape (batch, rows, columns).
 
-        The cube takes either order. If one edge is a multiple of 16 it is the rows' length, as the
-        features of attention's heads are.
+        The cube reads either order. If one edge alone is a multiple of 16, such as the features of
+        attention's heads, it becomes the columns.
         """
         buffer = self.buffers[index]
         batch, rows, columns = matrices
@@ -165,7 +158,7 @@ class _Conversion:
         self.tasks.append(conversion)
 
 
-def multiplies_matrices(task: Task) -> bool:
+def is_matrix_product(task: Task) -> bool:
     """Return whether a task is a product of matrices on the cube."""
     return task.cube is not None and task.cost_class == "matmul" and task.cube.dtype == "float16"
 
@@ -173,14 +166,14 @@ def multiplies_matrices(task: Task) -> bool:
 def keep_norms_in_float32(graph: TaskGraph) -> TaskGraph:
     """Return the graph with batch normalisation's kernels on float32 copies of their maps.
 
-    `mindspore.amp` wraps each BatchNorm of O2 in a Cast on the way in and out, unless a training
-    script says `keep_batchnorm_fp32=False`, as the model zoo's do; MindCV's don't (mindcv 0.3.0,
+    Under O2 `mindspore.amp` puts a Cast before and after each BatchNorm, unless a training script
+    sets `keep_batchnorm_fp32=False`. Scripts of the model zoo do, MindCV's don't (mindcv 0.3.0,
     utils/amp.py and trainer_factory.py). A convolution writes float32 itself, as under O0 (hardware
-    notes, 1.6), and the Cast after the forward pass joins BNTrainingUpdate; others are kernels, so
-    that the weight's gradient no longer computes the gradient of the map.
+    notes, 1.6), and the Cast after the forward pass joins BNTrainingUpdate. Other casts are
+    kernels, so the weight's gradient can't compute the gradient of the map.
     """
     buffers = list(graph.buffers)
-    for index in _maps_of_norms_alone(graph):
+    for index in _find_maps_of_norms(graph):
         buffers[index] = _widen(buffers[index])
     tasks: list[Task] = []
     places: dict[int, int] = {}
@@ -190,15 +183,16 @@ def keep_norms_in_float32(graph: TaskGraph) -> TaskGraph:
             places[place] = len(tasks)
             tasks.append(task)
             continue
-        update = task.cost_class == "bn_update"
+        is_update = task.cost_class == "bn_update"
         for index in task.reads:
-            half = _is_half_map(buffers[index], task.vector)
-            if half and index not in copies and not (update and task.phase == "forward"):
+            is_half = _is_half_map(buffers[index], task.vector)
+            if is_half and index not in copies and not (is_update and task.phase == "forward"):
                 copies[index] = _add_copy(buffers, index)
-                tasks.append(_cast(task, index, copies[index], task.vector))
+                tasks.append(_make_cast(task, index, copies[index], task.vector))
         result = task.writes[0]
-        widened = update and task.phase == "backward" and _is_half_map(buffers[result], task.vector)
-        output = _add_copy(buffers, result) if widened else result
+        is_backward = is_update and task.phase == "backward"
+        is_widened = is_backward and _is_half_map(buffers[result], task.vector)
+        output = _add_copy(buffers, result) if is_widened else result
         places[place] = len(tasks)
         tasks.append(
             replace(
@@ -208,13 +202,13 @@ def keep_norms_in_float32(graph: TaskGraph) -> TaskGraph:
                 vector=replace(task.vector, dtype="float32"),
             )
         )
-        if widened:
-            tasks.append(_cast(task, output, result, task.vector))
+        if is_widened:
+            tasks.append(_make_cast(task, output, result, task.vector))
     return graph.with_tasks(tasks, places, buffers)
 
 
-def _maps_of_norms_alone(graph: TaskGraph) -> list[int]:
-    """Return the results of convolutions that nothing but normalisation reads."""
+def _find_maps_of_norms(graph: TaskGraph) -> list[int]:
+    """Return the results of convolutions that only normalisation reads."""
     read_by_norms = {i for task in graph.tasks if task.cost_class in NORMS for i in task.reads}
     read_by_others = {i for task in graph.tasks if task.cost_class not in NORMS for i in task.reads}
     alone = read_by_norms - read_by_others - set(graph.outputs)
@@ -237,14 +231,14 @@ def _is_half_map(buffer: Buffer, work: VectorWork) -> bool:
 
 
 def _add_copy(buffers: list[Buffer], index: int) -> int:
-    """Add a float32 copy of a buffer."""
+    """Add a float32 copy of a buffer, and return its index."""
     copy = _widen(buffers[index])
     place = len(buffers)
     buffers.append(replace(copy, index=place, role="activation", name="float32 copy", within=None))
     return place
 
 
-def _cast(task: Task, source: int, copy: int, work: VectorWork) -> Task:
+def _make_cast(task: Task, source: int, copy: int, work: VectorWork) -> Task:
     return Task(
         "Cast", task.scope, "vector", task.phase, "cast", (source,), (copy,),
         vector=VectorWork(work.elements, "float32"), repeat=task.repeat,

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import Phase
-from pipeline.backends.ascend.compiler.primitives import kind_of
+from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import VIEWS_OF_SCAN, Graph, Node
 
 CARRIERS = frozenset({"view", "elementwise", "move", "loop_view", "reduce", "collective"})
-"""Kinds of nodes that a gradient passes through on its way to the optimizer."""
+"""Kinds of nodes between the computation of a gradient and the optimizer."""
 
 REFORMS = ("convert_element_type", "transpose", "rev")
-"""Primitives that make another form of a weight."""
+"""Primitives that convert or rearrange a weight."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Roles of a step's inputs, by the index of their values.
+    """Names of a step's inputs, by the index of their values and by role.
 
     `updates` maps outputs to the inputs that they replace.
     """
@@ -34,9 +34,9 @@ class Signature:
 class Phases:
     """Phases of a step's nodes and roles of its values, by their indices in the graph.
 
-    `weights` are the parameters and other forms of them; `gradients` are values that lead only to
-    updates; `shared_gradients` lead to updates and are read by the backward pass, too, as the
-    gradient of batch norm's scale is.
+    `weights` are the parameters and values converted from them. `gradients` are values of the
+    backward pass that only updates read. `shared_gradients` are read by updates and by the backward
+    pass, such as the gradient of batch norm's scale.
     """
 
     of_node: tuple[Phase, ...]
@@ -46,36 +46,38 @@ class Phases:
 
 
 def find_phases(graph: Graph, parameters: Collection[int]) -> Phases:
-    """Find phases from JAX's marks, and from dependencies if JAX leaves none."""
-    of_node = _phases_of_nodes(graph)
-    gradients = _gradients(graph, of_node)
-    made = _outputs_in(graph, of_node, "backward")
-    read = {
+    """Find phases from JAX's marks, and from dependencies for nodes without a mark."""
+    of_node = _assign_phases(graph)
+    gradients = _find_gradients(graph, of_node)
+    computed = _collect_outputs(graph, of_node, "backward")
+    read_by_optimizer = {
         index
         for node, phase in zip(graph.nodes, of_node, strict=True)
         if phase == "optimizer"
         for index in node.inputs
     }
-    shared = frozenset(made & read) - gradients
+    shared = frozenset(computed & read_by_optimizer) - gradients
     weights = set(parameters)
     for node, phase in zip(graph.nodes, of_node, strict=True):
-        same = kind_of(node.primitive) in ("view", "loop_view") or node.primitive in REFORMS
-        if phase != "optimizer" and same and node.inputs[0] in weights:
+        is_form = (
+            classify_primitive(node.primitive) in ("view", "loop_view") or node.primitive in REFORMS
+        )
+        if phase != "optimizer" and is_form and node.inputs[0] in weights:
             weights.update(node.outputs)
     return Phases(of_node, frozenset(weights), gradients, shared)
 
 
-def _outputs_in(graph: Graph, of_node: Sequence[Phase], phase: Phase) -> set[int]:
+def _collect_outputs(graph: Graph, of_node: Sequence[Phase], phase: Phase) -> set[int]:
     pairs = zip(graph.nodes, of_node, strict=True)
-    return {index for node, of in pairs if of == phase for index in node.outputs}
+    return {index for node, node_phase in pairs if node_phase == phase for index in node.outputs}
 
 
-def _phases_of_nodes(graph: Graph) -> tuple[Phase, ...]:
+def _assign_phases(graph: Graph) -> tuple[Phase, ...]:
     """Return the phase of each node.
 
-    Without a mark from JAX, nodes that the loss depends on, or that depend on the forward pass
-    alone, are forward; the rest is the optimizer's, but for sums of gradients over a loop's
-    iterations.
+    Nodes without a mark from JAX are forward if the loss depends on them, or if they depend on the
+    forward pass alone. All others are the optimizer's, except sums of gradients over the iterations
+    of a loop.
     """
     if all(node.mark != "backward" for node in graph.nodes):
         return tuple("forward" for _ in graph.nodes)
@@ -83,11 +85,11 @@ def _phases_of_nodes(graph: Graph) -> tuple[Phase, ...]:
     for node in reversed(graph.nodes):
         if node.mark != "unmarked" or not read_by_marked.isdisjoint(node.outputs):
             read_by_marked.update(node.inputs)
-    summing = _accumulating_loops(graph)
+    summing = _find_accumulating_loops(graph)
     of_value: dict[int, Phase] = {}
     phases: list[Phase] = []
     for node in graph.nodes:
-        phase = _phase_of(node, {of_value.get(index) for index in node.inputs}, read_by_marked)
+        phase = _choose_phase(node, {of_value.get(index) for index in node.inputs}, read_by_marked)
         if phase == "optimizer" and node.loop in summing:
             phase = "backward"
         phases.append(phase)
@@ -95,7 +97,7 @@ def _phases_of_nodes(graph: Graph) -> tuple[Phase, ...]:
     return tuple(phases)
 
 
-def _phase_of(node: Node, before: set[Phase | None], read_by_marked: set[int]) -> Phase:
+def _choose_phase(node: Node, before: set[Phase | None], read_by_marked: set[int]) -> Phase:
     """Return the phase of a node, from the phases of its inputs' producers."""
     if node.mark != "unmarked":
         return node.mark
@@ -107,47 +109,47 @@ def _phase_of(node: Node, before: set[Phase | None], read_by_marked: set[int]) -
     return "forward" if early else "optimizer"
 
 
-def _accumulating_loops(graph: Graph) -> frozenset[int]:
-    """Return loops with a backward pass whose iterations don't train what the next one reads."""
+def _find_accumulating_loops(graph: Graph) -> frozenset[int]:
+    """Return loops with a backward pass whose iterations don't update what the next one reads."""
     late: set[int] = set()
     for node in graph.nodes:
         if node.mark == "backward" or not late.isdisjoint(node.inputs):
             late.update(node.outputs)
-    trained = {before for before, after in graph.carried if after in late}
-    backward = {node.loop for node in graph.nodes if node.mark == "backward" and node.loop}
-    training = {
+    updated = {before for before, after in graph.carried if after in late}
+    backward_loops = {node.loop for node in graph.nodes if node.mark == "backward" and node.loop}
+    training_loops = {
         node.loop
         for node in graph.nodes
-        if node.mark == "forward" and not trained.isdisjoint(node.inputs)
+        if node.mark == "forward" and not updated.isdisjoint(node.inputs)
     }
-    return frozenset(backward - training)
+    return frozenset(backward_loops - training_loops)
 
 
-def _gradients(graph: Graph, of_node: Sequence[Phase]) -> frozenset[int]:
-    """Return values of the backward pass that only the optimizer, or an output, uses in the end."""
+def _find_gradients(graph: Graph, of_node: Sequence[Phase]) -> frozenset[int]:
+    """Return values of the backward pass that lead only to the optimizer or an output."""
     elsewhere: set[int] = set()
     for node, phase in zip(reversed(graph.nodes), reversed(of_node), strict=True):
         if phase != "optimizer":
-            carries = phase == "backward" and kind_of(node.primitive) in CARRIERS
+            carries = phase == "backward" and classify_primitive(node.primitive) in CARRIERS
             if not carries or not elsewhere.isdisjoint(node.outputs):
                 elsewhere.update(node.inputs)
-    return frozenset(_outputs_in(graph, of_node, "backward") - elsewhere)
+    return frozenset(_collect_outputs(graph, of_node, "backward") - elsewhere)
 
 
-def device_dtypes(
+def choose_dtypes(
     graph: Graph, phases: Phases, inputs: Collection[int], precision: Precision | None
 ) -> tuple[str, ...]:
     """Return the type of every value on the device.
 
-    None keeps the traced types. O2 and O3 make float32 feature maps float16, as MindSpore's
-    amp_level does; weights, their gradients and updates, vectors and the loss stay float32. O0
-    leaves everything float32; the casts of convolutions are inserted by the lowering.
+    A `precision` of None keeps the traced types. O2 and O3 make float32 feature maps float16, like
+    MindSpore's amp_level. Weights, their gradients and updates, vectors and the loss stay float32.
+    O0 keeps all values float32, and the lowering inserts casts for convolutions.
     """
     traced = [value.dtype for value in graph.values]
     if precision in (None, "O0"):
         return tuple(traced)
-    wide = {*phases.weights, *phases.gradients, *inputs, *_loss_values(graph, phases)}
-    wide |= _outputs_in(graph, phases.of_node, "optimizer")
+    wide = {*phases.weights, *phases.gradients, *inputs, *_find_loss_values(graph, phases)}
+    wide |= _collect_outputs(graph, phases.of_node, "optimizer")
     return tuple(
         "float16"
         if dtype == "float32" and len(graph.values[index].shape) > 1 and index not in wide
@@ -156,14 +158,14 @@ def device_dtypes(
     )
 
 
-def _loss_values(graph: Graph, phases: Phases) -> set[int]:
+def _find_loss_values(graph: Graph, phases: Phases) -> set[int]:
     """Return the values after the last forward product and before the first backward one."""
     products = ("conv", "matmul")
     before: set[int] = set()
     loss: set[int] = set()
     for node, phase in zip(reversed(graph.nodes), reversed(phases.of_node), strict=True):
         if phase == "forward":
-            is_product = kind_of(node.primitive) in products
+            is_product = classify_primitive(node.primitive) in products
             if is_product or any(index in before for index in node.outputs):
                 before.update(node.inputs)
             if not is_product and not any(index in before for index in node.outputs):
@@ -171,7 +173,7 @@ def _loss_values(graph: Graph, phases: Phases) -> set[int]:
     after: set[int] = set()
     for node, phase in zip(graph.nodes, phases.of_node, strict=True):
         if phase == "backward":
-            is_product = kind_of(node.primitive) in products
+            is_product = classify_primitive(node.primitive) in products
             if is_product or any(index in after for index in node.inputs):
                 after.update(node.outputs)
             elif all(index in loss or index in graph.constants for index in node.inputs):

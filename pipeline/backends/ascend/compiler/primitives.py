@@ -1,6 +1,6 @@
 """Kinds and work of JAX's primitives on the device, and the vendor's names of kernels.
 
-primitives.yaml lists the primitives, patterns.yaml the names, an ordered list of patterns.
+primitives.yaml lists the primitives by kind, patterns.yaml the conditions for each kernel's name.
 """
 
 from __future__ import annotations
@@ -33,25 +33,28 @@ _KINDS: dict[str, Kind] = {
 }
 SIMPLE, HEAVY, VIRTUAL = (frozenset(_TABLE["kinds"][kind]) for kind in _ELEMENTWISE)
 OPS: dict[str, str] = _TABLE["ops"]
-"""The vendor's names of primitives."""
+"""The vendor's op types by primitive."""
 GENERATORS = ("random_", "threefry", "philox", "rng_")
 PATTERNS = Path(__file__).with_name("patterns.yaml")
 
 
-def kind_of(primitive: str) -> Kind:
+def classify_primitive(primitive: str) -> Kind:
     """Return the kind of a primitive on the device."""
     if primitive in _KINDS:
         return _KINDS[primitive]
     return "random" if primitive.startswith(GENERATORS) else "unsupported"
 
 
-def passes_of(primitive: str) -> tuple[float, float]:
+def count_operations(primitive: str) -> tuple[float, float]:
     """Return simple and heavy operations per output element of a primitive."""
     return float(primitive in SIMPLE), float(primitive in HEAVY)
 
 
 class KernelPattern(Spec):
-    """Conditions of a kernel that is called `type` and priced as `class`."""
+    """Conditions for a kernel to have the op type `type` and the cost class `class`.
+
+    The conditions are explained in patterns.yaml.
+    """
 
     type: str
     cost_class: Annotated[CostClass, Field(alias="class")]
@@ -71,7 +74,10 @@ class KernelPattern(Spec):
 
 
 class FusionPattern(Spec):
-    """A vector kernel that a product's kernel fuses with."""
+    """Cost classes of two kernels that fuse: one writes a value, the other reads it.
+
+    The keys are explained in patterns.yaml.
+    """
 
     name: str
     producer: Seq[CostClass]
@@ -82,7 +88,7 @@ class FusionPattern(Spec):
 
 
 class Patterns(Spec):
-    """Both lists of patterns, in the order in which they are tried."""
+    """Patterns of kernels and of fusions, in the order in which they are tried."""
 
     kernels: Seq[KernelPattern]
     fusions: Seq[FusionPattern]
@@ -95,14 +101,14 @@ class Patterns(Spec):
 
 
 @cache
-def vendor_patterns() -> Patterns:
-    """Return the patterns that come with the package."""
+def load_patterns() -> Patterns:
+    """Return the package's patterns."""
     return Patterns.model_validate(parse_written_yaml(PATTERNS.read_text(encoding="utf-8")))
 
 
 @dataclass(frozen=True)
 class Features:
-    """Properties of a kernel that patterns look at."""
+    """Properties of a kernel, as in `KernelPattern`. `primitives` may repeat."""
 
     form: str
     phase: Phase
@@ -119,7 +125,7 @@ class Features:
 def match_pattern(features: Features, patterns: Patterns) -> tuple[str, CostClass]:
     """Return the vendor's op type and the cost class of a kernel."""
     for pattern in patterns.kernels:
-        if _fits(pattern, features):
+        if _matches(pattern, features):
             return pattern.type, pattern.cost_class
     ops = [OPS.get(name, name) for name in features.primitives if name != "broadcast_in_dim"]
     name = ops[0] if len(ops) == 1 else "FusionOp_" + "_".join(dict.fromkeys(ops[:4]))
@@ -127,7 +133,7 @@ def match_pattern(features: Features, patterns: Patterns) -> tuple[str, CostClas
     return name, classes.get(features.form, "elementwise")
 
 
-def _fits(pattern: KernelPattern, features: Features) -> bool:
+def _matches(pattern: KernelPattern, features: Features) -> bool:
     inside = set(features.primitives)
     return (
         pattern.form in (None, features.form)

@@ -1,7 +1,7 @@
 """Lower kernels to a device's tasks: types, layouts, and ops that the compiler inserts.
 
-The vendor's graph compiler inserts a Cast of every float32 weight that a product reads, every step;
-TransData when a value changes its layout; MemSet before accumulation; GetNext.
+In every step the vendor's graph compiler inserts a Cast of each float32 weight that a product
+reads, a TransData for each change of layout, a MemSet before each accumulation, and a GetNext.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from pipeline.backends.ascend.chip.tasks import (
     Task,
     TaskGraph,
     VectorWork,
-    permutation_of,
+    simplify_permutation,
 )
 from pipeline.backends.ascend.compiler.buffers import Buffers, InsertedOps
 from pipeline.backends.ascend.compiler.dataflow import TINY_ELEMENTS, find_gradients
-from pipeline.backends.ascend.compiler.fusion import fuse
+from pipeline.backends.ascend.compiler.fusion import fuse_kernels
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
-from pipeline.backends.ascend.compiler.kernels import Kernels, kernel_work
+from pipeline.backends.ascend.compiler.kernels import Kernels, measure_kernel
 from pipeline.backends.ascend.compiler.matmul_work import (
     TYPES,
-    absorbed_transposes,
-    convolution_work,
+    count_window_positions,
+    find_absorbed_transposes,
+    find_operand_permutation,
+    find_result_permutation,
     is_free,
-    matrix_work,
-    operand_permutation,
-    result_permutation,
-    window_area,
+    measure_convolution,
+    measure_matmul,
 )
 from pipeline.backends.ascend.compiler.matrix_formats import convert_formats, keep_norms_in_float32
-from pipeline.backends.ascend.compiler.phases import Signature, device_dtypes, find_phases
+from pipeline.backends.ascend.compiler.phases import Signature, choose_dtypes, find_phases
 from pipeline.backends.ascend.compiler.primitives import (
     OPS,
     Features,
     Patterns,
-    kind_of,
+    classify_primitive,
     match_pattern,
 )
 from pipeline.backends.graph.graph import Graph, Node
@@ -58,17 +58,17 @@ MOVERS: dict[str, CostClass] = {
 
 
 class UnsupportedError(RunError):
-    """A primitive that the emulated device doesn't know."""
+    """A primitive that the emulated device doesn't support."""
 
 
 @dataclass(frozen=True)
 class LoweringOptions:
-    """Options of the compiler; `precision` and `keep_batchnorm_fp32` are MindSpore's amp levels."""
+    """Options of the compiler, with types as in `ExecutionConfig`."""
 
     precision: Precision | None
     patterns: Patterns
     by_op: bool = False
-    """Whether every op of the framework runs by itself, unfused."""
+    """Whether every op of the framework runs as its own kernel, without fusion."""
     strict: bool = False
     """Whether an unknown primitive is an error."""
     keep_batchnorm_fp32: bool = False
@@ -77,17 +77,19 @@ class LoweringOptions:
 def lower(graph: Graph, signature: Signature, options: LoweringOptions) -> TaskGraph:
     """Return the tasks of one step. Raises UnsupportedError on unknown primitives if `strict`."""
     unsupported = Counter(
-        node.primitive for node in graph.nodes if kind_of(node.primitive) == "unsupported"
+        node.primitive
+        for node in graph.nodes
+        if classify_primitive(node.primitive) == "unsupported"
     )
     if options.strict and unsupported:
         names = ", ".join(sorted(unsupported))
         raise UnsupportedError(
-            f"no rule for {names}; price with strict = false to count them by their bytes"
+            f"{names}: not supported; strict = false estimates such operations by their bytes"
         )
     lowered = _Lowering(graph, signature, options).run(unsupported)
     if options.keep_batchnorm_fp32:
         lowered = keep_norms_in_float32(lowered)
-    fused = lowered if options.by_op else fuse(lowered, options.patterns)
+    fused = lowered if options.by_op else fuse_kernels(lowered, options.patterns)
     return convert_formats(fused, op_by_op=options.by_op)
 
 
@@ -100,7 +102,7 @@ class _Lowering:
         self.options = options
         self.phases = find_phases(graph, set(signature.parameters))
         all_inputs = {*signature.parameters, *signature.state, *signature.inputs}
-        self.dtypes = device_dtypes(graph, self.phases, all_inputs, options.precision)
+        self.dtypes = choose_dtypes(graph, self.phases, all_inputs, options.precision)
         self.kernels = Kernels(
             graph,
             self.phases,
@@ -115,7 +117,7 @@ class _Lowering:
         self.classes: dict[int, CostClass] = {}
         self.absorbed = {
             graph.nodes[position].outputs[0]: graph.nodes[position]
-            for position in absorbed_transposes(graph)
+            for position in find_absorbed_transposes(graph)
         }
         self.makers = {out: node for node in graph.nodes for out in node.outputs}
 
@@ -123,18 +125,18 @@ class _Lowering:
         """Return all tasks."""
         signature = self.signature
         parameters, state, inputs = (
-            tuple(map(self.buffers.of, values))
+            tuple(map(self.buffers.get_buffer, values))
             for values in (signature.parameters, signature.state, signature.inputs)
         )
         if inputs:
             self.inserted.tasks.append(Task("GetNext", "", "ai_cpu", "data", "ai_cpu", (), inputs))
-        kernels = self.kernels.form()
+        kernels = self.kernels.form_kernels()
         for kernel in kernels:
             if kernel.phase == "optimizer":
                 self.inserted.flush()
-            self._lower(kernel)
+            self._lower_kernel(kernel)
         self.inserted.flush()
-        outputs = tuple(map(self.buffers.of, sorted(self.buffers.outputs)))
+        outputs = tuple(map(self.buffers.get_buffer, sorted(self.buffers.outputs)))
         return TaskGraph(
             buffers=tuple(self.buffers.all),
             tasks=tuple(self.inserted.tasks),
@@ -142,26 +144,26 @@ class _Lowering:
             parameters=parameters,
             state=state,
             outputs=outputs,
-            gradients=self._gradients(),
-            primitives=self._coverage(kernels),
+            gradients=self._list_gradients(),
+            primitives=self._count_outcomes(kernels),
             unsupported=dict(unsupported),
             aliases=self.buffers.aliases(),
         )
 
-    def _coverage(self, kernels: list[Kernel]) -> dict[str, int]:
-        """Count every equation by its outcome."""
+    def _count_outcomes(self, kernels: list[Kernel]) -> dict[str, int]:
+        """Count all equations by outcome, as in `TaskGraph.primitives`."""
         roots = {root for kernel in kernels for root in kernel.roots}
         counts = Counter({"task": 0, "fused": 0, "free": self.graph.folded, "unsupported": 0})
         for node, kind in zip(self.graph.nodes, self.dataflow.kinds, strict=True):
-            if kind_of(node.primitive) == "unsupported":
+            if classify_primitive(node.primitive) == "unsupported":
                 counts["unsupported"] += 1
             elif kind != "loop_view":
                 outcome = "task" if roots.intersection(node.outputs) else "fused"
                 counts["free" if kind == "view" else outcome] += 1
         return dict(counts)
 
-    def _gradients(self) -> tuple[tuple[str, int, int], ...]:
-        """Return each parameter's gradient: its bytes before the update, and its last writer."""
+    def _list_gradients(self) -> tuple[tuple[str, int, int], ...]:
+        """Return (parameter name, bytes, last writer) of each gradient, sorted by writer."""
         above = [b.index if b.within is None else b.within for b in self.buffers.all]
 
         def find_owner(buffer: int) -> int:
@@ -178,7 +180,7 @@ class _Lowering:
         for parameter, value in values.items():
             if value not in self.buffers.index:
                 continue
-            buffer = self.buffers.of(value)
+            buffer = self.buffers.get_buffer(value)
             buffer = self.inserted.laid_out.get(buffer, buffer)
             writer = writers.get(find_owner(buffer))
             if writer is not None:
@@ -186,27 +188,27 @@ class _Lowering:
                 gradients.append((name, self.buffers.all[buffer].nbytes, writer))
         return tuple(sorted(gradients, key=lambda gradient: (gradient[2], gradient[0])))
 
-    def _lower(self, kernel: Kernel) -> None:
-        """Add one kernel's task, after those that prepare it."""
+    def _lower_kernel(self, kernel: Kernel) -> None:
+        """Add a kernel's task, after the tasks that convert its inputs."""
         node = self.graph.nodes[kernel.nodes[0]]
         kind = self.dataflow.kinds[kernel.nodes[0]]
         if kernel.form != "single":
-            self._vector_kernel(kernel)
+            self._add_vector_kernel(kernel)
         elif kind in ("conv", "matmul"):
-            self._product(kernel, node, kind)
+            self._add_product(kernel, node, kind)
         elif kind == "window":
-            self._pool(kernel, node)
+            self._add_pool(kernel, node)
         else:
-            self._move(kernel, node, kind)
+            self._add_move(kernel, node, kind)
 
-    def _vector_kernel(self, kernel: Kernel) -> None:
+    def _add_vector_kernel(self, kernel: Kernel) -> None:
         """Add element-wise work, a reduction, or both along rows."""
         nodes = [self.graph.nodes[position] for position in kernel.nodes]
-        reads, writes = self._laid_out(kernel)
+        reads, writes = self._lay_out(kernel)
         if any(root in self.kernels.random for root in kernel.roots):
-            self._random(kernel, reads, writes)
+            self._add_random(kernel, reads, writes)
             return
-        features = self._features(kernel, nodes)
+        features = self._describe_kernel(kernel, nodes)
         type_, cost_class = match_pattern(features, self.options.patterns)
         if cost_class == "elementwise" and kernel.phase == "forward":
             reads = self.inserted.cast_biases(kernel, reads)
@@ -215,61 +217,63 @@ class _Lowering:
         sums = self.graph.values[kernel.roots[0]].shape
         plain_mean = self.options.by_op and sum(size > 1 for size in sums) > 1
         if cost_class == "bias_grad" or (cost_class == "reduce" and plain_mean):
-            reads = self.inserted.plain(kernel, reads)
+            reads = self.inserted.convert_to_plain(kernel, reads)
         if cost_class in ("bias_grad", "reduce"):
-            self.inserted.clear(kernel, writes)
+            self.inserted.add_memset(kernel, writes)
         self.classes.update(dict.fromkeys(kernel.roots, cost_class))
         self.inserted.add(
             kernel, type_, cost_class, reads, writes,
-            vector=kernel_work(kernel, self.graph, self.dataflow.kinds, self.dtypes),
+            vector=measure_kernel(kernel, self.graph, self.dataflow.kinds, self.dtypes),
             fused=tuple(dict.fromkeys(features.primitives)),
         )  # fmt: skip
 
-    def _laid_out(self, kernel: Kernel) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return what a vector kernel reads and writes, in layouts that it can work on.
+    def _lay_out(self, kernel: Kernel) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the buffers that a vector kernel reads and writes, in layouts that it supports.
 
-        Work along the channels of a position, as layer norm's on images, needs them side by side:
-        frameworks put a Transpose from NCHW to NHWC before it and one back after it, since
-        feature maps are NCHW for everything else (ConvNeXt, Liu et al. 2022, does so in PyTorch).
+        Work along the channels of a position, such as layer norm on images, needs channels last.
+        Frameworks put a Transpose from NCHW to NHWC before it and another after it, since all other
+        ops use NCHW (ConvNeXt, Liu et al. 2022, in PyTorch).
         """
         if kernel.form == "rows" and any(map(self._is_map, kernel.sources)):
             reads = tuple(
-                self.inserted.channels_last(index, kernel)
+                self.inserted.put_channels_last(index, kernel)
                 if self._is_map(index)
-                else self.buffers.of(index)
+                else self.buffers.get_buffer(index)
                 for index in kernel.sources
             )
-            return reads, tuple(map(self.inserted.plain_result, kernel.roots))
-        writes = tuple(map(self.buffers.of, kernel.roots))
+            return reads, tuple(map(self.inserted.write_channels_last, kernel.roots))
+        writes = tuple(map(self.buffers.get_buffer, kernel.roots))
         blocked = any(self.buffers.all[index].layout == "NC1HWC0" for index in writes)
         reads = tuple(
-            self.inserted.channels_first(index, kernel)
+            self.inserted.put_channels_first(index, kernel)
             if blocked and self._is_channels_last(index, kernel)
-            else self.buffers.of(index)
+            else self.buffers.get_buffer(index)
             for index in kernel.sources
         )
         return reads, writes
 
     def _is_map(self, index: int) -> bool:
-        """Return whether a value is a feature map in blocks, of more than one position."""
+        """Return whether a value is a feature map in blocks, with more than one position."""
         value = self.graph.values[index]
         axis = self.buffers.axes.get(index)
         if axis is None or len(value.shape) != 4:
             return False
         positions = value.size // (value.shape[0] * value.shape[axis])
-        return positions > 1 and self.buffers.all[self.buffers.of(index)].layout == "NC1HWC0"
+        return (
+            positions > 1 and self.buffers.all[self.buffers.get_buffer(index)].layout == "NC1HWC0"
+        )
 
     def _is_channels_last(self, index: int, kernel: Kernel) -> bool:
-        """Return whether a whole map comes from work along channels: a product, or layer norm."""
+        """Return whether a map was computed with channels last, by a product or layer norm."""
         value = self.graph.values[index]
         if len(value.shape) != 4 or value.size != kernel.elements:
             return False
         producer = self.dataflow.producer.get(index)
-        made = self.dataflow.kinds[producer] if producer is not None else ""
-        return made == "matmul" or self.inserted.is_channels_last(index)
+        kind = self.dataflow.kinds[producer] if producer is not None else ""
+        return kind == "matmul" or self.inserted.is_channels_last(index)
 
-    def _random(self, kernel: Kernel, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
-        """Add random numbers as AI CPU work; a few of them, such as keys, are scalar work."""
+    def _add_random(self, kernel: Kernel, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
+        """Add random numbers as AI CPU work. A few numbers, such as keys, are scalar work."""
         value = self.graph.values[kernel.roots[0]]
         if value.size <= TINY_ELEMENTS:
             work = VectorWork(value.size, "float32")
@@ -278,7 +282,7 @@ class _Lowering:
         name = "DropoutGenMask" if value.dtype == "bool" else "StatelessRandomUniform"
         self.inserted.add(kernel, name, "ai_cpu", reads, writes, engine="ai_cpu")
 
-    def _features(self, kernel: Kernel, nodes: list[Node]) -> Features:
+    def _describe_kernel(self, kernel: Kernel, nodes: list[Node]) -> Features:
         root = self.graph.values[kernel.roots[0]]
         after = (self.classes[index] for index in kernel.sources if index in self.classes)
         kinds = {self.dataflow.kinds[position] for position in kernel.nodes}
@@ -302,29 +306,28 @@ class _Lowering:
             return True
         return index in self.buffers.axes and sum(size > 1 for size in value.shape) > 2
 
-    def _product(self, kernel: Kernel, node: Node, kind: str) -> None:
+    def _add_product(self, kernel: Kernel, node: Node, kind: str) -> None:
         """Add a convolution or a matrix product on the cube.
 
-        The cube has no float32: under every amp_level, O0 too, MindSpore's kernel selection reduces
-        the operands of MatMul and BatchMatMul to float16 by a Cast and keeps a float32 result, as
-        it does for convolutions (hardware notes 1.6; a ViT-B/16 without amp_level takes 157 ms).
-        Products of the types as traced (precision None) are as in the releases before, whose
-        vector unit multiplies.
+        The cube has no float32. Under every amp_level, also O0, MindSpore casts the operands of
+        products and convolutions to float16 and keeps a float32 result (hardware notes, 1.6; a
+        ViT-B/16 without amp_level takes 157 ms). With precision None the vector unit multiplies
+        float32.
         """
         backward = kernel.phase == "backward"
         writes_gradient = backward and node.outputs[0] in self.phases.gradients
         if kind == "conv":
-            cost_class, work = convolution_work(self.graph, node, self.phases, backward)
+            cost_class, work = measure_convolution(self.graph, node, self.phases, backward)
             layouts: tuple[Layout, Layout] = ("NC1HWC0", "FRACTAL_Z")
         else:
             cost_class = "matmul"
             traced = {self.dtypes[index] for index in node.inputs}
             wide = self.options.precision is None and "float32" in traced
-            work = matrix_work(self.graph, node, "float32" if wide else "float16")
+            work = measure_matmul(self.graph, node, "float32" if wide else "float16")
             layouts = ("FRACTAL_NZ", "FRACTAL_NZ")
         values = [self.alias[index] for index in node.inputs]
         if work.dtype == "float32":
-            reads = list(map(self.buffers.of, values))
+            reads = list(map(self.buffers.get_buffer, values))
         else:
             reads = [
                 self.inserted.prepare(value, layout, kernel)
@@ -332,20 +335,20 @@ class _Lowering:
             ]
         if kind == "conv":
             reads = [
-                self.inserted.channels_first(value, kernel)
+                self.inserted.put_channels_first(value, kernel)
                 if self.inserted.is_channels_last(value)
                 else buffer
                 for value, buffer in zip(values, reads, strict=True)
             ]
         else:
             reads = [
-                self.inserted.channels_last(index, kernel) if self._is_map(index) else buffer
+                self.inserted.put_channels_last(index, kernel) if self._is_map(index) else buffer
                 for index, buffer in zip(node.inputs, reads, strict=True)
             ]
-            reads = [self._reorder(kernel, node, side, reads[side]) for side in range(2)]
-        writes = (self.buffers.of(node.outputs[0]),)
+            reads = [self._reorder_operand(kernel, node, side, reads[side]) for side in range(2)]
+        writes = (self.buffers.get_buffer(node.outputs[0]),)
         if writes_gradient:
-            self.inserted.clear(kernel, writes)
+            self.inserted.add_memset(kernel, writes)
         self.inserted.add(
             kernel, TYPES[cost_class], cost_class, tuple(dict.fromkeys(reads)), writes,
             engine="cube", cube=work, fused=(node.primitive,),
@@ -353,64 +356,68 @@ class _Lowering:
         if writes_gradient and kind == "matmul":
             self.inserted.convert_gradient(node.outputs[0], kernel)
 
-    def _reorder(self, kernel: Kernel, node: Node, side: int, buffer: int) -> int:
-        """Return an operand in the order in which the cube reads it. Weights are stored in it."""
+    def _reorder_operand(self, kernel: Kernel, node: Node, side: int, buffer: int) -> int:
+        """Return an operand in the cube's order. Weights are stored in this order."""
         value = self.alias[node.inputs[side]]
         if value in self.phases.weights or value in self.graph.constants:
             return buffer
-        moved = operand_permutation(self.graph, node, side, self.absorbed)
+        moved = find_operand_permutation(self.graph, node, side, self.absorbed)
         return buffer if is_free(moved) else self.inserted.permute(value, buffer, moved, kernel)
 
-    def _pool(self, kernel: Kernel, node: Node) -> None:
-        """Add the task of a pooling; a maximum may have a mask of its position."""
+    def _add_pool(self, kernel: Kernel, node: Node) -> None:
+        """Add a pooling. A maximum may have a mask of its position."""
         backward = kernel.phase == "backward"
         values = self.graph.values
         sizes = [values[index].size for index in (*node.inputs, *node.outputs)]
         largest = max(node.outputs, key=lambda index: values[index].size)
         pooled = min((size for size in sizes if size > 1), default=1)
-        sources = (self.buffers.of(index) for index in kernel.sources if values[index].size > 1)
+        sources = (
+            self.buffers.get_buffer(index) for index in kernel.sources if values[index].size > 1
+        )
         reads = tuple(dict.fromkeys(sources))
         cost_class: CostClass = "avg_pool"
         name = "AvgPoolGrad" if backward else "AvgPool"
         if "max" in node.primitive or node.primitive.startswith("select_and"):
             name = "MaxPoolGradWithArgmax" if backward else "MaxPoolWithArgmax"
             cost_class = "max_pool_grad" if backward else "max_pool"
-            writes = (self.buffers.of(largest),) if backward else self._maxima_and_mask(node)
-            self.inserted.clear(kernel, writes)
+            writes = (
+                (self.buffers.get_buffer(largest),) if backward else self._add_maxima_and_mask(node)
+            )
+            self.inserted.add_memset(kernel, writes)
         else:
-            writes = (self.buffers.of(node.outputs[0]),)
-        work = VectorWork(pooled, self.dtypes[largest], float(window_area(node)))
+            writes = (self.buffers.get_buffer(node.outputs[0]),)
+        work = VectorWork(pooled, self.dtypes[largest], float(count_window_positions(node)))
         fused = (node.primitive,)
         self.inserted.add(kernel, name, cost_class, reads, writes, vector=work, fused=fused)
 
-    def _maxima_and_mask(self, node: Node) -> tuple[int, ...]:
-        """Add the maxima, and a bit for each position under each window if the node has masks."""
+    def _add_maxima_and_mask(self, node: Node) -> tuple[int, ...]:
+        """Add the buffers of maxima and, if the node has it, a mask: a bit per window position."""
         pooled = node.outputs[0]
         if all(self.graph.values[out].size <= 1 for out in node.outputs[1:]):
-            return (self.buffers.of(pooled),)
+            return (self.buffers.get_buffer(pooled),)
         mask = self.buffers.add(pooled, "bool", "NC1HWC0")
-        nbytes = window_area(node) * self.buffers.all[mask].nbytes
+        nbytes = count_window_positions(node) * self.buffers.all[mask].nbytes
         self.buffers.change(mask, nbytes=nbytes, role="activation", name="argmax")
         self.buffers.index.update(dict.fromkeys(node.outputs[1:], mask))
-        return (self.buffers.of(pooled), mask)
+        return (self.buffers.get_buffer(pooled), mask)
 
-    def _move(self, kernel: Kernel, node: Node, kind: str) -> None:
+    def _add_move(self, kernel: Kernel, node: Node, kind: str) -> None:
         """Add moves, gathers, scatters, sorts, collectives, and primitives without a rule."""
-        slices = node.primitive in ("slice", "split") and kernel.phase == "backward"
-        if slices and kernel.roots[0] in self.buffers.axes:
-            self._slice_plainly(kernel, node)
+        is_slice = node.primitive in ("slice", "split") and kernel.phase == "backward"
+        if is_slice and kernel.roots[0] in self.buffers.axes:
+            self._add_plain_slices(kernel, node)
             return
-        reads = tuple(map(self.buffers.of, kernel.sources))
-        writes = tuple(map(self.buffers.of, kernel.roots))
+        reads = tuple(map(self.buffers.get_buffer, kernel.sources))
+        writes = tuple(map(self.buffers.get_buffer, kernel.roots))
         default: CostClass = "copy"
         permutation = None
         if node.primitive == "transpose":
             default = "transpose"
-            permutation = self._permutation(node)
-        moved = max(self.graph.values[index].size for index in node.outputs)
+            permutation = self._find_permutation(node)
+        elements = max(self.graph.values[index].size for index in node.outputs)
         if kind == "scatter":
-            moved = self.graph.values[node.inputs[2]].size
-            self.inserted.clear(kernel, writes)
+            elements = self.graph.values[node.inputs[2]].size
+            self.inserted.add_memset(kernel, writes)
         self.inserted.add(
             kernel,
             OPS.get(node.primitive, node.primitive),
@@ -418,23 +425,23 @@ class _Lowering:
             reads,
             writes,
             engine="hccl" if kind == "collective" else "vector",
-            vector=VectorWork(moved, self.dtypes[node.outputs[0]]),
+            vector=VectorWork(elements, self.dtypes[node.outputs[0]]),
             fused=(node.primitive,),
             permutation=permutation,
         )
 
-    def _permutation(self, node: Node) -> Permutation:
-        """Return the permutation of a transpose's bytes: neither reshapes nor layouts change it."""
+    def _find_permutation(self, node: Node) -> Permutation:
+        """Return the permutation of a transpose, without the part that a product includes."""
         maker = self.makers.get(node.inputs[0])
         if maker is not None and maker.primitive == "dot_general":
-            return result_permutation(self.graph, maker, node)
+            return find_result_permutation(self.graph, maker, node)
         shape = self.graph.values[node.inputs[0]].shape
-        return permutation_of(shape, node.params["permutation"])
+        return simplify_permutation(shape, node.params["permutation"])
 
-    def _slice_plainly(self, kernel: Kernel, node: Node) -> None:
-        """Slice a concatenation's gradient.
+    def _add_plain_slices(self, kernel: Kernel, node: Node) -> None:
+        """Add slices of a concatenation's gradient.
 
-        The vendor's Slice has plain layouts only, and runs once for each part.
+        The vendor's Slice supports plain layouts only, and runs once for each part.
         """
         source = self.inserted.prepare_plain(kernel.sources[0], kernel)
         fused = (node.primitive,)
@@ -442,5 +449,5 @@ class _Lowering:
             part = self.buffers.add_copy(root, self.dtypes[root], "ND")
             work = VectorWork(self.graph.values[root].size, self.dtypes[root])
             self.inserted.add(kernel, "Slice", "copy", (source,), (part,), vector=work, fused=fused)
-            blocked = (self.buffers.of(root),)
+            blocked = (self.buffers.get_buffer(root),)
             self.inserted.add(kernel, "TransData", "trans_data", (part,), blocked, vector=work)

@@ -1,7 +1,6 @@
 """Times of collectives over the links of a cluster, and the grouping of gradients into all-reduces.
 
-Times are of the links alone: a collective also takes `Hardware.collective_launch_us`, which
-its caller adds.
+Times are without the launch of a collective: the caller adds `Hardware.collective_launch_us`.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from pipeline.backends.rates import CollectiveKind, DeviceGroup, GroupError
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
 Gradient = tuple[str, int, int]
+"""Parameter name, bytes, and index of the task that writes the gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Devices that communicate with one another, as those along one axis of a mesh.
+    """Devices that communicate with one another, such as those along one axis of a mesh.
 
-    `size` devices, `per_server` of them in each server that has any; neighbours in the group are
-    `stride` devices apart. No two devices share a link, so groups that communicate at the
-    same time do not slow one another.
+    There are `per_server` of the `size` devices in each server of the group. Neighbours in the
+    group are `stride` devices apart. No two devices share a link, so groups that communicate at
+    the same time don't slow each other.
 
-    Raises:
-        OptionError: a number below 1, or servers that do not have equally many members.
+    Raises OptionError for a number below 1, or servers with unequal numbers of members.
     """
 
     size: int
@@ -39,11 +38,11 @@ class Group:
     def __post_init__(self) -> None:
         for name in ("size", "per_server", "stride"):
             if getattr(self, name) < 1:
-                raise OptionError(f"group: {name} {getattr(self, name)} should be at least 1")
+                raise OptionError(f"group.{name} = {getattr(self, name)}: must be at least 1")
         if self.size % self.per_server:
             raise OptionError(
-                f"group: {self.size} devices are no whole number of servers with "
-                f"{self.per_server} each"
+                f"group.size = {self.size}: must be a multiple of the {self.per_server} devices in "
+                "each server"
             )
 
     @property
@@ -54,26 +53,25 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Gradients that are all-reduced together, as indices in the order in which they are ready."""
+    """Gradients of one all-reduce, as indices in the order in which they are ready."""
 
     gradients: tuple[int, ...]
     nbytes: int
 
 
-def cluster(devices: int, hw: Hardware) -> Group:
-    """Return the group of all devices. Raises OptionError, as `check_devices`."""
+def form_cluster(devices: int, hw: Hardware) -> Group:
+    """Return the group of all devices. Raises OptionError as `check_devices` does."""
     check_devices(devices, hw)
     return Group(devices, min(devices, int(hw.devices_per_server_count)))
 
 
-def mesh_groups(sizes: Mapping[str, int], hw: Hardware) -> dict[str, Group]:
+def find_mesh_groups(sizes: Mapping[str, int], hw: Hardware) -> dict[str, Group]:
     """Return the group of a device along each axis of a mesh.
 
-    `sizes` are the numbers of devices along the axes. Devices are numbered as in a C array:
-    neighbours along the last axis have neighbouring numbers, so it is the one inside a server.
+    `sizes` are the numbers of devices along the axes. Devices are numbered as the elements of a C
+    array: neighbours along the last axis have neighbouring numbers, and share a server.
 
-    Raises:
-        OptionError: as `check_devices`; or groups of an axis that lie differently on servers.
+    Raises OptionError as `check_devices` does, and if servers divide an axis unevenly.
     """
     devices = prod(sizes.values())
     check_devices(devices, hw)
@@ -86,8 +84,8 @@ def mesh_groups(sizes: Mapping[str, int], hw: Hardware) -> dict[str, Group]:
         block = stride * per_server
         if size % per_server or (in_server % block and per_server > 1):
             raise OptionError(
-                f"mesh: {size} devices along {axis}, {stride} apart, do not lie alike on servers "
-                f"of {in_server}; sizes that divide {in_server} or are multiples of it do"
+                f"mesh.{axis} = {size}: devices {stride} apart are uneven among servers of "
+                f"{in_server}; must divide {in_server} or be a multiple of it"
             )
         groups[axis] = Group(size, per_server, stride)
         stride *= size
@@ -95,30 +93,30 @@ def mesh_groups(sizes: Mapping[str, int], hw: Hardware) -> dict[str, Group]:
 
 
 def collective_us(kind: Collective, nbytes: float, group: Group, hw: Hardware) -> float:
-    """Return the time of one collective over a group; 0 for a group of one device.
+    """Return the microseconds of one collective over a group; 0 for a group of one device.
 
-    `nbytes` is the size of the whole array of one device, also if members hold parts of it:
+    `nbytes` is the size of a whole array, also if each device holds a part of it:
 
-    * all_reduce: the array that each device starts and ends with;
-    * all_gather: the gathered array, that each device ends with; it starts with 1 / size of it;
-    * reduce_scatter: the array that each device starts with; it ends with 1 / size of it;
-    * all_to_all: the array that each device starts with, and one as large that it ends with;
-    * send: the array that each device passes on to its neighbour, receiving one as large.
+    * all_reduce: the array before and after the collective;
+    * all_gather: the gathered array; each device starts with 1 / size of it;
+    * reduce_scatter: the array before; each device ends with 1 / size of it;
+    * all_to_all: the array of each device before and after;
+    * send: the array that each device sends to its neighbour.
 
-    Formulas, of HCCL's guide ("Algorithm Overview", hicann/hccl `coll_algo_intro`). All-gather and
-    reduce-scatter are the halves of an all-reduce: (n - 1) hops and (n - 1) / n of the bytes in a
-    ring, log2 of the servers' number in hops between servers. For short messages this halves the
-    hops of doubling, an all-gather of which takes up to log2(n) / 2 hops more. All-to-all is
-    pairwise: (n - 1) rounds, each with one partner and 1 / n of the bytes, over HCCS with partners
-    in the server, over the device's RoCE port with others. A send takes one hop; if any
-    neighbours are in different servers, the one over RoCE is waited for.
+    Formulas are from HCCL's guide ("Algorithm Overview", hicann/hccl `coll_algo_intro`). All-gather
+    and reduce-scatter are the halves of an all-reduce: (n - 1) hops and (n - 1) / n of the bytes in
+    a ring, log2(servers) hops between servers. For short messages the halves of doubling are used,
+    though an all-gather takes up to log2(n) / 2 hops more. All-to-all is pairwise: (n - 1) rounds
+    with 1 / n of the bytes, over HCCS within a server, else over the device's RoCE port. A send
+    takes one hop, over RoCE if any neighbours are in different servers.
 
-    Raises:
-        OptionError: an unknown kind, bytes below 0, or a group that servers can't hold.
+    Raises OptionError for an unknown kind, bytes below 0, or a group that servers can't hold.
     """
     if kind not in get_args(Collective):
-        raise OptionError(f"collective: {kind!r} is none of {', '.join(get_args(Collective))}")
-    _check(kind, nbytes, group, hw)
+        raise OptionError(
+            f"collective = {kind!r}: must be one of {', '.join(get_args(Collective))}"
+        )
+    _check_collective(nbytes, group, hw)
     if group.size == 1:
         return 0.0
     if kind == "all_to_all":
@@ -132,54 +130,48 @@ def collective_us(kind: Collective, nbytes: float, group: Group, hw: Hardware) -
 
 
 def all_reduce_us(nbytes: int, devices: int, hw: Hardware) -> float:
-    """Return the time of one all-reduce of `nbytes` a device over `devices` devices.
-
-    Raises:
-        OptionError: devices below 1, or more than a server and no whole number of servers.
-    """
+    """Return the microseconds of an all-reduce of `nbytes`. Raises OptionError as `all_reduce`."""
     return sum(all_reduce(nbytes, devices, hw))
 
 
 def all_reduce(nbytes: int, devices: int, hw: Hardware) -> tuple[float, float]:
     """Return the microseconds of one all-reduce over all devices: over HCCS, and over RoCE.
 
-    Formulas of HCCL's guide ("Algorithm Overview"): a ring of n takes 2 (n - 1) hops and carries
-    2 (n - 1) / n of the data over each link. Short messages go by doubling, log2(n) hops with all
-    the data. Over several servers: reduce-scatter in each server, an all-reduce of each device's
-    share between servers (halving and doubling, NHR if their number is not a power of two),
-    all-gather in each server.
+    Formulas are from HCCL's guide ("Algorithm Overview"): a ring of n takes 2 (n - 1) hops and
+    carries 2 (n - 1) / n of the data over each link. Short messages use doubling, log2(n) hops with
+    all the data. Over several servers: reduce-scatter in each server, an all-reduce of each
+    device's share between servers (halving and doubling, NHR if their number isn't a power of
+    two), all-gather in each server.
 
-    Raises:
-        OptionError: as `all_reduce_us`; or nbytes below 0.
+    Raises OptionError as `check_devices` does, and for nbytes below 0.
     """
-    group = cluster(devices, hw)
-    _check("all_reduce", nbytes, group, hw)
+    group = form_cluster(devices, hw)
+    _check_collective(nbytes, group, hw)
     return _all_reduce(nbytes, group, hw)
 
 
 def check_devices(devices: int, hw: Hardware) -> None:
-    """Check that a cluster can have this number of devices. Raises OptionError."""
+    """Check the number of devices of a cluster.
+
+    Raises OptionError for a number below 1, or one that doesn't fill whole servers.
+    """
     per_server = int(hw.devices_per_server_count)
     if devices < 1:
-        raise OptionError(f"devices: {devices} should be at least 1")
+        raise OptionError(f"devices = {devices}: must be at least 1")
     if devices > per_server and devices % per_server:
         below = devices // per_server * per_server
         raise OptionError(
-            f"devices: {devices} is no whole number of servers of {per_server}; "
-            f"{below} and {below + per_server} are"
+            f"devices = {devices}: must fill whole servers of {per_server} devices, as {below} or "
+            f"{below + per_server} would"
         )
 
 
-def _check(kind: Collective, nbytes: float, group: Group, hw: Hardware) -> None:
+def _check_collective(nbytes: float, group: Group, hw: Hardware) -> None:
     if nbytes < 0:
-        name = kind.replace("_", "-")
-        article = "an" if name.startswith("a") else "a"
-        raise OptionError(f"{article} {name} of {nbytes} bytes: should be 0 or more")
+        raise OptionError(f"nbytes = {nbytes}: must be at least 0")
     per_server = int(hw.devices_per_server_count)
     if group.per_server > per_server:
-        raise OptionError(
-            f"group: {group.per_server} devices in a server should be at most {per_server}"
-        )
+        raise OptionError(f"group.per_server = {group.per_server}: must be at most {per_server}")
 
 
 def _all_reduce(nbytes: float, group: Group, hw: Hardware) -> tuple[float, float]:
@@ -194,8 +186,8 @@ def _all_reduce(nbytes: float, group: Group, hw: Hardware) -> tuple[float, float
     carried = 2 * (group.servers - 1) / group.servers * (nbytes / group.per_server)
     between_us = hops * hw.roce_hop_us + carried / (hw.roce_gb_per_s * 1e3)
     if group.size <= hw.devices_per_server_count:
-        # Few hops between servers may seem to beat the many of a ring in one, whose figure is a
-        # fit; the same devices in one server are the bound.
+        # By the fitted figures a few hops between servers may seem faster than a ring in a server.
+        # The time of the same devices in one server is the lower bound.
         least_us = _one_server_us(nbytes, group.size, hw)
         between_us = max(between_us, least_us - in_server_us)
     return in_server_us, between_us
@@ -226,16 +218,15 @@ def _all_to_all_us(nbytes: float, group: Group, hw: Hardware) -> float:
     return near_us + far * (hw.roce_hop_us + part / (hw.roce_gb_per_s * 1e3))
 
 
-def buckets(gradients: Sequence[Gradient], fusion: Sequence[int] | None) -> tuple[Bucket, ...]:
-    """Return the gradients that are all-reduced together, in the order in which they are ready.
+def form_buckets(gradients: Sequence[Gradient], fusion: Sequence[int] | None) -> tuple[Bucket, ...]:
+    """Return the gradients of each all-reduce, in the order in which they are ready.
 
     `fusion` is MindSpore's `all_reduce_fusion_config`: each index is the last parameter of a
-    segment, counted from the network's input, and the rest is one more segment (`[85, 160]` on 161
-    parameters makes two). The backward pass computes gradients from the network's output, so the
-    last segment is ready first. None is one all-reduce.
+    segment, counted from the network's input. The remaining parameters are one more segment:
+    `[85, 160]` on 161 parameters makes two. The backward pass begins at the network's output, so
+    the last segment is ready first. None: one all-reduce.
 
-    Raises:
-        OptionError: indices that don't grow, or that no parameter has.
+    Raises OptionError for indices that don't ascend, or that no parameter has.
     """
     count = len(gradients)
     if not count:
@@ -244,47 +235,47 @@ def buckets(gradients: Sequence[Gradient], fusion: Sequence[int] | None) -> tupl
     for before, index in zip((-1, *ends), ends, strict=False):
         if index <= before or index >= count:
             raise OptionError(
-                f"all_reduce_fusion: {ends} should grow and stay below {count}, the number of "
-                f"parameters; {index} does not"
+                f"all_reduce_fusion = {ends}: must ascend and stay below {count}, the number of "
+                f"parameters; {index} doesn't"
             )
     if not ends or ends[-1] != count - 1:
         ends.append(count - 1)
     begins = [0, *(end + 1 for end in ends[:-1])]
     return tuple(
-        _bucket(gradients, range(count - 1 - end, count - begin))
+        _form_bucket(gradients, range(count - 1 - end, count - begin))
         for begin, end in zip(reversed(begins), reversed(ends), strict=True)
     )
 
 
-def _bucket(gradients: Sequence[Gradient], members: Sequence[int]) -> Bucket:
+def _form_bucket(gradients: Sequence[Gradient], members: Sequence[int]) -> Bucket:
     return Bucket(tuple(members), sum(gradients[index][1] for index in members))
 
 
 def split_rounds(
     bucket: Bucket, gradients: Sequence[Gradient], rounds: Sequence[int]
 ) -> tuple[Bucket, ...]:
-    """Split a bucket by round, as with two optimizers of which one updates before the other.
+    """Split a bucket by round, since one of two optimizers may update before the other.
 
-    `rounds[i]` counts the rounds of updates that are over before gradient i is computed.
+    `rounds[i]` is the number of rounds of updates before gradient i is computed.
     """
     groups = groupby(bucket.gradients, key=rounds.__getitem__)
-    return tuple(_bucket(gradients, tuple(members)) for _, members in groups)
+    return tuple(_form_bucket(gradients, tuple(members)) for _, members in groups)
 
 
 @dataclass(frozen=True, slots=True)
 class AscendRates:
     """Rates of an Ascend chip: its cubes and memory, and HCCL's formulas for its links.
 
-    Sizes are of float32 arrays, of which the chip computes and moves halves; gradients are
-    all-reduced in float32.
+    Arguments are bytes of float32 arrays. The chip computes in float16, half the bytes, and
+    all-reduces gradients in float32.
     """
 
     hardware: Hardware
     cube_share: float = 0.5
-    """Share of the cubes' peak in products of a training step; assumed."""
+    """Share of the cubes' peak that products of a training step reach; assumed."""
     exposed_share: float = 1.0
-    """1 for one all-reduce after the backward pass; 0.63 with MindSpore's [85, 160] on ResNet-50,
-    by its published 23.61 and 22.00 ms, of which 4.40 are the all-reduce."""
+    """Share of gradients' collectives that the backward pass doesn't overlap: 1 for one all-reduce
+    after it. MindSpore's [85, 160] on ResNet-50 has 0.63 (23.61 and 22.00 ms, all-reduce 4.40)."""
     scatters_sums: bool = True
 
     @property
@@ -294,17 +285,20 @@ class AscendRates:
         return (hw.parameter_memory_gib + hw.feature_map_memory_gib) * 2**30
 
     def slowdown(self, devices: int) -> float:
-        """Return 1: no two devices share a chip."""
+        """Return 1, as no two devices share a chip."""
         return 1.0
 
     def compute_us(self, flops: float, nbytes: float) -> float:
-        """Microseconds of one kernel in float16 on the cubes."""
+        """Return the microseconds of one kernel in float16 on the cubes."""
         hw = self.hardware
-        cube = flops / 2 / (hw.peak_fp16_macs_per_us * self.cube_share)
-        return max(cube, nbytes / 2 / hw.hbm_bytes_per_us)
+        cube_us = flops / 2 / (hw.peak_fp16_macs_per_us * self.cube_share)
+        return max(cube_us, nbytes / 2 / hw.hbm_bytes_per_us)
 
     def collective_us(self, kind: CollectiveKind, nbytes: float, group: DeviceGroup) -> float:
-        """Microseconds of a collective. Raises GroupError for a group that servers can't hold."""
+        """Return the microseconds of a collective, with its launch.
+
+        Raises GroupError for a group that servers can't hold.
+        """
         hw = self.hardware
         if group.size == 1:
             return 0.0

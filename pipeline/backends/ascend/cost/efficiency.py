@@ -1,4 +1,4 @@
-"""Fitted constants of the chip that no document has, each class with its spread and source."""
+"""Constants of the cost model that are fitted to kernels, each class with its spread and source."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import yaml
 
 from pipeline.backends.ascend.chip.hardware import Hardware
-from pipeline.backends.ascend.chip.tasks import CostClass
+from pipeline.backends.ascend.chip.tasks import CostClass, Provenance
 from pipeline.core.errors import RunError
 
-Provenance = Literal["measured", "derived", "assumed"]
 EFFICIENCY_FILE = Path(__file__).parent / "efficiency.yaml"
 RATE_BOUNDS = (0.05, 4.0)
 CALIBRATION_FILE = Path(__file__).with_name("calibration.yaml")
@@ -28,14 +27,14 @@ GROUPS: Mapping[str, tuple[CostClass, ...]] = MappingProxyType(
         "depthwise": ("depthwise", "depthwise_input_grad", "depthwise_kernel_grad"),
     }
 )
-"""Classes that share a multiplier; those in no group keep the rates fitted to kernels."""
+"""Classes that share a multiplier. Other classes keep the rates fitted to kernels."""
 TRACED = ("products", "windows")
-"""Groups whose kernels were timed, in more than one network."""
+"""Groups with timed kernels from more than one network."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassEfficiency:
-    """Rate of a class of kernels: its work takes `1 / rate` of the time at the hardware's rates.
+    """Rate of a class of kernels, relative to the time of its work at the hardware's rates.
 
     `log_sd` is the spread of log(measured / modelled) from kernel to kernel.
     """
@@ -48,18 +47,19 @@ class ClassEfficiency:
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Numbers that all classes share. Those in `_cycles` are of one core."""
+    """Numbers that all classes share. Those in `_cycles` are for one core."""
 
     hbm_read: float
     """Rate of reads that miss the L2, relative to the sustained rate."""
     hbm_write: float
     l2_full: float
-    """Traffic since a buffer was written, in sizes of the L2, up to which it is wholly there."""
+    """Traffic since a buffer was touched up to which all of it is in the L2, in sizes of the L2."""
     l2_none: float
+    """Traffic from which none of it is."""
     cube_overlap: float
-    """Exponent of the sum of a product's stages: 1 adds them, infinity overlaps them."""
+    """Exponent of the p-norm of a product's stages: 1 adds them, infinity overlaps them."""
     few_channels: float
-    """Rate of a weight gradient whose input has fewer channels than a block, relative to others."""
+    """Factor of the rate of a weight gradient whose input has fewer channels than a block."""
     vector_overlap: float
     vector_rate: float
     """Lanes in use, relative to all lanes."""
@@ -71,12 +71,12 @@ class Constants:
     scatter_row_cycles: float
     minor_row_cycles: float
     pad_row_cycles: float
-    """One row that isn't whole blocks, padded on its way to FRACTAL_NZ."""
+    """Time of a row that isn't whole blocks, and is padded for FRACTAL_NZ."""
     slice_row_cycles: float
-    """One row of a matrix whose columns are sliced."""
+    """Time of a row of a matrix whose columns are sliced."""
     transpose_element_cycles: float
     transpose_square_cycles: float
-    """One square of 16 x 16 numbers of 16 bits, turned."""
+    """Time to transpose one square of 16 x 16 numbers of 16 bits."""
     bias_segment_cycles: float
     bias_bytes_per_cycle: float
     pool_block_cycles: float
@@ -93,16 +93,17 @@ class Efficiency:
     classes: Mapping[str, ClassEfficiency]
 
     def scale_rates(self, multipliers: Mapping[str, float]) -> Efficiency:
-        """Return the model with the rates of some classes multiplied, within the bounds.
+        """Return the model with the rates of some classes multiplied, within `RATE_BOUNDS`.
 
-        Raises RunError for an unknown class or a multiplier that is not positive.
+        Raises RunError for an unknown class or a multiplier that isn't positive.
         """
         classes = dict(self.classes)
         for name, multiplier in multipliers.items():
             if name not in classes:
-                raise RunError(f"no cost class {name!r}; there are {', '.join(sorted(classes))}")
+                names = ", ".join(sorted(classes))
+                raise RunError(f"cost class {name!r}: must be one of {names}")
             if not (math.isfinite(multiplier) and multiplier > 0):
-                raise RunError(f"rate multiplier of {name} is {multiplier}; give a positive number")
+                raise RunError(f"rate multiplier of {name} = {multiplier}: must be positive")
             low, high = RATE_BOUNDS
             rate = min(max(classes[name].rate * multiplier, low), high)
             classes[name] = replace(classes[name], rate=rate)
@@ -111,7 +112,7 @@ class Efficiency:
 
 @cache
 def load_efficiency(path: Path = EFFICIENCY_FILE) -> Efficiency:
-    """Return fitted constants from YAML. Raises RunError for an invalid file."""
+    """Return the fitted constants of a YAML file. Raises RunError for an invalid file."""
     try:
         document = yaml.safe_load(path.read_text())
         constants = Constants(
@@ -128,19 +129,21 @@ def load_efficiency(path: Path = EFFICIENCY_FILE) -> Efficiency:
     low, high = RATE_BOUNDS
     for name, entry in classes.items():
         if not low <= entry.rate <= high:
-            raise RunError(f"{path}: classes.{name}.rate is {entry.rate}; right is {low} to {high}")
+            problem = f"rate = {entry.rate}: must be from {low} to {high}"
+            raise RunError(f"{path}: classes.{name}.{problem}")
         if entry.provenance not in get_args(Provenance):
-            raise RunError(f"{path}: classes.{name}.provenance is {entry.provenance!r}")
+            problem = f"provenance = {entry.provenance}: must be one of {get_args(Provenance)}"
+            raise RunError(f"{path}: classes.{name}.{problem}")
     return Efficiency(constants, MappingProxyType(classes))
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Parameters fitted to published steps, on top of those fitted to kernels.
+    """Parameters fitted to published steps, in addition to the efficiency fitted to kernels.
 
-    `multipliers` are of the rates of groups. `task_us` is the time of every task of a graph beyond
-    the time of single kernels. `log_sd` is the spread of log(published / modelled) over held-out
-    families, `interval_scale` the factor that makes an 80 % interval cover 80 % of them.
+    `multipliers` scale the rates of groups. `task_us` is the time between tasks of a graph that
+    single kernels don't show. `log_sd` is the spread of log(published / modelled) over held-out
+    families. `interval_scale` scales the 80 % interval so that it covers 80 % of them.
     """
 
     efficiency: Efficiency
@@ -171,7 +174,10 @@ def calibrate_with(
 
 @cache
 def load_calibration(path: Path = CALIBRATION_FILE) -> Calibration:
-    """Return the calibration that comes with the package. Raises RunError for an invalid file."""
+    """Return the calibration of a file, the package's by default.
+
+    Raises RunError for an invalid file.
+    """
     try:
         fitted: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         return calibrate_with(

@@ -1,10 +1,9 @@
-"""Time of one execution of a task: stages from the hardware's figures, one fitted rate a class.
+"""Time of one execution of a task: us = floor + work, but at least the roofline.
 
-    us = floor + work        never below the roofline
-
-The work depends on the class's bound: the stages of a product, a streaming kernel's traffic and
-lanes, the segments that a pooling or a bias gradient walks, the rows that a gather picks. The form
-and its constants follow the kernels of public traces (`fit_kernels.py`).
+The work depends on the cost class: the stages of a product, a stream's traffic and lanes, the
+segments of a pooling or a bias gradient, the rows of a gather. It has the hardware's figures and
+one fitted rate for each class. Forms and constants are fitted to kernels of public traces
+(benchmarks/ascend_fit/fit_kernels.py).
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from pipeline.backends.ascend.chip.tasks import (
     Buffer,
     CubeWork,
     Task,
+    TaskBound,
     TaskGraph,
     TaskTime,
 )
@@ -26,18 +26,17 @@ from pipeline.backends.ascend.cost.tiling import (
     Product,
     TileChoice,
     Tiling,
-    default_choice,
-    image_parts,
-    product_of,
-    single_choice,
+    list_default_tilings,
+    pad_product,
+    split_images,
+    to_choice,
 )
 from pipeline.backends.ascend.cost.vector_work import (
-    Bound,
     CostContext,
     Work,
-    depthwise_work,
-    vector_product,
-    vector_work,
+    price_depthwise,
+    price_vector_product,
+    price_vector_work,
 )
 from pipeline.core.host.item_sizes import item_bytes
 
@@ -53,20 +52,20 @@ def price_tasks(
 ) -> tuple[TaskTime, ...]:
     """Return the time of one execution of every task, in their order.
 
-    `tiles` are tilings by index of the task, as AutoTune finds them; the others get the vendor's
-    rule of thumb. An `all_reduce` takes no time here: links have another model.
+    `tiles` are tilings from AutoTune by index of the task. Other products have the tiling of the
+    vendor's rule of thumb. An `all_reduce` has no time: `collectives.py` prices links.
     """
     efficiency = efficiency or load_efficiency()
     constants = efficiency.constants
     traffic = measure_traffic(graph, hw.l2_mib * 2**20, constants.l2_full, constants.l2_none)
     context = CostContext(hw, constants, graph.buffers, tiles or {})
     return tuple(
-        _price(index, task, transferred, context, efficiency)
+        _price_task(index, task, transferred, context, efficiency)
         for index, (task, transferred) in enumerate(zip(graph.tasks, traffic, strict=True))
     )
 
 
-def _price(
+def _price_task(
     index: int, task: Task, traffic: Traffic, context: CostContext, efficiency: Efficiency
 ) -> TaskTime:
     hw = context.hw
@@ -75,25 +74,25 @@ def _price(
         return TaskTime(0.0, 0.0, "link", entry.provenance)
     if task.cost_class == "ai_cpu" or task.engine == "ai_cpu":
         return TaskTime(hw.ai_cpu_task_us, 0.0, "ai_cpu", entry.provenance)
-    # The rate counts for a cube product's compute alone, else for all of the work.
+    # The rate applies to a cube product's compute alone, else to all of the work.
     if task.cube and task.cost_class in CUBE_CLASSES and not runs_on_vector(task):
         work = _cube_work(index, task, task.cube, traffic, context, entry.rate)
     elif task.cube and runs_on_vector(task):
-        work = vector_product(task.cube, hw)
+        work = price_vector_product(task.cube, hw)
     else:
         if task.cube and task.cost_class in DEPTHWISE_CLASSES:
-            work = depthwise_work(task.cube, traffic, context)
+            work = price_depthwise(task.cube, traffic, context)
         else:
-            work = vector_work(task, traffic, context)
+            work = price_vector_work(task, traffic, context)
         work = Work(work.us / entry.rate, work.bound, work.cores)
-    floor_us = floor_us_of(work.cores, hw)
-    roofline_us = roofline_us_of(task, traffic, hw)
-    bound: Bound = "floor" if floor_us > work.us else work.bound
+    floor_us = compute_floor_us(work.cores, hw)
+    roofline_us = compute_roofline_us(task, traffic, hw)
+    bound: TaskBound = "floor" if floor_us > work.us else work.bound
     return TaskTime(max(floor_us + work.us, roofline_us), roofline_us, bound, entry.provenance)
 
 
-def roofline_us_of(task: Task, traffic: Traffic, hw: Hardware) -> float:
-    """Return the time at peak rates: useful products, traffic of device memory, of the L2.
+def compute_roofline_us(task: Task, traffic: Traffic, hw: Hardware) -> float:
+    """Return the time at peak rates: the longest of products, device memory and L2 traffic.
 
     A task's output may stay in the L2, up to the L2's size.
     """
@@ -108,14 +107,14 @@ def roofline_us_of(task: Task, traffic: Traffic, hw: Hardware) -> float:
     )
 
 
-def floor_us_of(cores: float, hw: Hardware) -> float:
-    """Return the floor, linear from the shortest kernel on one core to the one on all cores."""
+def compute_floor_us(cores: float, hw: Hardware) -> float:
+    """Return the time of an empty kernel, interpolated between one core and all cores."""
     span_us = max(hw.task_floor_all_cores_us - hw.task_floor_one_core_us, 0.0)
     return hw.task_floor_one_core_us + span_us * min(cores / hw.ai_cores_count, 1.0)
 
 
 def runs_on_vector(task: Task) -> bool:
-    """Return whether a product's operands don't fit the cube; convolutions are cast for it."""
+    """Return whether the cube doesn't support a product's type. Convolutions are cast for it."""
     if task.cube is None or task.cost_class != "matmul":
         return False
     return task.cube.dtype in ("float32", "float64", "int32", "int64")
@@ -124,20 +123,20 @@ def runs_on_vector(task: Task) -> bool:
 def _cube_work(
     index: int, task: Task, work: CubeWork, traffic: Traffic, context: CostContext, rate: float
 ) -> Work:
-    """Return the work of the fastest tiling that the vendor's rule, or AutoTune, may choose.
+    """Return the work of AutoTune's tiling, else of the vendor's fastest default tiling.
 
-    Equal parts of a weight gradient's images, one after the other, are taken if they are faster.
+    If equal parts of a weight gradient's images, one after the other, are faster, return theirs.
     """
-    product = task_product(task, work, context.buffers)
+    product = to_product(task, work, context.buffers)
     if task.cost_class == "conv_kernel_grad" and work.batch == 1:
         # The first layer's weight gradient is slower than its padding explains.
-        few_channels = work.m // work.taps < CHANNEL_BLOCK
-        rate *= context.constants.few_channels if few_channels else 1.0
+        has_few_channels = work.m // work.taps < CHANNEL_BLOCK
+        rate *= context.constants.few_channels if has_few_channels else 1.0
     if index in context.tiles:
-        choice = single_choice(context.tiles[index], product, context.hw)
+        choice = to_choice(context.tiles[index], product, context.hw)
         return _chosen_work(choice, traffic, context, rate)
-    best = _chosen_work(default_choice(product, context.hw), traffic, context, rate)
-    for count, choice in image_parts(product, context.hw):
+    best = _chosen_work(list_default_tilings(product, context.hw), traffic, context, rate)
+    for count, choice in split_images(product, context.hw):
         share = Traffic(traffic.l2_bytes / count, traffic.hbm_bytes / count, traffic.write_bytes)
         part = _chosen_work(choice, share, context, rate)
         if part.us * count < best.us:
@@ -146,7 +145,7 @@ def _cube_work(
 
 
 def _chosen_work(choice: TileChoice, traffic: Traffic, context: CostContext, rate: float) -> Work:
-    """Return the stages of the fastest tiling, with traffic as slow as device memory makes it."""
+    """Return the work of the fastest tiling, whose traffic device memory may slow down."""
     hw = context.hw
     constants = context.constants
     clock = hw.ai_core_clock_mhz
@@ -154,7 +153,7 @@ def _chosen_work(choice: TileChoice, traffic: Traffic, context: CostContext, rat
     write_us = traffic.write_bytes / (hw.hbm_bytes_per_us * constants.hbm_write)
     at, cycles = choice.fastest(constants.cube_overlap, rate, read_us * clock, write_us * clock)
     cube, load, l2, out = (float(stage[at]) / clock for stage in choice.stages)
-    stages: tuple[tuple[float, Bound], ...] = (
+    stages: tuple[tuple[float, TaskBound], ...] = (
         (max(cube, load) / rate, "cube"),
         (max(l2, out), "l2"),
         (max(read_us, write_us), "memory"),
@@ -162,9 +161,9 @@ def _chosen_work(choice: TileChoice, traffic: Traffic, context: CostContext, rat
     return Work(cycles / clock, max(stages)[1], float(choice.rows[at, :4].prod()))
 
 
-def task_product(task: Task, work: CubeWork, buffers: tuple[Buffer, ...]) -> Product:
-    """Return a cube task in fractals: outputs give the width, inputs the number of images."""
+def to_product(task: Task, work: CubeWork, buffers: tuple[Buffer, ...]) -> Product:
+    """Return a cube task in fractals, with its output's element size and number of images."""
     out_bytes = item_bytes(buffers[task.writes[0]].dtype) if task.writes else 2
     shapes = [buffers[index].shape for index in task.reads]
     images = max((shape[0] for shape in shapes if len(shape) >= 3), default=1)
-    return product_of(work, task.cost_class, out_bytes, images)
+    return pad_product(work, task.cost_class, out_bytes, images)

@@ -1,7 +1,7 @@
 """A matrix product on the cube units: its split over cores and its tiles.
 
-All sizes are in fractals, blocks of 16 x 16 float16 (512 bytes): the cube multiplies two in a
-cycle. Rates and sizes are from CANN's platform file (AICoreSpec, AICoreMemoryRates).
+All sizes are in fractals, blocks of 16 x 16 float16 (512 bytes). The cube multiplies two fractals
+in a cycle. Rates and sizes are from CANN's platform file (AICoreSpec, AICoreMemoryRates).
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ BUFFERS_COUNT = 2
 MAD_HEAD_CYCLES = 6
 """Cycles to start a multiply-add instruction (pto-isa's public cost model of `mad`)."""
 DEFAULT_BLOCK_COLUMNS = 16
+"""Most columns, in fractals, of an output block by the rule of thumb."""
 BUSY_CORES = 0.75
-"""Share of the cores under which the rule of thumb looks for another split."""
+"""Share of busy cores below which the rule of thumb tries another split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
     """A cube task in fractals: `batch` times (m x k) by (k x n).
 
-    `expansion` is the factor by which im2col makes the left operand larger than it is in memory;
-    `out_bytes` are of an element of the output. `images` is the number of parts into which
-    the vendor splits the depth of a weight gradient, adding them up in memory; 0 elsewhere.
+    `expansion` is the factor by which im2col makes the left operand larger than it is in memory.
+    `out_bytes` is the size of an element of the output. `images` is the number of parts into which
+    the vendor splits the depth of a weight gradient, to be added in memory; 0 for other products.
     """
 
     batch: int
@@ -48,7 +49,10 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Cores that share the batch, rows, depth and columns; the block of the output in the L0C."""
+    """Numbers of cores that share the batch, rows, depth and columns, and the output block.
+
+    The block of rows x columns, in fractals, is in the L0C.
+    """
 
     cores_batch: int
     cores_m: int
@@ -58,36 +62,40 @@ class Tiling:
     block_n: int
 
 
-def product_of(work: CubeWork, cost_class: str, out_bytes: int = 2, images: int = 1) -> Product:
-    """Return padded fractals of a task: the channels of each convolution tap are padded apart.
+def pad_product(work: CubeWork, cost_class: str, out_bytes: int = 2, images: int = 1) -> Product:
+    """Return a task in padded fractals. The channels of each tap are padded separately.
 
-    A 1 x 1 input gradient skips the zeros that a stride puts between rows; others multiply them.
-    `images` counts the batch, which a weight gradient sums over.
+    A 1 x 1 input gradient skips the zeros that a stride puts between rows, others multiply them.
+    `images` is the batch size, which a weight gradient sums over.
     """
-    m, k, n = map(_blocks, (work.m, work.k, work.n))
+    m, k, n = map(_count_blocks, (work.m, work.k, work.n))
     reuse = max(work.taps / work.stride, 1.0)
     if cost_class == "conv_kernel_grad":
-        m = work.taps * _blocks(work.m // work.taps)
+        m = work.taps * _count_blocks(work.m // work.taps)
         return Product(work.batch, m, k, n, reuse, 4, max(images, 1))
     if cost_class in ("conv", "conv_input_grad"):
-        k = work.taps * _blocks(work.k // work.taps)
+        k = work.taps * _count_blocks(work.k // work.taps)
     if cost_class == "conv_input_grad":
         # A strided 1 x 1 convolution reads only some of the rows.
         share = work.macs / (work.batch * work.m * work.k * work.n)
         strided = work.taps == 1 and share < 1
         rows = max(math.ceil(work.m * share), 1) if strided else work.m
-        m = _blocks(rows)
+        m = _count_blocks(rows)
         reuse = max(rows * work.taps * work.stride / work.m, 1.0)
     return Product(work.batch, m, k, n, reuse, out_bytes)
 
 
-def _blocks(length: int) -> int:
+def _count_blocks(length: int) -> int:
     return max(-(-length // EDGE), 1)
 
 
 @dataclass(frozen=True, eq=False)
 class TileChoice:
-    """Tilings to choose from, one a row, and the cycles of their stages."""
+    """Tilings to choose from.
+
+    `rows` has shape (tilings, 6), with the fields of `Tiling`. `stages` are the cycles (tilings,)
+    of the cube, of loads into L0, of reads and of writes.
+    """
 
     rows: NDArray[np.float64]
     stages: tuple[NDArray[np.float64], ...]
@@ -95,51 +103,51 @@ class TileChoice:
     def fastest(
         self, overlap: float, rate: float, read_cycles: float, write_cycles: float
     ) -> tuple[int, float]:
-        """Return the row of the fastest tiling and its cycles, with the memory's as they are."""
-        cycles = total_cycles(self.stages, overlap, read_cycles, write_cycles, rate)
+        """Return the row of the fastest tiling and its cycles, as in `sum_cycles`."""
+        cycles = sum_cycles(self.stages, overlap, read_cycles, write_cycles, rate)
         at = int(cycles.argmin())
         return at, float(cycles[at])
 
 
 @cache
-def default_choice(product: Product, hw: Hardware) -> TileChoice:
+def list_default_tilings(product: Product, hw: Hardware) -> TileChoice:
     """Return the tilings among which the vendor's rule of thumb chooses."""
-    rows = _default_candidates(product, hw)
-    return TileChoice(rows, stage_cycles(product, hw, rows))
+    rows = _list_default_rows(product, hw)
+    return TileChoice(rows, compute_stage_cycles(product, hw, rows))
 
 
 @cache
-def default_tiling(product: Product, hw: Hardware, overlap: float) -> Tiling:
-    """Return the vendor's rule of thumb: images first if the depth can be split, then area.
+def choose_default_tiling(product: Product, hw: Hardware, overlap: float) -> Tiling:
+    """Return the tiling of the vendor's rule of thumb: the default tiling of the fewest cycles.
 
-    `overlap` is the exponent by which the stages are summed.
+    `overlap` is the exponent of the sum of stages, as in `sum_cycles`.
     """
-    choice = default_choice(product, hw)
-    return tiling_of(choice.rows[int(total_cycles(choice.stages, overlap).argmin())])
+    choice = list_default_tilings(product, hw)
+    return to_tiling(choice.rows[int(sum_cycles(choice.stages, overlap).argmin())])
 
 
-def single_choice(tiling: Tiling, product: Product, hw: Hardware) -> TileChoice:
+def to_choice(tiling: Tiling, product: Product, hw: Hardware) -> TileChoice:
     """Return a choice of one tiling."""
-    rows = row_of(tiling)
-    return TileChoice(rows, stage_cycles(product, hw, rows))
+    rows = to_row(tiling)
+    return TileChoice(rows, compute_stage_cycles(product, hw, rows))
 
 
 @cache
-def image_parts(product: Product, hw: Hardware) -> tuple[tuple[int, TileChoice], ...]:
-    """Return the equal parts into which a weight gradient's images can be split, with tilings.
+def split_images(product: Product, hw: Hardware) -> tuple[tuple[int, TileChoice], ...]:
+    """Return numbers of equal parts of a weight gradient's images, with the tilings of a part.
 
-    Each is the number of parts, a power of two, and the tilings of one. The rule of thumb may suit
-    a part better than the whole; a scheduler can add up the parts one after the other. Tilings of
-    which no stage is shorter than in some tiling of the whole are left out.
+    The numbers are powers of two. The rule of thumb may suit a part better than the whole, and the
+    parts can run one after the other. Tilings without a stage that is shorter than in all tilings
+    of the whole are left out.
     """
-    stages = _parallel_stages(default_choice(product, hw))
+    stages = _stack_stages(list_default_tilings(product, hw))
     parts = []
     count = 2
     while product.images and product.images % count == 0:
         images = product.images // count
         part = replace(product, k=math.ceil(product.k / count), images=images)
-        choice = default_choice(part, hw)
-        part_stages = count * _parallel_stages(choice)
+        choice = list_default_tilings(part, hw)
+        part_stages = count * _stack_stages(choice)
         slower = np.all(stages[:, None, :] <= part_stages[:, :, None], axis=0)
         useful = np.logical_not(np.any(slower, axis=1))
         if useful.any():
@@ -149,33 +157,33 @@ def image_parts(product: Product, hw: Hardware) -> tuple[tuple[int, TileChoice],
     return tuple(parts)
 
 
-def _parallel_stages(choice: TileChoice) -> NDArray[np.float64]:
-    """Return the stages that run side by side, one a row: (3, tilings)."""
+def _stack_stages(choice: TileChoice) -> NDArray[np.float64]:
+    """Return the stages that run in parallel: shape (3, tilings)."""
     cube, load, l2, out = choice.stages
     return np.stack([np.maximum(cube, load), l2, out])
 
 
-def row_of(tiling: Tiling) -> NDArray[np.float64]:
-    """Return a tiling as the only row of an array of candidates."""
+def to_row(tiling: Tiling) -> NDArray[np.float64]:
+    """Return a tiling as an array of one row, (1, 6)."""
     return np.array([astuple(tiling)], dtype=np.float64)
 
 
-def tiling_of(row: NDArray[np.float64]) -> Tiling:
-    """Return the tiling of a row of candidates."""
+def to_tiling(row: NDArray[np.float64]) -> Tiling:
+    """Return the tiling of a row, (6,)."""
     return Tiling(*(int(value) for value in row))
 
 
-def total_cycles(
+def sum_cycles(
     stages: tuple[NDArray[np.float64], ...],
     overlap: float,
     read_cycles: float = 0.0,
     write_cycles: float = 0.0,
     rate: float = 1.0,
 ) -> NDArray[np.float64]:
-    """Return the cycles of a product: cube beside L0 loads, reads, writes, summed by a p-norm.
+    """Return the cycles of each tiling: the p-norm of cube with L0 loads, reads, and writes.
 
-    Reads and writes are as slow as device memory makes them: `read_cycles`, `write_cycles`; the
-    cube is slower than its peak by `rate`.
+    Reads and writes take at least the `read_cycles` and `write_cycles` of device memory. `rate` is
+    the cube's rate relative to its peak.
     """
     cube, load, l2, out = stages
     parts = np.stack(
@@ -184,10 +192,10 @@ def total_cycles(
     return np.asarray((parts**overlap).sum(axis=0) ** (1 / overlap))
 
 
-def stage_cycles(
+def compute_stage_cycles(
     product: Product, hw: Hardware, rows: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], ...]:
-    """Return cycles (cube, load, l2, out) of the busiest core, for each candidate row."""
+    """Return the cycles (cube, load, l2, out) of the busiest core, for each row of tilings."""
     cores_batch, cores_m, cores_k, cores_n, block_m, block_n = rows.T
     times = np.ceil(product.batch / cores_batch)
     m = np.ceil(product.m / cores_m)
@@ -195,7 +203,7 @@ def stage_cycles(
     n = np.ceil(product.n / cores_n)
     passes_m = np.ceil(m / block_m)
     passes_n = np.ceil(n / block_n)
-    depth = _tile_depth(hw, np.minimum(m, block_m), np.minimum(n, block_n))
+    depth = _compute_tile_depth(hw, np.minimum(m, block_m), np.minimum(n, block_n))
     heads = passes_m * passes_n * np.ceil(k / depth) * MAD_HEAD_CYCLES
     cube = m * k * n * 4096 / hw.cube_fp16_macs_per_cycle + heads
     a_bytes = m * k * FRACTAL_BYTES
@@ -216,17 +224,17 @@ def stage_cycles(
     return cube * times, load * times, l2 * times, out * times
 
 
-def _tile_depth(
+def _compute_tile_depth(
     hw: Hardware, m: NDArray[np.float64], n: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the fractals of depth that fit the L0A and L0B twice."""
-    a = hw.l0a_kib * 1024 / BUFFERS_COUNT / FRACTAL_BYTES // m
-    b = hw.l0b_kib * 1024 / BUFFERS_COUNT / FRACTAL_BYTES // n
-    return np.maximum(np.minimum(a, b), 1)
+    """Return the depth in fractals of tiles that fit the L0A and L0B twice."""
+    l0a_depth = hw.l0a_kib * 1024 / BUFFERS_COUNT / FRACTAL_BYTES // m
+    l0b_depth = hw.l0b_kib * 1024 / BUFFERS_COUNT / FRACTAL_BYTES // n
+    return np.maximum(np.minimum(l0a_depth, l0b_depth), 1)
 
 
-def blocks_of(hw: Hardware) -> tuple[tuple[int, int], ...]:
-    """Return output blocks (rows, columns) that fit: columns are powers of two, rows the rest.
+def list_blocks(hw: Hardware) -> tuple[tuple[int, int], ...]:
+    """Return output blocks (rows, columns) that fit. Columns are powers of two, rows the most.
 
     The area is bounded by the L0C, rows by the L0A and columns by the L0B.
     """
@@ -238,23 +246,23 @@ def blocks_of(hw: Hardware) -> tuple[tuple[int, int], ...]:
     return tuple((min(area // n, most_m), n) for n in columns)
 
 
-def _default_candidates(product: Product, hw: Hardware) -> NDArray[np.float64]:
+def _list_default_rows(product: Product, hw: Hardware) -> NDArray[np.float64]:
     cores = int(hw.ai_cores_count)
     shared = min(cores, product.batch)
     left = cores // shared
-    block = max((b for b in blocks_of(hw) if b[1] <= DEFAULT_BLOCK_COLUMNS), key=lambda b: b[1])
+    block = max((b for b in list_blocks(hw) if b[1] <= DEFAULT_BLOCK_COLUMNS), key=lambda b: b[1])
     rows = [
         (shared, m, k, min(left // k // m, product.n), *block)
-        for k in _depth_parts(left, min(left, product.k, max(product.images, 1)))
+        for k in _list_depth_parts(left, min(left, product.k, max(product.images, 1)))
         for m in range(1, min(left // k, product.m) + 1)
     ]
     return np.array(rows, dtype=np.float64)
 
 
-def _depth_parts(cores: int, images: int) -> list[int]:
-    """Return the parts into which the depth may be split: the images, or halves of their number.
+def _list_depth_parts(cores: int, images: int) -> list[int]:
+    """Return numbers of parts of the depth: the number of images, then its halves.
 
-    Halves are tried while cores stay idle, as 14 of 32 do if each of 18 has an image.
+    Halves are tried while too many cores are idle: with 18 images 14 of 32 cores are.
     """
     parts = [images]
     while parts[-1] > 1 and parts[-1] * (cores // parts[-1]) < BUSY_CORES * cores:
@@ -263,8 +271,8 @@ def _depth_parts(cores: int, images: int) -> list[int]:
 
 
 @cache
-def _search_space(cores: int, blocks: tuple[tuple[int, int], ...]) -> NDArray[np.float64]:
-    """Return every split of up to `cores` cores over m, k, n with every block."""
+def _list_splits(cores: int, blocks: tuple[tuple[int, int], ...]) -> NDArray[np.float64]:
+    """Return all splits of up to `cores` cores over m, k, n with all blocks: rows of `Tiling`."""
     splits = [
         (m, k, n)
         for m in range(1, cores + 1)
@@ -274,12 +282,12 @@ def _search_space(cores: int, blocks: tuple[tuple[int, int], ...]) -> NDArray[np
     return np.array([(1, *s, *b) for s in splits for b in blocks], dtype=np.float64)
 
 
-def candidates(product: Product, hw: Hardware) -> NDArray[np.float64]:
-    """Return rows (cores of batch, m, k, n, block rows, block columns) that a search may try."""
+def list_tilings(product: Product, hw: Hardware) -> NDArray[np.float64]:
+    """Return the tilings that a search may try: shape (tilings, 6), the fields of `Tiling`."""
     cores = int(hw.ai_cores_count)
-    rows_by_split = [_default_candidates(product, hw)]
+    rows_by_split = [_list_default_rows(product, hw)]
     for shared in sorted({1, min(cores, product.batch)}):
-        rows = _search_space(cores // shared, blocks_of(hw)).copy()
+        rows = _list_splits(cores // shared, list_blocks(hw)).copy()
         rows[:, 0] = shared
         limits = np.array([product.batch, product.m, product.k, product.n], dtype=np.float64)
         rows[:, :4] = np.minimum(rows[:, :4], limits)

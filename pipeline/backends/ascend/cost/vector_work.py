@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Literal
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.tasks import (
@@ -15,14 +14,14 @@ from pipeline.backends.ascend.chip.tasks import (
     CubeWork,
     Permutation,
     Task,
-    permutation_of,
+    TaskBound,
+    simplify_permutation,
 )
 from pipeline.backends.ascend.cost.efficiency import Constants
 from pipeline.backends.ascend.cost.l2_cache import Traffic
 from pipeline.backends.ascend.cost.tiling import Tiling
 from pipeline.core.host.item_sizes import item_bytes
 
-Bound = Literal["cube", "vector", "memory", "l2", "floor", "ai_cpu", "link"]
 BLOCK_BYTES = 32
 """The unit of a transfer between memory and a core's buffers (INI-A: ubblock_size)."""
 
@@ -30,29 +29,29 @@ UNIFIED_BUFFER_BYTES = 256 * 1024
 """The vector unit's buffer of a core (INI-A)."""
 
 BIAS_CHANNELS_PER_CORE = 8
-"""Sums of float32 in a block of 32 bytes."""
+"""Float32 sums in a block of 32 bytes."""
 
 FLOAT16_BYTES = 2
 CONVERSIONS = 2
-"""To float32 and back."""
+"""Operations that convert to float32 and back."""
 
 NORMALISATION_PASSES = 3.0
-"""Operations for each element of a batch normalisation kernel. Scale and shift are one multiply-add
-with numbers of the channel, as are the sums; the backward pass has two and a mask."""
+"""Most operations per element of a batch normalisation kernel. Scale and shift are one multiply-add
+with numbers of the channel, and so are the sums. The backward pass has two and a mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Time of a task beyond its floor at the hardware's rates, and its bound."""
+    """Time of a task beyond its floor, its bound, and the cores in use."""
 
     us: float
-    bound: Bound
+    bound: TaskBound
     cores: float
 
 
 @dataclass(frozen=True, slots=True)
 class CostContext:
-    """Inputs of one task's price besides the task itself. `tiles` are by index of the task."""
+    """Inputs of a task's price besides the task. `tiles` are by index of the task."""
 
     hw: Hardware
     constants: Constants
@@ -64,7 +63,7 @@ WalkTime = tuple[float, float]
 """Microseconds of the vector unit, and the cores in use."""
 
 
-def join(*parts_us: float, power: float) -> float:
+def sum_by_norm(*parts_us: float, power: float) -> float:
     """Return the p-norm of parallel parts: their sum at power 1, the largest at infinity."""
     largest = max(parts_us)
     if largest <= 0:
@@ -72,16 +71,16 @@ def join(*parts_us: float, power: float) -> float:
     return float(largest * sum((part / largest) ** power for part in parts_us) ** (1 / power))
 
 
-def vector_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
-    """Return the work of any task of the vector unit but products."""
-    walk_us, cores = RULES.get(task.cost_class, _stream)(task, traffic, context)
+def price_vector_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
+    """Return the work of a task of the vector unit that isn't a product."""
+    walk_us, cores = RULES.get(task.cost_class, _price_stream)(task, traffic, context)
     return _join_traffic(walk_us, traffic, context, cores)
 
 
-def vector_product(work: CubeWork, hw: Hardware) -> Work:
-    """Return the work of float32 products: 16 rows a core at the rate of one core's vector unit.
+def price_vector_product(work: CubeWork, hw: Hardware) -> Work:
+    """Return the work of a float32 product: 16 rows a core at the rate of its vector unit.
 
-    The trace of 2020 has products of 2 rows on one core and products of 4096 rows on all.
+    The trace of 2020 has products of 2 rows on one core and products of 4096 rows on all cores.
     """
     parts = work.batch * math.ceil(work.m / CHANNEL_BLOCK)
     cores = min(hw.ai_cores_count, parts)
@@ -89,10 +88,10 @@ def vector_product(work: CubeWork, hw: Hardware) -> Work:
     return Work(macs / (hw.fp32_matmul_gmacs_per_s * 1e3), "vector", cores)
 
 
-def depthwise_work(work: CubeWork, traffic: Traffic, context: CostContext) -> Work:
-    """Return the work of depthwise convolutions: a lane of the vector unit for each multiply-add.
+def price_depthwise(work: CubeWork, traffic: Traffic, context: CostContext) -> Work:
+    """Return the work of a depthwise convolution: one operation of a lane for each multiply-add.
 
-    As many lanes are in use as in any vector kernel (`vector_rate`), with a pass for each tap.
+    As many lanes are in use as in other vector kernels (`vector_rate`).
     """
     lane_bytes = work.macs * item_bytes(work.dtype)
     lanes_us = lane_bytes / (context.hw.vector_bytes_per_us * context.constants.vector_rate)
@@ -100,18 +99,18 @@ def depthwise_work(work: CubeWork, traffic: Traffic, context: CostContext) -> Wo
 
 
 def _join_traffic(walk_us: float, traffic: Traffic, context: CostContext, cores: float) -> Work:
-    """Join traffic, reads and writes in turn at the cores' ports, with the vector unit's time."""
+    """Return the work of traffic and of the vector unit's time `walk_us`, which overlap."""
     hw = context.hw
     constants = context.constants
     hbm_us = traffic.hbm_bytes / (hw.hbm_bytes_per_us * constants.hbm_read)
     hbm_us += traffic.write_bytes / (hw.hbm_bytes_per_us * constants.hbm_write)
     l2_bytes_per_us = hw.ai_cores_count * hw.ai_core_clock_mhz * hw.l2_read_bytes_per_cycle
     l2_us = traffic.l2_bytes / l2_bytes_per_us
-    us = join(walk_us, hbm_us + l2_us, power=constants.vector_overlap)
-    # A kernel on few cores is held up at their ports.
+    us = sum_by_norm(walk_us, hbm_us + l2_us, power=constants.vector_overlap)
+    # A kernel on few cores is limited by their ports.
     port_bytes_per_us = cores * hw.core_bytes_per_cycle * hw.ai_core_clock_mhz
     us = max(us, max(traffic.read_bytes, traffic.write_bytes) / port_bytes_per_us)
-    stages: tuple[tuple[float, Bound], ...] = (
+    stages: tuple[tuple[float, TaskBound], ...] = (
         (walk_us, "vector"),
         (hbm_us, "memory"),
         (l2_us, "l2"),
@@ -119,11 +118,11 @@ def _join_traffic(walk_us: float, traffic: Traffic, context: CostContext, cores:
     return Work(us, max(stages)[1], cores)
 
 
-def _lanes_us(task: Task, context: CostContext) -> float:
-    """Return the time of the vector unit's lanes.
+def _compute_lanes_us(task: Task, context: CostContext) -> float:
+    """Return the microseconds of the vector unit's lanes.
 
-    Kernels that divide, or take roots or exponentials, do so in float32, with a conversion on the
-    way in and out: dividing 4.9 million float16 takes 48 us in the trace of 2023, subtracting 21.
+    Divisions, roots and exponentials are computed in float32, with conversions of float16: in the
+    trace of 2023 dividing 4.9 million float16 takes 48 us, subtracting them takes 21 us.
     """
     work = task.vector
     constants = context.constants
@@ -140,76 +139,78 @@ def _lanes_us(task: Task, context: CostContext) -> float:
     return lane_bytes / (context.hw.vector_bytes_per_us * constants.vector_rate)
 
 
-def _num_cores(traffic: Traffic, context: CostContext) -> float:
+def _count_cores(traffic: Traffic, context: CostContext) -> float:
     cores = math.ceil(max(traffic.read_bytes, traffic.write_bytes) / context.constants.core_bytes)
     return min(context.hw.ai_cores_count, max(cores, 1))
 
 
-def _walk(chunks: float, cores: float, chunk_cycles: float, hw: Hardware) -> WalkTime:
-    """Return the time of equal chunks of work on the cores, one after another on each core."""
+def _walk_chunks(chunks: float, cores: float, chunk_cycles: float, hw: Hardware) -> WalkTime:
+    """Return the time of equal chunks of work, one after another on each core."""
     return math.ceil(chunks / cores) * chunk_cycles / hw.ai_core_clock_mhz, cores
 
 
-def _stream(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
-    """Price a stream: lanes of the vector unit beside the traffic."""
-    return _lanes_us(task, context), _num_cores(traffic, context)
+def _price_stream(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
+    """Price the lanes of a stream. Traffic overlaps them."""
+    return _compute_lanes_us(task, context), _count_cores(traffic, context)
 
 
-def _walk_segments(segments: int, cores: float, traffic: Traffic, context: CostContext) -> WalkTime:
-    """Price sums over segments of what is read, such as the plane of a channel of an image."""
+def _price_segments(
+    segments: int, cores: float, traffic: Traffic, context: CostContext
+) -> WalkTime:
+    """Price sums over equal segments of the input, such as planes of an image's channels."""
     constants = context.constants
     cycles = constants.bias_segment_cycles
     cycles += traffic.read_bytes / segments / constants.bias_bytes_per_cycle
-    return _walk(segments, cores, cycles, context.hw)
+    return _walk_chunks(segments, cores, cycles, context.hw)
 
 
-def _bias_grad(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
-    """Price a bias gradient: a matrix is streamed, a feature map walked by image and channel."""
+def _price_bias_grad(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
+    """Price a bias gradient: a stream of a matrix, or segments by image and channel of a map."""
     source = context.buffers[task.reads[0]]
     if len(source.shape) <= 2:
-        return _stream(task, traffic, context)
+        return _price_stream(task, traffic, context)
     channels = max(math.prod(context.buffers[task.writes[0]].shape), 1)
     segments = source.shape[0] * channels
     segment_bytes = traffic.read_bytes / segments
-    cores = bias_cores(channels, source.shape[0], segment_bytes, context.hw)
-    return _walk_segments(segments, cores, traffic, context)
+    cores = count_bias_cores(channels, source.shape[0], segment_bytes, context.hw)
+    return _price_segments(segments, cores, traffic, context)
 
 
-def bias_cores(channels: int, images: int, segment_bytes: float, hw: Hardware) -> float:
+def count_bias_cores(channels: int, images: int, segment_bytes: float, hw: Hardware) -> float:
     """Return the cores of a bias gradient: by channel, and by image if planes can be split.
 
-    8 sums of float32 are a block of 32 bytes, which one core owns: 64, 192 and 256 channels of
-    57 x 57 and 13 x 13 ran on 8, 24 and 32 cores in the trace of 2023. 128 channels of 28 x 28,
-    planes of whole blocks, ran on 32: cores share the images and add up in memory, which is why
-    MemSet clears the sums. Planes that no core's buffer holds twice are split anyway.
+    Each core has a block of 32 bytes, 8 float32 sums: in the trace of 2023, 64, 192 and 256
+    channels of 57 x 57 and 13 x 13 ran on 8, 24 and 32 cores. 128 channels of 28 x 28, planes of
+    whole blocks, ran on 32: the cores share the images, and add to sums in memory that MemSet
+    clears. Planes that don't fit a core's buffer twice are split too.
     """
     by_channel = math.ceil(channels / BIAS_CHANNELS_PER_CORE)
     splits_planes = segment_bytes % BLOCK_BYTES == 0 or segment_bytes > UNIFIED_BUFFER_BYTES / 2
     return min(hw.ai_cores_count, by_channel * images if splits_planes else by_channel)
 
 
-def _reduce(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
+def _price_reduce(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
     """Price a sum: a stream, except means over the planes of plain feature maps.
 
-    These, of squeeze-and-excitation in eager frameworks, walk one image and channel after another
-    as a bias gradient does, whose kernels the trace of 2023 has; blocks of channels stream.
+    Such means, of squeeze-and-excitation in eager frameworks, are priced as a bias gradient: by
+    segments of image and channel.
     """
     maps = [context.buffers[index] for index in task.reads]
     source = max(maps, key=lambda buffer: math.prod(buffer.shape), default=None)
     if source is None or source.layout != "ND" or len(source.shape) != 4:
-        return _stream(task, traffic, context)
+        return _price_stream(task, traffic, context)
     planes = math.prod(source.shape[:2])
     sums = math.prod(context.buffers[task.writes[0]].shape)
     if sums != planes or math.prod(source.shape) == sums:
-        return _stream(task, traffic, context)
-    return _walk_segments(planes, min(context.hw.ai_cores_count, planes), traffic, context)
+        return _price_stream(task, traffic, context)
+    return _price_segments(planes, min(context.hw.ai_cores_count, planes), traffic, context)
 
 
-def _pool(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
-    """Price a pooling, which walks blocks of one image and 16 channels, tap by tap.
+def _price_pool(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
+    """Price a pooling: blocks of one image and 16 channels, tap by tap.
 
-    The three maxima of the AlexNet trace and their gradients (msprof, 2023) are linear in the
-    pooled positions, not in the positions of the larger map: windows that overlap more cost more.
+    The times of the three maxima of the AlexNet trace and of their gradients (msprof, 2023) are
+    linear in the pooled positions, not in the positions of the larger map.
     """
     constants = context.constants
     shapes = [context.buffers[index].shape for index in (*task.reads, *task.writes)]
@@ -221,10 +222,10 @@ def _pool(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
         cycles = constants.pool_grad_block_cycles + taps * constants.pool_grad_tap_cycles
     else:
         cycles = constants.pool_block_cycles + taps * constants.pool_tap_cycles
-    return _walk(blocks, min(context.hw.ai_cores_count, blocks), cycles, context.hw)
+    return _walk_chunks(blocks, min(context.hw.ai_cores_count, blocks), cycles, context.hw)
 
 
-def _pick_rows(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
+def _price_picked_rows(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
     """Price a gather or scatter: a latency for each index, or for each row of the output."""
     buffers = context.buffers
     indices = [buffers[index] for index in task.reads if "int" in buffers[index].dtype]
@@ -233,98 +234,93 @@ def _pick_rows(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
         shape = min(indices, key=lambda buffer: buffer.nbytes).shape
     rows = max(math.prod(shape), 1)
     constants = context.constants
-    gather = task.cost_class == "gather"
-    cycles = constants.gather_row_cycles if gather else constants.scatter_row_cycles
-    return _walk(rows, min(context.hw.ai_cores_count, rows), cycles, context.hw)
+    is_gather = task.cost_class == "gather"
+    cycles = constants.gather_row_cycles if is_gather else constants.scatter_row_cycles
+    return _walk_chunks(rows, min(context.hw.ai_cores_count, rows), cycles, context.hw)
 
 
-def _copy(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
+def _price_copy(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
     """Price a copy: a stream, except slices of a plain matrix's columns.
 
-    Slice takes those row by row, each by a transfer: 184,696 rows of 32 bytes take 1 ms in the
-    trace of 2020, 25 times a core's share of the bytes. Of a third axis it takes all rows by one
-    transfer with a stride: 4,992,000 rows of 32 bytes are as fast as the memory that they lie in.
-    Blocks of channels and whole rows are long runs either way.
+    Slice copies these row by row, each with a transfer: 184,696 rows of 32 bytes take 1 ms in the
+    trace of 2020, 25 times the time of their bytes. Slices of a third axis are one transfer with a
+    stride: 4,992,000 rows of 32 bytes are as fast as the memory.
     """
     if len(task.reads) == len(task.writes) == 1:
         source = context.buffers[task.reads[0]]
         part = context.buffers[task.writes[0]]
-        matrices = len(source.shape) == len(part.shape) == 2 and source.layout == "ND"
-        if matrices and part.shape[1] < source.shape[1] and part.shape[0]:
+        are_matrices = len(source.shape) == len(part.shape) == 2 and source.layout == "ND"
+        if are_matrices and part.shape[1] < source.shape[1] and part.shape[0]:
             rows = part.shape[0]
             cores = min(context.hw.ai_cores_count, rows)
-            return _walk(rows, cores, context.constants.slice_row_cycles, context.hw)
-    return _stream(task, traffic, context)
+            return _walk_chunks(rows, cores, context.constants.slice_row_cycles, context.hw)
+    return _price_stream(task, traffic, context)
 
 
-def _minor_rows(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
-    """Price softmax and layer norm: a fixed cost a row besides lanes and traffic.
+def _price_minor_rows(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
+    """Price softmax and layer norm: a fixed cost a row in addition to lanes.
 
-    An instruction of the vector unit reduces one row, or spreads a number over it, while others
-    work on all rows in a core's buffer. The traces have two such kernels: a sum of rows of 39
-    (2020), one instruction a row, 22 cycles; and softmax with cross entropy of rows of 10 (2023),
-    which finds a maximum, subtracts it, sums, divides, and adds up the loss, 470 cycles.
+    An instruction that reduces a row, or broadcasts a number over it, runs for one row at a time,
+    others for all rows in a core's buffer. The traces have two such kernels: a sum of rows of 39
+    (2020), one instruction and 22 cycles a row; and softmax with cross entropy of rows of 10
+    (2023), with maximum, difference, sum, division and loss, 470 cycles a row.
     """
     shape = max((context.buffers[index].shape for index in task.reads), key=math.prod, default=())
-    long = [length for length in shape if length > 1]
+    lengths = [length for length in shape if length > 1]
     cycles = context.constants.minor_row_cycles * (task.vector.along_rows if task.vector else 1)
-    rows = max(math.prod(long[:-1]), 1)
-    fixed_us, cores = _walk(rows, _num_cores(traffic, context), cycles, context.hw)
-    return fixed_us + _lanes_us(task, context), cores
+    rows = max(math.prod(lengths[:-1]), 1)
+    fixed_us, cores = _walk_chunks(rows, _count_cores(traffic, context), cycles, context.hw)
+    return fixed_us + _compute_lanes_us(task, context), cores
 
 
-def _trans_data(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
+def _price_trans_data(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
     """Price TransData: a stream if rows are whole blocks of 32 bytes.
 
-    Other rows are copied one by one, short ones of feature maps by element. To and from FRACTAL_NZ
-    so are rows of a matrix whose number of rows is not a multiple of 16. On the way there each row
-    is padded with zeros as well: 16,000 rows of 1 take 66 us to FRACTAL_NZ and 16 us back in the
-    trace of 2020.
+    Other rows are copied one by one, short rows of feature maps by element. To and from FRACTAL_NZ,
+    rows are copied one by one if their number isn't a multiple of 16. Rows to FRACTAL_NZ are padded
+    with zeros: in the trace of 2020, 16,000 rows of 1 take 66 us to FRACTAL_NZ and 16 us back.
     """
     constants = context.constants
-    cores = _num_cores(traffic, context)
+    cores = _count_cores(traffic, context)
     source = context.buffers[task.reads[0]]
     output = context.buffers[task.writes[0]]
     plain, blocked = (source, output) if source.layout == "ND" else (output, source)
-    row, rows = _plain_rows(plain, blocked)
-    matrix = blocked.layout == "FRACTAL_NZ"
+    row, rows = _find_plain_rows(plain, blocked)
+    is_matrix = blocked.layout == "FRACTAL_NZ"
     # A product with a vector has one axis: a matrix with a single row or column.
     num_rows = blocked.shape[-2] if len(blocked.shape) > 1 else 1
-    if row % CHANNEL_BLOCK == 0 and (not matrix or num_rows % CHANNEL_BLOCK == 0):
+    if row % CHANNEL_BLOCK == 0 and (not is_matrix or num_rows % CHANNEL_BLOCK == 0):
         return 0.0, cores
-    if matrix and output is blocked:
+    if is_matrix and output is blocked:
         cycles = constants.pad_row_cycles
-    elif matrix:
+    elif is_matrix:
         cycles = constants.minor_row_cycles
     else:
         cycles = min(constants.minor_row_cycles, row * constants.transpose_element_cycles)
-    return _walk(rows, cores, cycles, context.hw)
+    return _walk_chunks(rows, cores, cycles, context.hw)
 
 
-def _plain_rows(plain: Buffer, blocked: Buffer) -> tuple[int, int]:
-    """Return the length and number of adjacent elements in the plain layout.
-
-    They are the rows of a matrix, or the planes of channels.
-    """
+def _find_plain_rows(plain: Buffer, blocked: Buffer) -> tuple[int, int]:
+    """Return the length and number of rows in the plain layout; planes of channels are rows."""
     elements = math.prod(plain.shape)
-    planes = blocked.layout == "NC1HWC0" and plain.shape[-1:] != blocked.shape[-1:]
-    row = math.prod(plain.shape[2:] if planes else plain.shape[-1:])
+    are_planes = blocked.layout == "NC1HWC0" and plain.shape[-1:] != blocked.shape[-1:]
+    row = math.prod(plain.shape[2:] if are_planes else plain.shape[-1:])
     if blocked.layout == "FRACTAL_NZ" and math.prod(blocked.shape) == elements:
         row = blocked.shape[-1]
     return max(row, 1), elements // max(row, 1)
 
 
-def _transpose(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
-    """Price a transpose by the permutation of its bytes, however it was written.
+def _price_transpose(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
+    """Price a transpose by the permutation of its bytes.
 
-    If the minor axis stays, rows move: whole blocks of 32 bytes as a stream (Concat of such rows
-    reaches 1.9 TB/s in the trace of 2020), others as TransData moves them. If it doesn't, the
-    vector unit turns squares of 16 x 16 numbers of 16 bits (`vnchwconv`), padded on both edges.
+    If the minor axis stays last, rows move: whole blocks of 32 bytes as a stream (Concat of such
+    rows reaches 1.9 TB/s in the trace of 2020), others as in TransData. If not, the vector unit
+    transposes squares of 16 x 16 numbers of 16 bits (`vnchwconv`), padded on both edges.
     """
     constants = context.constants
-    cores = _num_cores(traffic, context)
+    cores = _count_cores(traffic, context)
     source = context.buffers[task.reads[0]]
-    moved = task.permutation or _permutation_between(source, context.buffers[task.writes[0]])
+    moved = task.permutation or _guess_permutation(source, context.buffers[task.writes[0]])
     elements = math.prod(moved.lengths)
     nbytes = max(item_bytes(source.dtype), 1)
     if moved.keeps_rows:
@@ -332,47 +328,47 @@ def _transpose(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
         if moved.keeps_bytes or row * nbytes % BLOCK_BYTES == 0:
             return 0.0, cores
         cycles = min(constants.minor_row_cycles, row * constants.transpose_element_cycles)
-        return _walk(elements // row, cores, cycles, context.hw)
+        return _walk_chunks(elements // row, cores, cycles, context.hw)
     before = moved.lengths[-1]
     after = moved.lengths[moved.order[-1]]
     squares = math.ceil(before / CHANNEL_BLOCK) * math.ceil(after / CHANNEL_BLOCK)
     squares *= elements // (before * after) * math.ceil(nbytes / 2)
     by_square = squares * constants.transpose_square_cycles
     by_element = elements * constants.transpose_element_cycles
-    return _walk(min(by_square, by_element), cores, 1.0, context.hw)
+    return _walk_chunks(min(by_square, by_element), cores, 1.0, context.hw)
 
 
-def _permutation_between(source: Buffer, output: Buffer) -> Permutation:
-    """Return the permutation that leads from one shape to the other, for a task without one.
+def _guess_permutation(source: Buffer, output: Buffer) -> Permutation:
+    """Return a permutation that leads from one shape to the other, for a kernel of a trace.
 
-    Kernels of a trace have only shapes: the first order that fits and moves something.
+    Of the orders that fit the shapes, it is the first that moves elements.
     """
     orders = permutations(range(len(source.shape)))
     fitting = [order for order in orders if tuple(source.shape[a] for a in order) == output.shape]
     if not fitting:
-        return permutation_of(source.shape, range(len(source.shape)))
-    moving = (permutation_of(source.shape, order) for order in fitting[:2])
+        return simplify_permutation(source.shape, range(len(source.shape)))
+    moving = (simplify_permutation(source.shape, order) for order in fitting[:2])
     return max(moving, key=lambda moved: len(moved.order))
 
 
-def _sort(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
+def _price_sort(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
     """Price a merge sort: every element once per bit of the length."""
     elements = max(task.vector.elements if task.vector else 1, 2)
-    return _lanes_us(task, context) * math.log2(elements), _num_cores(traffic, context)
+    return _compute_lanes_us(task, context) * math.log2(elements), _count_cores(traffic, context)
 
 
 RULES: Mapping[str, Callable[[Task, Traffic, CostContext], WalkTime]] = {
-    "bias_grad": _bias_grad,
-    "reduce": _reduce,
-    "max_pool": _pool,
-    "max_pool_grad": _pool,
-    "avg_pool": _pool,
-    "gather": _pick_rows,
-    "scatter": _pick_rows,
-    "rows": _minor_rows,
-    "copy": _copy,
-    "trans_data": _trans_data,
-    "transpose": _transpose,
-    "sort": _sort,
+    "bias_grad": _price_bias_grad,
+    "reduce": _price_reduce,
+    "max_pool": _price_pool,
+    "max_pool_grad": _price_pool,
+    "avg_pool": _price_pool,
+    "gather": _price_picked_rows,
+    "scatter": _price_picked_rows,
+    "rows": _price_minor_rows,
+    "copy": _price_copy,
+    "trans_data": _price_trans_data,
+    "transpose": _price_transpose,
+    "sort": _price_sort,
 }
-"""Classes with a rule; the others are streams."""
+"""Pricing rules by cost class. Other classes are streams."""

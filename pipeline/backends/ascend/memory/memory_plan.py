@@ -1,7 +1,6 @@
-"""Device memory of a step: the place and purpose of every buffer, and whether all fit.
+"""Device memory of a step: the place and purpose of every buffer, and whether all buffers fit.
 
-For a step that doesn't fit, a message names the failing kernel, the largest tensors, and a batch
-that fits.
+If they don't, a message names the failing kernel, the largest tensors, and a batch that fits.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.tasks import TaskGraph
 from pipeline.backends.ascend.memory.placement import (
     Block,
+    find_lifetimes,
     find_overlap,
-    lifetimes,
-    live_bytes,
-    owners,
-    pack,
+    find_owners,
+    pack_blocks,
+    sum_live_bytes,
 )
 
 GIB = 2**30
@@ -44,13 +43,14 @@ Component = Literal[
 COMPONENTS: tuple[Component, ...] = get_args(Component)
 MIB = 2**20
 BATCHED = ("activation", "input", "output")
+"""Roles of buffers that may grow with the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Place of a buffer in its pool, and its tasks: `birth` .. `death - 1`.
+    """Place of a buffer in its pool, and the tasks during which it lives: `birth` .. `death - 1`.
 
-    `nbytes` are aligned. Gradients on several devices have the lifetime of all of them.
+    `nbytes` are aligned. On several devices all gradients have one common lifetime.
     """
 
     buffer: int
@@ -64,9 +64,9 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class PoolUse:
-    """Bytes that a plan takes of a pool, and the limit of the pool.
+    """Bytes of a pool that a plan uses, and the pool's limit.
 
-    `lower_bound_bytes` are the most that live at once.
+    `lower_bound_bytes` is the maximum over tasks of the bytes that are live.
     """
 
     what: Pool
@@ -79,8 +79,8 @@ class PoolUse:
 class MemoryPlan:
     """Device memory of one step on one device.
 
-    `live_bytes` has the bytes live during each task, all pools together; `peak_task` is the task
-    with the most; `components` divide them by purpose.
+    `live_bytes` has the bytes that are live during each task, in all pools. `peak_task` is the task
+    with the most. `components` are the live bytes of that task by purpose.
     """
 
     placements: tuple[Placement, ...]
@@ -91,36 +91,31 @@ class MemoryPlan:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that the pools take."""
+        """Bytes used in all pools."""
         return sum(pool.used_bytes for pool in self.pools.values())
 
     @property
     def lower_bound_bytes(self) -> int:
-        """Bytes that any placement of these lifetimes takes at least."""
+        """Bytes that every placement of these lifetimes needs at least."""
         return sum(pool.lower_bound_bytes for pool in self.pools.values())
 
     @property
-    def limits(self) -> tuple[PoolUse, ...]:
-        """The pools with their limits."""
-        return tuple(self.pools.values())
-
-    @property
     def tightest(self) -> PoolUse:
-        """The limit that is nearest to full, or furthest exceeded."""
-        return max(self.limits, key=lambda limit: limit.used_bytes / limit.limit_bytes)
+        """The pool with the largest ratio of use to limit."""
+        return max(self.pools.values(), key=lambda limit: limit.used_bytes / limit.limit_bytes)
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the plan fits; tight if less than a tenth is free."""
+        """Whether the plan fits; tight if less than a tenth of a pool is free."""
         share = self.tightest.used_bytes / self.tightest.limit_bytes
         if share > 1:
             return "out of memory"
         return "tight" if share > 1 - TIGHT else "fits"
 
     def verify(self) -> None:
-        """Check independently that no two live buffers overlap.
+        """Check, independently of the placement, that no two live buffers overlap.
 
-        Raises AssertionError that names the two.
+        Raises AssertionError.
         """
         for pool in POOLS:
             inside = [placed for placed in self.placements if placed.pool == pool]
@@ -133,7 +128,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Buffers side by side, with `guard_bytes` free at both ends."""
+    """Adjacent buffers, with `guard_bytes` free at both ends."""
 
     members: tuple[int, ...]
     block: Block
@@ -145,15 +140,15 @@ class _Chunk:
 def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1) -> MemoryPlan:
     """Place every buffer of a step: parameters and state permanently, the others by lifetime.
 
-    On several devices, all gradients lie side by side, with a guard of one alignment at both ends,
-    as MindSpore allocates communication memory. They lie in the communication pool, or with the
-    feature maps if that pool has no room for them.
+    On several devices all gradients are adjacent, with a guard of one alignment at both ends, as in
+    MindSpore's communication memory. They are in the communication pool, or in the pool of feature
+    maps if they don't fit.
     """
     unit = int(hw.memory_alignment_bytes)
-    lives = {i: life for i, life in lifetimes(graph).items() if graph.buffers[i].nbytes}
+    lives = {i: life for i, life in find_lifetimes(graph).items() if graph.buffers[i].nbytes}
     sizes = {index: -(-graph.buffers[index].nbytes // unit) * unit for index in lives}
     chunks: list[_Chunk] = []
-    owner = owners(graph)
+    owner = find_owners(graph)
     reduced: list[int] = []
     if devices > 1:
         # The gradients among the outputs of the tasks that compute them.
@@ -168,7 +163,7 @@ def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1) -> MemoryPlan:
         nbytes = sum(sizes[index] for index in reduced) + 2 * unit
         birth = min(lives[index][0] for index in reduced)
         death = max(lives[index][1] for index in reduced)
-        fits = nbytes <= _pool_limits(hw)["communication"]
+        fits = nbytes <= _compute_pool_limits(hw)["communication"]
         pool: Pool = "communication" if fits else "feature maps"
         block = Block(nbytes, birth, death)
         chunks.append(_Chunk(tuple(reduced), block, unit, pool, "communication"))
@@ -177,7 +172,7 @@ def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1) -> MemoryPlan:
     saved &= {owner[i] for task in graph.tasks if task.phase == "backward" for i in task.reads}
     for index, (birth, death) in lives.items():
         if index not in reduced:
-            component = _component(graph, index, saved)
+            component = _classify_buffer(graph, index, saved)
             pool = "parameters" if component in ("parameters", "state") else "feature maps"
             block = Block(sizes[index], birth, death)
             chunks.append(_Chunk((index,), block, 0, pool, component))
@@ -191,14 +186,14 @@ def _lay_out(
 ) -> MemoryPlan:
     placements: list[Placement] = []
     uses: dict[Pool, PoolUse] = {}
-    limits = _pool_limits(hw)
+    limits = _compute_pool_limits(hw)
     live = np.zeros(tasks, np.int64)
     for pool in POOLS:
         inside = [chunk for chunk in chunks if chunk.pool == pool]
         blocks = tuple(chunk.block for chunk in inside)
-        pool_bytes = live_bytes(blocks, tasks)
+        pool_bytes = sum_live_bytes(blocks, tasks)
         lower_bound = int(pool_bytes.max())
-        packing = pack(blocks, lower_bound)
+        packing = pack_blocks(blocks, lower_bound)
         uses[pool] = PoolUse(pool, packing.extent_bytes, lower_bound, limits[pool])
         live += pool_bytes
         for chunk, offset in zip(inside, packing.offsets, strict=True):
@@ -224,7 +219,7 @@ def _lay_out(
     )
 
 
-def _component(graph: TaskGraph, index: int, saved: Collection[int]) -> Component:
+def _classify_buffer(graph: TaskGraph, index: int, saved: Collection[int]) -> Component:
     role = graph.buffers[index].role
     if role == "parameter" or index in graph.parameters:
         return "parameters"
@@ -237,134 +232,129 @@ def _component(graph: TaskGraph, index: int, saved: Collection[int]) -> Componen
     return "saved activations" if index in saved else "workspace and casts"
 
 
-def _pool_limits(hw: Hardware) -> dict[Pool, int]:
-    """Return the chip's split; scaled down if its memory is smaller than the three pools."""
+def _compute_pool_limits(hw: Hardware) -> dict[Pool, int]:
+    """Return the bytes of each pool, scaled down if they exceed the chip's memory."""
     split = (hw.parameter_memory_gib, hw.feature_map_memory_gib, hw.communication_memory_gib)
     scale = GIB * min(1.0, hw.hbm_gib / sum(split))
     return {pool: int(size * scale) for pool, size in zip(POOLS, split, strict=True)}
 
 
-def out_of_memory_message(
-    plan: MemoryPlan,
-    graph: TaskGraph,
-    *,
-    batch: int | None = None,
-    devices: int = 1,
+def explain_out_of_memory(
+    plan: MemoryPlan, graph: TaskGraph, *, batch: int | None = None, devices: int = 1
 ) -> str:
-    """Return the message for a plan whose verdict is "out of memory", in MindSpore's manner.
+    """Return the message for a plan whose verdict is "out of memory", in MindSpore's form.
 
-    It names the first kernel that gets no memory and the size of its request, then the ten largest
-    tensors that are live at the peak and, for a known batch size, the largest that should fit;
-    `batch` is of each of the `devices`.
+    It names the first kernel without memory and the size of its request, then the ten largest
+    tensors that are live at the peak. If `batch`, the batch size of a device, is known, it names
+    the largest batch size that fits.
     """
     limit = plan.tightest
-    victim = _first_beyond(plan, limit)
+    victim = _find_first_excess(plan, limit)
     lines = [
-        f"Device(id:0) memory isn't enough: kernel name: {_maker(graph, victim)}, "
+        f"Device(id:0) memory isn't enough: kernel name: {_name_maker(graph, victim)}, "
         f"alloc size: {victim.nbytes}B.",
-        f"The step takes {_gib(limit.used_bytes)} of {_gib(limit.limit_bytes)} ({limit.what}). "
+        f"The step takes {_format_gib(limit.used_bytes)} of {_format_gib(limit.limit_bytes)} "
+        f"({limit.what}). "
         f"Live at its peak, in task {plan.peak_task + 1} of {len(plan.live_bytes)}: "
-        + ", ".join(f"{name} {_gib(size)}" for name, size in plan.components.items() if size)
+        + ", ".join(f"{name} {_format_gib(size)}" for name, size in plan.components.items() if size)
         + ".",
-        "The largest tensors there:",
+        "The largest tensors:",
     ]
-    for placed in largest_tensors(plan):
+    for placed in find_largest_tensors(plan):
         buffer = graph.buffers[placed.buffer]
         shape = "x".join(map(str, buffer.shape)) or "scalar"
         size = f"{placed.nbytes / MIB:.1f} MiB"
         lines.append(f"  {size:>12}  {buffer.name}  {shape}  {buffer.dtype}  {buffer.layout}")
     if batch is not None:
-        lines.append(_advise(batch, largest_batch(plan, graph, batch), devices))
+        lines.append(_format_advice(batch, estimate_largest_batch(plan, graph, batch), devices))
     return "\n".join(lines)
 
 
-def largest_tensors(plan: MemoryPlan, count: int = 10) -> list[Placement]:
+def find_largest_tensors(plan: MemoryPlan, count: int = 10) -> list[Placement]:
     """Return the largest buffers that are live at the peak, by size, then index."""
     live = [p for p in plan.placements if p.birth <= plan.peak_task < p.death]
     return sorted(live, key=lambda placed: (-placed.nbytes, placed.buffer))[:count]
 
 
-def largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
-    """Return the largest batch size that fits, estimated from a plan for `batch`; 0 for none.
+def estimate_largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
+    """Return the largest batch size that fits, estimated from a plan for `batch`; 0 if none fits.
 
-    A part of the feature maps at the peak grows with the batch, the rest of the plan does not:
-    floor(batch * (1 + (limit - used) / growing)), and `growing` has its share of the pool's
+    Some feature maps at the peak grow with the batch, all other memory is fixed:
+    floor(batch * (1 + (limit - used) / growing)), where `growing` includes its share of the pool's
     fragmentation. The estimate is good if the peak stays in the same task.
     """
-    limits = {limit.what: limit for limit in plan.limits}
-    limit = limits.pop("feature maps")
-    if any(fixed.used_bytes > fixed.limit_bytes for fixed in limits.values()):
-        return 0
-    growing = _growing_bytes(plan, graph, batch)
-    if not growing:
-        return batch if limit.used_bytes <= limit.limit_bytes else 0
     pool = plan.pools["feature maps"]
+    if any(use.used_bytes > use.limit_bytes for use in plan.pools.values() if use is not pool):
+        return 0
+    growing = _sum_growing_bytes(plan, graph, batch)
+    if not growing:
+        return batch if pool.used_bytes <= pool.limit_bytes else 0
     growing = growing * pool.used_bytes // pool.lower_bound_bytes
-    return max(batch + batch * (limit.limit_bytes - limit.used_bytes) // growing, 0)
+    return max(batch + batch * (pool.limit_bytes - pool.used_bytes) // growing, 0)
 
 
-def _growing_bytes(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
-    """Return the bytes live at the peak that depend on the inputs and have the batch as first axis.
+def _sum_growing_bytes(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
+    """Return the bytes live at the peak of buffers with the batch as first axis.
 
     In a scan's stacked outputs the batch is the second axis.
     """
-    batched = _reached_by_inputs(graph)
+    batched = _find_batched(graph)
     stacked = {buffer.within for buffer in graph.buffers}
     nbytes = 0
     for placed in plan.placements:
         buffer = graph.buffers[placed.buffer]
         axes = buffer.shape[: 2 if placed.buffer in stacked else 1]
-        leads = any(size % batch == 0 for size in axes)
-        live = placed.birth <= plan.peak_task < placed.death
-        if live and leads and buffer.role in BATCHED and placed.buffer in batched:
+        has_batch = any(size % batch == 0 for size in axes)
+        is_live = placed.birth <= plan.peak_task < placed.death
+        if is_live and has_batch and buffer.role in BATCHED and placed.buffer in batched:
             nbytes += placed.nbytes
     return nbytes
 
 
-def _reached_by_inputs(graph: TaskGraph) -> set[int]:
-    """Return values of the forward and backward passes that depend on the batch.
+def _find_batched(graph: TaskGraph) -> set[int]:
+    """Return the buffers of the forward and backward passes that depend on the batch.
 
-    No cast of a weight and no update is among them.
+    Casts of weights and updates aren't among them.
     """
-    owner = owners(graph)
-    reached = {owner[index] for index in graph.inputs}
+    owner = find_owners(graph)
+    batched = {owner[index] for index in graph.inputs}
     for task in graph.tasks:
-        of_network = task.phase in ("forward", "backward")
-        if task.phase == "data" or (of_network and any(owner[i] in reached for i in task.reads)):
-            reached.update(owner[index] for index in task.writes)
-    return reached
+        in_network = task.phase in ("forward", "backward")
+        if task.phase == "data" or (in_network and any(owner[i] in batched for i in task.reads)):
+            batched.update(owner[index] for index in task.writes)
+    return batched
 
 
-def _first_beyond(plan: MemoryPlan, limit: PoolUse) -> Placement:
-    """Return the largest buffer of the first task during which more is live than the limit allows.
+def _find_first_excess(plan: MemoryPlan, limit: PoolUse) -> Placement:
+    """Return the largest buffer of the first task whose live bytes exceed the limit.
 
-    If only gaps are too much, the largest buffer that ends above the limit.
+    If only gaps between buffers exceed it, return the largest buffer that ends above the limit.
     """
     inside = [placed for placed in plan.placements if placed.pool == limit.what]
     blocks = [Block(placed.nbytes, placed.birth, placed.death) for placed in inside]
-    over = (live_bytes(blocks, len(plan.live_bytes)) > limit.limit_bytes).nonzero()[0]
-    asking = [placed for placed in inside if over.size and placed.birth == over[0]]
+    over = (sum_live_bytes(blocks, len(plan.live_bytes)) > limit.limit_bytes).nonzero()[0]
+    new_buffers = [placed for placed in inside if over.size and placed.birth == over[0]]
     beyond = [p for p in inside if p.offset_bytes + p.nbytes > limit.limit_bytes]
-    return max(asking or beyond or inside, key=lambda placed: (placed.nbytes, -placed.buffer))
+    return max(new_buffers or beyond or inside, key=lambda placed: (placed.nbytes, -placed.buffer))
 
 
-def _maker(graph: TaskGraph, placed: Placement) -> str:
-    """Return the task that writes a buffer as `scope/Type-op3`; an input by its name."""
-    owner = owners(graph)
+def _name_maker(graph: TaskGraph, placed: Placement) -> str:
+    """Return the name `scope/Type-op3` of the task that writes a buffer, or an input's name."""
+    owner = find_owners(graph)
     for position, task in enumerate(graph.tasks):
         if placed.buffer in (owner[index] for index in task.writes):
             return f"{task.scope or 'Default'}/{task.type}-op{position}"
     return graph.buffers[placed.buffer].name
 
 
-def _advise(batch: int, fits: int, devices: int) -> str:
+def _format_advice(batch: int, fits: int, devices: int) -> str:
     per_device = f" on each of {devices} devices" if devices > 1 else ""
-    request = f"(asked for: {batch}{per_device})"
+    request = f"(requested: {batch}{per_device})"
     if fits < 1:
-        return f"No batch size fits {request}: what doesn't grow with it is too large."
+        return f"No batch size fits {request}: memory that doesn't depend on it is too large."
     override = f", train.batch_size={fits * devices}," if devices > 1 else ""
     return f"A batch of {fits}{per_device}{override} should fit {request}."
 
 
-def _gib(nbytes: int) -> str:
+def _format_gib(nbytes: int) -> str:
     return f"{nbytes / GIB:.2f} GiB"

@@ -1,4 +1,4 @@
-"""Lifetimes of a step's buffers, and best-fit offsets for blocks of memory with known lifetimes."""
+"""Lifetimes of a step's buffers, and offsets for blocks of memory with known lifetimes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ORDERS = ("size", "area")
 CLOSE = 0.005
 """Other heuristics are tried only to save more than this share of memory."""
 Lifetime = tuple[int, int]
-"""First task during which a buffer is live, and the first one after its last."""
+"""First task during which a buffer is live, and the first task after its death."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Packing:
-    """An offset for every block, and the extent of all blocks in bytes."""
+    """An offset in bytes for every block, and the extent of all blocks in bytes."""
 
     offsets: tuple[int, ...]
     extent_bytes: int
     heuristic: str
 
 
-def live_bytes(blocks: Iterable[Block], tasks: int) -> np.ndarray:
+def sum_live_bytes(blocks: Iterable[Block], tasks: int) -> np.ndarray:
     """Return the bytes live during each of `tasks` tasks: int64, shape (tasks,)."""
     change = np.zeros(tasks + 1, np.int64)
     for block in blocks:
@@ -48,13 +48,13 @@ def live_bytes(blocks: Iterable[Block], tasks: int) -> np.ndarray:
     return np.cumsum(change[:tasks])
 
 
-def pack(blocks: tuple[Block, ...], bound_bytes: int) -> Packing:
-    """Return offsets at which no two blocks that live together overlap.
+def pack_blocks(blocks: tuple[Block, ...], bound_bytes: int) -> Packing:
+    """Return offsets at which no two blocks that live at the same time overlap.
 
-    Blocks are placed from the largest down, each in the tightest gap between the placed ones that
-    it conflicts with, as MindSpore's SOMAS does. Other orders and the lowest gap are tried while
-    the extent is not `CLOSE` to `bound_bytes`, the most bytes that are live at once; the best
-    is returned.
+    Blocks are placed from the largest down, each in the tightest gap between placed blocks that
+    live at the same time, as in MindSpore's SOMAS. If the extent isn't `CLOSE` to `bound_bytes`,
+    the most bytes that are live at once, other orders and the lowest gap are tried too. The best
+    packing is returned.
     """
     table = np.array([(b.nbytes, b.birth, b.death) for b in blocks], np.int64).reshape(-1, 3)
     best: Packing | None = None
@@ -62,7 +62,7 @@ def pack(blocks: tuple[Block, ...], bound_bytes: int) -> Packing:
     for order, fit in product(ORDERS, FITS):
         limit = None if best is None else best.extent_bytes
         weight = nbytes if order == "size" else nbytes * (death - birth)
-        offsets = _place(table, np.argsort(-weight, kind="stable"), fit, limit)
+        offsets = _place_blocks(table, np.argsort(-weight, kind="stable"), fit, limit)
         if offsets is not None:
             extent = int((offsets + nbytes).max(initial=0))
             best = Packing(tuple(offsets.tolist()), extent, f"{order}, {fit} fit")
@@ -72,12 +72,15 @@ def pack(blocks: tuple[Block, ...], bound_bytes: int) -> Packing:
     return best
 
 
-def _place(table: np.ndarray, order: np.ndarray, fit: Fit, limit: int | None) -> np.ndarray | None:
-    """Return offsets of the blocks, or None once they reach `limit`.
+def _place_blocks(
+    table: np.ndarray, order: np.ndarray, fit: Fit, limit: int | None
+) -> np.ndarray | None:
+    """Return offsets of the rows of `table` (nbytes, birth, death), placed in an order.
 
-    `placed` has a column (start, end, birth, death) for every placed block, by ascending start; its
-    first one stands for address 0 and conflicts with all.
+    Returns None if a block reaches the `limit` in bytes.
     """
+    # A column (start, end, birth, death) for every placed block, by ascending start. The first
+    # column is address 0, an empty block that conflicts with all blocks.
     offsets = np.zeros(len(table), np.int64)
     placed = np.zeros((4, len(table) + 1), np.int64)
     placed[3, 0] = np.iinfo(np.int64).max
@@ -87,7 +90,7 @@ def _place(table: np.ndarray, order: np.ndarray, fit: Fit, limit: int | None) ->
         nbytes, birth, death = rows[index]
         starts, ends, births, deaths = placed[:, :count]
         rivals = ((births < death) & (deaths > birth)).nonzero()[0]
-        offset = _fit(starts.take(rivals), ends.take(rivals), nbytes, fit)
+        offset = _find_offset(starts.take(rivals), ends.take(rivals), nbytes, fit)
         if limit is not None and offset + nbytes >= limit:
             return None
         offsets[index] = offset
@@ -97,8 +100,8 @@ def _place(table: np.ndarray, order: np.ndarray, fit: Fit, limit: int | None) ->
     return offsets
 
 
-def _fit(starts: np.ndarray, ends: np.ndarray, nbytes: int, fit: Fit) -> int:
-    """Return the offset for a block among its rivals, which are sorted by ascending start."""
+def _find_offset(starts: np.ndarray, ends: np.ndarray, nbytes: int, fit: Fit) -> int:
+    """Return the offset of a block among its rivals, the blocks `starts` .. `ends`, by start."""
     tops = np.maximum.accumulate(ends)
     gaps = starts[1:] - tops[:-1]
     wide = (gaps >= nbytes).nonzero()[0]
@@ -108,10 +111,10 @@ def _fit(starts: np.ndarray, ends: np.ndarray, nbytes: int, fit: Fit) -> int:
 
 
 def find_overlap(blocks: tuple[Block, ...], offsets: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return two blocks that live together and overlap, or None.
+    """Return two blocks that live at the same time and overlap, or None.
 
-    Walks through time with the live blocks by address, independently of how offsets were found: as
-    long as nothing overlaps, a new block can only run into its neighbours.
+    Steps through births and deaths with the live blocks sorted by address. As long as no blocks
+    overlap, a new block can only overlap its neighbours.
     """
     born = [(b.birth, 1, i) for i, b in enumerate(blocks) if b.death > b.birth and b.nbytes]
     died = [(b.death, 0, i) for i, b in enumerate(blocks) if b.death > b.birth and b.nbytes]
@@ -129,24 +132,25 @@ def find_overlap(blocks: tuple[Block, ...], offsets: tuple[int, ...]) -> tuple[i
     return None
 
 
-def lifetimes(graph: TaskGraph) -> dict[int, Lifetime]:
-    """Return buffer -> lifetime, for buffers that share no other's memory, by ascending index.
+def find_lifetimes(graph: TaskGraph) -> dict[int, Lifetime]:
+    """Return buffer -> lifetime, by ascending index, for buffers with their own memory.
 
-    A task's inputs live until the task ends. Parameters, state and constants live always. Inputs
+    A task's inputs live until the task ends. Parameters, state and constants always live. Inputs
     live from the start of a step, outputs to its end. A value that crosses the border of a loop
-    lives through all of it, as the loop's tasks are in the graph once and run many times. A buffer
-    that no task touches has no lifetime; one with another owner (see `owners`) adds to its.
+    lives through the whole loop, whose tasks are in the graph once and run many times. A buffer
+    that no task touches has no lifetime. A buffer in the memory of another (see `find_owners`)
+    extends the other's lifetime.
     """
     end = max(len(graph.tasks), 1)
-    owner = owners(graph)
-    first, last = _task_spans(graph, owner)
+    owner = find_owners(graph)
+    first, last = _find_task_spans(graph, owner)
     for index in graph.inputs:
         first[owner[index]] = 0
         last[owner[index]] = max(last[owner[index]], 0)
     for index in graph.outputs:
         first[owner[index]] = max(first[owner[index]], 0)
         last[owner[index]] = end - 1
-    for start, stop in _loops(graph):
+    for start, stop in _find_loops(graph):
         made_inside = (first >= start) & (first < stop) & (last >= stop)
         used_inside = (first >= 0) & (first < start) & (last >= start) & (last < stop)
         first[made_inside] = start
@@ -160,11 +164,11 @@ def lifetimes(graph: TaskGraph) -> dict[int, Lifetime]:
     return {index: (begin, final + 1) for index, (begin, final) in spans if begin >= 0}
 
 
-def owners(graph: TaskGraph) -> list[int]:
-    """Return the buffer whose memory each buffer uses.
+def find_owners(graph: TaskGraph) -> list[int]:
+    """Return, for each buffer, the buffer whose memory it uses.
 
-    That is the buffer itself, or the one that it updates in place or is a part of. Raises
-    ValueError for buffers that are parts of each other in a circle.
+    That is itself, or the buffer that it updates in place or is a part of. Raises ValueError if
+    buffers are parts of each other.
     """
     above = [graph.aliases.get(buffer.index, buffer.within) for buffer in graph.buffers]
     owner_of = []
@@ -181,10 +185,10 @@ def owners(graph: TaskGraph) -> list[int]:
     return owner_of
 
 
-def _task_spans(graph: TaskGraph, owner: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first and last task that touch each buffer, -1 for none.
+def _find_task_spans(graph: TaskGraph, owner: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first and last task that touch each buffer: int64, -1 if none does.
 
-    A buffer that is read before it is written was there from the start.
+    A buffer that is read before it is written lives from task 0.
     """
     first = np.full(len(owner), -1, np.int64)
     last = np.full(len(owner), -1, np.int64)
@@ -197,8 +201,8 @@ def _task_spans(graph: TaskGraph, owner: list[int]) -> tuple[np.ndarray, np.ndar
     return first, last
 
 
-def _loops(graph: TaskGraph) -> Iterator[Lifetime]:
-    """Return runs of tasks that are repeated: a scan, with the scans in it."""
+def _find_loops(graph: TaskGraph) -> Iterator[Lifetime]:
+    """Yield the runs of repeated tasks: each scan, with the scans inside it."""
     start = None
     for position, task in enumerate(graph.tasks):
         if task.repeat > 1 and start is None:

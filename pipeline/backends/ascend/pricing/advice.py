@@ -1,4 +1,4 @@
-"""Recommendations: changes of how a step is run that make it faster, each priced."""
+"""Recommendations: changes of a step's options that make it faster, each with its price."""
 
 from __future__ import annotations
 
@@ -15,39 +15,40 @@ from pipeline.backends.ascend.report.text import Recommendation
 LONG_SINK = 1000
 BUCKETS = (2, 3, 4)
 FIRST_SHARES = (0.02, 0.05, 0.1, 0.25)
-"""Shares of the gradients in a separate all-reduce at the network's input: the last to be
-ready is the one that no backward pass overlaps."""
+"""Shares of the gradients in a separate all-reduce for the network's first layers. Their gradients
+are ready last, so no backward pass overlaps this all-reduce."""
 
 Retrace = Callable[[int], Pricing]
-"""Traces the same step with another batch size."""
+"""A function that traces the same step with another batch size."""
 Candidate = tuple[str, str, str, Pricing, ExecutionConfig]
-"""Kind, description and override of a change, and what to price."""
+"""Kind, description and override of a change, and the pricing and options that it leads to."""
 Variant = tuple[str, str, str, dict[str, Any]]
+"""Kind, description and override of a change, and the changed options."""
 
 
 def advise(
     pricing: Pricing, config: ExecutionConfig, retrace: Retrace | None = None
 ) -> tuple[Recommendation, ...]:
-    """Return changes by their predicted gain, largest first; of each kind only the best.
+    """Return the best change of each kind, by predicted gain, largest first.
 
-    `retrace(batch_size)` traces the step with another batch; without it no batch is tried. Changes
-    that don't fit the device's memory, or that it doesn't support, are skipped.
+    `retrace(batch_size)` traces the step with another batch size; None: no other size is tried.
+    Changes that the device doesn't support or have the memory for are skipped.
     """
-    before = _samples_per_s(pricing, config, pricing.timeline(config).step_us)
+    before = _compute_samples_per_s(pricing, config, pricing.timeline(config).step_us)
     best: dict[str, Recommendation] = {}
-    for kind, what, override, changed, options in _candidates(pricing, config, retrace):
-        step_us = _step_us(kind, changed, options)
+    for kind, what, override, changed, options in _list_candidates(pricing, config, retrace):
+        step_us = _price_change(kind, changed, options)
         if step_us is None:
             continue
-        after = _samples_per_s(changed, options, step_us)
+        after = _compute_samples_per_s(changed, options, step_us)
         gain = after / before - 1
         if kind not in best or gain > best[kind].gain:
             best[kind] = Recommendation(kind, what, override, step_us / 1e3, after, gain)
     return tuple(sorted(best.values(), key=lambda change: (-change.gain, change.kind)))
 
 
-def _step_us(kind: str, pricing: Pricing, config: ExecutionConfig) -> float | None:
-    """Return the time of a changed step; None if the device can't run it."""
+def _price_change(kind: str, pricing: Pricing, config: ExecutionConfig) -> float | None:
+    """Return the microseconds of a changed step; None if the device can't run it."""
     try:
         grows = kind in ("batch", "precision")
         if grows and pricing.memory(config).verdict == "out of memory":
@@ -57,25 +58,25 @@ def _step_us(kind: str, pricing: Pricing, config: ExecutionConfig) -> float | No
         return None
 
 
-def _samples_per_s(pricing: Pricing, config: ExecutionConfig, step_us: float) -> float:
+def _compute_samples_per_s(pricing: Pricing, config: ExecutionConfig, step_us: float) -> float:
     return pricing.traced.batch_size * config.devices / step_us * 1e6
 
 
-def _candidates(
+def _list_candidates(
     pricing: Pricing, config: ExecutionConfig, retrace: Retrace | None
 ) -> Iterator[Candidate]:
-    for kind, what, override, changes in _variants(pricing, config):
+    for kind, what, override, changes in _list_variants(pricing, config):
         yield kind, what, override, pricing, replace(config, **changes)
     if retrace is not None:
         size = 2 * pricing.traced.batch_size
-        whose = "batch" if config.devices == 1 else "device"
-        what = f"{size} samples a {whose} instead of {size // 2}"
+        unit = "batch" if config.devices == 1 else "device"
+        what = f"{size} samples a {unit} instead of {size // 2}"
         override = f"train.batch_size={size * config.devices}"
         yield "batch", what, override, retrace(size), config
 
 
-def _variants(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:
-    """Return kind, description, override and changed options of changes that keep the batch."""
+def _list_variants(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:
+    """Return the changes that keep the batch size."""
     if config.precision in ("O0", None):
         what = "float16 but for batch normalisation and the loss"
         yield "precision", what, "device.precision=O2", {"precision": "O2"}
@@ -91,7 +92,7 @@ def _variants(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:
         changes = {"mode": "loop_sink", "sink_size": LONG_SINK, "data_sink": True}
         yield "sink", f"a loop of {LONG_SINK:,} steps a launch", override, changes
     if config.devices > 1:
-        yield from _buckets(pricing, config)
+        yield from _list_bucket_variants(pricing, config)
     if config.host_workers is not None:
         for workers in (2 * config.host_workers, 4 * config.host_workers):
             what = f"{workers} processes preparing data instead of {config.host_workers}"
@@ -101,21 +102,22 @@ def _variants(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:
         yield "auto_tune", what, "device.auto_tune=exhaustive", {"auto_tune": "exhaustive"}
 
 
-def _buckets(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:
+def _list_bucket_variants(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:
     graph, _ = pricing.tasks(config)
     in_order = sorted(graph.gradients, key=itemgetter(2))[::-1]
-    for points in split_points([nbytes for _, nbytes, _ in in_order]):
+    for points in list_split_points([nbytes for _, nbytes, _ in in_order]):
         if points != config.fusion:
             what = f"gradients in {len(points) + 1} all-reduces"
             override = f"device.all_reduce_fusion={list(points)}".replace(" ", "")
             yield "buckets", what, override, {"fusion": points}
 
 
-def split_points(sizes: list[int]) -> tuple[tuple[int, ...], ...]:
-    """Return variants to split gradients of these bytes, given in the order of the parameters.
+def list_split_points(sizes: list[int]) -> tuple[tuple[int, ...], ...]:
+    """Return variants of the points at which gradients are split into all-reduces.
 
-    Two to four all-reduces of about equal bytes, and two of which the network's first layers have a
-    small one. A point is the last parameter of a segment, as in `all_reduce_fusion_config`.
+    `sizes` are the bytes of the gradients, in the order of the parameters. Variants are two to four
+    all-reduces of about equal bytes, and two with a small one for the network's first layers. A
+    point is the last parameter of a segment, as in `all_reduce_fusion_config`.
     """
     shares = [tuple(part / count for part in range(1, count)) for count in BUCKETS]
     shares += [(share,) for share in FIRST_SHARES]
@@ -125,8 +127,8 @@ def split_points(sizes: list[int]) -> tuple[tuple[int, ...], ...]:
     def nearest(nbytes: float) -> int:
         return min(range(len(running)), key=lambda index: abs(running[index] - nbytes))
 
-    for parts in shares:
-        ends = {nearest(share * running[-1]) for share in parts} if running else set()
+    for variant in shares:
+        ends = {nearest(share * running[-1]) for share in variant} if running else set()
         points = tuple(sorted(end for end in ends if end < len(sizes) - 1))
         if points and points not in variants:
             variants.append(points)

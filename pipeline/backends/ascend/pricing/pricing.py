@@ -1,4 +1,4 @@
-"""Price a training step on an emulated Ascend: a recipe's or any JAX function's."""
+"""Price a training step on an emulated Ascend: a recipe's step or any JAX function."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast, get_args
 
 from pipeline.backends.ascend.chip.chip_files import load_chip
-from pipeline.backends.ascend.chip.hardware import Hardware, PricedChip, chipset_of
+from pipeline.backends.ascend.chip.hardware import Hardware, PricedChip, to_priced_chip
 from pipeline.backends.ascend.chip.options import (
     MAX_DEVICES,
     MODES,
@@ -21,9 +21,9 @@ from pipeline.backends.ascend.chip.options import (
     Software,
     StepOptions,
     TuneMode,
-    mode_of,
-    switch,
-    whole,
+    check_count,
+    check_switch,
+    choose_mode,
 )
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.cost.efficiency import Calibration, load_calibration
@@ -32,12 +32,12 @@ from pipeline.backends.ascend.memory.memory_plan import MemoryPlan, plan_memory
 from pipeline.backends.ascend.pricing.traced_step import (
     Step,
     TracedStep,
-    no_garbage_collection,
+    pause_garbage_collection,
     trace_step,
 )
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.report import Report
-from pipeline.backends.ascend.simulate.launch_modes import device_images_per_s, schedule
+from pipeline.backends.ascend.simulate.launch_modes import compute_images_per_s, schedule
 from pipeline.backends.ascend.simulate.timeline import Timeline
 from pipeline.backends.ascend.tune.autotune import (
     BUILT_IN,
@@ -52,7 +52,7 @@ SWITCHES = ("keep_batchnorm_fp32", "data_sink", "repeat_tune", "strict")
 
 
 class PriceOptions(TypedDict, total=False):
-    """Options of `price`; the defaults are in `ExecutionConfig`."""
+    """Options of `price`, with meanings and defaults as in `ExecutionConfig`."""
 
     precision: Precision | None
     keep_batchnorm_fp32: bool
@@ -80,79 +80,79 @@ def price(
 ) -> Report:
     """Price one step of training on an emulated device.
 
-    `step(state, batch) -> (state, result)` is any JAX function that returns a state with the
-    structure, shapes and types of the one that it gets; `state` and `batch` may hold
-    `jax.ShapeDtypeStruct`s, nothing is computed. `parameters` picks the trained leaves of a state
-    (default: the float leaves that the loss reads and the step changes). `hardware` names a chip in
-    conf/device, or is a chip's YAML file. `batch` is what one of the `devices` gets. `software` is
-    the stack whose launches and inserted conversions are priced, MindSpore's graph mode by default;
-    the eager ones run `op_by_op`, and `mode` is then theirs. `keep_batchnorm_fp32` keeps batch
-    normalisation in float32 under O2, as MindSpore does unless a script says otherwise.
+    `step(state, batch) -> (state, result)` is any JAX function that returns a new state with the
+    structure, shapes and types of the old state. `state` and `batch` may hold
+    `jax.ShapeDtypeStruct`s: nothing is computed. `batch` is the batch of one device. `parameters`
+    returns the trained leaves of a state (default: the float leaves that the loss reads and the
+    step changes). `hardware` names a chip in conf/device, or is the path of a chip's YAML file.
+    `software` is MindSpore's graph mode by default. Eager stacks run `op_by_op`.
+    `keep_batchnorm_fp32` keeps batch normalisation in float32 under O2, MindSpore's default.
 
     Raises RunError for a step that can't be priced, ChipError for a bad chip, OptionError for other
-    arguments out of range. Errors that `step` itself raises when it is traced come through.
+    arguments out of range, and the errors that `step` raises when it is traced.
     """
-    config = _config_of(options)
+    config = _check_options(options)
     for name, function in (("step", step), ("parameters", parameters)):
         if not callable(function) and (name == "step" or function is not None):
-            raise OptionError(f"{name}: {function!r} should be a function")
+            raise OptionError(f"{name} = {function!r}: must be a function")
     chip = hardware if isinstance(hardware, PricedChip) else chipset(str(hardware))
     return Pricing(trace_step(step, state, batch, parameters), chip).report(config)
 
 
-def _config_of(options: PriceOptions) -> ExecutionConfig:
-    """Check options. Raises OptionError, and TypeError for one that `price` doesn't have."""
+def _check_options(options: PriceOptions) -> ExecutionConfig:
+    """Check options. Raises OptionError, and TypeError for an unknown option."""
     for name in options:
         if name not in PriceOptions.__annotations__:
             raise TypeError(f"price() got an unexpected keyword argument {name!r}")
     software = options.get("software")
     workers = options.get("host_workers")
-    switches = {name: switch(name, value) for name, value in options.items() if name in SWITCHES}
+    switches = {
+        name: check_switch(name, value) for name, value in options.items() if name in SWITCHES
+    }
     return replace(
         DEFAULTS,
         precision=options.get("precision", DEFAULTS.precision),
-        mode=mode_of(software, options.get("mode")),
+        mode=choose_mode(software, options.get("mode")),
         software=software,
-        sink_size=whole("sink_size", options.get("sink_size", DEFAULTS.sink_size)),
-        devices=whole("devices", options.get("devices", DEFAULTS.devices), most=MAX_DEVICES),
-        fusion=_fusion_points(options.get("all_reduce_fusion")),
-        host_workers=None if workers is None else whole("host_workers", workers),
-        auto_tune=_tune_mode(options.get("auto_tune")),
+        sink_size=check_count("sink_size", options.get("sink_size", DEFAULTS.sink_size)),
+        devices=check_count("devices", options.get("devices", DEFAULTS.devices), most=MAX_DEVICES),
+        fusion=_parse_fusion(options.get("all_reduce_fusion")),
+        host_workers=None if workers is None else check_count("host_workers", workers),
+        auto_tune=_parse_tune_mode(options.get("auto_tune")),
         tune_bank=custom_bank(options.get("tune_bank")),
         **switches,  # type: ignore[arg-type]
     )
 
 
-def _tune_mode(mode: Any) -> TuneMode | None:
+def _parse_tune_mode(mode: Any) -> TuneMode | None:
     """Return the mode in lower case: CANN writes `auto_tune_mode="RL,GA"`."""
     if isinstance(mode, str):
         mode = mode.lower().replace(" ", "").replace("ga,rl", "rl,ga")
     if mode is not None and mode not in get_args(TuneMode):
-        raise OptionError(
-            f"auto_tune: {mode!r} should be None or one of {', '.join(get_args(TuneMode))}"
-        )
+        names = ", ".join(get_args(TuneMode))
+        raise OptionError(f"auto_tune = {mode!r}: must be None or one of {names}")
     return cast(TuneMode | None, mode)
 
 
-def _fusion_points(fusion: Iterable[int] | None) -> tuple[int, ...] | None:
-    """Return the points of `all_reduce_fusion`; their order is checked with the gradients."""
+def _parse_fusion(fusion: Iterable[int] | None) -> tuple[int, ...] | None:
+    """Return the points of `all_reduce_fusion`. `form_buckets` checks their order."""
     if fusion is None:
         return None
     if isinstance(fusion, str) or not isinstance(fusion, Iterable):
-        raise OptionError(f"all_reduce_fusion: {fusion!r} should be a list, as [85, 160]")
-    return tuple(whole("all_reduce_fusion", point) for point in fusion)
+        raise OptionError(f"all_reduce_fusion = {fusion!r}: must be a list, such as [85, 160]")
+    return tuple(check_count("all_reduce_fusion", point) for point in fusion)
 
 
 def chipset(name_or_path: str) -> PricedChip:
     """Return a chip by its name in conf/device, or from its YAML file. Raises ChipError."""
     file = Path(name_or_path)
-    return _chipset(name_or_path, file.stat().st_mtime_ns if file.is_file() else None)
+    return _load_chipset(name_or_path, file.stat().st_mtime_ns if file.is_file() else None)
 
 
 @cache
-def _chipset(name_or_path: str, written_ns: int | None) -> PricedChip:
-    """Return a chip by its file, cached until the file is written again."""
-    return chipset_of(load_chip(name_or_path))
+def _load_chipset(name_or_path: str, written_ns: int | None) -> PricedChip:
+    """Return a chip by its file, cached until the modification time `written_ns` changes."""
+    return to_priced_chip(load_chip(name_or_path))
 
 
 class Pricing:
@@ -178,8 +178,8 @@ class Pricing:
         for mode in MODES:
             # A mode that the device can't run the step in is left out.
             with suppress(OptionError):
-                other = replace(config, mode=mode, software=None)
-                modes[mode] = step if mode == config.mode else self.step(other)
+                changed = replace(config, mode=mode, software=None)
+                modes[mode] = step if mode == config.mode else self.step(changed)
         return Report(
             **{field.name: getattr(step, field.name) for field in fields(PricedStep)},
             memory=self.memory(config),
@@ -204,13 +204,13 @@ class Pricing:
         )
 
     def tasks(self, config: ExecutionConfig) -> tuple[TaskGraph, tuple[TaskTime, ...]]:
-        """Return the tasks of a step and the time of each."""
-        key = self._key(config)
-        tunes = _tunes(config)
+        """Return the tasks of a step and the time of each. Raises OptionError, RunError."""
+        key = self._make_key(config)
+        uses_tuning = _uses_tuning(config)
         # A bank's file may change from one price to another, so these tasks are not shared.
-        priced = self._tuned_tasks if tunes else self._shared.tasks
+        priced = self._tuned_tasks if uses_tuning else self._shared.tasks
         if key not in priced:
-            with no_garbage_collection():
+            with pause_garbage_collection():
                 graph = self.traced.tasks(
                     config.precision,
                     by_op=config.mode == "op_by_op",
@@ -228,7 +228,7 @@ class Pricing:
             hardware = self.chip.hardware
             efficiency = self.calibration.efficiency
             tiles = None
-            if tunes:
+            if uses_tuning:
                 settings = TuneSettings(
                     mode=config.auto_tune,
                     bank_path=Path(config.tune_bank) if config.tune_bank else None,
@@ -251,14 +251,14 @@ class Pricing:
     def tuning(self, config: ExecutionConfig) -> TuneResult | None:
         """Return the AutoTune result, None if the options don't request it."""
         self.tasks(config)
-        return self._tuned.get(self._key(config))
+        return self._tuned.get(self._make_key(config))
 
-    def _key(self, config: ExecutionConfig) -> tuple[Any, ...]:
-        """Return the key of the options that tasks and their times depend on."""
+    def _make_key(self, config: ExecutionConfig) -> tuple[Any, ...]:
+        """Return the options that tasks and their times depend on, as a key of the caches."""
         if config.precision not in (*get_args(Precision), None):
             raise OptionError(
-                f"precision: {config.precision!r} is none of O0, O2, O3; None prices the traced "
-                "types"
+                f"precision = {config.precision!r}: must be one of O0, O2, O3, or None for the "
+                "traced types"
             )
         by_op = config.mode == "op_by_op"
         tuning = (config.auto_tune, config.tune_bank, config.repeat_tune)
@@ -271,7 +271,7 @@ class Pricing:
         pixels = self.traced.batch_pixels
         rate = None
         if config.host_workers is not None and pixels is not None:
-            rate = device_images_per_s(config.host_workers, pixels, config.devices, hardware)
+            rate = compute_images_per_s(config.host_workers, pixels, config.devices, hardware)
         torch = config.software == "pytorch_eager"
         return StepOptions(
             mode=config.mode,
@@ -289,14 +289,14 @@ class Pricing:
         """Return one steady step under the launch mode of the options."""
         graph, times = self.tasks(config)
         options = self.options(config)
-        key = (self._key(config), options)
-        if _tunes(config) or key not in self._shared.timelines:
+        key = (self._make_key(config), options)
+        if _uses_tuning(config) or key not in self._shared.timelines:
             hardware = self.calibration.with_task_time(self.chip.hardware)
             self._shared.timelines[key] = schedule(graph, times, hardware, options)
         return self._shared.timelines[key]
 
     def memory(self, config: ExecutionConfig) -> MemoryPlan:
-        """Return the memory plan; it is the same for both modes that sink the graph."""
+        """Return the memory plan, which is the same for `graph_sink` and `loop_sink`."""
         by_op = config.mode == "op_by_op"
         norms = config.keep_batchnorm_fp32
         key = (config.precision, by_op, config.without, config.devices > 1, norms)
@@ -305,16 +305,16 @@ class Pricing:
             self._shared.memory[key] = plan_memory(graph, self.chip.hardware, config.devices)
         return self._shared.memory[key]
 
-    def on(self, **figures: float) -> Pricing:
+    def with_figures(self, **figures: float) -> Pricing:
         """Return the same step on a chip with other figures. Raises OptionError."""
         names = {field.name for field in fields(Hardware)}
         unknown = sorted(set(figures) - names)
         if unknown:
-            raise OptionError(f"hardware has no figure {unknown[0]!r}; it has {sorted(names)}")
+            raise OptionError(f"{unknown[0]}: must be one of {', '.join(sorted(names))}")
         hardware = replace(self.chip.hardware, **figures)
         return Pricing(self.traced, replace(self.chip, hardware=hardware), self.calibration)
 
 
-def _tunes(config: ExecutionConfig) -> bool:
-    """Return whether tiles come from AutoTune, or from its bank."""
+def _uses_tuning(config: ExecutionConfig) -> bool:
+    """Return whether tiles come from AutoTune or from its bank."""
     return bool(config.auto_tune or config.tune_bank)

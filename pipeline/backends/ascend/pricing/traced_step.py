@@ -1,4 +1,4 @@
-"""A training step, traced once and lowered once for each precision."""
+"""A training step as a graph, traced once and lowered once for each precision."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ import jax
 from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.compiler.phases import Signature
-from pipeline.backends.ascend.compiler.primitives import kind_of, vendor_patterns
+from pipeline.backends.ascend.compiler.primitives import classify_primitive, load_patterns
 from pipeline.backends.ascend.compiler.tasks_from_kernels import LoweringOptions, lower
 from pipeline.backends.ascend.cost.efficiency import Calibration
 from pipeline.backends.ascend.memory.memory_plan import MemoryPlan
@@ -26,8 +27,10 @@ from pipeline.core.host.item_sizes import stored_bytes
 from pipeline.core.host.tree_paths import leaf_paths, leaves_by_path
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
-TRACES_KEPT = 16
-CHIPS_KEPT = 4
+get_params = attrgetter("params")
+"""Returns the trained leaves of a `TrainState`."""
+MAX_TRACES = 16
+MAX_CHIPS = 4
 
 
 @dataclass(frozen=True)
@@ -50,17 +53,17 @@ class TracedStep:
         self._results: dict[Any, Results] = {}
 
     def results(self, chip: Hashable, calibration: Calibration) -> Results:
-        """Return what was priced on a chip before; of the last few chips alone."""
+        """Return the cached results of a step on a chip; for the last few chips only."""
         key = (chip, id(calibration))
         results = self._results.pop(key, None) or Results(calibration)
         self._results[key] = results
-        while len(self._results) > CHIPS_KEPT:
+        while len(self._results) > MAX_CHIPS:
             del self._results[next(iter(self._results))]
         return results
 
     @property
     def batch_bytes(self) -> int:
-        """Bytes of a batch on its way to the device."""
+        """Bytes of a batch as it is copied to the device."""
         values = (self.graph.values[index] for index in self.signature.inputs)
         return round(sum(value.size * stored_bytes(value.dtype) for value in values))
 
@@ -73,7 +76,7 @@ class TracedStep:
 
     @property
     def batch_pixels(self) -> int | None:
-        """Height x width of the images in a batch; None if nothing looks like images."""
+        """Height x width of the images in a batch; None if no input has four axes."""
         for index in self.signature.inputs:
             shape = self.graph.values[index].shape
             if len(shape) == 4:
@@ -93,7 +96,7 @@ class TracedStep:
         """Return the tasks of the step; `without` names fusions to skip."""
         key = (precision, by_op, strict, without, keep_batchnorm_fp32)
         if key not in self._lowered:
-            patterns = vendor_patterns().without(without)
+            patterns = load_patterns().without(without)
             options = LoweringOptions(precision, patterns, by_op, strict, keep_batchnorm_fp32)
             self._lowered[key] = lower(self.graph, self.signature, options)
         return self._lowered[key]
@@ -102,13 +105,13 @@ class TracedStep:
 def trace_step(
     step: Step, state: Any, batch: Any, parameters: Callable[[Any], Any] | None
 ) -> TracedStep:
-    """Trace a step from shapes. The last few are cached by function and shapes.
+    """Trace a step from shapes. The last few traces are cached by function and shapes.
 
-    Raises RunError if the step doesn't return (state, result) with a state like the one that it
-    gets, or `parameters` picks leaves that the state doesn't have.
+    Raises RunError if the step doesn't return (state, result) with a state like its input, or if
+    `parameters` returns leaves that the state doesn't have.
     """
     leaves, tree = jax.tree.flatten((state, batch))
-    shapes = tuple(map(_shape_of, leaves))
+    shapes = tuple(map(_to_shape, leaves))
     try:
         hash((step, tree, parameters))
     except TypeError:
@@ -116,7 +119,7 @@ def trace_step(
     return _cached_trace(step, tree, shapes, parameters)
 
 
-def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+def _to_shape(leaf: Any) -> jax.ShapeDtypeStruct:
     if not hasattr(leaf, "dtype") and isinstance(leaf, (bool, int, float, complex)):
         leaf = jax.numpy.asarray(leaf)
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
@@ -127,7 +130,7 @@ def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 @contextmanager
-def no_garbage_collection() -> Iterator[None]:
+def pause_garbage_collection() -> Iterator[None]:
     """Switch garbage collection off: tracing creates millions of objects, all in use.
 
     Pricing ResNet-50 takes 0.85 times as long without it.
@@ -145,37 +148,37 @@ def _trace(
     step: Step, tree: Any, shapes: tuple[Any, ...], parameters: Callable[[Any], Any] | None
 ) -> TracedStep:
     state, batch = jax.tree.unflatten(tree, shapes)
-    with no_garbage_collection():
+    with pause_garbage_collection():
         graph, result = trace_with_result(step, (state, batch))
     if not isinstance(result, tuple) or len(result) != 2:
         raise RunError(f"step returns {type(result).__name__}; it must return (state, result)")
-    if _leaves(state) and _leaves(result) == _leaves(state):
+    if _describe_leaves(state) and _describe_leaves(result) == _describe_leaves(state):
         raise RunError("step returns its state alone; it must return (state, result)")
-    _require_same(_leaves(state), _leaves(result[0]))
-    return TracedStep(graph, _signature(graph, state, batch, parameters))
+    _check_same(_describe_leaves(state), _describe_leaves(result[0]))
+    return TracedStep(graph, _make_signature(graph, state, batch, parameters))
 
 
-_cached_trace = lru_cache(maxsize=TRACES_KEPT)(_trace)
+_cached_trace = lru_cache(maxsize=MAX_TRACES)(_trace)
 
 
-def _require_same(before: Mapping[str, str], after: Mapping[str, str]) -> None:
+def _check_same(before: Mapping[str, str], after: Mapping[str, str]) -> None:
     """Raise RunError unless the leaves of a new state replace the old ones."""
     if list(after.items()) == list(before.items()):
         return
     problem = "in another order"
     for name in (*before, *after):
         if after.get(name) != before.get(name):
-            was = before.get(name, "nothing")
-            now = after.get(name, "nothing")
-            problem = f"with {now} as {name or 'its array'}, which was {was}"
+            old = before.get(name, "nothing")
+            new = after.get(name, "nothing")
+            problem = f"with {new} as {name or 'its array'}, which was {old}"
             break
     raise RunError(
-        f"step returns its state {problem}; it must return (state, result) with a state of "
-        "the structure, shapes and types of the one that it gets"
+        f"step returns its state {problem}; it must return (state, result) with a new state of the "
+        "structure, shapes and types of the old one"
     )
 
 
-def _signature(
+def _make_signature(
     graph: Graph, state: Any, batch: Any, parameters: Callable[[Any], Any] | None
 ) -> Signature:
     paths = leaf_paths(state)
@@ -193,8 +196,8 @@ def _signature(
     )
 
 
-def _leaves(tree: Any) -> dict[str, str]:
-    """Return the type and shape of each leaf by its path; a list may stand for a tuple."""
+def _describe_leaves(tree: Any) -> dict[str, str]:
+    """Return the type and shape of each leaf by its path, which is the same in lists and tuples."""
     leaves = leaves_by_path(tree)
     return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves.items()}
 
@@ -206,40 +209,40 @@ def _find_trained(
     updates: Mapping[int, int],
     parameters: Callable[[Any], Any] | None,
 ) -> set[int]:
-    """Return the picked leaves, else those that the loss reads and the step changes."""
+    """Return the leaves from `parameters`, else those that the loss reads and the step changes."""
     if parameters is not None:
         numbered = jax.tree.unflatten(jax.tree.structure(state), list(state_names))
         picked = set(jax.tree.leaves(parameters(numbered)))
         if not picked or not picked <= set(state_names):
             raise RunError(
-                "parameters picks no leaf of the state; it should, as lambda state: state.params"
+                "parameters picks no leaf of the state; it must return some, such as state.params"
             )
         return picked
-    used = _read_by_the_loss(graph)
-    updated = _updated_leaves(graph)
+    read_values = _find_loss_inputs(graph)
+    updated_values = _find_updated_values(graph)
     return {
         into
         for out, into in updates.items()
-        if into in state_names and into in used and out in updated
+        if into in state_names and into in read_values and out in updated_values
     }
 
 
-def _read_by_the_loss(graph: Graph) -> set[int]:
-    """Return the inputs of marked forward nodes, also by way of a view, a cast or a loop."""
-    used: set[int] = set()
+def _find_loss_inputs(graph: Graph) -> set[int]:
+    """Return the values that marked forward nodes read, directly or through views and casts."""
+    read_values: set[int] = set()
     for node in reversed(graph.nodes):
-        hands_on = kind_of(node.primitive) in ("view", "loop_view")
-        hands_on = hands_on or node.primitive == "convert_element_type"
-        if node.mark == "forward" or (hands_on and not used.isdisjoint(node.outputs)):
-            used.update(node.inputs)
-    return used
+        passes_on = classify_primitive(node.primitive) in ("view", "loop_view")
+        passes_on = passes_on or node.primitive == "convert_element_type"
+        if node.mark == "forward" or (passes_on and not read_values.isdisjoint(node.outputs)):
+            read_values.update(node.inputs)
+    return read_values
 
 
-def _updated_leaves(graph: Graph) -> set[int]:
-    """Return values that gradients reach as numbers.
+def _find_updated_values(graph: Graph) -> set[int]:
+    """Return float values that are computed from gradients.
 
-    Running statistics come of the forward pass, and a loss scale depends only on whether gradients
-    are finite: neither is among them.
+    Running statistics aren't among them, as they are computed from the forward pass, nor is a loss
+    scale, which depends only on whether gradients are finite.
     """
     result: set[int] = set()
     for node in graph.nodes:

@@ -28,20 +28,16 @@ from pipeline.models.networks.mobile import MobileNetV3
 from pipeline.models.networks.residual import ResNet
 
 STRIDES = (4, 8, 16, 32)
-"""Factor by which the backbone shrinks the images at the layers that the pyramid reads."""
+"""Factors by which the backbone has shrunk the images at the layers that the pyramid reads."""
 
 STEEPNESS = 50.0
 """k of the binarisation (Liao et al. 2020, eq. 2)."""
 
-_INIT = InitSpec(
-    conv=HeNormal(mode="fan_out"),
-    dense=HeUniform(),
-    bias=Zeros(),
-)
+_INIT = InitSpec(conv=HeNormal(mode="fan_out"), dense=HeUniform(), bias=Zeros())
 
 
 class DBNet(nn.Module):
-    """A backbone, a feature pyramid, and a head each for probability and threshold."""
+    """A backbone, a feature pyramid, and two heads, for probability and threshold."""
 
     backbone: tuple[LayerSpec, ...]
     initializers: InitSpec
@@ -58,45 +54,45 @@ class DBNet(nn.Module):
         """
         if images.ndim != 4 or images.shape[1] % 32 or images.shape[2] % 32:
             raise ValueError(
-                f"dbnet: reads images (batch, height, width, channels) whose height and width are "
-                f"multiples of 32, and shape {images.shape} reaches it"
+                f"dbnet: images of shape {images.shape}: must be (batch, height, width, channels) "
+                "with height and width multiples of 32"
             )
         site = LayerContext((), self.initializers, self.dtype, train)
         inside = site.inside("backbone")
         levels = _Backbone(self.backbone, inside, name=inside.name)(images.astype(self.dtype))
-        fused = self._pyramid(levels, site)
+        fused = self._apply_pyramid(levels, site)
         probability, threshold = (
-            _part(name, _head(self.features // 4), fused, site).astype(jnp.float32)
+            _apply_part(name, _make_head(self.features // 4), fused, site).astype(jnp.float32)
             for name in ("probability", "threshold")
         )
         binary = jax.nn.sigmoid(STEEPNESS * (probability - threshold))
         return jnp.concatenate([probability, threshold, binary], axis=-1)
 
-    def _pyramid(self, levels: dict[int, Array], site: LayerContext) -> Array:
+    def _apply_pyramid(self, levels: dict[int, Array], site: LayerContext) -> Array:
         """Return all levels side by side: (batch, height / 4, width / 4, features)."""
         lateral = Conv(features=self.features, kernel=1)
         smooth = self.features // 4
         above: Array | None = None
         smoothed = []
         for stride in reversed(STRIDES):
-            level = _part(f"lateral{stride}", (lateral,), levels[stride], site)
+            level = _apply_part(f"lateral{stride}", (lateral,), levels[stride], site)
             if above is not None:
-                level += _part(f"above{stride}", (Upsample(factor=2),), above, site)
+                level += _apply_part(f"above{stride}", (Upsample(factor=2),), above, site)
             above = level
             body = (Conv(features=smooth, kernel=3), Upsample(factor=stride // STRIDES[0]))
-            smoothed.append(_part(f"smooth{stride}", body, level, site))
+            smoothed.append(_apply_part(f"smooth{stride}", body, level, site))
         return jnp.concatenate(smoothed, axis=-1)
 
 
 class _Backbone(nn.Module):
-    """A network without its classifier, read at every size."""
+    """A network without its classifier, which returns activations of several sizes."""
 
     layers: tuple[LayerSpec, ...]
     site: LayerContext
 
     @nn.compact
     def __call__(self, images: Array) -> dict[int, Array]:
-        """Return the last activations of every size, by the factor that they are shrunk by."""
+        """Return the last activations of each size, by the factor by which images have shrunk."""
         x = images
         levels = {}
         for name, layer in zip(scope_names(self.layers), self.layers, strict=True):
@@ -111,22 +107,21 @@ def dbnet(
     features: int = 256,
     dtype: str = "float32",
 ) -> nn.Module:
-    """Return DBNet on a backbone without its classifier, called as `module(images NHWC,
-    train=bool)`.
+    """Return DBNet on a backbone without its classifier.
 
-    `features` counts each level of the pyramid, a multiple of 4. With ResNet-18 it has
-    12,340,930 parameters. Raises ValueError on a backbone of another name, or one that doesn't
-    shrink the images 32 times before its global average pool.
+    The module is called with images NHWC and `train`. `features`, a multiple of 4, is the number of
+    features of each level of the pyramid. With ResNet-18 DBNet has 12,340,930 parameters. Raises
+    ValueError for an unknown backbone, or one without a global average pool.
     """
-    spec = _backbone(backbone) if isinstance(backbone, str) else backbone
+    spec = _make_backbone(backbone) if isinstance(backbone, str) else backbone
     layers = spec.layers_for(1)
     kinds = [layer.name for layer in layers]
     if "global_avg_pool" not in kinds:
-        raise ValueError(f"dbnet: backbone {spec.name} has no global_avg_pool to end it at")
+        raise ValueError(f"dbnet: backbone {spec.name} has no global_avg_pool")
     return DBNet(layers[: kinds.index("global_avg_pool")], spec.init, features, dtype)
 
 
-def _backbone(name: str) -> LayeredModelSpec:
+def _make_backbone(name: str) -> LayeredModelSpec:
     if name == "mobilenet_v3_large":
         return MobileNetV3(init=_INIT, size="large", width=1.0, dropout=0.0)
     resnets: dict[str, tuple[Literal["basic", "bottleneck"], tuple[int, ...]]] = {
@@ -135,7 +130,7 @@ def _backbone(name: str) -> LayeredModelSpec:
     }
     if name not in resnets:
         names = ", ".join(("mobilenet_v3_large", *resnets))
-        raise ValueError(f"dbnet: there is no backbone {name!r}; there are {names}")
+        raise ValueError(f"dbnet: backbone = {name!r}: must be one of {names}")
     block, blocks = resnets[name]
     return ResNet(
         init=_INIT,
@@ -147,8 +142,8 @@ def _backbone(name: str) -> LayeredModelSpec:
     )
 
 
-def _head(features: int) -> tuple[LayerSpec, ...]:
-    """Double the size twice: one value between 0 and 1 for every pixel of the images."""
+def _make_head(features: int) -> tuple[LayerSpec, ...]:
+    """Return layers that double the size twice, to a value in 0..1 for each pixel of the images."""
     return (
         Conv(features=features, kernel=3),
         BatchNorm(),
@@ -161,5 +156,5 @@ def _head(features: int) -> tuple[LayerSpec, ...]:
     )
 
 
-def _part(name: str, body: tuple[LayerSpec, ...], x: Array, site: LayerContext) -> Array:
+def _apply_part(name: str, body: tuple[LayerSpec, ...], x: Array, site: LayerContext) -> Array:
     return apply_layer(Sequence(scope=name, body=body), x, site.inside(name))

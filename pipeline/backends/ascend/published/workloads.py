@@ -1,4 +1,4 @@
-"""Published training steps as functions that can be priced: networks of this package by name."""
+"""Published training steps, as steps of this package's networks that can be priced."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from pipeline.backends.ascend.cost.efficiency import GROUPS, Calibration, calibr
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.pricing.traced_step import (
     TracedStep,
-    no_garbage_collection,
+    get_params,
+    pause_garbage_collection,
     trace_step,
 )
 from pipeline.backends.ascend.published.dbnet import dbnet
@@ -44,15 +45,15 @@ from pipeline.training.step import make_train_step, make_update_only_step
 PUBLISHED = Path(__file__).with_name("published.csv")
 
 BATCHNORM_IN_FLOAT32 = "MindSpore 2.x / mindcv"
-"""The framework of rows whose O2 keeps batch normalisation in float32: MindCV's recipes."""
+"""Framework of the rows with batch normalisation in float32 under O2: MindCV's recipes."""
 
 Quality = Literal["device", "at_most", "pair"]
-"""`device`: the speed of the device. `at_most`: the host's pipeline was, or may have been, slower,
-so that the time is an upper bound of the device's. `pair`: eager and graph mode of one training
-that does more than is modelled (DBNet mines its negatives by a sort); only their ratio is
-compared."""
+"""What a row's time measures. `device`: the device's time. `at_most`: an upper bound of the
+device's time, as the host may have been slower. `pair`: one of two modes, eager and graph, of a
+training that includes work that isn't modelled (DBNet mines its negatives by a sort); only their
+ratio is compared."""
 LEFT_OUT_FILE = Path(__file__).with_name("left_out.csv")
-"""Calibrations by the rows of all other families, one for each family."""
+"""Calibrations for each family, fitted to the rows of all other families."""
 
 
 def _parse_fusion(points: Any) -> Any:
@@ -61,11 +62,11 @@ def _parse_fusion(points: Any) -> Any:
 
 @dataclass(frozen=True)
 class Published:
-    """One published step time and how to price the same step.
+    """A published step time, and how to price the same step.
 
-    `batch` is of one device, `ms` of one step; `op_launch_us` is the host's time for an op if
-    the framework differs from the chip file's. `suspicion` says why a row may not show the device's
-    speed, empty if nothing does. `keep_batchnorm_fp32` is MindSpore's option of O2.
+    `batch` is the batch size of one device, `ms` the time of a step. `op_launch_us` replaces the
+    chip's host time of an op, None if it is the same. `suspicion` is the reason why the host may
+    have been slower than the device, or empty. `keep_batchnorm_fp32` is MindSpore's option of O2.
     """
 
     id: str
@@ -91,10 +92,10 @@ class Published:
 def published_steps(file: Path = PUBLISHED) -> tuple[Published, ...]:
     """Return the rows of the table, in its order."""
     with file.open(newline="", encoding="utf-8") as lines:
-        return tuple(_row(row) for row in csv.DictReader(lines))
+        return tuple(_parse_row(row) for row in csv.DictReader(lines))
 
 
-def _row(row: Mapping[str, str]) -> Published:
+def _parse_row(row: Mapping[str, str]) -> Published:
     derived = ("suspicion", "keep_batchnorm_fp32")
     columns: Any = {f.name: row[f.name] for f in fields(Published) if f.name not in derived}
     try:
@@ -108,17 +109,17 @@ def _row(row: Mapping[str, str]) -> Published:
 
 
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "vit_s_16": ("vit_b_16", {"features": 384, "hidden": 1536, "heads": 6}),
+    "vit_s_16": ("vit_b_16", {"features": 384, "hidden": 1536, "heads": 6})
 }
-"""Published networks without a file in conf/model: another file's, and the settings that differ."""
+"""Published networks without a file in conf/model: another network's file, and changed settings."""
 
 
 def model_spec(name: str) -> ModelSpec:
-    """Return a network by the name of its file in conf/model. Raises RunError."""
+    """Return a network by the name of its file in conf/model. Raises RunError if unknown."""
     name, changes = VARIANTS.get(name, (name, {}))
     files = {file.stem: file for file in sorted((CONF / "model").glob("*.yaml"))}
     if name not in files:
-        raise RunError(f"there is no network {name!r}; there is {', '.join(files)}")
+        raise RunError(f"network {name!r}: must be one of {', '.join(files)}")
     settings: Any = OmegaConf.to_container(OmegaConf.load(files[name]))
     settings |= changes
     return cast(ModelSpec, components("model")[settings["name"]].model_validate(settings))
@@ -126,7 +127,7 @@ def model_spec(name: str) -> ModelSpec:
 
 @cache
 def image_step(model: str, batch: int, pixels: int, classes: int) -> TracedStep:
-    """Return a step on images (batch, pixels, pixels, 3), with momentum; LeNet's have 1 channel."""
+    """Return a step on images (batch, pixels, pixels, 3), for LeNet of 1 channel, with momentum."""
     channels = 1 if model.startswith("lenet") else 3
     return trace_network(model_spec(model), batch, (pixels, pixels, channels), classes)
 
@@ -138,7 +139,7 @@ def trace_network(
     classes: int,
     optimizer: OptimizerSpec | None = None,
 ) -> TracedStep:
-    """Return a step of a classifier on samples of a shape, from shapes alone."""
+    """Return a step of a classifier on samples of a shape."""
     loss = CrossEntropy(reduction="mean", smoothing=0.0, smoothing_convention="uniform").build()
     labels = jax.ShapeDtypeStruct((batch,), jnp.int32)
     network = spec.build(classes, "float32")
@@ -153,12 +154,12 @@ def trace_module(
     classes: int,
     optimizer: OptimizerSpec | None = None,
 ) -> TracedStep:
-    """Return a step of any network on a batch of a shape, with one loss for each sample."""
+    """Return a step of any network on a batch of a shape. `loss` returns a loss for each sample."""
     if optimizer is None:
         optimizer = Momentum(
             lr=0.1, weight_decay=1e-4, decay_rules=(), momentum=0.9, nesterov=False
         )
-    step_parts = StepConfig(
+    step_config = StepConfig(
         network=network,
         image=ColumnSpec(shape[1:], "float32"),
         classes=classes,
@@ -170,25 +171,21 @@ def trace_module(
         loss_scale=Fixed(scale=1.0, drop_overflow_update=False),
     )
     seed = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    with no_garbage_collection():
-        state = jax.eval_shape(make_train_step(step_parts).init, seed)
+    with pause_garbage_collection():
+        state = jax.eval_shape(make_train_step(step_config).init, seed)
     images = jax.ShapeDtypeStruct(shape, jnp.float32)
-    return trace_step(make_update_only_step(step_parts, 0.1), state, (images, labels), _params)
+    return trace_step(make_update_only_step(step_config, 0.1), state, (images, labels), get_params)
 
 
-def _params(state: Any) -> Any:
-    return state.params
-
-
-def _wide_deep(row: Published) -> TracedStep:
-    """Return a step of Wide & Deep, whose samples are fields of a number and a value each."""
+def _trace_wide_deep(row: Published) -> TracedStep:
+    """Return a step of Wide & Deep. A sample has fields with an index and a value each."""
     adam = Adam(lr=1e-4, weight_decay=0.0, decay_rules=(), b1=0.9, b2=0.999, eps=1e-8)
     shape = (row.pixels, 1, 2)
     return trace_network(model_spec(row.model), row.batch, shape, row.classes, adam)
 
 
-def _text_detector(row: Published) -> TracedStep:
-    """Return the loss of DBNet's maps: of its three losses only the traffic matters here."""
+def _trace_text_detector(row: Published) -> TracedStep:
+    """Return a step of DBNet with one loss, which has the traffic of DBNet's three losses."""
     shape = (row.batch, row.pixels, row.pixels, 3)
 
     def loss(maps: jax.Array, truth: jax.Array) -> jax.Array:
@@ -200,12 +197,12 @@ def _text_detector(row: Published) -> TracedStep:
 
 
 SPECIAL: dict[str, Callable[[Published], TracedStep]] = {
-    "wide_deep": _wide_deep,
-    "dbnet_resnet18": _text_detector,
-    "dbnet_resnet50": _text_detector,
-    "dbnet_mobilenet_v3_large": _text_detector,
+    "wide_deep": _trace_wide_deep,
+    "dbnet_resnet18": _trace_text_detector,
+    "dbnet_resnet50": _trace_text_detector,
+    "dbnet_mobilenet_v3_large": _trace_text_detector,
 }
-"""Networks whose samples aren't images with one label each."""
+"""Functions that trace networks whose samples aren't images with one label."""
 
 
 def trace_row(row: Published) -> TracedStep:
@@ -230,10 +227,10 @@ def load_left_out() -> Mapping[str, Calibration]:
         }
 
 
-def config_of(row: Published) -> ExecutionConfig:
-    """Return the options that a published row was run with.
+def configure_row(row: Published) -> ExecutionConfig:
+    """Return the options of a published row's run.
 
-    TensorFlow's graphs are compiled by the same engine as MindSpore's.
+    TensorFlow's graphs are priced as MindSpore's, as the same engine compiles them.
     """
     software: Software = "mindspore_graph"
     if row.mode == "op_by_op":
@@ -257,5 +254,7 @@ def price_row(
     chip = chip or chipset("ascend910")
     pricing = Pricing(trace_row(row), chip, calibration)
     if row.op_launch_us is not None:
-        pricing = pricing.on(op_launch_us=row.op_launch_us, pytorch_op_launch_us=row.op_launch_us)
-    return pricing.step(config_of(row))
+        pricing = pricing.with_figures(
+            op_launch_us=row.op_launch_us, pytorch_op_launch_us=row.op_launch_us
+        )
+    return pricing.step(configure_row(row))

@@ -1,4 +1,4 @@
-"""Why a layer costs what it costs: formulas, figures with their sources, and its interval."""
+"""Explanation of a layer's price: formulas, figures with their sources, and its interval."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def _load_formulas() -> dict[str, KernelFormula]:
 FORMULAS = _load_formulas()
 
 
-def formula_of(task: Task) -> KernelFormula:
-    """Return the formula that a task is priced by."""
+def find_formula(task: Task) -> KernelFormula:
+    """Return the formula of a task's price."""
     name: str = task.cost_class
     if name in CUBE_CLASSES:
         name = "float32_product" if runs_on_vector(task) else "product"
@@ -53,8 +53,8 @@ def formula_of(task: Task) -> KernelFormula:
 
 
 @dataclass(frozen=True)
-class Named:
-    """A number of a formula, with its source."""
+class SourcedNumber:
+    """A number of a formula, with its name and its source."""
 
     name: str
     value: float
@@ -63,10 +63,10 @@ class Named:
 
 @dataclass(frozen=True)
 class ExplainedTask:
-    """One kernel of a layer: its time in us, all repetitions together, and the terms of it.
+    """One kernel of a layer: its time in us, with all repetitions, and the terms of its price.
 
-    `log_sd` is the spread of log(measured / modelled) of its class, `provenance` says how sure the
-    class's rate is, and `source` its origin.
+    `log_sd` is the spread of log(measured / modelled) of its class. `provenance` and `source` are
+    those of the class's rate.
     """
 
     type: str
@@ -75,8 +75,8 @@ class ExplainedTask:
     roofline_us: float
     bound: str
     formula: str
-    figures: tuple[Named, ...]
-    constants: tuple[Named, ...]
+    figures: tuple[SourcedNumber, ...]
+    constants: tuple[SourcedNumber, ...]
     rate: float
     log_sd: float
     provenance: str
@@ -85,22 +85,21 @@ class ExplainedTask:
 
 @dataclass(frozen=True)
 class LayerExplanation:
-    """Why a layer takes its time; `print` shows it.
+    """Explanation of a layer's time. `str` returns it as text.
 
-    `interval_sources` are the spreads that make the interval of the step: name and log standard
-    deviation.
+    `interval_sources` are the log standard deviations that make the interval of the step.
     """
 
     layer: str
     us: float
     share: float
     tasks: tuple[ExplainedTask, ...]
-    interval_sources: tuple[Named, ...]
+    interval_sources: tuple[SourcedNumber, ...]
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
+        return "\n".join(self._format_lines())
 
-    def _lines(self) -> Iterator[str]:
+    def _format_lines(self) -> Iterator[str]:
         yield (
             f"MODELLED: {self.layer} takes {self.us / 1e3:.3f} ms, {self.share:.1%} of all layers, "
             f"in {len(self.tasks)} tasks"
@@ -115,14 +114,14 @@ class LayerExplanation:
                 f"rate of its class {task.rate:.3g}, {task.provenance}: {task.source}; spread "
                 f"{task.log_sd:.2f}"
             )
-            for named in (*task.figures, *task.constants):
-                if named.name not in explained:
-                    explained.add(named.name)
-                    yield from _wrap_lines(f"{named.name} = {named.value:g}: {named.source}")
+            for number in (*task.figures, *task.constants):
+                if number.name not in explained:
+                    explained.add(number.name)
+                    yield from _wrap_lines(f"{number.name} = {number.value:g}: {number.source}")
         yield ""
         yield "the interval of the step comes from"
-        for named in self.interval_sources:
-            yield from _wrap_lines(f"{named.name} {named.value:.3g}: {named.source}")
+        for number in self.interval_sources:
+            yield from _wrap_lines(f"{number.name} {number.value:.3g}: {number.source}")
 
 
 def _wrap_lines(text: str) -> list[str]:
@@ -136,8 +135,8 @@ def explain_task(
     sources: Mapping[str, str],
     calibration: Calibration,
 ) -> ExplainedTask:
-    """Return the terms of a task. `sources` are the sources of the chip's figures, by name."""
-    formula = formula_of(task)
+    """Return the terms of a task's price. `sources` are the sources of figures, by name."""
+    formula = find_formula(task)
     entry = calibration.efficiency.classes[task.cost_class]
     constants = calibration.efficiency.constants
     source = entry.source
@@ -154,11 +153,13 @@ def explain_task(
         bound=time.bound,
         formula=formula.text,
         figures=tuple(
-            Named(name, getattr(hardware, name), sources.get(name, "given without a source"))
+            SourcedNumber(
+                name, getattr(hardware, name), sources.get(name, "given without a source")
+            )
             for name in formula.figures
         ),
         constants=tuple(
-            Named(name, getattr(constants, name), fitted) for name in formula.constants
+            SourcedNumber(name, getattr(constants, name), fitted) for name in formula.constants
         ),
         rate=entry.rate,
         log_sd=entry.log_sd,
@@ -167,22 +168,22 @@ def explain_task(
     )
 
 
-def interval_sources(class_spread: float, calibration: Calibration) -> tuple[Named, ...]:
+def list_interval_sources(
+    class_spread: float, calibration: Calibration
+) -> tuple[SourcedNumber, ...]:
     """Return the spreads that make the interval of a step."""
     return (
-        Named(
+        SourcedNumber(
             "spread of the classes",
             class_spread,
             "residuals of the traces' kernels, each class by its share of the step",
         ),
-        Named(
+        SourcedNumber(
             "spread of whole steps",
             calibration.log_sd,
             "published steps of families that the fit left out",
         ),
-        Named(
-            "scale",
-            calibration.interval_scale,
-            "makes an 80 % interval cover 80 % of those steps",
+        SourcedNumber(
+            "scale", calibration.interval_scale, "makes an 80 % interval cover 80 % of those steps"
         ),
     )

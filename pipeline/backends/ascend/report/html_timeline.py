@@ -1,4 +1,4 @@
-"""A timeline as a page: streams as lanes, shares of the time, the slowest layers."""
+"""A timeline as an HTML page: streams as lanes, shares of the time, and the slowest layers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.backends.ascend.chip.tasks import TaskGraph
-from pipeline.backends.ascend.report.priced_step import Layer, slowest_layers
+from pipeline.backends.ascend.report.priced_step import Layer, find_slowest_layers
 from pipeline.backends.ascend.simulate.timeline import KINDS, STREAMS, Kind, Span, Timeline
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.pages.charts import LABELS as LABEL_WIDTH
@@ -30,20 +30,20 @@ def write_picture(
     timeline: Timeline, graph: TaskGraph, path: Path, *, title: str = "Modelled step"
 ) -> None:
     """Write one steady step as an HTML page without script or other files."""
-    write_whole(path, picture(timeline, graph, title))
+    write_whole(path, render_picture(timeline, graph, title))
 
 
-def picture(timeline: Timeline, graph: TaskGraph, title: str) -> str:
-    """Return the page's text."""
+def render_picture(timeline: Timeline, graph: TaskGraph, title: str) -> str:
+    """Return the page as HTML text."""
     exposed = [(kind, timeline.exposed_us[kind]) for kind in KINDS if timeline.exposed_us[kind] > 0]
     shares = {
-        COLOURS[kind]: f"{LABELS[kind]} {us / timeline.step_us:.1%}, {_ms(us)}"
+        COLOURS[kind]: f"{LABELS[kind]} {us / timeline.step_us:.1%}, {_format_ms(us)}"
         for kind, us in exposed
     }
     bar = Lane("", pile_blocks((COLOURS[kind], us, shares[COLOURS[kind]]) for kind, us in exposed))
-    layers = [_layer_row(layer, timeline) for layer in slowest_layers(timeline, graph)]
+    layers = [_make_layer_row(layer, timeline) for layer in find_slowest_layers(timeline, graph)]
     sections = [
-        Section("One step, ms", "", [Charts([_lanes(timeline, graph)])]),
+        Section("One step, ms", "", [Charts([_draw_lanes(timeline, graph)])]),
         Section(
             "Shares of the step",
             "",
@@ -56,11 +56,11 @@ def picture(timeline: Timeline, graph: TaskGraph, title: str) -> str:
     )
     trace = timeline.iteration
     figures = {
-        "Step": _ms(timeline.step_us),
-        "Interval": _ms(trace.interval_us),
-        "FP + BP": _ms(trace.fp_bp_us),
-        "Tail": _ms(trace.tail_us),
-        "Critical path": _ms(timeline.critical_path_us),
+        "Step": _format_ms(timeline.step_us),
+        "Interval": _format_ms(trace.interval_us),
+        "FP + BP": _format_ms(trace.fp_bp_us),
+        "Tail": _format_ms(trace.tail_us),
+        "Critical path": _format_ms(timeline.critical_path_us),
         "Limited by": timeline.bound,
     }
     devices = "1 device" if timeline.devices == 1 else f"{timeline.devices:,} devices"
@@ -73,13 +73,13 @@ def picture(timeline: Timeline, graph: TaskGraph, title: str) -> str:
     return render_page(page)
 
 
-def _ms(us: float) -> str:
+def _format_ms(us: float) -> str:
     if us < 10:
         return f"{us:.1f} us"
     return f"{us / 1e3:.3g} ms" if us < 1e5 else f"{us / 1e3:.0f} ms"
 
 
-def _lanes(timeline: Timeline, graph: TaskGraph) -> Drawing:
+def _draw_lanes(timeline: Timeline, graph: TaskGraph) -> Drawing:
     """Draw the iteration and each stream in milliseconds."""
     used = sorted(
         {(span.stream, span.lane) for span in timeline.spans},
@@ -87,30 +87,30 @@ def _lanes(timeline: Timeline, graph: TaskGraph) -> Drawing:
     )
     trace = timeline.iteration
     parts = (
-        ("pale-sand", trace.interval_us / 1e3, f"Interval {_ms(trace.interval_us)}"),
-        ("pale-blue", trace.fp_bp_us / 1e3, f"FP + BP {_ms(trace.fp_bp_us)}"),
-        ("pale-red", trace.tail_us / 1e3, f"Tail {_ms(trace.tail_us)}"),
+        ("pale-sand", trace.interval_us / 1e3, f"Interval {_format_ms(trace.interval_us)}"),
+        ("pale-blue", trace.fp_bp_us / 1e3, f"FP + BP {_format_ms(trace.fp_bp_us)}"),
+        ("pale-red", trace.tail_us / 1e3, f"Tail {_format_ms(trace.tail_us)}"),
     )
     lanes = [Lane("Iteration", pile_blocks(parts))]
     for stream, number in used:
         spans = [span for span in timeline.spans if (span.stream, span.lane) == (stream, number)]
         label = dict(STREAMS)[stream] + (f" {number + 1}" if number else "")
-        lanes.append(Lane(label, list(_blocks(spans, timeline, graph))))
+        lanes.append(Lane(label, list(_draw_blocks(spans, timeline, graph))))
     title = "Streams of one step over time"
     return lane_chart(title, lanes, timeline.step_us / 1e3, ticks=True)
 
 
-def _blocks(spans: Sequence[Span], timeline: Timeline, graph: TaskGraph) -> Iterator[LaneBar]:
+def _draw_blocks(spans: Sequence[Span], timeline: Timeline, graph: TaskGraph) -> Iterator[LaneBar]:
     for span, count in _merge_thin(spans, timeline.step_us / (WIDE - LABEL_WIDTH)):
         scope = graph.tasks[span.task].scope if span.task is not None and count == 1 else ""
         what = f"{span.name} {scope}".strip() if count == 1 else f"{count} x {LABELS[span.kind]}"
-        words = f"{span.name} {_ms(span.duration_us)}" if count == 1 else ""
+        words = f"{span.name} {_format_ms(span.duration_us)}" if count == 1 else ""
         tip = f"{what}, {span.duration_us:.1f} us"
         yield LaneBar(span.start_us / 1e3, span.end_us / 1e3, COLOURS[span.kind], tip, words)
 
 
 def _merge_thin(spans: Sequence[Span], pixel_us: float) -> Iterator[tuple[Span, int]]:
-    """Merge neighbours of one kind that are too thin to distinguish; return them with a count."""
+    """Yield spans and their counts. Neighbours of one kind that are too thin to see are merged."""
     merged: Span | None = None
     count = 0
     for span in spans:
@@ -131,7 +131,7 @@ def _merge_thin(spans: Sequence[Span], pixel_us: float) -> Iterator[tuple[Span, 
         yield merged, count
 
 
-def _layer_row(layer: Layer, timeline: Timeline) -> dict[str, str]:
+def _make_layer_row(layer: Layer, timeline: Timeline) -> dict[str, str]:
     times = {
         "Forward": layer.forward_us,
         "Backward": layer.backward_us,
@@ -141,6 +141,6 @@ def _layer_row(layer: Layer, timeline: Timeline) -> dict[str, str]:
     return {
         "Layer": layer.name,
         "Tasks": str(layer.tasks),
-        **{name: _ms(us) if us else "" for name, us in times.items()},
+        **{name: _format_ms(us) if us else "" for name, us in times.items()},
         "Of the step": f"{layer.us / timeline.step_us:.1%}",
     }

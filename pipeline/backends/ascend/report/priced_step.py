@@ -1,4 +1,4 @@
-"""One steady step under one launch mode: its time, its interval, and what takes the time."""
+"""One steady step under one launch mode: its time, its interval, and its parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.backends.ascend.cost.efficiency import Calibration
 from pipeline.backends.ascend.report.explanation import (
     LayerExplanation,
     explain_task,
-    interval_sources,
+    list_interval_sources,
 )
 from pipeline.backends.ascend.simulate.timeline import IterationTrace, Kind, Timeline
 from pipeline.backends.rates import Communication
@@ -24,14 +24,14 @@ from pipeline.core.files.error_text import no_such
 from pipeline.models.modules.name_stack import layer_of
 
 IMPORTED = "ImportedNetwork"
-"""Scope of an imported network, the name of its flax class."""
+"""Scope of imported networks, the name of their flax class."""
 NORMAL_90 = 1.2816
-"""The 90th percentile of the normal distribution: a tenth lies above, a tenth below the mirror."""
+"""The 90th percentile of the standard normal distribution."""
 
 
 @dataclass(frozen=True)
 class TaskCost:
-    """Time in us of one task of the step, all its repetitions together."""
+    """Time in us of one task of the step, with all its repetitions."""
 
     type: str
     scope: str
@@ -47,7 +47,7 @@ class TaskCost:
 
 @dataclass(frozen=True)
 class LayerCost:
-    """Time in us of all tasks of one module, forward and backward; `share` is of all layers."""
+    """Time in us of all tasks of one module in both passes, and its share of all layers."""
 
     layer: str
     us: float
@@ -59,9 +59,9 @@ class LayerCost:
 class PricedStep:
     """The modelled time of one steady step under one `ExecutionConfig`.
 
-    `batch_size` samples are of one device; `batch_pixels` is height x width of its images, None
-    if it holds none. `times` has one entry for each task of `graph`. `sources` are of the
-    hardware's figures, by name.
+    `batch_size` is the number of samples of one device. `batch_pixels` is height x width of the
+    images in a batch, None if there are none. `times` has one entry for each task of `graph`.
+    `sources` are the sources of the hardware's figures, by name.
     """
 
     chip: str
@@ -89,8 +89,8 @@ class PricedStep:
 
     @cached_property
     def interval_ms(self) -> tuple[float, float]:
-        """The 80 % interval of `step_ms`: the true time lies below, or above, one time in ten."""
-        low, high = interval_of(self.graph, self.times, self.timeline, self.calibration)
+        """The 80 % interval of `step_ms`: below and above it are the true times of a tenth each."""
+        low, high = compute_interval(self.graph, self.times, self.timeline, self.calibration)
         return low / 1e3, high / 1e3
 
     @property
@@ -106,8 +106,8 @@ class PricedStep:
     @cached_property
     def communication(self) -> Communication | None:
         """All-reduces of the gradients; None on one device."""
-        of_links = (span for span in self.timeline.spans if span.stream == "hccl")
-        spans = [span for span in of_links if span.task is None]
+        on_links = (span for span in self.timeline.spans if span.stream == "hccl")
+        spans = [span for span in on_links if span.task is None]
         if not spans:
             return None
         return Communication(
@@ -121,13 +121,13 @@ class PricedStep:
 
     @cached_property
     def phases(self) -> Mapping[str, float]:
-        """Device time in ms by phase; of communication only the time that nothing overlaps."""
-        spent: dict[str, float] = defaultdict(float)
+        """Device time in ms by phase. Communication counts only if no work overlaps it."""
+        phase_ms: dict[str, float] = defaultdict(float)
         for task, time in zip(self.graph.tasks, self.times, strict=True):
             if task.engine in ("cube", "vector"):
-                spent[task.phase] += time.us * task.repeat / 1e3
-        spent["communication"] = self.timeline.exposed_us["communication"] / 1e3
-        return dict(spent)
+                phase_ms[task.phase] += time.us * task.repeat / 1e3
+        phase_ms["communication"] = self.timeline.exposed_us["communication"] / 1e3
+        return dict(phase_ms)
 
     @property
     def iteration(self) -> IterationTrace:
@@ -155,10 +155,7 @@ class PricedStep:
 
     @cached_property
     def shares(self) -> Mapping[Kind, float]:
-        """Shares of the step by kind of work, adding up to 1; overlapped time counts 0.
-
-        Cube, vector, format conversion, communication, AI CPU, data and host.
-        """
+        """Shares of the step by kind of work, which add up to 1. Overlapped time counts 0."""
         exposed = self.timeline.exposed_us
         return {kind: us / self.timeline.step_us for kind, us in exposed.items()}
 
@@ -181,15 +178,15 @@ class PricedStep:
         }
 
     def explain(self, layer: str) -> LayerExplanation:
-        """Return why a layer takes its time, by its name in `layers`; `print` shows it.
+        """Explain the time of a layer, by its name in `layers`.
 
-        It has the formula of each task, the figures and constants in it with their sources, and
-        what the interval comes from. Raises OptionError for an unknown layer.
+        The explanation has the formula of each task, its figures and constants with their sources,
+        and the sources of the interval. Raises OptionError for an unknown layer.
         """
         costs = {cost.layer: cost for cost in self.layers}
         if layer not in costs:
             raise OptionError(f"layer: {no_such('layer', str(layer), costs)}")
-        spread = class_spread(self.graph, self.times, self.timeline, self.calibration)
+        spread = compute_class_spread(self.graph, self.times, self.timeline, self.calibration)
         return LayerExplanation(
             layer=layer,
             us=costs[layer].us,
@@ -199,56 +196,55 @@ class PricedStep:
                 for task, time in zip(self.graph.tasks, self.times, strict=True)
                 if layer_named(task) == layer
             ),
-            interval_sources=interval_sources(spread, self.calibration),
+            interval_sources=list_interval_sources(spread, self.calibration),
         )
 
     @cached_property
     def layers(self) -> tuple[LayerCost, ...]:
         """Modules by their time, slowest first."""
-        spent: dict[str, float] = defaultdict(float)
-        counted: dict[str, int] = defaultdict(int)
+        layer_us: dict[str, float] = defaultdict(float)
+        counts: dict[str, int] = defaultdict(int)
         for task in self.tasks:
             layer = layer_named(task)
-            spent[layer] += task.us
-            counted[layer] += 1
-        total = sum(spent.values()) or 1.0
-        ordered = sorted(spent.items(), key=lambda item: (-item[1], item[0]))
-        return tuple(LayerCost(name, us, us / total, counted[name]) for name, us in ordered)
+            layer_us[layer] += task.us
+            counts[layer] += 1
+        total = sum(layer_us.values()) or 1.0
+        ordered = sorted(layer_us.items(), key=lambda item: (-item[1], item[0]))
+        return tuple(LayerCost(name, us, us / total, counts[name]) for name, us in ordered)
 
 
-def interval_of(
+def compute_interval(
     graph: TaskGraph, times: Sequence[TaskTime], timeline: Timeline, calibration: Calibration
 ) -> tuple[float, float]:
-    """Return the 80 % interval of a step, in us, log-normal around the modelled time.
+    """Return the 80 % interval of a step in us, log-normal around the modelled time.
 
-    Errors of one class are common to all its kernels, errors of classes are independent. The
-    further spread of whole steps (`log_sd`) is added, and the sum scaled by `interval_scale`, so
-    that the interval covers 80 % of the published steps of families that were held out of the fit.
+    The error of a class is common to all its kernels, errors of classes are independent. The spread
+    of whole steps (`log_sd`) is added, and the sum is scaled by `interval_scale`, so that the
+    interval covers 80 % of the published steps of families that the fit left out.
     """
-    spread = math.hypot(class_spread(graph, times, timeline, calibration), calibration.log_sd)
+    spread = math.hypot(
+        compute_class_spread(graph, times, timeline, calibration), calibration.log_sd
+    )
     factor = math.exp(NORMAL_90 * spread * calibration.interval_scale)
     return timeline.step_us / factor, timeline.step_us * factor
 
 
-def class_spread(
+def compute_class_spread(
     graph: TaskGraph, times: Sequence[TaskTime], timeline: Timeline, calibration: Calibration
 ) -> float:
-    """Return the standard deviation of the log of a step, from its classes' spreads."""
-    spent: dict[str, float] = defaultdict(float)
+    """Return the standard deviation of the log of a step's time, from the spreads of classes."""
+    class_us: dict[str, float] = defaultdict(float)
     for task, time in zip(graph.tasks, times, strict=True):
         if task.engine in ("cube", "vector"):
-            spent[task.cost_class] += time.us * task.repeat
+            class_us[task.cost_class] += time.us * task.repeat
     classes = calibration.efficiency.classes
-    squares = sum((us * classes[name].log_sd) ** 2 for name, us in spent.items())
+    squares = sum((us * classes[name].log_sd) ** 2 for name, us in class_us.items())
     return math.sqrt(squares) / timeline.step_us if timeline.step_us else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Device time in us of one module's tasks, all iterations of loops together.
-
-    All-reduces belong to no layer.
-    """
+    """Device time in us of one module's tasks, with all iterations of loops."""
 
     name: str
     tasks: int
@@ -262,9 +258,12 @@ class Layer:
         return self.forward_us + self.backward_us + self.update_us
 
 
-def slowest_layers(timeline: Timeline, graph: TaskGraph, count: int = 10) -> tuple[Layer, ...]:
-    """Return the `count` layers that keep the device busy longest, slowest first."""
-    spent: dict[str, dict[str, float]] = {}
+def find_slowest_layers(timeline: Timeline, graph: TaskGraph, count: int = 10) -> tuple[Layer, ...]:
+    """Return the `count` layers with the most device time, slowest first.
+
+    All-reduces belong to no layer.
+    """
+    phase_us: dict[str, dict[str, float]] = {}
     tasks: dict[str, int] = {}
     for span in timeline.spans:
         if span.task is None or span.stream == "host":
@@ -272,21 +271,21 @@ def slowest_layers(timeline: Timeline, graph: TaskGraph, count: int = 10) -> tup
         task = graph.tasks[span.task]
         phase = task.phase if task.phase in ("forward", "backward") else "update"
         name = layer_named(task)
-        of_layer = spent.setdefault(name, {"forward": 0.0, "backward": 0.0, "update": 0.0})
-        of_layer[phase] += span.duration_us
+        layer_us = phase_us.setdefault(name, {"forward": 0.0, "backward": 0.0, "update": 0.0})
+        layer_us[phase] += span.duration_us
         tasks[name] = tasks.get(name, 0) + 1
     layers = [
         Layer(name, tasks[name], us["forward"], us["backward"], us["update"])
-        for name, us in spent.items()
+        for name, us in phase_us.items()
     ]
     return tuple(sorted(layers, key=lambda layer: (-layer.us, layer.name))[:count])
 
 
 def layer_named(task: Task | TaskCost) -> str:
-    """Return the layer that a task belongs to.
+    """Return the name of a task's layer.
 
-    A task outside any module is named by its phase, and one of an imported network by its op type:
-    much of such a network may be plain functions.
+    Tasks outside all modules are named by phase, those of an imported network by op type, as much
+    of such a network may be plain functions.
     """
     layer = layer_of(task.scope)
     if layer == IMPORTED:

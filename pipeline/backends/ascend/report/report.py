@@ -1,4 +1,4 @@
-"""The result of pricing a step: its figures in print, as JSON, as a trace and as a page."""
+"""The result of pricing a step: its figures as text, as JSON, as a trace and as a page."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ LAYERS_IN_JSON = 10
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Report(PricedStep):
-    """The price of one step. Every figure in it is modelled; times are of one steady step.
+    """The price of one steady step. All figures are modelled.
 
-    `tuning` is None without AutoTune. `modes` holds the step's mode as well, but no mode that the
-    device can't run it in: a sink's batches have to fit the queue on the device.
+    `tuning` is None without AutoTune. `modes` are the launch modes that the device can run the step
+    in: a sink's batches must fit the queue on the device.
     """
 
     memory: MemoryPlan
@@ -36,7 +36,7 @@ class Report(PricedStep):
 
     @property
     def tuned_us(self) -> tuple[float, float]:
-        """Microseconds of all products of a step before and after AutoTune; zeros without it."""
+        """Microseconds of all products of a step before and after AutoTune; 0 without AutoTune."""
         tuned = self.tuning.tasks if self.tuning else ()
         repeats = [self.graph.tasks[task.index].repeat for task in tuned]
         before = sum(task.before_us * count for task, count in zip(tuned, repeats, strict=True))
@@ -44,7 +44,7 @@ class Report(PricedStep):
         return before, after
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the tasks, ready for JSON; keys of modelled times say so."""
+        """Return all figures but the tasks, ready for JSON. Keys of times contain `modelled`."""
         before_us, after_us = self.tuned_us
         options = {field.name: getattr(self.config, field.name) for field in fields(self.config)}
         return {
@@ -72,8 +72,8 @@ class Report(PricedStep):
                 "verdict": self.memory.verdict,
                 "used_bytes": self.memory.used_bytes,
                 "pools": {
-                    limit.what: {"used_bytes": limit.used_bytes, "limit_bytes": limit.limit_bytes}
-                    for limit in self.memory.limits
+                    name: {"used_bytes": pool.used_bytes, "limit_bytes": pool.limit_bytes}
+                    for name, pool in self.memory.pools.items()
                 },
                 "components": dict(self.memory.components),
             },

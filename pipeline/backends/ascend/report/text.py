@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pipeline.backends.ascend.report.report import Report
 
 MAX_LAYERS = 10
-"""Layers that are listed."""
+"""Number of listed layers."""
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 LIMITS = {
     "cube": "products of matrices on the cube",
@@ -33,15 +33,15 @@ LIMITS = {
 
 
 DISTINGUISHABLE = 0.01
-"""A predicted gain below this isn't a reason to change anything."""
+"""Smallest predicted gain that justifies a change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """One change of how a step is run.
+    """A change of a step's options, with its predicted effect.
 
-    `what` says it in words, `override` is the change as a recipe's overrides. `gain` is the
-    predicted relative increase of samples per second.
+    `what` describes the change, `override` has it as overrides of a recipe. `gain` is the predicted
+    relative increase of samples per second.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class Recommendation:
 
     @property
     def distinguishable(self) -> bool:
-        """Whether the gain is large enough to tell it from none."""
+        """Whether the gain is at least `DISTINGUISHABLE`."""
         return self.gain >= DISTINGUISHABLE
 
     def __str__(self) -> str:
@@ -66,8 +66,8 @@ def printout(
 ) -> str:
     """Return the main figures of a report, about 40 lines of at most 100 columns.
 
-    `changes` are recommendations, best first; None if none were searched for. `steps` is the length
-    of the whole run, None if unknown.
+    `changes` are recommendations, best first, None if there was no search. `steps` is the length of
+    the whole run, None if unknown.
     """
     lines = [
         *_format_head(report, steps),
@@ -118,35 +118,35 @@ def _format_head(report: Report, steps: int | None) -> Iterator[str]:
 
 
 def _list_slowest_types(report: Report, count: int = 2) -> str:
-    """Return the op types that take most of the limiting resource's time, with their shares."""
-    spent: dict[str, float] = {}
+    """Return the op types with most of the limiting resource's time, with shares of the step."""
+    type_us: dict[str, float] = {}
     for task in report.tasks:
-        # A task that takes its engine's least time counts for the engine, as in the timeline.
+        # A task at its floor counts as bound by its engine, as in the timeline.
         engine = task.bound if task.bound in LIMITS else task.engine
         limit = "format" if task.cost_class in FORMAT else engine
         if limit == report.bound:
-            spent[task.type] = spent.get(task.type, 0.0) + task.us
-    slowest = sorted(spent, key=lambda name: (-spent[name], name))[:count]
-    return ", ".join(f"{name} {spent[name] / report.timeline.step_us:.0%}" for name in slowest)
+            type_us[task.type] = type_us.get(task.type, 0.0) + task.us
+    slowest = sorted(type_us, key=lambda name: (-type_us[name], name))[:count]
+    return ", ".join(f"{name} {type_us[name] / report.timeline.step_us:.0%}" for name in slowest)
 
 
 def _format_modes(report: Report) -> Iterator[str]:
     yield f"  {'mode':<12}{'ms a step':>12}{'80 % interval':>24}{_name_unit(report):>14}"
-    for mode, other in report.modes.items():
-        low, high = other.interval_ms
+    for mode, step in report.modes.items():
+        low, high = step.interval_ms
         mark = "  <- as asked" if mode == report.config.mode else ""
         yield (
-            f"  {mode:<12}{other.step_ms:>12,.2f}{f'{low:,.2f} to {high:,.2f}':>24}"
-            f"{other.samples_per_s:>14,.0f}{mark}"
+            f"  {mode:<12}{step.step_ms:>12,.2f}{f'{low:,.2f} to {high:,.2f}':>24}"
+            f"{step.samples_per_s:>14,.0f}{mark}"
         )
 
 
 def _format_shares(report: Report) -> Iterator[str]:
     kinds = [f"{LABELS[kind]} {share:.1%}" for kind, share in report.shares.items()]
     lines = wrap(", ".join(kind.replace(" ", NO_BREAK_SPACE) for kind in kinds), 86)
-    first, *more = (line.replace(NO_BREAK_SPACE, " ") for line in lines)
+    first, *further = (line.replace(NO_BREAK_SPACE, " ") for line in lines)
     yield f"  shares     {first}"
-    yield from (" " * 13 + line for line in more)
+    yield from (" " * 13 + line for line in further)
     if report.communication is not None:
         yield f"  all-reduce {report.communication}"
     trace = report.iteration
@@ -171,8 +171,8 @@ def _format_tuning(report: Report) -> Iterator[str]:
 def _format_memory(report: Report) -> Iterator[str]:
     plan = report.memory
     pools = [
-        f"{limit.what} {limit.used_bytes / GIB:.2f} of {limit.limit_bytes / GIB:.0f}"
-        for limit in plan.limits
+        f"{name} {pool.used_bytes / GIB:.2f} of {pool.limit_bytes / GIB:.0f}"
+        for name, pool in plan.pools.items()
     ]
     if report.config.devices == 1:
         yield f"  memory     {plan.verdict}; in GiB: {', '.join(pools)}"

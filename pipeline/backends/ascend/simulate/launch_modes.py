@@ -1,12 +1,12 @@
 """A step under a launch mode: op by op, the graph at once, or a loop of steps on the device.
 
-`op_by_op` and `graph_sink` return to the host after every step, which reads the loss, runs
-callbacks and feeds the next batch (`host_step_us`); a sink does so once for all its steps. Between
-two steps there is at least the interval that MindInsight shows in a sink (GetNext, loop control):
-no figure says that a host-driven step has a shorter one.
+`op_by_op` and `graph_sink` return to the host after every step: it reads the loss, runs callbacks
+and loads the next batch (`host_step_us`). A loop sink returns once for all its steps. Between two
+steps there is at least the interval that MindInsight shows in a sink (GetNext, loop control). No
+published figure is shorter.
 
-Op by op, the host launches the next step's ops while the device still runs this step's. A steady
-step takes as long as the slower of the two: the host's launches, or a graph's step on the device.
+Op by op, the host launches the ops of the next step while the device runs this step. A steady step
+takes the longer of two times: the host's launches, and a graph's step on the device.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pipeline.backends.ascend.simulate.streams import (
     Lane,
     Run,
     assign_streams,
-    critical_path_us,
-    issue_times,
-    launch_spans,
+    compute_launch_times,
+    find_critical_path_us,
+    form_launch_spans,
     run_step,
     wrap_span,
 )
@@ -37,22 +37,28 @@ from pipeline.backends.ascend.simulate.timeline import (
     Span,
     Timeline,
     TimeSlice,
-    kind_of,
+    classify_time,
 )
 
-LIMITS: dict[str, Bound] = {"cube": "cube", "vector": "vector", "memory": "memory", "l2": "memory"}
-HOLES: dict[Cause, tuple[Kind, Bound]] = {
+TASK_BOUNDS: dict[str, Bound] = {
+    "cube": "cube",
+    "vector": "vector",
+    "memory": "memory",
+    "l2": "memory",
+}
+"""Bounds of a slice of time by `TaskTime.bound`."""
+HOLE_KINDS: dict[Cause, tuple[Kind, Bound]] = {
     "host": ("host", "host launch"),
     "ai_cpu": ("ai_cpu", "ai_cpu"),
     "communication": ("communication", "communication"),
 }
 REFERENCE_PIXELS = 224 * 224
-"""The image size of the chip's figures for the host."""
+"""Pixels of an image in the chip's figures of the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderTimes:
-    """Times of one batch before it is on the device; the stages run in parallel."""
+    """Times of a batch's stages before it is on the device. The stages run in parallel."""
 
     host_us: float
     pcie_us: float
@@ -63,19 +69,18 @@ class LoaderTimes:
         return max(self.host_us, self.pcie_us)
 
 
-def device_images_per_s(workers: int, pixels: int, devices: int, hw: Hardware) -> float:
+def compute_images_per_s(workers: int, pixels: int, devices: int, hw: Hardware) -> float:
     """Return the images that the host prepares for one device in a second.
 
-    `workers` processes serve one device; all devices of a server share its host. Work grows with
-    the pixels of an image (height x width). The rate of a worker follows from MindSpore's r1.5
-    profiling guide: ResNet-50 starved by one worker took 90.7 ms for 32 images.
+    `workers` processes serve one device. All devices of a server share its host. Work is
+    proportional to the pixels of an image (height x width). The rate of a worker follows from
+    MindSpore's r1.5 profiling guide: ResNet-50 with one worker took 90.7 ms for 32 images.
 
-    Raises:
-        OptionError: workers, pixels or devices below 1.
+    Raises OptionError for workers, pixels or devices below 1.
     """
     for name, value in (("host_workers", workers), ("pixels", pixels), ("devices", devices)):
         if value < 1:
-            raise OptionError(f"{name}: {value} should be at least 1")
+            raise OptionError(f"{name} = {value}: must be at least 1")
     in_server = min(devices, int(hw.devices_per_server_count))
     share = min(workers * hw.host_worker_images_per_s, hw.host_images_per_s / in_server)
     return share * REFERENCE_PIXELS / pixels
@@ -84,31 +89,28 @@ def device_images_per_s(workers: int, pixels: int, devices: int, hw: Hardware) -
 def estimate_loader_times(options: StepOptions, hw: Hardware) -> LoaderTimes:
     """Return the times of a batch for one device.
 
-    Raises:
-        OptionError: the batch does not fit the queue on the device that it should go through.
+    Raises OptionError for a batch that doesn't fit the queue on the device, if the queue is used.
     """
     if options.uses_queue:
-        queue_batches(options, hw)
+        count_queue_batches(options, hw)
     rate = options.host_images_per_s
     host_us = 0.0 if rate is None else options.batch_size / rate * 1e6
     return LoaderTimes(host_us, options.batch_bytes / (hw.pcie_gb_per_s * 1e3))
 
 
-def queue_batches(options: StepOptions, hw: Hardware) -> int:
-    """Return the batches that the queue on the device holds (mindspore.data_sink: 100 batches and 2
-    GB).
+def count_queue_batches(options: StepOptions, hw: Hardware) -> int:
+    """Return the number of batches that fit the queue on the device.
 
-    Raises:
-        OptionError: not even one fits.
+    MindSpore's queue has at most 100 batches and 2 GB. Raises OptionError if no batch fits.
     """
     limit_bytes = int(hw.data_queue_gib * 2**30)
     if options.batch_bytes > limit_bytes:
         fits = options.batch_size * limit_bytes // options.batch_bytes
-        at_most = f"at most {fits} fits, or " if fits else ""
+        at_most = f"use at most {fits} a device, or " if fits else ""
         raise OptionError(
-            f"batch_size: {options.batch_size} makes a batch of {options.batch_bytes / 2**30:.3g} "
-            f"GiB, more than the {hw.data_queue_gib:g} GiB of the queue on the device; {at_most}"
-            "turn data sinking off"
+            f"batch_size = {options.batch_size}: makes a batch of "
+            f"{options.batch_bytes / 2**30:.3g} GiB, more than the {hw.data_queue_gib:g} GiB of "
+            f"the queue on the device; {at_most}turn data sinking off"
         )
     depth = int(hw.data_queue_batches_count)
     return min(depth, limit_bytes // options.batch_bytes) if options.batch_bytes else depth
@@ -119,8 +121,8 @@ class Boundary:
     """Time from the end of a step to the earliest start of the next.
 
     `host_us` is the step's share of the host's time for a launch, `wait_us` the device's wait for a
-    batch, `copy_us` the copy of a batch that no queue overlaps, `interval_us` all of GetNext, loop
-    control and that copy.
+    batch, `copy_us` the copy of a batch without a queue, `interval_us` the sum of GetNext, loop
+    control and the copy.
     """
 
     host_us: float
@@ -131,23 +133,23 @@ class Boundary:
 
     @property
     def end_us(self) -> float:
-        """Microseconds of the whole boundary."""
+        """Microseconds from the end of a step to the start of the next."""
         return self.host_us + self.wait_us + self.interval_us
 
     @property
     def starved_by(self) -> Bound:
-        """The stage that a wait for data is due to."""
+        """The slower stage of the loader, which causes waits for data."""
         return "host data" if self.loader.host_us >= self.loader.pcie_us or self.copy_us else "pcie"
 
-    def parts(self) -> Iterator[TimeSlice]:
-        """Return the boundary's time in slices."""
+    def slices(self) -> Iterator[TimeSlice]:
+        """Yield the boundary's time in slices."""
         yield TimeSlice("host", "host launch", self.host_us)
         yield TimeSlice("data", self.starved_by, self.wait_us)
         yield TimeSlice("data", "pcie", self.copy_us)
         yield TimeSlice("data", "interval", self.interval_us - self.copy_us)
 
     def spans(self) -> Iterator[Span]:
-        """Return the boundary's spans; the host prepares the next batch while the step runs."""
+        """Yield the boundary's spans. The host prepares the next batch while the step runs."""
         begin_us = self.host_us + self.wait_us
         yield Span("Callbacks and launch", "host", 0.0, self.host_us, "host")
         yield Span("Prepare a batch", "feed", 0.0, self.loader.host_us, "data")
@@ -157,12 +159,14 @@ class Boundary:
         yield Span("Step interval", "get_next", begin_us, self.interval_us, "data")
 
 
-def boundary_of(loader: LoaderTimes, run_us: float, hw: Hardware, options: StepOptions) -> Boundary:
-    """Return the boundary before a step that then runs for `run_us`.
+def compute_boundary(
+    loader: LoaderTimes, run_us: float, hw: Hardware, options: StepOptions
+) -> Boundary:
+    """Return the boundary before a step that runs for `run_us`.
 
-    A queue fills while the device computes and while the host runs callbacks, so data is waited for
-    only if preparing or copying a batch takes longer than a whole step. Without a queue the copy
-    is in the step; workers still prepare the next batch meanwhile.
+    A queue fills while the device computes and while the host runs callbacks. So the device waits
+    for data only if preparing or copying a batch takes longer than a whole step. Without a queue
+    the copy is a part of the step, and workers prepare the next batch during the step.
     """
     host_us = hw.host_step_us
     if options.mode != "op_by_op":
@@ -181,11 +185,10 @@ def schedule(
 ) -> Timeline:
     """Return one steady step of a graph whose task i takes `times[i]`.
 
-    For the same graph and the same options otherwise, loop_sink <= graph_sink <= op_by_op.
+    With all other options equal, loop_sink <= graph_sink <= op_by_op.
 
-    Raises:
-        OptionError: devices, a fusion of gradients or a batch that the hardware can't have.
-        ValueError: not one time per task.
+    Raises OptionError for a number of devices, a fusion of gradients or a batch that the hardware
+    doesn't support, and ValueError unless there is one time per task.
     """
     if len(times) != len(graph.tasks):
         raise ValueError(f"{len(times)} times for {len(graph.tasks)} tasks")
@@ -198,24 +201,24 @@ def schedule(
     host_led = False
     if options.mode == "op_by_op":
         op_us = hw.op_launch_us if options.op_launch_us is None else options.op_launch_us
-        issue = issue_times(graph, plan, op_us, hw)
+        issue = compute_launch_times(graph, plan, op_us, hw)
         waiting = run_step(graph, times, plan, hw, options, issue)
         device_us = hw.graph_launch_us + alone.end_us
         ahead_us = max(0.0, waiting.end_us - max(issue.end_us, device_us))
-        run = run_step(graph, times, plan, hw, options, issue.ahead_by(ahead_us, hw))
+        run = run_step(graph, times, plan, hw, options, issue.shift_earlier(ahead_us, hw))
         host_led = issue.end_us > device_us
-    boundary = boundary_of(loader, run.end_us, hw, options)
+    boundary = compute_boundary(loader, run.end_us, hw, options)
     step_us = boundary.end_us + run.end_us
     host_us = boundary.host_us + (issue.end_us if issue else 0.0)
 
     exposed_us: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
     limits: dict[Bound, float] = {}
-    for part in (*boundary.parts(), *_compute_slices(graph, times, run)):
-        exposed_us[part.kind] += part.us
-        limits[part.bound] = limits.get(part.bound, 0.0) + part.us
+    for time_slice in (*boundary.slices(), *_compute_slices(graph, times, run)):
+        exposed_us[time_slice.kind] += time_slice.us
+        limits[time_slice.bound] = limits.get(time_slice.bound, 0.0) + time_slice.us
     bound = max(limits, key=limits.__getitem__)
     if boundary.wait_us:
-        # A stage that is waited for sets the pace, however short the wait.
+        # If the device waits for a stage, even briefly, the stage sets the pace.
         bound = boundary.starved_by
     elif host_led:
         bound = "host launch"
@@ -224,14 +227,14 @@ def schedule(
     begin_us = boundary.end_us - ahead_us
     for span in boundary.spans():
         if span.stream == "host" and ahead_us:
-            # A host that runs ahead does its part of the boundary earlier.
+            # A host that is ahead of the device runs callbacks and launches earlier.
             early_us = begin_us - boundary.interval_us - span.duration_us
             spans += wrap_span(replace(span, start_us=early_us), step_us)
         else:
             spans.append(span)
     if issue:
-        spans += launch_spans(graph, plan, issue, begin_us, step_us)
-    spans += _run_spans(graph, times, plan.lanes, run, boundary.end_us)
+        spans += form_launch_spans(graph, plan, issue, begin_us, step_us)
+    spans += _form_run_spans(graph, times, plan.lanes, run, boundary.end_us)
     rank = {stream: number for number, (stream, _) in enumerate(STREAMS)}
     spans.sort(key=lambda span: (rank[span.stream], span.lane, span.start_us))
     return Timeline(
@@ -241,7 +244,7 @@ def schedule(
         step_us=step_us,
         device_us=alone.end_us,
         host_us=host_us,
-        critical_path_us=critical_path_us(graph, times, plan),
+        critical_path_us=find_critical_path_us(graph, times, plan),
         iteration=_trace_iteration(graph, run, boundary.end_us),
         exposed_us=exposed_us,
         bound=bound,
@@ -251,20 +254,20 @@ def schedule(
 
 
 def _compute_slices(graph: TaskGraph, times: Sequence[TaskTime], run: Run) -> Iterator[TimeSlice]:
-    """Return the slices of a run: compute tasks, and the causes of the AI Cores' idle time."""
+    """Yield the slices of a run: compute tasks, and the causes of the AI Cores' idle time."""
     for task, time, us in zip(graph.tasks, times, run.compute_us, strict=True):
         if us:
-            kind = kind_of(task)
-            # A task at its floor is short of nothing but size; its engine stands for it.
+            kind = classify_time(task)
+            # A task at its floor is too small for any limit: it counts as bound by its engine.
             engine: Bound = "cube" if kind == "cube" else "vector"
-            bound = "format" if kind == "format" else LIMITS.get(time.bound, engine)
+            bound = "format" if kind == "format" else TASK_BOUNDS.get(time.bound, engine)
             yield TimeSlice(kind, bound, us)
     for cause, us in run.holes_us.items():
-        yield TimeSlice(*HOLES[cause], us)
+        yield TimeSlice(*HOLE_KINDS[cause], us)
 
 
 def _trace_iteration(graph: TaskGraph, run: Run, begin_us: float) -> IterationTrace:
-    """Return the iteration: forward and backward pass from their first task to their last."""
+    """Return the iteration's parts, split at the first and last task of both passes."""
     passes = [
         index for index, task in enumerate(graph.tasks) if task.phase in ("forward", "backward")
     ]
@@ -273,12 +276,8 @@ def _trace_iteration(graph: TaskGraph, run: Run, begin_us: float) -> IterationTr
     return IterationTrace(begin_us + first_us, last_us - first_us, run.end_us - last_us)
 
 
-def _run_spans(
-    graph: TaskGraph,
-    times: Sequence[TaskTime],
-    lanes: Sequence[Lane],
-    run: Run,
-    begin_us: float,
+def _form_run_spans(
+    graph: TaskGraph, times: Sequence[TaskTime], lanes: Sequence[Lane], run: Run, begin_us: float
 ) -> Iterator[Span]:
     for index, task in enumerate(graph.tasks):
         yield Span(
@@ -286,7 +285,7 @@ def _run_spans(
             lanes[index],
             begin_us + run.starts_us[index],
             run.ends_us[index] - run.starts_us[index],
-            kind_of(task),
+            classify_time(task),
             task.phase,
             index,
             run.ai_cpu_lanes.get(index, 0),

@@ -1,7 +1,7 @@
-"""Tasks on the device's streams: their order, what each waits for, and their start and end.
+"""Tasks on the device's streams: their order and dependencies, and their start and end.
 
 Every start is a maximum over earlier ends, plus constants (max-plus). So a delay never makes
-another task earlier, and launching op by op is never faster than at once.
+another task earlier, and launching op by op is never faster than launching the whole graph.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pipeline.backends.ascend.chip.options import StepOptions
 from pipeline.backends.ascend.chip.tasks import Task, TaskGraph, TaskTime
 from pipeline.backends.ascend.cost.collectives import (
     all_reduce_us,
-    buckets,
     check_devices,
+    form_buckets,
     split_rounds,
 )
 from pipeline.backends.ascend.simulate.timeline import Span
@@ -26,19 +26,21 @@ from pipeline.backends.ascend.simulate.timeline import Span
 Lane = Literal["compute", "ai_cpu", "hccl"]
 LANES: dict[str, Lane] = {"ai_cpu": "ai_cpu", "hccl": "hccl"}
 TAIL = frozenset({"optimizer", "communication"})
-"""Phases after an all-reduce: layout of the result, and the update."""
+"""Phases after an all-reduce: conversions of its result, and updates."""
 Cause = Literal["host", "ai_cpu", "communication"]
+"""What the AI Cores wait for while they are idle."""
 CAUSES: dict[Lane, Cause] = {"ai_cpu": "ai_cpu", "hccl": "communication"}
 
 
 @dataclass(frozen=True, slots=True)
 class StreamAssignment:
-    """A graph's tasks on streams.
+    """A graph's tasks on streams. Tasks and all-reduces are indices.
 
-    `order` has the tasks as they are launched. `producers[i]` wrote the buffers that task i reads
-    or writes, `waits[i]` are the producers on other streams, `needs[i]` is the all-reduce that task
-    i waits for, or -1. `costs_us` and `sources` are by all-reduce: its time alone, and the tasks
-    that compute its gradients; `issued_after[i]` are the all-reduces that can start once i has run.
+    `order` has the tasks in the order of their launches. `producers[i]` are the last writers of the
+    buffers that task i reads or writes, `waits[i]` the producers on other streams. `needs[i]` is
+    the all-reduce that task i waits for, or -1. `issued_after[i]` are the all-reduces that can
+    start when task i ends. By all-reduce, `costs_us` has its time without other work, `sources` the
+    tasks that compute its gradients.
     """
 
     order: tuple[int, ...]
@@ -53,7 +55,7 @@ class StreamAssignment:
 
 @dataclass(frozen=True, slots=True)
 class AllReduceRound:
-    """Passes that compute gradients, then the updates that use them. Most steps have one round."""
+    """Tasks of passes that compute gradients, then of updates. Most steps have one round."""
 
     passes: list[int] = field(default_factory=list)
     updates: list[int] = field(default_factory=list)
@@ -62,103 +64,101 @@ class AllReduceRound:
 def assign_streams(graph: TaskGraph, options: StepOptions, hw: Hardware) -> StreamAssignment:
     """Return streams, order and dependencies, which don't depend on the tasks' times.
 
-    Raises:
-        OptionError: the number of devices or the fusion of gradients makes no sense.
+    Raises OptionError for an impossible number of devices or fusion of gradients.
     """
     check_devices(options.devices, hw)
     tasks = graph.tasks
     lanes: tuple[Lane, ...] = tuple(LANES.get(task.engine, "compute") for task in tasks)
-    producers = _producers(tasks)
+    producers = _find_producers(tasks)
     gradients = sorted(graph.gradients, key=itemgetter(2)) if options.devices > 1 else []
-    rounds = _rounds(tasks, producers, {writer for _, _, writer in gradients})
-    round_of = {index: number for number, part in enumerate(rounds) for index in part.passes}
+    rounds = _form_rounds(tasks, producers, {writer for _, _, writer in gradients})
+    round_of = {index: number for number, round_ in enumerate(rounds) for index in round_.passes}
     gradient_rounds = [round_of[writer] for _, _, writer in gradients]
     all_reduces = [
-        part
-        for bucket in buckets(gradients, options.fusion)
-        for part in split_rounds(bucket, gradients, gradient_rounds)
+        piece
+        for bucket in form_buckets(gradients, options.fusion)
+        for piece in split_rounds(bucket, gradients, gradient_rounds)
     ]
     sources = tuple(
         tuple(sorted({gradients[index][2] for index in bucket.gradients})) for bucket in all_reduces
     )
-    needs = _needs(tasks, producers, sources, rounds)
+    needs = _find_needs(tasks, producers, sources, rounds)
     issued: list[tuple[int, ...]] = [()] * len(tasks)
     for number, writers in enumerate(sources):
         issued[writers[-1]] += (number,)
     return StreamAssignment(
-        # Updates in the order in which their gradients are all-reduced, others in program order.
+        # Updates in the order in which their gradients are all-reduced, passes in program order.
         order=tuple(
             index
-            for part in rounds
-            for index in (*part.passes, *sorted(part.updates, key=needs.__getitem__))
+            for round_ in rounds
+            for index in (*round_.passes, *sorted(round_.updates, key=needs.__getitem__))
         ),
         lanes=lanes,
         producers=producers,
-        # A stream keeps its order, so only producers on other streams are waited for; AI CPU has
-        # several streams.
+        # A stream keeps its order, so tasks wait only for other streams. AI CPU has several.
         waits=tuple(
             tuple(before for before in writers if lanes[before] != lane or lane == "ai_cpu")
             for lane, writers in zip(lanes, producers, strict=True)
         ),
         needs=needs,
-        costs_us=tuple(all_reduce_us(part.nbytes, options.devices, hw) for part in all_reduces),
+        costs_us=tuple(all_reduce_us(piece.nbytes, options.devices, hw) for piece in all_reduces),
         sources=sources,
         issued_after=tuple(issued),
     )
 
 
-def _producers(tasks: Sequence[Task]) -> tuple[tuple[int, ...], ...]:
-    """Return the last tasks before each that wrote a buffer which it reads, or writes into."""
+def _find_producers(tasks: Sequence[Task]) -> tuple[tuple[int, ...], ...]:
+    """Return, for each task, the last earlier writers of the buffers that it reads or writes."""
     writer: dict[int, int] = {}
     producers = []
     for index, task in enumerate(tasks):
-        touched = [writer[buffer] for buffer in task.reads if buffer in writer]
-        touched += [writer[buffer] for buffer in task.writes if buffer in writer]
-        producers.append(tuple(dict.fromkeys(touched)))
+        writers = (writer[buffer] for buffer in (*task.reads, *task.writes) if buffer in writer)
+        producers.append(tuple(dict.fromkeys(writers)))
         for buffer in task.writes:
             writer[buffer] = index
     return tuple(producers)
 
 
-def _rounds(
+def _form_rounds(
     tasks: Sequence[Task], producers: Sequence[tuple[int, ...]], makers: Collection[int]
 ) -> tuple[AllReduceRound, ...]:
-    """Put off tasks after all-reduces until the passes are over, or until one depends on them.
+    """Move tasks after all-reduces behind the passes, up to a pass that depends on them.
 
     A pass depends on an update if an adversary is updated before the other network is trained.
+    `makers` are the tasks that compute gradients.
     """
     rounds = [AllReduceRound()]
-    put_off: set[int] = set()
+    deferred: set[int] = set()
     for index, task in enumerate(tasks):
         if task.phase in TAIL and index not in makers:
             rounds[-1].updates.append(index)
-            put_off.add(index)
+            deferred.add(index)
             continue
-        if not put_off.isdisjoint(producers[index]):
+        if not deferred.isdisjoint(producers[index]):
             rounds.append(AllReduceRound())
-            put_off.clear()
+            deferred.clear()
         rounds[-1].passes.append(index)
     return tuple(rounds)
 
 
-def _needs(
+def _find_needs(
     tasks: Sequence[Task],
     producers: Sequence[tuple[int, ...]],
     sources: Sequence[tuple[int, ...]],
     rounds: Sequence[AllReduceRound],
 ) -> tuple[int, ...]:
-    """Return the last all-reduce that each task depends on, itself or through others.
+    """Return the last all-reduce that each task depends on, directly or through other tasks.
 
     An update whose gradient is unknown waits for the last all-reduce of its round.
     """
     bucket_of = {writer: number for number, group in enumerate(sources) for writer in group}
     needs = [-1] * len(tasks)
     last = -1
-    for part in rounds:
-        last = max(last, *(bucket_of.get(index, -1) for index in part.passes), -1)
-        for index in part.passes:
+    for round_ in rounds:
+        last = max(last, *(bucket_of.get(index, -1) for index in round_.passes), -1)
+        for index in round_.passes:
             needs[index] = max((needs[before] for before in producers[index]), default=-1)
-        for index in part.updates:
+        for index in round_.updates:
             need = max((needs[before] for before in producers[index]), default=-1)
             need = max(need, *(bucket_of.get(before, -1) for before in producers[index]), -1)
             unknown = need < 0 and tasks[index].cost_class == "optimizer"
@@ -167,19 +167,19 @@ def _needs(
 
 
 @dataclass(frozen=True, slots=True)
-class Issue:
-    """Launch times of each task and each all-reduce of a step, and the time `each_us` of a launch.
+class LaunchTimes:
+    """Times at which the host has launched each task and each all-reduce of a step.
 
-    `end_us` is the end of the last launch.
+    `op_us` is the time of one launch, `end_us` the end of the last launch.
     """
 
     tasks_us: tuple[float, ...]
     buckets_us: tuple[float, ...]
-    each_us: float
+    op_us: float
     end_us: float
 
-    def ahead_by(self, us: float, hw: Hardware) -> Issue:
-        """Return the same launches earlier, none before the first launch can reach the device."""
+    def shift_earlier(self, us: float, hw: Hardware) -> LaunchTimes:
+        """Return the launches `us` earlier, but none before the device can get the first one."""
         least_us = hw.graph_launch_us
         return replace(
             self,
@@ -188,43 +188,45 @@ class Issue:
         )
 
 
-def issue_times(
+def compute_launch_times(
     graph: TaskGraph, plan: StreamAssignment, op_launch_us: float, hw: Hardware
-) -> Issue:
-    """Return op-by-op launch times: the first takes at least as long as a graph's.
+) -> LaunchTimes:
+    """Return op-by-op launch times. The first launch takes at least as long as a graph's launch.
 
     Each iteration of a scan is a launch, and each all-reduce after its last gradient. Getting the
-    batch isn't: the host copies it between steps. A conversion within an op comes with the op.
+    batch isn't a launch: the host copies it between steps. Neither is a conversion inside an op.
     """
     tasks_us = [0.0] * len(graph.tasks)
     buckets_us = [0.0] * len(plan.costs_us)
-    now = max(hw.graph_launch_us, op_launch_us) - op_launch_us
+    host_us = max(hw.graph_launch_us, op_launch_us) - op_launch_us
     for index in plan.order:
         task = graph.tasks[index]
         if not task.launched:
-            tasks_us[index] = now
+            tasks_us[index] = host_us
             continue
-        tasks_us[index] = now + op_launch_us
-        now += task.repeat * op_launch_us if task.phase != "data" else 0.0
+        tasks_us[index] = host_us + op_launch_us
+        host_us += task.repeat * op_launch_us if task.phase != "data" else 0.0
         for bucket in plan.issued_after[index]:
-            now += op_launch_us
-            buckets_us[bucket] = now
-    return Issue(tuple(tasks_us), tuple(buckets_us), op_launch_us, max(now, hw.graph_launch_us))
+            host_us += op_launch_us
+            buckets_us[bucket] = host_us
+    end_us = max(host_us, hw.graph_launch_us)
+    return LaunchTimes(tuple(tasks_us), tuple(buckets_us), op_launch_us, end_us)
 
 
-def launch_spans(
-    graph: TaskGraph, plan: StreamAssignment, issue: Issue, begin_us: float, step_us: float
+def form_launch_spans(
+    graph: TaskGraph, plan: StreamAssignment, issue: LaunchTimes, begin_us: float, step_us: float
 ) -> Iterator[Span]:
-    """Return the launches within a step; those for the next one are at its end.
+    """Yield the spans of the host's launches in a steady step.
 
-    `begin_us` is when this step's launches began, before 0 if the host runs ahead.
+    `begin_us` is the time at which the launches of this step began, negative if the host is ahead.
+    Launches for the next step are then at the end of the step.
     """
     at_us = 0.0
     for index in plan.order:
         task = graph.tasks[index]
         launches: list[tuple[str, int | None, float]] = []
         if task.phase != "data" and task.launched:
-            last_us = issue.tasks_us[index] + issue.each_us * (task.repeat - 1)
+            last_us = issue.tasks_us[index] + issue.op_us * (task.repeat - 1)
             launches.append((f"Launch {task.type}", index, last_us))
         launches += [
             ("Launch AllReduce", None, issue.buckets_us[bucket])
@@ -238,7 +240,7 @@ def launch_spans(
 
 
 def wrap_span(span: Span, step_us: float) -> Iterator[Span]:
-    """Return the parts of a span between 0 and the step's end, as it repeats with every step."""
+    """Yield a span, which repeats every step, as two parts between 0 and the step's end."""
     start_us = span.start_us % step_us
     over_us = max(0.0, start_us + span.duration_us - step_us)
     yield replace(span, start_us=start_us, duration_us=span.duration_us - over_us)
@@ -249,8 +251,8 @@ def wrap_span(span: Span, step_us: float) -> Iterator[Span]:
 class Run:
     """Times of a step's tasks and all-reduces (start, end), from the earliest start of the step.
 
-    `compute_us[i]` keeps the AI Cores busy, with the gap before each kernel; with `holes_us`, the
-    idle time of the AI Cores by cause, that adds up to `end_us`.
+    `compute_us[i]` is the time for which task i keeps the AI Cores busy, with the gap before each
+    kernel. `holes_us` is the idle time of the AI Cores by cause. Both add up to `end_us`.
     """
 
     starts_us: Sequence[float]
@@ -268,18 +270,18 @@ def run_step(
     plan: StreamAssignment,
     hw: Hardware,
     options: StepOptions,
-    issue: Issue | None = None,
+    issue: LaunchTimes | None = None,
 ) -> Run:
-    """Simulate one step; with `issue` the host launches op by op, else all at once."""
+    """Simulate one step. The host launches op by op at the times `issue`; None: all at once."""
     device = _Device(graph, times, plan, hw, options, issue)
     for index in plan.order:
         lane = plan.lanes[index]
         if lane == "compute":
-            device.compute(index)
+            device.run_compute(index)
         elif lane == "ai_cpu":
-            device.ai_cpu(index)
+            device.run_ai_cpu(index)
         else:
-            device.collective(index)
+            device.run_collective(index)
     return device.finish()
 
 
@@ -293,7 +295,7 @@ class _Device:
         plan: StreamAssignment,
         hw: Hardware,
         options: StepOptions,
-        issue: Issue | None,
+        issue: LaunchTimes | None,
     ) -> None:
         count = len(graph.tasks)
         self.tasks = graph.tasks
@@ -306,51 +308,53 @@ class _Device:
         self.ends = [0.0] * count
         self.busy = [0.0] * count
         self.holes: dict[Cause, float] = {"host": 0.0, "ai_cpu": 0.0, "communication": 0.0}
-        self.buckets: list[tuple[float, float]] = []
+        self.form_buckets: list[tuple[float, float]] = []
         self.lanes: dict[int, int] = {}
         self.compute_free = 0.0
         self.hccl_free = 0.0
         streams = min(options.ai_cpu_streams, int(hw.ai_cpu_workers_count))
         self.ai_cpu_free = [(0.0, lane) for lane in range(streams)]
 
-    def compute(self, index: int) -> None:
+    def run_compute(self, index: int) -> None:
         """Run a task on the AI Cores."""
-        at, cause = self.available(index)
+        at, cause = self.find_start(index)
         if at > self.compute_free:
             self.holes[cause] += at - self.compute_free
             self.compute_free = at
         one_us = self.times[index].us + self.hw.task_gap_us
         self.starts[index] = self.compute_free + self.hw.task_gap_us
         self.busy[index] = one_us * self.tasks[index].repeat
-        late_us = self.iterations_us(index, one_us) - self.busy[index]
+        late_us = self.compute_iterations_us(index, one_us) - self.busy[index]
         self.holes["host"] += late_us
         self.compute_free += self.busy[index] + late_us
         self.ends[index] = self.compute_free
 
-    def ai_cpu(self, index: int) -> None:
+    def run_ai_cpu(self, index: int) -> None:
         """Run a task on an AI CPU stream."""
-        at, _ = self.available(index)
+        at, _ = self.find_start(index)
         free, lane = heapq.heappop(self.ai_cpu_free)
-        end = max(at, free) + self.iterations_us(index, self.times[index].us)
+        end = max(at, free) + self.compute_iterations_us(index, self.times[index].us)
         heapq.heappush(self.ai_cpu_free, (end, lane))
         self.lanes[index] = lane
         self.starts[index] = max(at, free)
         self.ends[index] = end
 
-    def collective(self, index: int) -> None:
-        """Run a collective of the graph on the links."""
-        at, _ = self.available(index)
+    def run_collective(self, index: int) -> None:
+        """Run a collective that is a task of the graph on the links."""
+        at, _ = self.find_start(index)
         self.starts[index] = max(at + self.hw.collective_launch_us, self.hccl_free)
-        self.hccl_free = self.starts[index] + self.iterations_us(index, self.times[index].us)
+        self.hccl_free = self.starts[index] + self.compute_iterations_us(
+            index, self.times[index].us
+        )
         self.ends[index] = self.hccl_free
 
-    def iterations_us(self, index: int, one_us: float) -> float:
-        """Return the time of all iterations of a scan's task; the host may be late with each."""
-        each_us = self.issue.each_us if self.issue else 0.0
-        return one_us + (self.tasks[index].repeat - 1) * max(one_us, each_us)
+    def compute_iterations_us(self, index: int, one_us: float) -> float:
+        """Return the time of all iterations of a scan's task. Each waits for the host's launch."""
+        op_us = self.issue.op_us if self.issue else 0.0
+        return one_us + (self.tasks[index].repeat - 1) * max(one_us, op_us)
 
-    def available(self, index: int) -> tuple[float, Cause]:
-        """Return when the host and other streams let a task start, and which of them was last."""
+    def find_start(self, index: int) -> tuple[float, Cause]:
+        """Return the earliest start of a task after launches and other streams, and its cause."""
         at = self.issue.tasks_us[index] if self.issue else 0.0
         cause: Cause = "host"
         for producer in self.plan.waits[index]:
@@ -363,25 +367,25 @@ class _Device:
         need = self.plan.needs[index]
         if need >= 0:
             self.reduce_until(need)
-            ready = self.buckets[need][1] + self.hw.event_handover_us
+            ready = self.form_buckets[need][1] + self.hw.event_handover_us
             if ready > at:
                 return ready, "communication"
         return at, cause
 
     def reduce_until(self, last: int) -> None:
-        """Run the all-reduces up to `last`, the AI Cores having computed until now."""
-        for number in range(len(self.buckets), last + 1):
+        """Run the all-reduces up to `last`, after what the AI Cores have computed so far."""
+        for number in range(len(self.form_buckets), last + 1):
             ready = max(self.ends[index] for index in self.plan.sources[number])
             if self.issue:
                 ready = max(ready, self.issue.buckets_us[number])
             if not self.overlap:
                 ready = max(ready, self.compute_free)
             start = max(ready + self.hw.collective_launch_us, self.hccl_free)
-            self.hccl_free = self.all_reduce_end(start, self.plan.costs_us[number])
-            self.buckets.append((start, self.hccl_free))
+            self.hccl_free = self.find_all_reduce_end(start, self.plan.costs_us[number])
+            self.form_buckets.append((start, self.hccl_free))
 
-    def all_reduce_end(self, start: float, alone_us: float) -> float:
-        """Return the end of an all-reduce, slower while the AI Cores use the memory as well."""
+    def find_all_reduce_end(self, start: float, alone_us: float) -> float:
+        """Return the end of an all-reduce, which is slower while the AI Cores compute."""
         slowdown = max(1.0, self.hw.overlapped_collective_slowdown_ratio)
         shared = self.compute_free - start
         if shared <= 0:
@@ -403,15 +407,17 @@ class _Device:
             self.starts,
             self.ends,
             self.lanes,
-            self.buckets,
+            self.form_buckets,
             self.busy,
             self.holes,
             max(end, last, least),
         )
 
 
-def critical_path_us(graph: TaskGraph, times: Sequence[TaskTime], plan: StreamAssignment) -> float:
-    """Return the longest chain of tasks and all-reduces of which each needs the one before."""
+def find_critical_path_us(
+    graph: TaskGraph, times: Sequence[TaskTime], plan: StreamAssignment
+) -> float:
+    """Return the time of the longest chain of tasks and all-reduces that depend on each other."""
     ends = [0.0] * len(graph.tasks)
     bucket_ends: dict[int, float] = {}
 

@@ -1,10 +1,10 @@
-"""One steady step on the device: the spans of each stream, and time by kind."""
+"""One steady step on the device: the spans of each stream, and the step's time by kind."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from pipeline.backends.ascend.chip.options import Mode
 from pipeline.backends.ascend.chip.tasks import Phase, Task
@@ -23,7 +23,7 @@ Bound = Literal[
     "host data",
     "pcie",
 ]
-"""Resources that limit a step. `interval` is GetNext and loop control between two steps."""
+"""Resources that limit a step. `interval` is GetNext and loop control between steps."""
 
 STREAMS: tuple[tuple[Stream, str], ...] = (
     ("host", "Host"),
@@ -36,26 +36,18 @@ STREAMS: tuple[tuple[Stream, str], ...] = (
 )
 """Streams from the host to the links, with their labels."""
 
-KINDS: tuple[Kind, ...] = (
-    "cube",
-    "vector",
-    "format",
-    "communication",
-    "ai_cpu",
-    "data",
-    "host",
-)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 FORMAT = frozenset({"cast", "trans_data", "transpose", "fill"})
-"""Classes that only convert types or layouts, or clear memory before atomic adds."""
+"""Cost classes that convert types or layouts, or clear memory before atomic adds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of time in which a stream is busy.
+    """A time span in which a stream is busy.
 
-    `task` is the index of the task that it is or launches, `limit` the bound of that task's time;
-    `lane` separates spans that run side by side on one stream.
+    `task` is the index of the task that runs or is launched, `limit` the bound of the task's time.
+    `lane` separates spans that run in parallel on one stream.
     """
 
     name: str
@@ -78,8 +70,8 @@ class Span:
 class IterationTrace:
     """An iteration in the terms of MindInsight's step trace.
 
-    The interval is the time from the end of the iteration before to the first forward task (data
-    fetch, launch), `tail_us` the rest of all-reduces after the backward pass, and the update.
+    `interval_us` is the time before the first forward task (data, launch). `fp_bp_us` is the
+    forward and backward pass. `tail_us` is the time after them, of all-reduces and updates.
     """
 
     interval_us: float
@@ -94,11 +86,11 @@ class IterationTrace:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One steady step, from the end of the step before to its end.
+    """One steady step, from the end of the previous step to its own end.
 
-    `spans` cover the step, in order of start within a stream; the launch of a sink has its share of
-    one step. `device_us` is the step's work on the device without waits for the host, `host_us` the
-    host's time for launches and callbacks. `exposed_us` is the time by kind and sums to `step_us`.
+    `spans` are sorted by start within a stream, and include a step's share of a sink's launch.
+    `device_us` is the step's work on the device without waits for the host, `host_us` the host's
+    time for launches and callbacks. `exposed_us` is the time by kind and sums to `step_us`.
     `launch_us` is the host's time before a sink of `steps_per_launch` steps.
     """
 
@@ -118,14 +110,14 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class TimeSlice:
-    """A slice of a step's time that overlaps no other slice."""
+    """A part of a step's time that overlaps no other slice."""
 
     kind: Kind
     bound: Bound
     us: float
 
 
-def kind_of(task: Task) -> Kind:
+def classify_time(task: Task) -> Kind:
     """Return the kind of time that a task counts as."""
     if task.engine == "hccl":
         return "communication"

@@ -1,11 +1,10 @@
 """AutoTune, emulated: a search for the tiling of every product, with a knowledge bank.
 
-The flow is CANN's: an operator is looked up in the custom bank, then in the built-in one. A hit is
-used as it is unless tuning is repeated on request (REPEAT_TUNE); a miss is tuned, and the better of
-the tuned and the default tiling is stored in the custom bank. With tuning off, a miss stores the
-default. The modes are CANN's GA (genetic search over tilings) and RL (a tree search over a chain of
-decisions, guided by a policy that is learned from its walks), both of them ("RL,GA"), and an
-exhaustive one.
+As in CANN, an operator is looked up in the custom bank, then in the built-in bank. A stored tiling
+is used unless tuning is repeated (REPEAT_TUNE). Other operators are tuned, and the better of the
+tuned and the default tiling is stored in the custom bank. With tuning off, the default tiling is
+stored. The modes are CANN's GA (genetic search over tilings), RL (a tree search over a chain of
+decisions, guided by a policy that learns from its walks), both ("RL,GA"), and an exhaustive search.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from pipeline.backends.ascend.cost.task_time import (
     CUBE_CLASSES,
     price_tasks,
     runs_on_vector,
-    task_product,
+    to_product,
 )
-from pipeline.backends.ascend.cost.tiling import Product, Tiling, row_of
+from pipeline.backends.ascend.cost.tiling import Product, Tiling, to_row
 from pipeline.backends.ascend.tune.tile_search import Objective, search_tiles
 from pipeline.core.errors import RunError
 from pipeline.core.files.knowledge_bank import (
@@ -42,20 +41,20 @@ from pipeline.core.files.knowledge_bank import (
 from pipeline.core.files.ownership import find_foreign_owner, find_writers
 
 BUILT_IN = Path(__file__).with_name("built_in.json")
-"""Bank of the products of ResNet-50 at a batch of 32, as `tune` finds them by all tilings."""
+"""Bank of the products of ResNet-50 with a batch of 32, from an exhaustive search."""
 
 CORE_FIGURES = (
     "ai_cores_count", "ai_core_clock_mhz", "cube_fp16_macs_per_cycle", "l0a_kib", "l0b_kib",
     "l0c_kib", "l1_kib", "l1_to_l0a_bytes_per_cycle", "l1_to_l0b_bytes_per_cycle",
     "l0c_to_ub_bytes_per_cycle", "ub_to_l2_bytes_per_cycle", "l2_read_bytes_per_cycle",
 )  # fmt: skip
-"""Figures of the core that a tiling depends on: a bank's entries are of one kind of core."""
+"""Figures of the core that a tiling depends on. A bank's entries are for one set of figures."""
 BANK_VARIABLE = "TUNE_BANK_PATH"
 
 
 @dataclass(frozen=True, slots=True)
 class TunedTask:
-    """One product, before and after. `trials` is the number of tilings priced; 0 for a bank hit."""
+    """A product before and after tuning. `trials` is the number of priced tilings, 0 for a hit."""
 
     index: int
     type: str
@@ -83,7 +82,7 @@ class TuneResult:
 
     @property
     def tiles(self) -> Mapping[int, Tiling]:
-        """Tiling by index of the task, if it gains anything."""
+        """Tilings by index of the task, of tasks that gain by them."""
         tuned = (task for task in self.tasks if task.after_us < task.before_us)
         return {task.index: task.tiling for task in tuned}
 
@@ -98,39 +97,39 @@ class TuneResult:
         return sum(task.after_us for task in self.tasks)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return CANN's result file: times in microseconds, the bank's part as booleans."""
-        operators = [_operator(task, self.mode) for task in self.tasks]
+        """Return the content of CANN's result file. Times are in microseconds."""
+        operators = [_to_operator(task, self.mode) for task in self.tasks]
         totals = {"before_tune": self.before_us, "after_tune": self.after_us}
         return {"mode": self.mode or "off", "result_data": totals, "operators": operators}
 
 
 @dataclass(frozen=True)
 class TuneSettings:
-    """How tilings are searched. Without a mode nothing is: the banks' tilings are used, and the
-    custom bank gets the default of every product that none has."""
+    """How tilings are searched.
+
+    If `mode` is None, the banks' tilings are used, and the default tilings of other products are
+    stored in the custom bank.
+    """
 
     mode: TuneMode | None = "exhaustive"
     bank_path: Path | None = None
-    """The custom bank: read first, written after."""
+    """The custom bank, which is read before tuning and written after it."""
     builtin_path: Path | None = None
     seed: int = 0
     repeat: bool = False
-    """Whether what the custom bank has is tuned again."""
+    """Whether entries of the custom bank are tuned again."""
 
 
 def tune(
-    graph: TaskGraph,
-    hw: Hardware,
-    settings: TuneSettings,
-    efficiency: Efficiency | None = None,
+    graph: TaskGraph, hw: Hardware, settings: TuneSettings, efficiency: Efficiency | None = None
 ) -> TuneResult:
-    """Return tilings for every product of the graph, none slower than the vendor's default.
+    """Return a tiling for every product of the graph, at least as fast as the vendor's default.
 
-    Raises RunError for an unknown mode and for a bank that isn't one.
+    Raises RunError for an unknown mode and for an invalid bank.
     """
     mode = settings.mode
     if mode is not None and mode not in get_args(TuneMode):
-        raise RunError(f"no AutoTune mode {mode!r}; there are {', '.join(get_args(TuneMode))}")
+        raise RunError(f"AutoTune mode {mode!r}: must be one of {', '.join(get_args(TuneMode))}")
     efficiency = efficiency or load_efficiency()
     overlap = efficiency.constants.cube_overlap
     banks = Banks(settings.bank_path, settings.builtin_path, check_tile_entry)
@@ -138,11 +137,11 @@ def tune(
     keys: dict[int, str] = {}
     objectives: dict[str, Objective] = {}
     outcomes: dict[str, _Outcome] = {}
-    for index in tunable_tasks(graph):
+    for index in find_tunable_tasks(graph):
         task = graph.tasks[index]
         assert task.cube is not None
-        product = task_product(task, task.cube, graph.buffers)
-        key = bank_key(task.cost_class, product, hw)
+        product = to_product(task, task.cube, graph.buffers)
+        key = make_bank_key(task.cost_class, product, hw)
         keys[index] = key
         if key not in outcomes:
             objectives[key] = Objective(product, hw, overlap)
@@ -162,7 +161,7 @@ def tune(
         outcome = outcomes[key]
         tiling = outcome.tiling
         if after[index].us >= before[index].us:
-            tiling = objectives[key].default_tiling()
+            tiling = objectives[key].choose_default_tiling()
         tuned.append(
             TunedTask(
                 index=index,
@@ -182,7 +181,7 @@ def tune(
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """Result for a key, from the banks or from a search."""
+    """Result for a bank's key, from the banks or from a search."""
 
     tiling: Tiling
     us: float
@@ -194,16 +193,16 @@ class _Outcome:
 def _tune_product(
     key: str, entry: Mapping[str, Any] | None, objective: Objective, settings: TuneSettings
 ) -> _Outcome:
-    """Return the bank's tiling, else search; of a repeated search and the bank the better."""
+    """Return the bank's tiling, that of a search, or the better one if tuning is repeated."""
     mode = settings.mode
     banked = None
     if entry is not None:
         banked = _Outcome(Tiling(*entry["tiling"]), float(entry["us"]), 0, "bank_hit", ())
 
     def search() -> _Outcome:
-        default = objective.default_tiling()
+        default = objective.choose_default_tiling()
         if mode is None:
-            default_us = objective.times_us(row_of(default))
+            default_us = objective.times_us(to_row(default))
             return _Outcome(default, float(default_us[0]), 0, "bank_append", ())
         result = search_tiles(objective, default, mode, settings.seed, key)
         us = result.rounds[-1].best_us
@@ -214,7 +213,7 @@ def _tune_product(
     return replace(tuned.best, trials=source.trials, status=tuned.status, rounds=source.rounds)
 
 
-def tunable_tasks(graph: TaskGraph) -> tuple[int, ...]:
+def find_tunable_tasks(graph: TaskGraph) -> tuple[int, ...]:
     """Return the indices of the tasks that the cube runs."""
     return tuple(
         index
@@ -223,8 +222,8 @@ def tunable_tasks(graph: TaskGraph) -> tuple[int, ...]:
     )
 
 
-def bank_key(cost_class: str, product: Product, hw: Hardware) -> str:
-    """Return the bank's key: op class, shape in fractals, and a digest of the core's figures."""
+def make_bank_key(cost_class: str, product: Product, hw: Hardware) -> str:
+    """Return a bank's key: op class, shape in fractals, and a digest of the core's figures."""
     figures = json.dumps([getattr(hw, name) for name in CORE_FIGURES])
     chip = hashlib.sha256(figures.encode()).hexdigest()[:12]
     p = product
@@ -237,15 +236,15 @@ def check_tile_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     tiling = [int(value) for value in entry["tiling"]]
     us = float(entry["us"])
     if len(tiling) != len(fields(Tiling)) or min(tiling) < 1 or not us > 0:
-        raise ValueError(f"entry {entry}")
+        raise ValueError(f"entry {entry}: tiling and us must be above 0")
     return {"tiling": tiling, "us": us}
 
 
-def _operator(task: TunedTask, mode: TuneMode | None) -> dict[str, Any]:
-    """Return an operator of the result file, named by the list of the ops that are fused in it.
+def _to_operator(task: TunedTask, mode: TuneMode | None) -> dict[str, Any]:
+    """Return an operator of the result file, named by its scope and type.
 
-    The status has a bit for each thing that happened: a hit that is tuned again is also reserved,
-    or updates the bank.
+    Several booleans of the status may be true: a hit that is tuned again is also reserved or
+    updated.
     """
     op = [part for part in (task.scope, task.type) if part]
     record = operator_record(op, task.key, task.before_us, task.after_us, task.status)
@@ -261,10 +260,10 @@ def _operator(task: TunedTask, mode: TuneMode | None) -> dict[str, Any]:
 
 
 def custom_bank(file: str | Path | None) -> str | None:
-    """Return the custom bank's file, None if neither an option nor the environment names one.
+    """Return the custom bank's file, None if neither an option nor the environment has one.
 
-    CANN takes the folder of its custom bank from TUNE_BANK_PATH. Raises OptionError unless that is
-    a folder that nobody else owns or writes: its writers decide how operators are tiled.
+    TUNE_BANK_PATH is CANN's variable for the folder of its custom bank. Raises OptionError if
+    another user owns or can write the folder, since the bank decides how operators are tiled.
     """
     if file is not None:
         return str(file)
@@ -278,8 +277,8 @@ def custom_bank(file: str | Path | None) -> str | None:
     status = folder.stat()
     owner = find_foreign_owner(status)
     if owner is not None:
-        raise OptionError(f"{problem} must be a folder of your own, not of {owner}")
+        raise OptionError(f"{problem} must belong to you, not to {owner}")
     writers = find_writers(status)
     if writers is not None:
-        raise OptionError(f"{problem} {writers} can write it; make it your own alone")
+        raise OptionError(f"{problem} must be writable by you alone; {writers} can write it")
     return str(folder / "custom_bank.json")

@@ -11,7 +11,7 @@ import yaml
 
 from pipeline import load_recipe
 from pipeline.backends.ascend.chip.chip_files import DEVICES, ChipError, load_chip
-from pipeline.backends.ascend.chip.hardware import FIGURES, hardware_of, unit_of
+from pipeline.backends.ascend.chip.hardware import FIGURES, extract_hardware, find_unit
 
 SHIPPED = ["ascend910", "ascend910_30core", "ascend910_proa"]
 FIGURE = {"value": 2.0, "source": "a data sheet", "confidence": "stated"}
@@ -36,13 +36,14 @@ def problems(file: Path | str) -> list[str]:
 def test_every_figure_of_a_shipped_chip_has_its_source(name: str) -> None:
     chip = load_chip(name)
     assert all(len(getattr(chip, figure).source) > 4 for figure in FIGURES)
-    assert hardware_of(chip).hbm_gib == 32
+    assert extract_hardware(chip).hbm_gib == 32
 
 
 @pytest.mark.slow
 def test_the_variants_differ_in_their_cores_alone() -> None:
     base, proa, small = (
-        hardware_of(load_chip(name)) for name in ("ascend910", "ascend910_proa", "ascend910_30core")
+        extract_hardware(load_chip(name))
+        for name in ("ascend910", "ascend910_proa", "ascend910_30core")
     )
     assert (base.ai_cores_count, base.ai_core_clock_mhz) == (32, 1000)
     assert proa == replace(base, ai_core_clock_mhz=1100)
@@ -52,7 +53,7 @@ def test_the_variants_differ_in_their_cores_alone() -> None:
 
 def test_peaks_are_the_published_ones() -> None:
     """MindInsight's screenshots divide by 262.14 TFLOPS in float16; 4.1 T float16 lanes."""
-    hw = hardware_of(load_chip("ascend910"))
+    hw = extract_hardware(load_chip("ascend910"))
     assert 2 * hw.peak_fp16_macs_per_us * 1e6 == pytest.approx(262.144e12)
     assert hw.vector_bytes_per_us / 2 * 1e6 == pytest.approx(4.096e12)
 
@@ -156,14 +157,14 @@ def test_every_figure_is_needed(figure: str, tmp_path: Path) -> None:
     tree = yaml.safe_load((DEVICES / "ascend910.yaml").read_text())
     del tree[figure]
     (found,) = problems(write(tmp_path, defaults=[], **tree))
-    unit = unit_of(figure)
+    unit = find_unit(figure)
     assert found == f"{figure}: missing; a formula needs it, in {unit}, with its source"
 
 
 def test_units_are_those_that_names_end_in() -> None:
-    assert unit_of("ub_to_l2_bytes_per_cycle") == "bytes a cycle"
-    assert unit_of("memory_alignment_bytes") == "bytes"
-    assert all(map(unit_of, FIGURES))
+    assert find_unit("ub_to_l2_bytes_per_cycle") == "bytes a cycle"
+    assert find_unit("memory_alignment_bytes") == "bytes"
+    assert all(map(find_unit, FIGURES))
 
 
 def test_all_problems_come_at_once(tmp_path: Path) -> None:
@@ -198,7 +199,10 @@ def test_origins_that_are_not_there_or_go_in_a_circle_are_named(tmp_path: Path) 
     assert "defaults: ascend91: there is no such device file; did you mean ascend910?" in found
     write(tmp_path, "one", defaults=["other"])
     (circle,) = problems(write(tmp_path, "other", defaults=["one"]))
-    assert circle == "defaults: go in a circle, other.yaml -> one.yaml -> other.yaml"
+    assert (
+        circle
+        == "defaults: must not lead back to their file, as other.yaml -> one.yaml -> other.yaml"
+    )
     assert problems(write(tmp_path, defaults="ascend910")) == [
         "defaults = ascend910: must be a list"
     ]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pipeline.backends.ascend.chip.tasks import Layout
 from pipeline.backends.ascend.compiler.buffers import (
-    channel_axes,
-    padded_elements,
+    count_padded_elements,
+    find_channel_axes,
 )
 from pipeline.backends.ascend.compiler.kernels import Kernels
 from pipeline.backends.ascend.compiler.phases import find_phases
@@ -37,7 +37,7 @@ from tests.backends.ascend.steps import of
     ],
 )  # fmt: skip
 def test_padding(shape: tuple[int, ...], layout: Layout, axis: int | None, stored: int) -> None:
-    assert padded_elements(Value(shape, "float16"), layout, axis) == stored
+    assert count_padded_elements(Value(shape, "float16"), layout, axis) == stored
 
 
 @pytest.mark.slow
@@ -46,7 +46,7 @@ def test_padding(shape: tuple[int, ...], layout: Layout, axis: int | None, store
     st.sampled_from(["ND", "NC1HWC0", "FRACTAL_NZ", "FRACTAL_Z"]),
 )
 def test_padding_never_loses_elements(sides: list[int], layout: Layout) -> None:
-    stored = padded_elements(Value(tuple(sides), "float16"), layout, len(sides) - 1)
+    stored = count_padded_elements(Value(tuple(sides), "float16"), layout, len(sides) - 1)
     assert math.prod(sides) <= stored <= math.prod(sides) * 256
 
 
@@ -58,5 +58,5 @@ def test_channels_follow_element_wise_work() -> None:
 
     graph = trace_graph(network, of(2, 3, 8, 8), of(4, 3, 3, 3))
     kernels = Kernels(graph, find_phases(graph, ()), lambda index: 0.0)
-    axes = channel_axes(graph, kernels.dataflow)
+    axes = find_channel_axes(graph, kernels.dataflow)
     assert axes[graph.outputs[0]] == 1

@@ -37,5 +37,5 @@ def test_gradients_are_cast_on_the_way_in_and_out() -> None:
 
 
 def test_the_option_is_a_switch() -> None:
-    with pytest.raises(OptionError, match="keep_batchnorm_fp32: 'yes' should be True or False"):
+    with pytest.raises(OptionError, match="keep_batchnorm_fp32 = 'yes': must be True or False"):
         price(len, {}, {}, keep_batchnorm_fp32="yes")  # type: ignore[arg-type]

@@ -7,8 +7,8 @@ import pytest
 from jax import Array
 
 from pipeline.backends.ascend.chip.tasks import CubeWork, Task, TaskGraph, VectorWork
-from pipeline.backends.ascend.compiler.fusion import fuse
-from pipeline.backends.ascend.compiler.primitives import vendor_patterns
+from pipeline.backends.ascend.compiler.fusion import fuse_kernels
+from pipeline.backends.ascend.compiler.primitives import load_patterns
 from pipeline.backends.ascend.pricing.traced_step import TracedStep
 from tests.backends.ascend.products import buffer
 from tests.backends.ascend.steps import (
@@ -22,7 +22,7 @@ from tests.backends.ascend.steps import (
     perceptron,
 )
 
-FUSIONS = tuple(fusion.name for fusion in vendor_patterns().fusions)
+FUSIONS = tuple(fusion.name for fusion in load_patterns().fusions)
 
 
 def convolutional() -> TracedStep:
@@ -86,7 +86,7 @@ def test_a_product_that_another_kernel_reads_first_is_not_put_after_it(first: st
     later = readers["other" if first == "reduce" else "reduce"]
     buffers = tuple(buffer(index, (64, 64)) for index in range(4))
     graph = TaskGraph(buffers, (product, readers[first], later), outputs=(2, 3))
-    fused = fuse(graph, vendor_patterns())
+    fused = fuse_kernels(graph, load_patterns())
     assert len(fused.tasks) == (2 if first == "reduce" else 3)
     written: set[int] = {0}
     for task in fused.tasks:

@@ -10,7 +10,7 @@ import pytest
 from jax import Array
 
 from pipeline.backends.ascend.chip.tasks import Task, TaskGraph
-from pipeline.backends.ascend.cost.vector_work import bias_cores
+from pipeline.backends.ascend.cost.vector_work import count_bias_cores
 from tests.backends.ascend.made_up import HW
 from tests.backends.ascend.steps import gradient_step, normalised, of, only
 
@@ -109,4 +109,4 @@ def test_layer_norm_on_images_goes_by_way_of_nhwc_and_back() -> None:
 def test_cores_of_a_bias_gradient_are_those_of_the_trace(
     channels: int, images: int, plane: int, cores: int
 ) -> None:
-    assert bias_cores(channels, images, 2.0 * plane, HW) == cores
+    assert count_bias_cores(channels, images, 2.0 * plane, HW) == cores

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pipeline.backends.ascend.compiler.phases import device_dtypes, find_phases
+from pipeline.backends.ascend.compiler.phases import choose_dtypes, find_phases
 from pipeline.backends.ascend.pricing.traced_step import trace_step
 from pipeline.backends.graph.tracing import trace_graph
 from tests.backends.ascend.steps import ROWS, WIDTH, macs, of, perceptron
@@ -82,9 +82,9 @@ def test_o2_halves_feature_maps_and_keeps_weights_and_gradients() -> None:
     traced = perceptron()
     graph = traced.graph
     phases = find_phases(graph, set(traced.signature.parameters))
-    types = device_dtypes(graph, phases, set(graph.inputs), "O2")
+    types = choose_dtypes(graph, phases, set(graph.inputs), "O2")
     products = [node for node in graph.nodes if node.primitive == "dot_general"]
     of_output = {types[node.outputs[0]] for node in products if node.mark == "forward"}
     assert "float16" in of_output
     assert all(types[index] == "float32" for index in phases.gradients | phases.weights)
-    assert set(device_dtypes(graph, phases, (), "O0")) <= {"float32", "bool", "int32"}
+    assert set(choose_dtypes(graph, phases, (), "O0")) <= {"float32", "bool", "int32"}

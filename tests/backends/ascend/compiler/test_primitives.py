@@ -14,8 +14,8 @@ from pipeline.backends.ascend.chip.tasks import CostClass
 from pipeline.backends.ascend.compiler.primitives import (
     Features,
     KernelPattern,
+    load_patterns,
     match_pattern,
-    vendor_patterns,
 )
 from tests.backends.ascend.steps import ROWS, WIDTH, gradient_step, of, types
 
@@ -59,7 +59,7 @@ PLAIN = Features(
     ],
 )  # fmt: skip
 def test_the_first_pattern_that_fits_names_a_kernel(changes: Any, expected: Any) -> None:
-    assert match_pattern(replace(PLAIN, **changes), vendor_patterns()) == expected
+    assert match_pattern(replace(PLAIN, **changes), load_patterns()) == expected
 
 
 def test_gradients_of_rows_of_vectors_are_summed_as_a_stream() -> None:
@@ -84,7 +84,7 @@ def test_activations_have_names() -> None:
 
 
 def test_patterns_name_known_classes() -> None:
-    assert {pattern.cost_class for pattern in vendor_patterns().kernels} <= set(get_args(CostClass))
+    assert {pattern.cost_class for pattern in load_patterns().kernels} <= set(get_args(CostClass))
 
 
 def test_a_pattern_of_an_unknown_class_is_refused() -> None:

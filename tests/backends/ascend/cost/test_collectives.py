@@ -17,10 +17,10 @@ from pipeline.backends.ascend.cost.collectives import (
     Group,
     all_reduce,
     all_reduce_us,
-    buckets,
-    cluster,
     collective_us,
-    mesh_groups,
+    find_mesh_groups,
+    form_buckets,
+    form_cluster,
     split_rounds,
 )
 from tests.backends.ascend.made_up import HW
@@ -107,7 +107,7 @@ PRICES_US = {
 def test_an_all_reduce_of_a_whole_cluster_costs_what_it_did(devices: int) -> None:
     sizes = (0, 4096, 1_000_000, 102_000_000)
     assert tuple(all_reduce_us(size, devices, HW) for size in sizes) == PRICES_US[devices]
-    of_group = [collective_us("all_reduce", size, cluster(devices, HW), HW) for size in sizes]
+    of_group = [collective_us("all_reduce", size, form_cluster(devices, HW), HW) for size in sizes]
     assert tuple(of_group) == PRICES_US[devices]
 
 
@@ -226,7 +226,7 @@ MESHES = {
 
 @pytest.mark.parametrize(("sizes", "groups"), MESHES.values(), ids=MESHES.keys())
 def test_axes_of_a_mesh_are_groups(sizes: dict[str, int], groups: dict[str, Group]) -> None:
-    made = mesh_groups(sizes, HW)
+    made = find_mesh_groups(sizes, HW)
     assert list(made.items()) == list(groups.items())
 
 
@@ -236,7 +236,7 @@ def test_groups_of_a_mesh_lie_on_servers_as_they_say(data: int, model: int) -> N
     """Every group is laid out by hand, and its members in each server are counted."""
     devices = data * model
     try:
-        groups = mesh_groups({"data": data, "model": model}, HW)
+        groups = find_mesh_groups({"data": data, "model": model}, HW)
     except OptionError:
         return
     members = {
@@ -252,28 +252,31 @@ def test_groups_of_a_mesh_lie_on_servers_as_they_say(data: int, model: int) -> N
 
 
 BAD_GROUPS = {
-    "none": (lambda: Group(0, 1), "group: size 0 should be at least 1"),
-    "uneven": (lambda: Group(6, 4), "6 devices are no whole number of servers with 4 each"),
+    "none": (lambda: Group(0, 1), "group.size = 0: must be at least 1"),
+    "uneven": (
+        lambda: Group(6, 4),
+        "group.size = 6: must be a multiple of the 4 devices in each server",
+    ),
     "a large server": (
         lambda: collective_us("send", 1, Group(16, 16), HW),
-        "group: 16 devices in a server should be at most 8",
+        "group.per_server = 16: must be at most 8",
     ),
     "a kind": (
         lambda: collective_us("broadcast", 1, Group(8, 8), HW),  # type: ignore[arg-type]
-        "collective: 'broadcast' is none of all_reduce, all_gather, reduce_scatter, all_to_all, ",
+        "collective = 'broadcast': must be one of all_reduce, all_gather, ",
     ),
     "bytes": (
         lambda: collective_us("reduce_scatter", -1, Group(8, 8), HW),
-        "a reduce-scatter of -1 bytes: should be 0 or more",
+        "nbytes = -1: must be at least 0",
     ),
     "a mesh": (
-        lambda: mesh_groups({"data": 8, "model": 3}, HW),
-        "mesh: 3 devices along model, 1 apart, do not lie alike on servers of 8; sizes that "
-        "divide 8 or are multiples of it do",
+        lambda: find_mesh_groups({"data": 8, "model": 3}, HW),
+        "mesh.model = 3: devices 1 apart are uneven among servers of 8; must divide 8 or be a "
+        "multiple of it",
     ),
     "a long axis": (
-        lambda: mesh_groups({"data": 2, "model": 12}, HW),
-        "mesh: 12 devices along model, 1 apart, do not lie alike",
+        lambda: find_mesh_groups({"data": 2, "model": 12}, HW),
+        "mesh.model = 12: devices 1 apart are uneven among servers of 8",
     ),
 }
 
@@ -286,17 +289,19 @@ def test_groups_that_no_cluster_has_are_errors(make: Callable[[], object], messa
 
 @pytest.mark.parametrize("devices", [0, -8])
 def test_no_device_is_an_error(devices: int) -> None:
-    with pytest.raises(OptionError, match=rf"devices: {devices} should be at least 1"):
+    with pytest.raises(OptionError, match=rf"devices = {devices}: must be at least 1"):
         all_reduce_us(1, devices, HW)
 
 
 def test_a_part_of_a_server_is_an_error_that_names_the_neighbours() -> None:
-    with pytest.raises(OptionError, match="12 is no whole number of servers of 8; 8 and 16 are"):
+    with pytest.raises(
+        OptionError, match="devices = 12: must fill whole servers of 8 devices, as 8 or 16 would"
+    ):
         all_reduce_us(1, 12, HW)
 
 
 def test_negative_bytes_are_an_error() -> None:
-    with pytest.raises(OptionError, match="-1 bytes"):
+    with pytest.raises(OptionError, match="nbytes = -1: must be at least 0"):
         all_reduce_us(-1, 8, HW)
 
 
@@ -305,19 +310,19 @@ def _gradients(count: int) -> list[tuple[str, int, int]]:
 
 
 def test_all_gradients_are_one_bucket_by_default() -> None:
-    assert buckets(_gradients(3), None) == (Bucket((0, 1, 2), 6),)
-    assert buckets([], (3,)) == ()
+    assert form_buckets(_gradients(3), None) == (Bucket((0, 1, 2), 6),)
+    assert form_buckets([], (3,)) == ()
 
 
 def test_fusion_counts_parameters_from_the_input() -> None:
     """ResNet-50 of the model zoo: [85, 160] are parameters 0..85 and 86..160."""
-    late, early = buckets(_gradients(161), (85, 160))
+    late, early = form_buckets(_gradients(161), (85, 160))
     assert late.gradients == tuple(range(75))
     assert early.gradients == tuple(range(75, 161))
 
 
 def test_what_no_index_reaches_is_a_bucket_of_its_own() -> None:
-    parts = buckets(_gradients(10), (2, 5))
+    parts = form_buckets(_gradients(10), (2, 5))
     assert [part.gradients for part in parts] == [(0, 1, 2, 3), (4, 5, 6), (7, 8, 9)]
 
 
@@ -325,20 +330,22 @@ def test_what_no_index_reaches_is_a_bucket_of_its_own() -> None:
 @given(st.integers(1, 50), st.data())
 def test_buckets_hold_every_gradient_once_in_order(count: int, data: st.DataObject) -> None:
     fusion = tuple(sorted(data.draw(st.sets(st.integers(0, count - 1)))))
-    parts = buckets(_gradients(count), fusion)
+    parts = form_buckets(_gradients(count), fusion)
     assert [one for part in parts for one in part.gradients] == list(range(count))
     assert sum(part.nbytes for part in parts) == count * (count + 1) // 2
 
 
 @pytest.mark.parametrize("fusion", [(85, 161), (85, 85), (90, 20), (-1, 4)])
 def test_fusion_that_names_no_parameter_is_an_error(fusion: tuple[int, ...]) -> None:
-    with pytest.raises(OptionError, match=r"all_reduce_fusion: .* should grow and stay below 161"):
-        buckets(_gradients(161), fusion)
+    with pytest.raises(
+        OptionError, match=r"all_reduce_fusion = .*: must ascend and stay below 161"
+    ):
+        form_buckets(_gradients(161), fusion)
 
 
 def test_a_bucket_is_parted_where_one_optimizer_is_done_before_the_other() -> None:
     gradients = [("d1", 1, 3), ("d0", 2, 4), ("g1", 4, 9), ("g0", 8, 10)]
-    (bucket,) = buckets(gradients, None)
+    (bucket,) = form_buckets(gradients, None)
     assert split_rounds(bucket, gradients, rounds=[0, 0, 0, 0]) == (bucket,)
     parts = split_rounds(bucket, gradients, rounds=[0, 0, 1, 1])
     assert [part.gradients for part in parts] == [(0, 1), (2, 3)]

@@ -303,7 +303,10 @@ def test_a_scaled_class_changes_its_own_tasks_only() -> None:
 
 @pytest.mark.parametrize(
     ("multipliers", "message"),
-    [({"convv": 1.0}, "no cost class 'convv'"), ({"conv": -1.0}, "rate multiplier of conv is -1")],
+    [
+        ({"convv": 1.0}, "cost class 'convv': must be one of"),
+        ({"conv": -1.0}, "rate multiplier of conv = -1.0: must be positive"),
+    ],
 )
 def test_a_wrong_multiplier_is_refused(multipliers: dict[str, float], message: str) -> None:
     with pytest.raises(RunError, match=message):

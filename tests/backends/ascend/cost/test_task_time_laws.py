@@ -18,9 +18,9 @@ from pipeline.backends.ascend.chip.tasks import (
     Task,
     TaskGraph,
     VectorWork,
-    permutation_of,
+    simplify_permutation,
 )
-from pipeline.backends.ascend.cost.task_time import floor_us_of, price_tasks
+from pipeline.backends.ascend.cost.task_time import compute_floor_us, price_tasks
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from tests.backends.ascend.made_up import HW
 from tests.backends.ascend.products import (
@@ -34,7 +34,7 @@ from tests.backends.ascend.products import (
 )
 from tests.backends.ascend.steps import gradient_step, of, only
 
-TASK_US = floor_us_of(HW.ai_cores_count, HW)
+TASK_US = compute_floor_us(HW.ai_cores_count, HW)
 lengths = st.integers(1, 4)
 
 
@@ -48,7 +48,7 @@ def transpose_task(shape: tuple[int, ...], order: tuple[int, ...], dtype: str) -
     buffers = (buffer(0, shape, dtype), buffer(1, result, dtype))
     task = Task(
         "TransposeD", "net", "vector", "forward", "transpose", (0,), (1,),
-        vector=VectorWork(math.prod(shape), dtype), permutation=permutation_of(shape, order),
+        vector=VectorWork(math.prod(shape), dtype), permutation=simplify_permutation(shape, order),
     )  # fmt: skip
     return TaskGraph(buffers, (task,))
 
@@ -77,7 +77,7 @@ def test_a_permutations_shortest_form_moves_the_same_elements(
     written: tuple[tuple[int, ...], ...],
 ) -> None:
     shape, order, *_ = written
-    moved = permutation_of(shape, order)
+    moved = simplify_permutation(shape, order)
     numbers = np.arange(math.prod(shape))
     plain = numbers.reshape(shape).transpose(order).ravel()
     merged = numbers.reshape(moved.lengths).transpose(moved.order).ravel()
@@ -86,13 +86,13 @@ def test_a_permutations_shortest_form_moves_the_same_elements(
 
 
 def test_neighbours_that_stay_together_are_one_axis() -> None:
-    assert permutation_of((8, 1, 49, 6, 32), (0, 1, 3, 2, 4)) == Permutation(
+    assert simplify_permutation((8, 1, 49, 6, 32), (0, 1, 3, 2, 4)) == Permutation(
         (8, 49, 6, 32), (0, 2, 1, 3)
     )
-    assert permutation_of((8, 7, 7, 6, 32), (0, 3, 1, 2, 4)) == Permutation(
+    assert simplify_permutation((8, 7, 7, 6, 32), (0, 3, 1, 2, 4)) == Permutation(
         (8, 49, 6, 32), (0, 2, 1, 3)
     )
-    assert permutation_of((4, 5), (0, 1)).keeps_bytes
+    assert simplify_permutation((4, 5), (0, 1)).keeps_bytes
 
 
 @pytest.mark.parametrize("ways", ["windows", "matrices"])

@@ -16,14 +16,14 @@ from pipeline.backends.ascend.chip.tasks import CubeWork
 from pipeline.backends.ascend.cost.tiling import (
     Product,
     Tiling,
-    blocks_of,
-    candidates,
-    default_tiling,
-    product_of,
-    row_of,
-    stage_cycles,
-    tiling_of,
-    total_cycles,
+    choose_default_tiling,
+    compute_stage_cycles,
+    list_blocks,
+    list_tilings,
+    pad_product,
+    sum_cycles,
+    to_row,
+    to_tiling,
 )
 from tests.backends.ascend.made_up import HW
 
@@ -49,36 +49,38 @@ products = st.one_of(
 @cache
 def best_tiling(product: Product, hw: Hardware, overlap: float) -> Tiling:
     """The best of all that a search may choose from."""
-    rows = candidates(product, hw)
-    return tiling_of(rows[int(np.argmin(total_cycles(stage_cycles(product, hw, rows), overlap)))])
+    rows = list_tilings(product, hw)
+    return to_tiling(
+        rows[int(np.argmin(sum_cycles(compute_stage_cycles(product, hw, rows), overlap)))]
+    )
 
 
 def cycles_of(tiling: Tiling, product: Product) -> tuple[float, ...]:
     """Cycles of the cube, of loads, of the L2 and of the output."""
-    return tuple(float(stage[0]) for stage in stage_cycles(product, HW, row_of(tiling)))
+    return tuple(float(stage[0]) for stage in compute_stage_cycles(product, HW, to_row(tiling)))
 
 
 def time_us(tiling: Tiling, product: Product, hw: Hardware) -> float:
     """Microseconds of a tiling."""
-    stages = stage_cycles(product, hw, row_of(tiling))
-    return float(total_cycles(stages, OVERLAP)[0]) / hw.ai_core_clock_mhz
+    stages = compute_stage_cycles(product, hw, to_row(tiling))
+    return float(sum_cycles(stages, OVERLAP)[0]) / hw.ai_core_clock_mhz
 
 
 def test_a_product_of_matrices_is_padded_to_blocks_of_sixteen() -> None:
-    product = product_of(CubeWork(1, 33, 16, 10, 33 * 16 * 10), "matmul", 4)
+    product = pad_product(CubeWork(1, 33, 16, 10, 33 * 16 * 10), "matmul", 4)
     assert product == Product(1, 3, 1, 1, 1.0, 4)
 
 
 def test_every_tap_of_a_convolution_has_its_channels_padded_apart() -> None:
     stem = CubeWork(1, 32 * 112 * 112, 49 * 3, 64, 1, taps=49, stride=4)
-    product = product_of(stem, "conv")
+    product = pad_product(stem, "conv")
     assert (product.m, product.k, product.n) == (32 * 112 * 112 // 16, 49, 4)
     assert product.expansion == 49 / 4
 
 
 def test_a_kernel_gradient_pads_the_channels_of_its_rows_and_sums_in_float32() -> None:
     work = CubeWork(1, 121 * 3, 32 * 57 * 57, 64, 1, taps=121, stride=16)
-    product = product_of(work, "conv_kernel_grad", 2, images=32)
+    product = pad_product(work, "conv_kernel_grad", 2, images=32)
     assert (product.m, product.k, product.n) == (121, 6498, 4)
     assert (product.out_bytes, product.images) == (4, 32)
 
@@ -86,7 +88,7 @@ def test_a_kernel_gradient_pads_the_channels_of_its_rows_and_sums_in_float32() -
 def test_the_input_gradient_of_a_strided_1x1_convolution_skips_the_zeros() -> None:
     rows = 32 * 56 * 56
     work = CubeWork(1, rows, 512, 256, rows * 512 * 256 // 4, taps=1, stride=4)
-    product = product_of(work, "conv_input_grad")
+    product = pad_product(work, "conv_input_grad")
     assert (product.m, product.k, product.n) == (rows // 4 // 16, 32, 16)
     assert product.expansion == 1
 
@@ -119,15 +121,15 @@ def test_a_depth_split_over_cores_adds_up_in_float32() -> None:
 
 def test_a_kernel_gradient_is_split_by_its_images_first() -> None:
     product = Product(1, 144, 338, 16, 9.0, 4, images=32)
-    assert default_tiling(product, HW, OVERLAP).cores_k == 32
-    two = default_tiling(replace(product, images=2), HW, OVERLAP)
+    assert choose_default_tiling(product, HW, OVERLAP).cores_k == 32
+    two = choose_default_tiling(replace(product, images=2), HW, OVERLAP)
     assert (two.cores_k, two.cores_m * two.cores_k * two.cores_n) == (2, 32)
 
 
 @pytest.mark.slow
 @given(products)
 def test_every_candidate_fits_cores_and_buffers(product: Product) -> None:
-    rows = candidates(product, HW)
+    rows = list_tilings(product, HW)
     assert (rows[:, :4].prod(axis=1) <= HW.ai_cores_count).all()
     assert (rows[:, 4] * rows[:, 5] * 1024 * 2 <= HW.l0c_kib * 1024).all()
     assert (rows[:, 4] * 512 * 2 <= HW.l0a_kib * 1024).all()
@@ -138,7 +140,7 @@ def test_every_candidate_fits_cores_and_buffers(product: Product) -> None:
 @pytest.mark.slow
 @given(products)
 def test_the_choice_has_something_no_worse_than_the_rule_of_thumb(product: Product) -> None:
-    best, default = (find(product, HW, OVERLAP) for find in (best_tiling, default_tiling))
+    best, default = (find(product, HW, OVERLAP) for find in (best_tiling, choose_default_tiling))
     assert time_us(best, product, HW) <= time_us(default, product, HW)
 
 
@@ -168,7 +170,7 @@ def test_the_search_finds_what_brute_force_finds(product: Product) -> None:
     product = replace(product, batch=1)
     cores = range(1, 7)
     splits = [(1, m, k, n) for m in cores for k in cores for n in cores if m * k * n <= 6]
-    brute = min(_us(product, SMALL, s, block) for s in splits for block in blocks_of(SMALL))
+    brute = min(_us(product, SMALL, s, block) for s in splits for block in list_blocks(SMALL))
     best = best_tiling(product, SMALL, OVERLAP)
     assert time_us(best, product, SMALL) == pytest.approx(brute)
 
@@ -176,7 +178,7 @@ def test_the_search_finds_what_brute_force_finds(product: Product) -> None:
 @given(products, st.integers(1, 40), st.integers(1, 40), st.sampled_from(("best", "default")))
 @settings(max_examples=40, deadline=None)
 def test_more_cores_are_never_slower(product: Product, few: int, more: int, kind: str) -> None:
-    find = best_tiling if kind == "best" else default_tiling
+    find = best_tiling if kind == "best" else choose_default_tiling
     chips = (replace(HW, ai_cores_count=float(count)) for count in (few, few + more))
     few_us, more_us = (time_us(find(product, hw, OVERLAP), product, hw) for hw in chips)
     assert more_us <= few_us * (1 + 1e-9)
@@ -187,6 +189,6 @@ def test_more_cores_are_never_slower(product: Product, few: int, more: int, kind
 @settings(max_examples=60, deadline=None)
 def test_a_larger_product_is_never_faster(product: Product, side: str, more: int) -> None:
     larger = replace(product, **{side: getattr(product, side) + more})
-    for find in (best_tiling, default_tiling):
+    for find in (best_tiling, choose_default_tiling):
         before, after = (time_us(find(p, HW, OVERLAP), p, HW) for p in (product, larger))
         assert after >= before * (1 - 1e-9)

@@ -11,13 +11,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pipeline.backends.ascend.chip.chip_files import load_chip
-from pipeline.backends.ascend.chip.hardware import Hardware, hardware_of
+from pipeline.backends.ascend.chip.hardware import Hardware, extract_hardware
 from pipeline.backends.ascend.chip.tasks import TaskGraph
 from pipeline.backends.ascend.memory.memory_plan import GIB, MemoryPlan, plan_memory
-from pipeline.backends.ascend.memory.placement import lifetimes
+from pipeline.backends.ascend.memory.placement import find_lifetimes
 from tests.backends.ascend.memory_graphs import buffer, chain, graphs, task
 
-HW = hardware_of(load_chip("ascend910"))
+HW = extract_hardware(load_chip("ascend910"))
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_a_chain_by_hand(hw: Hardware) -> None:
         parameters=(1,),
         outputs=(4,),
     )
-    assert lifetimes(graph) == {0: (0, 1), 1: (0, 3), 2: (0, 2), 3: (1, 3), 4: (2, 3)}
+    assert find_lifetimes(graph) == {0: (0, 1), 1: (0, 3), 2: (0, 2), 3: (1, 3), 4: (2, 3)}
     plan = plan_memory(graph, hw)
     assert plan.live_bytes == (512 + 2048, 512 + 2048, 512 + 1024 + 512)
     assert plan.pools["parameters"].used_bytes == 512
@@ -179,7 +179,7 @@ def test_a_value_that_enters_or_leaves_a_loop_lives_through_all_of_it() -> None:
         buffers=tuple(buffer(i, 512) for i in range(6)),
         tasks=(task([], [0, 1]), *repeated, task([3], [5])),
     )
-    alive = lifetimes(graph)
+    alive = find_lifetimes(graph)
     assert alive[0] == alive[1] == (0, 4), "read by the first of the loop, needed by every round"
     assert alive[2] == (1, 3), "made and used inside"
     assert alive[3] == (1, 5), "used behind the loop"
@@ -251,7 +251,7 @@ def test_parameters_have_a_limit_of_their_own(hw: Hardware) -> None:
 
 
 def test_half_the_memory_halves_the_split(hw: Hardware) -> None:
-    limits = plan_memory(chain(2), replace(hw, hbm_gib=16)).limits
+    limits = plan_memory(chain(2), replace(hw, hbm_gib=16)).pools.values()
     assert [limit.limit_bytes / GIB for limit in limits] == [2.5, 13, 0.5]
 
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from pipeline.backends.ascend.chip.chip_files import load_chip
-from pipeline.backends.ascend.chip.hardware import Hardware, hardware_of
+from pipeline.backends.ascend.chip.hardware import Hardware, extract_hardware
 from pipeline.backends.ascend.chip.tasks import TaskGraph
 from pipeline.backends.ascend.memory.memory_plan import (
     GIB,
-    largest_batch,
-    largest_tensors,
-    out_of_memory_message,
+    estimate_largest_batch,
+    explain_out_of_memory,
+    find_largest_tensors,
     plan_memory,
 )
 from tests.backends.ascend.memory_graphs import buffer, chain, task
@@ -23,7 +23,7 @@ from tests.backends.ascend.memory_graphs import buffer, chain, task
 @pytest.fixture(scope="module")
 def hw() -> Hardware:
     """A chip with 32 MiB: 5 for parameters, 26 for feature maps, 1 for communication."""
-    chip = hardware_of(load_chip("ascend910"))
+    chip = extract_hardware(load_chip("ascend910"))
     return replace(chip, hbm_gib=32 / 1024)
 
 
@@ -31,7 +31,7 @@ def test_the_message_names_the_request_and_the_largest_tensors(hw: Hardware) -> 
     graph = chain(batch=32)
     plan = plan_memory(graph, hw)
     assert plan.verdict == "out of memory"
-    first, totals, heading, *rest = out_of_memory_message(plan, graph, batch=32).splitlines()
+    first, totals, heading, *rest = explain_out_of_memory(plan, graph, batch=32).splitlines()
     found = re.fullmatch(
         r"Device\(id:0\) memory isn't enough: kernel name: (.+), alloc size: (\d+)B\.", first
     )
@@ -42,9 +42,12 @@ def test_the_message_names_the_request_and_the_largest_tensors(hw: Hardware) -> 
     assert "saved activations 0.04 GiB" in totals
     assert heading.startswith("The largest tensors")
     tensors, advice = rest[:-1], rest[-1]
-    assert len(tensors) == min(10, len(largest_tensors(plan, 100)))
+    assert len(tensors) == min(10, len(find_largest_tensors(plan, 100)))
     assert tensors[0].split() == ["6.1", "MiB", "images", "32x100000", "float16", "ND"]
-    assert advice == f"A batch of {largest_batch(plan, graph, 32)} should fit (asked for: 32)."
+    assert (
+        advice
+        == f"A batch of {estimate_largest_batch(plan, graph, 32)} should fit (requested: 32)."
+    )
 
 
 def test_the_ten_largest_come_by_size(hw: Hardware) -> None:
@@ -53,7 +56,7 @@ def test_the_ten_largest_come_by_size(hw: Hardware) -> None:
         buffers=tuple(buffer(i, size) for i, size in enumerate(sizes)),
         tasks=(task([], range(23)),),
     )
-    told = [placed.nbytes for placed in largest_tensors(plan_memory(graph, hw))]
+    told = [placed.nbytes for placed in find_largest_tensors(plan_memory(graph, hw))]
     assert told == sorted(sizes, reverse=True)[:10]
 
 
@@ -61,21 +64,21 @@ def test_the_ten_largest_come_by_size(hw: Hardware) -> None:
 def test_the_batch_that_is_said_to_fit_does_and_one_more_does_not(asked: int, hw: Hardware) -> None:
     """Planned again, with a sample more and with none: the estimate is not far off."""
     graph = chain(batch=asked)
-    said = largest_batch(plan_memory(graph, hw), graph, asked)
+    said = estimate_largest_batch(plan_memory(graph, hw), graph, asked)
     true = max(b for b in range(1, 65) if plan_memory(chain(b), hw).verdict != "out of memory")
     assert abs(said - true) <= 1
 
 
 def test_no_batch_fits_where_the_parameters_do_not() -> None:
-    chip = hardware_of(load_chip("ascend910"))
+    chip = extract_hardware(load_chip("ascend910"))
     held = (buffer(0, 6 * GIB, "parameter", name="table"), buffer(1, 64, "input", shape=(8, 8)))
     graph = TaskGraph(held, (task([0, 1], []),), inputs=(1,), parameters=(0,))
     plan = plan_memory(graph, chip)
-    assert largest_batch(plan, graph, 8) == 0
-    message = out_of_memory_message(plan, graph, batch=8)
+    assert estimate_largest_batch(plan, graph, 8) == 0
+    message = explain_out_of_memory(plan, graph, batch=8)
     assert message.startswith(
         f"Device(id:0) memory isn't enough: kernel name: table, alloc size: {6 * GIB}B."
     )
     assert message.endswith(
-        "No batch size fits (asked for: 8): what doesn't grow with it is too large."
+        "No batch size fits (requested: 8): memory that doesn't depend on it is too large."
     )

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.backends.ascend.chip.options import ExecutionConfig
-from pipeline.backends.ascend.cost.collectives import buckets
-from pipeline.backends.ascend.pricing.advice import Recommendation, advise, split_points
+from pipeline.backends.ascend.cost.collectives import form_buckets
+from pipeline.backends.ascend.pricing.advice import Recommendation, advise, list_split_points
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.published.workloads import image_step
 
@@ -88,8 +88,8 @@ def test_a_batch_that_the_device_has_no_room_for_is_not_advised(
     figures: dict[str, float], pricing: Pricing
 ) -> None:
     """32 images of 32 x 32 floats are 131 kB, 64 of them 262 kB."""
-    small = pricing.on(**figures)
-    kinds = by_kind(advise(small, SMALL, lambda batch: lenet(batch).on(**figures)))
+    small = pricing.with_figures(**figures)
+    kinds = by_kind(advise(small, SMALL, lambda batch: lenet(batch).with_figures(**figures)))
     assert "batch" not in kinds
     assert "auto_tune" in kinds
 
@@ -126,14 +126,14 @@ def test_a_gain_below_one_percent_is_not_distinguishable() -> None:
 @pytest.mark.slow
 @given(st.lists(st.integers(1, 10**6), max_size=60))
 def test_split_points_are_what_a_fusion_takes(sizes: list[int]) -> None:
-    found = split_points(sizes)
+    found = list_split_points(sizes)
     assert len(set(found)) == len(found)
     gradients = [(str(i), size, i) for i, size in enumerate(reversed(sizes))]
     for points in found:
-        parts = buckets(gradients, points)
+        parts = form_buckets(gradients, points)
         assert len(parts) == len(points) + 1
         assert sum(part.nbytes for part in parts) == sum(sizes)
 
 
 def test_equal_parameters_are_split_in_equal_parts() -> None:
-    assert split_points([8] * 12)[:3] == ((5,), (3, 7), (2, 5, 8))
+    assert list_split_points([8] * 12)[:3] == ((5,), (3, 7), (2, 5, 8))

@@ -171,7 +171,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[PipelineError], int, str]] = {
         lambda: price(factorised, WEIGHTS, BATCH, strict=True),
         UnsupportedError,
         1,
-        "no rule for cholesky; price with strict = false",
+        "cholesky: not supported; strict = false estimates such operations by their bytes",
     ),
     "a type that the chip lacks": (
         lambda: price(
@@ -188,31 +188,31 @@ BAD: dict[str, tuple[Callable[[], Any], type[PipelineError], int, str]] = {
         lambda: price(linear_step, WEIGHTS, BATCH, devices=0),
         OptionError,
         2,
-        "devices: 0 should be at least 1",
+        "devices = 0: must be at least 1",
     ),
     "no whole server": (
         lambda: price(linear_step, WEIGHTS, BATCH, devices=12),
         OptionError,
         2,
-        "devices: 12 is no whole number of servers of 8; 8 and 16 are",
+        "devices = 12: must fill whole servers of 8 devices, as 8 or 16 would",
     ),
     "no such mode": (
         lambda: price(linear_step, WEIGHTS, BATCH, mode="eager"),  # type: ignore[arg-type]
         OptionError,
         2,
-        "mode: 'eager' is none of op_by_op, graph_sink, loop_sink",
+        "mode = 'eager': must be one of op_by_op, graph_sink, loop_sink",
     ),
     "no mode": (
         lambda: price(linear_step, WEIGHTS, BATCH, mode=""),  # type: ignore[arg-type]
         OptionError,
         2,
-        "mode: '' is none of op_by_op, graph_sink, loop_sink",
+        "mode = '': must be one of op_by_op, graph_sink, loop_sink",
     ),
     "no such precision": (
         lambda: price(linear_step, WEIGHTS, BATCH, precision="O1"),  # type: ignore[arg-type]
         OptionError,
         2,
-        "precision: 'O1' is none of O0, O2, O3",
+        "precision = 'O1': must be one of O0, O2, O3",
     ),
     "no such chip": (
         lambda: price(linear_step, WEIGHTS, BATCH, hardware="ascend911"),
@@ -237,7 +237,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[PipelineError], int, str]] = {
         RunError,
         1,
         "step returns its state with nothing as w, which was float32[1024, 512]; it must return "
-        "(state, result) with a state of the structure, shapes and types of the one that it gets",
+        "(state, result) with a new state of the structure, shapes and types of the old one",
     ),
     "a state of another type": (
         lambda: price(
@@ -263,21 +263,21 @@ BAD: dict[str, tuple[Callable[[], Any], type[PipelineError], int, str]] = {
         lambda: price("train", WEIGHTS, BATCH),  # type: ignore[arg-type]
         OptionError,
         2,
-        "step: 'train' should be a function",
+        "step = 'train': must be a function",
     ),
     "parameters that are none": (
         lambda: price(linear_step, WEIGHTS, BATCH, parameters=WEIGHTS),  # type: ignore[arg-type]
         OptionError,
         2,
-        "parameters: {'w': ShapeDtypeStruct(shape=(1024, 512), dtype=float32)} should be a",
+        "parameters = {'w': ShapeDtypeStruct(shape=(1024, 512), dtype=float32)}: must be a",
     ),
     "an unknown figure": (
-        lambda: Pricing(trace_step(linear_step, WEIGHTS, BATCH, None), chipset("ascend910")).on(
-            warp=9.0
-        ),
+        lambda: Pricing(
+            trace_step(linear_step, WEIGHTS, BATCH, None), chipset("ascend910")
+        ).with_figures(warp=9.0),
         OptionError,
         2,
-        "hardware has no figure 'warp'",
+        "warp: must be one of ",
     ),
 }
 
@@ -323,7 +323,7 @@ def test_a_report_is_frozen_and_of_its_own() -> None:
 def test_a_mode_that_the_device_cannot_run_is_not_in_a_report() -> None:
     """A sink takes its batches from the queue on the device, op by op takes none."""
     pricing = Pricing(trace_step(linear_step, WEIGHTS, BATCH, None), chipset("ascend910"))
-    small = pricing.on(data_queue_gib=1e-6)
+    small = pricing.with_figures(data_queue_gib=1e-6)
     report = small.report(ExecutionConfig(mode="op_by_op"))
     assert [*report.modes] == ["op_by_op"]
     assert "loop_sink" not in str(report)
@@ -334,21 +334,21 @@ def test_a_mode_that_the_device_cannot_run_is_not_in_a_report() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"precision": ["O2"]}, "precision: ['O2'] is none of O0, O2, O3"),
-        ({"sink_size": float("nan")}, "sink_size: nan should be a whole number"),
-        ({"sink_size": float("inf")}, "sink_size: inf should be a whole number"),
-        ({"sink_size": "10"}, "sink_size: '10' should be a whole number"),
-        ({"sink_size": True}, "sink_size: True should be a whole number"),
-        ({"devices": None}, "devices: None should be a whole number"),
-        ({"devices": 1.5}, "devices: 1.5 should be a whole number"),
-        ({"devices": 1032}, "devices: 1032 should be at most 1024"),
-        ({"host_workers": 0}, "host_workers: 0 should be at least 1"),
-        ({"host_workers": "8"}, "host_workers: '8' should be a whole number"),
-        ({"all_reduce_fusion": "abc"}, "all_reduce_fusion: 'abc' should be a list"),
-        ({"all_reduce_fusion": 5}, "all_reduce_fusion: 5 should be a list"),
-        ({"all_reduce_fusion": [1.5]}, "all_reduce_fusion: 1.5 should be a whole number"),
-        ({"data_sink": "no"}, "data_sink: 'no' should be True or False"),
-        ({"auto_tune": 1}, "auto_tune: 1 should be None or one of exhaustive, ga, rl"),
+        ({"precision": ["O2"]}, "precision = ['O2']: must be one of O0, O2, O3"),
+        ({"sink_size": float("nan")}, "sink_size = nan: must be a whole number"),
+        ({"sink_size": float("inf")}, "sink_size = inf: must be a whole number"),
+        ({"sink_size": "10"}, "sink_size = '10': must be a whole number"),
+        ({"sink_size": True}, "sink_size = True: must be a whole number"),
+        ({"devices": None}, "devices = None: must be a whole number"),
+        ({"devices": 1.5}, "devices = 1.5: must be a whole number"),
+        ({"devices": 1032}, "devices = 1032: must be at most 1024"),
+        ({"host_workers": 0}, "host_workers = 0: must be at least 1"),
+        ({"host_workers": "8"}, "host_workers = '8': must be a whole number"),
+        ({"all_reduce_fusion": "abc"}, "all_reduce_fusion = 'abc': must be a list"),
+        ({"all_reduce_fusion": 5}, "all_reduce_fusion = 5: must be a list"),
+        ({"all_reduce_fusion": [1.5]}, "all_reduce_fusion = 1.5: must be a whole number"),
+        ({"data_sink": "no"}, "data_sink = 'no': must be True or False"),
+        ({"auto_tune": 1}, "auto_tune = 1: must be None or one of exhaustive, ga, rl"),
     ],
 )
 def test_options_of_a_wrong_kind(options: dict[str, Any], message: str) -> None:

@@ -44,14 +44,17 @@ def test_tokens_that_are_no_whole_sixteens_cost_more_than_more_of_them() -> None
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"software": "caffe"}, "software: 'caffe' is none of mindspore_graph, mindspore_eager, "),
+        (
+            {"software": "caffe"},
+            "software = 'caffe': must be None (MindSpore) or one of mindspore_graph, ",
+        ),
         (
             {"software": "pytorch_eager", "mode": "loop_sink"},
-            "mode: loop_sink is no mode of pytorch_eager, which runs op_by_op",
+            "mode = loop_sink: must be op_by_op for software = pytorch_eager",
         ),
         (
             {"software": "mindspore_graph", "mode": "op_by_op"},
-            "mode: op_by_op is no mode of mindspore_graph, which runs graph_sink or loop_sink",
+            "mode = op_by_op: must be graph_sink or loop_sink for software = mindspore_graph",
         ),
     ],
 )

@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.backends.ascend.chip.options import MODES, Mode, StepOptions
 from pipeline.backends.ascend.chip.tasks import TaskGraph
-from pipeline.backends.ascend.report.html_timeline import COLOURS, picture, write_picture
-from pipeline.backends.ascend.report.priced_step import Layer, slowest_layers
+from pipeline.backends.ascend.report.html_timeline import COLOURS, render_picture, write_picture
+from pipeline.backends.ascend.report.priced_step import Layer, find_slowest_layers
 from pipeline.backends.ascend.simulate.launch_modes import schedule
 from pipeline.backends.ascend.simulate.timeline import Timeline
 from pipeline.core.pages.charts import WIDE
@@ -46,7 +46,7 @@ def test_shares_are_as_long_as_what_they_stand_for() -> None:
     line, graph = _line()
     bar = next(
         svg
-        for svg in _elements(picture(line, graph, "step")).iter("svg")
+        for svg in _elements(render_picture(line, graph, "step")).iter("svg")
         if svg.get("aria-label") == "Shares of the step"
     )
     widths = {rect.get("class"): float(rect.get("width", "nan")) for rect in bar.iter("rect")}
@@ -60,7 +60,7 @@ def test_shares_are_as_long_as_what_they_stand_for() -> None:
 
 def test_every_stream_has_its_lane_and_every_number_its_place() -> None:
     line, graph = _line()
-    markup = picture(line, graph, "step")
+    markup = render_picture(line, graph, "step")
     texts = {element.text for element in _elements(markup).iter("text")}
     assert {"Iteration", "Host", "PCIe", "Data pipeline", "AI Core", "HCCL"} <= texts
     assert "AI CPU" not in texts
@@ -72,7 +72,7 @@ def test_every_stream_has_its_lane_and_every_number_its_place() -> None:
 def test_thousands_of_thin_tasks_make_no_thousands_of_marks() -> None:
     graph, times = network(3000, 5.0, 1000)
     line = schedule(graph, times, HW, StepOptions(sink_size=1000))
-    assert picture(line, graph, "step").count("<rect") < 1500
+    assert render_picture(line, graph, "step").count("<rect") < 1500
 
 
 def test_the_slowest_layers_come_first_with_their_phases() -> None:
@@ -86,10 +86,10 @@ def test_the_slowest_layers_come_first_with_their_phases() -> None:
     line = schedule(
         graph, [timed(10), timed(20), timed(70), timed(5)], HW, StepOptions(mode="graph_sink")
     )
-    first, second, third = slowest_layers(line, graph)
+    first, second, third = find_slowest_layers(line, graph)
     assert (first.name, first.tasks) == ("net/a", 2)
     assert first.forward_us == pytest.approx(10)
     assert first.backward_us == pytest.approx(70)
     assert second.us == pytest.approx(60, abs=1)
     assert third == Layer("net/c", 1, update_us=pytest.approx(5))
-    assert [one.name for one in slowest_layers(line, graph, 1)] == ["net/a"]
+    assert [one.name for one in find_slowest_layers(line, graph, 1)] == ["net/a"]

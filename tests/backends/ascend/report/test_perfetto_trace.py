@@ -132,5 +132,5 @@ def test_the_same_timeline_is_the_same_file(tmp_path: Path) -> None:
 
 def test_no_step_is_an_error(tmp_path: Path) -> None:
     graph, times = chain(1.0)
-    with pytest.raises(ValueError, match="a trace of 0 steps"):
+    with pytest.raises(ValueError, match="steps = 0: must be at least 1"):
         _trace(tmp_path, graph, times, steps=0)

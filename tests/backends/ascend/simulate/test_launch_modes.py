@@ -267,17 +267,17 @@ def test_what_limits_a_step() -> None:
 
 def test_bad_options_are_errors() -> None:
     graph, times = chain(1.0)
-    with pytest.raises(OptionError, match="devices: 0 should be at least 1"):
+    with pytest.raises(OptionError, match="devices = 0: must be at least 1"):
         StepOptions(devices=0)
-    with pytest.raises(OptionError, match="sink_size: -1 should be at least 1"):
+    with pytest.raises(OptionError, match="sink_size = -1: must be at least 1"):
         StepOptions(sink_size=-1)
-    with pytest.raises(OptionError, match="host_images_per_s: nan should be more than zero"):
+    with pytest.raises(OptionError, match="host_images_per_s = nan: must be above 0"):
         StepOptions(host_images_per_s=float("nan"))
-    with pytest.raises(OptionError, match="op_launch_us: -1 should be zero or more"):
+    with pytest.raises(OptionError, match="op_launch_us = -1: must be at least 0"):
         StepOptions(op_launch_us=-1)
-    with pytest.raises(OptionError, match="'loop' is none of op_by_op, graph_sink, loop_sink"):
+    with pytest.raises(OptionError, match="'loop': must be one of op_by_op, graph_sink, loop_sink"):
         StepOptions(mode="loop")  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="12 is no whole number of servers"):
+    with pytest.raises(OptionError, match="devices = 12: must fill whole servers"):
         schedule(graph, times, HW, StepOptions(devices=12))
     with pytest.raises(ValueError, match="0 times for 1 tasks"):
         schedule(graph, (), HW, StepOptions())

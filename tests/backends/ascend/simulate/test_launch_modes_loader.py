@@ -6,9 +6,9 @@ import pytest
 
 from pipeline.backends.ascend.chip.options import OptionError, StepOptions
 from pipeline.backends.ascend.simulate.launch_modes import (
-    device_images_per_s,
+    compute_images_per_s,
+    count_queue_batches,
     estimate_loader_times,
-    queue_batches,
     schedule,
 )
 from tests.backends.ascend.made_up import HW, chain
@@ -17,24 +17,24 @@ PIXELS = 224 * 224
 
 
 def test_workers_add_up_until_the_host_is_full() -> None:
-    assert device_images_per_s(1, PIXELS, 1, HW) == 353
-    assert device_images_per_s(12, PIXELS, 1, HW) == 12 * 353
-    assert device_images_per_s(100, PIXELS, 1, HW) == 18500
+    assert compute_images_per_s(1, PIXELS, 1, HW) == 353
+    assert compute_images_per_s(12, PIXELS, 1, HW) == 12 * 353
+    assert compute_images_per_s(100, PIXELS, 1, HW) == 18500
 
 
 def test_devices_of_a_server_share_its_host() -> None:
-    assert device_images_per_s(12, PIXELS, 8, HW) == 18500 / 8
-    assert device_images_per_s(12, PIXELS, 1024, HW) == 18500 / 8
+    assert compute_images_per_s(12, PIXELS, 8, HW) == 18500 / 8
+    assert compute_images_per_s(12, PIXELS, 1024, HW) == 18500 / 8
 
 
 def test_work_grows_with_pixels() -> None:
-    assert device_images_per_s(1, 112 * 112, 1, HW) == 4 * 353
+    assert compute_images_per_s(1, 112 * 112, 1, HW) == 4 * 353
 
 
 @pytest.mark.parametrize("given_", [(0, PIXELS, 1), (1, 0, 1), (1, PIXELS, 0)])
 def test_nobody_preparing_nothing_for_no_one_is_an_error(given_: tuple[int, int, int]) -> None:
-    with pytest.raises(OptionError, match="0 should be at least 1"):
-        device_images_per_s(*given_, HW)
+    with pytest.raises(OptionError, match=" = 0: must be at least 1"):
+        compute_images_per_s(*given_, HW)
 
 
 def test_a_starved_step_is_as_long_as_its_batch_takes_to_prepare() -> None:
@@ -48,7 +48,7 @@ def test_a_starved_step_is_as_long_as_its_batch_takes_to_prepare() -> None:
             StepOptions(
                 sink_size=1000,
                 batch_size=32,
-                host_images_per_s=device_images_per_s(workers, PIXELS, 1, HW),
+                host_images_per_s=compute_images_per_s(workers, PIXELS, 1, HW),
             ),
         )
         for workers in (1, 12)
@@ -74,16 +74,18 @@ def test_a_batch_that_goes_through_no_queue_is_copied_within_the_step() -> None:
 
 
 def test_the_queue_holds_100_batches_or_2_gib() -> None:
-    assert queue_batches(StepOptions(batch_bytes=0), HW) == 100
-    assert queue_batches(StepOptions(batch_bytes=1000), HW) == 100
-    assert queue_batches(StepOptions(batch_bytes=512 << 20), HW) == 4
+    assert count_queue_batches(StepOptions(batch_bytes=0), HW) == 100
+    assert count_queue_batches(StepOptions(batch_bytes=1000), HW) == 100
+    assert count_queue_batches(StepOptions(batch_bytes=512 << 20), HW) == 4
 
 
 def test_a_batch_over_the_queue_is_an_error_that_says_what_fits() -> None:
     too_much = StepOptions(batch_size=600, batch_bytes=3 << 30)
-    with pytest.raises(OptionError, match=r"600 makes a batch of 3 GiB.*at most 400 fits"):
+    with pytest.raises(
+        OptionError, match=r"batch_size = 600: makes a batch of 3 GiB.*at most 400 a device"
+    ):
         estimate_loader_times(too_much, HW)
     with pytest.raises(OptionError, match="turn data sinking off"):
-        queue_batches(StepOptions(batch_bytes=3 << 30), HW)
+        count_queue_batches(StepOptions(batch_bytes=3 << 30), HW)
     unqueued = StepOptions(mode="graph_sink", data_sink=False, batch_bytes=3 << 30)
     assert estimate_loader_times(unqueued, HW).pcie_us == pytest.approx((3 << 30) / 16e3)

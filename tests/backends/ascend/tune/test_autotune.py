@@ -15,9 +15,14 @@ from hypothesis import strategies as st
 from pipeline.backends.ascend.chip.options import TuneMode
 from pipeline.backends.ascend.chip.tasks import Buffer, Task, TaskGraph
 from pipeline.backends.ascend.cost.task_time import price_tasks
-from pipeline.backends.ascend.cost.tiling import Product, default_tiling, row_of
+from pipeline.backends.ascend.cost.tiling import Product, choose_default_tiling, to_row
 from pipeline.backends.ascend.tune import autotune
-from pipeline.backends.ascend.tune.autotune import TuneResult, TuneSettings, tunable_tasks, tune
+from pipeline.backends.ascend.tune.autotune import (
+    TuneResult,
+    TuneSettings,
+    find_tunable_tasks,
+    tune,
+)
 from pipeline.backends.ascend.tune.tile_search import Objective, search_tiles
 from pipeline.core.errors import RunError
 from pipeline.core.files.knowledge_bank import read_bank, write_result
@@ -72,12 +77,12 @@ def test_no_search_is_worse_than_the_default_nor_better_than_all(
     batch: int, m: int, k: int, n: int, images: int, mode: TuneMode, seed: int
 ) -> None:
     product = Product(batch, m, k, n, 1.0, 2, images)
-    objective, default = Objective(product, HW, 1.25), default_tiling(product, HW, 1.25)
+    objective, default = Objective(product, HW, 1.25), choose_default_tiling(product, HW, 1.25)
     found = search_tiles(objective, default, mode, seed, "key")
     best = search_tiles(objective, default, "exhaustive", seed, "key")
-    assert row_of(found.tiling)[0, :4].prod() <= HW.ai_cores_count
-    default_us = objective.times_us(row_of(default))[0]
-    found_us = objective.times_us(row_of(found.tiling))[0]
+    assert to_row(found.tiling)[0, :4].prod() <= HW.ai_cores_count
+    default_us = objective.times_us(to_row(default))[0]
+    found_us = objective.times_us(to_row(found.tiling))[0]
     assert found_us <= default_us
     if batch == 1:
         assert best.rounds[-1].best_us <= found_us * (1 + 1e-9)
@@ -96,7 +101,7 @@ def test_a_graph_is_never_slower_for_being_tuned() -> None:
 
 def test_only_what_the_cube_runs_is_tuned() -> None:
     graph = _joined(stream("cast", 1000), matmul(64, 64, 64), matmul(64, 64, 64, "float32"))
-    assert tunable_tasks(graph) == (1,)
+    assert find_tunable_tasks(graph) == (1,)
     assert set(tuned(graph).tiles) == {1}
 
 
@@ -186,7 +191,7 @@ def test_a_corrupted_bank_is_one_clear_error(tmp_path: Path, text: str) -> None:
 
 
 def test_an_unknown_mode_is_named() -> None:
-    with pytest.raises(RunError, match="no AutoTune mode 'sa'; there are exhaustive, ga, rl"):
+    with pytest.raises(RunError, match="AutoTune mode 'sa': must be one of exhaustive, ga, rl"):
         tuned(mode="sa")
 
 

@@ -57,10 +57,10 @@ def test_a_bank_in_a_folder_of_others_is_refused(
         price(step, WEIGHTS, ALIGNED)
     monkeypatch.setenv("TUNE_BANK_PATH", str(tmp_path))
     tmp_path.chmod(0o777)
-    with pytest.raises(OptionError, match="everybody can write it; make it your own alone"):
+    with pytest.raises(OptionError, match="must be writable by you alone; everybody can write it"):
         price(step, WEIGHTS, ALIGNED)
     tmp_path.chmod(0o700)
     monkeypatch.setattr(autotune, "find_foreign_owner", lambda found: "user ann")
-    with pytest.raises(OptionError, match="must be a folder of your own, not of user ann"):
+    with pytest.raises(OptionError, match="must belong to you, not to user ann"):
         price(step, WEIGHTS, ALIGNED)
     assert os.listdir(tmp_path) == []
