@@ -10,7 +10,6 @@ and layer norm, softmax, GELU and an optimizer one each, however they were writt
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 from pipeline.backends.ascend.chip.tasks import VectorWork
 from pipeline.backends.ascend.compiler.dataflow import find_dataflow, find_random_values
@@ -24,7 +23,7 @@ from pipeline.backends.ascend.compiler.horizontal_fusion import (
 from pipeline.backends.ascend.compiler.phases import Phases
 from pipeline.backends.ascend.compiler.primitives import VIRTUAL, kind_of, passes_of
 from pipeline.backends.graph.graph import Graph, Node
-from pipeline.models.modules.name_stack import layer_of
+from pipeline.models.modules.name_stack import find_layer
 
 RECOMPUTE_RATIO = 1.3
 """A value used by several kernels is kept in memory if computing it again would read more than this
@@ -310,10 +309,7 @@ class Kernels:
 
 def _op_of(node: Node) -> tuple[str, tuple[str, ...]]:
     """Return the layer and the functions of a node, the same in the forward and backward pass."""
-    return _layer_of(node.scope), node.calls
-
-
-_layer_of = lru_cache(maxsize=4096)(layer_of)
+    return find_layer(node.scope), node.calls
 
 
 def kernel_work(

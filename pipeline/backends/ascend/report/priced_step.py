@@ -21,7 +21,7 @@ from pipeline.backends.ascend.report.explanation import (
 from pipeline.backends.ascend.simulate.timeline import IterationTrace, Kind, Timeline
 from pipeline.backends.rates import Communication
 from pipeline.core.files.error_text import no_such
-from pipeline.models.modules.name_stack import layer_of
+from pipeline.models.modules.name_stack import find_layer
 
 IMPORTED = "ImportedNetwork"
 """Scope of an imported network, the name of its flax class."""
@@ -288,7 +288,7 @@ def layer_named(task: Task | TaskCost) -> str:
     A task outside any module is named by its phase, and one of an imported network by its op type:
     much of such a network may be plain functions.
     """
-    layer = layer_of(task.scope)
+    layer = find_layer(task.scope)
     if layer == IMPORTED:
         return f"(outside modules): {task.type}"
     return layer or f"({task.phase})"

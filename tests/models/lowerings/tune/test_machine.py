@@ -18,7 +18,7 @@ from pipeline.models.lowerings.tune.machine import (
     ONEDNN_LIMIT,
     describe_device,
     find_engines,
-    scopes_from,
+    list_scopes,
 )
 from tests.models.lowerings.tune.made_up import BOTH, XLA
 
@@ -105,7 +105,7 @@ def test_another_processor_is_asked_for_itself(
 ) -> None:
     """As when a home directory is shared by machines."""
     find_engines(CPU, "float32", tmp_path)
-    monkeypatch.setattr(machine, "_cpu_flags", lambda: frozenset(("of another kind",)))
+    monkeypatch.setattr(machine, "_read_cpu_flags", lambda: frozenset(("of another kind",)))
     find_engines(CPU, "float32", tmp_path)
     assert len(probe.begun) == 2
 
@@ -160,14 +160,14 @@ def test_where_there_is_no_onednn_nobody_asks(
 def test_timings_hold_for_an_instruction_set_and_a_number_of_cores(
     flags: set[str], level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "_cpu_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(machine, "_read_cpu_flags", lambda: frozenset(flags))
     monkeypatch.setattr(platform, "machine", lambda: "made_up64")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     assert describe_device(CPU) == f"cpu {level} x3"
     known = [each for each in machine._LEVELS if each in flags] or [level]
-    assert scopes_from(CPU) == tuple(f"cpu {each} x3" for each in known)
+    assert list_scopes(CPU) == tuple(f"cpu {each} x3" for each in known)
 
 
 def test_timings_on_an_accelerator_hold_for_its_kind() -> None:
     assert describe_device(GPU) == "gpu made up"
-    assert scopes_from(GPU) == ("gpu made up",)
+    assert list_scopes(GPU) == ("gpu made up",)
