@@ -41,7 +41,7 @@ from pipeline.backends.gpu.step_programs import (
     make_carry_shapes,
     make_train_spec,
 )
-from pipeline.backends.xla import pad_to_block, train_loop
+from pipeline.backends.xla import make_train_loop, pad_to_block
 
 PACKAGES = ("jax", "jaxlib", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
 SYNTHETIC = ("dataset.name=synthetic", "+dataset.like=cifar10")
@@ -154,7 +154,7 @@ def _spec_before(work: CompileInputs, chip: Chip) -> ProgramSpec:
     inputs = chip.shapes(work.train.window(0).inputs)
     rates = chip.shapes(pad_to_block(work.learning_rates))
     args = carry.loop, inputs, rates, carry.position, carry.position
-    loop = train_loop(work.step.step, jax.lax.while_loop)
+    loop = make_train_loop(work.step.step, jax.lax.while_loop)
     return ProgramSpec("training loop", loop, args, donated=0, out_shardings=whole)
 
 

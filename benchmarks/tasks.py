@@ -24,7 +24,7 @@ from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.model_spec import LayerSpec
-from pipeline.models.layers.standard import Conv, MaxPool, scope_names
+from pipeline.models.layers.standard import Conv, MaxPool, name_scopes
 from pipeline.training.optimizers.first_order import AdamW, Momentum
 
 Precision = Literal["float32", "bf16"]
@@ -281,7 +281,7 @@ def load_weights(task: Task) -> dict[str, np.ndarray]:
 
 def named_layers(layers: tuple[LayerSpec, ...], scope: str = "") -> Iterator[tuple[str, LayerSpec]]:
     """Layers with their paths, which are also those of their weights."""
-    for name, layer in zip(scope_names(layers), layers, strict=True):
+    for name, layer in zip(name_scopes(layers), layers, strict=True):
         yield f"{scope}/{name}" if scope else name, layer
 
 

@@ -36,7 +36,7 @@ from pipeline.inspect.dumps.portions import portions_of
 from pipeline.inspect.dumps.wide_replay import QUICK
 from pipeline.models.lowerings.conv2d_formulas import CONVOLUTIONS
 from pipeline.models.lowerings.problem.lowering import Lowering, Lowerings, RecordingPolicy
-from pipeline.models.modules.layout import first_without_batch_last
+from pipeline.models.modules.layout import find_layer_without_chwn
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from pipeline.training.state import StepConfig, TrainState
@@ -320,7 +320,7 @@ def clean_pairs(folder: Path, count: int, seed: int = 0) -> list[CleanPair]:
     for number in range(count):
         network = list(NETWORKS)[number % len(NETWORKS)]
         layers = subject(network, folder).step_config.network.layers
-        layouts = ["nhwc", "chwn"] if first_without_batch_last(layers) is None else ["nhwc"]
+        layouts = ["nhwc", "chwn"] if find_layer_without_chwn(layers) is None else ["nhwc"]
         result.append(
             CleanPair(
                 network,

@@ -28,16 +28,17 @@ Mechanism = Literal["loop", "soft", "none"]
 
 @dataclass(frozen=True)
 class ProgramReport:
-    """One compiled program: seconds it took to compile, and its size."""
+    """Report on a compiled program: the time that it took to compile, and its size."""
 
     name: str
     compile_s: float
     cache: Literal["hit", "miss", "off", "reused"]
-    """hit: from the persistent cache; reused: from an earlier run of this process."""
+    """hit: read from the persistent cache; miss: compiled and cached; off: compiled, not cached;
+    reused: from an earlier run of this process."""
     temporary_bytes: int
     flops: float | None
     figures: Mapping[str, Any] | None = None
-    """Launches, copies and memory on an absent chip, as JSON; None on a chip that is there."""
+    """Launches, copies and memory on an absent chip, as JSON; None on a present chip."""
     lines: tuple[str, ...] = ()
     """The figures as text."""
     calls_onednn: bool = False
@@ -66,18 +67,18 @@ class CompileInputs:
     train: Loader
     eval: Loader
     learning_rates: np.ndarray
-    """A row for each update, as `TrainStep` takes them."""
+    """A row for each update, as `TrainStep` expects them."""
     seed: np.ndarray
     constants: tuple[np.ndarray, ...] = ()
-    """Values of the constants that a step of several runs takes as arguments."""
+    """Constants that the step of several runs has as arguments."""
     eager: bool = False
-    """Run operations one by one instead of compiled programs."""
+    """Whether operations run one by one instead of in compiled programs."""
     jit_layers: tuple[str, ...] = ()
-    """Patterns of layers that are compiled in eager mode too."""
+    """Patterns of the paths of layers that eager mode compiles."""
     sharding_rules: ShardingRules | None = None
-    """How devices share parameters; None if each has all of them."""
+    """How devices share parameters; None if each device has all parameters."""
     single_steps: bool = False
-    """Compile one step, or one batch of an evaluation, without a loop around it."""
+    """Whether a program is one step, or one batch of an evaluation, without a loop around it."""
     recomputes: bool = False
     """Whether the backward pass of the step computes activations again."""
     train_sample: Loader | None = None
@@ -87,15 +88,14 @@ class CompileInputs:
     state: TrainState | None = None
     """Shapes of the state; None: as the step initialises it."""
     key: str | None = None
-    """Digest of everything that the programs are made from, which finds them on disk; None if
-    unknown."""
+    """Digest of everything that decides the programs, their key on disk; None if unknown."""
     when_evaluation_compiled: Callable[[ProgramReport], None] | None = None
-    """Called when the evaluation is compiled, in a thread beside the first steps of training; None:
-    it is compiled before."""
+    """Called when a thread beside the first steps of training has compiled the evaluation; None:
+    the evaluation is compiled before training."""
 
 
 ProgressClock = Callable[[str], AbstractContextManager[object]]
-"""(name) -> context manager around a compilation that shows a clock to the user."""
+"""(program name) -> context manager that shows a clock to the user during a compilation."""
 
 
 class Executable(Protocol):
@@ -112,10 +112,10 @@ class Executable(Protocol):
         """The source of the batches that are trained on."""
 
     def init(self) -> TrainState:
-        """The state at step 0."""
+        """Return the state at step 0."""
 
     def put(self, state: TrainState) -> TrainState:
-        """Copy a state that was read from a checkpoint to the device."""
+        """Copy the state of a checkpoint to the device."""
 
     def set_learning_rates(self, rates: np.ndarray) -> None:
         """Replace the learning rates, float32, a row for each update, without a new shape."""
@@ -125,7 +125,7 @@ class Executable(Protocol):
     ) -> tuple[TrainState, Telemetry]:
         """Run steps `start + 1 .. stop` and return every record. The state is consumed.
 
-        Ends early at the first step that is not finite, with the state of the step before.
+        The run ends early at the first non-finite step, with the state of the step before.
         """
 
     def evaluate(
@@ -137,10 +137,10 @@ class Executable(Protocol):
         *,
         on_train: bool = False,
     ) -> EvalSums:
-        """Sums over evaluation batches `start + 1 .. stop`, added to `before`, which is consumed.
+        """Return sums over evaluation batches `start + 1 .. stop`, added to `before`.
 
-        With `on_train` the batches are of the training samples to evaluate. The sums are complete,
-        and on the device, when it returns.
+        `before` is consumed. With `on_train` the batches are training samples. The sums are on the
+        device, and complete when this returns.
         """
 
 
@@ -152,10 +152,10 @@ SinkPrice = Callable[[int | None], float]
 class StepToPrice:
     """A run for an emulated device to price: shapes alone, no data and no weights.
 
-    `step(state, batch) -> (state, loss)` is an update on a batch after its map ops, `batch(size)`
-    the shapes of a batch of any size. `sink_steps` is the length of a sink, even if `sink` is off.
-    If the recipe leaves it open, `choose_sink` chooses by the price of each length. `batch_size`
-    counts samples of all `devices`, which have equal shares of every batch.
+    `step(state, batch) -> (state, loss)` is an update on a batch after its map ops. `batch(size)`
+    returns the shapes of a batch. `sink_steps` is the length of a sink, even if `sink` is off. If
+    the recipe leaves the length open, `choose_sink` chooses it by its price. `batch_size` counts
+    the samples of all `devices`, which have equal shares of every batch.
     """
 
     name: str
@@ -195,7 +195,7 @@ class Estimate(Protocol):
 
     @property
     def interval_ms(self) -> tuple[float, float]:
-        """Bounds of `step_ms`: the true time lies between them in 80 % of all cases."""
+        """Bounds that hold the true time of a step in 80 % of all cases."""
 
     @property
     def samples_per_s(self) -> float:
@@ -210,7 +210,7 @@ class Estimate(Protocol):
         """The chosen sink, if `StepToPrice` left it open."""
 
     def summary(self) -> Mapping[str, Any]:
-        """The object `modelled` of summary.json."""
+        """Return the object `modelled` of summary.json."""
 
     def save(self, folder: Path) -> tuple[str, ...]:
         """Write reports into a run directory, and return the names of the files."""
@@ -221,10 +221,10 @@ class Backend(Protocol):
 
     placement: DevicePlacement
     device: jax.Device
-    """One of its devices, for measurements on one."""
+    """The device for measurements on a single device."""
 
     def describe(self) -> Mapping[str, str]:
-        """The device and the versions that its numbers depend on, for the summary."""
+        """Return the device and the versions that its numbers depend on, for the summary."""
 
     def choose_lowerings(
         self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
@@ -232,16 +232,16 @@ class Backend(Protocol):
         """Choose how the layers of a network are computed. Raises RunError for a bad bank."""
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
-        """Compile a run. Raises RunError when the device can't take it."""
+        """Compile a run. Raises RunError if the device can't run it."""
 
     def estimate(self, proposal: StepToPrice) -> Estimate | None:
-        """Model the time of a run on an emulated device; None on a device that is there.
+        """Return the modelled time of a run on an emulated device; None on a real device.
 
-        Raises RunError when the device can't take the run, RecipeError for an option that the model
+        Raises RunError if the device can't run it, and RecipeError for an option that the model
         doesn't have.
         """
 
     def mechanism(
         self, requested: Literal["auto", "loop", "soft"], *, sink: bool
     ) -> tuple[Mechanism, str]:
-        """The mechanism by which steps will run on this device, and why."""
+        """Return the mechanism by which steps run on this device, and why."""

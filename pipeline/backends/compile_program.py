@@ -24,7 +24,7 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """A program to compile; `donated` is the argument whose memory it may reuse."""
+    """A program to compile; `donated` is the index of the argument whose memory it may reuse."""
 
     name: str
     function: Callable[..., Any]
@@ -36,13 +36,13 @@ class ProgramSpec:
     in_shardings: Any = None
     """Shardings and layouts of the arguments; None if the arguments have them."""
     platforms: tuple[str, ...] | None = None
-    """Platforms of an absent device, whose programs aren't cached; None: as the arguments."""
+    """Platforms of an absent device, whose programs aren't cached; None: the arguments'."""
     key: str | None = None
-    """Digest of everything that it is made from, which finds it on disk; None if unknown. Its
-    results have the shapes of the donated argument."""
+    """Digest of everything that decides the program, its key on disk; None if unknown. The results
+    of a program with a key have the shapes of the donated argument."""
 
     def with_options(self, options: dict[str, str | bool]) -> ProgramSpec:
-        """Add options of the compiler; options that it has already stay."""
+        """Add options of the compiler, except those that are already set."""
         if not options:
             return self
         return replace(self, compiler_options={**options, **(self.compiler_options or {})})
@@ -57,7 +57,7 @@ class ProgramSpec:
 def compile_program(
     spec: ProgramSpec, watch: ProgressClock, devices: Sequence[jax.Device] = ()
 ) -> tuple[Any, ProgramReport]:
-    """Compile ahead of time. Raises RunError with XLA's first line where it refuses.
+    """Compile ahead of time. Raises RunError with XLA's first line if it refuses the program.
 
     A program that XLA's cache can't hold is compiled once in a process for the same `devices`.
     """
@@ -67,8 +67,8 @@ def compile_program(
     started_at = time.perf_counter()
     # Runs of a sweep may compile in threads: one after the other is faster.
     with _LOCK, watch_compiler(spec.name, watch) as events:
-        lowered = _lower(spec)
-        # XLA doesn't look into the calls of another library, and can't write them.
+        lowered = _lower_program(spec)
+        # XLA has no costs of another library's calls, and can't write them to a file.
         calls_onednn = CALLS in lowered.as_text()
         cached = spec.platforms is None and not calls_onednn
         compile_ = partial(lowered.compile, compiler_options=spec.compiler_options)
@@ -79,7 +79,7 @@ def compile_program(
             else:
                 compiled = compile_()
     seconds = time.perf_counter() - started_at
-    outcome = cache_outcome(events) if cached else "off"
+    outcome = find_cache_outcome(events) if cached else "off"
     memory = compiled.memory_analysis()
     cost = compiled.cost_analysis()
     report = ProgramReport(
@@ -99,13 +99,13 @@ def compile_program(
 def find_compiled(
     spec: ProgramSpec, devices: Sequence[jax.Device]
 ) -> tuple[Any, ProgramReport] | None:
-    """Return the program of the same key that an earlier process has compiled; None without one."""
+    """Return the program that an earlier process compiled for the same key, or None."""
     if spec.key is None or spec.donated is None:
         return None
     return find_program(spec.full_key, spec.args, spec.args[spec.donated], devices[0])
 
 
-def _lower(spec: ProgramSpec) -> Any:
+def _lower_program(spec: ProgramSpec) -> Any:
     shardings = {} if spec.in_shardings is None else {"in_shardings": spec.in_shardings}
     program = jax.jit(
         spec.function, donate_argnums=spec.donated, out_shardings=spec.out_shardings, **shardings
@@ -119,7 +119,7 @@ def _lower(spec: ProgramSpec) -> Any:
 def watch_compiler(name: str, watch: ProgressClock) -> Iterator[list[str]]:
     """Show progress, and collect JAX's events in this thread, while a program is compiled.
 
-    Raises RunError with XLA's first line where it refuses the program.
+    Raises RunError with XLA's first line if it refuses the program.
     """
     events: list[str] = []
     thread = threading.get_ident()
@@ -138,7 +138,7 @@ def watch_compiler(name: str, watch: ProgressClock) -> Iterator[list[str]]:
             jax.monitoring.unregister_event_listener(listen)
 
 
-def cache_outcome(events: list[str]) -> Literal["hit", "miss", "off"]:
+def find_cache_outcome(events: list[str]) -> Literal["hit", "miss", "off"]:
     """Return whether the cache had all programs that were compiled during the events."""
     if "/jax/compilation_cache/cache_misses" in events:
         return "miss"
@@ -156,7 +156,7 @@ class LaterProgram:
         self._compiled: Future[Callable[..., Any]] | None = None
 
     def begin(self) -> None:
-        """Begin to compile; from the second time on, raise the error if that has failed."""
+        """Start to compile. Later calls raise the error of a failed compilation."""
         if self._compiled is None:
             threads = ThreadPoolExecutor(1, thread_name_prefix="compile")
             self._compiled = threads.submit(self._compile)
@@ -177,9 +177,9 @@ def compile_later(
     devices: Sequence[jax.Device],
     notify: Callable[[ProgramReport], None] | None,
 ) -> tuple[Any, ProgramReport | None]:
-    """Find a program on disk, or prepare to compile it later and then call `notify`.
+    """Find a program on disk, or return a `LaterProgram`, which calls `notify` with its report.
 
-    Without `notify` it is compiled at once. A later program has no report yet, but None.
+    The report is then None. Without `notify` the program is compiled at once.
     """
     if notify is None:
         return compile_program(spec, watch, devices)

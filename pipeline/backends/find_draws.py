@@ -1,10 +1,10 @@
-"""Read the computation of an initial state: which of its arrays are drawn, value by value.
+"""Find the arrays of an initial state whose values are drawn one by one.
 
-Initial weights of most networks are a function of 32 random bits, applied to every value, times a
-factor. Arrays with the same function share a program, whatever their shapes and factors are.
+Each initial weight of most networks is a function of 32 random bits, times a factor. Arrays with
+the same function share a program, whatever their shapes and factors are.
 
-`walk` evaluates the computation with descriptions in place of arrays: `Seed`, `Key`, `Values`, or
-None for anything else.
+`walk` evaluates the computation of the state with descriptions in place of arrays: `Seed`, `Key`,
+`Values`, or None for any other array.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.core.host.jaxpr import called_jaxpr, walk
 
 BITS = "bits"
 CONSTANT = "constant"
-"""The random bits, and a number, in a `Formula`."""
+"""Kinds of leaves of a `Formula`: the random bits, and a number."""
 
 Formula = tuple[Any, ...]
 """A function of random bits as nested tuples, which are equal for equal functions: `(BITS,)`, a
@@ -51,9 +51,10 @@ _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "convert_element_type": lax.convert_element_type,
 }
 """Functions of the primitives that compute each value by itself."""
+# Primitives that return their operand, or its values in another shape.
 _UNCHANGED = frozenset(("copy", "copy_p", "stop_gradient"))
 _RESHAPES = frozenset(("broadcast_in_dim", "reshape", "squeeze"))
-_FOLDED: Mapping[str, Any] = {
+_EXACT: Mapping[str, Any] = {
     "mul": np.multiply,
     "add": np.add,
     "sub": np.subtract,
@@ -61,14 +62,14 @@ _FOLDED: Mapping[str, Any] = {
     "sqrt": np.sqrt,
     "neg": np.negative,
 }
-"""Operations on constants, rounded exactly, so that numpy has the bits of XLA."""
+"""Operations that IEEE 754 rounds exactly, so that numpy computes the bits of XLA."""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """An array of random values: `formula` of the bits of a key, times `scale`.
+    """An array of random values: `formula` of a key's random bits, times `scale`.
 
-    The key is the seed's, with the numbers `folds` folded in one after the other.
+    The key is the seed's key, with the numbers `folds` folded in one after the other.
     """
 
     shape: tuple[int, ...]
@@ -98,26 +99,26 @@ class Seed:
 
 @dataclass(frozen=True)
 class Key:
-    """The key of the seed, with the numbers `folds` folded in one after the other."""
+    """The seed's key, with the numbers `folds` folded in one after the other."""
 
     folds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Values:
-    """An array with a formula; constants have no key and no shape of bits."""
+    """An array with a formula. A constant reads no bits, so `folds` and `shape` are None."""
 
     formula: Formula
     folds: tuple[int, ...] | None = None
-    """The key of the bits."""
+    """Numbers folded into the key of the bits."""
     shape: tuple[int, ...] | None = None
     """The shape of the bits."""
 
 
 def find_draws(computation: ClosedJaxpr) -> list[Draw | Fill | None]:
-    """Read how each result of a computation of uint32 (2,), the seed, is computed.
+    """Describe each result of a computation on the seed, uint32 (2,).
 
-    None stands for a result that is computed in any other way.
+    A result that is neither drawn value by value nor of one constant is None.
     """
     avals: Any = computation.in_avals
     inputs: list[Any] = [
@@ -125,24 +126,25 @@ def find_draws(computation: ClosedJaxpr) -> list[Draw | Fill | None]:
     ]
     results = walk(computation, inputs, _describe_results, _describe_constant)
     return [
-        _to_draw(values, aval) for values, aval in zip(results, computation.out_avals, strict=True)
+        _to_description(values, aval)
+        for values, aval in zip(results, computation.out_avals, strict=True)
     ]
 
 
-def _to_draw(values: Any, aval: Any) -> Draw | Fill | None:
+def _to_description(values: Any, aval: Any) -> Draw | Fill | None:
     shape = tuple(aval.shape)
     if not isinstance(values, Values):
         return None
     if values.formula[0] == CONSTANT:
-        return Fill(shape, constant_of(values.formula))
+        return Fill(shape, read_constant(values.formula))
     if values.shape != shape or aval.dtype != np.float32 or aval.size >= 2**32:
         return None
-    # Factors at the end are split off, multiplied as XLA does. Its order of three isn't known here.
+    # Split off the last factors, multiplied as XLA does; its order for three factors is unknown.
     formula = values.formula
     factors = []
     while formula[0] == "mul" and CONSTANT in (formula[2][0], formula[3][0]):
         constant, formula = sorted(formula[2:4], key=lambda part: part[0] != CONSTANT)
-        factors.append(constant_of(constant))
+        factors.append(read_constant(constant))
     scale = float(np.prod(np.array(factors, np.float32), dtype=np.float32))
     return Draw(shape, formula, scale, values.folds or ()) if len(factors) <= 2 else None
 
@@ -151,7 +153,7 @@ def _describe_constant(atom: Any, value: Any) -> Values | None:
     is_number = isinstance(atom.aval.dtype, np.dtype) and atom.aval.dtype.kind in "fiub"
     if not is_number or atom.aval.size != 1:
         return None
-    return Values(_constant(np.asarray(value, atom.aval.dtype)))
+    return Values(_make_constant(np.asarray(value, atom.aval.dtype)))
 
 
 def _describe_results(equation: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
@@ -174,7 +176,7 @@ def _describe_result(equation: JaxprEqn, operands: list[Any]) -> Any:
         case [Seed() as seed] if name == "convert_element_type" and aval.dtype == np.uint32:
             return seed
         case [Key(folds), Values((kind, *_)) as number] if kind == CONSTANT:
-            fold = int(constant_of(number.formula)) & 0xFFFFFFFF
+            fold = int(read_constant(number.formula)) & 0xFFFFFFFF
             return Key((*folds, fold)) if name == "random_fold_in" and aval.shape == () else None
         case [Key(folds)] if name == "random_bits" and params["bit_width"] == 32:
             return Values((BITS,), folds, tuple(params["shape"]))
@@ -187,12 +189,12 @@ def _describe_result(equation: JaxprEqn, operands: list[Any]) -> Any:
     draws = {(values.folds, values.shape) for values in operands if values.folds is not None}
     if name not in _ELEMENTWISE or not is_whole or len(draws) > 1:
         return None
-    parts = [values.formula for values in operands]
-    formula = _fold_constants(name, parts, aval.dtype)
+    formulas = [values.formula for values in operands]
+    formula = _fold_constants(name, formulas, aval.dtype)
     if formula is None:
         # Other parameters, such as whether a type is weak, change no value.
         dtype = params.get("new_dtype")
-        formula = (name, None if dtype is None else np.dtype(dtype).name, *parts)
+        formula = (name, None if dtype is None else np.dtype(dtype).name, *formulas)
     random = next((values for values in operands if values.folds is not None), operands[0])
     return replace(random, formula=formula)
 
@@ -201,35 +203,35 @@ def _is_single(atom: Any) -> bool:
     return bool(atom.aval.size == 1)
 
 
-def _fold_constants(name: str, parts: Sequence[Formula], dtype: Any) -> Formula | None:
-    """Compute an operation on constants, if numpy surely has its bits."""
-    if any(part[0] != CONSTANT for part in parts):
+def _fold_constants(name: str, formulas: Sequence[Formula], dtype: Any) -> Formula | None:
+    """Compute an operation on constants; None if numpy's bits may differ from XLA's."""
+    if any(part[0] != CONSTANT for part in formulas):
         return None
-    values = [constant_of(part) for part in parts]
+    values = [read_constant(part) for part in formulas]
     if name == "convert_element_type":
-        return _constant(np.asarray(values[0]).astype(dtype))
-    if name in _FOLDED and dtype == np.float32:
-        return _constant(np.asarray(_FOLDED[name](*values), dtype))
+        return _make_constant(np.asarray(values[0]).astype(dtype))
+    if name in _EXACT and dtype == np.float32:
+        return _make_constant(np.asarray(_EXACT[name](*values), dtype))
     return None
 
 
-def _constant(array: np.ndarray) -> Formula:
+def _make_constant(array: np.ndarray) -> Formula:
     return (CONSTANT, array.dtype.name, array.tobytes())
 
 
-def constant_of(formula: Formula) -> Any:
-    """The numpy scalar of a constant."""
+def read_constant(formula: Formula) -> Any:
+    """Return the numpy scalar of a constant."""
     return np.frombuffer(formula[2], formula[1])[0]
 
 
 def apply_formula(formula: Formula, bits: Any) -> Any:
-    """Compute a formula of bits, an array of any shape."""
+    """Compute a formula for bits, uint32 of any shape."""
     if formula[0] == BITS:
         return bits
     if formula[0] == CONSTANT:
-        return jnp.asarray(constant_of(formula))
-    name, dtype, *parts = formula
-    operands = [apply_formula(part, bits) for part in parts]
+        return jnp.asarray(read_constant(formula))
+    name, dtype, *formulas = formula
+    operands = [apply_formula(part, bits) for part in formulas]
     shape = np.broadcast_shapes(*(operand.shape for operand in operands))
     operands = [jnp.broadcast_to(operand, shape) for operand in operands]
     return _ELEMENTWISE[name](*operands, *(() if dtype is None else (dtype,)))

@@ -1,10 +1,10 @@
 """Initialisation on the CPU: a few small programs that draw all arrays of a state by rows.
 
 One program for all arrays takes longer to compile than a step of training, and three times the
-memory of the arrays. Here one program draws the random bits of all arrays, 1,024 values a row, and
-each distribution has another (`find_draws`), whatever the number of arrays, their shapes and
-factors. Values depend on 23 of their bits alone, so that large states look them up in a table. All
-arrays are equal bit for bit to those of one program.
+memory of the arrays. Here one program draws the random bits of all arrays, 1,024 values a row.
+Each distribution (`find_draws`) has one more program, whatever the number, shapes and factors of
+its arrays. A value depends on only 23 of its bits, so values of large states come from a table.
+The arrays are equal bit for bit to those of one program.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pipeline.backends.find_draws import (
     Fill,
     Formula,
     apply_formula,
-    constant_of,
     find_draws,
+    read_constant,
 )
 from pipeline.data.random import threefry_2x32
 from pipeline.training.parallel.placement import DevicePlacement
@@ -35,20 +35,20 @@ from pipeline.training.state import TrainState
 
 ROWS = 256
 COLUMNS = 1024
-"""Values that a call draws: 1 MB, so that calls are cheap, and small networks don't wait."""
+"""Shape of the values that a call draws: 1 MB, so that calls are cheap also for small networks."""
 
 UNOPTIMIZED: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
-"""Options of programs with formulas. Optimised programs would contract products and sums, which
-changes last bits of the weights of earlier runs."""
+"""Options of programs with formulas. Optimised programs would contract products and sums, and so
+change the last bits of weights."""
 
 KEPT_BITS = 23
-"""Bits of a float32 between 1 and 2; draws of jax are made of such a number."""
+"""Random bits that a value depends on: the mantissa of a float32 between 1 and 2, as jax draws."""
 TABLE_VALUES = 1 << KEPT_BITS
-WORTH_A_TABLE = 3 * TABLE_VALUES
-"""Values of a distribution above which a table of all of them is faster."""
+TABLE_WORTH_VALUES = 3 * TABLE_VALUES
+"""Number of drawn values above which a table of the distribution is faster."""
 
-PLACED_AT_ONCE = 1 << 24
-"""Values that are drawn before they are put on the devices."""
+PORTION_VALUES = 1 << 24
+"""Number of values that are drawn before they are put on the devices."""
 
 THREADS = 2
 
@@ -62,19 +62,21 @@ def compile_initialisation(
     seed: np.ndarray,
     placement: DevicePlacement,
     compile_: Compile,
-    on_devices: Callable[..., Any],
+    compile_on_devices: Callable[..., Any],
 ) -> Callable[[Array], TrainState]:
     """Compile `init(seed)` into a function with the same results, bit for bit.
 
     `compile_` compiles a function for one device of this process. Results that are not drawn value
-    by value have a program for all devices, which `on_devices` compiles.
+    by value have a program for all devices, which `compile_on_devices` compiles.
     """
     traced, state = jax.make_jaxpr(init, return_shape=True)(seed)
     arrays = find_draws(traced)
     undrawn = [position for position, array in enumerate(arrays) if array is None]
-    compute_undrawn = on_devices(partial(_select_leaves, init, undrawn)) if undrawn else None
+    compute_undrawn = (
+        compile_on_devices(partial(_select_leaves, init, undrawn)) if undrawn else None
+    )
     by_formula: dict[Formula, dict[int, Draw]] = {}
-    # By their text, in which 0.0 and -0.0 differ.
+    # Keyed by text, in which 0.0 and -0.0 differ.
     fills: dict[str, tuple[Fill, list[int]]] = {}
     for position, array in enumerate(arrays):
         if isinstance(array, Draw):
@@ -97,10 +99,10 @@ def compile_initialisation(
         for formula, draws in by_formula.items():
             sampler = samplers[formula]()
             for portion in _split_portions(draws):
-                values = _draw(list(portion.values()), sampler, host_words)
+                values = _draw_arrays(list(portion.values()), sampler, host_words)
                 for position, draw in portion.items():
                     leaves[position] = placement.put(values[draw])
-                # Or the host would hold the arrays of all portions at once.
+                # Without waiting, the host would hold the arrays of all portions at once.
                 jax.block_until_ready([leaves[position] for position in portion])
         for fill, positions in fills.values():
             constant = np.full(fill.shape, fill.value)
@@ -112,30 +114,30 @@ def compile_initialisation(
 
 
 def _compile_sampler(
-    formula: Formula, total: int, compile_: Compile, device: jax.Device
+    formula: Formula, num_values: int, compile_: Compile, device: jax.Device
 ) -> Callable[[], Program]:
     """Compile the program that draws rows of a distribution.
 
-    Returns a function that makes the sampler (keys uint32 (rows, 2), first counters uint32 (rows,))
-    -> float32 (rows, columns), without factors.
+    Returns a function that makes the sampler: (keys uint32 (rows, 2), counters uint32 (rows,)) ->
+    float32 (rows, columns), before factors.
     """
     keys = np.zeros((ROWS, 2), np.uint32), np.zeros(ROWS, np.uint32)
     bits = np.zeros((ROWS, COLUMNS), np.uint32)
     apply = compile_(partial(apply_formula, formula), (bits,), UNOPTIMIZED)
-    if total <= WORTH_A_TABLE or not _ignores_low_bits(formula):
-        random = compile_(random_bits, keys, None)
+    if num_values <= TABLE_WORTH_VALUES or not _ignores_low_bits(formula):
+        random = compile_(draw_bits, keys, None)
         return lambda: lambda keys, first: apply(random(keys, first))
     table = np.zeros(TABLE_VALUES, np.float32)
     look_up = compile_(_look_up, (table, *keys), None)
-    # On the device once, or every call would copy it there.
+    # The table is put on the device once, instead of by every call.
     return lambda: partial(look_up, jax.device_put(_make_table(apply), device))
 
 
-def random_bits(keys: Any, first: Any) -> Any:
-    """Random bits uint32 (rows, columns) of keys (rows, 2) at counters from `first` (rows,).
+def draw_bits(keys: Any, first: Any) -> Any:
+    """Return random bits uint32 (rows, columns) of keys (rows, 2), counters from `first` (rows,).
 
-    As `jax.random.bits` of fewer than 2**32 values with `jax_threefry_partitionable`, without its
-    loop, which would write every round to memory.
+    They equal `jax.random.bits` of fewer than 2**32 values with `jax_threefry_partitionable`. Its
+    loop, which writes every round to memory, is left out.
     """
     counters = first[:, None] + lax.iota(jnp.uint32, COLUMNS)
     high, low = threefry_2x32((keys[:, :1], keys[:, 1:]), (jnp.zeros_like(counters), counters))
@@ -143,12 +145,12 @@ def random_bits(keys: Any, first: Any) -> Any:
 
 
 def _look_up(table: Any, keys: Any, first: Any) -> Any:
-    places = random_bits(keys, first) >> (32 - KEPT_BITS)
-    return table.at[places].get(mode="promise_in_bounds")
+    indices = draw_bits(keys, first) >> (32 - KEPT_BITS)
+    return table.at[indices].get(mode="promise_in_bounds")
 
 
 def _make_table(apply: Program) -> np.ndarray:
-    """Values of a distribution by the bits that decide them."""
+    """Return the values of a distribution by the bits that decide them."""
     values = np.empty((TABLE_VALUES // (ROWS * COLUMNS), ROWS, COLUMNS), np.float32)
     bits = np.arange(TABLE_VALUES, dtype=np.uint32) << (32 - KEPT_BITS)
     for rows, chunk in zip(values, bits.reshape(values.shape), strict=True):
@@ -157,12 +159,12 @@ def _make_table(apply: Program) -> np.ndarray:
 
 
 def _ignores_low_bits(formula: Formula) -> bool:
-    """Whether the formula reads the bits without the lowest ones alone."""
+    """Whether the formula reads only the highest `KEPT_BITS` bits."""
     if formula[0] in (BITS, CONSTANT):
         return bool(formula[0] == CONSTANT)
     if formula[0] == "shift_right_logical" and formula[2][0] == BITS:
         count = formula[3]
-        return count[0] == CONSTANT and int(constant_of(count)) == 32 - KEPT_BITS
+        return count[0] == CONSTANT and int(read_constant(count)) == 32 - KEPT_BITS
     return all(map(_ignores_low_bits, formula[2:]))
 
 
@@ -174,30 +176,32 @@ def _select_leaves(
 
 
 def _split_portions(draws: Mapping[int, Draw]) -> Iterator[dict[int, Draw]]:
-    """Divide arrays into portions of about `PLACED_AT_ONCE` values."""
+    """Divide arrays into portions of about `PORTION_VALUES` values."""
     portion: dict[int, Draw] = {}
     for position, draw in draws.items():
         portion[position] = draw
-        if sum(draw.size for draw in portion.values()) >= PLACED_AT_ONCE:
+        if sum(draw.size for draw in portion.values()) >= PORTION_VALUES:
             yield portion
             portion = {}
     if portion:
         yield portion
 
 
-def _draw(draws: Sequence[Draw], sampler: Program, words: np.ndarray) -> dict[Draw, np.ndarray]:
-    """Draw arrays of a distribution in calls that may draw rows of several."""
+def _draw_arrays(
+    draws: Sequence[Draw], sampler: Program, words: np.ndarray
+) -> dict[Draw, np.ndarray]:
+    """Draw arrays of a distribution; a call may draw rows of several arrays."""
     arrays = {draw: np.empty(draw.shape, np.float32) for draw in draws}
     counts = [-(-array.size // COLUMNS) for array in arrays.values()]
     ends = np.cumsum(counts)
     rows = int(ends[-1])
     owners = np.repeat(np.arange(len(counts)), counts)
     row_in_array = np.arange(rows) - np.repeat(ends - counts, counts)
-    keys = np.array([key_words(words, draw.folds) for draw in arrays], np.uint32)
+    keys = np.array([fold_key_words(words, draw.folds) for draw in arrays], np.uint32)
     flat = [array.reshape(-1) for array in arrays.values()]
     scales = [np.float32(draw.scale) for draw in arrays]
 
-    def call(first: int) -> None:
+    def draw_rows(first: int) -> None:
         chunk = np.arange(first, first + ROWS).clip(max=rows - 1)
         counters = (row_in_array[chunk] * COLUMNS).astype(np.uint32)
         values = np.asarray(sampler(keys[owners[chunk]], counters)).reshape(-1)
@@ -212,12 +216,12 @@ def _draw(draws: Sequence[Draw], sampler: Program, words: np.ndarray) -> dict[Dr
             np.multiply(values[begin : begin + out.size], scales[owner], out=out)
 
     with ThreadPoolExecutor(THREADS, thread_name_prefix="initialisation") as threads:
-        list(threads.map(call, range(0, rows, ROWS)))
+        list(threads.map(draw_rows, range(0, rows, ROWS)))
     return arrays
 
 
-def key_words(seed: np.ndarray, folds: Sequence[int]) -> np.ndarray:
-    """The words of the seed's key with numbers folded in, as `jax.random.fold_in` does."""
+def fold_key_words(seed: np.ndarray, folds: Sequence[int]) -> np.ndarray:
+    """Return the seed's key with numbers folded in, as `jax.random.fold_in` does: uint32 (2,)."""
     key = seed.astype(np.uint32)
     for number in folds:
         counter = np.zeros(1, np.uint32), np.array([number], np.uint32)

@@ -1,14 +1,14 @@
 """Compiled programs that are reused: from disk by later processes, from memory by later runs.
 
-Both places are keyed by a SHA-256 of texts that decide the program. For the disk these texts
-are all that the step is made from (`pipeline.stages.compile`), so nothing is traced. JAX's own
-cache finds a program by its StableHLO, which a start has to trace and lower first. A file holds
-JAX's metadata of a compiled program, and the name of the file in JAX's cache with the machine code.
-It is in the same folder, with the same precautions, since loading a program means to run it.
+Programs are keyed by a SHA-256 of texts that decide them. On disk these texts are all that the step
+is made from (`pipeline.stages.compile`), so nothing is traced. JAX's own cache finds a program by
+its StableHLO, which a start has to trace and lower first. A file holds JAX's metadata of a compiled
+program, and the name of the file in JAX's cache with the machine code. It is in the folder of that
+cache, with the same precautions, since loading a program means to run it.
 
 Programs that call oneDNN are in memory, keyed by their StableHLO. No file can hold them: jaxlib
-0.10.2 writes such a call as another kind of call, reads fields that it doesn't have, and fails with
-`std::bad_alloc` (`CustomCallThunkToProto` gets a `OneDnnOpThunk`). Jobs of a sweep that differ in
+0.10.2 writes such a call as another kind of call, and fails with `std::bad_alloc`
+(`CustomCallThunkToProto` gets a `OneDnnOpThunk`). Jobs of a sweep that differ in
 rates, seeds and lengths share one program.
 """
 

@@ -25,11 +25,11 @@ class DeviceGroup:
 
 
 class Rates(Protocol):
-    """Times of one device and of the links between devices. All of them grow with their sizes."""
+    """Times of one device and of the links between devices; each grows with its sizes."""
 
     @property
     def exposed_share(self) -> float:
-        """Share of the time of gradients' all-reduces that the backward pass does not hide.
+        """Share of the gradients' all-reduce time that the backward pass doesn't hide.
 
         MindSpore's gamma (`costmodel_context.h`).
         """
@@ -43,16 +43,16 @@ class Rates(Protocol):
 
     @property
     def memory_bytes(self) -> float:
-        """Bytes of memory of one device; infinite if they aren't known."""
+        """Bytes of memory of one device; infinite if unknown."""
 
     def slowdown(self, devices: int) -> float:
-        """Factor of all times if these devices compute at once, as they may share cores."""
+        """Return the factor of all times if these devices compute at once: they may share cores."""
 
     def compute_us(self, flops: float, nbytes: float) -> float:
-        """Microseconds of one kernel that computes `flops` and moves `nbytes`."""
+        """Return the microseconds of one kernel that computes `flops` and moves `nbytes`."""
 
     def collective_us(self, kind: CollectiveKind, nbytes: float, group: DeviceGroup) -> float:
-        """Microseconds of a collective; `nbytes` are of the whole array of one device.
+        """Return the microseconds of a collective; `nbytes` is the size of a device's whole array.
 
         Raises GroupError for a group that the servers of these devices can't hold.
         """
@@ -62,8 +62,8 @@ class Rates(Protocol):
 class Communication:
     """Modelled all-reduces of the gradients in one step of several devices.
 
-    `count` all-reduces of `nbytes` in all take `all_reduce_ms`. For `exposed_ms` of a step of
-    `step_ms` nothing is computed, as an all-reduce or its launch is waited for.
+    `count` all-reduces take `all_reduce_ms` for `nbytes` together. For `exposed_ms` of a step of
+    `step_ms` the devices only wait for an all-reduce or its launch.
     """
 
     devices: int

@@ -1,8 +1,8 @@
-"""Choice of a sink: from measured costs to its length and mechanism, with the reason.
+"""Choice of the length and the mechanism of sinks from measured costs, with the reason.
 
-A dispatch of n steps takes `dispatch_ms + n * step_ms`. A sink is one dispatch, or several if an
-event or the time that a signal may wait splits it, so a longer sink divides the host's cost among
-more steps until something else ends its dispatches.
+A dispatch of n steps takes `dispatch_ms + n * step_ms`. A sink is one dispatch, unless an event or
+the longest wait of a signal splits it. So a longer sink divides the host's cost among more steps,
+until something else ends its dispatches.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ TOLERANCE = 0.005
 """A shorter sink is preferred if a longer one saves no more than this share of a step."""
 
 HORIZON_STEPS = 200_000
-"""Dispatches are counted over at most this many steps: events have repeated by then."""
+"""Most steps over which dispatches are counted: events have repeated by then."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The time of a dispatch under one mechanism, the host's work included."""
+    """The time of a dispatch by one mechanism, including the host's work."""
 
     mechanism: SinkMechanism
     dispatch_ms: float
     """Time per dispatch, whatever its length; below zero if long dispatches run slower."""
     step_ms: float
-    """Time per step of it."""
+    """Time per step of a dispatch."""
 
     @staticmethod
     def between(mechanism: SinkMechanism, single_ms: float, long_ms: float, steps: int) -> Cost:
-        """Fit to the times of a dispatch of one step and of one of `steps` > 1 steps.
+        """Fit the time of a dispatch of one step and that of a dispatch of `steps` > 1 steps.
 
-        If noise made the long dispatch the faster one, a step takes its share of that.
+        If noise made the long dispatch the faster one, a step takes its share of that dispatch.
         """
         step_ms = (long_ms - single_ms) / (steps - 1) if long_ms > single_ms else long_ms / steps
         return Cost(mechanism, single_ms - step_ms, step_ms)
@@ -52,9 +52,9 @@ class Costs:
     off_ms: float
     """Time of a step whose record the host reads before it dispatches the next one."""
     sinks: tuple[Cost, ...]
-    """At least one; of two that are equally good, the first is preferred."""
+    """At least one cost. The first of two equally good costs is preferred."""
     error: float
-    """Relative error of a gain by the noise of the measurement; 0 if it is modelled."""
+    """Relative error of a gain, from the noise of the measurement; 0 for modelled times."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ class Bounds:
     window_steps: int
     """Batches that are on the device together."""
     dispatch_s: float
-    """Longest time of a dispatch, in seconds: a signal waits for its end."""
+    """Longest time of a dispatch: a signal waits for its end."""
 
     @property
-    def between_events(self) -> int:
+    def max_event_steps(self) -> int:
         """The most steps between two events."""
         return min(self.total, *self.periods) if self.periods else self.total
 
@@ -80,20 +80,23 @@ class Bounds:
         return max(1, int(1000 * self.dispatch_s / max(cost.step_ms, 1e-6)))
 
     def longest(self, cost: Cost) -> tuple[int, str]:
-        """Return the longest useful sink, and the limit that bounds it in words."""
+        """Return the longest useful sink, and its limit in words."""
         max_steps = self.max_steps(cost)
         bounds = (
-            (self.total, f"the run has no more than {_steps(self.total)}"),
-            (self.between_events, f"something is due every {_steps(self.between_events)}"),
+            (self.total, f"the run has no more than {_format_steps(self.total)}"),
+            (self.max_event_steps, f"something is due every {_format_steps(self.max_event_steps)}"),
             (self.window_steps, f"the device holds {self.window_steps:,} batches at once"),
-            (max_steps, f"train.dispatch_seconds = {self.dispatch_s:g} is {_steps(max_steps)}"),
+            (
+                max_steps,
+                f"train.dispatch_seconds = {self.dispatch_s:g} is {_format_steps(max_steps)}",
+            ),
         )
         return min(bounds, key=lambda bound: bound[0])
 
 
 @dataclass(frozen=True)
 class SinkChoice:
-    """A sink, its predicted times, and the reason for it; a `size` of None is no sink."""
+    """A sink, its predicted times per step, and the reason for it. Without sinks `size` is None."""
 
     size: int | None
     mechanism: Literal["loop", "soft", "none"]
@@ -103,13 +106,13 @@ class SinkChoice:
 
     @property
     def gain(self) -> float:
-        """Speed-up over no sinks."""
+        """Speed-up over a run without sinks."""
         return self.off_ms / self.step_ms
 
 
 def choose(costs: Costs, bounds: Bounds) -> SinkChoice:
-    """Choose the shortest sink that is as good as any, or none if none is surely faster."""
-    cost, size = _best(costs, bounds)
+    """Choose the shortest of the fastest sinks, or no sinks if none is surely faster."""
+    cost, size = _find_best(costs, bounds)
     if size == 1:
         return no_sink(costs.off_ms, f"a sink would hold one step: {bounds.longest(cost)[1]}")
     ms = predict(cost, size, bounds)
@@ -124,12 +127,12 @@ def choose(costs: Costs, bounds: Bounds) -> SinkChoice:
 
 
 def no_sink(off_ms: float, why: str) -> SinkChoice:
-    """Return the choice of no sinks: the host sees every step."""
+    """Return the choice of no sinks, in which the host sees every step."""
     return SinkChoice(None, "none", why, off_ms, off_ms)
 
 
 def predict(cost: Cost, size: int, bounds: Bounds) -> float:
-    """Predict milliseconds a step in sinks of `size`, split by the other limits of a dispatch."""
+    """Predict the milliseconds per step in sinks of `size`, which other limits may split."""
     horizon = min(bounds.total, HORIZON_STEPS)
     longest = bounds.max_steps(cost)
     count = dispatches(horizon, (size, *bounds.periods), longest)
@@ -137,18 +140,18 @@ def predict(cost: Cost, size: int, bounds: Bounds) -> float:
 
 
 def dispatches(total: int, periods: tuple[int, ...], longest: int) -> int:
-    """Count the dispatches of at most `longest` steps of a run split at multiples of periods."""
+    """Count dispatches of at most `longest` steps in a run split at multiples of periods."""
     events = [np.arange(period, total, period) for period in periods]
     stops = np.unique(np.concatenate([*events, [total]]))
     return int(np.sum(-(-np.diff(stops, prepend=0) // longest)))
 
 
-def _best(costs: Costs, bounds: Bounds) -> tuple[Cost, int]:
+def _find_best(costs: Costs, bounds: Bounds) -> tuple[Cost, int]:
     """Return the mechanism with the least time, and the shortest sink that is as good."""
     best: tuple[Cost, int] | None = None
     fastest = float("inf")
     for cost in costs.sinks:
-        times = {size: predict(cost, size, bounds) for size in _candidates(cost, bounds)}
+        times = {size: predict(cost, size, bounds) for size in _list_candidates(cost, bounds)}
         least = min(times.values())
         if least < fastest * (1 - max(TOLERANCE, costs.error)):
             fastest = least
@@ -158,17 +161,16 @@ def _best(costs: Costs, bounds: Bounds) -> tuple[Cost, int]:
     return best
 
 
-def _candidates(cost: Cost, bounds: Bounds) -> Iterator[int]:
-    """Yield round numbers, and divisors of the longest: a sink split by an event costs twice."""
+def _list_candidates(cost: Cost, bounds: Bounds) -> Iterator[int]:
+    """Yield sizes: round numbers, and divisors of the longest, which events don't split."""
     longest, _ = bounds.longest(cost)
     yield longest
-    parts = (parts for parts in range(2, min(11, longest)) if longest % parts == 0)
-    yield from (longest // count for count in parts)
+    yield from (longest // n for n in range(2, min(11, longest)) if longest % n == 0)
     decade = 1
     while decade <= longest:
         yield from (size for size in (decade, 2 * decade, 5 * decade) if 1 < size <= longest)
         decade *= 10
 
 
-def _steps(count: int) -> str:
+def _format_steps(count: int) -> str:
     return f"{count:,} step{'s' if count != 1 else ''}"

@@ -1,8 +1,8 @@
 """The XLA backend: CPUs and GPUs.
 
-One program trains: a loop over the batches of a window with a *dynamic* trip count. Sinks of any
-length, chunks of sinks and single steps run the same machine code. So losses are equal bit for bit
-whatever the sink size, and one compilation is enough.
+The training program is a loop over the batches of a window with a *dynamic* trip count. Sinks of
+any length, chunks of sinks and single steps run the same machine code. So losses are equal bit for
+bit for all sink sizes, and one compilation is enough.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from pipeline.backends.base import (
 from pipeline.backends.compile_program import (
     LaterProgram,
     ProgramSpec,
-    cache_outcome,
     compile_later,
     compile_program,
+    find_cache_outcome,
     watch_compiler,
 )
 from pipeline.backends.initialisation import UNOPTIMIZED, compile_initialisation
@@ -57,19 +57,20 @@ from pipeline.training.step_record import FLAGS, Record
 from pipeline.training.telemetry import Telemetry
 
 RATES_BLOCK = 1 << 14
+"""Rows of a table of learning rates are padded to a multiple of this number."""
 KEEP_RECOMPUTED: dict[str, str | bool] = {"xla_disable_hlo_passes": "cse_barrier_expander"}
-"""Options for a step that computes activations again: otherwise XLA on the CPU drops the barriers
-in between, finds the same operations twice, and stores the results of the first."""
+"""Options for a step that recomputes activations. Without them XLA:CPU drops the barriers around
+recomputed operations, merges these with the first ones, and stores their results."""
 
 Repeat = Callable[[Callable[[Any], Array], Callable[[Any], Any], Any], Any]
-"""(condition, body, start) -> the carried value at which the condition is false."""
+"""(condition, body, first carried value) -> the carried value for which the condition is false."""
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class LoopCarry:
-    """Values that the training loop carries: the state, a row of telemetry per step, and whether to
-    run another step."""
+    """Values that the training loop carries: the state, a row of telemetry for each step, and
+    whether to run the next step."""
 
     state: Any
     telemetry_buffer: Array
@@ -89,11 +90,11 @@ class XlaBackend:
 
     @property
     def platform(self) -> Platform:
-        """Facts about the platform of the device."""
+        """Properties of the device's platform."""
         return platform_of(self.device.platform)
 
     def describe(self) -> Mapping[str, str]:
-        """The device and the versions that decide its numbers."""
+        """Return the device and the versions that decide its numbers."""
         import jaxlib
 
         count = len(self.placement.devices)
@@ -108,7 +109,7 @@ class XlaBackend:
     def mechanism(
         self, requested: Literal["auto", "loop", "soft"], *, sink: bool
     ) -> tuple[Mechanism, str]:
-        """A sink runs as one loop unless requested otherwise."""
+        """Return how a sink runs, as one loop unless requested otherwise, and why."""
         if not sink:
             return "none", "sink is false: the host reads every step"
         if requested == "soft":
@@ -118,7 +119,7 @@ class XlaBackend:
     def choose_lowerings(
         self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
     ) -> LoweringChoice:
-        """On the CPU from the banks, the tuner or a rule; elsewhere XLA's are the fastest."""
+        """Choose from the banks, the tuner or a rule on the CPU, and XLA's lowerings elsewhere."""
         return choose_lowerings(problems, self.device, tuning, watch)
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
@@ -128,7 +129,7 @@ class XlaBackend:
         their first call. Raises RunError if XLA refuses a program.
         """
         rates = self.placement.put(pad_to_block(work.learning_rates))
-        init, train, evaluation = _program_specs(work, rates, self.placement)
+        init, train, evaluation = _make_specs(work, rates, self.placement)
         if work.eager:
             programs = Programs(init.function, train.function, evaluation.function)
             report = CompileReport(())
@@ -151,7 +152,7 @@ class XlaBackend:
             reports = (init_report, train_report, eval_report)
             compiled = tuple(report for report in reports if report is not None)
             report = CompileReport(compiled, work.single_steps)
-        buffers = self.placement.put(empty_buffers(work.train.window(0).inputs))
+        buffers = self.placement.put(make_buffers(work.train.window(0).inputs))
         return XlaExecutable(work, self.placement, report, programs, rates, buffers)
 
     def estimate(self, proposal: StepToPrice) -> Estimate | None:
@@ -178,8 +179,8 @@ class XlaExecutable:
     rates: Array
     """Learning rates on the device, a row for each step, padded to blocks of `RATES_BLOCK`."""
     buffers: tuple[Array, Array]
-    """Telemetry buffer and `should_continue` for the next call of `programs.train`, which consumes
-    them: every call leaves new ones here."""
+    """Telemetry buffer and `should_continue` for the next call of `programs.train`. The call
+    consumes them and stores new buffers here."""
 
     @property
     def loader(self) -> Loader:
@@ -193,11 +194,11 @@ class XlaExecutable:
         return "" if self.work.eager else train.as_text()
 
     def init(self) -> TrainState:
-        """The state at step 0, drawn from the seed."""
+        """Return the state at step 0, drawn from the seed."""
         return self.programs.init(self.placement.put(self.work.seed))
 
     def put(self, state: TrainState) -> TrainState:
-        """A copy of a state on the device, made array by array."""
+        """Copy a state to the device, array by array."""
         rules = self.work.sharding_rules
         if rules is None:
             return jax.tree.map(lambda array: self.placement.put(np.asarray(array)), state)
@@ -216,7 +217,7 @@ class XlaExecutable:
         rows = []
         for inputs, first, count in split_at_windows(self.work.train, start, stop):
             carry = self._run_window(carry, inputs, range(first, first + count), mechanism)
-            # Copied at once: on the CPU this is a view of a buffer that the next call consumes.
+            # A copy: on the CPU the array is a view of a buffer that the next call consumes.
             rows.append(np.asarray(carry.telemetry_buffer)[first : first + count].copy())
         if isinstance(self.programs.evaluate, LaterProgram):
             self.programs.evaluate.begin()
@@ -246,8 +247,8 @@ class XlaExecutable:
         telemetry = Telemetry.from_rows(start, np.concatenate(rows), Record._fields, FLAGS)
         if telemetry.non_finite_step is None:
             return telemetry
-        # Reset, or no later call would run a step: steps that were only timed may diverge.
-        empty = empty_buffers(self.work.train.window(start).inputs)
+        # Reset `should_continue` for later calls: a measurement goes on after steps that diverge.
+        empty = make_buffers(self.work.train.window(start).inputs)
         self.buffers = self.placement.put(empty)
         return telemetry.head(telemetry.non_finite_step - start)
 
@@ -260,9 +261,9 @@ class XlaExecutable:
         *,
         on_train: bool = False,
     ) -> EvalSums:
-        """Sums over evaluation batches `start + 1 .. stop`, added to `before`.
+        """Return sums over evaluation batches `start + 1 .. stop`, added to `before`.
 
-        The same program adds the batches in their order, however windows split them.
+        One program adds the batches in their order, however windows split them.
         """
         if before is None:
             before = self.placement.put(self.work.step.zero_sums())
@@ -286,30 +287,30 @@ class XlaExecutable:
         return sums
 
 
-def _program_specs(
+def _make_specs(
     work: CompileInputs, rates: Array, placement: DevicePlacement
 ) -> tuple[ProgramSpec, ProgramSpec, ProgramSpec]:
-    """Initialisation, the training loop and the evaluation loop, in the order of `Programs`."""
+    """Return initialisation, training loop and evaluation loop, in the order of `Programs`."""
     step = work.step
     seed = placement.put(work.seed)
     train = work.train.window(0).inputs
-    evaluated = work.eval.window(0).inputs
+    eval_inputs = work.eval.window(0).inputs
     state = jax.eval_shape(step.init, seed) if work.state is None else work.state
     rules = work.sharding_rules
     shardings = None if rules is None else rules.state_shardings(state, placement)
     state = placement.shapes(state, shardings)
-    carry = LoopCarry(state, *placement.shapes(jax.eval_shape(empty_buffers, train)))
+    carry = LoopCarry(state, *placement.shapes(jax.eval_shape(make_buffers, train)))
     sums = placement.shapes(jax.eval_shape(step.zero_sums))
     bound, constants = placement.shapes((np.int32(0), work.constants))
     if rules is not None:
-        step = _intercept_layers(step, rules.constrain(placement))
+        step = _intercept_step(step, rules.constrain(placement))
     elif work.jit_layers:
-        step = _intercept_layers(step, compile_layers(work.jit_layers))
+        step = _intercept_step(step, compile_layers(work.jit_layers))
     repeat = _python_loop if work.eager else jax.lax.while_loop
     repeat = run_once if work.single_steps else repeat
     init: Callable[..., Any] = step.init
-    training: Callable[..., Any] = train_loop(step.step, repeat)
-    evaluation: Callable[..., Any] = _eval_loop(step, repeat)
+    training: Callable[..., Any] = make_train_loop(step.step, repeat)
+    evaluation: Callable[..., Any] = _make_eval_loop(step, repeat)
     results: tuple[Any, Any, Any] = (None, None, None)
     options = None
     if rules is not None:
@@ -321,12 +322,12 @@ def _program_specs(
         replicated = PartitionSpec()
         arguments = [replicated] * 4
         init = _on_mesh(init, placement, (replicated,))
-        training = _on_mesh(training, placement, (replicated, _window_partition(train), *arguments))
-        partition = (replicated, replicated, _window_partition(evaluated), *arguments[1:])
+        training = _on_mesh(training, placement, (replicated, _partition_window(train), *arguments))
+        partition = (replicated, replicated, _partition_window(eval_inputs), *arguments[1:])
         evaluation = _on_mesh(evaluation, placement, partition)
         options = UNOPTIMIZED if platform_of(placement.device.platform).optimizes_slowly else None
     train_args = (carry, train, rates, bound, bound, constants)
-    eval_args = (state, sums, evaluated, bound, bound, constants)
+    eval_args = (state, sums, eval_inputs, bound, bound, constants)
     return (
         ProgramSpec("initialisation", init, (seed,), None, results[0], options),
         ProgramSpec("training step", training, train_args, 0, results[1]),
@@ -334,7 +335,7 @@ def _program_specs(
     )
 
 
-def _intercept_layers(step: TrainStep, interceptor: Callable[..., Any]) -> TrainStep:
+def _intercept_step(step: TrainStep, interceptor: Callable[..., Any]) -> TrainStep:
     """Return the step with calls of the network's modules intercepted."""
     intercept = nn.intercept_methods(interceptor)
     return replace(step, step=intercept(step.step), evaluate=intercept(step.evaluate))
@@ -343,9 +344,9 @@ def _intercept_layers(step: TrainStep, interceptor: Callable[..., Any]) -> Train
 def _on_mesh(
     function: Callable[..., Any], placement: DevicePlacement, partition: tuple[Any, ...]
 ) -> Callable[..., Any]:
-    """Let every device of a mesh run a function on its part of each argument.
+    """Return a function that every device of a mesh runs on its share of each argument.
 
-    All devices return the same.
+    All devices return the same results.
     """
     if placement.mesh is None:
         return function
@@ -358,8 +359,8 @@ def _on_mesh(
     )
 
 
-def _window_partition(inputs: Inputs) -> Any:
-    """Partition of a window: a device has its rows of the batches, or all of a resident split."""
+def _partition_window(inputs: Inputs) -> Any:
+    """Partition a window: a device has its rows of the batches, or all of a resident split."""
     replicated: Any = PartitionSpec()
     rows: Any = PartitionSpec(None, DATA)
     columns = dict.fromkeys(inputs.columns, replicated if inputs.resident else rows)
@@ -374,14 +375,17 @@ def pad_to_block(rates: np.ndarray) -> np.ndarray:
     return np.pad(rates, [rows, *[(0, 0)] * (rates.ndim - 1)], mode="edge")
 
 
-def empty_buffers(inputs: Inputs) -> tuple[Array, Array]:
-    """A telemetry row for every step of a window, and `should_continue`, True."""
+def make_buffers(inputs: Inputs) -> tuple[Array, Array]:
+    """Return a row of telemetry for every step of a window, and True for `should_continue`."""
     rows = jnp.zeros((inputs.indices.shape[0], len(Record._fields)), jnp.float32)
     return rows, jnp.asarray(True)
 
 
 def split_at_windows(loader: Loader, start: int, stop: int) -> Iterator[tuple[Inputs, int, int]]:
-    """Split steps `start + 1 .. stop` at the ends of windows: inputs, first position, count."""
+    """Split steps `start + 1 .. stop` at the ends of windows.
+
+    Yields inputs, first position in the window, and number of steps.
+    """
     while start < stop:
         window = loader.window(start)
         end = min(stop, window.stop)
@@ -390,14 +394,14 @@ def split_at_windows(loader: Loader, start: int, stop: int) -> Iterator[tuple[In
 
 
 def _python_loop(condition: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
-    """Do as `jax.lax.while_loop` does, not compiled."""
+    """Run the loop of `jax.lax.while_loop` in Python."""
     while condition(carry):
         carry = body(carry)
     return carry
 
 
 def run_once(condition: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
-    """Do as `jax.lax.while_loop` does for one iteration at most, without a loop.
+    """Run at most one iteration of `jax.lax.while_loop`, without a loop.
 
     In the body of a loop or a branch XLA:CPU doesn't use its library for a convolution whose
     dimensions it would have to permute (jax issue 12868).
@@ -406,11 +410,11 @@ def run_once(condition: Callable[[Any], Array], body: Callable[[Any], Any], carr
     return jax.tree.map(lambda new, old: jnp.where(proceed, new, old), body(carry), carry)
 
 
-def train_loop(step: Callable[..., Any], repeat: Repeat) -> Callable[..., LoopCarry]:
-    """Steps at positions first .. last - 1 of a window; stops after one that ends the run.
+def make_train_loop(step: Callable[..., Any], repeat: Repeat) -> Callable[..., LoopCarry]:
+    """Return a loop over positions first .. last - 1 of a window, until a step ends the run.
 
-    `step` takes state, batch, learning rates and the values of `constants`, and returns the state
-    and a record: float32 scalars, the columns of the telemetry buffer, with `should_continue`.
+    `step` computes (state, batch, learning rates, *constants) -> (state, record). The record holds
+    float32 scalars, the columns of the telemetry buffer, and `should_continue`.
     """
 
     def loop(
@@ -438,7 +442,7 @@ def train_loop(step: Callable[..., Any], repeat: Repeat) -> Callable[..., LoopCa
     return loop
 
 
-def _eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
+def _make_eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
     def loop(
         state: TrainState,
         sums: EvalSums,
@@ -463,7 +467,7 @@ def _eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
 def _compile_initialisation(
     work: CompileInputs, spec: ProgramSpec, placement: DevicePlacement, watch: ProgressClock
 ) -> tuple[Any, ProgramReport]:
-    """Compile the initialisation: by its parts on CPUs that have whole parameters."""
+    """Compile the initialisation, in small programs on CPUs that have whole parameters."""
     if (
         work.sharding_rules is not None
         or not platform_of(placement.device.platform).optimizes_slowly
@@ -492,5 +496,5 @@ def _compile_initialisation(
             work.step.init, work.seed, placement, compile_on_one, compile_on_all
         )
     seconds = time.perf_counter() - started_at
-    cache = cache_outcome(events)
+    cache = find_cache_outcome(events)
     return init, ProgramReport(spec.name, seconds, cache, max(temporary_bytes), flops=None)

@@ -11,10 +11,10 @@ from pipeline.config.compose import compose_and_check
 from pipeline.config.overrides import value_of
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import UsageError, printable
-from pipeline.models.weights.files.named_arrays import Arrays, total_bytes
+from pipeline.models.weights.files.named_arrays import Arrays, sum_bytes
 from pipeline.models.weights.files.weight_files import (
     is_weight_file,
-    require_written,
+    require_writable_suffix,
     write_weights,
 )
 from pipeline.stages.export.matching import match_weights, table, under_foreign_names
@@ -40,7 +40,7 @@ def main(
     recipe the entries are written unchanged. `like` writes them under the names and in the layout
     of that file. Raises UsageError, RecipeError and DataError; nothing is written then.
     """
-    require_written(target)
+    require_writable_suffix(target)
     more = [] if rules is None else [f"checkpoint.rules={rules}"]
     more += ["checkpoint.partial=true"] if partial else []
     overrides = [*overrides, *more]
@@ -58,7 +58,7 @@ def main(
     write_weights(target, arrays)
     if run_dir is not None:
         note_descendant(run_dir, "converted", target)
-    size_bytes = total_bytes(arrays)
+    size_bytes = sum_bytes(arrays)
     print(f"{printable(str(target))}: {len(arrays):,} arrays, {size_bytes / 1e6:,.1f} MB")
     return CommandResult({"file": str(target), "arrays": len(arrays), "bytes": size_bytes})
 

@@ -11,11 +11,12 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from pipeline.backends.graph.replay.interpreter import Interpreter, ReplayValue, layer_named
-from pipeline.backends.graph.replay.origins import NamedTensor, Origin, first_cause
-from pipeline.backends.graph.replay.ranges import is_float, largest, non_finite_rows, range_of
+from pipeline.backends.graph.replay.interpreter import Interpreter, ReplayValue
+from pipeline.backends.graph.replay.origins import NamedTensor, Origin, find_cause
+from pipeline.backends.graph.replay.ranges import find_non_finite, find_range, is_float, largest
 from pipeline.core.files.compile_cache import no_compile_cache
 from pipeline.engine.step_checks import LOSS
+from pipeline.models.modules.name_stack import find_layer
 
 MAX_OPERANDS = 3
 """Operands that are described."""
@@ -38,7 +39,7 @@ def examine_step(step: Callable[[Any, Any], Any], state: Any, batch: Any) -> str
         (loss,) = Interpreter().run(core.ClosedJaxpr(of_loss, closed.consts), inputs)
     if loss.origin is None:
         return "one operation at a time the loss is finite"
-    return _describe(first_cause(loss.origin).origin, _batch_size(batch))
+    return _describe(find_cause(loss.origin).origin, _batch_size(batch))
 
 
 def _name_leaves(kind: str, tree: Any) -> list[ReplayValue]:
@@ -49,7 +50,7 @@ def _name_leaves(kind: str, tree: Any) -> list[ReplayValue]:
         named = NamedTensor(kind, _path(path))
         origin = None
         if is_float(array) and not np.isfinite(largest(array)):
-            size = range_of(array)
+            size = find_range(array)
             origin = Origin(-1, "", "", size.nan > 0, result=size, array=array, named=named)
         values.append(ReplayValue(array, named, origin=origin))
     return values
@@ -72,7 +73,7 @@ def _describe(origin: Origin, batch_size: int) -> str:
     if origin.named is not None:
         name = f"{origin.named.kind} {origin.named.name}".strip()
         return f"the step reads {name}: {origin.result}{examples}"
-    layer = layer_named(origin.scope)
+    layer = find_layer(origin.scope)
     place = ", ".join(filter(None, (layer, origin.line)))
     operation = f"{origin.primitive} ({place})" if place else origin.primitive
     listed = origin.operands[:MAX_OPERANDS]
@@ -83,7 +84,7 @@ def _describe(origin: Origin, batch_size: int) -> str:
 
 def _list_examples(origin: Origin, batch_size: int) -> str:
     """List the examples of the batch whose part of a result isn't finite, if it has such parts."""
-    rows = non_finite_rows(origin.array, batch_size) if batch_size > 1 else None
+    rows = find_non_finite(origin.array, batch_size) if batch_size > 1 else None
     if not rows or len(rows) == batch_size:
         return ""
     listed = ", ".join(map(str, rows[:MAX_EXAMPLES]))

@@ -20,7 +20,7 @@ from pipeline.backends.base import CompileReport, Mechanism
 from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.loading.loader import Loader
 from pipeline.backends.loading.window import Inputs, batch_at
-from pipeline.backends.xla import LoopCarry, run_once, split_at_windows, train_loop
+from pipeline.backends.xla import LoopCarry, make_train_loop, run_once, split_at_windows
 from pipeline.core.errors import RunError
 from pipeline.core.host.platforms import platform_of
 from pipeline.data.batch import Batch
@@ -30,7 +30,7 @@ from pipeline.engine.step_checks import LOSS, StepSignature
 from pipeline.models.imported.with_lowerings import list_kept, with_lowerings
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import Problem, RecordingPolicy
-from pipeline.models.lowerings.tune.rule import best_step_layout
+from pipeline.models.lowerings.tune.rule import choose_step_layout_by_rule
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
 from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.telemetry import Telemetry
@@ -203,7 +203,7 @@ def lower_step(
     if layout != "nhwc" and not has_choice:
         raise RunError(f"can't compute images in {layout.upper()} here, as this run did before")
     problems = _list_problems(step, state, layout)
-    if earlier is None and best_step_layout(problems, device.platform) == "chwn":
+    if earlier is None and choose_step_layout_by_rule(problems, device.platform) == "chwn":
         layout = "chwn"
         problems = _list_problems(step, state, layout)
     fixed = None if earlier is None else earlier.lowerings
@@ -270,7 +270,7 @@ class SinkProgram:
         shapes = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), args
         )
-        spec = ProgramSpec("step", train_loop(step, repeat), shapes, donated=0)
+        spec = ProgramSpec("step", make_train_loop(step, repeat), shapes, donated=0)
         self.program, facts = compile_program(spec, _no_clock, placement.devices)
         """The compiled loop, as jax returns it."""
         self.report = CompileReport((facts,), single_steps)

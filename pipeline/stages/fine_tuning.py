@@ -17,7 +17,7 @@ from pipeline.config.recipe import Recipe, TrainSpec
 from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.layers import standard
 from pipeline.models.layers.path_patterns import EXCEPT, Path, covers, is_frozen, require_covered
-from pipeline.models.layers.standard import scope_names
+from pipeline.models.layers.standard import name_scopes
 from pipeline.models.modules.jit_layers import list_layers
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build_checks import blaming_key
@@ -160,7 +160,7 @@ def _depths(
     """
     if isinstance(step_config.network, Network):
         stack = step_config.network.layers
-        named = zip(scope_names(stack), stack, strict=True)
+        named = zip(name_scopes(stack), stack, strict=True)
         order = [(name, isinstance(layer, _NORMS)) for name, layer in named]
     else:
         paths: dict[Path, None] = {}

@@ -44,8 +44,8 @@ from pipeline.models.lowerings.problem.lowering import (
 )
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem, DenseProblem
 from pipeline.models.lowerings.tune.machine import describe_device
-from pipeline.models.lowerings.tune.rule import best_layout, has_choice
-from pipeline.models.lowerings.tune.timing import Timer, random_operands
+from pipeline.models.lowerings.tune.rule import choose_layout_by_rule, has_choice
+from pipeline.models.lowerings.tune.timing import Timer, make_random_operand
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, find_layout
 from pipeline.models.modules.layout import LaidOutNetwork
 from pipeline.stages.build import Built
@@ -207,8 +207,8 @@ def _choose_layout(request: _LoweringRequest) -> LoweringChoice:
         return request.choose_in("nhwc")
     key = layout_key(network, step_config, request.batch, device)
     tuned = find_layout(key, request.tuning.mode, request.tuning.folder, request.time_us)
-    layout = tuned.best if tuned is not None else best_layout(problems, device.platform)
-    return replace(request.choose_in(layout), layout_found=tuned)
+    layout = tuned.best if tuned is not None else choose_layout_by_rule(problems, device.platform)
+    return replace(request.choose_in(layout), timed_layout=tuned)
 
 
 def _report(
@@ -217,8 +217,8 @@ def _report(
     """Report a choice, and write the result of tuning into the run directory."""
     if choice.layout != "nhwc":
         reason = ", for few channels"
-        if choice.layout_found is not None:
-            times_us = choice.layout_found.times_us
+        if choice.timed_layout is not None:
+            times_us = choice.timed_layout.times_us
             nhwc_ms, chwn_ms = (times_us[layout] / 1000 for layout in ("nhwc", "chwn"))
             reason = f"; gradients {nhwc_ms:,.2f} -> {chwn_ms:,.2f} ms"
         reporter.stage("lower", f"images as CHWN: vectors of samples{reason}")
@@ -346,8 +346,8 @@ def time_gradients_us(
         return jax.grad(loss)(params, images, batch_stats)
 
     shapes = (state.params, state.batch_stats)
-    weights = jax.tree.map(lambda shape: random_operands(shape.shape, shape.dtype), shapes)
-    images = random_operands((batch, *image_shape(step_config.image)), "float32")
+    weights = jax.tree.map(lambda shape: make_random_operand(shape.shape, shape.dtype), shapes)
+    images = make_random_operand((batch, *image_shape(step_config.image)), "float32")
     return Timer((images, *weights), device).time_us(gradients)
 
 

@@ -14,7 +14,7 @@ from jax.extend import core
 from pipeline.core.host.jaxpr import called_jaxpr, scope_of, walk
 from pipeline.core.host.tree_paths import leaves_by_path
 from pipeline.engine.monitors.tensorboard import BoardNode
-from pipeline.models.modules.name_stack import layer_of
+from pipeline.models.modules.name_stack import find_layer
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import image_shape
 
@@ -76,6 +76,6 @@ class _Trace:
         called = called_jaxpr(equation)
         if called is not None:
             return self.add_equations(called, inputs, scope)
-        name = "/".join(filter(None, (layer_of(scope), kind)))
+        name = "/".join(filter(None, (find_layer(scope), kind)))
         node = self.add(name, kind, list(filter(None, inputs)), equation.outvars[0])
         return [node] * len(equation.outvars)

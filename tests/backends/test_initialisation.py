@@ -19,8 +19,8 @@ from pipeline.backends.find_draws import Draw, Fill, find_draws
 from pipeline.backends.initialisation import (
     UNOPTIMIZED,
     compile_initialisation,
-    key_words,
-    random_bits,
+    draw_bits,
+    fold_key_words,
 )
 from pipeline.training.parallel.placement import DevicePlacement
 
@@ -72,8 +72,8 @@ def test_pieces_have_the_bits_of_one_program(
     worth: int, whole: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With and without tables."""
-    monkeypatch.setattr(initialisation, "WORTH_A_TABLE", worth)
-    monkeypatch.setattr(initialisation, "PLACED_AT_ONCE", 10_000)
+    monkeypatch.setattr(initialisation, "TABLE_WORTH_VALUES", worth)
+    monkeypatch.setattr(initialisation, "PORTION_VALUES", 10_000)
     placement = DevicePlacement((jax.devices()[0],))
     rest: list[int] = []
 
@@ -123,7 +123,7 @@ def test_keys_and_bits_are_those_of_jax(seed: int, folds: list[int]) -> None:
     key = jax.random.wrap_key_data(words, impl="threefry2x32")
     for number in folds:
         key = jax.random.fold_in(key, np.uint32(number))
-    own = key_words(words, folds)
+    own = fold_key_words(words, folds)
     assert own.tolist() == np.asarray(jax.random.key_data(key)).tolist()
-    rows = random_bits(np.stack([own, own]), np.array([0, 1024], np.uint32))
+    rows = draw_bits(np.stack([own, own]), np.array([0, 1024], np.uint32))
     assert np.asarray(rows).ravel().tolist() == jax.random.bits(key, (2048,)).tolist()

@@ -53,7 +53,7 @@ def test_without_a_recipe_only_the_format_changes(theirs: Path, tmp_path: Path) 
 
 
 def test_a_target_that_is_not_written_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"ours\.pth: is not written; must end in one of"):
+    with pytest.raises(DataError, match=r"ours\.pth: can't be written; must end in one of"):
         convert(["weights", str(tmp_path / "nowhere.npz"), str(tmp_path / "ours.pth"), LENET5])
 
 

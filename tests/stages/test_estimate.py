@@ -253,7 +253,7 @@ def odd(kind: str) -> Callable[..., Any]:
 
 
 ODD = {
-    "loop": ([], "its number of trips can't be read off; write it as jax.lax.scan"),
+    "loop": ([], "its number of iterations isn't constant; write it as jax.lax.scan"),
     "cholesky": (["device.strict=true"], "cholesky: not supported; strict = false estimates"),
 }
 

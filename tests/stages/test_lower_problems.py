@@ -27,11 +27,11 @@ from pipeline.data.batch import Batch
 from pipeline.engine.run_sink import PreparedSink, prepare_sink
 from pipeline.engine.sink_settings import SinkSettings
 from pipeline.engine.user_step import lower_step
-from pipeline.models.lowerings.candidates import candidates
+from pipeline.models.lowerings.candidates import list_candidates
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, LoweringPolicy, Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
-from pipeline.models.modules.name_stack import layer_of
+from pipeline.models.modules.name_stack import find_layer
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import list_problems, lower, with_policy
@@ -67,7 +67,7 @@ class LastCandidate:
     """A policy that never chooses the default: each problem's last formula by XLA."""
 
     def choose(self, problem: Problem) -> Lowering:
-        return candidates(problem, frozenset(("xla",)))[-1]
+        return list_candidates(problem, frozenset(("xla",)))[-1]
 
 
 @pytest.fixture(autouse=True)
@@ -259,7 +259,7 @@ def test_layers_of_a_custom_network_keep_their_names(tiny: Compose) -> None:
             count=np.int32(BATCH),
         )
         jaxpr = jax.make_jaxpr(step)(built.state, batch, built.learning_rates).jaxpr
-        scopes = {layer_of(str(equation.source_info.name_stack)) for equation in equations(jaxpr)}
+        scopes = {find_layer(str(equation.source_info.name_stack)) for equation in equations(jaxpr)}
         assert {"Conv_0", "Conv_1", "Dense_0"} <= scopes, name
         assert not any("TwoConvs/" in scope for scope in scopes), name
 

@@ -36,7 +36,7 @@ from pipeline.backends.xla import (
     LoopCarry,
     XlaBackend,
     XlaExecutable,
-    empty_buffers,
+    make_buffers,
     pad_to_block,
 )
 from pipeline.core.errors import RunError, first_line
@@ -161,7 +161,7 @@ class GpuBackend(XlaBackend):
         chip = Chip(self.device, _find_host())
         programs, reports = compile_for_gpu(work, chip, self.options, self.graphs, watch)
         rates = self.placement.put(pad_to_block(work.learning_rates))
-        buffers = self.placement.put(empty_buffers(work.train.window(0).inputs))
+        buffers = self.placement.put(make_buffers(work.train.window(0).inputs))
         report = CompileReport(reports)
         return GpuExecutable(work, self.placement, report, programs, rates, buffers)
 

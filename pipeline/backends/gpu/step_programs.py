@@ -27,7 +27,7 @@ from pipeline.backends.base import CompileInputs, ProgramReport, ProgressClock
 from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.initialisation import UNOPTIMIZED
 from pipeline.backends.loading.window import Inputs, batch_at
-from pipeline.backends.xla import LoopCarry, empty_buffers, pad_to_block
+from pipeline.backends.xla import LoopCarry, make_buffers, pad_to_block
 from pipeline.models.modules.name_stack import DATA as DATA_SCOPE
 from pipeline.models.modules.name_stack import UPDATE
 from pipeline.training.metrics import EvalSums
@@ -179,7 +179,7 @@ def make_train_spec(
 def make_carry_shapes(work: CompileInputs, chip: Chip) -> StepCarry:
     """Return the shapes of the values that training programs pass on."""
     state = jax.eval_shape(work.step.init, work.seed)
-    buffers = jax.eval_shape(empty_buffers, work.train.window(0).inputs)
+    buffers = jax.eval_shape(make_buffers, work.train.window(0).inputs)
     return StepCarry(chip.shapes(np.int32(0)), LoopCarry(chip.shapes(state), *chip.shapes(buffers)))
 
 
@@ -195,7 +195,7 @@ def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]
 
         return jax.lax.fori_loop(0, steps, body, carry)
 
-    def train_loop(
+    def make_train_loop(
         carry: StepCarry, inputs: Inputs, learning_rates: Array, last: Array
     ) -> StepCarry:
         def condition(before: StepCarry) -> Array:
@@ -207,7 +207,7 @@ def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]
         return jax.lax.while_loop(condition, body, carry)
 
     if steps == 0:
-        return train_loop
+        return make_train_loop
     return train_step if steps == 1 else train_steps
 
 

@@ -15,7 +15,7 @@ Marked = Literal["forward", "backward", "unmarked"]
 
 
 class UnboundedLoopError(RunError):
-    """A while loop whose trip count can't be derived."""
+    """A while loop without a constant number of iterations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Value:
 class Node:
     """An application of a primitive; inputs and outputs are indices of values.
 
-    `mark` is from the differentiation in JAX's name stack (jvp, transpose). `calls` are the jitted
-    functions around the node. Nodes of one `loop` run `repeat` times.
+    `mark` is the pass of differentiation, from jvp or transpose in JAX's name stack. `calls` are
+    the jitted functions around the node. The nodes of `loop`, a number, run `repeat` times.
     """
 
     primitive: str
@@ -60,15 +60,15 @@ class Graph:
     outputs: tuple[int, ...] = ()
     constants: set[int] = field(default_factory=set)
     equations: int = 0
-    """The number of equations of the function as traced, dead and constant ones too."""
+    """Number of equations of the traced function, including dead and constant equations."""
     folded: int = 0
-    """Equations that were dead, or computed at compile time."""
+    """Number of equations that are dead or constant."""
     carried: list[tuple[int, int]] = field(default_factory=list)
-    """Values that a loop carries: at the start of an iteration, and at its end."""
+    """Pairs of values that a loop carries: at the start and at the end of an iteration."""
 
 
 def prune(graph: Graph) -> Graph:
-    """Remove values that no output needs or that are known at compile time."""
+    """Remove the nodes whose results are constant, or unused by the outputs."""
     _find_constants(graph)
     live = _find_live(graph)
     nodes = [
@@ -83,12 +83,12 @@ def prune(graph: Graph) -> Graph:
 
 
 def _find_constants(graph: Graph) -> None:
-    """Add everything computed from constants alone; a loop's counters are constants too."""
+    """Add the values computed from constants alone, and the counters of loops."""
     next_values = dict(graph.carried)
     initial = set(graph.constants)
     varying: set[int] = set()
     while True:
-        # As if all values that loops carry were constant but the varying ones.
+        # Assume that loops carry constants, except the values found to vary.
         constants = set(initial)
         for node in graph.nodes:
             if not constants.issuperset(node.inputs) or "random" in node.primitive:
@@ -109,7 +109,7 @@ def _find_constants(graph: Graph) -> None:
 
 
 def _find_live(graph: Graph) -> set[int]:
-    """Return the values that the outputs depend on, also through a loop's next iteration."""
+    """Return the values that the outputs depend on, including those of a loop's last iteration."""
     producer = {out: node for node in graph.nodes for out in node.outputs}
     next_values = dict(graph.carried)
     live: set[int] = set()

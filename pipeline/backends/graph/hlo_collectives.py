@@ -30,9 +30,9 @@ KINDS = {
 class CompiledCollective:
     """Collectives of one kind over groups of one size in a compiled program.
 
-    `nbytes` is the sum over the `count` collectives of their whole array on one device. That is the
-    array that an all-reduce reads and writes, an all-gather writes, and a reduce-scatter reads. An
-    instruction in a loop is counted once.
+    `nbytes` sums the sizes of the `count` whole arrays on one device: the array that an all-reduce
+    reads and writes, an all-gather writes, and a reduce-scatter reads. An instruction in a loop is
+    counted once.
     """
 
     kind: str
@@ -58,7 +58,7 @@ def read_collectives(text: str) -> tuple[CompiledCollective, ...]:
 
 
 def _count_bytes(line: HloLine) -> int:
-    """Return the bytes of a result, without the operand that some starts return too."""
+    """Return the bytes of a result, without the operand that some opcodes also return."""
     sizes = [array.nbytes for array in line.arrays]
     if len(sizes) > 1 and line.opcode == "all-gather-start":
         return sum(sizes[len(sizes) // 2 :])
@@ -68,9 +68,9 @@ def _count_bytes(line: HloLine) -> int:
 
 
 def _find_group_size(arguments: str) -> int:
-    """Return the number of devices in a group; 2, as in a permutation's pairs, if none is given."""
-    if listed := _LIST.search(arguments):
-        return listed[1].count(",") + 1
+    """Return the number of devices in a group; 2, for a permutation's pairs, without groups."""
+    if listed_ids := _LIST.search(arguments):
+        return listed_ids[1].count(",") + 1
     if iota := _IOTA.search(arguments):
         return int(iota[1].rpartition(",")[2])
     if mesh := _MESH.search(arguments):

@@ -17,6 +17,7 @@ CONTAINERS = frozenset({"while", "conditional", "call"})
 """Opcodes of operations that only call computations."""
 
 PRODUCTS = frozenset({"dot", "convolution"})
+"""Opcodes of sums of products."""
 MOVES = frozenset(
     {
         *("parameter", "constant", "tuple", "get-tuple-element", "iota", "broadcast"),
@@ -24,16 +25,18 @@ MOVES = frozenset(
         *("slice", "pad", "concatenate", "dynamic-slice", "dynamic-update-slice"),
     }
 )
+"""Opcodes that move values, and compute none but conversions."""
 FREE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast"})
 """Opcodes of instructions that take no time."""
 CALLBACK = "python"
 """A word in the name of a custom call of Python on the host."""
+# Prefixes of the targets of custom calls.
 ONEDNN = "onednn$"
 CUDNN = "__cudnn$"
 CUBLAS = "__cublas$"
 CONVERSIONS = "conversions of types"
 MAX_DISTANCE = 4
-"""Most instructions from one without a scope to the one that it inherits a scope from."""
+"""Most instructions between one without a scope and the one that it inherits a scope from."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class HloProgram:
 
     instructions: Mapping[str, HloInstruction]
     name: str = ""
-    """The name of the module, `jit_loop`."""
+    """Name of the module, such as `jit_loop`."""
 
     def find(self, name: str) -> HloInstruction | None:
         """Return the operation with a name in a profiler's trace; None if unknown."""
@@ -90,7 +93,7 @@ class HloProgram:
         return _name_kind(instruction.inside)
 
     def bytes_of(self, name: str) -> int:
-        """Return the bytes of operands and results together."""
+        """Return the bytes of an operation's operands and results together."""
         instruction = self.find(name)
         return instruction.moved_bytes if instruction is not None else 0
 
@@ -106,7 +109,7 @@ def _name_kind(inside: frozenset[str]) -> str:
 
 
 def parse_program(text: str) -> HloProgram:
-    """Parse `compiled.as_text()`. What isn't understood counts as no bytes and no FLOP."""
+    """Parse `compiled.as_text()`. Unknown operations have no bytes and no FLOP."""
     program = read_hlo_text(text)
     lines = {line.name: line for line in program.lines()}
     shapes = {name: line.arrays[0] for name, line in lines.items() if line.arrays}
@@ -129,9 +132,9 @@ def parse_program(text: str) -> HloProgram:
             scope[1] if scope else "",
             line.target or "",
         )
-    inherited = _inherit_scopes(instructions, lines)
+    inherited_scopes = _inherit_scopes(instructions, lines)
     instructions = {
-        name: replace(instruction, scope=instruction.scope or inherited.get(name, ""))
+        name: replace(instruction, scope=instruction.scope or inherited_scopes.get(name, ""))
         for name, instruction in instructions.items()
     }
     header = program.header
@@ -144,7 +147,7 @@ def _inherit_scopes(
 ) -> dict[str, str]:
     """Return scopes for instructions without one, such as copies that the compiler adds.
 
-    It is the scope of the nearest instruction that reads the result, else of the nearest operand.
+    The scope is that of the nearest instruction that reads the result, else of the nearest operand.
     """
     readers: dict[str, list[str]] = {}
     for name, line in lines.items():
@@ -153,16 +156,19 @@ def _inherit_scopes(
     operands = {name: line.operands for name, line in lines.items()}
 
     def find_scope(name: str, neighbours: Mapping[str, Sequence[str]]) -> str:
-        seen = {name}
+        visited = {name}
         layer = [name]
         for _ in range(MAX_DISTANCE):
             layer = [
-                near for before in layer for near in neighbours.get(before, ()) if near not in seen
+                neighbour
+                for before in layer
+                for neighbour in neighbours.get(before, ())
+                if neighbour not in visited
             ]
-            seen.update(layer)
-            for near in layer:
+            visited.update(layer)
+            for neighbour in layer:
                 # Other scopes are the loop's, which name no layer.
-                scope = instructions[near].scope if near in instructions else ""
+                scope = instructions[neighbour].scope if neighbour in instructions else ""
                 if "jvp(" in scope or "step." in scope:
                     return scope
         return ""
@@ -175,7 +181,7 @@ def _inherit_scopes(
 
 
 def _count_moved_bytes(inside: frozenset[str], read: list[int], result: int) -> int:
-    """Return bytes read and written. Of a sliced or updated array, only the slice counts."""
+    """Return bytes read and written; of a sliced or updated array, only those of the slice."""
     if inside & {"dynamic-slice", "gather"}:
         return 2 * result
     if "dynamic-update-slice" in inside:
@@ -186,8 +192,9 @@ def _count_moved_bytes(inside: frozenset[str], read: list[int], result: int) -> 
 def _count_flops(line: HloLine, shapes: Mapping[str, HloArray]) -> float:
     """Return the FLOP of an instruction.
 
-    A sum of products has two for each product. Arithmetic has one for each element of the result, a
-    reduction one for each element of its operand. Moves, containers and unknown calls have none.
+    Each product in a sum of products counts as two. Arithmetic counts as one per element of the
+    result, a reduction as one per element of its operand. Moves, containers and unknown calls have
+    none.
     """
     operands = [shapes[name] for name in line.operands if name in shapes]
     if line.opcode == "dot" and operands:
@@ -202,9 +209,9 @@ def _count_flops(line: HloLine, shapes: Mapping[str, HloArray]) -> float:
         left, right = operands[:2]
         if "convolution" in line.arguments:
             return 2.0 * line.elements * _count_products_per_output(right, -1)
-        # (m, k) times (k, n) has m n elements, so that k is a root whichever side is transposed.
-        inner = math.sqrt(left.elements * right.elements / max(1, line.elements))
-        return 2.0 * line.elements * inner
+        # (m, k) times (k, n) has m n elements; so k is this root, even if a side is transposed.
+        depth = math.sqrt(left.elements * right.elements / max(1, line.elements))
+        return 2.0 * line.elements * depth
     if line.opcode.startswith("reduce") and operands:
         return float(operands[0].elements)
     if line.opcode in MOVES | CONTAINERS | {"fusion", "custom-call"}:

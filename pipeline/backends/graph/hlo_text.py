@@ -1,4 +1,4 @@
-"""The one reader of the text that XLA writes of a program. Lines of any other form are left out."""
+"""Reader of HLO, the text that XLA writes of a program. Unknown lines are left out."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class HloArray:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all elements, at least one for each, as for `pred`."""
+        """Bytes of all elements; each has at least one byte, also `pred`."""
         bits = "".join(filter(str.isdigit, self.dtype))
         return self.elements * max(1, int(bits or 8) // 8)
 
 
 @dataclass(frozen=True)
 class HloLine:
-    """An instruction: its opcode, the arrays of its result, and its text after the bracket."""
+    """An instruction: its opcode, the arrays of its result, and the text after the bracket."""
 
     name: str
     opcode: str
@@ -62,7 +62,7 @@ class HloLine:
 
     @property
     def called_computation(self) -> str | None:
-        """The computation that a fusion or a call computes."""
+        """Name of the computation that a fusion or a call computes."""
         called = _CALLED.search(self.arguments)
         return called[1] if called else None
 
@@ -75,7 +75,7 @@ class HloLine:
 
 @dataclass(frozen=True)
 class HloText:
-    """A program: the instructions of each computation by name, and the computation that it runs."""
+    """A program: instructions by computation and name. `entry` is the computation that it runs."""
 
     header: str
     computations: Mapping[str, Mapping[str, HloLine]]
@@ -88,7 +88,7 @@ class HloText:
 
 
 def read_hlo_text(text: str) -> HloText:
-    """Read a program. Instructions outside of a computation belong to a computation ""."""
+    """Read a program. Instructions outside of any computation are in the computation ""."""
     computations: dict[str, dict[str, HloLine]] = {}
     current = entry = ""
     for line in text.splitlines():

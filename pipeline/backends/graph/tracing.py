@@ -1,7 +1,7 @@
 """Trace a JAX function to its graph, from shapes alone: no weight is allocated.
 
-Calls are inlined. A scan's body appears once, its nodes repeated by the scan's length. A `cond` is
-its slowest branch; a platform-dependent one, the branch for any platform.
+Calls are inlined. A scan's body appears once, with nodes that `repeat` by the scan's length. A
+`cond` is its slowest branch. A platform-dependent `cond` is its branch for any platform.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OPAQUE_CALLS = frozenset({"max_pool"})
 
 @dataclass(frozen=True)
 class _Place:
-    """Position of the walk: scope, mark, loop and repeats."""
+    """Place of an equation: its scope, the jitted calls and the loop around it, and repeats."""
 
     scope: str = ""
     calls: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class _Place:
 def trace_graph(function: Callable[..., Any], *arguments: Any) -> Graph:
     """Return the graph of `function(*arguments)`; arguments may be `jax.ShapeDtypeStruct`s.
 
-    Raises UnboundedLoopError for a while loop without a trip count.
+    Raises UnboundedLoopError for a while loop without a constant number of iterations.
     """
     return trace_with_result(function, arguments)[0]
 
@@ -50,13 +50,13 @@ def trace_graph(function: Callable[..., Any], *arguments: Any) -> Graph:
 def trace_with_result(
     function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> tuple[Graph, Any]:
-    """Return the graph, and the shapes of the function's result as `jax.eval_shape` has them."""
+    """Return the graph, and the shapes of the result, as `jax.eval_shape` returns them."""
     traced = jax.jit(lambda operands: function(*operands)).trace(arguments)
     closed = traced.jaxpr
     tracer = _Tracer()
     graph = tracer.graph
-    graph.inputs = tuple(tracer.fresh(var) for var in closed.jaxpr.invars)
-    graph.outputs = tracer.open(closed, graph.inputs, _Place())
+    graph.inputs = tuple(tracer.add_value(var) for var in closed.jaxpr.invars)
+    graph.outputs = tracer.inline(closed, graph.inputs, _Place())
     return prune(graph), traced.out_info
 
 
@@ -67,44 +67,46 @@ class _Tracer:
         self.graph = Graph()
         self.loops = 0
 
-    def fresh(self, var: Any) -> int:
-        """Add a value of the shape of a variable."""
+    def add_value(self, var: Any) -> int:
+        """Add a value with a variable's shape and dtype; return its index."""
         self.graph.values.append(Value(tuple(var.aval.shape), str(var.aval.dtype)))
         return len(self.graph.values) - 1
 
-    def constant(self, var: Any, _: Any = None) -> int:
-        """Add a value that is known when the graph is compiled."""
-        index = self.fresh(var)
+    def add_constant(self, var: Any, _: Any = None) -> int:
+        """Add a constant value; return its index."""
+        index = self.add_value(var)
         self.graph.constants.add(index)
         return index
 
-    def open(
+    def inline(
         self, jaxpr: core.ClosedJaxpr, inputs: Sequence[int], place: _Place
     ) -> tuple[int, ...]:
         """Inline a jaxpr and return its outputs."""
-        return tuple(walk(jaxpr, inputs, partial(self.equation, place), self.constant))
+        return tuple(walk(jaxpr, inputs, partial(self.add_equation, place), self.add_constant))
 
-    def equation(self, place: _Place, eqn: Any, inputs: list[int]) -> tuple[int, ...]:
-        """Add one equation: inlined if it holds a jaxpr, else as a node."""
+    def add_equation(self, place: _Place, eqn: Any, inputs: list[int]) -> tuple[int, ...]:
+        """Add one equation, inlined if it calls a jaxpr, else as a node; return its results."""
         name = eqn.primitive.name
         inside = replace(place, scope=scope_of(eqn, place.scope))
-        flow = {"scan": self.scan, "while": self.while_loop, "cond": self.cond}
+        flow = {"scan": self.add_scan, "while": self.add_while, "cond": self.add_cond}
         if name in flow:
             return flow[name](eqn, inputs, inside)
         if name == "optimization_barrier":
             self.graph.equations += 1
             return tuple(inputs)
         called = eqn.params.get("name")
-        inner = per_device_jaxpr(eqn)
-        if inner is not None and not (called in OPAQUE_CALLS and _only_moves(inner.jaxpr)):
+        callee = per_device_jaxpr(eqn)
+        if callee is not None and not (called in OPAQUE_CALLS and _only_moves(callee.jaxpr)):
             calls = (*place.calls, called) if isinstance(called, str) else place.calls
-            return self.open(inner, inputs, replace(inside, calls=calls))
+            return self.inline(callee, inputs, replace(inside, calls=calls))
         self.graph.equations += 1
-        outputs = tuple(self.fresh(var) for var in eqn.outvars)
-        self._add(name if inner is None else called, eqn.params, tuple(inputs), outputs, inside)
+        outputs = tuple(self.add_value(var) for var in eqn.outvars)
+        self._add_node(
+            name if callee is None else called, eqn.params, tuple(inputs), outputs, inside
+        )
         return outputs
 
-    def _add(
+    def _add_node(
         self,
         primitive: str,
         params: Mapping[str, Any],
@@ -120,8 +122,8 @@ class _Tracer:
         )  # fmt: skip
         self.graph.nodes.append(node)
 
-    def scan(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
-        """Add the body once, repeated; scanned inputs are sliced, stacked outputs are written."""
+    def add_scan(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
+        """Add the body once. Each iteration reads slices of inputs, and adds to stacked outputs."""
         scan = read_scan(eqn)
         body = scan.body.jaxpr
         consts = scan.num_consts
@@ -129,30 +131,30 @@ class _Tracer:
         inside = self._enter_loop(place, scan.length)
         first = consts + carries
         sliced = [
-            self._view("scan_slice", index, var, inside)
+            self._add_view("scan_slice", index, var, inside)
             for index, var in zip(inputs[first:], body.invars[first:], strict=True)
         ]
-        carried = self._carries(body, consts, inputs[:first], inside)
-        outputs = self.open(scan.body, [*inputs[:consts], *carried, *sliced], inside)
+        carried = self._add_carries(body, consts, inputs[:first], inside)
+        outputs = self.inline(scan.body, [*inputs[:consts], *carried, *sliced], inside)
         stacked = [
-            self._view("scan_stack", index, var, inside)
+            self._add_view("scan_stack", index, var, inside)
             for index, var in zip(outputs[carries:], eqn.outvars[carries:], strict=True)
         ]
-        return (*self._final_carries(carried, outputs[:carries], eqn.outvars, place), *stacked)
+        return (*self._add_final_carries(carried, outputs[:carries], eqn.outvars, place), *stacked)
 
     def _enter_loop(self, place: _Place, length: int) -> _Place:
         self.loops += 1
         return replace(place, loop=self.loops, repeat=place.repeat * length)
 
-    def _carries(self, body: Any, consts: int, inputs: list[int], inside: _Place) -> list[int]:
+    def _add_carries(self, body: Any, consts: int, inputs: list[int], inside: _Place) -> list[int]:
         """Add the carry at an iteration's start, unless the body returns it unchanged."""
         variables = body.invars[consts : len(inputs)]
         return [
-            index if before is after else self._view("scan_carry", index, before, inside)
+            index if before is after else self._add_view("scan_carry", index, before, inside)
             for index, before, after in zip(inputs[consts:], variables, body.outvars, strict=False)
         ]
 
-    def _final_carries(
+    def _add_final_carries(
         self,
         carried: Sequence[int],
         returned: Sequence[int],
@@ -166,92 +168,89 @@ class _Tracer:
             if before != after
         ]
         return [
-            after if before == after else self._view("scan_carry", after, var, place)
+            after if before == after else self._add_view("scan_carry", after, var, place)
             for before, after, var in zip(carried, returned, variables, strict=False)
         ]
 
-    def _view(self, primitive: str, source: int, var: Any, place: _Place) -> int:
-        index = self.fresh(var)
-        self._add(primitive, {}, (source,), (index,), place)
+    def _add_view(self, primitive: str, source: int, var: Any, place: _Place) -> int:
+        index = self.add_value(var)
+        self._add_node(primitive, {}, (source,), (index,), place)
         return index
 
-    def while_loop(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
-        """Add a loop that counts to a constant, repeated by its count. Refuse any other."""
-        count = trip_count(eqn)
+    def add_while(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
+        """Add the body of a loop that counts to a constant; raise UnboundedLoopError for others."""
+        count = count_iterations(eqn)
         if count is None:
             raise UnboundedLoopError(
-                f"while loop in {place.scope or 'the function'}: its number of trips can't be read "
-                "off; write it as jax.lax.scan or as jax.lax.fori_loop with constant bounds"
+                f"while loop in {place.scope or 'the function'}: its number of iterations isn't "
+                "constant; write it as jax.lax.scan or as jax.lax.fori_loop with constant bounds"
             )
         loop = read_while(eqn)
         inside = self._enter_loop(place, count)
         _, consts, initial = loop.split_operands(inputs)
         body = loop.body.jaxpr
-        carried = self._carries(body, len(consts), [*consts, *initial], inside)
-        outputs = self.open(loop.body, [*consts, *carried], inside)
-        return tuple(self._final_carries(carried, outputs, eqn.outvars, place))
+        carried = self._add_carries(body, len(consts), [*consts, *initial], inside)
+        outputs = self.inline(loop.body, [*consts, *carried], inside)
+        return tuple(self._add_final_carries(carried, outputs, eqn.outvars, place))
 
-    def cond(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
-        """Add one of the branches: that for any platform, or else the slowest."""
+    def add_cond(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
+        """Add one branch: the branch for any platform, or else the slowest."""
         branches = eqn.params["branches"]
         branch = branches[-1]
         if eqn.params.get("branches_platforms") is None:
-            branch = max(branches, key=lambda branch: _weight(branch.jaxpr))
-        return self.open(branch, inputs[1:], place)
+            branch = max(branches, key=lambda branch: _estimate_work(branch.jaxpr))
+        return self.inline(branch, inputs[1:], place)
 
 
 def _only_moves(jaxpr: Any) -> bool:
-    """Whether a jaxpr holds slices and comparisons alone, as this package's pooling does."""
+    """Whether a jaxpr has no products and no window reductions, as in this package's pooling."""
     names = {eqn.primitive.name for eqn in jaxpr.eqns}
     heavy = ("dot_general", "conv_general_dilated", "reduce_window", "select_and_scatter")
     return not any(name.startswith(heavy) for name in names)
 
 
-def _weight(jaxpr: Any) -> int:
-    """Return the elements that a jaxpr writes, matrix products by their multiply-adds.
-
-    An estimate that is good enough to compare branches.
-    """
-    return sum(map(_weight_of, jaxpr.eqns))
+def _estimate_work(jaxpr: Any) -> int:
+    """Estimate the work of a jaxpr: elements written, or multiply-adds of matrix products."""
+    return sum(map(_estimate_equation_work, jaxpr.eqns))
 
 
-def _weight_of(eqn: Any) -> int:
+def _estimate_equation_work(eqn: Any) -> int:
     called = per_device_jaxpr(eqn)
     if called is not None:
-        return _weight(called.jaxpr)
+        return _estimate_work(called.jaxpr)
     match eqn.primitive.name:
         case "scan":
             scan = read_scan(eqn)
-            return scan.length * _weight(scan.body.jaxpr)
+            return scan.length * _estimate_work(scan.body.jaxpr)
         case "cond":
-            return max(_weight(branch.jaxpr) for branch in eqn.params["branches"])
+            return max(_estimate_work(branch.jaxpr) for branch in eqn.params["branches"])
         case "while":
-            return (trip_count(eqn) or 1) * _weight(read_while(eqn).body.jaxpr)
+            return (count_iterations(eqn) or 1) * _estimate_work(read_while(eqn).body.jaxpr)
     elements = sum(math.prod(var.aval.shape) for var in eqn.outvars)
     if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
         elements *= math.isqrt(math.prod(eqn.invars[-1].aval.shape))
     return elements
 
 
-def trip_count(eqn: Any) -> int | None:
-    """Return the trip count of a `while` equation that counts by one up to a literal, else None."""
+def count_iterations(eqn: Any) -> int | None:
+    """Return the iterations of a `while` that counts by one up to a literal; None for others."""
     loop = read_while(eqn)
-    cond = loop.condition.jaxpr
-    if len(cond.eqns) != 1 or cond.eqns[0].primitive.name != "lt":
+    condition = loop.condition.jaxpr
+    if len(condition.eqns) != 1 or condition.eqns[0].primitive.name != "lt":
         return None
-    counter, limit = cond.eqns[0].invars
+    counter, limit = condition.eqns[0].invars
     condition_consts, _, start = loop.split_operands(eqn.invars)
-    limit = _literal(limit, cond.invars, condition_consts)
+    limit = _find_literal(limit, condition.invars, condition_consts)
     if isinstance(counter, core.Literal) or limit is None:
         return None
-    position = cond.invars.index(counter) - len(condition_consts)
-    first = _literal(start[position], (), ())
+    position = condition.invars.index(counter) - len(condition_consts)
+    first = _find_literal(start[position], (), ())
     if first is None or not _counts_by_one(loop, position):
         return None
     return max(0, limit - first)
 
 
-def _literal(atom: Any, variables: Sequence[Any], arguments: Sequence[Any]) -> int | None:
+def _find_literal(atom: Any, variables: Sequence[Any], arguments: Sequence[Any]) -> int | None:
     if not isinstance(atom, core.Literal) and atom in variables[: len(arguments)]:
         atom = arguments[list(variables).index(atom)]
     return int(atom.val) if isinstance(atom, core.Literal) else None
@@ -262,9 +261,9 @@ def _counts_by_one(loop: While, position: int) -> bool:
     before = body.invars[loop.num_body_consts + position]
     after = body.outvars[position]
     return any(
-        inner.primitive.name == "add"
-        and after in inner.outvars
-        and before in inner.invars
-        and any(isinstance(atom, core.Literal) and atom.val == 1 for atom in inner.invars)
-        for inner in body.eqns
+        eqn.primitive.name == "add"
+        and after in eqn.outvars
+        and before in eqn.invars
+        and any(isinstance(atom, core.Literal) and atom.val == 1 for atom in eqn.invars)
+        for eqn in body.eqns
     )

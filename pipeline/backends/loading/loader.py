@@ -1,7 +1,7 @@
 """Loaders, which bring batches to the device, window by window.
 
-A resident loader puts the split on the device once, and then transfers only the order of samples. A
-streaming loader transfers a window's samples, and prepares the next window while the device works.
+A resident loader puts the split on the device once, and then transfers only orders of samples. A
+streaming loader transfers the samples of each window while the device works on the last one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.backends.loading.window_buffer import Clock, LoaderSource
 from pipeline.data.columns import LazyColumn, Split
 
 RESIDENT_LIMIT_BYTES = 2 << 30
-"""Largest split on the device, MindSpore's limit too; a GPU may have room for more."""
+"""Largest split on the device, as in MindSpore; a GPU may have room for more."""
 
 RESIDENT_SHARE = 0.5
 """Share of a GPU's free memory that a split may take; the step needs the other half."""
@@ -32,8 +32,7 @@ WINDOW_LIMIT_BYTES = 256 << 20
 """Most bytes of a window that is transferred to the device."""
 
 WINDOW_STEPS = 1024
-"""Steps of the longest window. It doesn't depend on the sink size, so one program suits all."""
-
+"""Steps of the longest window, for all sink sizes, so that these share a program."""
 
 Prepared = tuple[Window, PrepareTime]
 """A window and the time that it took to prepare."""
@@ -61,7 +60,7 @@ class WindowSource(Protocol):
 class ResidentWindows:
     """Windows of a split that is on the device. A thread computes the next window's order.
 
-    An order takes 7 ms for 60,000 samples, a few per cent of 1,024 steps of a small network.
+    For 60,000 samples that takes 7 ms, a few per cent of 1,024 steps of a small network.
     """
 
     kind: Literal["resident", "stream"] = "resident"
@@ -87,9 +86,9 @@ class ResidentWindows:
             prepared = self._ahead[1].result()
         else:
             prepared = self._prepare(step)
-        following = step + self._steps
-        if self._source.stop is None or following < self._source.stop:
-            self._ahead = following, self._thread.submit(self._prepare, following)
+        next_step = step + self._steps
+        if self._source.stop is None or next_step < self._source.stop:
+            self._ahead = next_step, self._thread.submit(self._prepare, next_step)
         return prepared
 
     def close(self) -> None:
@@ -107,7 +106,7 @@ class ResidentWindows:
 
 
 class Loader:
-    """Windows for a backend."""
+    """Windows for a backend, and statistics of how long training waits for them."""
 
     def __init__(
         self, source: WindowSource, notify: Notify | None, clock: Clock = time.perf_counter
@@ -145,7 +144,7 @@ class Loader:
         return window
 
     def close(self) -> None:
-        """Stop preparing ahead, so that no samples are read which are not trained on.
+        """Stop preparing ahead, so that no samples are read in vain.
 
         The last window is dropped too, and read again at the next request.
         """
@@ -167,14 +166,14 @@ def make_loader(
     kind: Literal["auto", "resident", "stream"] = "auto",
     notify: Notify | None = None,
 ) -> Loader:
-    """Make a loader of the kind; `auto` is resident if the split fits.
+    """Make a loader; `auto` is resident if the split fits on the device.
 
-    `notify` is called when training has to wait.
+    `notify` is called when training begins and stops waiting for data.
     """
     split = source.split
     if kind == "auto":
         free = source.placement.free_bytes
-        # Lazy columns are decoded into the host's memory first, so the device's doesn't decide.
+        # Lazy columns are decoded into the host's memory first, so the smaller limit holds.
         lazy = any(isinstance(column, LazyColumn) for column in split.columns.values())
         limit = RESIDENT_LIMIT_BYTES if free is None or lazy else RESIDENT_SHARE * free
         kind = "resident" if split_bytes(split) <= limit else "stream"
@@ -186,5 +185,5 @@ def make_loader(
 
 
 def split_bytes(split: Split) -> int:
-    """Return the bytes of a split, as it was read."""
+    """Return the bytes of a split in the dtypes that it was read in."""
     return len(split) * split.sample_bytes

@@ -1,4 +1,4 @@
-"""Statistics of how long training waits for its data, and the report when it starves."""
+"""Statistics of how long training waits for its data, and reports of starvation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 STARVED_SHARE = 0.05
-"""Training starves when a window made it wait for a larger share of its time."""
+"""Training starves if it waited for a window for more than this share of its time."""
 
 RECOVERED_SHARE = 0.01
-"""Starvation ends when a window made it wait for a smaller share."""
+"""Starvation ends if training waited for a window for less than this share."""
 
 NOISE_S = 1e-3
-"""Shorter waits don't count: the operating system may take as long to wake a thread."""
+"""Shortest wait that counts: the operating system may take as long to wake a thread."""
 
 Notify = Callable[[bool, str], None]
 """(starves, line for the user): called when starvation begins and when it ends."""
@@ -22,7 +22,7 @@ Notify = Callable[[bool, str], None]
 
 @dataclass(frozen=True)
 class SlowSample:
-    """The sample that took longest to read, with its index and name."""
+    """The sample with the longest reading time, with its index and name."""
 
     column: str
     sample: int
@@ -35,14 +35,14 @@ class SlowSample:
 
 @dataclass(frozen=True)
 class PrepareTime:
-    """Seconds that preparing steps took, by activity, all reader threads together."""
+    """Seconds of preparing steps by activity, summed over reader threads."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     slowest: SlowSample | None = None
 
     @classmethod
     def total(cls, times: Iterable[PrepareTime]) -> PrepareTime:
-        """The sum of several."""
+        """Return the sums of times, and the slowest sample of all."""
         seconds: Counter[str] = Counter()
         slowest = None
         for time in times:
@@ -57,7 +57,7 @@ class PrepareTime:
 class WindowHandoff:
     """Handoff of a window to the training thread, which requested it after `busy_s`.
 
-    `steps` were trained meanwhile; of the `window_steps` requested, `ready_steps` were ready.
+    In that time `steps` were trained. `ready_steps` of the window's `window_steps` were ready.
     """
 
     start: int
@@ -70,7 +70,7 @@ class WindowHandoff:
 
     @property
     def wait_share(self) -> float:
-        """The share of the time that training waited."""
+        """Share of the time in which training waited."""
         return self.wait_s / max(self.wait_s + self.busy_s, 1e-9)
 
 
@@ -80,18 +80,18 @@ class LoaderReport:
 
     kind: Literal["resident", "stream"]
     starved: bool
-    """Whether it ever was."""
+    """Whether training has starved at any time."""
     first_wait_ms: float
-    """For windows that could not be prepared ahead: the first one, one after a jump, and the short
-    ones that follow it."""
+    """Wait for windows that couldn't be prepared ahead: the first, one after a jump, and the short
+    windows that follow it."""
     first_window_ms: float
-    """For the first window of all, before which nothing can be compiled."""
+    """Wait for the run's first window, before which nothing can be compiled."""
     wait_ms_per_step: float | None
     wait_share: float | None
     queue_depth: float | None
-    """The mean share of a window that was ready when it was requested: 1 never waits."""
+    """Mean share of a window that was ready when requested; at 1 training never waits."""
     prepare_ms_per_step: Mapping[str, float]
-    """By activity: reading a column, transfer, order; all reader threads together."""
+    """Times by activity (reading a column, transfer, order), summed over reader threads."""
     slowest_sample: SlowSample | None
 
 
@@ -107,7 +107,7 @@ class LoaderStats:
         self._starves = self._starved = False
 
     def jump(self, wait_s: float, window_steps: int, prepare_time: PrepareTime) -> None:
-        """Record a window that could not be prepared ahead."""
+        """Record a window that couldn't be prepared ahead."""
         if self._first_window_s is None:
             self._first_window_s = wait_s
         self._first_wait_s += wait_s
@@ -124,7 +124,7 @@ class LoaderStats:
         waited = handoff.wait_s > NOISE_S
         if not self._starves and waited and handoff.wait_share > STARVED_SHARE:
             self._starves = self._starved = True
-            self._notify(True, starved_text(handoff))
+            self._notify(True, format_starvation(handoff))
         elif self._starves and (not waited or handoff.wait_share < RECOVERED_SHARE):
             self._starves = False
             self._notify(False, f"data is fast enough again from step {handoff.start + 1}")
@@ -135,11 +135,11 @@ class LoaderStats:
 
     @property
     def waited_s(self) -> float:
-        """Seconds of all waits, also for windows that could not be prepared ahead."""
+        """Seconds of all waits, including those for windows that couldn't be prepared ahead."""
         return self._first_wait_s + self._wait_s
 
     def report(self, kind: Literal["resident", "stream"]) -> LoaderReport:
-        """The statistics so far."""
+        """Return the statistics so far."""
         prepared = max(1, self._prepared_steps)
         measured = self._windows > 0
         time_s = max(self._busy_s + self._wait_s, 1e-9)
@@ -157,8 +157,8 @@ class LoaderStats:
         )
 
 
-def starved_text(handoff: WindowHandoff) -> str:
-    """The line for the user when training has to wait."""
+def format_starvation(handoff: WindowHandoff) -> str:
+    """Return the line for the user when training has to wait."""
     time = handoff.prepare_time
     step_ms = 1000 * (handoff.wait_s + handoff.busy_s) / handoff.steps
     by_cost = sorted(time.seconds.items(), key=lambda item: -item[1])

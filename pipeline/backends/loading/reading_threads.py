@@ -1,7 +1,7 @@
-"""The number of threads that read samples at once, found by trying while a run reads.
+"""The fastest number of threads that read samples at once, found while a run reads.
 
-Decoders that hold Python's lock are faster with one thread than with two, others with all. Which
-threads read a sample changes nothing in it, so the number may change at any time.
+Decoders that hold Python's lock are faster with one thread than with two, others with all threads.
+The number may change at any time, since a sample is the same in every thread.
 """
 
 from __future__ import annotations
@@ -12,77 +12,81 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 SHORTEST_TRIAL_S = 0.1
-"""Seconds of reading after which a number of threads has been tried, if each has read once."""
+"""Least seconds of reading in a trial of a number of threads; each also reads at least once."""
 
-AGAIN_AFTER = 50
-"""Trials' lengths for which the best number stays before all are tried again."""
+TRIALS_BEFORE_RETRY = 50
+"""Lengths of a trial after which all numbers are tried again."""
 
 
 class ReadingThreads:
-    """A gate that lets a number of threads read: all at first, then fewer, then the fastest."""
+    """A gate for a number of threads: all at first, then fewer, then the fastest number."""
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.limit = most
-        """Threads that may read now."""
+    def __init__(self, max_threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.limit = max_threads
+        """Number of threads that may read at once."""
         self._clock = clock
         self._free = threading.Condition()
-        self._numbers = [most]
-        while self._numbers[-1] > 1:
-            self._numbers.append(self._numbers[-1] // 2)
+        self._thread_counts = [max_threads]
+        while self._thread_counts[-1] > 1:
+            self._thread_counts.append(self._thread_counts[-1] // 2)
         self._rates: dict[int, float] = {}
-        self._trial = self._active = self._since = 0
+        self._trial = self._active = self._fastest_trials = 0
         self._changed_at = 0.0
-        self._begin()
+        self._begin_trial()
 
-    def _begin(self) -> None:
-        """Forget what has been counted so far."""
+    def _begin_trial(self) -> None:
+        """Begin a trial: set its counts and times to 0."""
         self._reads = self._samples = 0
         self._read_s = self._busy_s = self._thread_s = 0.0
 
     @contextmanager
     def reading(self, samples: int) -> Iterator[None]:
-        """Wait until one more thread may read; the body reads a number of samples."""
+        """Wait until one more thread may read; the body of `with` reads `samples`."""
         with self._free:
             self._free.wait_for(lambda: self._active < self.limit)
-            self._count(1)
+            self._change_readers(1)
             trial = self._trial
             started_at = self._changed_at
         try:
             yield
         finally:
             with self._free:
-                self._count(-1)
-                # Most of an earlier trial's read was done by another number of threads.
+                self._change_readers(-1)
+                # A read that began in an earlier trial was done by another number of threads.
                 if trial == self._trial:
                     self._reads += 1
                     self._samples += samples
                     self._read_s += self._changed_at - started_at
-                    self._conclude()
+                    self._end_trial()
                 self._free.notify_all()
 
-    def _count(self, change: int) -> None:
-        """Add the time since the last change, in which any thread was reading."""
-        now = self._clock()
+    def _change_readers(self, change: int) -> None:
+        """Add the time since the last change of the number of readers, and change the number."""
+        time_s = self._clock()
         if self._active:
-            self._busy_s += now - self._changed_at
-            self._thread_s += self._active * (now - self._changed_at)
+            self._busy_s += time_s - self._changed_at
+            self._thread_s += self._active * (time_s - self._changed_at)
         self._active += change
-        self._changed_at = now
+        self._changed_at = time_s
 
-    def _conclude(self) -> None:
-        """End the trial of a number of threads if it is long enough: try another, or the best."""
-        if len(self._numbers) == 1 or self._reads < self.limit or self._busy_s < SHORTEST_TRIAL_S:
+    def _end_trial(self) -> None:
+        """End a trial that is long enough: begin the next one, or use the fastest number."""
+        if (
+            len(self._thread_counts) == 1
+            or self._reads < self.limit
+            or self._busy_s < SHORTEST_TRIAL_S
+        ):
             return
-        # A thread's rate times the mean number of readers: reads need not end together.
+        # A thread's rate times the mean number of readers, since reads don't end together.
         threads = self._thread_s / self._busy_s
         self._rates[self.limit] = threads * self._samples / max(self._read_s, 1e-9)
-        untried = [number for number in self._numbers if number not in self._rates]
+        untried = [number for number in self._thread_counts if number not in self._rates]
         limit = untried[0] if untried else max(self._rates, key=self._rates.__getitem__)
         if not untried:
-            self._since += 1
-            if self._since == AGAIN_AFTER:
-                self._since = 0
+            self._fastest_trials += 1
+            if self._fastest_trials == TRIALS_BEFORE_RETRY:
+                self._fastest_trials = 0
                 self._rates.clear()
         self._trial += self.limit != limit
         self.limit = limit
-        self._begin()
+        self._begin_trial()

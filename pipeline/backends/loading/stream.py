@@ -1,9 +1,9 @@
 """Windows of a split that is larger than the device: samples are transferred with their window.
 
 grain reads one window ahead, in several threads if samples are decoded one by one (`ReadingThreads`
-chooses the number). It reads parts of windows into the window's buffer, and the thread that
-completes a window transfers it. A part is a pure function of its number, so that a jump to any step
-opens a reader there and skips nothing.
+chooses the number). The threads read parts of a window into its buffer, and the thread that
+completes the window transfers it. A part is a pure function of its number, so a jump to a step
+opens a reader there, which skips no samples.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.core.errors import PipelineError
 
 
 class StreamedWindows:
-    """Windows whose samples are read while the window before is in use."""
+    """Windows whose samples are read while the previous window is in use."""
 
     kind: Literal["resident", "stream"] = "stream"
 
@@ -33,12 +33,12 @@ class StreamedWindows:
         self._reader: Reader | None = None
 
     def ready_steps(self, step: int) -> int:
-        """The number of steps of the window from `step` that have been read."""
+        """Return the number of steps of the window from `step` that have been read."""
         reader = self._reader
         return reader.ready_steps() if reader is not None and reader.step == step else 0
 
     def take(self, step: int) -> tuple[Window, PrepareTime]:
-        """The window from `step`. Raises DataError if a sample can't be read."""
+        """Return the window from `step`. Raises DataError if a sample can't be read."""
         if self._reader is None or self._reader.step != step:
             self.close()
             self._reader = Reader(self._plan, step, self._threads)
@@ -65,29 +65,29 @@ class Reader:
         self.step: int | None = step
         """Start of the next window; None after the last one."""
         self._plan = plan
-        self._jump = step
-        self._taken = 0
-        self._source = PartSource(plan, step, threads)
+        self._first_step = step
+        self._windows_taken = 0
+        self._part_source = PartSource(plan, step, threads)
         options = grain.ReadOptions(num_threads=plan.threads, prefetch_buffer_size=plan.parts)
-        self._parts = iter(grain.MapDataset.source(self._source).to_iter_dataset(options))
+        self._parts = iter(grain.MapDataset.source(self._part_source).to_iter_dataset(options))
 
     def ready_steps(self) -> int:
-        """The number of steps of the next window that have been read."""
+        """Return the number of steps of the next window that have been read."""
         if self.step is None:
             return 0
-        steps = len(self._plan.span(self._jump, self._taken))
-        return min(steps, self._source.num_unclaimed * steps // self._plan.parts)
+        steps = len(self._plan.span(self._first_step, self._windows_taken))
+        return min(steps, self._part_source.num_unclaimed * steps // self._plan.parts)
 
     def take(self) -> tuple[Window, PrepareTime]:
-        """The next window. As its parts are taken, reading continues with the one after it."""
+        """Return the next window. As its parts are taken, threads read the window after it."""
         parts = []
         for _ in range(self._plan.parts):
             part = next(self._parts)
             if part.error is not None:
                 raise part.error
             parts.append(part)
-        self._source.claim(len(parts))
-        self._taken += 1
+        self._part_source.claim(len(parts))
+        self._windows_taken += 1
         (window,) = (part.window for part in parts if part.window is not None)
         self.step = window.stop if window.stop != self._plan.source.stop else None
         return window, PrepareTime.total(part.prepare_time for part in parts)
@@ -99,9 +99,9 @@ class Reader:
 
 @dataclass(frozen=True)
 class Part:
-    """Result of reading a part of a window; the last one to complete has the window.
+    """Result of reading a part of a window; the last part to complete has the window.
 
-    It holds an error instead of raising it, since grain adds notes about grain to those raised.
+    An error is held instead of raised, since grain adds notes to errors.
     """
 
     prepare_time: PrepareTime = field(default_factory=PrepareTime)
@@ -118,10 +118,10 @@ class PartSource:
         self._threads = threads
         self._lock = threading.Lock()
         self._buffers: dict[int, WindowBuffer] = {}
-        self._read = self._claimed = 0
+        self._parts_read = self._parts_claimed = 0
 
     def __len__(self) -> int:
-        """Parts up to the window with the last step; without end if the step is after that."""
+        """Number of parts up to the run's last step; a huge number if the start is after it."""
         plan = self._plan
         if plan.source.stop is None or self._step >= plan.source.stop:
             return sys.maxsize
@@ -131,13 +131,13 @@ class PartSource:
 
     @property
     def num_unclaimed(self) -> int:
-        """The number of parts that have been read and not taken."""
-        return self._read - self._claimed
+        """Number of parts that have been read and not taken."""
+        return self._parts_read - self._parts_claimed
 
     def claim(self, parts: int) -> None:
-        """Count `parts` more as taken."""
+        """Count `parts` more parts as taken."""
         with self._lock:
-            self._claimed += parts
+            self._parts_claimed += parts
 
     def __getitem__(self, index: int) -> Part:
         number, part = divmod(index, self._plan.parts)
@@ -153,7 +153,7 @@ class PartSource:
         except PipelineError as error:
             return Part(error=error)
         with self._lock:
-            self._read += 1
+            self._parts_read += 1
             if window is not None:
                 del self._buffers[number]
         return Part(prepare_time, window)

@@ -30,11 +30,11 @@ class Inputs:
     seed: Array
     resident: bool = field(metadata={"static": True})
     samples: int | None = field(default=None, metadata={"static": True})
-    """As in `Batches`."""
+    """Number of samples, as in `Batches`."""
 
 
 def batch_at(inputs: Inputs, position: Array) -> Batch:
-    """The batch at a position of a window; runs inside the compiled loop."""
+    """Return the batch at a position of a window, inside the compiled loop."""
     sample = inputs.indices[position]
     rows = sample if inputs.samples is None else sample % inputs.samples
     rows = rows if inputs.resident else position
@@ -46,18 +46,18 @@ def batch_at(inputs: Inputs, position: Array) -> Batch:
 
 @dataclass(frozen=True)
 class Window:
-    """Steps `start + 1 .. stop`, from position 0 of `inputs`, which may have room for more."""
+    """Steps `start + 1 .. stop`, from position 0 of `inputs`, which can have more positions."""
 
     start: int
     stop: int
     inputs: Inputs
     early: bool = False
-    """Whether it is a short window after a jump, or follows the last one: waits for it are not
-    starvation."""
+    """Whether it is a short window after a jump, or follows the last short one. A wait for such a
+    window isn't starvation."""
 
     @property
     def most_steps(self) -> int:
-        """Steps that a window of this loader can have."""
+        """Most steps of a window of this loader."""
         return int(self.inputs.counts.shape[0])
 
 
@@ -69,7 +69,7 @@ def put_inputs(
     *,
     resident: bool,
 ) -> Inputs:
-    """Make a window of columns that are on the devices already, and of the order of its samples."""
+    """Make the inputs of a window of columns on the devices, with the order of its samples."""
     rows = placement.rows(batches.indices.shape[1])
     indices = placement.put_batches(batches.indices[:, rows])
     epochs, counts, words = placement.put((batches.epochs, batches.counts, seed_words(seed)))

@@ -19,11 +19,11 @@ from pipeline.data.order import Batches, SampleOrder
 from pipeline.training.parallel.placement import DevicePlacement
 
 PARTS = 16
-"""Parts that a window is read in: enough for all threads, too few to cost time."""
+"""Parts of a window: enough for all threads, and too few to cost time."""
 
 FIRST_SHARE = 16
-"""The first window after a jump has 1 / 16 of the steps of a full one, the next one twice that, and
-so on, so that training begins early."""
+"""The first window after a jump has 1 / 16 of the steps of a full window, so that training begins
+early. Every next window has twice the steps of the last one, up to a full window."""
 
 Clock = Callable[[], float]
 
@@ -36,9 +36,9 @@ class LoaderSource:
     order: SampleOrder
     placement: DevicePlacement
     stop: int | None = None
-    """The last step: no sample after it is read ahead."""
+    """The last step of the run: no sample after it is read."""
     short_first: bool = False
-    """Whether windows after a jump are short at first; the transfer of each costs as a full one."""
+    """Whether windows after a jump are short at first; each is transferred in full size."""
     clock: Clock = time.perf_counter
 
 
@@ -51,32 +51,32 @@ class ReadPlan:
 
     @property
     def rows(self) -> slice:
-        """Rows of a batch that are read."""
+        """Rows of a batch that this process reads."""
         return self.source.placement.rows(self.source.order.batch_size)
 
     @property
     def batch_rows(self) -> int:
-        """The number of rows of a batch that are read."""
+        """Number of rows of a batch that this process reads."""
         return self.rows.stop - self.rows.start
 
     @property
     def batch_bytes(self) -> int:
-        """Bytes that are read of a batch, all columns."""
+        """Bytes of these rows in all columns."""
         return self.batch_rows * self.source.split.sample_bytes
 
     @property
     def threads(self) -> int:
-        """The most reader threads: for columns in memory one is fast enough."""
+        """Most reader threads: one for columns in memory, which is fast enough."""
         lazy = any(isinstance(column, LazyColumn) for column in self.source.split.columns.values())
         return min(DECODING_THREADS if lazy else 1, self.parts)
 
     @property
     def parts(self) -> int:
-        """The number of parts of a window."""
+        """Number of parts of a window."""
         return min(PARTS, self.window_steps * self.batch_rows)
 
     def span(self, jump: int, number: int) -> range:
-        """The steps of a window, by its number after a jump to boundary `jump`."""
+        """Return the steps of window `number` after a jump to boundary `jump`."""
         first = self._first_steps
         # Windows double until one is full.
         doublings = (-(-self.window_steps // first) - 1).bit_length()
@@ -87,7 +87,7 @@ class ReadPlan:
         return range(start, stop if last is None or start >= last else min(stop, last))
 
     def is_early(self, number: int) -> bool:
-        """Whether a window after a jump is read while a short one is in use, or is the first."""
+        """Whether a window after a jump is the first, or is read while a short one is in use."""
         return self._first_steps * 2 ** max(0, number - 1) < self.window_steps
 
     @property
@@ -109,31 +109,31 @@ class WindowBuffer:
             name: aligned_zeros((len(self._indices), *column.shape[1:]), column.dtype)
             for name, column in plan.source.split.columns.items()
         }
-        self._missing = plan.parts
+        self._parts_left = plan.parts
         self._lock = threading.Lock()
         self._order_s = plan.source.clock() - started_at
 
     def read(self, part: int) -> tuple[PrepareTime, Window | None]:
-        """Read one part; the last one to complete also returns the window."""
+        """Read one part; the call that completes the window also returns it."""
         rows = self._rows(part)
         times = [self._read_column(name, rows) for name in self._columns]
         with self._lock:
-            self._missing -= 1
-            complete = self._missing == 0
-        if not complete:
+            self._parts_left -= 1
+            is_complete = self._parts_left == 0
+        if not is_complete:
             return PrepareTime.total(times), None
         started_at = self._plan.source.clock()
-        window = self._on_device()
+        window = self._transfer()
         seconds = {"order": self._order_s, "transfer": self._plan.source.clock() - started_at}
         return PrepareTime.total([*times, PrepareTime(seconds)]), window
 
     def size(self, part: int) -> int:
-        """The number of samples of a part."""
+        """Return the number of samples of a part."""
         rows = self._rows(part)
         return int(rows.stop - rows.start)
 
     def _rows(self, part: int) -> slice:
-        """The rows of a part, without those after the last step."""
+        """Return the rows of a part, without rows after the last step."""
         count = len(self._span) * self._plan.batch_rows
         return slice(part * count // self._plan.parts, (part + 1) * count // self._plan.parts)
 
@@ -145,7 +145,7 @@ class WindowBuffer:
         slowest = read_into(name, column, self._indices[rows], out, source.clock)
         return PrepareTime({name: source.clock() - started_at}, slowest)
 
-    def _on_device(self) -> Window:
+    def _transfer(self) -> Window:
         source = self._plan.source
         shape = (self._plan.window_steps, self._plan.batch_rows)
         columns = {
@@ -197,8 +197,8 @@ def _decode_into(
         except PipelineError:
             raise
         except Exception as error:
-            where = f"column {name}, sample {sample} ({show_name(column.sample_name(sample))})"
-            raise DataError(f"{where}: {type(error).__name__}: {error}") from error
+            place = f"column {name}, sample {sample} ({show_name(column.sample_name(sample))})"
+            raise DataError(f"{place}: {type(error).__name__}: {error}") from error
         read_s = clock() - started_at
         if slowest is None or read_s > slowest.read_s:
             slowest = SlowSample(name, sample, show_name(column.sample_name(sample)), read_s)

@@ -30,7 +30,7 @@ from pipeline.backends.planner.blocks import (
 from pipeline.backends.planner.dimension_groups import REDUCTIONS, get_reduced_axes
 from pipeline.backends.planner.region_groups import RegionGroups, count_flops, list_dims
 from pipeline.backends.planner.traced_loss import LossToPlan, TracedLoss
-from pipeline.models.modules.name_stack import layer_of
+from pipeline.models.modules.name_stack import find_layer
 
 PASSES = 3
 """Products of a training step for each product of the forward pass: with its two gradients."""
@@ -258,7 +258,7 @@ class _Finder:
             node = self.graph.nodes[index]
             out = node.outputs[0]
             if out in self.loss.moving and self.loss.shape(out):
-                last[layer_of(node.scope)] = out
+                last[find_layer(node.scope)] = out
         layers = dict.fromkeys(path.rpartition("/")[0] for path in self.loss.params.values())
         for layer in layers:
             region = self.regions.region(last[layer]) if layer and layer in last else None

@@ -19,14 +19,15 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from pipeline.backends.graph.replay.interpreter import Interpreter, ReplayValue, layer_named
-from pipeline.backends.graph.replay.origins import COLUMN, Cause, NamedTensor, Origin, first_cause
-from pipeline.backends.graph.replay.ranges import is_float, largest, non_finite_rows, range_of
+from pipeline.backends.graph.replay.interpreter import Interpreter, ReplayValue
+from pipeline.backends.graph.replay.origins import COLUMN, Cause, NamedTensor, Origin, find_cause
+from pipeline.backends.graph.replay.ranges import find_non_finite, find_range, is_float, largest
 from pipeline.core.files.compile_cache import no_compile_cache
 from pipeline.core.host.tree_paths import leaf_paths, leaves_by_path
 from pipeline.data.batch import Batch
 from pipeline.data.dataset_spec import WrappedOp
 from pipeline.inspect.autopsy.finding import Autopsy, Finding, NonFiniteSamples, Phase, Tensor
+from pipeline.models.modules.name_stack import find_layer
 from pipeline.training.bucketing import apply_in_bucket
 from pipeline.training.parallel.microbatches import batch_positions, microbatch_size
 from pipeline.training.state import StepConfig, TrainState
@@ -78,7 +79,7 @@ def examine(
             "largest number"
         )
         return Autopsy(step, float(loss.array), grad_norm, None, reason)
-    finding = replay.finding(first_cause(origin), of_loss=norm is None)
+    finding = replay.finding(find_cause(origin), of_loss=norm is None)
     return Autopsy(step, float(loss.array), grad_norm, finding)
 
 
@@ -134,7 +135,7 @@ class _Replay:
             return self._find_in_input(origin)
         phase = phase_of(origin.scope, of_loss=of_loss)
         named = _gradient_in(origin) if phase == "gradient norm" else None
-        layer = layer_named(origin.scope)
+        layer = find_layer(origin.scope)
         if phase == "gradient norm":
             layer = named.name.rpartition("/")[0] if named else ""
         return Finding(
@@ -155,7 +156,7 @@ class _Replay:
         name = origin.named.name
         tensor = Tensor(kind, name, origin.result)
         if kind == COLUMN:
-            rows = non_finite_rows(origin.array, origin.array.shape[0])
+            rows = find_non_finite(origin.array, origin.array.shape[0])
             return Finding("data", "", "", tensor, samples=self._samples_at(rows))
         layer = name.rpartition("/")[0]
         return Finding("update", layer, "", tensor, (), (), self._parameters_of(layer))
@@ -163,7 +164,7 @@ class _Replay:
     def _result(self, origin: Origin, phase: Phase, gradient: NamedTensor | None) -> Tensor:
         """The result of the operation, with a name."""
         assert origin.result is not None, "a cause has been looked at"
-        layer = layer_named(origin.scope)
+        layer = find_layer(origin.scope)
         read = [operand.named for operand in origin.operands]
         kind = KINDS[phase]
         name = f"of {layer}" if layer else ""
@@ -179,13 +180,13 @@ class _Replay:
 
     def _inputs_of(self, layer: str) -> tuple[Tensor, ...]:
         values = self.interpreter.layer_inputs.get(layer, ()) if layer else ()
-        return tuple(Tensor("", value.source, range_of(value.array)) for value in values)
+        return tuple(Tensor("", value.source, find_range(value.array)) for value in values)
 
     def _parameters_of(self, layer: str) -> tuple[Tensor, ...]:
         if not layer:
             return ()
         return tuple(
-            Tensor("parameter", name, range_of(leaf))
+            Tensor("parameter", name, find_range(leaf))
             for name, leaf in leaves_by_path(self.state.params).items()
             if name.startswith(f"{layer}/")
         )
@@ -193,13 +194,13 @@ class _Replay:
     def _samples(self, origin: Origin, phase: Phase) -> NonFiniteSamples | None:
         if origin.result is None or phase == "gradient norm":
             return None
-        layer = layer_named(origin.scope)
+        layer = find_layer(origin.scope)
         shape = origin.result.shape
         shapes = {tensor.range.shape for tensor in self._parameters_of(layer)}
         if phase == "backward" and (shape in shapes or shape[::-1] in shapes):
             # The gradient of a parameter has no axis of samples.
             return None
-        rows = non_finite_rows(origin.array, self.microbatch, last=self._has_batch_last(layer))
+        rows = find_non_finite(origin.array, self.microbatch, last=self._has_batch_last(layer))
         if rows is None:
             return None
         positions = batch_positions(rows, origin.iteration, self.size, self.step_config.accumulate)
@@ -226,7 +227,7 @@ def _input(path: str, leaf: Any) -> ReplayValue:
     named = NamedTensor(_INPUTS.get(field, field), name)
     if not is_float(leaf) or np.isfinite(largest(leaf)):
         return ReplayValue(leaf, named)
-    input_range = range_of(leaf)
+    input_range = find_range(leaf)
     origin = Origin(-1, "", "", input_range.nan > 0, result=input_range, array=leaf, named=named)
     return ReplayValue(leaf, named, origin=origin)
 
@@ -278,7 +279,7 @@ def phase_of(scope: str, *, of_loss: bool) -> Phase:
         return "data"
     if "transpose(" in scope:
         return "backward"
-    layer = layer_named(scope)
+    layer = find_layer(scope)
     if not layer or layer.startswith(LOSS):
         return "loss" if of_loss else "backward"
     return "forward"

@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr
 
 from pipeline.backends.base import Backend, CompileInputs, CompileReport
 from pipeline.backends.loading.window import Inputs, batch_at
-from pipeline.backends.xla import LoopCarry, Programs, XlaExecutable, empty_buffers, pad_to_block
+from pipeline.backends.xla import LoopCarry, Programs, XlaExecutable, make_buffers, pad_to_block
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.host.platforms import platform_of
@@ -198,7 +198,7 @@ def _host_ms(
     """Return the milliseconds of a step that does nothing: what the host takes for each."""
     placement = backend.placement
     rates = placement.put(pad_to_block(work.learning_rates))
-    buffers = placement.put(empty_buffers(work.train.window(0).inputs))
+    buffers = placement.put(make_buffers(work.train.window(0).inputs))
 
     def return_carry(carry: LoopCarry, *_: Any) -> LoopCarry:
         return carry

@@ -14,7 +14,7 @@ from jax.extend.core import JaxprEqn, jaxpr_as_fun
 from pipeline.core.host.shortest_time import shortest_s
 from pipeline.inspect.forecast.flat_program import bytes_of, is_key, values_of
 from pipeline.inspect.forecast.step_parts import Kind, StepPart
-from pipeline.models.lowerings.tune.timing import Timer, random_operands
+from pipeline.models.lowerings.tune.timing import Timer, make_random_operand
 
 ROUND_S = 0.01
 ROUNDS = 3
@@ -105,4 +105,4 @@ def _operand(shape: Any) -> Array:
     dtype = np.dtype(shape.dtype)
     if dtype.kind in "iub":
         return jnp.asarray(np.resize(np.arange(7), shape.shape).astype(dtype))
-    return random_operands(shape.shape, dtype)
+    return make_random_operand(shape.shape, dtype)

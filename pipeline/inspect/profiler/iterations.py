@@ -12,7 +12,7 @@ from typing import Literal
 
 from pipeline.backends.graph.hlo_program import CONTAINERS, CONVERSIONS, HloInstruction, HloProgram
 from pipeline.inspect.profiler.trace import TracedOp
-from pipeline.models.modules.name_stack import DATA, UPDATE, layer_of
+from pipeline.models.modules.name_stack import DATA, UPDATE, find_layer
 
 StepPhase = Literal["data", "forward", "backward", "update", "other"]
 PHASES: tuple[StepPhase, ...] = ("data", "forward", "backward", "update", "other")
@@ -129,7 +129,7 @@ def _layer_in(scope: str) -> str:
     stack, _, _ = scope.rpartition("/")
     parts = stack.split("/")
     first = next((i for i, part in enumerate(parts) if "jvp(" in part), 0)
-    return layer_of("/".join(part for part in parts[first:] if not _CONTROL.fullmatch(part)))
+    return find_layer("/".join(part for part in parts[first:] if not _CONTROL.fullmatch(part)))
 
 
 def split_trace(

@@ -38,18 +38,19 @@ def conv_norm(
     padding: Padding = "same",
     epsilon: float = 1e-5,
 ) -> Stack:
-    """A convolution without bias, and batch norm."""
+    """Return a convolution without bias, and batch norm."""
     conv = Conv(features=features, kernel=kernel, stride=stride, padding=padding, groups=groups)
     return conv, BatchNorm(epsilon=epsilon)
 
 
 def imagenet_stem(features: int, *, epsilon: float = 1e-5) -> Stack:
-    """A 7x7 convolution, batch norm, ReLU and a max pool: a quarter of the height and width."""
+    """Return a 7x7 convolution, batch norm, ReLU and max pool, which quarter height and width."""
     return (*conv_norm(features, 7, 2, epsilon=epsilon), Relu(), HALVE)
 
 
 def bottleneck(inner: int, features: int, stride: int, groups: int) -> Stack:
-    """A 1x1 to `inner` features, a 3x3 that has the stride and the groups, a 1x1 to `features`."""
+    """Return a 1x1 convolution to `hidden` features, a 3x3 with the stride and the groups, and a
+    1x1 to `features`."""
     return (
         *conv_norm(inner, 1),
         Relu(),
@@ -60,7 +61,7 @@ def bottleneck(inner: int, features: int, stride: int, groups: int) -> Stack:
 
 
 def projection(channels: int, features: int, stride: int) -> Stack:
-    """The shortcut around a body that changes the shape: a 1x1 convolution; else the identity."""
+    """Return the shortcut of a block: a 1x1 convolution if the shape changes, else the identity."""
     changes = stride != 1 or channels != features
     return conv_norm(features, 1, stride) if changes else ()
 
@@ -83,10 +84,10 @@ def inverted_bottleneck(
     *,
     epsilon: float = 1e-5,
 ) -> Stack:
-    """The body of an inverted residual (Sandler et al. 2018, fig. 3).
+    """Return the body of an inverted residual (Sandler et al. 2018, fig. 3).
 
-    A 1x1 from `channels` to the hidden features (none if they are equal), the depthwise
-    convolution, `gate`, and a linear 1x1 to `features`.
+    It has a 1x1 convolution from `channels` to the hidden features, unless they are equal, the
+    depthwise convolution, `gate`, and a linear 1x1 to `features`.
     """
     hidden = depthwise.hidden
     expand = (*conv_norm(hidden, 1, epsilon=epsilon), act) if hidden != channels else ()
@@ -97,38 +98,38 @@ def inverted_bottleneck(
 def squeeze_excite(
     channels: int, hidden: int, act: LayerSpec | None = None, gate: LayerSpec | None = None
 ) -> Gate:
-    """Weigh each channel by two dense layers on the means of all channels (Hu et al. 2018).
+    """Return a gate of channels: two dense layers on the means of all channels (Hu et al. 2018).
 
-    `act` follows the first, by default ReLU, and `gate` the second, by default sigmoid.
+    `act`, by default ReLU, follows the first dense layer, and `gate`, by default sigmoid, the last.
     """
     reduce = (GlobalAvgPool(), Dense(features=hidden), act or Relu())
     expand = (Dense(features=channels), gate or Sigmoid())
     return Gate(scope="squeeze_excite", body=(*reduce, *expand))
 
 
-def residual_if(same: bool, scope: str, body: Stack) -> LayerSpec:
-    """Return body(x) + x if the body has the same shape, else only the body, in the same scope."""
-    return Residual(scope=scope, body=body) if same else Sequence(scope=scope, body=body)
+def residual_if(keeps_shape: bool, scope: str, body: Stack) -> LayerSpec:
+    """Return a residual block of the body if its shape is the input's, else only the body."""
+    return Residual(scope=scope, body=body) if keeps_shape else Sequence(scope=scope, body=body)
 
 
 def map_layers(change: Callable[[LayerSpec], LayerSpec], stack: Stack) -> Stack:
     """Apply `change` to all layers and inner layers, the innermost first."""
 
-    def change_inner(value: Any) -> Any:
+    def change_value(value: Any) -> Any:
         if isinstance(value, tuple):
-            return tuple(change_inner(item) for item in value)
+            return tuple(change_value(item) for item in value)
         if not isinstance(value, LayerSpec):
             return value
-        fields = {field: change_inner(inner) for field, inner in value}
+        fields = {field: change_value(inner) for field, inner in value}
         return change(value.model_copy(update=fields))
 
-    return tuple(change_inner(layer) for layer in stack)
+    return tuple(change_value(layer) for layer in stack)
 
 
 def round_features(width: float, divisor: int = 8) -> int:
-    """The multiple of `divisor` nearest to `width`, but never less than 90 % of it.
+    """Return the multiple of `divisor` nearest to `width`, but at least 90 % of `width`.
 
-    The rule of the MobileNets, from their reference implementation (tensorflow/models, slim).
+    The rule is from the reference implementation of the MobileNets (tensorflow/models, slim).
     """
     nearest = max(divisor, int(width + divisor / 2) // divisor * divisor)
     return nearest if nearest >= 0.9 * width else nearest + divisor

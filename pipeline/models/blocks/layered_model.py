@@ -1,4 +1,4 @@
-"""Networks that are a list of layers, in stages of blocks, padded by a convention."""
+"""Base classes of networks that are a list of layers, with stages of blocks and padding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LayeredModelSpec(ModelSpec):
     """Base of the networks that are a list of layers, which other backends can read."""
 
     stage_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields that are lists of one entry per stage."""
+    """Names of fields that are lists with one entry per stage."""
 
     @model_validator(mode="after")
     def _one_entry_per_stage(self) -> Self:
@@ -34,10 +34,10 @@ class LayeredModelSpec(ModelSpec):
 
     @abstractmethod
     def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
-        """The network as a list of layers that ends in `classes` logits."""
+        """Return the network's layers, which end in `classes` logits."""
 
     def build(self, classes: int, dtype: str) -> nn.Module:
-        """Return a `Network` of the layers. Raises ValueError for too many."""
+        """Return a `Network` of the layers. Raises ValueError for too many layers."""
         from pipeline.models.modules.standard import Network
 
         layers = self.layers_for(classes)
@@ -48,17 +48,18 @@ class LayeredModelSpec(ModelSpec):
 class StridedModelSpec(LayeredModelSpec):
     """Base of the networks in which convolutions or pools with a stride are padded.
 
-    At odd sizes all conventions are the same. At even sizes a window of 3 with a stride of 2 needs
-    one row of zeros, either after the image or before it.
+    At odd sizes all conventions are equal. At even sizes a window of 3 with a stride of 2 needs one
+    row of zeros, either after the image or before it.
     """
 
     padding: Literal["same", "symmetric", "symmetric_convs"] = "same"
-    """same: as in MindSpore's pad_mode="same" and TensorFlow; symmetric: the same number of zeros
-    before and after, as in torchvision; symmetric_convs: only convolutions, as in mindcv."""
+    """same: as in MindSpore's pad_mode="same" and TensorFlow; symmetric: as many zeros before the
+    image as after it, as in torchvision; symmetric_convs: symmetric only for convolutions, as in
+    mindcv."""
 
     @abstractmethod
     def same_layers_for(self, classes: int) -> Stack:
-        """The network with `same` padding, as a list of layers that ends in `classes` logits."""
+        """Return the network's layers with `same` padding, which end in `classes` logits."""
 
     def layers_for(self, classes: int) -> Stack:
         layers = self.same_layers_for(classes)
@@ -76,19 +77,19 @@ class StridedModelSpec(LayeredModelSpec):
 
 @dataclass(frozen=True)
 class StageBlock:
-    """One block: the number of its stage, from 1, and its index there, from 0."""
+    """A block: the number of its stage, from 1, and its index in the stage, from 0."""
 
     stage: int
     index: int
     channels: int
     """Channels of the block's input."""
     width: int
-    """The features of its stage."""
+    """Features of the stage, before `expansion`."""
     stride: int
 
     @property
     def scope(self) -> str:
-        """Scope of its layers in parameter paths."""
+        """Scope of the block's layers in parameter paths."""
         return f"stage{self.stage}_block{self.index}"
 
 
@@ -100,10 +101,10 @@ def stage_blocks(
     expansion: int = 1,
     halve_first: bool = True,
 ) -> Iterator[StageBlock]:
-    """Yield the blocks of all stages; the first one reads `channels`.
+    """Yield the blocks of all stages; the first block reads `channels`.
 
     A block has `expansion` times the width of its stage as features. The first block of every stage
-    halves the image; without `halve_first`, not in the first stage.
+    halves the image, except in the first stage without `halve_first`.
     """
     for stage, (count, width) in enumerate(zip(counts, widths, strict=True), start=1):
         for index in range(count):

@@ -1,7 +1,7 @@
-"""Blocks: lists of layers that a recipe writes once and uses with parameters.
+"""Blocks: lists of layers with parameters, which a recipe defines once and uses in its layers.
 
-A block writes a parameter with a dollar, `{name: conv, features: $features}`, and is used as
-`{use: block, repeat: 2, with: {features: 64}}` wherever a layer may stand.
+A block has parameters with a dollar, `{name: conv, features: $features}`. A list of layers uses it
+in place of a layer: `{use: block, repeat: 2, with: {features: 64}}`.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ class BlockUse(Spec):
 
 
 MAX_USES = 1000
-"""Limit of uses of all blocks together, since blocks that use blocks twice grow exponentially."""
+"""Most uses of all blocks together, since blocks that use blocks twice grow exponentially."""
 
 
 def expand_uses(
     node: Any,
     blocks: Blocks,
     where: Location,
-    within: tuple[str, ...] = (),
+    parents: tuple[str, ...] = (),
     uses: Counter[str] | None = None,
 ) -> Any:
     """Replace every use of a block in `node`, at location `where`, by a sequence of its layers.
 
-    The layers of a block are checked here, so that a problem is reported at the block's location.
-    `within` names the blocks that are being expanded, and `uses` counts them. Raises
+    The layers of a block are validated here, so that a problem is reported at the block's location.
+    `parents` names the blocks that are being expanded, and `uses` counts their uses. Raises
     ValidationError.
     """
     uses = Counter() if uses is None else uses
     if isinstance(node, Mapping):
         items = node.items()
-        return {k: expand_uses(value, blocks, (*where, k), within, uses) for k, value in items}
+        return {k: expand_uses(value, blocks, (*where, k), parents, uses) for k, value in items}
     if not isinstance(node, list):
         return node
     counts: Counter[str] = Counter()
@@ -64,12 +64,12 @@ def expand_uses(
     for index, entry in enumerate(node):
         if isinstance(entry, Mapping) and "use" in entry:
             use = _read_use(entry, (*where, index))
-            body = _body(use, blocks, (*where, index), within, uses)
+            body = _expand_use(use, blocks, (*where, index), parents, uses)
             scope = use.scope or f"{use.use}_{counts[use.use]}"
             expanded.append(Sequence(scope=scope, repeat=use.repeat, body=body))
             counts[use.use] += 1
         else:
-            expanded.append(expand_uses(entry, blocks, (*where, index), within, uses))
+            expanded.append(expand_uses(entry, blocks, (*where, index), parents, uses))
     return expanded
 
 
@@ -89,50 +89,50 @@ def _read_use(entry: Mapping[str, Any], where: Location) -> BlockUse:
         raise ValidationError.from_exception_data("BlockUse", problems) from None
 
 
-def _body(
-    use: BlockUse, blocks: Blocks, where: Location, within: tuple[str, ...], uses: Counter[str]
+def _expand_use(
+    use: BlockUse, blocks: Blocks, where: Location, parents: tuple[str, ...], uses: Counter[str]
 ) -> Any:
-    """Return the layers of the block, with the use's values of its parameters."""
+    """Return the layers of the block, with the values of the use in place of parameters."""
     name = use.use
     if name not in blocks:
-        hint = _nearest(name, blocks)
-        raise _problem(f"there is no block {name!r}{hint}", (*where, "use"), name)
-    if name in within:
-        chain = " -> ".join((*within, name))
-        raise _problem(f"a block can't use itself: {chain}", (*where, "use"), name)
+        hint = _suggest(name, blocks)
+        raise _to_error(f"there is no block {name!r}{hint}", (*where, "use"), name)
+    if name in parents:
+        chain = " -> ".join((*parents, name))
+        raise _to_error(f"a block can't use itself: {chain}", (*where, "use"), name)
     uses[name] += 1
     if uses.total() > MAX_USES:
-        raise _problem(f"blocks are used more than {MAX_USES:,} times", (*where, "use"), name)
-    _check_parameters(use, set(_parameters(blocks[name])), (*where, "with"))
+        raise _to_error(f"blocks are used more than {MAX_USES:,} times", (*where, "use"), name)
+    _check_parameters(use, set(_find_parameters(blocks[name])), (*where, "with"))
     layers = _fill_parameters(blocks[name], use.values)
-    body = expand_uses(layers, blocks, ("blocks", name), (*within, name), uses)
-    return _sections().validate_python({"blocks": {name: body}})["blocks"][name]
+    body = expand_uses(layers, blocks, ("blocks", name), (*parents, name), uses)
+    return _make_validator().validate_python({"blocks": {name: body}})["blocks"][name]
 
 
 @cache
-def _sections() -> TypeAdapter[Any]:
-    """Validator of layers at `blocks.<name>`, the location that problems report."""
+def _make_validator() -> TypeAdapter[Any]:
+    """Return a validator of layers at `blocks.<name>`, the location in its errors."""
     return TypeAdapter(dict[str, dict[str, Layers]])
 
 
 def _check_parameters(use: BlockUse, parameters: set[str], where: Location) -> None:
     for name in sorted(parameters - use.values.keys()):
-        raise _problem(f"block {use.use!r} needs a value for {name!r}", where, use.values)
+        raise _to_error(f"block {use.use!r} needs a value for {name!r}", where, use.values)
     for name in sorted(use.values.keys() - parameters):
-        hint = _nearest(name, parameters) or f"; it has {', '.join(sorted(parameters)) or 'none'}"
-        raise _problem(f"block {use.use!r} has no parameter {name!r}{hint}", (*where, name), name)
+        hint = _suggest(name, parameters) or f"; it has {', '.join(sorted(parameters)) or 'none'}"
+        raise _to_error(f"block {use.use!r} has no parameter {name!r}{hint}", (*where, name), name)
 
 
-def _parameters(node: Any) -> Iterator[str]:
-    """Names of a block's parameters, which follow a dollar; `$classes` is not one."""
+def _find_parameters(node: Any) -> Iterator[str]:
+    """Yield the names of a block's parameters, which begin with a dollar; not `$classes`."""
     if isinstance(node, str) and node.startswith("$") and node != CLASSES:
         yield node[1:]
     elif isinstance(node, Mapping):
         for value in node.values():
-            yield from _parameters(value)
+            yield from _find_parameters(value)
     elif isinstance(node, list):
         for value in node:
-            yield from _parameters(value)
+            yield from _find_parameters(value)
 
 
 def _fill_parameters(node: Any, values: Mapping[str, Any]) -> Any:
@@ -146,13 +146,13 @@ def _fill_parameters(node: Any, values: Mapping[str, Any]) -> Any:
     return node
 
 
-def _problem(message: str, where: Location, value: Any) -> ValidationError:
+def _to_error(message: str, where: Location, value: Any) -> ValidationError:
     details = InitErrorDetails(
         type="value_error", loc=where, input=value, ctx={"error": ValueError(message)}
     )
     return ValidationError.from_exception_data("BlockUse", [details])
 
 
-def _nearest(name: str, names: Iterable[str]) -> str:
+def _suggest(name: str, names: Iterable[str]) -> str:
     matches = get_close_matches(name, sorted(names), n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""

@@ -1,1 +1,1 @@
-"""Networks that are code of the user's own: flax modules, JAX functions and Keras models."""
+"""Networks in custom code: flax modules, JAX functions and Keras models."""

@@ -1,4 +1,4 @@
-"""Calls of custom code: its parameters by name, and its errors with their line."""
+"""Calls of custom code by the names of its parameters, and its errors with their lines."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def make_with(
     dtype: str,
     **optional: Any,
 ) -> Any:
-    """Call a class or a function with `arguments`, and with what else it has parameters for.
+    """Call a class or a function with `arguments` and with values that it has parameters for.
 
-    That is the number of classes, the dtype of activations and `optional`. Raises ValueError if an
-    argument is unknown or missing, and for an error of the code itself.
+    These values are the number of classes, the dtype of activations and `optional`. Raises
+    ValueError if an argument is unknown or missing, and for an error in the code itself.
     """
     names = list_parameters(target)
     offered = {**dict.fromkeys(CLASS_COUNTS, classes), "dtype": getattr(jnp, dtype), **optional}
     values = {name: value for name, value in offered.items() if name in names}
     values |= arguments
     try:
-        _signature(target).bind(**values)
+        _inspect_signature(target).bind(**values)
     except TypeError as error:
         listed = ", ".join(name for name in names if name not in ("parent", "name"))
         raise ValueError(f"{reference}: {error}; its parameters are {listed or 'none'}") from error
@@ -46,7 +46,7 @@ def make_with(
         return target(**values)
 
 
-def takes(target: Callable[..., Any], name: str) -> bool:
+def has_parameter(target: Callable[..., Any], name: str) -> bool:
     """Return whether a function or a class has a parameter of this name."""
     return name in list_parameters(target)
 
@@ -54,18 +54,18 @@ def takes(target: Callable[..., Any], name: str) -> bool:
 def list_parameters(target: Callable[..., Any]) -> list[str]:
     """List the names of keyword parameters; none if Python can't inspect the target."""
     try:
-        parameters = _signature(target).parameters.values()
+        parameters = _inspect_signature(target).parameters.values()
     except (TypeError, ValueError):
         return []
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [parameter.name for parameter in parameters if parameter.kind in kinds]
 
 
-def _signature(target: Callable[..., Any]) -> inspect.Signature:
-    """Signature of a function, or of the `__init__` of a class without `self`."""
+def _inspect_signature(target: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a function, or of a class's `__init__` without `self`."""
     if not isinstance(target, type):
         return inspect.signature(target)
-    # Not of the class: a metaclass may accept anything, as nnx's does.
+    # The signature of the class is its metaclass's, which may accept anything, as in nnx.
     signature = inspect.signature(getattr(target, "__init__"))  # noqa: B009 - mypy distrusts it
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
@@ -73,9 +73,9 @@ def _signature(target: Callable[..., Any]) -> inspect.Signature:
 def call_with(
     function: Callable[..., Any], values: Sequence[Any], *, train: bool, key: Array | None = None
 ) -> Any:
-    """Call a function with positional values, and with flags of training and `key` by name.
+    """Call a function with positional values, and by name with flags of training and `key`.
 
-    Raises TypeError if it takes fewer values, or needs more.
+    Raises TypeError if the function accepts fewer values, or needs more.
     """
     positional, keywords = _match_parameters(function, values, train, key)
     return function(*positional, **keywords)
@@ -92,8 +92,7 @@ def require_callable_with(
     except TypeError as error:
         named = ", ".join((*TRAINS, "deterministic", *(KEYS if has_key else ())))
         raise ValueError(
-            f"{reference}: is to be called with {' and '.join(values)}, and with those of {named} "
-            f"that it takes, but: {error}"
+            f"{reference}: must accept {' and '.join(values)}, and may accept {named}: {error}"
         ) from error
 
 
@@ -121,7 +120,7 @@ def _match_parameters(
         elif has_position and remaining:
             positional.append(remaining.pop(0))
     if remaining:
-        raise TypeError(f"it does not take {' and '.join(map(str, remaining))}")
+        raise TypeError(f"no parameter for {' and '.join(map(str, remaining))}")
     return positional, keywords
 
 
@@ -134,7 +133,7 @@ def blame(reference: str) -> Iterator[None]:
         raise
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        message = f"{reference}: {_place(error)}{kind}{first_line(error)}"
+        message = f"{reference}: {_locate_error(error)}{kind}{first_line(error)}"
         raise UserCodeError(message) from error
 
 
@@ -142,17 +141,14 @@ class UserCodeError(ValueError):
     """An error of custom code; the message has its file and line."""
 
 
-def _place(error: Exception) -> str:
-    """Name the innermost line of the traceback outside installed packages and this one."""
+def _locate_error(error: Exception) -> str:
+    """Return the innermost line of the traceback outside of installed packages and this package."""
     environment = Path(sys.prefix)
     package = Path(__file__).parents[2]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
-        is_library = package in file.parents or _is_installed(file, environment)
+        is_library = not {package, environment}.isdisjoint(file.parents)
+        is_library |= not {"site-packages", "lib"}.isdisjoint(file.parts)
         if file.is_file() and not is_library:
             return f"{file.name}, line {frame.lineno}: "
     return ""
-
-
-def _is_installed(file: Path, prefix: Path) -> bool:
-    return "site-packages" in file.parts or prefix in file.parents or "lib" in file.parts

@@ -1,10 +1,10 @@
 """Gradients of replaced equations, recognised in a function that computes gradients.
 
 JAX writes the gradients of a convolution as convolutions with other dimension numbers, dilations
-and pads, the gradients of a product as products, and the gradient of max pooling as a scatter. To
-find these, every equation that a lowering computes is differentiated alone. An equation of the
-function with the same primitive, parameters and shapes is its gradient, for any operands. So no
-pads are inverted, and no pattern depends on the version of JAX.
+and pads. It writes the gradients of a product as products, and that of max pooling as a scatter. To
+find them, every equation that a lowering computes is differentiated by itself. An equation of the
+function with the same primitive, parameters and shapes as the result is the gradient, for any
+operands. So no pads are inverted, and no pattern depends on the version of JAX.
 """
 
 from __future__ import annotations
@@ -38,45 +38,45 @@ from pipeline.models.lowerings.problem.lowering import (
 )
 
 Key = tuple[Any, ...]
-"""Primitive, parameters, and shapes and types of operands and results."""
+"""Primitive, parameters, and the shapes and types of operands and results."""
 
 
 @dataclass(frozen=True)
 class RolePolicy:
-    """A policy for one role. The other roles have the default."""
+    """A policy for one role. Problems of other roles have the default lowering."""
 
     policy: LoweringPolicy
     role: Role
 
     def choose(self, problem: Problem) -> Lowering:
-        """The lowering for a problem."""
+        """Return the lowering for a problem."""
         return self.policy.choose(problem) if problem.role == self.role else DEFAULT
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """The equation that JAX writes for the gradient of another by one of its operands."""
+    """The equation that JAX writes for the gradient of a forward equation by an operand."""
 
     forward: core.JaxprEqn
     operand: int
-    """Number of the operand of `forward` that it is the gradient by: images or rows, kernel."""
+    """Index of this operand of `forward`: 0 for images or rows, 1 for the kernel."""
     cotangent: int
-    """Number of the gradient's operand that is the cotangent."""
+    """Index of the cotangent among the operands of the gradient equation."""
     permutation: tuple[int, ...] | None
-    """The transpose that JAX applies to the result; None without one."""
+    """Axes of the transpose that JAX applies to the result; None without a transpose."""
 
     @property
     def role(self) -> Role:
-        """The role of its problem."""
+        """Role of the gradient's problem."""
         return "weight_grad" if self.operand == 1 else "input_grad"
 
     def compute(self, operands: Sequence[Array], policy: LoweringPolicy, layout: Layout) -> Array:
-        """Compute the equation's result by the lowering that the policy chooses for the role."""
+        """Compute the gradient equation by the lowering that the policy chooses for the role."""
         cotangent = operands[self.cotangent]
         other = operands[1 - self.cotangent]
         if self.forward.primitive.name == CONVOLUTION and self.operand == 0:
             other = _restore_kernel(self.forward, other)
-        shape = _shape(self.forward.invars[self.operand])
+        shape = _read_shape(self.forward.invars[self.operand])
         # The gradient by a linear operand doesn't read its values.
         is_linear = self.forward.primitive.name != MAXIMA
         primal = jnp.zeros(shape.shape, shape.dtype) if is_linear else other
@@ -88,72 +88,76 @@ class Gradient:
             return compute_replaced(self.forward, values, role_policy, layout)
 
         (result,) = jax.vjp(compute, primal)[1](cotangent)
-        return result if self.permutation is None else result.transpose(_invert(self.permutation))
+        return (
+            result
+            if self.permutation is None
+            else result.transpose(_invert_permutation(self.permutation))
+        )
 
 
 @dataclass(frozen=True)
 class GradientTable:
-    """The gradients of a function's replaced equations, by the equations that JAX writes."""
+    """Gradients of a function's replaced equations, by the key of the equation that JAX writes."""
 
     derived: Mapping[Key, Gradient]
 
     def find(self, equation: core.JaxprEqn) -> Gradient | None:
-        """Return an equation as a gradient; None if it isn't one."""
+        """Return the gradient that an equation computes; None if it computes none."""
         if equation.primitive.name not in self.primitives:
             return None
-        return self.derived.get(_key(equation))
+        return self.derived.get(_make_key(equation))
 
     @cached_property
     def primitives(self) -> frozenset[str]:
-        """Names of the primitives of the equations."""
+        """Names of the primitives of the gradient equations."""
         return frozenset(name for name, *_ in self.derived)
 
 
 def find_gradients(jaxpr: core.Jaxpr) -> GradientTable:
-    """Derive the gradients of all equations that lowerings compute, in calls and loops, too.
+    """Derive the gradients of all equations that lowerings compute, in calls and loops too.
 
-    Each is derived once for its parameters and shapes, in some 3 ms.
+    An equation is differentiated once for its parameters and shapes, in some 3 ms.
     """
     derived: dict[Key, Gradient] = {}
-    seen: set[Key] = set()
+    visited: set[Key] = set()
     for equation, _ in equations_in(jaxpr):
         if equation.primitive.name not in REPLACED:
             continue
-        key = _key(equation)
-        # A gradient's own gradient may look like the forward equation, which comes first.
-        if key in seen or key in derived or explain_no_lowering(equation):
+        key = _make_key(equation)
+        # The gradient of a gradient may look like the forward equation, which comes first.
+        if key in visited or key in derived or explain_no_lowering(equation):
             continue
-        seen.add(key)
+        visited.add(key)
         for operand in range(len(equation.invars)):
-            entry = _derive(equation, operand)
+            entry = _derive_gradient(equation, operand)
             if entry is None:
                 continue
             gradient_key, gradient = entry
-            if gradient_key not in seen:
+            if gradient_key not in visited:
                 derived.setdefault(gradient_key, gradient)
     return GradientTable(derived)
 
 
-def _key(equation: core.JaxprEqn) -> Key:
+def _make_key(equation: core.JaxprEqn) -> Key:
     params = sorted(equation.params.items())
     atoms = (*equation.invars, *equation.outvars)
-    shapes = ((shape.shape, str(shape.dtype)) for shape in map(_shape, atoms))
-    return (equation.primitive.name, _hashable(params), *shapes)
+    shapes = ((shape.shape, str(shape.dtype)) for shape in map(_read_shape, atoms))
+    return (equation.primitive.name, _make_hashable(params), *shapes)
 
 
-def _shape(atom: Any) -> jax.ShapeDtypeStruct:
+def _read_shape(atom: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
 
 
-def _hashable(value: Any) -> Any:
+def _make_hashable(value: Any) -> Any:
     is_plain = isinstance(value, list) or type(value) is tuple
-    return tuple(map(_hashable, value)) if is_plain else value
+    return tuple(map(_make_hashable, value)) if is_plain else value
 
 
-def _derive(forward: core.JaxprEqn, operand: int) -> tuple[Key, Gradient] | None:
-    """Return the key of the equation that JAX writes for a gradient, and how to compute it.
+def _derive_gradient(forward: core.JaxprEqn, operand: int) -> tuple[Key, Gradient] | None:
+    """Return the key of the equation that JAX writes for a gradient, and the gradient.
 
-    None if it isn't the only one that reads the cotangent, or if more than a transpose follows.
+    None if several equations read the cotangent, or if more than a transpose follows.
     """
 
     def pull(values: list[Array], cotangent: Array) -> Any:
@@ -163,13 +167,13 @@ def _derive(forward: core.JaxprEqn, operand: int) -> tuple[Key, Gradient] | None
 
         return jax.vjp(compute, values[operand])[1](cotangent)
 
-    *shapes, result = map(_shape, (*forward.invars, *forward.outvars))
+    *shapes, result = map(_read_shape, (*forward.invars, *forward.outvars))
     jaxpr = jax.make_jaxpr(pull)(shapes, result).jaxpr
     *values, cotangent = jaxpr.invars
-    reading = [e for e in jaxpr.eqns if any(atom is cotangent for atom in e.invars)]
-    if len(reading) != 1 or len(reading[0].invars) != 2:
+    readers = [e for e in jaxpr.eqns if any(atom is cotangent for atom in e.invars)]
+    if len(readers) != 1 or len(readers[0].invars) != 2:
         return None
-    (equation,) = reading
+    (equation,) = readers
     position = next(n for n, atom in enumerate(equation.invars) if atom is cotangent)
     other = equation.invars[1 - position]
     output = jaxpr.outvars[0]
@@ -182,14 +186,14 @@ def _derive(forward: core.JaxprEqn, operand: int) -> tuple[Key, Gradient] | None
         if last.primitive is not lax.transpose_p or last.invars[0] is not equation.outvars[0]:
             return None
         permutation = tuple(map(int, last.params["permutation"]))
-    return _key(equation), Gradient(forward, operand, position, permutation)
+    return _make_key(equation), Gradient(forward, operand, position, permutation)
 
 
 def _restore_kernel(forward: core.JaxprEqn, rotated: Array) -> Array:
-    """Return the kernel that JAX has rotated for the gradient by the images.
+    """Return the kernel from its rotation for the gradient by the images.
 
-    JAX rotates it by 180 degrees, and moves the groups from the features, where they are the outer
-    part, to the channels.
+    JAX rotates the kernel by 180 degrees, and moves the groups, the outer part of the features, to
+    the channels.
     """
     features, channels, *spatial = forward.params["dimension_numbers"].rhs_spec
     groups = forward.params["feature_group_count"]
@@ -199,8 +203,8 @@ def _restore_kernel(forward: core.JaxprEqn, rotated: Array) -> Array:
     shape = list(kernel.shape)
     shape[channels : channels + 1] = [groups, shape[channels] // groups]
     split = jnp.moveaxis(kernel.reshape(shape), channels, features)
-    return split.reshape(_shape(forward.invars[1]).shape)
+    return split.reshape(_read_shape(forward.invars[1]).shape)
 
 
-def _invert(permutation: Sequence[int]) -> tuple[int, ...]:
+def _invert_permutation(permutation: Sequence[int]) -> tuple[int, ...]:
     return tuple(map(int, np.argsort(permutation)))

@@ -1,4 +1,4 @@
-"""Networks of custom code, as a flax module."""
+"""The flax module of a network in custom code."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class PureNetwork(Protocol):
 
     @property
     def root(self) -> str:
-        """Scope around the whole network, which isn't a layer; "" without one."""
+        """Scope around the whole network, which isn't a layer; "" if there is none."""
 
     @property
     def has_type(self) -> bool:
-        """Whether it was made for the recipe's dtype of activations."""
+        """Whether the network was made for the recipe's dtype of activations."""
 
     def init(self, key: Array, images: Array, seed: int) -> Variables:
         """Initialise parameters and statistics for images (1, H, W, C) float32.
@@ -59,28 +59,30 @@ class ImportedNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, images: Array, train: bool) -> Array:
-        """Logits (batch, ..., classes), float32, of images (batch, height, width, channels).
+        """Return logits (batch, ..., classes), float32, of images (batch, height, width, channels).
 
-        Raises ValueError for an error of the custom code, with its line, for a parameter that isn't
-        float32, and for a result that isn't one array.
+        Raises ValueError for an error in the custom code, with its line, for a parameter that isn't
+        float32, and for a result that isn't a single array.
         """
         if self.is_initializing():
-            self._put(self._initialise(images))
-        variables = {name: _plain(self.variables.get(name, {})) for name in (PARAMS, STATISTICS)}
+            self._put_variables(self._initialise(images))
+        variables = {
+            name: _to_plain_dicts(self.variables.get(name, {})) for name in (PARAMS, STATISTICS)
+        }
         key = self.make_rng("dropout") if train and self.has_rng("dropout") else None
-        # No method, since flax would put a scope around it.
-        logits, statistics = _compute(self, variables, images, key, train)
+        # A function instead of a method, which flax would put a scope around.
+        logits, statistics = _compute_logits(self, variables, images, key, train)
         if train and self.is_mutable_collection(STATISTICS):
-            self._put({STATISTICS: statistics})
+            self._put_variables({STATISTICS: statistics})
         return logits
 
     @property
     def scope_root(self) -> str:
-        """The scopes around all layers, joined by slashes."""
+        """Scopes around all layers, joined by slashes."""
         return "/".join(filter(None, (type(self).__name__, self.network.root)))
 
     @nn.nowrap
-    def _put(self, variables: Variables) -> None:
+    def _put_variables(self, variables: Variables) -> None:
         for collection, tree in variables.items():
             for name, value in tree.items():
                 self.put_variable(collection, name, value)
@@ -92,44 +94,46 @@ class ImportedNetwork(nn.Module):
         parameters = flatten_dict(dict(variables.get(PARAMS, {})), sep="/")
         if not parameters:
             raise ValueError(f"{self.reference}: has no parameters to train")
-        wrong = [(path, leaf) for path, leaf in parameters.items() if leaf.dtype != jnp.float32]
-        if wrong:
-            path, leaf = wrong[0]
+        other_dtypes = [
+            (path, leaf) for path, leaf in parameters.items() if leaf.dtype != jnp.float32
+        ]
+        if other_dtypes:
+            path, leaf = other_dtypes[0]
             raise ValueError(
-                f"{self.reference}: parameter {path} is {leaf.dtype}; parameters must be float32, "
+                f"{self.reference}: parameter {path} is {leaf.dtype}; must be float32, "
                 "which layers cast to the type that they compute in"
             )
         return variables
 
 
-def _compute(
+def _compute_logits(
     module: ImportedNetwork, variables: Variables, images: Array, key: Array | None, train: bool
 ) -> tuple[Array, Variables]:
     """Compute logits in float32, and the statistics after this call."""
     inputs = dict(variables)
     if not module.network.has_type:
-        images, inputs[PARAMS] = _cast((images, inputs[PARAMS]), module.dtype)
+        images, inputs[PARAMS] = _cast_leaves((images, inputs[PARAMS]), module.dtype)
     with blame(module.reference):
         logits, statistics = module.network.apply(inputs, images, key, train=train)
     if not isinstance(logits, jax.Array) or logits.ndim < 2:
         is_array = isinstance(logits, jax.Array)
         actual = f"shape {logits.shape}" if is_array else type(logits).__name__
         raise ValueError(
-            f"{module.reference}: returns {actual}; must return logits (batch, classes) alone"
+            f"{module.reference}: returns {actual}; must return only logits (batch, classes)"
         )
-    # A loop carries them, so their dtypes must stay.
+    # A loop carries the statistics, so their dtypes must stay.
     statistics = jax.tree.map(
         lambda new, old: new.astype(old.dtype), statistics, inputs[STATISTICS]
     )
     return logits.astype(jnp.float32), statistics
 
 
-def _cast(tree: Any, dtype: str) -> Any:
+def _cast_leaves(tree: Any, dtype: str) -> Any:
     return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
 
 
-def _plain(tree: Any) -> Any:
-    """Plain dicts of a tree, in place of flax's frozen ones."""
+def _to_plain_dicts(tree: Any) -> Any:
+    """Replace flax's frozen dicts in a tree by plain dicts."""
     if isinstance(tree, Mapping):
-        return {name: _plain(value) for name, value in tree.items()}
+        return {name: _to_plain_dicts(value) for name, value in tree.items()}
     return tree

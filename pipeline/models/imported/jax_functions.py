@@ -1,4 +1,4 @@
-"""Plain JAX functions that initialise and apply parameters, as a pure network."""
+"""Adapters of JAX functions that initialise and apply parameters to pure networks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from jax import Array
 from pipeline.models.imported.calls import (
     KEYS,
     call_with,
+    has_parameter,
     make_with,
     require_callable_with,
-    takes,
 )
 from pipeline.models.imported.imported_network import PARAMS, PureNetwork, Variables
 
@@ -34,36 +34,38 @@ def adapt_functions(
     has_type = False
     if pair is None:
         if not callable(target):
-            raise ValueError(f"{reference}: is neither a function nor has it init and apply")
-        made = make_with(reference, target, arguments, classes, dtype)
-        if isinstance(made, nn.Module | nnx.Module):
-            raise ValueError(f"{reference}: is a flax module, which model=flax takes")
-        pair = _as_pair(made)
-        has_type = takes(target, "dtype")
+            raise ValueError(
+                f"{reference}: is neither a function nor an object with init and apply"
+            )
+        result = make_with(reference, target, arguments, classes, dtype)
+        if isinstance(result, nn.Module | nnx.Module):
+            raise ValueError(f"{reference}: is a flax module; must be used by model=flax")
+        pair = _as_pair(result)
+        has_type = has_parameter(target, "dtype")
     elif arguments:
-        raise ValueError(f"{reference}: has init and apply itself, so that arguments must be {{}}")
+        raise ValueError(f"{reference}: has init and apply; arguments must be {{}}")
     if pair is None:
         raise ValueError(
             f"{reference}: must return (init, apply) or an object with these: init(key, images) "
-            "gives parameters, apply(params, images) logits"
+            "returns parameters, apply(params, images) returns logits"
         )
     initialise, compute = pair
-    values = ("images",) if _takes_key(initialise) else ("key", "images")
+    values = ("images",) if _has_key(initialise) else ("key", "images")
     require_callable_with(f"{reference}: init", initialise, values, has_key=True)
     require_callable_with(f"{reference}: apply", compute, ("params", "images"), has_key=True)
     return FunctionNetwork(initialise, compute, has_type)
 
 
 def _as_pair(value: Any) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-    """Return init and apply of a pair, or of an object that has them; else None."""
+    """Return init and apply of a pair or of an object; None if the value has neither form."""
     if hasattr(value, "init") and hasattr(value, "apply") and not isinstance(value, type):
         return value.init, value.apply
     is_pair = isinstance(value, tuple) and len(value) == 2 and all(map(callable, value))
     return (value[0], value[1]) if is_pair else None
 
 
-def _takes_key(function: Callable[..., Any]) -> bool:
-    return any(takes(function, name) for name in KEYS)
+def _has_key(function: Callable[..., Any]) -> bool:
+    return any(has_parameter(function, name) for name in KEYS)
 
 
 @dataclass(frozen=True)
@@ -77,34 +79,34 @@ class FunctionNetwork:
 
     def init(self, key: Array, images: Array, seed: int) -> Variables:
         """Initialise the parameters, in nested dicts by their paths in the pytree."""
-        return {PARAMS: _to_dicts(self._parameters(key, images))}
+        return {PARAMS: _to_nested_dicts(self._initialise_parameters(key, images))}
 
     def apply(
         self, variables: Variables, images: Array, key: Array | None, *, train: bool
     ) -> tuple[Any, Variables]:
         """Compute the logits. There are no statistics."""
         key = jax.random.key(0) if key is None else key
-        blank = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)
-        structure = jax.eval_shape(self._parameters, key, blank)
-        parameters = _from_dicts(variables[PARAMS], structure)
+        image_shape = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)
+        structure = jax.eval_shape(self._initialise_parameters, key, image_shape)
+        parameters = _from_nested_dicts(variables[PARAMS], structure)
         return call_with(self.compute, (parameters, images), train=train, key=key), {}
 
-    def _parameters(self, key: Array, images: Array) -> Any:
-        values = (images,) if _takes_key(self.initialise) else (key, images)
+    def _initialise_parameters(self, key: Array, images: Array) -> Any:
+        values = (images,) if _has_key(self.initialise) else (key, images)
         return call_with(self.initialise, values, train=False, key=key)
 
 
-def _to_dicts(tree: Any) -> dict[str, Any]:
-    """Nested dicts of the leaves of a pytree. Items of sequences have numbers as keys."""
+def _to_nested_dicts(tree: Any) -> dict[str, Any]:
+    """Return nested dicts of a pytree's leaves. Items of sequences have numbers as keys."""
     leaves, _ = jax.tree.flatten_with_path(tree)
-    return unflatten_dict({_names(path): leaf for path, leaf in leaves})
+    return unflatten_dict({_name_keys(path): leaf for path, leaf in leaves})
 
 
-def _from_dicts(values: Mapping[str, Any], structure: Any) -> Any:
-    """Restore the pytree that `_to_dicts` made into dicts."""
+def _from_nested_dicts(values: Mapping[str, Any], structure: Any) -> Any:
+    """Restore the pytree from the dicts that `_to_nested_dicts` returned."""
     flat = flatten_dict(dict(values))
-    return jax.tree.map_with_path(lambda path, _: flat[_names(path)], structure)
+    return jax.tree.map_with_path(lambda path, _: flat[_name_keys(path)], structure)
 
 
-def _names(path: Any) -> tuple[str, ...]:
+def _name_keys(path: Any) -> tuple[str, ...]:
     return tuple(jax.tree_util.keystr((key,), simple=True) for key in path) or ("params",)

@@ -1,4 +1,4 @@
-"""Models of Keras 3 on its JAX backend, as pure networks."""
+"""Adapters of Keras 3 models on the JAX backend to pure networks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from pipeline.models.imported.calls import make_with
 from pipeline.models.imported.imported_network import PARAMS, STATISTICS, PureNetwork, Variables
 
 POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
-"""Keras's name for computing in each type, with weights in float32."""
+"""Keras's dtype policies by dtype of activations, all with weights in float32."""
 SEED_STATE = "seed_generator_state"
-"""Last part of the path of the state of a generator of random numbers, uint32 (2,)."""
+"""Last part of the path of a random generator's state, uint32 (2,)."""
 
 Path = tuple[str, ...]
 Shape = tuple[int, ...]
@@ -38,26 +38,26 @@ def adapt_model(
     keras = _import_keras(reference)
     if isinstance(target, keras.Model):
         if arguments:
-            raise ValueError(f"{reference}: is a model already, so that arguments must be {{}}")
+            raise ValueError(f"{reference}: is a model; arguments must be {{}}")
         compute_dtype = target.dtype_policy.compute_dtype
         if compute_dtype != dtype:
             raise ValueError(
-                f"{reference}: is a model that computes in {compute_dtype}, where the recipe says "
+                f"{reference}: is a model that computes in {compute_dtype}, and the recipe in "
                 f"{dtype}; must be a function that returns a model"
             )
         return KerasNetwork(reference, lambda seed: target)
 
     def make(seed: int) -> Any:
-        with _session(keras, seed, POLICIES[dtype]):
+        with _fresh_session(keras, seed, POLICIES[dtype]):
             model = make_with(reference, target, arguments, classes, dtype)
         if not isinstance(model, keras.Model):
             raise ValueError(
-                f"{reference}: makes a {type(model).__name__}, which is no keras.Model"
+                f"{reference}: makes a {type(model).__name__}; must make a keras.Model"
             )
         return model
 
     if not callable(target):
-        raise ValueError(f"{reference}: is no function, class or model of Keras, but {target!r}")
+        raise ValueError(f"{reference}: is {target!r}; must be a function, class or model of Keras")
     return KerasNetwork(reference, make)
 
 
@@ -77,10 +77,10 @@ def _import_keras(reference: str) -> Any:
 
 
 @contextmanager
-def _session(keras: Any, seed: int, policy: str) -> Iterator[None]:
-    """Reset Keras to the state of a fresh process: numbers in names, draws from the seed.
+def _fresh_session(keras: Any, seed: int, policy: str) -> Iterator[None]:
+    """Reset Keras to the state of a fresh process, which names and draws depend on.
 
-    Its dtype policy and the generators of Python and NumPy, which it seeds, are restored.
+    Keras seeds the generators of Python and NumPy. These and its dtype policy are restored.
     """
     policy_before = keras.config.dtype_policy()
     python_state = random.getstate()
@@ -98,7 +98,7 @@ def _session(keras: Any, seed: int, policy: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class KerasNetwork:
-    """A model of Keras, called without changing its variables."""
+    """A Keras model, called without changing its variables."""
 
     reference: str
     make: Callable[[int], Any]
@@ -106,35 +106,37 @@ class KerasNetwork:
     has_type: bool = True
     root: str = ""
     _models: dict[int, Any] = field(default_factory=dict)
-    """Models that were made, by seed: making one takes as long as drawing its weights."""
+    """Models by seed, since making a model draws its weights, which is slow."""
 
     def init(self, key: Array, images: Array, seed: int) -> Variables:
-        """Weights as Keras draws them from the seed, by their paths.
+        """Return the weights that Keras draws from the seed, by their paths.
 
         They are constants of the program. Raises ValueError for a model that ends in softmax.
         """
-        model = self._model(seed, images.shape[1:])
+        model = self._find_model(seed, images.shape[1:])
         _refuse_softmax(model)
         with jax.ensure_compile_time_eval():
             params = _read_values(model, model.trainable_variables)
-            statistics = [v for v in model.non_trainable_variables if not _is_seed(v)]
+            statistics = [v for v in model.non_trainable_variables if not _is_seed_state(v)]
             return {PARAMS: params, STATISTICS: _read_values(model, statistics)}
 
     def apply(
         self, variables: Variables, images: Array, key: Array | None, *, train: bool
     ) -> tuple[Any, Variables]:
-        """Compute the logits, and the variables that aren't trained after this call.
+        """Compute the logits, and the untrained variables after this call.
 
         Random generators start from the key in every step. Raises ValueError for a model that adds
         losses.
         """
-        model = self._model(next(iter(self._models), 0), images.shape[1:])
+        model = self._find_model(next(iter(self._models), 0), images.shape[1:])
         params = flatten_dict(dict(variables[PARAMS]))
         statistics = flatten_dict(dict(variables[STATISTICS]))
-        trained = [params[_path(model, variable)] for variable in model.trainable_variables]
+        trained = [params[_read_path(model, variable)] for variable in model.trainable_variables]
         key = jax.random.key(0) if key is None else key
         untrained = [
-            _draw(key, number) if _is_seed(variable) else statistics[_path(model, variable)]
+            _draw_seed_state(key, number)
+            if _is_seed_state(variable)
+            else statistics[_read_path(model, variable)]
             for number, variable in enumerate(model.non_trainable_variables)
         ]
         logits, changed, losses = model.stateless_call(
@@ -142,17 +144,17 @@ class KerasNetwork:
         )
         if losses:
             raise ValueError(
-                f"has {len(losses)} losses of its own, of regularizers or add_loss, which the "
-                "recipe's loss does not count; leave them out, as for train.optimizer.weight_decay"
+                f"adds {len(losses)} losses, by regularizers or add_loss, which the recipe's loss "
+                "ignores; must add none: train.optimizer.weight_decay decays weights"
             )
         pairs = zip(model.non_trainable_variables, changed, strict=True)
-        after = {_path(model, v): value for v, value in pairs if not _is_seed(v)}
+        after = {_read_path(model, v): value for v, value in pairs if not _is_seed_state(v)}
         return logits, unflatten_dict(after) if train else variables[STATISTICS]
 
-    def _model(self, seed: int, image: Shape) -> Any:
+    def _find_model(self, seed: int, image: Shape) -> Any:
         """Return the built model of a seed."""
         if seed not in self._models:
-            # A program is being traced, but weights must be arrays.
+            # Weights must be arrays, although a program is being traced.
             with jax.ensure_compile_time_eval():
                 model = self.make(seed)
                 if not model.built:
@@ -162,24 +164,24 @@ class KerasNetwork:
 
 
 def _read_values(model: Any, variables: Sequence[Any]) -> dict[str, Any]:
-    """Nested dicts of the values of variables, by path."""
-    flat = {_path(model, variable): jnp.asarray(variable.value) for variable in variables}
+    """Return nested dicts of variables' values, by path."""
+    flat = {_read_path(model, variable): jnp.asarray(variable.value) for variable in variables}
     values: dict[str, Any] = unflatten_dict(flat)
     return values
 
 
-def _is_seed(variable: Any) -> bool:
+def _is_seed_state(variable: Any) -> bool:
     return bool(variable.path.rpartition("/")[2] == SEED_STATE)
 
 
-def _path(model: Any, variable: Any) -> Path:
-    """Path of a variable without the name of the model, as in scopes."""
+def _read_path(model: Any, variable: Any) -> Path:
+    """Return the path of a variable without the model's name, as in scopes."""
     path: list[str] = variable.path.split("/")
     starts_at_model = path[0] == model.name and len(path) > 1
     return tuple(path[1:] if starts_at_model else path)
 
 
-def _draw(key: Array, number: int) -> Array:
+def _draw_seed_state(key: Array, number: int) -> Array:
     return jax.random.bits(jax.random.fold_in(key, number), (2,), jnp.uint32)
 
 
@@ -188,4 +190,4 @@ def _refuse_softmax(model: Any) -> None:
     last = layers[-1] if layers else None
     activation = getattr(getattr(last, "activation", None), "__name__", "")
     if activation == "softmax" or type(last).__name__ == "Softmax":
-        raise ValueError("ends in softmax, and must end in logits, which the loss expects")
+        raise ValueError("ends in softmax; must end in logits, which the loss expects")

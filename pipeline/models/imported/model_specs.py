@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 class ImportedModelSpec(ModelSpec):
     """Base of networks of custom code.
 
-    `import: nets:MyNet` names a class or a function. It is called with `arguments`. If it has a
-    parameter `classes` or `num_classes` it gets the number of classes, and with a parameter `dtype`
-    the recipe's dtype of activations, unless `arguments` has them.
+    `import: nets:MyNet` names a class or a function, which is called with `arguments`. If it has a
+    parameter `classes` or `num_classes`, the number of classes is passed too. If it has a parameter
+    `dtype`, the recipe's dtype of activations is passed. `arguments` take precedence.
     """
 
-    init: InitRules  # type: ignore[assignment]  # other keys would not apply
+    init: InitRules  # type: ignore[assignment]  # other keys have no effect
     arguments: dict[str, Any]
-    """Values. `$classes` in them is replaced by the dataset's number of classes."""
-    # A keyword of Python can't be declared as a field in another way.
+    """Arguments of the class or function. `$classes` is replaced by the number of classes."""
+    # A field named by a keyword of Python can't be declared in another way.
     __annotations__["import"] = "str | None"
 
     @property
@@ -40,13 +40,13 @@ class ImportedModelSpec(ModelSpec):
         reference: str | None = getattr(self, "import")
         if reference is None:
             raise ValueError(
-                f"import = null: must name the network as module:name, as model={self.name} "
-                "model.import=nets:MyNet with --plugin nets.py"
+                f"import = null: must name the network as module:name, such as "
+                f"model={self.name} model.import=nets:MyNet with --plugin nets.py"
             )
         return reference
 
     def find(self) -> Any:
-        """Return what `import` names.
+        """Return the object that `import` names.
 
         Raises ValueError, which begins with the key, if no plug-in has it.
         """
@@ -57,12 +57,12 @@ class ImportedModelSpec(ModelSpec):
             raise ValueError(f"import = {error}") from error
 
     def build(self, classes: int, dtype: str) -> nn.Module:
-        """Make an `ImportedNetwork`. Raises ValueError if the code can't be called like this."""
+        """Make an `ImportedNetwork`. Raises ValueError if the code can't be called as needed."""
         from pipeline.models.imported.imported_network import ImportedNetwork
 
-        arguments = _with_classes(self.arguments, classes)
-        adapted = self.adapt(self.find(), arguments, classes, dtype)
-        return ImportedNetwork(adapted, self.reference, dtype)
+        arguments = _replace_classes(self.arguments, classes)
+        network = self.adapt(self.find(), arguments, classes, dtype)
+        return ImportedNetwork(network, self.reference, dtype)
 
     @abstractmethod
     def adapt(
@@ -79,7 +79,7 @@ class FlaxModule(ImportedModelSpec):
     `training`, `is_training` and `deterministic` if its `__call__` has these parameters. An nnx
     module is also switched by `train()` and `eval()`. It returns logits (batch, classes).
     Parameters are float32. Batch statistics are carried, and dropout draws from the recipe's seed.
-    `init.rules` replaces its initialisers.
+    `init.rules` replaces the module's initialisers.
     """
 
     name: Literal["flax"] = "flax"
@@ -97,12 +97,12 @@ class FlaxModule(ImportedModelSpec):
 class JaxFunction(ImportedModelSpec):
     """A network of plain JAX: functions that initialise and apply parameters.
 
-    `import` names a function that is called with `arguments` and returns a pair `(init, apply)` or
-    an object with these two, as `haiku.transform` does; or such an object itself. `init(key,
-    images)` gives the parameters, arrays in any pytree, for images (1, height, width, channels)
-    float32; that of stax, which takes a shape, must be wrapped. `apply(params, images)` gives
-    logits (batch, classes). Either may also take `key` or `rng`, and `train`, `training`,
-    `is_training` or `deterministic`, by these names. There are no batch statistics.
+    `import` names a pair `(init, apply)`, an object with these functions, such as
+    `haiku.transform` returns, or a function that returns either for `arguments`. `init(key,
+    images)` returns the parameters, a pytree of arrays, for images (1, height, width, channels)
+    float32. An `init` for shapes, as in stax, must be wrapped. `apply(params, images)` returns
+    logits (batch, classes). Both functions may have parameters `key` or `rng`, and `train`,
+    `training`, `is_training` or `deterministic`. There are no batch statistics.
     """
 
     name: Literal["function"] = "function"
@@ -118,12 +118,12 @@ class JaxFunction(ImportedModelSpec):
 
 @component("model")
 class KerasModel(ImportedModelSpec):
-    """A model of Keras 3 on its JAX backend: a function that returns one, a class, or a model.
+    """A model of Keras 3 on its JAX backend: a model, its class, or a function that returns it.
 
     It reads images (batch, height, width, channels) float32 and returns logits (batch, classes).
-    Its weights are named by their paths. Those that Keras updates without gradients, such as the
-    statistics of batch norm, are carried as batch statistics; dropout draws from the recipe's seed,
-    which is Keras's own seed while the model is built.
+    Its weights are named by their paths. Weights that Keras updates without gradients, such as the
+    statistics of batch norm, are carried as batch statistics. Dropout draws from the recipe's seed,
+    which is also Keras's seed while the model is built.
     """
 
     name: Literal["keras"] = "keras"
@@ -137,10 +137,10 @@ class KerasModel(ImportedModelSpec):
         return adapt_model(self.reference, target, arguments, classes, dtype)
 
 
-def _with_classes(value: Any, classes: int) -> Any:
+def _replace_classes(value: Any, classes: int) -> Any:
     """Replace `$classes` in nested values by the number of classes."""
     if isinstance(value, Mapping):
-        return {key: _with_classes(inner, classes) for key, inner in value.items()}
+        return {key: _replace_classes(item, classes) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_with_classes(inner, classes) for inner in value]
+        return [_replace_classes(item, classes) for item in value]
     return classes if value == CLASSES else value

@@ -1,4 +1,4 @@
-"""Equations of a jaxpr that the package's lowerings compute, and why others are left to XLA."""
+"""Computes equations of a jaxpr by the package's lowerings; explains why others stay XLA's."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def explain_no_lowering(equation: Any) -> str:
 def compute_replaced(
     equation: Any, operands: Sequence[Array], policy: LoweringPolicy, layout: Layout
 ) -> Array:
-    """Return the result of an equation that isn't kept, by the lowering that the policy chooses.
+    """Compute an equation of a primitive in `REPLACED` by the lowering that the policy chooses.
 
-    Images are transposed to the layout and back. XLA fuses the transposes into the
-    operations before and after, so that two layers in a row exchange images in the layout.
+    Images are transposed to the layout and back. XLA fuses the transposes into the operations
+    before and after, so that two layers in a row exchange images in the layout.
     """
     name = equation.primitive.name
     if name == PRODUCT:
@@ -80,7 +80,7 @@ def _explain_no_conv2d(params: Params, shapes: Sequence[Shape]) -> str:
 def _convolve(
     params: Params, operands: Sequence[Array], policy: LoweringPolicy, layout: Layout
 ) -> Array:
-    """Convolve; sequences are images of one row. Groups are computed in NHWC in any layout.
+    """Convolve images or sequences, which are images of one row. Groups are computed in NHWC.
 
     No lowering has negative pads or `lhs_dilation`, the zeros between inputs of a transposed
     convolution. `lax.pad` applies both before the convolution, and its gradient is a slice.
@@ -106,10 +106,10 @@ def _convolve(
         dilation = (1, *dilation)
     groups = params["feature_group_count"]
     if layout == "chwn" and groups == 1:
-        moved = conv2d_chwn(
+        transposed = conv2d_chwn(
             batch_last(images), kernel, strides=strides, padding=pads, dilation=dilation
         )
-        result = batch_last(moved)
+        result = batch_last(transposed)
     else:
         result = conv2d(
             images,
@@ -131,9 +131,9 @@ def _explain_no_dense(params: Params, shapes: Sequence[Shape]) -> str:
     last = tuple(range(len(rows) - len(left), len(rows)))
     first = tuple(range(len(right)))
     if batches != ((), ()) or tuple(left) != last or tuple(right) != first:
-        return "is no product of rows with a matrix"
+        return "isn't a product of rows with a matrix"
     if len(rows) == len(left) or len(kernel) == len(right):
-        return "is no product of matrices"
+        return "isn't a product of matrices"
     return _name_unsupported_setting(params)
 
 
@@ -153,11 +153,11 @@ def _explain_no_pool(params: Params, shapes: Sequence[Shape]) -> str:
         return "is dilated"
     if any(edge < 0 for pad in params["padding"] for edge in pad):
         return "has negative pads"
-    return "" if _pooled_axes(params) is not None else "is not over height and width"
+    return "" if _find_pooled_axes(params) is not None else "is not over height and width"
 
 
-def _pooled_axes(params: Params) -> tuple[int, int] | None:
-    """Return the height and width axes of images of four axes; None if windows span other axes."""
+def _find_pooled_axes(params: Params) -> tuple[int, int] | None:
+    """Return the axes of height and width; None if windows span other axes."""
     window = params["window_dimensions"]
     axes = zip(window, params["window_strides"], params["padding"], strict=True)
     unpooled = [size == step == 1 and tuple(pad) == (0, 0) for size, step, pad in axes]
@@ -173,7 +173,7 @@ def _pool(
     params: Params, operands: Sequence[Array], policy: LoweringPolicy, layout: Layout
 ) -> Array:
     """Return the maxima of windows over height and width, of NHWC or NCHW images."""
-    axes = _pooled_axes(params)
+    axes = _find_pooled_axes(params)
     assert axes is not None, "explain_no_lowering returns a reason for other windows"
     channels_first = axes == (2, 3)
     images = operands[0].transpose(0, 2, 3, 1) if channels_first else operands[0]
@@ -192,7 +192,7 @@ def _name_unsupported_setting(params: Params) -> str:
     """Name a setting of a product or a convolution that no lowering has; "" if none."""
     precision = params["precision"]
     precisions = precision if isinstance(precision, tuple) else (precision,)
-    unusual = [p for p in precisions if p not in (None, lax.Precision.DEFAULT)]
-    if unusual:
-        return f"asks for precision {unusual[0]}"
+    unsupported = [p for p in precisions if p not in (None, lax.Precision.DEFAULT)]
+    if unsupported:
+        return f"asks for precision {unsupported[0]}"
     return "" if params["out_sharding"] is None else "has a sharding"

@@ -1,14 +1,14 @@
-"""Any JAX function with its convolutions, dense products and max pooling computed as a policy says.
+"""Convolutions, dense products and max pooling of any JAX function, computed as a policy chooses.
 
 The function is traced to a jaxpr, which is evaluated equation by equation. Equations that the
-package can lower are replaced, all others repeated. So any framework can have written them: linen,
-nnx, Keras or `jax.lax` itself. Intercepting the calls of modules would reach `nn.Conv` and
-`nn.Dense` alone, since `nn.max_pool` is a function, and need code for each framework.
+package can lower are replaced, all others repeated. So the function may use any framework: linen,
+nnx, Keras or `jax.lax` itself. Intercepted calls of modules would need code for each framework, and
+would miss `nn.max_pool`, which is a function.
 
 The loss of a recipe's step is rewritten before it is differentiated, and so is an evaluation
 (`StepConfig.lower`). A custom step computes gradients, which are recognised (`gradient_equations`).
-A network whose layers ask the policy themselves (`lowers_itself`) isn't rewritten, because its
-layers use layouts that a jaxpr doesn't show, and its other products would change last digits.
+A network whose layers ask the policy themselves (`lowers_itself`) isn't rewritten: its layers use
+layouts that a jaxpr doesn't show, and last digits of its other products would change.
 
 Named scopes stay, and so do loops, branches and `jax.checkpoint` around a replaced body. Functions
 with rules of `jax.custom_jvp` and `jax.custom_vjp` are repeated as they are.
@@ -66,13 +66,13 @@ class KeptOperation:
 
     primitive: str
     scope: str
-    """The layer that it is in; empty outside of layers."""
+    """Layer of the operation; empty outside of layers."""
     why: str
     """A clause without its subject, such as "is 3-D"."""
 
     @property
     def is_convolution(self) -> bool:
-        """Whether it is slow in a loop on the CPU, where XLA derives its gradients."""
+        """Whether it is a convolution, which is slow in a loop on the CPU."""
         return self.primitive == CONVOLUTION
 
     def __str__(self) -> str:
@@ -98,13 +98,13 @@ def with_lowerings(
     differentiated: bool = False,
     layout: Layout = "nhwc",
 ) -> Function:
-    """Return a function of the same arrays with the same results, but for the last digits.
+    """Return a function with the same results, except last digits, computed as the policy chooses.
 
-    `root` are the scopes around the network, joined by slashes, of which the outermost stays. Tied
-    values of max pooling share its gradient. The result is differentiable in reverse mode only.
+    `root` are the scopes around the network, joined by slashes; only the outermost stays. Tied
+    values of max pooling share its gradient. The result is differentiable only in reverse mode.
 
-    `differentiated` means that the function computes gradients, such as a step of training. They
-    are replaced too, and the policy is asked for the roles that the function computes alone.
+    `differentiated` means that the function computes gradients, as a step of training does. They
+    are replaced too, and the policy is asked only for the roles that the function computes.
     `layout` is the order of axes in which images are convolved and pooled. In CHWN one formula
     computes convolutions without groups, so the policy isn't asked for them.
     """
@@ -122,13 +122,13 @@ def with_lowerings(
 def list_kept(
     function: Callable[..., Any], *arguments: Any, root: str = "", differentiated: bool = False
 ) -> tuple[KeptOperation, ...]:
-    """List the convolutions and max pooling that `with_lowerings` leaves to XLA, by tracing."""
+    """Trace a function; list convolutions and max pooling that `with_lowerings` leaves to XLA."""
     closed = jax.make_jaxpr(function)(*arguments)
     gradients = find_gradients(closed.jaxpr) if differentiated else None
-    return tuple(dict.fromkeys(_kept_in(closed.jaxpr, gradients, root)))
+    return tuple(dict.fromkeys(_find_kept(closed.jaxpr, gradients, root)))
 
 
-def _kept_in(
+def _find_kept(
     jaxpr: core.Jaxpr, gradients: GradientTable | None, root: str
 ) -> Iterator[KeptOperation]:
     for equation, outer in equations_in(jaxpr):
@@ -139,7 +139,7 @@ def _kept_in(
         if is_ruled or not _is_replaced(equation, gradients):
             why = "has its own derivative" if is_ruled else explain_no_lowering(equation)
             nested = [*outer, equation]
-            scopes = (_scope(nested[0], root, ""), *map(scope_of, nested[1:]))
+            scopes = (_replace_root(nested[0], root, ""), *map(scope_of, nested[1:]))
             yield KeptOperation(name, "/".join(filter(None, scopes)), why)
 
 
@@ -149,7 +149,7 @@ class _Evaluation:
 
     policy: LoweringPolicy
     gradients: GradientTable | None
-    """The gradients in a function that computes them; None for any other function."""
+    """Gradients in a function that computes them; None for other functions."""
     layout: Layout
     root: str = ""
 
@@ -158,14 +158,14 @@ class _Evaluation:
         return walk(jaxpr, operands, self._compute_in_scope, lambda _, constant: constant)
 
     def _compute_in_scope(self, equation: Any, operands: list[Any]) -> list[Any]:
-        scope = _scope(equation, self.root, self.root.partition("/")[0])
+        scope = _replace_root(equation, self.root, self.root.partition("/")[0])
         with enter_scope(scope), equation.ctx.manager:
             return self._compute(equation, operands)
 
     def _compute(self, equation: Any, operands: list[Any]) -> list[Any]:
         name = equation.primitive.name
         params = equation.params
-        gradient = _gradient(equation, self.gradients)
+        gradient = _find_gradient(equation, self.gradients)
         if gradient is not None:
             return [gradient.compute(operands, self.policy, self.layout)]
         if name in REPLACED and not explain_no_lowering(equation):
@@ -190,17 +190,17 @@ class _Evaluation:
         return _Evaluation(self.policy, self.gradients, self.layout).run(jaxpr, operands)
 
 
-def _gradient(equation: core.JaxprEqn, gradients: GradientTable | None) -> Gradient | None:
+def _find_gradient(equation: core.JaxprEqn, gradients: GradientTable | None) -> Gradient | None:
     return None if gradients is None else gradients.find(equation)
 
 
 def _is_replaced(equation: core.JaxprEqn, gradients: GradientTable | None) -> bool:
     is_forward = equation.primitive.name in REPLACED and not explain_no_lowering(equation)
-    return is_forward or _gradient(equation, gradients) is not None
+    return is_forward or _find_gradient(equation, gradients) is not None
 
 
 def _has_replaced(equation: core.JaxprEqn, gradients: GradientTable | None) -> bool:
-    """Whether an equation without a custom rule holds equations that are replaced."""
+    """Whether an equation without a custom rule has inner equations that are replaced."""
     return _is_repeated(equation) and any(
         all(map(_is_repeated, outer)) and _is_replaced(inner, gradients)
         for jaxpr in inner_jaxprs(equation)
@@ -214,8 +214,8 @@ def _is_repeated(equation: core.JaxprEqn) -> bool:
     return name not in RULED and (name in FLOW or called_jaxpr(equation) is not None)
 
 
-def _scope(equation: Any, root: str, replacement: str) -> str:
-    """Return the named scopes around an equation, with those of the root replaced."""
+def _replace_root(equation: Any, root: str, replacement: str) -> str:
+    """Return the named scopes around an equation, with the scopes of the root replaced."""
     scope = scope_of(equation)
     if root and f"{scope}/".startswith(f"{root}/"):
         return f"{replacement}{scope[len(root) :]}".removeprefix("/")

@@ -1,4 +1,4 @@
-"""Types of the fields of layers, each with a sentence for error messages."""
+"""Types of the fields of layers, with the expected values for error messages."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Size = Annotated[
 
 
 def pair(size: Size) -> tuple[int, int]:
-    """A size as height and width."""
+    """Return a size as height and width."""
     return (size, size) if isinstance(size, int) else size
 
 
 Count = Annotated[PositiveInt, Field(le=1000)]
-"""Number of repetitions of layers, limited because each takes time to trace."""
+"""Number of repetitions of layers, limited because each repetition is traced."""
 
 Edges = Annotated[tuple[NonNegativeInt, NonNegativeInt], Strict(False)]
 Padding = Annotated[
@@ -36,5 +36,5 @@ Padding = Annotated[
     | Annotated[tuple[Edges, Edges], Strict(False)],
     Expected("same, valid, symmetric, a whole number or [[top, bottom], [left, right]]"),
 ]
-"""`same` gives ceil(size / stride) positions, `valid` adds nothing, and `symmetric` puts
-(window - 1) // 2 on either side: `same` but for a stride at even sizes, and for even windows."""
+"""same: ceil(size / stride) positions; valid: no padding; symmetric: (window - 1) // 2 on a side.
+The last differs from `same` for even windows, and for strides at even sizes."""

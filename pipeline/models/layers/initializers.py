@@ -1,4 +1,4 @@
-"""Initialisers of fresh weights, with MindSpore's meaning and defaults."""
+"""Initialisers of weights, with MindSpore's meaning and defaults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Init = Callable[..., Any]
 
 @component("initializer")
 class TruncatedNormal(InitializerSpec):
-    """Normal of deviation `sigma` truncated at two sigma, and not widened to make up for it."""
+    """Normal of deviation `sigma`, truncated at two sigma, which makes the deviation smaller."""
 
     name: Literal["truncated_normal"] = "truncated_normal"
     sigma: PositiveFloat = 0.01
@@ -61,19 +61,23 @@ class _He(InitializerSpec):
 
     mode: Literal["fan_in", "fan_out"] = "fan_in"
 
-    def _scale(self, negative_slope: float, distribution: Literal["normal", "uniform"]) -> Init:
-        return _variance_scaling(self.name, 2 / (1 + negative_slope**2), self.mode, distribution)
+    def _build_scaled(
+        self, negative_slope: float, distribution: Literal["normal", "uniform"]
+    ) -> Init:
+        return _make_variance_scaling(
+            self.name, 2 / (1 + negative_slope**2), self.mode, distribution
+        )
 
 
 @component("initializer")
 class HeNormal(_He):
-    """Plain normal of deviation gain / sqrt(fan); slope 0 is for ReLU."""
+    """Normal of deviation gain / sqrt(fan), not truncated; slope 0 is for ReLU."""
 
     name: Literal["he_normal"] = "he_normal"
     negative_slope: NonNegativeFloat = 0.0
 
     def build(self) -> Init:
-        return self._scale(self.negative_slope, "normal")
+        return self._build_scaled(self.negative_slope, "normal")
 
 
 @component("initializer")
@@ -84,7 +88,7 @@ class HeUniform(_He):
     negative_slope: NonNegativeFloat = sqrt(5)
 
     def build(self) -> Init:
-        return self._scale(self.negative_slope, "uniform")
+        return self._build_scaled(self.negative_slope, "uniform")
 
 
 @component("initializer")
@@ -95,7 +99,7 @@ class XavierNormal(InitializerSpec):
     gain: PositiveFloat = 1.0
 
     def build(self) -> Init:
-        return _variance_scaling(self.name, self.gain**2, "fan_avg", "normal")
+        return _make_variance_scaling(self.name, self.gain**2, "fan_avg", "normal")
 
 
 @component("initializer")
@@ -106,12 +110,12 @@ class XavierUniform(InitializerSpec):
     gain: PositiveFloat = 1.0
 
     def build(self) -> Init:
-        return _variance_scaling(self.name, self.gain**2, "fan_avg", "uniform")
+        return _make_variance_scaling(self.name, self.gain**2, "fan_avg", "uniform")
 
 
 @component("initializer")
 class Constant(InitializerSpec):
-    """The same value everywhere."""
+    """The same number for all values."""
 
     name: Literal["constant"] = "constant"
     value: float
@@ -124,7 +128,7 @@ class Constant(InitializerSpec):
 
 @component("initializer")
 class Zeros(InitializerSpec):
-    """Zero everywhere."""
+    """Zero for all values."""
 
     name: Literal["zeros"] = "zeros"
 
@@ -136,7 +140,7 @@ class Zeros(InitializerSpec):
 
 @component("initializer")
 class Ones(InitializerSpec):
-    """One everywhere."""
+    """One for all values."""
 
     name: Literal["ones"] = "ones"
 
@@ -146,7 +150,7 @@ class Ones(InitializerSpec):
         return initializers.ones
 
 
-def _variance_scaling(
+def _make_variance_scaling(
     name: str,
     scale: float,
     mode: Literal["fan_in", "fan_out", "fan_avg"],
@@ -154,15 +158,14 @@ def _variance_scaling(
 ) -> Init:
     from jax.nn import initializers
 
-    initialize = initializers.variance_scaling(scale, mode, distribution)
+    draw_scaled = initializers.variance_scaling(scale, mode, distribution)
 
     def draw(key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
         if len(shape) < 2:
             raise ValueError(
-                f"initializer {name} scales by the inputs and outputs of a kernel, which a bias of "
-                f"shape {shape} has not; give biases constant, normal, truncated_normal, uniform "
-                "or zeros"
+                f"initializer {name} scales by inputs and outputs of a kernel, and shape {shape} "
+                "has one axis; must be constant, normal, truncated_normal, uniform or zeros"
             )
-        return initialize(key, shape, dtype)
+        return draw_scaled(key, shape, dtype)
 
     return draw

@@ -18,20 +18,20 @@ MAX_LAYERS = 10_000
 
 
 class InitializerSpec(Spec):
-    """Distribution of fresh weights: the component of kind "initializer"."""
+    """Base of distributions of initial weights: the component of kind "initializer"."""
 
     name: str
 
     @abstractmethod
     def build(self) -> Any:
-        """A `jax.nn.initializers`-style function (key, shape, dtype) -> array."""
+        """Return a function (key, shape, dtype) -> array, as of `jax.nn.initializers`."""
 
 
 Initializer = Annotated[InitializerSpec, ComponentOf("initializer")]
 
 
 class LayerSpec(Spec):
-    """One layer of a network: the component of kind "layer"."""
+    """Base of layers: the component of kind "layer"."""
 
     name: str
     scope: Annotated[str, Field(pattern=r"^\w+$")] | None = None
@@ -40,11 +40,11 @@ class LayerSpec(Spec):
     def compute(self, x: Any, context: Any) -> Any:
         """Compute a custom layer, for which no function is registered.
 
-        Called while the network is traced, inside a flax module, so it may call modules named
-        `context.name`. `context` is a `LayerContext`: path, dtype and whether this is training.
+        This is called while the network is traced, inside a flax module, so it may call modules
+        named `context.name`. `context` is a `LayerContext`, with path, dtype and `train`.
         """
         raise TypeError(
-            f"{context}: nothing computes layer {self.name}; give its class a method "
+            f"{context}: layer {self.name} has no computation; its class must have a method "
             "`compute(self, x, context)`"
         )
 
@@ -64,11 +64,11 @@ class InitRules(Spec):
     """Initialisers of single parameters."""
 
     rules: Seq[InitRule] = ()
-    """The last rule that covers a parameter decides, before all other settings."""
+    """The last rule that covers a parameter decides, whatever other settings are."""
 
 
 class InitSpec(InitRules):
-    """Initialiser of each kind of weight, if the layer names none."""
+    """Initialiser of each kind of weight, for layers that name none."""
 
     conv: Initializer
     dense: Initializer
@@ -79,45 +79,45 @@ class ModelSpec(Spec):
     """Base of every network: the component of kind "model" that a recipe names."""
 
     table_input: ClassVar[Literal["features", "fields"]] = "features"
-    """Input that it takes of a table: numbers and one-hot categories, or the number and the value
-    of the feature of each column."""
+    """Input of the network for a table. features: numbers and one-hot categories; fields: number
+    and value of each column's feature."""
     two_outputs_are_classes: ClassVar[bool] = False
     """Whether two outputs are always the logits of two classes, never two numbers or labels."""
     name: str
     init: InitSpec
 
     def fit_to_table(self, features: int | None) -> ModelSpec:
-        """Return the model for a table of that number of features; None for other data.
+        """Return the model for a table with this number of features; None for other data.
 
-        Raises ValueError if the model is for another number.
+        Raises ValueError if the model has another number of features.
         """
         return self
 
     @abstractmethod
     def build(self, classes: int, dtype: str) -> nn.Module:
-        """The flax module, called as `module(images NHWC, train=bool) -> logits (batch, classes)`.
+        """Return the flax module, `module(images NHWC, train=bool) -> logits (batch, classes)`.
 
-        `dtype` is the type of activations; parameters stay float32.
+        `dtype` is the type of activations; parameters are float32.
         """
 
 
 def count_layers(layers: Any, counted: int = 0) -> int:
-    """Add the number of layers to `counted`, with inner layers and repetitions.
+    """Return `counted` plus the number of layers, with inner layers and repetitions.
 
-    Raises ValueError above `MAX_LAYERS`, which would take longer than minutes to trace.
+    Raises ValueError above `MAX_LAYERS`, which would take many minutes to trace.
     """
-    for layer in _layers_in(layers):
+    for layer in _find_layers(layers):
         counted += 1
         if counted > MAX_LAYERS:
-            raise ValueError(f"more than {MAX_LAYERS:,} layers, those inside of others among them")
+            raise ValueError(f"more than {MAX_LAYERS:,} layers, including inner layers")
         for _ in range(getattr(layer, "repeat", 1)):
             counted = count_layers(tuple(value for _, value in layer), counted)
     return counted
 
 
-def _layers_in(value: Any) -> Iterator[LayerSpec]:
+def _find_layers(value: Any) -> Iterator[LayerSpec]:
     if isinstance(value, LayerSpec):
         yield value
     elif isinstance(value, tuple):
         for item in value:
-            yield from _layers_in(item)
+            yield from _find_layers(item)

@@ -9,15 +9,15 @@ from fnmatch import fnmatchcase
 from pipeline.core.files.error_text import nearest, show_name
 
 Path = tuple[str, ...]
-"""The scopes of a layer, outermost first; for a parameter, its name is last."""
+"""Scopes of a layer, outermost first; of a parameter, with its name at the end."""
 
 MAX_SCOPES = 40
 EXCEPT = "!"
-"""Begins a pattern that excludes the paths that it covers."""
+"""Prefix of a pattern that excludes the paths that it covers."""
 
 
 def covers(pattern: str, path: Path) -> bool:
-    """Return whether a glob matches a path or an enclosing scope; its * crosses slashes."""
+    """Return whether a glob matches a path or an enclosing scope; a * also matches slashes."""
     scopes = ("/".join(path[:depth]) for depth in range(1, len(path) + 1))
     return any(fnmatchcase(scope, pattern) for scope in scopes)
 
@@ -25,8 +25,8 @@ def covers(pattern: str, path: Path) -> bool:
 def is_frozen(patterns: Sequence[str], path: Path) -> bool:
     """Return whether patterns freeze a parameter: the last pattern that covers it decides.
 
-    Parameters of a pattern that begins with ! are trained. If the first one does, all other
-    parameters are frozen.
+    Parameters of a pattern that begins with ! are trained. If the first pattern does, parameters
+    of no pattern are frozen, otherwise they are trained.
     """
     frozen = bool(patterns) and patterns[0].startswith(EXCEPT)
     for pattern in patterns:
@@ -38,7 +38,7 @@ def is_frozen(patterns: Sequence[str], path: Path) -> bool:
 def require_covered(
     patterns: Sequence[str], paths: Sequence[Path], noun: str, key: str = ""
 ) -> None:
-    """Raise ValueError, which begins with `key`, for a pattern that covers none of the paths.
+    """Raise ValueError, with a text that begins with `key`, for a pattern that covers no path.
 
     The message lists the outermost scopes and the number of paths in each.
     """

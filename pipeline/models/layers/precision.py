@@ -1,7 +1,7 @@
 """Types that layers compute in: MindSpore's amp levels, bfloat16, and types by layer.
 
 Levels follow `build_train_network` and `auto_mixed_precision` of mindspore/train/amp.py (2.10).
-At every level, weights are stored in float32 and cast when a layer reads them; gradients and the
+At every level, weights are stored in float32 and cast when a layer reads them. Gradients and the
 loss are float32.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pipeline.core.registry import Spec
 from pipeline.models.layers.path_patterns import Path, covers
@@ -37,7 +37,7 @@ class KindRule:
     """Whether their output is cast to the network's type."""
 
     def covers(self, kind: str, path: Path) -> bool:
-        """Whether the kind is one of them."""
+        """Whether the rule has the kind."""
         return kind in self.kinds
 
     def __str__(self) -> str:
@@ -47,17 +47,15 @@ class KindRule:
 class ToFloat(Spec):
     """`to_float`: a layer whose path matches a glob, with its inner layers, computes in `dtype`.
 
-    A path is the layer's scope as in names of parameters, such as `residual_0/conv_1`; * crosses
-    slashes. The output of such a layer has that type.
+    A path is the layer's scope, as in names of parameters, such as `residual_0/conv_1`. A * also
+    matches slashes. The output of the layer has that type too.
     """
 
     pattern: str
     dtype: FloatType
 
-    @property
-    def casts_back(self) -> bool:
-        """False: MindSpore's `to_float` casts the inputs of a cell, not its output."""
-        return False
+    casts_back: ClassVar[bool] = False
+    """MindSpore's `to_float` casts the inputs of a cell, not its output."""
 
     def covers(self, kind: str, path: Path) -> bool:
         """Whether the glob matches the path, or the path of an enclosing layer."""
@@ -87,7 +85,7 @@ TypeRule = KindRule | ToFloat | PathListing
 
 @dataclass(frozen=True)
 class Precision:
-    """Type of a network's activations, and the layers that compute in another.
+    """Type of a network's activations, and rules for layers that compute in another type.
 
     The last rule that covers a layer decides.
     """
@@ -112,7 +110,7 @@ LEVELS: Mapping[Level, Precision] = MappingProxyType(
 )
 
 
-def rule_for(rules: tuple[TypeRule, ...], kind: str, path: Path) -> TypeRule | None:
-    """Return the rule for a layer; None: it computes in the network's type."""
+def find_type_rule(rules: tuple[TypeRule, ...], kind: str, path: Path) -> TypeRule | None:
+    """Return the rule for a layer; None if it computes in the network's type."""
     covering = [rule for rule in rules if rule.covers(kind, path)]
     return covering[-1] if covering else None

@@ -1,4 +1,4 @@
-"""Descriptions of the standard layers, with MindSpore's defaults; `modules` computes them."""
+"""Specs of the standard layers, which `modules` computes, with MindSpore's defaults."""
 
 from __future__ import annotations
 
@@ -29,21 +29,20 @@ class Conv(LayerSpec):
     bias_init: Initializer | None = None
 
     @model_validator(mode="after")
-    def _groups_divide_features(self) -> Self:
+    def _check_groups(self) -> Self:
         if self.features != CLASSES and self.features % self.groups:
             raise ValueError(
                 f"features {self.features} is not a multiple of groups {self.groups}; "
-                "every group must give as many features"
+                "every group must have the same number of features"
             )
         return self
 
 
 @component("layer")
 class ConvTranspose(LayerSpec):
-    """The transpose of a convolution: every pixel, times the kernel, is added to a
-    window of the result.
+    """The transpose of a convolution, which adds each pixel times the kernel to a result's window.
 
-    With `same` the result has size * stride positions, with `valid` all that a window covers.
+    With `same` the result has size * stride positions, with `valid` all positions of windows.
     """
 
     name: Literal["conv_transpose"] = "conv_transpose"
@@ -69,13 +68,13 @@ class Dense(LayerSpec):
 
 @component("layer")
 class BatchNorm(LayerSpec):
-    """Normalise each channel over the batch; running statistics keep a share `momentum`."""
+    """Normalise each channel over the batch; a step keeps `momentum` of running statistics."""
 
     name: Literal["batch_norm"] = "batch_norm"
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.9
     epsilon: PositiveFloat = 1e-5
     scale_init: float = 1.0
-    """Initial value of the scale; 0 in the last of a residual body makes a fresh block the identity
+    """Initial value of the scale. 0 at the end of a residual body makes a new block the identity
     (Goyal et al. 2017, sec. 5.1)."""
 
 
@@ -97,7 +96,7 @@ class GroupNorm(LayerSpec):
 
 
 class Activation(LayerSpec):
-    """Base of the layers that map each value independently."""
+    """Base of layers that map each value independently."""
 
 
 @component("layer")
@@ -157,24 +156,24 @@ class HardSwish(Activation):
 
 
 class Pool(LayerSpec):
-    """Base of the layers that reduce a sliding window of the image."""
+    """Base of layers that reduce a sliding window of the image."""
 
     kernel: Size
     stride: Size | None = None
-    """Step of the window; null: the window's size."""
+    """Step of the window; null: the size of the window."""
     padding: Padding = "valid"
 
 
 @component("layer")
 class MaxPool(Pool):
-    """Largest value of every window; padding never wins."""
+    """Largest value of every window, without padding."""
 
     name: Literal["max_pool"] = "max_pool"
 
 
 @component("layer")
 class AvgPool(Pool):
-    """Mean of every window; padding does not count."""
+    """Mean of every window, without padding."""
 
     name: Literal["avg_pool"] = "avg_pool"
 
@@ -219,7 +218,7 @@ class Dropout(LayerSpec):
 
 @component("layer")
 class Sequence(LayerSpec):
-    """Layers in a separate scope, repeated `repeat` times, each time with other weights."""
+    """Layers in a separate scope, repeated `repeat` times with different weights."""
 
     name: Literal["sequence"] = "sequence"
     body: Layers
@@ -239,7 +238,7 @@ class Residual(LayerSpec):
 class Branches(LayerSpec):
     """Concatenate the channels of several branches of x; an empty branch is the identity.
 
-    With `split` each branch reads an equal share of the channels instead of all.
+    With `split` each branch reads an equal share of the channels instead of all channels.
     """
 
     name: Literal["branches"] = "branches"
@@ -257,8 +256,10 @@ class Gate(LayerSpec):
 
 @component("layer")
 class DualPath(LayerSpec):
-    """Add the first `added` channels of body(x) and shortcut(x), and concatenate the others
-    (Chen et al. 2017, sec. 4); an empty shortcut is the identity."""
+    """Add the first `added` channels of body(x) and shortcut(x), and concatenate the others.
+
+    Chen et al. 2017, sec. 4. An empty shortcut is the identity.
+    """
 
     name: Literal["dual_path"] = "dual_path"
     body: Layers
@@ -266,10 +267,10 @@ class DualPath(LayerSpec):
     shortcut: Layers = ()
 
 
-def scope_names(layers: Iterable[LayerSpec]) -> list[str]:
-    """Return names of sibling layers in parameter paths: the scope, or the kind with a number.
+def name_scopes(layers: Iterable[LayerSpec]) -> list[str]:
+    """Return the names of sibling layers in parameter paths: the scope, or the kind with a number.
 
-    Raises ValueError if two of them would share a name.
+    Raises ValueError if two layers would share a name.
     """
     counts: Counter[str] = Counter()
     names: list[str] = []
@@ -277,6 +278,6 @@ def scope_names(layers: Iterable[LayerSpec]) -> list[str]:
         name = layer.scope or f"{layer.name}_{counts[layer.name]}"
         counts[layer.name] += layer.scope is None
         if name in names:
-            raise ValueError(f"two layers share the scope {name!r}; each must have its own")
+            raise ValueError(f"two layers share the scope {name!r}; scopes must differ")
         names.append(name)
     return names

@@ -1,4 +1,4 @@
-"""Descriptions of the layers that read tokens, (batch, tokens, features)."""
+"""Specs of the layers that read tokens, (batch, tokens, features)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pipeline.models.layers.model_spec import Layers, LayerSpec
 
 
 class Lookup(LayerSpec):
-    """Base of the layers that look up the learned row of each whole number.
+    """Base of layers that look up a learned row for each whole number.
 
-    Numbers below 0 count from the end, rows of `vocabulary` and above are NaN. It must be the
-    first layer: bfloat16 activations can't hold whole numbers above 256.
+    Numbers below 0 count from the end. Rows of numbers from `vocabulary` on are NaN. The layer must
+    be the first: bfloat16 activations can't hold whole numbers above 256.
     """
 
     vocabulary: Features
@@ -26,15 +26,17 @@ class Lookup(LayerSpec):
 
 @component("layer")
 class Embedding(Lookup):
-    """The learned row of each whole number: (batch, ...) -> (batch, tokens, features)."""
+    """A learned row for each whole number: (batch, ...) -> (batch, tokens, features)."""
 
     name: Literal["embedding"] = "embedding"
 
 
 @component("layer")
 class TiedEmbedding(Lookup):
-    """Embed whole numbers, apply the body, and score each token against the same rows:
-    (batch, ...) -> (batch, tokens, vocabulary) (Press and Wolf 2017)."""
+    """Embed whole numbers, apply the body, and multiply each token by the same rows.
+
+    (batch, ...) -> (batch, tokens, vocabulary) (Press and Wolf 2017).
+    """
 
     name: Literal["tied_embedding"] = "tied_embedding"
     body: Layers
@@ -42,7 +44,7 @@ class TiedEmbedding(Lookup):
 
 @component("layer")
 class Tokens(LayerSpec):
-    """Make tokens of positions: (batch, height, width, channels) -> (batch, tokens, channels)."""
+    """Turn positions to tokens: (batch, height, width, channels) -> (batch, tokens, channels)."""
 
     name: Literal["tokens"] = "tokens"
 
@@ -58,7 +60,7 @@ class ClassToken(LayerSpec):
 class PositionEmbedding(LayerSpec):
     """Add a learned vector to each token, by its position.
 
-    With `shorter` there may be fewer tokens than vectors; then the first vectors are used.
+    With `shorter` there may be fewer tokens than vectors. Then the first vectors are used.
     """
 
     name: Literal["position_embedding"] = "position_embedding"
@@ -70,8 +72,8 @@ class SelfAttention(LayerSpec):
     """Self-attention with `heads` heads (Vaswani et al. 2017, sec. 3.2).
 
     Tokens that a mask marks as padding (`dataset.padding_mask`) are ignored. With `causal` a token
-    attends to itself and to the tokens before it only. `dropout` is the rate of the dropout of the
-    attention weights.
+    attends only to itself and to tokens before it. `dropout` is the dropout rate of the attention
+    weights.
     """
 
     name: Literal["self_attention"] = "self_attention"
@@ -82,6 +84,6 @@ class SelfAttention(LayerSpec):
 
 @component("layer")
 class FirstToken(LayerSpec):
-    """Keep the first token only: (batch, tokens, features) -> (batch, features)."""
+    """Keep only the first token: (batch, tokens, features) -> (batch, features)."""
 
     name: Literal["first_token"] = "first_token"

@@ -1,4 +1,4 @@
-"""The lowerings of a problem, the computation of each, and the choice for a layer."""
+"""The lowerings of a problem, their computation, and the choice for a layer."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from pipeline.models.lowerings.problem.lowering import (
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
 
 CHUNKS = (1, 2, 4, 8, 16, 32, 64)
-"""Images at a time, for formulas that work on chunks."""
+"""Numbers of images that formulas compute at a time."""
 
 CHUNK_BYTES = range(128 << 10, 16 << 20)
-"""Sizes of a chunk: in smaller ones calls take most of the time, larger ones fit into no cache."""
+"""Sizes of a chunk. Smaller chunks need too many calls; larger chunks exceed the caches."""
 
 FORMULAS: Mapping[str, Mapping[Role, Mapping[str, Formula]]] = {
     "conv2d": CONVOLUTIONS,
     "dense": PRODUCTS,
     "max_pool": POOLINGS,
 }
-"""By kind of problem, role and name."""
+"""Formulas by kind of problem, role and name."""
 
 
-def candidates(problem: Problem, engines: frozenset[Engine]) -> tuple[Lowering, ...]:
-    """All lowerings of a problem that these engines can compute, the plain one first."""
+def list_candidates(problem: Problem, engines: frozenset[Engine]) -> tuple[Lowering, ...]:
+    """List the lowerings of a problem that these engines can compute, the plain one first."""
     lowerings = (
         Lowering(name, engine, images)
         for name, formula in FORMULAS[problem.kind][problem.role].items()
@@ -54,7 +54,7 @@ def candidates(problem: Problem, engines: frozenset[Engine]) -> tuple[Lowering, 
 
 
 def _is_worth_trying(problem: Problem, lowering: Lowering) -> bool:
-    """Whether the chunks, if there are any, are smaller than the batch and of a good size."""
+    """Whether chunks, if any, are smaller than the batch and in `CHUNK_BYTES`."""
     images = lowering.images
     is_depthwise = isinstance(problem, ConvolutionProblem) and problem.is_depthwise
     if images is None or (images == 1 < problem.batch and is_depthwise):
@@ -93,7 +93,7 @@ P = TypeVar("P", bound=Problem)
 
 @dataclass(frozen=True)
 class ChosenLowering(Generic[P]):
-    """A problem and its lowering. Call it with the operands for the result."""
+    """A problem and its lowering; a call with the operands returns the result."""
 
     problem: P
     lowering: Lowering
@@ -103,13 +103,13 @@ class ChosenLowering(Generic[P]):
 
     @property
     def is_default(self) -> bool:
-        """Whether nothing was chosen."""
+        """Whether the lowering is the default."""
         return self.lowering == DEFAULT
 
 
 @dataclass(frozen=True)
 class LayerPlan(Generic[P]):
-    """Lowerings of a layer with weights: of its result and of its two gradients."""
+    """Lowerings of a layer with weights: of its result and its two gradients."""
 
     forward: ChosenLowering[P]
     input_grad: ChosenLowering[P]
@@ -117,7 +117,7 @@ class LayerPlan(Generic[P]):
 
     @property
     def is_default(self) -> bool:
-        """Whether nothing was chosen for any of the three."""
+        """Whether all three lowerings are the default."""
         return (
             self.forward.is_default and self.input_grad.is_default and self.weight_grad.is_default
         )

@@ -1,11 +1,11 @@
 """Two-dimensional convolution: the fastest lowering for each of its three computations.
 
 XLA:CPU has a fast library for convolutions in the layouts NHWC, HWIO and NHWC. The gradients that
-jax derives permute those dimensions. Outside a loop the compiler permutes them back; in the body of
-a `fori_loop` or a `scan` it emits a scalar loop that is 10 to 100 times slower (jax issue 12868).
-Here both gradients are convolutions in those layouts, with explicit transposes, unless the policy
-chooses a faster lowering. Other platforms get the gradients that jax derives, which their compilers
-recognise.
+jax derives permute those dimensions. Outside of loops the compiler permutes them back. In the body
+of a `fori_loop` or a `scan` it emits a scalar loop that is 10 to 100 times slower (jax issue
+12868). Here both gradients are convolutions in those layouts, with explicit transposes, unless the
+policy chooses a faster lowering. Compilers for other platforms recognise the gradients that jax
+derives.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.models.lowerings.candidates import LayerPlan, plan_layer
 from pipeline.models.lowerings.formulas import conv2d_forward, conv2d_input_grad, conv2d_weight_grad
 from pipeline.models.lowerings.problem.conv_window import Pair, make_window
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, LoweringPolicy
-from pipeline.models.lowerings.problem.problems import ConvolutionProblem, convolution_problem
+from pipeline.models.lowerings.problem.problems import ConvolutionProblem, make_convolution_problem
 
 XLA_CONVOLUTION = Lowering("convolution")
 
@@ -40,13 +40,13 @@ def conv2d(
 
     The kernel is HWIO: (height, width, channels // groups, features). The result has shape
     (batch, height, width, features). `padding` is "SAME", "VALID" or the zeros (before, after) the
-    height and the width; `dilation` spreads the kernel. `policy` chooses how it and its gradients
-    are computed. Differentiable in reverse mode only.
+    height and the width; `dilation` spreads the kernel. `policy` chooses how the convolution and
+    its gradients are computed. It is differentiable only in reverse mode.
     """
     _, height, width, _ = images.shape
     rows, columns, _, _ = kernel.shape
     window = make_window((height, width), (rows, columns), strides, padding, dilation, groups)
-    plan = plan_layer(policy, lambda role: convolution_problem(role, window, images, kernel))
+    plan = plan_layer(policy, lambda role: make_convolution_problem(role, window, images, kernel))
     return _conv2d(plan, images, kernel)
 
 
@@ -74,43 +74,45 @@ def _backward(plan: _Plan, operands: tuple[Array, Array], cotangent: Array) -> t
             images,
             kernel,
             cotangent,
-            cpu=functools.partial(_gradients, plan),
-            default=functools.partial(_derived_gradients, plan),
+            cpu=functools.partial(_compute_gradients, plan),
+            default=functools.partial(_derive_gradients, plan),
         )
-    return _gradients(plan, images, kernel, cotangent)
+    return _compute_gradients(plan, images, kernel, cotangent)
 
 
 _conv2d.defvjp(_forward, _backward)
 
 
-def _gradients(plan: _Plan, images: Array, kernel: Array, cotangent: Array) -> tuple[Array, Array]:
-    # In a separate call, or XLA would fuse the computation of the images, up to a stage of residual
-    # blocks, into their transpose, and repeat it for every strided element.
-    with set_xla_metadata(inlineable="false"):
-        by_kernel = jax.jit(_weight_grad, static_argnums=0)(plan, images, cotangent)
-    return _input_grad(plan, kernel, cotangent), by_kernel
-
-
-def _derived_gradients(
+def _compute_gradients(
     plan: _Plan, images: Array, kernel: Array, cotangent: Array
 ) -> tuple[Array, Array]:
-    by_images = jax.linear_transpose(lambda images: _convolve(plan, images, kernel), images)
-    by_kernel = jax.linear_transpose(lambda kernel: _convolve(plan, images, kernel), kernel)
-    return *by_images(cotangent), *by_kernel(cotangent)
+    # Without a separate call, XLA would fuse the computation of the images, up to a stage of
+    # residual blocks, into their transpose, and repeat it for every strided element.
+    with set_xla_metadata(inlineable="false"):
+        kernel_grad = jax.jit(_compute_weight_grad, static_argnums=0)(plan, images, cotangent)
+    return _compute_input_grad(plan, kernel, cotangent), kernel_grad
 
 
-def _input_grad(plan: _Plan, kernel: Array, cotangent: Array) -> Array:
+def _derive_gradients(
+    plan: _Plan, images: Array, kernel: Array, cotangent: Array
+) -> tuple[Array, Array]:
+    pull_images = jax.linear_transpose(lambda images: _convolve(plan, images, kernel), images)
+    pull_kernel = jax.linear_transpose(lambda kernel: _convolve(plan, images, kernel), kernel)
+    return *pull_images(cotangent), *pull_kernel(cotangent)
+
+
+def _compute_input_grad(plan: _Plan, kernel: Array, cotangent: Array) -> Array:
     if not plan.input_grad.is_default:
         return plan.input_grad(kernel, cotangent)
     window = plan.forward.problem.window
     return conv2d_input_grad.convolution(window, XLA_CONVOLUTION, kernel, cotangent)
 
 
-def _weight_grad(plan: _Plan, images: Array, cotangent: Array) -> Array:
+def _compute_weight_grad(plan: _Plan, images: Array, cotangent: Array) -> Array:
     if not plan.weight_grad.is_default:
         return plan.weight_grad(images, cotangent)
     window = plan.forward.problem.window
-    # For one pixel a matrix product, about 3 times as fast with the same result.
+    # For a kernel of one pixel, a matrix product is about 3 times as fast, with the same result.
     is_pointwise = window.is_pointwise
     formula = conv2d_weight_grad.per_tap_matmul if is_pointwise else conv2d_weight_grad.convolution
     return formula(window, XLA_CONVOLUTION, images, cotangent)

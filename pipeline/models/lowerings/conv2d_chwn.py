@@ -1,8 +1,8 @@
 """Convolution of images whose batch is the innermost axis, as a few products of matrices.
 
-With few channels, the batch fills vectors and the channels don't. In the layout CHWN every row of
-an image is one contiguous block of all samples, so that the patches of the images (im2col) are
-copies of long blocks, and each of the three computations is one product of matrices:
+With few channels, the batch fills vectors and the channels don't. In the layout CHWN a row of an
+image is one contiguous block of all samples. So the patches of the images (im2col) are copies of
+long blocks, and each of the three computations is one product of matrices:
 
     forward           kernel (features, window) x patches (window, positions)
     weight gradient   patches (window, positions) x cotangent (positions, features)
@@ -39,8 +39,8 @@ def conv2d_chwn(
 
     The kernel is HWIO: (height, width, channels, features). The result has shape (features, height,
     width, batch). `padding` is "SAME", "VALID" or the zeros (before, after) the height and the
-    width; `dilation` spreads the kernel. All is computed in float32; the result and the gradients
-    are rounded to their operand's dtype. Differentiable in reverse mode only.
+    width; `dilation` spreads the kernel. Computations are in float32; the result and the gradients
+    are rounded to their operand's dtype. It is differentiable only in reverse mode.
     """
     _, height, width, _ = images.shape
     rows, columns, _, _ = kernel.shape
@@ -55,10 +55,10 @@ Residuals = tuple[Array, Array, Array | None]
 
 
 def _forward(window: ConvWindow, images: Array, kernel: Array) -> tuple[Array, Residuals]:
-    # With one channel a product has too little to sum over: a sum of shifted images takes a third.
+    # With one channel a product sums too few terms: a sum of shifted images takes a third.
     if kernel.shape[2] == 1:
         with _forbid_inlining():
-            return _shifted_sum(window, images, kernel), (images, kernel, None)
+            return _sum_shifted(window, images, kernel), (images, kernel, None)
     patches = _make_patches(window, images)
     with _forbid_inlining():
         return _multiply_patches(window, patches, kernel), (images, kernel, patches)
@@ -74,18 +74,18 @@ def _backward(window: ConvWindow, residuals: Residuals, cotangent: Array) -> tup
     if patches is None:
         patches = _make_patches(window, images)
     with _forbid_inlining():
-        by_kernel = _weight_grad(window, patches, cotangent)
-    return _input_grad(window, kernel, cotangent), by_kernel.reshape(kernel.shape)
+        kernel_grad = _compute_weight_grad(window, patches, cotangent)
+    return _compute_input_grad(window, kernel, cotangent), kernel_grad.reshape(kernel.shape)
 
 
 _conv2d.defvjp(_forward, _backward)
 
 
 def _forbid_inlining() -> AbstractContextManager[None]:
-    """Context in which nothing is fused into or out of a jitted function.
+    """Return a context in which XLA fuses nothing into or out of a jitted function.
 
-    XLA:CPU would otherwise compute cheap values again for every reader, and a result that ends in
-    a reshape one element at a time.
+    XLA:CPU would otherwise recompute cheap values for every reader, and compute a result that ends
+    in a reshape one element at a time.
     """
     return set_xla_metadata(inlineable="false")
 
@@ -94,12 +94,12 @@ _jit = functools.partial(jax.jit, static_argnums=0)
 
 
 @_jit
-def _shifted_sum(window: ConvWindow, images: Array, kernel: Array) -> Array:
-    """The sum of shifted images, each times a weight per feature."""
+def _sum_shifted(window: ConvWindow, images: Array, kernel: Array) -> Array:
+    """Return the sum of shifted images, each times a weight per feature."""
     padded = _pad(window, images)
     terms = (
         kernel[i, j, channel][:, None, None, None]
-        * padded[channel, _tap(window.rows, i), _tap(window.columns, j)]
+        * padded[channel, _slice_tap(window.rows, i), _slice_tap(window.columns, j)]
         for i in range(window.rows.kernel)
         for j in range(window.columns.kernel)
         for channel in range(kernel.shape[2])
@@ -112,17 +112,17 @@ def _pad(window: ConvWindow, images: Array) -> Array:
     return lax.pad(images, jnp.zeros((), images.dtype), config)
 
 
-def _tap(axis: Axis, position: int) -> slice:
-    """The slice of the padded axis under a kernel position."""
+def _slice_tap(axis: Axis, position: int) -> slice:
+    """Return the slice of the padded axis under a kernel position."""
     first = position * axis.dilation
     return slice(first, first + axis.last_offset + 1, axis.stride)
 
 
 def _make_patches(window: ConvWindow, images: Array) -> Array:
-    """The patches as a matrix (kernel rows * kernel columns * channels, height * width * batch).
+    """Return the patches: (kernel rows * kernel columns * channels, height * width * batch).
 
-    Shifted along the width first, then whole rows along the height: this takes half the time of
-    one shift for every kernel position.
+    Images are shifted along the width, then whole rows along the height. This takes half the time
+    of one shift for every kernel position.
     """
     with _forbid_inlining():
         return _shift_rows(window, _shift_columns(window, images))
@@ -130,16 +130,16 @@ def _make_patches(window: ConvWindow, images: Array) -> Array:
 
 @_jit
 def _shift_columns(window: ConvWindow, images: Array) -> Array:
-    """(kernel columns * channels, padded height, width * batch)."""
+    """Stack shifted images: (kernel columns * channels, padded height, width * batch)."""
     padded = _pad(window, images)
-    taps = [padded[:, :, _tap(window.columns, j)] for j in range(window.columns.kernel)]
+    taps = [padded[:, :, _slice_tap(window.columns, j)] for j in range(window.columns.kernel)]
     shifted = jnp.concatenate(taps)
     return shifted.reshape(*shifted.shape[:2], -1)
 
 
 @_jit
 def _shift_rows(window: ConvWindow, shifted: Array) -> Array:
-    rows = [shifted[:, _tap(window.rows, i)] for i in range(window.rows.kernel)]
+    rows = [shifted[:, _slice_tap(window.rows, i)] for i in range(window.rows.kernel)]
     return jnp.concatenate([row.reshape(row.shape[0], -1) for row in rows])
 
 
@@ -151,12 +151,12 @@ def _multiply_patches(window: ConvWindow, patches: Array, kernel: Array) -> Arra
 
 
 @_jit
-def _weight_grad(window: ConvWindow, patches: Array, cotangent: Array) -> Array:
-    """(kernel rows * kernel columns * channels, features)."""
+def _compute_weight_grad(window: ConvWindow, patches: Array, cotangent: Array) -> Array:
+    """Return the gradient (kernel rows * kernel columns * channels, features)."""
     return patches @ cotangent.reshape(cotangent.shape[0], -1).T
 
 
-def _input_grad(window: ConvWindow, kernel: Array, cotangent: Array) -> Array:
+def _compute_input_grad(window: ConvWindow, kernel: Array, cotangent: Array) -> Array:
     with _forbid_inlining():
         spread = _spread_columns(window, cotangent)
         products = _multiply_rows(window, kernel, spread)
@@ -166,21 +166,21 @@ def _input_grad(window: ConvWindow, kernel: Array, cotangent: Array) -> Array:
 
 @_jit
 def _spread_columns(window: ConvWindow, cotangent: Array) -> Array:
-    """The pixels of the cotangent under every column of the flipped kernel.
+    """Return the pixels of the cotangent under every column of the flipped kernel.
 
-    A matrix (kernel columns * features, height of the cotangent * width of the images * batch).
+    The result is (kernel columns * features, cotangent height * image width * batch).
     """
     axis = window.columns
     config = ((0, 0, 0), (0, 0, 0), (*axis.input_grad_pads, axis.stride - 1), (0, 0, 0))
     padded = lax.pad(cotangent, jnp.zeros((), cotangent.dtype), config)
-    firsts = [j * axis.dilation for j in range(axis.kernel)]
-    spread = jnp.concatenate([padded[:, :, first : first + axis.size] for first in firsts])
+    offsets = [j * axis.dilation for j in range(axis.kernel)]
+    spread = jnp.concatenate([padded[:, :, first : first + axis.size] for first in offsets])
     return spread.reshape(spread.shape[0], -1)
 
 
 @_jit
 def _multiply_rows(window: ConvWindow, kernel: Array, spread: Array) -> Array:
-    """The product of each kernel row: (kernel rows, channels, cotangent height, width * batch)."""
+    """Multiply by each kernel row: (kernel rows, channels, cotangent height, width * batch)."""
     rows, columns, channels, features = kernel.shape
     matrix = kernel[:, ::-1].transpose(0, 2, 1, 3).reshape(rows * channels, columns * features)
     return (matrix @ spread).reshape(rows, channels, window.output_size[0], -1)
@@ -188,7 +188,7 @@ def _multiply_rows(window: ConvWindow, kernel: Array, spread: Array) -> Array:
 
 @_jit
 def _add_overlaps(window: ConvWindow, products: Array) -> Array:
-    """The sum of the products, each shifted to its rows: (channels, height, width * batch)."""
+    """Sum the products, each shifted to its rows: (channels, height, width * batch)."""
     axis = window.rows
     zero = jnp.zeros((), products.dtype)
 

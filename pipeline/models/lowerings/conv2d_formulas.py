@@ -20,7 +20,7 @@ from pipeline.models.lowerings.problem.problems import ConvolutionProblem
 MAX_PATCH_CHANNELS = 32
 MAX_SUM_CHANNELS = 4
 MAX_SUM_TERMS = 150
-"""Limits up to which a sum of shifted images is tried; more terms take long to compile."""
+"""Limits of a sum of shifted images; more terms take long to compile."""
 
 Fits = Callable[[ConvolutionProblem], bool]
 
@@ -30,7 +30,7 @@ def _is_ungrouped(problem: ConvolutionProblem) -> bool:
 
 
 def _has_small_patches(problem: ConvolutionProblem) -> bool:
-    """Whether patches are worth writing: patches of many channels are too large."""
+    """Whether the kernel has several pixels and few channels; other patches are too large."""
     is_wide = problem.window.kernel != (1, 1)
     return _is_ungrouped(problem) and is_wide and problem.channels <= MAX_PATCH_CHANNELS
 
@@ -40,9 +40,9 @@ def _is_pointwise(problem: ConvolutionProblem) -> bool:
 
 
 def _has_few_terms(problem: ConvolutionProblem) -> bool:
-    """Whether each sum over kernel positions and channels (of a group) is short."""
-    summed = problem.features if problem.role == "input_grad" else problem.channels
-    channels = summed // problem.window.groups
+    """Whether each sum over kernel positions and channels of a group is short."""
+    num_summed = problem.features if problem.role == "input_grad" else problem.channels
+    channels = num_summed // problem.window.groups
     height, width = problem.window.kernel
     return channels <= MAX_SUM_CHANNELS and height * width * channels <= MAX_SUM_TERMS
 
@@ -60,11 +60,11 @@ def _is_three_by_three(problem: ConvolutionProblem) -> bool:
 
 
 def _is_exact_in_tiles(problem: ConvolutionProblem) -> bool:
-    """Whether the sums before the products are exact enough: bfloat16 would lose digits."""
+    """Whether the sums before the products are exact enough; bfloat16 loses digits."""
     return _is_three_by_three(problem) and problem.dtype in ("float32", *WIDENED)
 
 
-def _formula(
+def _define(
     compute: Callable[[ConvWindow, Lowering, Array, Array], Array],
     fits: Fits = lambda problem: True,
     engines: tuple[Engine, ...] = ("xla", "onednn"),
@@ -78,38 +78,38 @@ def _formula(
     return Formula(compute_problem, fits, engines, chunked)
 
 
-def _winograd(formula: Callable[..., Array], fits: Fits) -> dict[str, Formula]:
+def _make_winograd(formula: Callable[..., Array], fits: Fits) -> dict[str, Formula]:
     tiles = (2, 4)
     return {
-        f"winograd{tile}": _formula(partial(formula, tile), fits, chunked=True) for tile in tiles
+        f"winograd{tile}": _define(partial(formula, tile), fits, chunked=True) for tile in tiles
     }
 
 
 CONVOLUTIONS: Mapping[Role, Mapping[str, Formula]] = {
     "forward": {
-        "convolution": _formula(conv2d_forward.convolution),
-        "im2col": _formula(conv2d_forward.im2col, _has_small_patches, chunked=True),
-        "pointwise": _formula(conv2d_forward.pointwise, _is_pointwise),
-        "shifted_sum": _formula(conv2d_forward.shifted_sum, _has_few_terms, engines=("xla",)),
-        **_winograd(winograd.forward, _is_exact_in_tiles),
+        "convolution": _define(conv2d_forward.convolution),
+        "im2col": _define(conv2d_forward.im2col, _has_small_patches, chunked=True),
+        "pointwise": _define(conv2d_forward.pointwise, _is_pointwise),
+        "shifted_sum": _define(conv2d_forward.shifted_sum, _has_few_terms, engines=("xla",)),
+        **_make_winograd(winograd.forward, _is_exact_in_tiles),
     },
     "input_grad": {
-        "convolution": _formula(conv2d_input_grad.convolution),
-        "phases": _formula(conv2d_input_grad.phases, _is_strided),
-        "pointwise": _formula(conv2d_input_grad.pointwise, _is_pointwise),
-        "shifted_sum": _formula(conv2d_input_grad.shifted_sum, _has_few_terms, engines=("xla",)),
-        **_winograd(winograd.input_grad, _is_exact_in_tiles),
+        "convolution": _define(conv2d_input_grad.convolution),
+        "phases": _define(conv2d_input_grad.phases, _is_strided),
+        "pointwise": _define(conv2d_input_grad.pointwise, _is_pointwise),
+        "shifted_sum": _define(conv2d_input_grad.shifted_sum, _has_few_terms, engines=("xla",)),
+        **_make_winograd(winograd.input_grad, _is_exact_in_tiles),
     },
     "weight_grad": {
-        "convolution": _formula(conv2d_weight_grad.convolution, chunked=True),
-        "per_tap_matmul": _formula(conv2d_weight_grad.per_tap_matmul, _is_ungrouped, chunked=True),
-        "im2col": _formula(conv2d_weight_grad.im2col, _has_small_patches, chunked=True),
-        "grouped_as_dense": _formula(
+        "convolution": _define(conv2d_weight_grad.convolution, chunked=True),
+        "per_tap_matmul": _define(conv2d_weight_grad.per_tap_matmul, _is_ungrouped, chunked=True),
+        "im2col": _define(conv2d_weight_grad.im2col, _has_small_patches, chunked=True),
+        "grouped_as_dense": _define(
             conv2d_weight_grad.grouped_as_dense,
             lambda problem: not _is_ungrouped(problem),
             chunked=True,
         ),
-        **_winograd(winograd.weight_grad, _is_three_by_three),
+        **_make_winograd(winograd.weight_grad, _is_three_by_three),
     },
 }
-"""The first of each role, by XLA and all images at once, always works."""
+"""Formulas by role and name. The first of a role, by XLA on all images at once, always works."""

@@ -1,9 +1,9 @@
 """The transpose of a two-dimensional convolution: the fastest lowering for each computation.
 
-Its result is the input gradient of a convolution, and its gradients are that convolution and its
-weight gradient. So its problems are a convolution's, with the result for images. XLA:CPU has a
-scalar loop for the weight gradient that jax derives, 1 GFLOP/s in a training loop (jax issue
-12868); other platforms get what jax derives.
+The result is the input gradient of a convolution, and the gradients are that convolution and its
+weight gradient. So the problems are those of a convolution whose images are the result. For the
+weight gradient that jax derives, XLA:CPU has a scalar loop, 1 GFLOP/s in a training loop (jax issue
+12868). On other platforms the gradients are jax's.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ def conv2d_transpose(
 ) -> Array:
     """Spread images (batch, height, width, channels) by the strides and slide a kernel over them.
 
-    The kernel is HWIO, of the same dtype, and not rotated, as `jax.lax.conv_transpose` takes it.
-    "SAME" gives size * stride positions, "VALID" all that the kernel reaches. `policy` chooses how
-    it and its gradients are computed. Differentiable in reverse mode only.
+    The kernel is HWIO, of the same dtype, and not rotated, as for `jax.lax.conv_transpose`. The
+    result has size * stride positions with "SAME", and all that the kernel reaches with "VALID".
+    `policy` chooses how it and its gradients are computed. It is differentiable only in reverse
+    mode.
     """
     rows, columns, _, _ = kernel.shape
     height, width = (
@@ -56,7 +57,7 @@ def transpose_window(
     """Transpose the convolution that slides by `window` over images of the result's size.
 
     The kernel is HWIO, of the same dtype as x (batch, height, width, channels), and not rotated:
-    (height, width, channels // groups, features). Differentiable in reverse mode only.
+    (height, width, channels // groups, features). It is differentiable only in reverse mode.
     """
 
     def make_problem(role: Role) -> ConvolutionProblem:
@@ -70,15 +71,15 @@ def transpose_window(
 def _transpose(plan: _Plan, x: Array, kernel: Array) -> Array:
     if plan.input_grad.is_default:
         return _slide_kernel(plan, x, kernel)
-    return plan.input_grad(rotate_and_swap(kernel, _window(plan).groups), x)
+    return plan.input_grad(rotate_and_swap(kernel, _read_window(plan).groups), x)
 
 
 def _slide_kernel(plan: _Plan, x: Array, kernel: Array) -> Array:
-    window = _window(plan)
+    window = _read_window(plan)
     return conv2d_input_grad.slide(window, kernel, x, window.input_grad_pads)
 
 
-def _window(plan: _Plan) -> ConvWindow:
+def _read_window(plan: _Plan) -> ConvWindow:
     return plan.forward.problem.window
 
 
@@ -91,32 +92,32 @@ def _backward(plan: _Plan, operands: _Operands, cotangent: Array) -> _Operands:
         return lax.platform_dependent(
             operands,
             cotangent,
-            cpu=functools.partial(_gradients, plan),
-            default=functools.partial(_derived_gradients, plan),
+            cpu=functools.partial(_compute_gradients, plan),
+            default=functools.partial(_derive_gradients, plan),
         )
-    return _gradients(plan, operands, cotangent)
+    return _compute_gradients(plan, operands, cotangent)
 
 
 _transpose.defvjp(_forward, _backward)
 
 
-def _gradients(plan: _Plan, operands: _Operands, cotangent: Array) -> _Operands:
+def _compute_gradients(plan: _Plan, operands: _Operands, cotangent: Array) -> _Operands:
     x, kernel = operands
-    window = _window(plan)
+    window = _read_window(plan)
     rotated = rotate_and_swap(kernel, window.groups)
     if plan.forward.is_default:
-        by_x = conv2d_forward.convolution(window, XLA_CONVOLUTION, cotangent, rotated)
+        x_grad = conv2d_forward.convolution(window, XLA_CONVOLUTION, cotangent, rotated)
     else:
-        by_x = plan.forward(cotangent, rotated)
+        x_grad = plan.forward(cotangent, rotated)
     if plan.weight_grad.is_default:
-        by_rotated = conv2d_weight_grad.convolution(window, XLA_CONVOLUTION, cotangent, x)
+        rotated_grad = conv2d_weight_grad.convolution(window, XLA_CONVOLUTION, cotangent, x)
     else:
-        by_rotated = plan.weight_grad(cotangent, x)
-    return by_x, rotate_and_swap(by_rotated, window.groups)
+        rotated_grad = plan.weight_grad(cotangent, x)
+    return x_grad, rotate_and_swap(rotated_grad, window.groups)
 
 
-def _derived_gradients(plan: _Plan, operands: _Operands, cotangent: Array) -> _Operands:
+def _derive_gradients(plan: _Plan, operands: _Operands, cotangent: Array) -> _Operands:
     x, kernel = operands
-    by_x = jax.linear_transpose(lambda x: _slide_kernel(plan, x, kernel), x)
-    by_kernel = jax.linear_transpose(lambda kernel: _slide_kernel(plan, x, kernel), kernel)
-    return *by_x(cotangent), *by_kernel(cotangent)
+    pull_x = jax.linear_transpose(lambda x: _slide_kernel(plan, x, kernel), x)
+    pull_kernel = jax.linear_transpose(lambda kernel: _slide_kernel(plan, x, kernel), kernel)
+    return *pull_x(cotangent), *pull_kernel(cotangent)

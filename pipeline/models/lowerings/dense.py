@@ -15,18 +15,18 @@ from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, Lower
 from pipeline.models.lowerings.problem.problems import DenseProblem
 
 FEW_FEATURES = 100
-"""Up to this number of features the default gradient of the kernel is computed transposed, since
-XLA:CPU's library is slow on products with few columns. Measured in a loop on 2 cores, float32,
+"""Most features for which the default gradient of the kernel is computed transposed. XLA:CPU's
+library is slow for products with few columns. Measured in a loop on 2 cores, float32,
 microseconds (batch, inputs, features): 64, 512, 10: 96 -> 10; 128, 512, 32: 113 -> 51; 128, 512,
 100: 321 -> 149; 32, 400, 120: 40 -> 44; 64, 784, 512: 272 -> 310."""
 
 
 def dense_product(policy: LoweringPolicy = DEFAULTS) -> Callable[..., Array]:
-    """`lax.dot_general` of inputs (..., channels) and a kernel (channels, features), as flax's
-    layers call it. `policy` chooses how it and its gradients are computed.
+    """Return a `lax.dot_general` for flax's layers, computed as `policy` chooses.
 
-    If it chooses a lowering, or the inputs are a matrix and the features few, the product is
-    differentiable in reverse mode only.
+    Inputs are (..., channels), the kernel is (channels, features). If the policy chooses a lowering
+    for the product or a gradient, or the inputs are a matrix and the features few, then the product
+    is differentiable only in reverse mode.
     """
 
     def product(inputs: Array, kernel: Array, dimensions: Any, **precision: Any) -> Array:
@@ -41,7 +41,7 @@ def dense_product(policy: LoweringPolicy = DEFAULTS) -> Callable[..., Array]:
         if inputs.dtype != kernel.dtype or (plan.is_default and not is_transposed):
             return lax.dot_general(inputs, kernel, dimensions, **precision)
         rows = inputs.reshape(-1, inputs.shape[-1])
-        return _product(plan, rows, kernel).reshape(*inputs.shape[:-1], -1)
+        return _differentiable_product(plan, rows, kernel).reshape(*inputs.shape[:-1], -1)
 
     return product
 
@@ -59,7 +59,7 @@ def _dot(inputs: Array, kernel: Array) -> Array:
     return lax.dot_general(inputs, kernel, (((1,), (0,)), ((), ())))
 
 
-_product = jax.custom_vjp(_multiply, nondiff_argnums=(0,))
+_differentiable_product = jax.custom_vjp(_multiply, nondiff_argnums=(0,))
 
 
 def _forward(plan: _Plan, inputs: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -69,23 +69,23 @@ def _forward(plan: _Plan, inputs: Array, kernel: Array) -> tuple[Array, tuple[Ar
 def _backward(plan: _Plan, operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
     inputs, kernel = operands
     if plan.input_grad.is_default:
-        (by_inputs,) = jax.linear_transpose(lambda x: _dot(x, kernel), inputs)(cotangent)
+        (inputs_grad,) = jax.linear_transpose(lambda x: _dot(x, kernel), inputs)(cotangent)
     else:
-        by_inputs = plan.input_grad(kernel, cotangent)
+        inputs_grad = plan.input_grad(kernel, cotangent)
     if not plan.weight_grad.is_default:
-        return by_inputs, plan.weight_grad(inputs, cotangent)
-    derived = functools.partial(_derived_gradient, kernel.shape)
+        return inputs_grad, plan.weight_grad(inputs, cotangent)
+    derive = functools.partial(_derive_gradient, kernel.shape)
     if kernel.shape[1] > FEW_FEATURES:
-        return by_inputs, derived(inputs, cotangent)
+        return inputs_grad, derive(inputs, cotangent)
     transposed = ChosenLowering(plan.weight_grad.problem, Lowering("transposed"))
-    by_kernel: Array = lax.platform_dependent(inputs, cotangent, cpu=transposed, default=derived)
-    return by_inputs, by_kernel
+    kernel_grad: Array = lax.platform_dependent(inputs, cotangent, cpu=transposed, default=derive)
+    return inputs_grad, kernel_grad
 
 
-_product.defvjp(_forward, _backward)
+_differentiable_product.defvjp(_forward, _backward)
 
 
-def _derived_gradient(shape: tuple[int, ...], inputs: Array, cotangent: Array) -> Array:
+def _derive_gradient(shape: tuple[int, ...], inputs: Array, cotangent: Array) -> Array:
     kernel = jax.ShapeDtypeStruct(shape, inputs.dtype)
     (gradient,) = jax.linear_transpose(lambda kernel: _dot(inputs, kernel), kernel)(cotangent)
     return gradient

@@ -21,11 +21,11 @@ def pool_max(
     pads: tuple[Pair, Pair],
     policy: LoweringPolicy = DEFAULTS,
 ) -> Array:
-    """Largest value of every window of images (batch, height, width, channels).
+    """Return the largest value of every window of images (batch, height, width, channels).
 
     `pads` are (before, after) height and width, and never the maximum. Tied values share the
-    gradient, so that its sum is preserved. `policy` chooses how it and its gradient are computed;
-    with a lowering that it chooses, it is differentiable in reverse mode only.
+    gradient, which preserves its sum. `policy` chooses how the maxima and their gradient are
+    computed. With a chosen lowering they are differentiable only in reverse mode.
     """
     roles: tuple[Role, Role] = ("forward", "input_grad")
     choices = []
@@ -43,12 +43,12 @@ def pool_max(
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def max_pool(images: Array, window: Pair, strides: Pair, pads: tuple[Pair, Pair]) -> Array:
-    """The default: one axis after the other, with the gradient that jax derives.
+    """Pool by default: one axis after the other, with the gradient that jax derives.
 
-    With its gradient this takes 3 ms for 2x2/2 of 64x32x32x64 and 16 ms for 3x3/2 of 8x112x112x64,
-    the gradient of `lax.reduce_window` 25 and 66 ms on two cores.
+    With its gradient this takes 3 ms for 2x2/2 of 64x32x32x64 and 16 ms for 3x3/2 of 8x112x112x64
+    on two cores. The gradient of `lax.reduce_window` takes 25 and 66 ms.
 
-    Jitted so that a trace has its name, which the emulated device looks for.
+    This is jitted so that a trace has its name, which the emulated device looks for.
     """
     return max_pools.pool_axes(images, window, strides, pads)
 

@@ -1,4 +1,4 @@
-"""Activations by name; those that round are computed in float32."""
+"""Activations by name. Activations that round are computed in float32."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def activate(name: str, x: Array) -> Array:
     """Apply an activation to each value; the result has the type of x.
 
     In bfloat16 and float16 the activation and its derivative are computed in float32 and rounded
-    once. Otherwise each operation would be rounded, which takes longer than the operation on a CPU.
-    The derivative is stored for the gradient. In these types only reverse mode is differentiable.
+    once. On a CPU, rounding each operation would take longer than the operation. The derivative is
+    stored for the gradient. In these types only reverse mode is differentiable.
     """
     if name in EXACT or x.dtype.itemsize >= 4:
         return ACTIVATIONS[name](x)
-    return _rounded_once(name, x)
+    return _round_once(name, x)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _rounded_once(name: str, x: Array) -> Array:
+def _round_once(name: str, x: Array) -> Array:
     return ACTIVATIONS[name](x.astype(jnp.float32)).astype(x.dtype)
 
 
@@ -50,4 +50,4 @@ def _backward(name: str, derivative: Array, cotangent: Array) -> tuple[Array]:
     return (cotangent * derivative,)
 
 
-_rounded_once.defvjp(_forward, _backward)
+_round_once.defvjp(_forward, _backward)

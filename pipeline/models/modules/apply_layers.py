@@ -1,4 +1,4 @@
-"""Apply a list of layers: each one's computation, and the context that it computes in."""
+"""Apply a list of layers: the computation of a layer, and the context of the computation."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from jax import Array
 
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.path_patterns import is_frozen
-from pipeline.models.layers.precision import TypeRule, rule_for
-from pipeline.models.layers.standard import scope_names
+from pipeline.models.layers.precision import TypeRule, find_type_rule
+from pipeline.models.layers.standard import name_scopes
 from pipeline.models.layers.tokens import Lookup
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.modules.layout import shape_nhwc
 
 Computation = TypeVar("Computation", bound=Callable[..., Any])
-"""A flax module or a function."""
+"""A class of flax modules or a function."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,20 @@ class LayerContext:
     layout: Layout = "nhwc"
     """Order of axes of the images that the layer reads and returns."""
     rules: tuple[TypeRule, ...] = ()
-    """Layers that compute in another type than `dtype`."""
+    """Rules for layers that compute in another type than `dtype`."""
     token_mask: Array | None = None
-    """True for a token, False for padding: bool (batch, tokens). None: all are tokens."""
+    """Bool (batch, tokens): True for a token, False for padding. None: there is no padding."""
     batch_axis: str | None = None
     """Axis of a mesh whose devices share the batch that batch norm normalises over."""
     position: Array | None = None
-    """Place of the only token that is read, int32 (), after the tokens whose keys and values are
-    cached; None: all tokens are read at once."""
+    """Position of the only token of the input, int32 (), after tokens whose keys and values are
+    cached; None: the input has all tokens."""
     cached_tokens: int = 0
-    """The number of tokens that a cache has room for."""
+    """Number of tokens that fit into a cache."""
     fixed_statistics: tuple[str, ...] = ()
-    """Patterns, as of `train.freeze`: batch norm whose parameters they cover is not trained."""
+    """Patterns, as in `train.freeze`, of batch norm that isn't trained."""
     recomputes: bool = False
-    """Whether the backward pass computes the inner layers of blocks again."""
+    """Whether the backward pass recomputes the inner layers of blocks."""
 
     @property
     def trains_statistics(self) -> bool:
@@ -66,7 +66,7 @@ class LayerContext:
         return self.path[-1]
 
     def inside(self, name: str) -> LayerContext:
-        """The context of the child layer called `name`."""
+        """Return the context of the child layer called `name`."""
         return dataclasses.replace(self, path=(*self.path, name))
 
     def __str__(self) -> str:
@@ -75,10 +75,10 @@ class LayerContext:
 
 @singledispatch
 def apply_layer(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
-    """Apply one layer. Call inside its parent flax module.
+    """Apply one layer, inside its parent flax module.
 
-    A custom layer has a method `compute`; layers of the package are registered with `computes`.
-    Raises TypeError for a layer without either.
+    A custom layer has a method `compute`; the package's layers are registered with `computes`.
+    Raises TypeError for a layer without a computation.
     """
     # A layer without a flax module would have no name in a profile or an autopsy.
     with jax.named_scope(context.name):
@@ -89,9 +89,9 @@ def apply_layer(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
 def computes(description: type[LayerSpec]) -> Callable[[Computation], Computation]:
     """Decorator: register the computation of a layer and its subclasses.
 
-    It is a flax module with the fields `layer` and `context`, which is called with x in the scope
-    `context.name`, a block if its class has `is_block`; or, for a layer without parameters, a
-    function of (layer, x, context).
+    The computation is a flax module with the fields `layer` and `context`, which is called with x
+    in the scope `context.name`. Its class has `is_block` if it is a block. For a layer without
+    parameters, the computation may be a function of (layer, x, context).
     """
 
     def register(computation: Computation) -> Computation:
@@ -105,7 +105,7 @@ def computes(description: type[LayerSpec]) -> Callable[[Computation], Computatio
 
 def _apply_module(module: Any, layer: LayerSpec, x: Array, context: LayerContext) -> Array:
     if context.recomputes and context.train and getattr(module, "is_block", False):
-        # Its inner blocks are computed again with it.
+        # Blocks inside it are recomputed with it.
         module = nn.remat(module)
         context = dataclasses.replace(context, recomputes=False)
     y: Array = module(layer=layer, context=context, name=context.name)(x)
@@ -119,9 +119,9 @@ _interceptor: ContextVar[LayerInterceptor | None] = ContextVar("_interceptor", d
 
 @contextmanager
 def intercept_layers(interceptor: LayerInterceptor) -> Iterator[None]:
-    """Let a function compute each layer of a list that is applied or traced in the body.
+    """Let `interceptor` compute each layer of a list that is applied or traced in the body.
 
-    The function gets the layer's computation, and its result replaces the layer's.
+    Its argument is the layer's computation, and its result replaces the layer's result.
     """
     token = _interceptor.set(interceptor)
     try:
@@ -131,24 +131,24 @@ def intercept_layers(interceptor: LayerInterceptor) -> Iterator[None]:
 
 
 def record_layers(
-    note: Callable[[tuple[str, ...], str, Any], None],
+    record: Callable[[tuple[str, ...], str, Any], None],
 ) -> AbstractContextManager[None]:
-    """Call `note` with path, kind and result of each layer of a list that the body applies."""
+    """Call `record` with path, kind and result of each layer of a list that the body applies."""
 
-    def call_and_note(
+    def compute_and_record(
         layer: LayerSpec, compute: Callable[[Array], Array], x: Array, context: LayerContext
     ) -> Array:
         y = compute(x)
-        note(context.path, layer.name, y)
+        record(context.path, layer.name, y)
         return y
 
-    return intercept_layers(call_and_note)
+    return intercept_layers(compute_and_record)
 
 
 def apply_layers(stack: tuple[LayerSpec, ...], x: Array, context: LayerContext) -> Array:
     """Apply layers one after the other, each in the scope of its name."""
     interceptor = _interceptor.get()
-    for name, layer in zip(scope_names(stack), stack, strict=True):
+    for name, layer in zip(name_scopes(stack), stack, strict=True):
         inside = context.inside(name)
         if interceptor is None:
             x = _apply_by_rules(layer, x, inside)
@@ -160,33 +160,33 @@ def apply_layers(stack: tuple[LayerSpec, ...], x: Array, context: LayerContext) 
 def _apply_by_rules(layer: LayerSpec, x: Array, context: LayerContext) -> Array:
     """Cast x to the type of the layer's rule, and apply the layer in that type.
 
-    Inner layers that no rule covers compute in that type too. Without rules x is not cast.
+    Inner layers that no rule covers compute in that type too. Without any rules x isn't cast.
     """
     if not context.rules:
         return apply_layer(layer, x, context)
-    rule = rule_for(context.rules, layer.name, context.path)
+    rule = find_type_rule(context.rules, layer.name, context.path)
     dtype = context.dtype if rule is None else rule.dtype
-    # A lookup reads whole numbers, which do not fit into 16 bits.
+    # A lookup reads whole numbers, which don't fit into 16 bits.
     inputs = x if isinstance(layer, Lookup) else x.astype(dtype)
     result = apply_layer(layer, inputs, dataclasses.replace(context, dtype=dtype))
     return result.astype(context.dtype) if rule is not None and rule.casts_back else result
 
 
 def require_images(x: Array, context: LayerContext) -> None:
-    """Raise ValueError, with the layer and the shape, unless x has four axes."""
+    """Raise ValueError with the layer and the shape if x isn't images (4 axes)."""
     if x.ndim != 4:
         raise ValueError(
-            f"{context}: reads images (batch, height, width, channels), "
-            f"and shape {x.shape} reaches it"
+            f"{context}: shape {x.shape} reaches the layer; must be images (batch, height, width, "
+            "channels)"
         )
 
 
 def features_of(features: int | str, context: LayerContext) -> int:
-    """Return the number of features. Raises ValueError for `$classes`, outside of `layers`."""
+    """Return the number of features. Raises ValueError for `$classes` outside of model `layers`."""
     if isinstance(features, str):
         raise ValueError(
-            f"{context}: features {features} stands for a number only in the model `layers`; "
-            "a network in Python puts the number of classes there itself"
+            f"{context}: features {features} is a number only in the model `layers`; "
+            "must be the number of classes in a network in Python"
         )
     return features
 

@@ -16,9 +16,9 @@ Arrays = tuple[Array, ...]
 class BatchNormModule(nn.Module):
     """Normalise each channel over the batch and its positions (Ioffe and Szegedy 2015).
 
-    In training by the mean and the biased variance of the n values of a channel in the batch, else
-    by the running statistics. These follow the batch's mean and its unbiased variance, n / (n - 1)
-    times the biased one. In flax they follow the biased one.
+    Training normalises by the mean and the biased variance of the n values of a channel in the
+    batch, evaluation by the running statistics. These follow the batch's mean and its unbiased
+    variance, n / (n - 1) times the biased variance. In flax they follow the biased variance.
 
     Parameters `scale` and `bias` and the statistics `mean` and `var` are float32 (channels,).
     """
@@ -30,10 +30,10 @@ class BatchNormModule(nn.Module):
     """Weight of the old running statistics in the update of a step."""
     epsilon: float
     dtype: str
-    """Type of the result; everything is computed in float32."""
+    """Type of the result; computations are in float32."""
     scale_init: float
     batch_axis: str | None = None
-    """Axis of a mesh whose devices share the batch; statistics are then over all devices."""
+    """Mesh axis of the devices that share the batch, and so its statistics."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -65,8 +65,8 @@ class BatchNormModule(nn.Module):
 
 @dataclass(frozen=True)
 class NormSettings:
-    """The axes that a channel's statistics are taken over, epsilon, the type of the result, and the
-    devices that share the batch."""
+    """Axes that a channel's statistics are computed over, epsilon, type of the result, and the mesh
+    axis and number of devices that share the batch."""
 
     axes: tuple[int, ...]
     epsilon: float
@@ -75,12 +75,12 @@ class NormSettings:
     devices: int
 
     def mean(self, x: Array) -> Array:
-        """Mean of x over the axes and the devices."""
+        """Return the mean of x over the axes and the devices."""
         mean = x.mean(self.axes)
-        return mean if self.batch_axis is None else self.total(mean) / self.devices
+        return mean if self.batch_axis is None else self.sum_devices(mean) / self.devices
 
-    def total(self, x: Array) -> Array:
-        """Sum of x over the devices."""
+    def sum_devices(self, x: Array) -> Array:
+        """Return the sum of x over the devices."""
         return x if self.batch_axis is None else lax.psum(x, self.batch_axis)
 
     def spread(self, channels: Array) -> Array:
@@ -89,33 +89,33 @@ class NormSettings:
 
 
 def batch_statistics(x: Array, settings: NormSettings) -> tuple[Array, Array]:
-    """Return mean and biased variance of a channel over the batch, float32 (channels,)."""
-    values, again = (x.astype(jnp.float32) for x in separate_reads((x, x)))
+    """Return means and biased variances of the channels over the batch, float32 (channels,)."""
+    values, values_to_square = (y.astype(jnp.float32) for y in separate_reads((x, x)))
     mean = settings.mean(values)
-    mean_of_squares = settings.mean(lax.square(again))
+    mean_of_squares = settings.mean(lax.square(values_to_square))
     # Rounding can make the difference negative.
     return mean, jnp.maximum(0.0, mean_of_squares - lax.square(mean))
 
 
 def separate_reads(arrays: Arrays) -> Arrays:
-    """Return the arrays as distinct operands for XLA, even if some are the same.
+    """Return the arrays as distinct operands for XLA, even if some are the same array.
 
-    If several sums read an array of fewer bits, XLA:CPU first writes a float32 copy. If only one
-    sum reads it, the sum converts the values: of 128x32x32x64 values in bfloat16, the sum and the
-    sum of squares take 0.5 ms instead of 3.0.
+    If several sums read a 16-bit array, XLA:CPU first writes a float32 copy. If only one sum reads
+    it, the sum converts the values. For 128x32x32x64 values in bfloat16, the sum and the sum of
+    squares then take 0.5 ms instead of 3.0.
     """
     if all(array.dtype == jnp.float32 for array in arrays):
         return arrays
-    separate: Arrays = lax.platform_dependent(
+    distinct: Arrays = lax.platform_dependent(
         arrays, cpu=lax.optimization_barrier, default=lambda arrays: arrays
     )
-    return separate
+    return distinct
 
 
 def normalise(
     settings: NormSettings, x: Array, mean: Array, var: Array, scale: Array, bias: Array
 ) -> Array:
-    """Normalise x by a mean and a variance, then scale and shift; all but x are (channels,)."""
+    """Normalise x by mean and variance, then scale and shift; arrays but x are (channels,)."""
     factor = lax.rsqrt(var + settings.epsilon) * scale
     y = x * settings.spread(factor) + settings.spread(bias - mean * factor)
     return y.astype(settings.dtype)
@@ -124,9 +124,9 @@ def normalise(
 normalise_by_batch = jax.custom_vjp(normalise, nondiff_argnums=(0,))
 """`normalise` by the mean and the variance of x, whose gradients are part of the gradient of x.
 
-The gradient is the closed form (Ioffe and Szegedy 2015, sec. 3): a sum of x and the cotangent, each
-with a factor per channel. It reads both without a cast, while the gradient that jax derives also
-writes and reads float32 intermediates.
+The gradient is the closed form (Ioffe and Szegedy 2015, sec. 3): x and the cotangent, each with a
+factor per channel, and a shift per channel. It reads both without a cast. The gradient that jax
+derives also writes and reads float32 intermediates.
 """
 
 
@@ -146,8 +146,8 @@ def _backward(settings: NormSettings, operands: Arrays, cotangent: Array) -> Arr
     scale_grad = (products.sum(settings.axes) - mean * bias_grad) * inverse
     count = settings.devices * (x.size // mean.size)
     dy_factor = scale * inverse
-    x_factor = -dy_factor * inverse * settings.total(scale_grad) / count
-    shift = -dy_factor * settings.total(bias_grad) / count - x_factor * mean
+    x_factor = -dy_factor * inverse * settings.sum_devices(scale_grad) / count
+    shift = -dy_factor * settings.sum_devices(bias_grad) / count - x_factor * mean
     x_grad = settings.spread(dy_factor) * dy
     x_grad += settings.spread(x_factor) * x + settings.spread(shift)
     zeros = jnp.zeros_like(mean), jnp.zeros_like(var)

@@ -1,4 +1,4 @@
-"""The computations of layers that hold layers: in sequence, in parallel, added or multiplied."""
+"""Computations of layers with inner layers: in sequence, in parallel, added or multiplied."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.models.modules.apply_layers import (
 
 
 class _Scope(nn.Module):
-    """Layers one after the other, in a separate scope."""
+    """A sequence of layers in a separate scope."""
 
     layers: tuple[LayerSpec, ...]
     context: LayerContext
@@ -30,7 +30,7 @@ class _Scope(nn.Module):
 
 
 @computes(standard.Sequence)
-def _sequence(layer: standard.Sequence, x: Array, context: LayerContext) -> Array:
+def _compute_sequence(layer: standard.Sequence, x: Array, context: LayerContext) -> Array:
     return _Scope(layer.body * layer.repeat, context, name=context.name)(x)
 
 
@@ -47,8 +47,8 @@ class _Residual(nn.Module):
         shortcut = _Scope(self.layer.shortcut, inside, name=inside.name)(x)
         if body.shape != shortcut.shape:
             raise ValueError(
-                f"{self.context}: the body gives shape {body.shape} and the shortcut "
-                f"{shortcut.shape}; they are added, so both must be the same"
+                f"{self.context}: the body returns shape {body.shape} and the shortcut "
+                f"{shortcut.shape}; they are added, so the shapes must be equal"
             )
         return body + shortcut
 
@@ -72,8 +72,8 @@ class _Branches(nn.Module):
         shapes = [result.shape for result in results]
         if len({shape[:-1] for shape in shapes}) > 1:
             raise ValueError(
-                f"{self.context}: the branches give shapes {', '.join(map(str, shapes))}; their "
-                "channels stand side by side, so all else must be the same"
+                f"{self.context}: the branches return shapes {', '.join(map(str, shapes))}; their "
+                "channels are joined, so all other sizes must be equal"
             )
         return jnp.concatenate(results, axis=-1)
 
@@ -88,9 +88,8 @@ class _Gate(nn.Module):
         factors = apply_layers(self.layer.body, x, self.context)
         if factors.shape not in (x.shape, (x.shape[0], x.shape[-1])):
             raise ValueError(
-                f"{self.context}: the body gives shape {factors.shape}; to multiply {x.shape} it "
-                f"must give {(x.shape[0], x.shape[-1])}, one factor for each channel, or the same "
-                "shape"
+                f"{self.context}: the body returns shape {factors.shape}; to multiply {x.shape} it "
+                f"must return {(x.shape[0], x.shape[-1])}, a factor per channel, or the same shape"
             )
         ones = (1,) * (x.ndim - factors.ndim)
         return x * factors.reshape((x.shape[0], *ones, *factors.shape[1:]))
@@ -111,9 +110,9 @@ class _DualPath(nn.Module):
         shapes = body.shape, shortcut.shape
         if shapes[0][:-1] != shapes[1][:-1] or min(shape[-1] for shape in shapes) < added:
             raise ValueError(
-                f"{self.context}: the body gives shape {shapes[0]} and the shortcut {shapes[1]}; "
-                f"the first {added} channels are added, so both must have these and all else the "
-                "same"
+                f"{self.context}: the body returns shape {shapes[0]} and the shortcut {shapes[1]}; "
+                f"the first {added} channels are added, so both must have these channels, and all "
+                "other sizes must be equal"
             )
         total = body[..., :added] + shortcut[..., :added]
         return jnp.concatenate([total, shortcut[..., added:], body[..., added:]], axis=-1)

@@ -18,9 +18,9 @@ from jax.tree_util import PyTreeDef
 from pipeline.models.layers.path_patterns import Path, covers
 
 Interceptor = Callable[..., Any]
-"""(call, args, kwargs, context) -> the result of a method of a module, as flax intercepts it."""
+"""(call, args, kwargs, context) -> the result of a module's method, as flax intercepts it."""
 
-_inside: ContextVar[bool] = ContextVar("_inside", default=False)
+_is_compiling: ContextVar[bool] = ContextVar("_inside", default=False)
 """Whether a layer is being compiled, with its inner layers in the same program."""
 
 
@@ -28,8 +28,8 @@ def compile_layers(patterns: Sequence[str]) -> Interceptor:
     """Make an interceptor that compiles the calls of the modules that a pattern covers.
 
     A module and its backward pass are compiled once for each shape and type of its arrays and each
-    value of its other arguments. Inside of it, Python runs only during compilation. XLA fuses the
-    operations, so last digits may differ, and dropout draws other numbers.
+    value of its other arguments. The module's Python code runs only during compilation. XLA fuses
+    the operations, so last digits may differ, and dropout draws other numbers.
     """
 
     def intercept(
@@ -41,9 +41,9 @@ def compile_layers(patterns: Sequence[str]) -> Interceptor:
         module = context.module
         is_forward = context.method_name == "__call__" and not module.is_initializing()
         is_covered = is_forward and any(covers(pattern, module.path) for pattern in patterns)
-        if _inside.get() or not is_covered or _has_arrays(module):
+        if _is_compiling.get() or not is_covered or _has_arrays(module):
             return call(*args, **kwargs)
-        _keep_functions(module)
+        _reuse_functions(module)
         leaves, tree = jax.tree.flatten((args, kwargs))
         is_array = tuple(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
         arrays = [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
@@ -57,23 +57,23 @@ def compile_layers(patterns: Sequence[str]) -> Interceptor:
 def _compile_call(
     tree: PyTreeDef, is_array: tuple[bool, ...], statics: tuple[Any, ...]
 ) -> Callable[..., Any]:
-    """Return a compiled call of a module, (module, arrays) -> result, the same in every step."""
+    """Return a compiled function (module, arrays) -> result, cached for all steps."""
 
     def call(module: nn.Module, arrays: list[Any]) -> Any:
         sources = {True: iter(arrays), False: iter(statics)}
         leaves = [next(sources[array]) for array in is_array]
         args, kwargs = jax.tree.unflatten(tree, leaves)
-        token = _inside.set(True)
+        token = _is_compiling.set(True)
         try:
             return module(*args, **kwargs)
         finally:
-            _inside.reset(token)
+            _is_compiling.reset(token)
 
     return nn.jit(call)
 
 
 def list_layers(paths: dict[Path, None]) -> Interceptor:
-    """Make an interceptor that adds the paths of the modules that are called to `paths`."""
+    """Make an interceptor that adds the path of each called module to `paths`."""
 
     def intercept(
         call: Callable[..., Any],
@@ -90,9 +90,9 @@ def list_layers(paths: dict[Path, None]) -> Interceptor:
 
 
 def _has_arrays(module: nn.Module) -> bool:
-    """Return whether a module has arrays among its fields, such as attention's mask of tokens.
+    """Return whether a field of a module has arrays, which would be constants of a program.
 
-    They would be constants of a program.
+    Attention has such a field, the mask of tokens.
     """
     values = [getattr(module, field.name, None) for field in dataclasses.fields(module)]
     values += [vars(value) for value in values if dataclasses.is_dataclass(value)]
@@ -104,30 +104,30 @@ _functions: dict[Hashable, Any] = {}
 MAX_DEPTH = 8
 
 
-def _keep_functions(module: nn.Module) -> None:
-    """Replace functions among a module's fields by the first ones that are equal to them.
+def _reuse_functions(module: nn.Module) -> None:
+    """Replace a module's fields that are functions by the first equal functions.
 
-    flax makes modules and their initialisers again in every step, compares functions by identity,
-    and so would compile the module again.
+    flax makes modules and initialisers in every step, and compares functions by identity. So it
+    would compile the module in every step.
     """
     for field in dataclasses.fields(module):
         value = getattr(module, field.name, None)
         if isinstance(value, FunctionType | partial):
-            # A function that holds something unhashable is equal to no other.
+            # A function with an unhashable bound value has no equals.
             with suppress(TypeError):
-                first = _functions.setdefault(_identity(value, 0), value)
-                object.__setattr__(module, field.name, first)
+                first_equal = _functions.setdefault(_make_key(value, 0), value)
+                object.__setattr__(module, field.name, first_equal)
 
 
-def _identity(value: Any, depth: int) -> Hashable:
-    """Return a key that equal functions share: their code, and the values that they have bound."""
+def _make_key(value: Any, depth: int) -> Hashable:
+    """Return a key that equal functions share: their code and bound values."""
     if depth < MAX_DEPTH and isinstance(value, FunctionType):
         bound = [cell.cell_contents for cell in value.__closure__ or ()]
         bound += [value.__defaults__, *(value.__kwdefaults__ or {}).items()]
-        return value.__code__, *(_identity(item, depth + 1) for item in bound)
+        return value.__code__, *(_make_key(item, depth + 1) for item in bound)
     if depth < MAX_DEPTH and isinstance(value, partial):
         bound = [value.func, *value.args, *value.keywords.items()]
-        return partial, *(_identity(item, depth + 1) for item in bound)
+        return partial, *(_make_key(item, depth + 1) for item in bound)
     if depth < MAX_DEPTH and isinstance(value, tuple):
-        return tuple(_identity(item, depth + 1) for item in value)
+        return tuple(_make_key(item, depth + 1) for item in value)
     return value

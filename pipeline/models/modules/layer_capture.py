@@ -1,8 +1,8 @@
 """Capture the input of every dense and convolutional layer, and the gradient at its output.
 
-Second-order optimizers need both. Layers are unchanged: flax passes every call of a module to an
-interceptor, and without one the program of the network is the same. The output of a layer passes
-through an identity with a second, unused argument of the same shape, which gets the same gradient.
+Second-order optimizers need both. The interceptor `_Taps`, to which flax passes every call of a
+module, passes a layer's output through an identity. This has a second, unused argument of the same
+shape, which gets the same gradient. Without the interceptor the network's program is unchanged.
 
 `nn.Dense` and the layer `conv` with one group are captured; other layers are not.
 """
@@ -30,7 +30,7 @@ from pipeline.models.modules.layout import pads_around, reach, shape_nhwc
 @register_dataclass
 @dataclass(frozen=True)
 class LayerCapture:
-    """Inputs of one layer in one step, and cotangents, the gradient at its output.
+    """Inputs of one layer in one step, and cotangents, the gradients at its output.
 
     Both are (batch, features) or (batch, tokens, features) for a dense layer, and images in
     `layout` for a convolution. `window` is the geometry of the convolution; None for a dense layer.
@@ -57,24 +57,24 @@ def grad_observing_layers(
 
     `function` applies a network and returns (scalar, auxiliary output), as for
     `jax.grad(function, has_aux=True)`. Cotangents are gradients of the scalar. `transform` is
-    applied to the loss before it is differentiated. Raises ValueError if a layer is applied twice,
-    as its weights then have two inputs, and RecipeError without one.
+    applied to the loss before differentiation. The returned function raises ValueError if a layer
+    is applied twice, since its weights then have two inputs, and RecipeError without any layer.
     """
 
-    def outputs_of(params: Any) -> dict[str, Array]:
+    def find_outputs(params: Any) -> dict[str, Array]:
         taps = _Taps(None)
         with nn.intercept_methods(taps):
             function(params)
         return taps.outputs
 
     def differentiate(params: Any) -> tuple[Any, Any, Observations]:
-        shapes = jax.eval_shape(outputs_of, params)
+        shapes = jax.eval_shape(find_outputs, params)
         if not shapes:
             raise RecipeError(
                 [
                     "train.optimizer: reads the inputs of dense and convolutional layers, and the "
-                    "network has none that can be observed; must be another one, or a network "
-                    "that lists layers"
+                    "network has none that can be observed; must be another optimizer, "
+                    "or a network that lists layers"
                 ]
             )
         slots = {path: jnp.zeros(shape.shape, shape.dtype) for path, shape in shapes.items()}
@@ -101,7 +101,7 @@ def grad_observing_layers(
 class _Taps:
     """Interceptor that collects inputs and outputs of the captured layers, by path.
 
-    Use one for each trace: its arrays are tracers, which must not outlive the trace.
+    Make one for each trace: its arrays are tracers, which must not outlive the trace.
     """
 
     def __init__(self, slots: Mapping[str, Array] | None) -> None:
@@ -126,16 +126,16 @@ class _Taps:
         path = "/".join(module.path)
         if path in self.inputs:
             raise ValueError(
-                f"{path}: is applied twice in a step; a layer can be observed only where its "
-                "weights see one input"
+                f"{path}: is applied twice in a step; must be applied once, as only one input of "
+                "its weights can be observed"
             )
         self.inputs[path] = args[0]
         self.outputs[path] = outputs
-        self.windows[path] = _window(module, args[0])
+        self.windows[path] = _read_window(module, args[0])
         return outputs if self._slots is None else tap(outputs, self._slots[path])
 
 
-def _window(module: Any, inputs: Array) -> tuple[ConvWindow | None, Layout]:
+def _read_window(module: Any, inputs: Array) -> tuple[ConvWindow | None, Layout]:
     """Return the geometry of a convolution and the layout of its images."""
     if isinstance(module, nn.Dense):
         return None, "nhwc"
@@ -150,7 +150,7 @@ def _window(module: Any, inputs: Array) -> tuple[ConvWindow | None, Layout]:
 
 @jax.custom_vjp
 def tap(outputs: Array, slot: Array) -> Array:
-    """Return the outputs, whose cotangent is also the cotangent of `slot`, of the same shape."""
+    """Return the outputs. Their cotangent is also that of `slot`, which has the same shape."""
     return outputs
 
 

@@ -1,8 +1,8 @@
-"""The order of axes that a network computes its images in, and their padding.
+"""The layout of images in a network, which is the order of their axes, and their padding.
 
-NHWC is the order of the input, and every layer computes in it. CHWN has the batch innermost:
-vectors consist of samples instead of channels, which is faster for few channels. Height and width
-are axes 1 and 2 in both. Parameters are the same, so checkpoints are interchangeable.
+NHWC is the layout of the input, and every layer can compute in it. CHWN has the batch innermost, so
+that vectors consist of samples instead of channels. That is faster for few channels. Height and
+width are axes 1 and 2 in both. Parameters are the same, so checkpoints are interchangeable.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CHWN_LAYERS = (
 
 @runtime_checkable
 class LaidOutNetwork(Protocol):
-    """A network that can be computed in both layouts, if all its layers can."""
+    """A network that computes in either layout, if all its layers can."""
 
     dtype: str
     layout: Layout
@@ -42,27 +42,27 @@ class LaidOutNetwork(Protocol):
         """Return whether images (height, width, channels) can be computed in CHWN."""
 
     def structure(self, image: tuple[int, ...]) -> str:
-        """Return a text of everything that decides the speed in a layout, except type and batch."""
+        """Return all that decides the speed in a layout, except type and batch, as text."""
 
 
 def batch_first(x: Array, layout: Layout) -> Array:
-    """Transpose images of a layout to (batch, height, width, channels); only images change."""
+    """Transpose images from a layout to NHWC; other arrays are returned unchanged."""
     return x.transpose(3, 1, 2, 0) if channel_axis(x, layout) == 0 else x
 
 
 def channel_axis(x: Array, layout: Layout) -> int:
-    """Return the axis of the channels, or of the features if x isn't an image: 0 or -1."""
+    """Return the axis of the channels, 0 or -1; -1, of the features, if x isn't images."""
     return 0 if x.ndim == 4 and layout == "chwn" else -1
 
 
 def shape_nhwc(x: Array, layout: Layout) -> tuple[int, ...]:
-    """Return the shape of x; of images as (batch, height, width, channels) in any layout."""
+    """Return the shape of x, of images in any layout as (batch, height, width, channels)."""
     channels, *sizes, batch = x.shape
     return (batch, *sizes, channels) if channel_axis(x, layout) == 0 else x.shape
 
 
-def first_without_batch_last(stack: tuple[LayerSpec, ...]) -> LayerSpec | None:
-    """Return the first layer that can't be computed in CHWN, if there is one."""
+def find_layer_without_chwn(stack: tuple[LayerSpec, ...]) -> LayerSpec | None:
+    """Return the first layer that can't be computed in CHWN; None if all can."""
     for layer in stack:
         if not isinstance(layer, _CHWN_LAYERS) or getattr(layer, "groups", 1) != 1:
             return layer
@@ -80,7 +80,7 @@ def pads_around(sizes: Pair, window: Pair, strides: Pair, padding: Padding) -> t
     `window` is the size that the kernel covers, dilation included.
     """
     if padding == "symmetric":
-        rows, columns = (((covered - 1) // 2,) * 2 for covered in window)
+        rows, columns = (((size - 1) // 2,) * 2 for size in window)
     elif isinstance(padding, str):
         rows, columns = lax.padtype_to_pads(sizes, window, strides, padding.upper())
     elif isinstance(padding, int):

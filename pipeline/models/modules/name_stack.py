@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 MARKS = re.compile(r"^(?:(?:transpose|jvp|vmap)\()+")
 """Prefixes that JAX's transformations add to a name stack's parts."""
 DATA = "step.data"
 UPDATE = "step.update"
-"""Scopes of a training step outside of the network, which are phases of a profile: DATA makes a
-batch, UPDATE follows the gradients."""
+"""Scopes of a training step outside of the network, phases of a profile: DATA makes the batch,
+UPDATE computes the update after the gradients."""
 NOT_NAMED = frozenset({"", "checkpoint", "rematted_computation", DATA, UPDATE})
-"""Parts that aren't a user's names."""
+"""Parts of name stacks that aren't modules or scopes of the user."""
 
 
-def layer_of(scope: str) -> str:
+@lru_cache(maxsize=4096)
+def find_layer(scope: str) -> str:
     """Return the module path of a name stack: `conv_0` for `jvp(Net)/conv_0`, "" outside modules.
 
-    A root with a capital is flax's, the class of the whole network, and is dropped; another is a
+    A root with a capital letter, flax's class of the whole network, is dropped. Another root is a
     named scope and stays: `jvp(encoder)/attention` is `encoder/attention`.
     """
     names: list[str] = []
@@ -25,8 +27,8 @@ def layer_of(scope: str) -> str:
         name = MARKS.sub("", part).rstrip(")")
         if name in NOT_NAMED or name.startswith("jit("):
             continue
-        # Inside the backward pass, a recomputed forward pass repeats its marks from the root on.
-        repeated = name != part and bool(names) and name == names[0]
-        names = [name] if repeated else [*names, name]
-    of_flax = len(names) > 1 and names[0][0].isupper()
-    return "/".join(names[1:] if of_flax else names)
+        # A forward pass recomputed in the backward pass begins with the root again.
+        is_repeated_root = name != part and bool(names) and name == names[0]
+        names = [name] if is_repeated_root else [*names, name]
+    is_flax_root = len(names) > 1 and names[0][0].isupper()
+    return "/".join(names[1:] if is_flax_root else names)

@@ -40,7 +40,7 @@ from pipeline.models.modules.dense import DenseModule, add_bias
 from pipeline.models.modules.layout import (
     batch_first,
     channel_axis,
-    first_without_batch_last,
+    find_layer_without_chwn,
     pads_around,
     reach,
     shape_nhwc,
@@ -62,29 +62,29 @@ class Network(nn.Module):
     policy: LoweringPolicy = DEFAULTS
     """Chooses how convolutions, dense layers and max pooling are computed."""
     layout: Layout = "nhwc"
-    """Order of axes that images are computed in. It changes neither parameters nor results, beyond
-    the last digits. In CHWN there is one formula of a convolution, and no policy chooses."""
+    """Order of axes of images. It changes no parameters, and only the last digits of results. CHWN
+    has only one formula of a convolution, so `policy` doesn't choose it."""
     rules: tuple[TypeRule, ...] = ()
-    """Layers that compute in another type."""
+    """Rules for layers that compute in another type."""
     padding_mask: bool = False
     """Whether the last channel of the input of a network of tokens is a mask, 1 for a token and 0
     for padding, which attention ignores."""
     batch_axis: str | None = None
     """Axis of a mesh whose devices share the batch that batch norm normalises over."""
     fixed_statistics: tuple[str, ...] = ()
-    """Patterns, as of `train.freeze`: batch norm whose scale and bias they cover normalises by its
-    running statistics in training too, without an update of them."""
+    """Patterns, as in `train.freeze`. Batch norm whose scale and bias they cover normalises by its
+    running statistics in training too, and doesn't update them."""
     cached_tokens: int = 0
-    """The number of tokens whose keys and values are cached if tokens are read one by one."""
+    """Number of tokens whose keys and values are cached if tokens are read one by one."""
     recomputes: bool = False
-    """Whether the backward pass computes the inner layers of blocks again."""
+    """Whether the backward pass recomputes the inner layers of blocks."""
 
     def can_be_batch_last(self, image: tuple[int, ...]) -> bool:
         """Return whether every layer can be computed in CHWN."""
-        return first_without_batch_last(self.layers) is None
+        return find_layer_without_chwn(self.layers) is None
 
     def structure(self, image: tuple[int, ...]) -> str:
-        """Return a text of everything that decides the speed in a layout, except type and batch."""
+        """Return all that decides the speed in a layout, except type and batch, as text."""
         return repr((self.layers, self.rules, self.padding_mask))
 
     @nn.compact
@@ -93,9 +93,9 @@ class Network(nn.Module):
 
         A network that classifies every token or every pixel returns (batch, tokens, classes) or
         (batch, height, width, classes). With a `position`, int32 (), the input is the token at that
-        place, (batch, 1, 1, 1), and the collection `cache` has the keys and values of earlier
-        tokens. Raises ValueError, with the layer and the shape, if a layer doesn't fit the one
-        before it or the layout.
+        position, (batch, 1, 1, 1), and the collection `cache` has the keys and values of earlier
+        tokens. Raises ValueError, with the layer and the shape, if a layer doesn't fit the layer
+        before it, or the layout.
         """
         context = LayerContext(
             path=(),
@@ -111,13 +111,13 @@ class Network(nn.Module):
             cached_tokens=self.cached_tokens,
             recomputes=self.recomputes,
         )
-        reads_numbers = bool(self.layers) and isinstance(self.layers[0], Lookup)
-        if reads_numbers and self.padding_mask:
+        reads_tokens = bool(self.layers) and isinstance(self.layers[0], Lookup)
+        if reads_tokens and self.padding_mask:
             mask = images[..., -1].reshape(images.shape[0], -1) > 0
             images = images[..., :-1]
             context = dataclasses.replace(context, token_mask=mask)
         # Under rules every layer casts its input: the first may compute in float32.
-        x = images if reads_numbers or self.rules else images.astype(self.dtype)
+        x = images if reads_tokens or self.rules else images.astype(self.dtype)
         if self.layout == "chwn":
             _require_batch_last(self.layers, x)
             x = batch_last(x)
@@ -127,14 +127,12 @@ class Network(nn.Module):
 
 def _require_batch_last(stack: tuple[LayerSpec, ...], images: Array) -> None:
     """Raise ValueError if the images or a layer can't be computed in CHWN."""
-    layer = first_without_batch_last(stack)
+    layer = find_layer_without_chwn(stack)
     if layer is not None:
-        raise ValueError(
-            f"layer {layer.name} is not computed in the layout chwn; the network must stay in nhwc"
-        )
+        raise ValueError(f"layer {layer.name} can't be computed in the layout chwn; must be nhwc")
     if images.ndim != 4:
         raise ValueError(
-            f"the layout chwn is one of images, and shape {images.shape} is none; must be nhwc"
+            f"the layout chwn is for images, and the input has shape {images.shape}; must be nhwc"
         )
 
 
@@ -148,7 +146,7 @@ class _Conv(nn.Module):
         layer = self.layer
         init = self.context.initializers
         size, strides, dilation = (pair(x) for x in (layer.kernel, layer.stride, layer.dilation))
-        pads = _pads(x, reach(size, dilation), strides, layer.padding, self.context)
+        pads = _find_pads(x, reach(size, dilation), strides, layer.padding, self.context)
         channels = require_groups(x, layer.groups, self.context)
         features = features_of(layer.features, self.context)
         shape = (*size, channels // layer.groups, features)
@@ -193,10 +191,10 @@ class _ConvTranspose(nn.Module):
 
 
 @computes(standard.Dense)
-def _dense(layer: standard.Dense, x: Array, context: LayerContext) -> Array:
+def _compute_dense(layer: standard.Dense, x: Array, context: LayerContext) -> Array:
     if x.ndim not in (2, 3):
         raise ValueError(
-            f"{context}: reads (batch, features), and shape {x.shape} reaches it; "
+            f"{context}: shape {x.shape} reaches the layer; must be (batch, features): "
             "put flatten or global_avg_pool before it"
         )
     return DenseModule(
@@ -211,7 +209,7 @@ def _dense(layer: standard.Dense, x: Array, context: LayerContext) -> Array:
 
 
 @computes(standard.BatchNorm)
-def _batch_norm(layer: standard.BatchNorm, x: Array, context: LayerContext) -> Array:
+def _compute_batch_norm(layer: standard.BatchNorm, x: Array, context: LayerContext) -> Array:
     return BatchNormModule(
         train=context.trains_statistics,
         axis=channel_axis(x, context.layout),
@@ -225,12 +223,12 @@ def _batch_norm(layer: standard.BatchNorm, x: Array, context: LayerContext) -> A
 
 
 @computes(standard.LayerNorm)
-def _layer_norm(layer: standard.LayerNorm, x: Array, context: LayerContext) -> Array:
+def _compute_layer_norm(layer: standard.LayerNorm, x: Array, context: LayerContext) -> Array:
     return nn.LayerNorm(layer.epsilon, dtype=context.dtype, name=context.name)(x)
 
 
 @computes(standard.GroupNorm)
-def _group_norm(layer: standard.GroupNorm, x: Array, context: LayerContext) -> Array:
+def _compute_group_norm(layer: standard.GroupNorm, x: Array, context: LayerContext) -> Array:
     require_groups(x, layer.groups, context)
     return nn.GroupNorm(
         layer.groups, epsilon=layer.epsilon, dtype=context.dtype, name=context.name
@@ -238,7 +236,7 @@ def _group_norm(layer: standard.GroupNorm, x: Array, context: LayerContext) -> A
 
 
 @computes(standard.Dropout)
-def _dropout(layer: standard.Dropout, x: Array, context: LayerContext) -> Array:
+def _compute_dropout(layer: standard.Dropout, x: Array, context: LayerContext) -> Array:
     dropout = nn.Dropout(layer.rate, deterministic=not context.train, name=context.name)
     if channel_axis(x, context.layout) == 0:
         # The mask is drawn in NHWC, so that the same values are dropped in both layouts.
@@ -247,28 +245,30 @@ def _dropout(layer: standard.Dropout, x: Array, context: LayerContext) -> Array:
 
 
 @computes(standard.Activation)
-def _activation(layer: standard.Activation, x: Array, context: LayerContext) -> Array:
+def _compute_activation(layer: standard.Activation, x: Array, context: LayerContext) -> Array:
     with jax.named_scope(context.name):
         return activate(layer.name, x)
 
 
 @computes(standard.MaxPool)
-def _max_pool(layer: standard.MaxPool, x: Array, context: LayerContext) -> Array:
-    window, strides, pads = _pooling(layer, x, context)
+def _compute_max_pool(layer: standard.MaxPool, x: Array, context: LayerContext) -> Array:
+    window, strides, pads = _find_windows(layer, x, context)
     with jax.named_scope(context.name):
         return pool_max(x, window, strides, pads, context.policy)
 
 
 @computes(standard.AvgPool)
-def _avg_pool(layer: standard.AvgPool, x: Array, context: LayerContext) -> Array:
-    window, strides, pads = _pooling(layer, x, context)
+def _compute_avg_pool(layer: standard.AvgPool, x: Array, context: LayerContext) -> Array:
+    window, strides, pads = _find_windows(layer, x, context)
     with jax.named_scope(context.name):
         mean = nn.avg_pool(x, window, strides, pads, count_include_pad=False)
         return mean.astype(x.dtype)
 
 
 @computes(standard.GlobalAvgPool)
-def _global_avg_pool(layer: standard.GlobalAvgPool, x: Array, context: LayerContext) -> Array:
+def _compute_global_avg_pool(
+    layer: standard.GlobalAvgPool, x: Array, context: LayerContext
+) -> Array:
     require_images(x, context)
     with jax.named_scope(context.name):
         mean = x.mean((1, 2))
@@ -276,7 +276,7 @@ def _global_avg_pool(layer: standard.GlobalAvgPool, x: Array, context: LayerCont
 
 
 @computes(standard.Upsample)
-def _upsample(layer: standard.Upsample, x: Array, context: LayerContext) -> Array:
+def _compute_upsample(layer: standard.Upsample, x: Array, context: LayerContext) -> Array:
     require_images(x, context)
     batch, height, width, channels = x.shape
     shape = (batch, height, layer.factor, width, layer.factor, channels)
@@ -286,7 +286,9 @@ def _upsample(layer: standard.Upsample, x: Array, context: LayerContext) -> Arra
 
 
 @computes(standard.ChannelShuffle)
-def _channel_shuffle(layer: standard.ChannelShuffle, x: Array, context: LayerContext) -> Array:
+def _compute_channel_shuffle(
+    layer: standard.ChannelShuffle, x: Array, context: LayerContext
+) -> Array:
     require_groups(x, layer.groups, context)
     with jax.named_scope(context.name):
         grouped = x.reshape(*x.shape[:-1], layer.groups, -1)
@@ -294,21 +296,21 @@ def _channel_shuffle(layer: standard.ChannelShuffle, x: Array, context: LayerCon
 
 
 @computes(standard.Flatten)
-def _flatten(layer: standard.Flatten, x: Array, context: LayerContext) -> Array:
+def _compute_flatten(layer: standard.Flatten, x: Array, context: LayerContext) -> Array:
     x = batch_first(x, context.layout)
     return x.reshape(x.shape[0], -1)
 
 
-def _pooling(
+def _find_windows(
     layer: standard.Pool, x: Array, context: LayerContext
 ) -> tuple[Pair, Pair, tuple[Pair, Pair]]:
     """Return window, strides and pads."""
     window = pair(layer.kernel)
     strides = window if layer.stride is None else pair(layer.stride)
-    return window, strides, _pads(x, window, strides, layer.padding, context)
+    return window, strides, _find_pads(x, window, strides, layer.padding, context)
 
 
-def _pads(
+def _find_pads(
     x: Array, window: Pair, strides: Pair, padding: standard.Padding, context: LayerContext
 ) -> tuple[Pair, Pair]:
     """Return the pads (before, after) of height and width. Raises ValueError if no window fits."""

@@ -53,14 +53,14 @@ class _TiedEmbedding(nn.Module):
         features = self.layer.features
         if y.ndim != 3 or y.shape[-1] != features:
             raise ValueError(
-                f"{self.context}: the body gives shape {y.shape}; to be scored against rows of "
+                f"{self.context}: the body returns shape {y.shape}; to be multiplied by rows of "
                 f"{features} features it must be (batch, tokens, {features})"
             )
         return y @ table.T
 
 
 @computes(tokens.Tokens)
-def _tokens(layer: tokens.Tokens, x: Array, context: LayerContext) -> Array:
+def _compute_tokens(layer: tokens.Tokens, x: Array, context: LayerContext) -> Array:
     """Reshape images (batch, height, width, channels) to (batch, height * width, channels)."""
     require_images(x, context)
     return x.reshape(x.shape[0], -1, x.shape[-1])
@@ -126,7 +126,9 @@ class _SelfAttention(nn.Module):
         scores = scores.astype(jnp.float32)
         if self.context.position is not None:
             if not self.layer.causal:
-                raise ValueError(f"{self.context}: attends to later tokens, which can't be cached")
+                raise ValueError(
+                    f"{self.context}: attends to later tokens; must be causal for a cache"
+                )
             cached = jnp.arange(self.context.cached_tokens) <= self.context.position
             scores = jnp.where(cached, scores, -jnp.inf)
         elif self.layer.causal:
@@ -140,7 +142,7 @@ class _SelfAttention(nn.Module):
     def _update_cache(self, name: str, x: Array) -> Array:
         """Write a token's keys or values (batch, 1, heads, features); return the whole cache.
 
-        Its shape is (batch, cached tokens, heads, features). Entries after the token are unset.
+        The cache is (batch, cached tokens, heads, features). Entries after the token are unset.
         """
         shape = (x.shape[0], self.context.cached_tokens, *x.shape[2:])
         cached = self.variable("cache", name, jnp.zeros, shape, x.dtype)
@@ -151,7 +153,7 @@ class _SelfAttention(nn.Module):
         return cached.value
 
     def _mask_padding(self, scores: Array) -> Array:
-        """Set scores (batch, heads, tokens, tokens) at padding to the lowest finite value.
+        """Set scores (batch, heads, tokens, tokens) of padding to the lowest finite value.
 
         With -inf, the softmax of a sample of only padding would be NaN.
         """
@@ -178,7 +180,7 @@ class _SelfAttention(nn.Module):
 
 
 @computes(tokens.FirstToken)
-def _first_token(layer: tokens.FirstToken, x: Array, context: LayerContext) -> Array:
+def _compute_first_token(layer: tokens.FirstToken, x: Array, context: LayerContext) -> Array:
     _require_tokens(x, context)
     return x[:, 0]
 
@@ -187,6 +189,6 @@ def _require_tokens(x: Array, context: LayerContext) -> None:
     """Raise ValueError if x isn't (batch, tokens, features)."""
     if x.ndim != 3:
         raise ValueError(
-            f"{context}: reads (batch, tokens, features), and shape {x.shape} reaches it; "
+            f"{context}: shape {x.shape} reaches the layer; must be (batch, tokens, features): "
             "put tokens or embedding before it"
         )

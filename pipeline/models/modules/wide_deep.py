@@ -28,47 +28,49 @@ class WideDeepNetwork(nn.Module):
     dtype: str
     """Type that the dense layers compute in."""
     rules: tuple[TypeRule, ...] = ()
-    """Layers that compute in another type."""
+    """Rules for layers that compute in another type."""
 
     @nn.compact
     def __call__(self, samples: Array, train: bool) -> Array:
         """Return logits (batch, 2), float32, or (batch, 1) for a prediction of a number or label.
 
-        Samples are (batch, fields, 1, 2): of each field the number of its feature and its value.
-        The first of two logits is 0, so softmax is the logistic function of the second. Numbers
-        outside the vocabulary have NaN. Raises ValueError for samples of another shape, and for
+        Samples are (batch, fields, 1, 2): the number of each field's feature and its value. The
+        first of two logits is 0, so softmax is the logistic function of the second. Numbers outside
+        of the vocabulary lead to NaN. Raises ValueError for samples of another shape, and for
         more than two classes.
         """
         if self.classes > 2:
             raise ValueError(
-                f"tells 2 classes apart, and the dataset has {self.classes}; give labels 0 and 1"
+                f"separates 2 classes, and the dataset has {self.classes}; labels must be 0 and 1"
             )
         if samples.ndim != 4 or samples.shape[2:] != (1, 2):
             raise ValueError(
-                "reads samples (batch, fields, 1, 2), the number and the value of each "
-                f"field, and shape {samples.shape} reaches it"
+                f"shape {samples.shape} reaches the network; must be (batch, fields, 1, 2), the "
+                "number and the value of each field"
             )
-        numbers = samples[:, :, 0, 0].astype(jnp.int32)
+        feature_numbers = samples[:, :, 0, 0].astype(jnp.int32)
         values = samples[:, :, 0, 1]
-        logit = self._wide(numbers, values) + self._deep(numbers, values, train)
+        logit = self._compute_wide(feature_numbers, values) + self._compute_deep(
+            feature_numbers, values, train
+        )
         if self.classes == 1:
             return logit
         return jnp.concatenate([jnp.zeros_like(logit), logit], axis=1)
 
-    def _table(self, name: str, features: int) -> Array:
+    def _make_table(self, name: str, features: int) -> Array:
         shape = (self.vocabulary, features)
         return self.param(name, self.table_init.build(), shape, jnp.float32)
 
-    def _wide(self, numbers: Array, values: Array) -> Array:
-        """(batch, 1): a weight for every feature, times its value, summed."""
-        weights = jnp.take(self._table("wide", 1), numbers, axis=0)
+    def _compute_wide(self, feature_numbers: Array, values: Array) -> Array:
+        """Return the sum (batch, 1) of every feature's value times its weight."""
+        weights = jnp.take(self._make_table("wide", 1), feature_numbers, axis=0)
         bias = self.param("wide_bias", self.initializers.bias.build(), (1,), jnp.float32)
         return (weights * values[..., None]).sum(1) + bias
 
-    def _deep(self, numbers: Array, values: Array, train: bool) -> Array:
-        """(batch, 1): dense layers, each after a ReLU, on the embeddings times the values."""
-        vectors = jnp.take(self._table("deep", self.embedding), numbers, axis=0)
-        rows = (vectors * values[..., None]).reshape(numbers.shape[0], -1)
+    def _compute_deep(self, feature_numbers: Array, values: Array, train: bool) -> Array:
+        """Apply dense layers, each after a ReLU, to embeddings times values; return (batch, 1)."""
+        embeddings = jnp.take(self._make_table("deep", self.embedding), feature_numbers, axis=0)
+        rows = (embeddings * values[..., None]).reshape(feature_numbers.shape[0], -1)
         layers: tuple[LayerSpec, ...] = ()
         for features in (*self.hidden, 1):
             layers += (Relu(), Dense(features=features))

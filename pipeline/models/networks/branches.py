@@ -37,15 +37,16 @@ _INCEPTIONS = {
     "5a": (256, 160, 320, 32, 128, 128),
     "5b": (384, 192, 384, 48, 128, 128),
 }
-"""Features of the 1x1; before and of one 3x3; before and of the other; after the pool (table 1)."""
+"""Features of the 1x1 branch, of the two convolutions of each 3x3 branch, and after the pool
+(table 1)."""
 
 
 @component("model")
 class GoogLeNet(StridedModelSpec):
-    """Nine inception modules: four branches side by side (Szegedy et al. 2015).
+    """Nine inception modules of four parallel branches (Szegedy et al. 2015).
 
-    As in the zoo and in torchvision, the 5x5 branch of the paper is 3x3, without auxiliary
-    classifiers. With 1000 classes it has 6,624,904 parameters.
+    As in MindSpore's model zoo and torchvision, the paper's 5x5 branch is 3x3, and there are no
+    auxiliary classifiers. With 1000 classes it has 6,624,904 parameters.
     """
 
     name: Literal["googlenet"] = "googlenet"
@@ -67,20 +68,20 @@ class GoogLeNet(StridedModelSpec):
         ]
 
     def _branches(self, features: tuple[int, ...]) -> tuple[Stack, ...]:
-        pointwise, first_inner, first, second_inner, second, pooled = features
+        pointwise, first_hidden, first, second_hidden, second, pooled = features
         pool = MaxPool(kernel=3, stride=1, padding="same")
         return (
             self._conv(pointwise, 1),
-            (*self._conv(first_inner, 1), *self._conv(first, 3)),
-            (*self._conv(second_inner, 1), *self._conv(second, 3)),
+            (*self._conv(first_hidden, 1), *self._conv(first, 3)),
+            (*self._conv(second_hidden, 1), *self._conv(second, 3)),
             (pool, *self._conv(pooled, 1)),
         )
 
     def _conv(self, features: int, kernel: int, stride: int = 1) -> Stack:
-        return _scaled_conv(self.width, features, kernel, stride)
+        return _make_scaled_conv(self.width, features, kernel, stride)
 
 
-def _scaled_conv(
+def _make_scaled_conv(
     width: float, features: int, kernel: Size, stride: int = 1, padding: Padding = "same"
 ) -> Stack:
     features = max(1, round(features * width))
@@ -121,7 +122,7 @@ class InceptionV3(LayeredModelSpec):
 
     def _conv(self, features: int, kernel: Size, stride: int = 1, valid: bool = False) -> Stack:
         padding: Literal["same", "valid"] = "valid" if valid else "same"
-        return _scaled_conv(self.width, features, kernel, stride, padding)
+        return _make_scaled_conv(self.width, features, kernel, stride, padding)
 
     def _convs(self, *features_and_kernels: tuple[int, Size]) -> Stack:
         return tuple(
@@ -167,17 +168,17 @@ class InceptionV3(LayeredModelSpec):
         return Branches(scope=scope, branches=branches)
 
     def _second_reduction(self) -> Branches:
-        once = (*self._conv(192, 1), *self._conv(320, 3, 2, valid=True))
+        conv = (*self._conv(192, 1), *self._conv(320, 3, 2, valid=True))
         factored = self._convs((192, 1), (192, _ROW), (192, _COLUMN))
-        branches = (once, (*factored, *self._conv(192, 3, 2, valid=True)), (_HALVE,))
+        branches = (conv, (*factored, *self._conv(192, 3, 2, valid=True)), (_HALVE,))
         return Branches(scope="reduction1", branches=branches)
 
     def _expanded_module(self, scope: str) -> Branches:
-        both = Branches(branches=(self._conv(384, (1, 3)), self._conv(384, (3, 1))))
+        pair = Branches(branches=(self._conv(384, (1, 3)), self._conv(384, (3, 1))))
         branches = (
             self._conv(320, 1),
-            (*self._conv(384, 1), both),
-            (*self._convs((448, 1), (384, 3)), both),
+            (*self._conv(384, 1), pair),
+            (*self._convs((448, 1), (384, 3)), pair),
             (_BLUR, *self._conv(192, 1)),
         )
         return Branches(scope=scope, branches=branches)
@@ -187,13 +188,13 @@ class InceptionV3(LayeredModelSpec):
 class DenseNet(StridedModelSpec):
     """Dense blocks, in which every layer reads all features before it: DenseNet-BC.
 
-    Huang et al. 2017, sec. 3. Between two blocks a 1x1 convolution halves the features and an
-    average pool the image.
+    Huang et al. 2017, sec. 3. Between two blocks a 1x1 convolution halves the features, and an
+    average pool halves the image.
     """
 
     name: Literal["densenet"] = "densenet"
     growth: PositiveInt
-    """Features that each layer adds; the stem has twice the number."""
+    """Features that each layer adds; the stem has twice as many."""
     blocks: Seq[Count]
     """Number of layers of each dense block."""
 
@@ -203,17 +204,17 @@ class DenseNet(StridedModelSpec):
         for number, count in enumerate(self.blocks, start=1):
             if number > 1:
                 channels //= 2
-                layers += (*_norm_relu_conv(channels, 1), AvgPool(kernel=2))
+                layers += (*_make_norm_relu_conv(channels, 1), AvgPool(kernel=2))
             layers += [self._layer(f"block{number}_layer{index}") for index in range(count)]
             channels += count * self.growth
         return (*layers, BatchNorm(), Relu(), GlobalAvgPool(), Dense(features=classes))
 
     def _layer(self, scope: str) -> Branches:
-        body = (*_norm_relu_conv(4 * self.growth, 1), *_norm_relu_conv(self.growth, 3))
+        body = (*_make_norm_relu_conv(4 * self.growth, 1), *_make_norm_relu_conv(self.growth, 3))
         return Branches(scope=scope, branches=((), body))
 
 
-def _norm_relu_conv(
+def _make_norm_relu_conv(
     features: int, kernel: int, stride: int = 1, groups: int = 1, *, epsilon: float = 1e-5
 ) -> Stack:
     conv = Conv(features=features, kernel=kernel, stride=stride, groups=groups)
@@ -222,23 +223,25 @@ def _norm_relu_conv(
 
 @component("model")
 class DualPathNetwork(StridedModelSpec):
-    """Blocks that add to one part of the channels, as a ResNet, and append to the rest, as a
-    DenseNet (Chen et al. 2017, table 1)."""
+    """Blocks that add to some channels, as a ResNet, and append channels, as a DenseNet.
+
+    Chen et al. 2017, table 1.
+    """
 
     stage_fields: ClassVar[tuple[str, ...]] = ("blocks", "growths")
     name: Literal["dpn"] = "dpn"
     stem: PositiveInt
     """Features of the first convolution."""
     width: PositiveInt
-    """Features that the first stage adds to; each later stage has twice the number."""
+    """Features that the first stage adds to, doubled by each later stage."""
     inner: PositiveInt
-    """Features of the 3x3 convolutions of the first stage; doubled likewise."""
+    """Features of the 3x3 convolutions of the first stage, doubled by each later stage."""
     groups: PositiveInt
     """Groups of the 3x3 convolutions."""
     blocks: Seq[Count]
     """Number of blocks of each stage."""
     growths: Seq[PositiveInt]
-    """Features that a block appends, stage by stage; the first one of a stage appends thrice."""
+    """Features that a block appends, by stage; the first block appends three times as many."""
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         layers: list[LayerSpec] = [*imagenet_stem(self.stem, epsilon=1e-3)]
@@ -252,7 +255,7 @@ class DualPathNetwork(StridedModelSpec):
         inner = self.inner << stage
         growth = self.growths[stage]
         stride = 2 if stage > 0 and index == 0 else 1
-        conv = partial(_norm_relu_conv, epsilon=1e-3)
+        conv = partial(_make_norm_relu_conv, epsilon=1e-3)
         return DualPath(
             scope=f"stage{stage + 1}_block{index}",
             body=(
@@ -267,24 +270,24 @@ class DualPathNetwork(StridedModelSpec):
 
 @component("model")
 class UNet(LayeredModelSpec):
-    """Classes of every pixel: logits (batch, height, width, classes) (Ronneberger et al. 2015).
+    """A classifier of pixels: logits (batch, height, width, classes) (Ronneberger et al. 2015).
 
-    Each depth has two 3x3 convolutions, concatenates their output at its end, and pools it for the
-    depth below. Convolutions don't lose a border, as the paper's do. The sides of an image are
-    multiples of 2 ** (number of depths - 1).
+    Each depth has two 3x3 convolutions. Their output is pooled for the depth below, and joined to
+    the output of that depth. Other than in the paper, convolutions keep the image's border. The
+    sides of an image are multiples of 2 ** (number of depths - 1).
     """
 
     name: Literal["unet"] = "unet"
     widths: Annotated[Seq[PositiveInt], Field(min_length=2)]
-    """Features of the convolutions, depth by depth."""
+    """Features of the convolutions, by depth."""
     batch_norm: bool
-    """Normalise after every 3x3 convolution, instead of a bias; the paper does not."""
+    """Whether 3x3 convolutions have batch norm instead of a bias; not in the paper."""
 
     def layers_for(self, classes: int) -> Stack:
         return (*self._depth(0), Conv(features=classes, kernel=1, bias=True))
 
     def _depth(self, depth: int) -> Stack:
-        """Return the layers from this depth down and up again, to the same size of the image."""
+        """Return the layers of this depth and the depths below; they keep the image's size."""
         convs = self._convs(self.widths[depth])
         if depth == len(self.widths) - 1:
             return convs
@@ -293,7 +296,7 @@ class UNet(LayeredModelSpec):
         return (*convs, Branches(scope=f"below{depth}", branches=((), below)), *convs)
 
     def _convs(self, features: int) -> Stack:
-        once: Stack = (Conv(features=features, kernel=3, bias=True),)
+        conv: Stack = (Conv(features=features, kernel=3, bias=True),)
         if self.batch_norm:
-            once = conv_norm(features, 3)
-        return (*once, Relu()) * 2
+            conv = conv_norm(features, 3)
+        return (*conv, Relu()) * 2

@@ -1,4 +1,4 @@
-"""A network that a recipe writes itself, layer by layer."""
+"""A network whose layers are listed in the recipe."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from pipeline.models.layers.model_spec import Layers, LayerSpec
 from pipeline.models.layers.standard import CLASSES
 
 
-def _with_uses(schema: dict[str, Any]) -> None:
+def _allow_uses(schema: dict[str, Any]) -> None:
     schema["items"] = {"anyOf": [BlockUse.model_json_schema(), schema["items"]]}
 
 
 @component("model")
 class LayerList(LayeredModelSpec):
-    """Layers as the recipe lists them; `$classes` stands for the dataset's number of classes.
+    """Layers from the recipe's list; `$classes` stands for the dataset's number of classes.
 
-    `{use: name, repeat: n, with: {...}}` stands for the layers of that name in `blocks`, in a
+    `{use: name, repeat: n, with: {...}}` stands for the layers of block `name` in `blocks`, in a
     separate scope.
     """
 
     name: Literal["layers"] = "layers"
     blocks: dict[str, Seq[Any]]
-    layers: Annotated[Layers, Field(json_schema_extra=_with_uses)]
+    layers: Annotated[Layers, Field(json_schema_extra=_allow_uses)]
 
     @model_validator(mode="before")
     @classmethod
@@ -39,10 +39,10 @@ class LayerList(LayeredModelSpec):
         return {**values, "layers": layers}
 
     @model_validator(mode="after")
-    def _ends_in_classes(self) -> Self:
+    def _check_classes(self) -> Self:
         if self.layers_for(1) == self.layers:
             raise ValueError(
-                f"no layer gives {CLASSES}; the last one must, as in "
+                f"no layer has {CLASSES}; must end in a layer such as "
                 f"{{name: dense, features: {CLASSES}}}"
             )
         return self

@@ -47,12 +47,12 @@ _ROWS_V1 = (
     (1024, 2),
     (1024, 1),
 )
-"""Features of the 1x1 convolutions and strides of the depthwise ones before them (table 1)."""
+"""Features of the 1x1 convolutions, and strides of the depthwise convolutions before (table 1)."""
 
 
 @component("model")
 class MobileNetV1(StridedModelSpec):
-    """A depthwise 3x3 and a 1x1 convolution, 13 times over (Howard et al. 2017).
+    """13 pairs of a depthwise 3x3 and a 1x1 convolution (Howard et al. 2017).
 
     With 1000 classes and width 1 it has 4,231,976 parameters.
     """
@@ -107,8 +107,8 @@ class MobileNetV2(StridedModelSpec):
                 stride = first if index == 0 else 1
                 depthwise = Depthwise(expansion * channels, 3, stride)
                 body = inverted_bottleneck(channels, depthwise, features, Relu6())
-                keeps = stride == 1 and channels == features
-                layers.append(residual_if(keeps, f"stage{row}_block{index}", body))
+                keeps_shape = stride == 1 and channels == features
+                layers.append(residual_if(keeps_shape, f"stage{row}_block{index}", body))
                 channels = features
         last = round_features(1280 * max(1.0, self.width))
         head = (GlobalAvgPool(), Dropout(rate=self.dropout), Dense(features=classes))
@@ -116,7 +116,7 @@ class MobileNetV2(StridedModelSpec):
 
 
 class _Row(NamedTuple):
-    """A block, as tables 1 and 2 have it."""
+    """A block, a row of table 1 or 2. `squeeze`: has a gate; `hard`: hard swish instead of ReLU."""
 
     kernel: int
     hidden: int
@@ -157,7 +157,7 @@ _SMALL = (
     _Row(5, 576, 96, True, True, 1),
 )
 _SIZES = {"large": (_LARGE, 1280), "small": (_SMALL, 1024)}
-"""The blocks, and the features of the hidden dense layer."""
+"""Blocks and features of the hidden dense layer, by size."""
 
 
 @component("model")
@@ -178,8 +178,8 @@ class MobileNetV3(StridedModelSpec):
         channels = self._scale(16)
         layers: list[LayerSpec] = [*conv_norm(channels, 3, 2), HardSwish()]
         for index, row in enumerate(rows):
-            keeps = row.stride == 1 and channels == self._scale(row.features)
-            layers.append(residual_if(keeps, f"block{index}", self._block(channels, row)))
+            keeps_shape = row.stride == 1 and channels == self._scale(row.features)
+            layers.append(residual_if(keeps_shape, f"block{index}", self._block(channels, row)))
             channels = self._scale(row.features)
         return (
             *layers,
@@ -236,9 +236,9 @@ class EfficientNet(StridedModelSpec):
 
     name: Literal["efficientnet"] = "efficientnet"
     width: PositiveFloat
-    """Factor on the features of B0 of every layer, in multiples of 8."""
+    """Factor on B0's features of every layer, in multiples of 8."""
     depth: Annotated[float, Field(gt=0, le=100)]
-    """Factor on the number of blocks of B0 in each stage, rounded up."""
+    """Factor on B0's number of blocks in each stage, rounded up."""
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
@@ -248,9 +248,9 @@ class EfficientNet(StridedModelSpec):
             features = self._scale(row.features)
             for index in range(ceil(row.blocks * self.depth)):
                 stride = row.stride if index == 0 else 1
-                keeps = stride == 1 and channels == features
-                body = _efficient_block(channels, row, features, stride)
-                layers.append(residual_if(keeps, f"stage{number}_block{index}", body))
+                keeps_shape = stride == 1 and channels == features
+                body = _make_efficient_block(channels, row, features, stride)
+                layers.append(residual_if(keeps_shape, f"stage{number}_block{index}", body))
                 channels = features
         head = (GlobalAvgPool(), Dropout(rate=self.dropout), Dense(features=classes))
         last = conv_norm(self._scale(1280), 1, epsilon=_EPSILON)
@@ -260,7 +260,7 @@ class EfficientNet(StridedModelSpec):
         return round_features(features * self.width)
 
 
-def _efficient_block(channels: int, row: _Stage, features: int, stride: int) -> Stack:
+def _make_efficient_block(channels: int, row: _Stage, features: int, stride: int) -> Stack:
     hidden = channels * row.expansion
     gate = (squeeze_excite(hidden, max(1, channels // 4), act=Swish()),)
     depthwise = Depthwise(hidden, row.kernel, stride)
@@ -279,40 +279,40 @@ class ShuffleNetV2(StridedModelSpec):
     stem: PositiveInt
     """Features of the first convolution."""
     units: Seq[Count]
-    """Number of units of each stage; the first one halves the image."""
+    """Number of units of each stage; the first unit halves the image."""
     widths: Seq[Even]
-    """Features of the units, stage by stage."""
+    """Features of the units, by stage."""
     last: PositiveInt
     """Features of the last convolution."""
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         layers: list[LayerSpec] = [*conv_norm(self.stem, 3, 2), Relu(), HALVE]
-        for at in stage_blocks(self.units, self.widths, self.stem):
-            scope = f"stage{at.stage + 1}_unit{at.index}"
-            unit = _unit(scope, at.channels, at.width, at.stride)
+        for block in stage_blocks(self.units, self.widths, self.stem):
+            scope = f"stage{block.stage + 1}_unit{block.index}"
+            unit = _make_unit(scope, block.channels, block.width, block.stride)
             layers += (unit, ChannelShuffle(groups=2))
         head = (GlobalAvgPool(), Dense(features=classes))
         return (*layers, *conv_norm(self.last, 1), Relu(), *head)
 
 
-def _unit(scope: str, channels: int, width: int, stride: int) -> Branches:
+def _make_unit(scope: str, channels: int, width: int, stride: int) -> Branches:
     half = width // 2
-    body = (*conv_norm(half, 1), Relu(), *_depthwise(half, half, stride))
-    shortcut = _depthwise(channels, half, stride) if stride == 2 else ()
+    body = (*conv_norm(half, 1), Relu(), *_make_depthwise(half, half, stride))
+    shortcut = _make_depthwise(channels, half, stride) if stride == 2 else ()
     return Branches(scope=scope, branches=(shortcut, body), split=stride != 2)
 
 
-def _depthwise(channels: int, features: int, stride: int) -> Stack:
+def _make_depthwise(channels: int, features: int, stride: int) -> Stack:
     depthwise = conv_norm(channels, 3, stride, groups=channels)
     return (*depthwise, *conv_norm(features, 1), Relu())
 
 
 @component("model")
 class SqueezeNet(LayeredModelSpec):
-    """Fire modules: a 1x1 convolution squeezes, a 1x1 and a 3x3 side by side expand.
+    """Fire modules: a 1x1 convolution squeezes, a parallel 1x1 and 3x3 expand.
 
     Iandola et al. 2016, also with bypasses. Each side of the expansion has four times the squeezed
-    features. For images of 224x224 to 227x227; poolings have no partial window, as in MindSpore's
+    features. Images are of 224x224 to 227x227. Pools have no partial windows, as in MindSpore's
     model zoo.
     """
 
@@ -322,9 +322,9 @@ class SqueezeNet(LayeredModelSpec):
     squeezes: Seq[PositiveInt]
     """Features that each fire module squeezes to."""
     pool_after: Seq[PositiveInt]
-    """The fire modules, counted from 1, that a max pool follows; one follows the stem, too."""
+    """Fire modules, counted from 1, before a max pool; another pool follows the stem."""
     bypass: bool
-    """Add its input to every fire module with the same number of channels (fig. 2, middle)."""
+    """Whether fire modules that keep the number of channels add their input (fig. 2, middle)."""
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
     def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
@@ -339,15 +339,15 @@ class SqueezeNet(LayeredModelSpec):
         layers: list[LayerSpec] = [stem, Relu(), pool]
         channels = self.stem_features
         for number, squeeze in enumerate(self.squeezes, start=1):
-            keeps = self.bypass and channels == 8 * squeeze
-            layers.append(residual_if(keeps, f"fire{number + 1}", _fire(squeeze)))
+            keeps_shape = self.bypass and channels == 8 * squeeze
+            layers.append(residual_if(keeps_shape, f"fire{number + 1}", _make_fire(squeeze)))
             layers += [pool] if number in self.pool_after else []
             channels = 8 * squeeze
         last = Conv(features=classes, kernel=1, bias=True)
         return (*layers, Dropout(rate=self.dropout), last, Relu(), GlobalAvgPool())
 
 
-def _fire(squeeze: int) -> tuple[LayerSpec, ...]:
+def _make_fire(squeeze: int) -> tuple[LayerSpec, ...]:
     sides = tuple(
         (Conv(features=4 * squeeze, kernel=kernel, bias=True), Relu()) for kernel in (1, 3)
     )

@@ -15,7 +15,7 @@ from pipeline.models.layers.standard import BatchNorm, Conv, Dense, Dropout, Fla
 
 @component("model")
 class MLP(LayeredModelSpec):
-    """Dense layers of `hidden` features with ReLU between, on flattened images."""
+    """Dense layers of `hidden` features, each before a ReLU, on flattened images."""
 
     name: Literal["mlp"] = "mlp"
     hidden: Seq[PositiveInt]
@@ -29,7 +29,7 @@ class MLP(LayeredModelSpec):
 class LeNet5(LayeredModelSpec):
     """Two 5x5 convolutions without bias and three dense layers, for images of 32x32.
 
-    As in MindSpore's tutorials. On one channel and with 10 classes it has 61,684 parameters.
+    As in MindSpore's tutorials. With one channel and 10 classes it has 61,684 parameters.
     """
 
     name: Literal["lenet5"] = "lenet5"
@@ -55,8 +55,8 @@ class LeNet5(LayeredModelSpec):
 class AlexNet(LayeredModelSpec):
     """Five convolutions with bias and three dense layers (Krizhevsky et al. 2012, one tower).
 
-    For images of 224x224 to 227x227. The features are from MindSpore's model zoo: with 10 classes
-    it has 56,057,418 parameters.
+    Images are 224x224 to 227x227. The features are from MindSpore's model zoo: with 10 classes it
+    has 56,057,418 parameters.
     """
 
     name: Literal["alexnet"] = "alexnet"
@@ -76,7 +76,7 @@ class AlexNet(LayeredModelSpec):
 
 @component("model")
 class VGG(LayeredModelSpec):
-    """Stages of 3x3 convolutions with bias, each halved by a max pool, and three dense layers.
+    """Stages of 3x3 convolutions with bias, each before a max pool, and three dense layers.
 
     Simonyan and Zisserman 2015.
     """
@@ -86,9 +86,9 @@ class VGG(LayeredModelSpec):
     convs: Seq[Count]
     """Number of convolutions of each stage."""
     widths: Seq[PositiveInt]
-    """Features of the convolutions, stage by stage."""
+    """Features of the convolutions, by stage."""
     batch_norm: bool
-    """Normalise after every convolution, which the paper does not."""
+    """Whether batch norm follows every convolution; not in the paper."""
     hidden: PositiveInt
     """Features of the two hidden dense layers."""
     dropout: Annotated[float, Field(ge=0, lt=1)]

@@ -1,4 +1,4 @@
-"""Residual networks (He et al. 2016) and their kin: RegNet, RepVGG and Xception."""
+"""Residual networks: ResNet (He et al. 2016), RegNet, RepVGG and Xception."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ class ResNet(StridedModelSpec):
     stem: Literal["imagenet", "cifar"]
     """imagenet: 7x7/2 convolution and 3x3/2 max pool; cifar: 3x3 convolution."""
     zero_init_last: bool
-    """Start the last batch norm of every block at 0, so that fresh blocks are the identity."""
+    """Whether the last batch norm of a block starts at 0, so that new blocks are the identity."""
     groups: PositiveInt = 1
-    """Groups of a bottleneck's 3x3 convolution: the cardinality of ResNeXt."""
+    """Groups of a bottleneck's 3x3 convolution, the cardinality of ResNeXt."""
     group_width: PositiveInt = 64
-    """Features of each of these groups if the width is 64; in proportion for other widths."""
+    """Features of each group for a width of 64; in proportion for other widths."""
     squeeze: PositiveInt | None = None
-    """Squeeze and excitation ends every block, with channels / squeeze hidden features."""
+    """Divisor of the hidden features of squeeze and excitation in every block; null: without it."""
 
     @model_validator(mode="after")
-    def _groups_are_of_bottlenecks(self) -> Self:
+    def _check_groups(self) -> Self:
         if self.block == "basic" and (self.groups, self.group_width) != (1, 64):
             raise ValueError(
                 f"groups {self.groups} and group_width {self.group_width} are for bottlenecks; "
-                "a basic block has 1 and 64"
+                "must be 1 and 64 for basic blocks"
             )
         return self
 
@@ -75,32 +75,32 @@ class ResNet(StridedModelSpec):
         stem = imagenet_stem(width) if self.stem == "imagenet" else (*conv_norm(width, 3), Relu())
         expansion = EXPANSION[self.block]
         layers: list[LayerSpec] = [*stem]
-        for at in stage_blocks(
+        for block in stage_blocks(
             self.blocks, self.widths, width, expansion=expansion, halve_first=False
         ):
-            layers += (self._block(at), Relu())
+            layers += (self._block(block), Relu())
         return (*layers, GlobalAvgPool(), Dense(features=classes))
 
-    def _block(self, at: StageBlock) -> Residual:
-        features = at.width * EXPANSION[self.block]
+    def _block(self, block: StageBlock) -> Residual:
+        features = block.width * EXPANSION[self.block]
         if self.block == "basic":
-            convs = (*conv_norm(at.width, 3, at.stride), Relu(), *conv_norm(features, 3))
+            convs = (*conv_norm(block.width, 3, block.stride), Relu(), *conv_norm(features, 3))
         else:
-            inner = at.width * self.group_width // 64 * self.groups
-            convs = bottleneck(inner, features, at.stride, self.groups)
+            hidden = block.width * self.group_width // 64 * self.groups
+            convs = bottleneck(hidden, features, block.stride, self.groups)
         last = BatchNorm(scale_init=0.0 if self.zero_init_last else 1.0)
         gate = (squeeze_excite(features, features // self.squeeze),) if self.squeeze else ()
-        shortcut = projection(at.channels, features, at.stride)
-        return Residual(scope=at.scope, body=(*convs[:-1], last, *gate), shortcut=shortcut)
+        shortcut = projection(block.channels, features, block.stride)
+        return Residual(scope=block.scope, body=(*convs[:-1], last, *gate), shortcut=shortcut)
 
 
 @component("model")
 class ResNetV2(StridedModelSpec):
-    """Stages of residual blocks in which batch norm and ReLU come before each convolution.
+    """Stages of residual blocks with batch norm and ReLU before each convolution.
 
     Full pre-activation (He et al. 2016, "Identity mappings"), and the wide networks for CIFAR
     (Zagoruyko and Komodakis 2016). If a block changes the shape, its shortcut is a 1x1 convolution
-    of the activated input, and follows the first batch norm and ReLU, as the residual does.
+    after the first batch norm and ReLU.
     """
 
     stage_fields: ClassVar[tuple[str, ...]] = ("blocks", "widths")
@@ -115,44 +115,44 @@ class ResNetV2(StridedModelSpec):
     stem_width: PositiveInt
     """Features of the first convolution."""
     dropout: Annotated[float, Field(ge=0, lt=1)]
-    """Rate of the dropout before the 3x3 convolution, or before the second one of a basic block."""
+    """Rate of dropout before a bottleneck's 3x3, or a basic block's second convolution."""
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         expansion = EXPANSION[self.block]
-        places = stage_blocks(
+        blocks = stage_blocks(
             self.blocks, self.widths, self.stem_width, expansion=expansion, halve_first=False
         )
         end = (BatchNorm(), Relu(), GlobalAvgPool(), Dense(features=classes))
-        return (*self._stem(), *map(self._block, places), *end)
+        return (*self._stem(), *map(self._block, blocks), *end)
 
     def _stem(self) -> Stack:
         if self.stem == "cifar":
             return (Conv(features=self.stem_width, kernel=3),)
         return Conv(features=self.stem_width, kernel=7, stride=2), HALVE
 
-    def _block(self, at: StageBlock) -> LayerSpec:
-        features = at.width * EXPANSION[self.block]
+    def _block(self, block: StageBlock) -> LayerSpec:
+        features = block.width * EXPANSION[self.block]
         activate = (BatchNorm(), Relu())
-        body = self._convs(at.width, features, at.stride)
-        if at.stride == 1 and at.channels == features:
-            return Residual(scope=at.scope, body=(*activate, *body))
-        shortcut = (Conv(features=features, kernel=1, stride=at.stride),)
-        return Sequence(scope=at.scope, body=(*activate, Residual(body=body, shortcut=shortcut)))
+        body = self._convs(block.width, features, block.stride)
+        if block.stride == 1 and block.channels == features:
+            return Residual(scope=block.scope, body=(*activate, *body))
+        shortcut = (Conv(features=features, kernel=1, stride=block.stride),)
+        return Sequence(scope=block.scope, body=(*activate, Residual(body=body, shortcut=shortcut)))
 
     def _convs(self, width: int, features: int, stride: int) -> Stack:
         activate = (BatchNorm(), Relu())
-        between = (*activate, Dropout(rate=self.dropout)) if self.dropout else activate
+        activate_and_drop = (*activate, Dropout(rate=self.dropout)) if self.dropout else activate
         if self.block == "basic":
             first = Conv(features=width, kernel=3, stride=stride)
-            return first, *between, Conv(features=features, kernel=3)
+            return first, *activate_and_drop, Conv(features=features, kernel=3)
         middle = Conv(features=width, kernel=3, stride=stride)
         last = Conv(features=features, kernel=1)
-        return Conv(features=width, kernel=1), *between, middle, *activate, last
+        return Conv(features=width, kernel=1), *activate_and_drop, middle, *activate, last
 
 
 @component("model")
 class RegNetX(StridedModelSpec):
-    """Stages of residual blocks with group convolutions and no bottleneck; each stage halves.
+    """Stages of residual blocks with group convolutions; each stage halves the image.
 
     Radosavovic et al. 2020.
     """
@@ -164,12 +164,12 @@ class RegNetX(StridedModelSpec):
     blocks: Seq[Count]
     """Number of blocks of each stage."""
     widths: Seq[PositiveInt]
-    """Features of the blocks, stage by stage."""
+    """Features of the blocks, by stage."""
     group_width: PositiveInt
     """Features of each group of a 3x3 convolution."""
 
     @model_validator(mode="after")
-    def _groups_divide_widths(self) -> Self:
+    def _check_widths(self) -> Self:
         for width in self.widths:
             if width % self.group_width:
                 raise ValueError(
@@ -180,21 +180,21 @@ class RegNetX(StridedModelSpec):
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         layers: list[LayerSpec] = [*conv_norm(self.stem, 3, 2), Relu()]
-        for at in stage_blocks(self.blocks, self.widths, self.stem):
-            layers += (self._block(at), Relu())
+        for block in stage_blocks(self.blocks, self.widths, self.stem):
+            layers += (self._block(block), Relu())
         return (*layers, GlobalAvgPool(), Dense(features=classes))
 
-    def _block(self, at: StageBlock) -> Residual:
-        body = bottleneck(at.width, at.width, at.stride, at.width // self.group_width)
-        shortcut = projection(at.channels, at.width, at.stride)
-        return Residual(scope=at.scope, body=body, shortcut=shortcut)
+    def _block(self, block: StageBlock) -> Residual:
+        body = bottleneck(block.width, block.width, block.stride, block.width // self.group_width)
+        shortcut = projection(block.channels, block.width, block.stride)
+        return Residual(scope=block.scope, body=body, shortcut=shortcut)
 
 
 @component("model")
 class RepVGG(StridedModelSpec):
-    """Blocks that add a 3x3, a 1x1 and, if the shape stays, the input, each normalised.
+    """Blocks that add a 3x3, a 1x1 and, if the shape stays, the input, each after batch norm.
 
-    RepVGG as it is trained (Ding et al. 2021).
+    RepVGG in the form for training (Ding et al. 2021).
     """
 
     stage_fields: ClassVar[tuple[str, ...]] = ("blocks", "widths")
@@ -202,22 +202,22 @@ class RepVGG(StridedModelSpec):
     stem: PositiveInt
     """Features of the first block."""
     blocks: Seq[Count]
-    """Number of blocks of each stage; the first one halves the image."""
+    """Number of blocks of each stage; the first block halves the image."""
     widths: Seq[PositiveInt]
-    """Features of the blocks, stage by stage."""
+    """Features of the blocks, by stage."""
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
-        layers: list[LayerSpec] = [_rep_block("stem", self.stem, 2, same=False), Relu()]
-        for at in stage_blocks(self.blocks, self.widths, self.stem):
-            same = at.stride == 1 and at.channels == at.width
-            layers += (_rep_block(at.scope, at.width, at.stride, same), Relu())
+        layers: list[LayerSpec] = [_make_rep_block("stem", self.stem, 2, keeps_shape=False), Relu()]
+        for block in stage_blocks(self.blocks, self.widths, self.stem):
+            keeps_shape = block.stride == 1 and block.channels == block.width
+            layers += (_make_rep_block(block.scope, block.width, block.stride, keeps_shape), Relu())
         return (*layers, GlobalAvgPool(), Dense(features=classes))
 
 
-def _rep_block(scope: str, features: int, stride: int, same: bool) -> Residual:
+def _make_rep_block(scope: str, features: int, stride: int, keeps_shape: bool) -> Residual:
     body = conv_norm(features, 3, stride)
     shortcut = conv_norm(features, 1, stride)
-    if not same:
+    if not keeps_shape:
         return Residual(scope=scope, body=body, shortcut=shortcut)
     convs = Residual(scope="convs", body=body, shortcut=shortcut)
     return Residual(scope=scope, body=(convs,), shortcut=(BatchNorm(),))
@@ -241,37 +241,37 @@ class Xception(StridedModelSpec):
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         w = [max(1, round(features * self.width)) for features in _FEATURES]
-        middle = _after_relu(w[4], w[4]) * 3
+        middle = _make_relu_separable(w[4], w[4]) * 3
         return (
             *conv_norm(w[0], 3, 2, padding="valid"),
             Relu(),
             *conv_norm(w[1], 3, padding="valid"),
             Relu(),
-            _halving("entry0", _separable(w[1], w[2]), w[2], w[2]),
-            _halving("entry1", _after_relu(w[2], w[3]), w[3], w[3]),
-            _halving("entry2", _after_relu(w[3], w[4]), w[4], w[4]),
+            _make_halving("entry0", _make_separable(w[1], w[2]), w[2], w[2]),
+            _make_halving("entry1", _make_relu_separable(w[2], w[3]), w[3], w[3]),
+            _make_halving("entry2", _make_relu_separable(w[3], w[4]), w[4], w[4]),
             *(Residual(scope=f"middle{i}", body=middle) for i in range(self.middle)),
-            _halving("exit", _after_relu(w[4], w[4]), w[4], w[5]),
-            *_separable(w[5], w[6]),
+            _make_halving("exit", _make_relu_separable(w[4], w[4]), w[4], w[5]),
+            *_make_separable(w[5], w[6]),
             Relu(),
-            *_separable(w[6], w[7]),
+            *_make_separable(w[6], w[7]),
             Relu(),
             GlobalAvgPool(),
             Dense(features=classes),
         )
 
 
-def _separable(channels: int, features: int) -> Stack:
-    """A 3x3 of every single channel, then a 1x1 of all, and batch norm."""
+def _make_separable(channels: int, features: int) -> Stack:
+    """Return a depthwise 3x3, a 1x1 convolution and batch norm."""
     depthwise = Conv(features=channels, kernel=3, groups=channels)
     return depthwise, Conv(features=features, kernel=1), BatchNorm()
 
 
-def _after_relu(channels: int, features: int) -> Stack:
-    return (Relu(), *_separable(channels, features))
+def _make_relu_separable(channels: int, features: int) -> Stack:
+    return (Relu(), *_make_separable(channels, features))
 
 
-def _halving(scope: str, first: Stack, channels: int, features: int) -> Residual:
-    """Layers `first` to `channels`, a separable convolution to `features`, and a pool."""
-    body = (*first, *_after_relu(channels, features), HALVE)
+def _make_halving(scope: str, first: Stack, channels: int, features: int) -> Residual:
+    """Return a block of layers `first`, a separable convolution to `features`, and a pool."""
+    body = (*first, *_make_relu_separable(channels, features), HALVE)
     return Residual(scope=scope, body=body, shortcut=conv_norm(features, 1, 2))

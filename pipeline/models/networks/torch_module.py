@@ -1,4 +1,4 @@
-"""Networks of PyTorch: a module that a plug-in defines, or a graph that was exported from one."""
+"""Networks of PyTorch: a module in a plug-in, or a graph exported from a module."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ class TorchModule(_Imported):
 
     name: Literal["torch"] = "torch"
     graph: FilePath | None = None
-    """A graph that `convert model` wrote, `net.torch.json`."""
+    """File of a graph that `convert model` wrote, such as `net.torch.json`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the constructor; `$classes` stands for the dataset's number of classes."""
     seed: Annotated[NonNegativeInt, Field(json_schema_extra=_allow_seed_reference)] = 0
-    """Seed of torch for initial weights that the constructor draws."""
+    """Seed for initial weights, which torch draws in the constructor."""
     input_shape: Seq[PositiveInt] | None = None
-    """Shape of a sample as the module reads it; null: (channels, height, width) of the images."""
+    """Shape of a sample for the module; null: (channels, height, width) of the images."""
     input_dtype: Literal["float32", "int64"] = "float32"
-    """Type of the samples as the module reads them."""
+    """Type of the samples for the module."""
     batch: PositiveInt | None = None
     """Batch size, if the module computes only one; null: it computes any."""
 
     @model_validator(mode="after")
-    def _names_one_source(self) -> Self:
+    def _check_source(self) -> Self:
         imported = getattr(self, "import")
         if imported is not None and self.graph is not None:
-            raise ValueError("has both import and graph; leave one of them null")
+            raise ValueError("has both import and graph; one must be null")
         return self
 
     def build(self, classes: int, dtype: str) -> nn.Module:
-        """Return the network; a module is made and exported when images first reach it."""
+        """Return the network. A module is made and exported when images first reach it."""
         from pipeline.models.torch_graph.computation.torch_network import GraphSource, TorchNetwork
         from pipeline.models.torch_graph.conversion.sources import (
             GraphFile,
@@ -80,7 +80,7 @@ class TorchModule(_Imported):
             )
         else:
             raise ValueError(
-                "names no network; must have import, as torchvision.models:resnet18, or graph, as "
-                "net.torch.json"
+                "has no network; must have import, such as torchvision.models:resnet18, or graph, "
+                "such as net.torch.json"
             )
         return TorchNetwork(source, dtype)

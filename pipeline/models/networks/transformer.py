@@ -1,5 +1,4 @@
-"""Transformers: encoders of image patches (Dosovitskiy et al. 2021) and of text (BERT), and a
-decoder of text (GPT-2)."""
+"""Transformers: encoders of image patches (ViT) and of text (BERT), and a decoder (GPT-2)."""
 
 from __future__ import annotations
 
@@ -39,37 +38,37 @@ class Transformer(LayeredModelSpec):
     features: PositiveInt
     """Features of each token."""
     hidden: PositiveInt
-    """Features between the two dense layers of a block."""
+    """Hidden features of the two dense layers of a block."""
     heads: PositiveInt
-    """Heads of each self-attention; they share the features evenly."""
+    """Heads of each self-attention, which share the features evenly."""
     blocks: Count
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
     @model_validator(mode="after")
-    def _heads_share_features(self) -> Self:
+    def _check_heads(self) -> Self:
         if self.features % self.heads:
             raise ValueError(f"features {self.features} is not a multiple of heads {self.heads}")
         return self
 
-    def _stack(self, block: Stack) -> Stack:
+    def _repeat_block(self, block: Stack) -> Stack:
         return tuple(Sequence(scope=f"block{index}", body=block) for index in range(self.blocks))
 
     def _attend(self, attention_dropout: float, causal: bool = False) -> Stack:
-        """Self-attention over all tokens."""
+        """Return self-attention over all tokens, and dropout."""
         attention = SelfAttention(heads=self.heads, dropout=attention_dropout, causal=causal)
         return attention, Dropout(rate=self.dropout)
 
-    def _feed_forward(self, between: Stack = ()) -> Stack:
-        """Dense layers of each token."""
-        expand = (Dense(features=self.hidden), Gelu(), *between)
+    def _feed_forward(self, after_gelu: Stack = ()) -> Stack:
+        """Return the two dense layers of each token, and dropout."""
+        expand = (Dense(features=self.hidden), Gelu(), *after_gelu)
         return *expand, Dense(features=self.features), Dropout(rate=self.dropout)
 
 
 @component("model")
 class ViT(Transformer):
-    """Square patches as tokens after a class token, in blocks that normalise first.
+    """A class token and square patches as tokens, in blocks that normalise first.
 
-    GELU is the house's tanh form.
+    Dosovitskiy et al. 2021, with the tanh form of GELU.
     """
 
     name: Literal["vit"] = "vit"
@@ -91,7 +90,7 @@ class ViT(Transformer):
             ClassToken(),
             PositionEmbedding(),
             drop,
-            *self._stack(block),
+            *self._repeat_block(block),
             norm,
             FirstToken(),
             Dense(features=classes),
@@ -100,11 +99,10 @@ class ViT(Transformer):
 
 @component("model")
 class Bert(Transformer):
-    """The encoder of BERT (Devlin et al. 2019) with its pooler, classifying one text.
+    """The encoder of BERT (Devlin et al. 2019) with its pooler, as a classifier of texts.
 
-    A sample is an image of shape (tokens, 1, 1) whose values are the numbers of the tokens. There
-    is one segment, without a vector. All tokens are read, padding too unless there is a
-    mask of it (`dataset.padding_mask`).
+    A sample is an image of shape (tokens, 1, 1) whose values are token ids. There is one segment,
+    without a vector. Padding is read too, unless there is a mask (`dataset.padding_mask`).
     """
 
     name: Literal["bert"] = "bert"
@@ -125,7 +123,7 @@ class Bert(Transformer):
             PositionEmbedding(shorter=True),
             norm,
             drop,
-            *self._stack(block),
+            *self._repeat_block(block),
             FirstToken(),
             Dense(scope="pooler", features=self.features),
             Tanh(),
@@ -136,11 +134,11 @@ class Bert(Transformer):
 
 @component("model")
 class Gpt(Transformer):
-    """The decoder of GPT-2 (Radford et al. 2019): of every token, the logits of the next one.
+    """The decoder of GPT-2 (Radford et al. 2019): for every token, the logits of the next token.
 
-    A sample is an image of shape (tokens, 1, 1) whose values are the numbers of the tokens, and its
-    label the number of the token after each, (tokens,). So the classes are the vocabulary. Tokens
-    are embedded and scored by the same rows; each reads itself and those before it.
+    A sample is an image of shape (tokens, 1, 1) whose values are token ids. Its label is the id
+    after each token, (tokens,), so the classes are the vocabulary. One table embeds and scores
+    tokens. Each token reads itself and the tokens before it.
     """
 
     name: Literal["gpt"] = "gpt"
@@ -154,7 +152,7 @@ class Gpt(Transformer):
         body = (
             PositionEmbedding(shorter=True),
             Dropout(rate=self.dropout),
-            *self._stack(block),
+            *self._repeat_block(block),
             norm,
         )
         tokens = TiedEmbedding(

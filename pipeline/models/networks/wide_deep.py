@@ -1,4 +1,4 @@
-"""Wide & Deep as MindSpore's model zoo has it (Cheng et al. 2016)."""
+"""Wide & Deep (Cheng et al. 2016), as in MindSpore's model zoo."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 class WideDeep(ModelSpec):
     """A linear model of sparse features beside dense layers on their embeddings, for two classes.
 
-    A sample is an image of shape (fields, 1, 2): of each field the number of its feature and its
-    value. The embeddings of Criteo's 39 fields, their vocabulary and the layers are the zoo's.
+    A sample is an image of shape (fields, 1, 2): the number of each field's feature and its value.
+    The embeddings of Criteo's 39 fields, their vocabulary and the layers are the zoo's.
     """
 
     table_input: ClassVar[Literal["features", "fields"]] = "fields"
     two_outputs_are_classes: ClassVar[bool] = True
     name: Literal["wide_deep"] = "wide_deep"
     vocabulary: PositiveInt | None
-    """Number of different features, over all fields; null: the number in the table of
+    """Number of different features in all fields; null: the number in the table of
     `dataset=csv`."""
     embedding: PositiveInt
-    """Numbers that the vector of each feature has."""
+    """Length of the vector of each feature."""
     hidden: Seq[PositiveInt]
-    """Features of the dense layers, except the last, which has one."""
+    """Features of the dense layers, except the last layer, which has one feature."""
     table_init: Initializer
     """Initialiser of the weights and the vectors of the features."""
 
     def fit_to_table(self, features: int | None) -> WideDeep:
-        """The model with the vocabulary of the table. Raises ValueError for a smaller one."""
+        """Return the model with the table's vocabulary. Raises ValueError if its own is smaller."""
         if features is None:
             return self
         if self.vocabulary is not None and self.vocabulary < features:
@@ -46,14 +46,11 @@ class WideDeep(ModelSpec):
         return self.model_copy(update={"vocabulary": self.vocabulary or features})
 
     def build(self, classes: int, dtype: str) -> nn.Module:
-        """The flax module; calling it raises ValueError for more than two classes.
-
-        Raises ValueError without a vocabulary.
-        """
+        """Return the flax module. Raises ValueError without a vocabulary."""
         from pipeline.models.modules.wide_deep import WideDeepNetwork
 
         if self.vocabulary is None:
-            raise ValueError("vocabulary = null: must be a number, as the data are no table")
+            raise ValueError("vocabulary = null: must be a number, since the data are not a table")
         return WideDeepNetwork(
             classes=classes,
             vocabulary=self.vocabulary,

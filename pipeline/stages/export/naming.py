@@ -22,7 +22,7 @@ from pipeline.models.weights.rules.syntax import (
     WRAPPERS,
     Framework,
     Place,
-    place_by,
+    place_layer,
 )
 from pipeline.stages.export.network import NetworkArrays, to_own_layout
 
@@ -165,7 +165,7 @@ class FileLayers:
                 transposed = place.transposed and self._leaves[leaf] == "kernel"
                 place = replace(place, path=f"{place.path}/{target}", transposed=transposed)
         else:
-            by_rule = place_by(self._rules, layer, "")
+            by_rule = place_layer(self._rules, layer, "")
             place = Place(layer) if by_rule is None or "#" in by_rule.path else by_rule
         return None if place.path == SKIPPED else place
 
@@ -191,7 +191,7 @@ class FileLayers:
         places: dict[str, Place] = {}
         layers_by_path: dict[str, list[str]] = {}
         for layer, shapes in self._shapes.items():
-            place = place_by(self._rules, layer, _kind(shapes))
+            place = place_layer(self._rules, layer, _kind(shapes))
             if place is None:
                 places[layer] = Place(layer.replace(".", "/"))
             elif "#" in place.path:

@@ -27,7 +27,7 @@ from pipeline.models.layers.standard import (
     Dropout,
     Flatten,
     GlobalAvgPool,
-    scope_names,
+    name_scopes,
 )
 from pipeline.models.modules.standard import Network
 
@@ -132,7 +132,7 @@ def _measure_image(
 
 def _find_reader(layers: tuple[LayerSpec, ...], flatten: int) -> str:
     """Return the name of the dense layer that reads the output of a flatten."""
-    names = scope_names(layers)
+    names = name_scopes(layers)
     for name, layer in list(zip(names, layers, strict=True))[flatten + 1 :]:
         if isinstance(layer, Dense):
             return name

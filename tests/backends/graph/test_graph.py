@@ -125,7 +125,7 @@ def test_an_unbounded_loop_is_refused_with_a_way_out() -> None:
     def function(x: Array) -> Array:
         return lax.while_loop(lambda x: x.sum() > 0, lambda x: x - 1, x)
 
-    with pytest.raises(UnboundedLoopError, match=r"number of trips.*jax\.lax\.scan"):
+    with pytest.raises(UnboundedLoopError, match=r"number of iterations .*jax\.lax\.scan"):
         trace_graph(function, of(4))
 
 

@@ -17,7 +17,7 @@ from pipeline.backends.loading.loader_stats import (
     PrepareTime,
     SlowSample,
     WindowHandoff,
-    starved_text,
+    format_starvation,
 )
 from pipeline.data.columns import Split
 from tests.backends.loading.small_loader import (
@@ -99,7 +99,7 @@ def test_the_line_says_what_was_slow_and_which_sample() -> None:
     slowest = SlowSample("image", 412, "cat/x.png", 0.3)
     prepare_time = PrepareTime({"label": 0.1, "image": 0.4}, slowest)
     given = WindowHandoff(20, 10, 0.3, 0.1, 4, 20, prepare_time)
-    assert starved_text(given) == (
+    assert format_starvation(given) == (
         "training waits for data from step 21: 10.00 of 40.00 ms a step (25%); 4 of 20 steps were "
         "ready; preparing one takes, in ms: image 20.00, label 5.00; slowest sample: image of "
         "sample 412 (cat/x.png), 300.0 ms"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack
 
-from pipeline.backends.loading.reading_threads import AGAIN_AFTER, ReadingThreads
+from pipeline.backends.loading.reading_threads import TRIALS_BEFORE_RETRY, ReadingThreads
 
 PART_S = 0.5
 """Seconds that a thread reads at once, many times the length of a trial: an ordinary part of a
@@ -59,8 +59,8 @@ def test_they_are_tried_again_after_a_while() -> None:
     gate = ReadingThreads(2, clock)
     assert [_trial(gate, clock, rates) for _ in range(3)] == [2, 1, 2]
     rates[1] = 2000.0
-    later = [_trial(gate, clock, rates) for _ in range(2 * AGAIN_AFTER)]
-    assert later[-AGAIN_AFTER // 2 :] == [1] * (AGAIN_AFTER // 2)
+    later = [_trial(gate, clock, rates) for _ in range(2 * TRIALS_BEFORE_RETRY)]
+    assert later[-TRIALS_BEFORE_RETRY // 2 :] == [1] * (TRIALS_BEFORE_RETRY // 2)
 
 
 def test_no_more_threads_read_than_may() -> None:

@@ -58,7 +58,7 @@ def test_no_more_than_a_window_is_read_ahead() -> None:
     loader = make_stream(column)
     loader.window(0)
     wait_until(lambda: loader._source.ready_steps(2) == 2)
-    source = loader._source._reader._source
+    source = loader._source._reader._part_source
     assert (len(column.reads), len(source._buffers)) == (len(samples_of(0, 4)), 0)
 
 
@@ -74,7 +74,9 @@ def test_no_sample_after_the_end_is_read() -> None:
 def test_no_more_steps_are_ready_than_the_last_window_has() -> None:
     loader = make_stream(CountedColumn(NUMBERS), stop=3)
     loader.window(0)
-    wait_until(lambda: loader._source._reader._source.num_unclaimed == loader._source._plan.parts)
+    wait_until(
+        lambda: loader._source._reader._part_source.num_unclaimed == loader._source._plan.parts
+    )
     assert loader._source.ready_steps(2) == 1
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.backends.planner.dimension_groups import reshape_factors
+from pipeline.backends.planner.dimension_groups import pair_reshaped_dims
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from pipeline.backends.planner.dimension_groups import reshape_factors
 def test_factors_are_the_shortest(
     source: tuple[int, ...], target: tuple[int, ...], factors: list[tuple[list[int], list[int]]]
 ) -> None:
-    assert reshape_factors(source, target) == factors
+    assert pair_reshaped_dims(source, target) == factors
 
 
 @st.composite
@@ -49,7 +49,7 @@ def test_both_sides_of_a_factor_hold_the_same_elements(
     shapes: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> None:
     source, target = shapes
-    factors = reshape_factors(source, target)
+    factors = pair_reshaped_dims(source, target)
     for left, right in factors:
         assert prod(source[dim] for dim in left) == prod(target[dim] for dim in right)
     for side, shape in enumerate(shapes):

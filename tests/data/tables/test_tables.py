@@ -280,7 +280,7 @@ def test_recipes_that_do_not_fit_the_table_are_refused(
     expected = "vocabulary = 2: must be null, or at least the 6 features of the table"
     assert expected in refused_model(cache, tmp_path, few)
     images = ["dataset=digits", *wide[:3]]
-    expected = "vocabulary = null: must be a number, as the data are no table"
+    expected = "vocabulary = null: must be a number, since the data are not a table"
     assert expected in refused_model(cache, tmp_path, images)
 
 
@@ -302,7 +302,7 @@ def test_records_keep_no_table(houses: Path, cache: Path, tmp_path: Path) -> Non
 
 def test_a_network_of_images_says_what_it_reads(houses: Path, cache: Path, tmp_path: Path) -> None:
     data = [f"dataset.root={houses}", "dataset.target=garage", "model=lenet5"]
-    expected = r"model lenet5: conv_0: reads images \(batch, height, width, channels\)"
+    expected = r"model lenet5: conv_0: shape .*; must be images \(batch, height, width, channels\)"
     assert re.match(expected, refused_model(cache, tmp_path, data).splitlines()[-1].strip())
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.backends.graph.replay.ranges import range_of
+from pipeline.backends.graph.replay.ranges import find_range
 from pipeline.inspect.autopsy.finding import MOST_LINES, Autopsy, Finding, NonFiniteSamples, Tensor
 
-BAD = Tensor("activation", "dense_0", range_of(np.array([1.0, np.nan], np.float32)))
-GOOD = Tensor("parameter", "kernel", range_of(np.array([1.0, 3.0], np.float32)))
+BAD = Tensor("activation", "dense_0", find_range(np.array([1.0, np.nan], np.float32)))
+GOOD = Tensor("parameter", "kernel", find_range(np.array([1.0, 3.0], np.float32)))
 
 
 def finding(**fields: Any) -> Finding:

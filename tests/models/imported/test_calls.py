@@ -11,10 +11,10 @@ from pipeline.models.imported.calls import (
     UserCodeError,
     blame,
     call_with,
+    has_parameter,
     list_parameters,
     make_with,
     require_callable_with,
-    takes,
 )
 
 
@@ -72,5 +72,5 @@ def test_an_error_of_custom_code_has_its_file_and_line() -> None:
 
 
 def test_what_python_can_not_inspect_has_no_parameters() -> None:
-    assert list_parameters(dict.fromkeys) == [] or takes(dict.fromkeys, "iterable")
-    assert not takes(lambda x: x, "train")
+    assert list_parameters(dict.fromkeys) == [] or has_parameter(dict.fromkeys, "iterable")
+    assert not has_parameter(lambda x: x, "train")

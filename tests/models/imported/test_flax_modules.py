@@ -130,13 +130,13 @@ def test_weights_of_an_nnx_module_follow_the_seed(imported: Build) -> None:
     ("name", "arguments", "said"),
     [
         ("ConvNet", {"widht": 3}, "unexpected keyword argument 'widht'; its parameters are width"),
-        ("Caching", {}, "has variables in the collection cache; training carries params and"),
-        ("Summing", {}, "imported_networks:Summing: returns tuple; must return logits"),
+        ("Caching", {}, "has variables in the collection cache; must have only params and"),
+        ("Summing", {}, "imported_networks:Summing: returns tuple; must return only logits"),
         ("Faulty", {}, "imported_networks.py, line .*: AttributeError: .*flat_images"),
         ("Masked", {}, "missing a required argument: 'mask'"),
-        ("Halved", {}, "parameter Dense_0/bias is bfloat16; parameters must be float32"),
-        ("perceptron", {}, "makes a tuple, which is no flax module"),
-        ("number", {}, "makes a int, which is no flax module"),
+        ("Halved", {}, "parameter Dense_0/bias is bfloat16; must be float32"),
+        ("perceptron", {}, "makes a tuple; must make a flax module"),
+        ("number", {}, "makes a int; must make a flax module"),
     ],
 )
 def test_what_can_not_be_trained_is_refused(

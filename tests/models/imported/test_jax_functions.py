@@ -54,10 +54,10 @@ def test_the_order_of_arguments_may_be_that_of_haiku(imported: Build) -> None:
     [
         ("perceptron", {"depth": 3}, "unexpected keyword argument 'depth'; its parameters are"),
         ("perceptron", {"width": "wide"}, "imported_networks.py, line .*: TypeError"),
-        ("ConvNet", {}, "is a flax module, which model=flax takes"),
+        ("ConvNet", {}, "is a flax module; must be used by model=flax"),
         ("number", {}, r"must return \(init, apply\) or an object with these"),
-        ("transformed", {"width": 3}, "has init and apply itself, so that arguments must be {}"),
-        ("keyless", {}, "apply: is to be called with params and images, .* does not take images"),
+        ("transformed", {"width": 3}, "has init and apply; arguments must be {}"),
+        ("keyless", {}, "apply: must accept params and images, .* no parameter for images"),
     ],
 )
 def test_what_are_no_such_functions_is_refused(

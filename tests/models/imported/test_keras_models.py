@@ -162,11 +162,11 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(
 @pytest.mark.parametrize(
     ("name", "dtype", "arguments", "said"),
     [
-        ("make_model", "float32", {"last": "softmax"}, "ends in softmax, and must end in logits"),
-        ("make_model", "float32", {"penalty": "l2"}, "has 1 losses of its own"),
-        ("number", "float32", {}, "makes a int, which is no keras.Model"),
-        ("made", "bfloat16", {}, "computes in float32, where the recipe says bfloat16"),
-        ("made", "float32", {"width": 3}, "is a model already, so that arguments must be {}"),
+        ("make_model", "float32", {"last": "softmax"}, "ends in softmax; must end in logits"),
+        ("make_model", "float32", {"penalty": "l2"}, "adds 1 losses, by"),
+        ("number", "float32", {}, "makes a int; must make a keras.Model"),
+        ("made", "bfloat16", {}, "computes in float32, and the recipe in bfloat16"),
+        ("made", "float32", {"width": 3}, "is a model; arguments must be {}"),
     ],
 )
 def test_what_can_not_be_trained_is_refused(

@@ -16,7 +16,7 @@ from flax import linen as nn
 from jax import Array, lax
 
 from pipeline.models.imported.with_lowerings import list_kept, with_lowerings
-from pipeline.models.lowerings.candidates import candidates
+from pipeline.models.lowerings.candidates import list_candidates
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, Problem, RecordingPolicy
 from tests.models.build import QUICK
 
@@ -28,7 +28,7 @@ class LastCandidate:
     """A policy that never chooses the default: each problem's last formula by XLA."""
 
     def choose(self, problem: Problem) -> Lowering:
-        return candidates(problem, frozenset(("xla",)))[-1]
+        return list_candidates(problem, frozenset(("xla",)))[-1]
 
 
 def random(*shape: int, seed: int = 0) -> Array:

@@ -17,7 +17,7 @@ from pipeline.models.layers.standard import (
     Relu,
     Residual,
     Sequence,
-    scope_names,
+    name_scopes,
 )
 
 
@@ -104,10 +104,10 @@ def test_siblings_are_numbered_by_kind_or_called_by_their_scope() -> None:
         Conv(features=4, kernel=3),
         Relu(),
     )
-    assert scope_names(siblings) == ["conv_0", "relu_0", "stage1", "neck", "conv_1", "relu_1"]
+    assert name_scopes(siblings) == ["conv_0", "relu_0", "stage1", "neck", "conv_1", "relu_1"]
 
 
 @pytest.mark.parametrize("taken", ["relu_0", "mine"])
 def test_siblings_cannot_share_a_scope(taken: str) -> None:
     with pytest.raises(ValueError, match=f"two layers share the scope '{taken}'"):
-        scope_names((Relu(scope="mine"), Relu(), Relu(scope=taken)))
+        name_scopes((Relu(scope="mine"), Relu(), Relu(scope=taken)))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from pipeline.models.lowerings.candidates import FORMULAS, can_compute, candidates, compute
+from pipeline.models.lowerings.candidates import FORMULAS, can_compute, compute, list_candidates
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, make_window
 from pipeline.models.lowerings.problem.lowering import ROLES, Engine, Lowering, Role
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
@@ -98,7 +98,7 @@ def assert_all_equal(
     truths = expected(window, images, kernel, cotangent)
     for role in roles:
         asked, truth = problem(role, window, dtype), truths[role]
-        lowerings = candidates(asked, engines)
+        lowerings = list_candidates(asked, engines)
         # The formulas are what is tested; compiling them well would take most of the time.
         quickly = jax.jit(
             lambda a, b, p=asked, lowerings=lowerings: [compute(p, w, (a, b)) for w in lowerings],
@@ -149,7 +149,7 @@ def test_all_equal_jax_in_float16_which_is_widened(kernel: int, stride: int) -> 
     float32 = problem("forward", window, "float32")
     float16 = problem("forward", window, "float16")
     engines: frozenset[Engine] = frozenset(("xla", "onednn"))
-    assert candidates(float16, engines) == candidates(float32, engines)
+    assert list_candidates(float16, engines) == list_candidates(float32, engines)
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_padding_may_be_wider_than_the_kernel(
     )
     for role in ROLES:
         asked, truth = problem(role, window, "float32"), truths[role]
-        for lowering in candidates(asked, engines_here("float32")):
+        for lowering in list_candidates(asked, engines_here("float32")):
             error = jnp.abs(compute(asked, lowering, reads[role]) - truth).max()
             assert error <= TOLERANCE["float32"] * jnp.abs(truth).max(), f"{lowering} of {asked}"
 
@@ -204,7 +204,7 @@ def test_every_family_is_among_the_candidates_of_some_problem() -> None:
         seen = {
             lowering.family
             for window in windows
-            for lowering in candidates(
+            for lowering in list_candidates(
                 problem(role, window, "float32"), frozenset(("xla", "onednn"))
             )
         }
@@ -214,7 +214,7 @@ def test_every_family_is_among_the_candidates_of_some_problem() -> None:
 def test_the_plain_lowering_comes_first_and_needs_no_other_engine() -> None:
     for role in ROLES:
         asked = problem(role, _window(3, 2, "SAME", 1, 2), "float32")
-        assert candidates(asked, frozenset(("xla",)))[0] == Lowering("convolution", "xla")
+        assert list_candidates(asked, frozenset(("xla",)))[0] == Lowering("convolution", "xla")
 
 
 BOTH: frozenset[Engine] = frozenset(("xla", "onednn"))
@@ -258,16 +258,16 @@ def test_the_candidates_of_some_problems(
     window = make_window((size,) * 2, (kernel,) * 2, (stride,) * 2, "SAME", (1, 1), groups)
     asked = ConvolutionProblem(role, window, batch, channels, 32, dtype)
     engines: tuple[Engine, ...] = ("xla", "onednn")
-    assert candidates(asked, BOTH) == tuple(
+    assert list_candidates(asked, BOTH) == tuple(
         Lowering(family, engine, images)
         for family, chunks in expected.items()
         for engine in engines
         for images in (None, *chunks)
     )
-    assert all(can_compute(asked, lowering, BOTH) for lowering in candidates(asked, BOTH))
-    assert {lowering for lowering in candidates(asked, BOTH) if lowering.engine == "xla"} == set(
-        candidates(asked, frozenset(("xla",)))
-    )
+    assert all(can_compute(asked, lowering, BOTH) for lowering in list_candidates(asked, BOTH))
+    assert {
+        lowering for lowering in list_candidates(asked, BOTH) if lowering.engine == "xla"
+    } == set(list_candidates(asked, frozenset(("xla",))))
 
 
 @pytest.mark.parametrize(

@@ -147,11 +147,11 @@ def test_in_a_loop_patches_are_made_once_and_gradients_that_nobody_asks_for_not_
     text = in_a_loop()
     assert not re.findall(r" convolution\(", text)
     assert Counter(re.findall(r"to_apply=%_([a-z_]+?)[_.\d]*, frontend", text)) == {
-        "shifted_sum": 1,
+        "sum_shifted": 1,
         "multiply_patches": 1,
         "shift_columns": 2,
         "shift_rows": 2,
-        "weight_grad": 2,
+        "compute_weight_grad": 2,
         "spread_columns": 1,
         "multiply_rows": 1,
         "add_overlaps": 1,

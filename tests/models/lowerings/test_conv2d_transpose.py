@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import Array, lax
 
-from pipeline.models.lowerings.candidates import candidates
+from pipeline.models.lowerings.candidates import list_candidates
 from pipeline.models.lowerings.conv2d_transpose import Padding, conv2d_transpose, transpose_window
 from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow
 from pipeline.models.lowerings.problem.lowering import (
@@ -70,7 +70,7 @@ class LastCandidate:
     """A policy that never chooses the default: each problem's last formula by XLA."""
 
     def choose(self, problem: Problem) -> Lowering:
-        return candidates(problem, frozenset(("xla",)))[-1]
+        return list_candidates(problem, frozenset(("xla",)))[-1]
 
 
 @pytest.mark.parametrize("policy", [DEFAULTS, LastCandidate()], ids=["defaults", "chosen"])

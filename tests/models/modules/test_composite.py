@@ -83,7 +83,7 @@ def test_dual_path_computes_its_shortcut_under_a_path_of_its_own() -> None:
     [
         (
             Branches(scope="mix", branches=((), (Conv(features=2, kernel=3, stride=2),))),
-            r"mix: the branches give shapes \(1, 6, 5, 4\), \(1, 3, 3, 2\)",
+            r"mix: the branches return shapes \(1, 6, 5, 4\), \(1, 3, 3, 2\)",
         ),
         (
             Branches(branches=((), (), ()), split=True),
@@ -91,17 +91,17 @@ def test_dual_path_computes_its_shortcut_under_a_path_of_its_own() -> None:
         ),
         (
             Gate(body=(GlobalAvgPool(), Dense(features=3))),
-            r"gate_0: the body gives shape \(1, 3\); to multiply \(1, 6, 5, 4\) it must give "
-            r"\(1, 4\), one factor for each channel",
+            r"gate_0: the body returns shape \(1, 3\); to multiply \(1, 6, 5, 4\) it must return "
+            r"\(1, 4\), a factor per channel",
         ),
         (
             DualPath(body=(Conv(features=5, kernel=1),), added=5),
-            r"dual_path_0: the body gives shape \(1, 6, 5, 5\) and the shortcut \(1, 6, 5, 4\); "
+            r"dual_path_0: the body returns shape \(1, 6, 5, 5\) and the shortcut \(1, 6, 5, 4\); "
             "the first 5 channels are added",
         ),
         (
             DualPath(body=(Conv(features=4, kernel=1, stride=2),), added=2),
-            r"dual_path_0: the body gives shape \(1, 3, 3, 4\)",
+            r"dual_path_0: the body returns shape \(1, 3, 3, 4\)",
         ),
     ],
 )

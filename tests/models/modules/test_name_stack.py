@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pipeline.models.modules.name_stack import DATA, layer_of
+from pipeline.models.modules.name_stack import DATA, find_layer
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from pipeline.models.modules.name_stack import DATA, layer_of
     ],
 )
 def test_a_layer_is_its_path_below_the_network(scope: str, layer: str) -> None:
-    assert layer_of(scope) == layer
+    assert find_layer(scope) == layer
 
 
 class Net(nn.Module):
@@ -40,4 +40,4 @@ def test_equations_of_both_passes_have_the_layers_of_flax() -> None:
     traced = jax.make_jaxpr(jax.grad(lambda v: Net().apply(v, jnp.ones((1, 4))).sum()))(variables)
     stacks = {str(equation.source_info.name_stack) for equation in traced.eqns}
     assert any("transpose" in stack for stack in stacks)
-    assert {layer_of(stack) for stack in stacks} - {""} == {"head", "body"}
+    assert {find_layer(stack) for stack in stacks} - {""} == {"head", "body"}

@@ -369,11 +369,11 @@ def test_layers_appear_by_name_in_the_compiled_program() -> None:
     [
         (
             (Residual(scope="block", body=(Conv(features=6, kernel=3),)), Flatten()),
-            r"block: the body gives shape \(1, 6, 5, 6\) and the shortcut \(1, 6, 5, 4\)",
+            r"block: the body returns shape \(1, 6, 5, 6\) and the shortcut \(1, 6, 5, 4\)",
         ),
         (
             (Dense(features=3),),
-            r"dense_0: reads \(batch, features\), and shape \(1, 6, 5, 4\) reaches it; "
+            r"dense_0: shape \(1, 6, 5, 4\) reaches the layer; must be \(batch, features\): "
             "put flatten or global_avg_pool before it",
         ),
         (
@@ -394,20 +394,23 @@ def test_layers_appear_by_name_in_the_compiled_program() -> None:
         ),
         (
             (Flatten(), Conv(features=3, kernel=3)),
-            r"conv_0: reads images \(batch, height, width, channels\), and shape \(1, 120\)",
+            r"conv_0: shape \(1, 120\) reaches the layer; must be images \(batch, height, width, ",
         ),
-        ((Flatten(), GlobalAvgPool()), r"global_avg_pool_0: reads images"),
+        ((Flatten(), GlobalAvgPool()), r"global_avg_pool_0: shape .*; must be images"),
         (
             (Conv(features=6, kernel=3, groups=3), Flatten()),
             r"conv_0: groups 3 does not divide the 4 channels of shape \(1, 6, 5, 4\)",
         ),
         ((ChannelShuffle(groups=3), Flatten()), "channel_shuffle_0: groups 3 does not divide"),
-        ((Flatten(), Upsample(), Flatten()), "upsample_0: reads images"),
-        ((Flatten(), ConvTranspose(features=3, kernel=2)), "conv_transpose_0: reads images"),
+        ((Flatten(), Upsample(), Flatten()), "upsample_0: shape .*; must be images"),
+        (
+            (Flatten(), ConvTranspose(features=3, kernel=2)),
+            "conv_transpose_0: shape .*; must be images",
+        ),
         ((GroupNorm(groups=3), Flatten()), "group_norm_0: groups 3 does not divide the 4 channels"),
         (
             (Flatten(), Dense(features="$classes")),
-            r"dense_0: features \$classes stands for a number only in the model `layers`",
+            r"dense_0: features \$classes is a number only in the model `layers`",
         ),
     ],
 )
@@ -417,7 +420,9 @@ def test_layers_that_do_not_fit_are_named(layers: tuple[LayerSpec, ...], message
 
 
 def test_layer_without_a_computation_says_how_to_add_one() -> None:
-    with pytest.raises(TypeError, match="novel_0: nothing computes layer novel; give its class"):
+    with pytest.raises(
+        TypeError, match="novel_0: layer novel has no computation; its class must have"
+    ):
         shapes(network(LayerSpec(name="novel")), (6, 5, 4))
 
 

@@ -138,9 +138,15 @@ def test_dense_reads_each_token() -> None:
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ((SelfAttention(heads=2),), r"self_attention_0: reads \(batch, tokens, features\), and"),
-        ((FirstToken(),), "first_token_0: reads .*; put tokens or embedding before it"),
-        ((Tokens(), Tokens()), r"tokens_1: reads images \(batch, height, width, channels\)"),
+        (
+            (SelfAttention(heads=2),),
+            r"self_attention_0: shape .*; must be \(batch, tokens, features\): put",
+        ),
+        ((FirstToken(),), "first_token_0: shape .*: put tokens or embedding before it"),
+        (
+            (Tokens(), Tokens()),
+            r"tokens_1: shape .*; must be images \(batch, height, width, channels\)",
+        ),
         (
             (Tokens(), SelfAttention(heads=3)),
             r"self_attention_0: heads 3 does not divide the 4 features of shape \(1, 6, 4\)",
@@ -179,13 +185,15 @@ def test_tied_tokens_are_scored_by_the_rows_that_embed_them(dtype: str) -> None:
 
 def test_a_body_of_other_features_can_not_be_scored() -> None:
     layer = TiedEmbedding(vocabulary=9, features=3, body=(Dense(features=4),))
-    message = r"tied_embedding_0: the body gives shape \(1, 4, 4\); .* must be \(batch, tokens, 3\)"
+    message = (
+        r"tied_embedding_0: the body returns shape \(1, 4, 4\); .* must be \(batch, tokens, 3\)"
+    )
     with pytest.raises(ValueError, match=message):
         shapes(network(layer), (2, 2, 1))
 
 
 def test_a_vocabulary_of_classes_is_a_number_in_python() -> None:
-    with pytest.raises(ValueError, match=r"embedding_0: features \$classes stands for a number"):
+    with pytest.raises(ValueError, match=r"embedding_0: features \$classes is a number"):
         shapes(network(Embedding(vocabulary="$classes", features=3)), (2, 2, 1))
 
 

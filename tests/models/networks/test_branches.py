@@ -44,7 +44,7 @@ def test_without_batch_norm_convolutions_have_biases_in_unet() -> None:
 
 
 def test_sides_that_do_not_halve_often_enough_are_refused_in_unet() -> None:
-    with pytest.raises(ValueError, match="below2: the branches give shapes"):
+    with pytest.raises(ValueError, match="below2: the branches return shapes"):
         shapes(conf_model("unet").build(2, "float32"), (36, 32, 3))
 
 

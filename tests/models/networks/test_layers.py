@@ -60,7 +60,7 @@ def test_a_vocabulary_may_be_the_classes() -> None:
 def test_layers_that_give_no_classes_are_refused() -> None:
     said = problems(layers=["flatten", {"name": "dense", "features": 10}])
     assert said == {
-        "": "Value error, no layer gives $classes; the last one must, as in "
+        "": "Value error, no layer has $classes; must end in a layer such as "
         "{name: dense, features: $classes}"
     }
 

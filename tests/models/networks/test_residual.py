@@ -51,7 +51,9 @@ def test_squeeze_and_excitation_is_the_last_of_every_body_in_resnet() -> None:
 
 @pytest.mark.parametrize("changes", [{"groups": 2}, {"group_width": 128}])
 def test_basic_blocks_have_no_groups_in_resnet(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="are for bottlenecks; a basic block has 1 and 64"):
+    with pytest.raises(
+        ValidationError, match="are for bottlenecks; must be 1 and 64 for basic blocks"
+    ):
         conf_model("resnet18", **changes)
 
 

@@ -64,9 +64,9 @@ def test_the_seed_is_the_recipes(tiny: Compose) -> None:
 
 
 def test_one_source_is_needed(tiny: Compose) -> None:
-    with pytest.raises(ValueError, match=r"names no network; must have import, as torchvision"):
+    with pytest.raises(ValueError, match=r"has no network; must have import, such as torchvision"):
         conf_model("torch", seed=1).build(10, "float32")
-    with pytest.raises(RecipeError, match="has both import and graph; leave one of them null"):
+    with pytest.raises(RecipeError, match="has both import and graph; one must be null"):
         tiny("model=torch", "model.import=my_nets:MyNet", "model.graph=net.torch.json")
 
 

@@ -54,9 +54,9 @@ def test_a_number_outside_the_vocabulary_gives_nan() -> None:
 
 
 def test_other_classes_and_samples_are_refused() -> None:
-    with pytest.raises(ValueError, match="tells 2 classes apart, and the dataset has 10"):
+    with pytest.raises(ValueError, match="separates 2 classes, and the dataset has 10"):
         shapes(conf_model("wide_deep").build(10, "float32"), (39, 1, 2))
-    with pytest.raises(ValueError, match=r"and shape \(1, 39, 2, 1\) reaches it"):
+    with pytest.raises(ValueError, match=r"shape \(1, 39, 2, 1\) reaches the network"):
         shapes(conf_model("wide_deep").build(2, "float32"), (39, 2, 1))
 
 

@@ -10,7 +10,6 @@ norm, softmax, GELU and an optimizer have one each, independently of how they ar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 from pipeline.backends.ascend.chip.tasks import VectorWork
 from pipeline.backends.ascend.compiler.dataflow import find_dataflow, find_random_values
@@ -28,7 +27,7 @@ from pipeline.backends.ascend.compiler.primitives import (
     count_operations,
 )
 from pipeline.backends.graph.graph import Graph, Node
-from pipeline.models.modules.name_stack import layer_of
+from pipeline.models.modules.name_stack import find_layer
 
 RECOMPUTE_RATIO = 1.3
 """A value that several kernels use is in memory if computing it again would read more than this
@@ -314,11 +313,8 @@ class Kernels:
 
 
 def _identify_op(node: Node) -> tuple[str, tuple[str, ...]]:
-    """Return the layer and the jitted functions of a node, the same in both passes."""
-    return _find_layer(node.scope), node.calls
-
-
-_find_layer = lru_cache(maxsize=4096)(layer_of)
+    """Return the layer and the functions of a node, the same in the forward and backward pass."""
+    return find_layer(node.scope), node.calls
 
 
 def measure_kernel(

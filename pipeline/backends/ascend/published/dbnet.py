@@ -20,7 +20,7 @@ from pipeline.models.layers.standard import (
     Sequence,
     Sigmoid,
     Upsample,
-    scope_names,
+    name_scopes,
 )
 from pipeline.models.modules import standard as standard  # registers what layers compute
 from pipeline.models.modules.apply_layers import LayerContext, apply_layer
@@ -95,7 +95,7 @@ class _Backbone(nn.Module):
         """Return the last activations of each size, by the factor by which images have shrunk."""
         x = images
         levels = {}
-        for name, layer in zip(scope_names(self.layers), self.layers, strict=True):
+        for name, layer in zip(name_scopes(self.layers), self.layers, strict=True):
             x = apply_layer(layer, x, self.site.inside(name))
             levels[images.shape[1] // x.shape[1]] = x
         return levels

@@ -21,7 +21,7 @@ from pipeline.backends.ascend.report.explanation import (
 from pipeline.backends.ascend.simulate.timeline import IterationTrace, Kind, Timeline
 from pipeline.backends.rates import Communication
 from pipeline.core.files.error_text import no_such
-from pipeline.models.modules.name_stack import layer_of
+from pipeline.models.modules.name_stack import find_layer
 
 IMPORTED = "ImportedNetwork"
 """Scope of imported networks, the name of their flax class."""
@@ -287,7 +287,7 @@ def layer_named(task: Task | TaskCost) -> str:
     Tasks outside all modules are named by phase, those of an imported network by op type, as much
     of such a network may be plain functions.
     """
-    layer = layer_of(task.scope)
+    layer = find_layer(task.scope)
     if layer == IMPORTED:
         return f"(outside modules): {task.type}"
     return layer or f"({task.phase})"

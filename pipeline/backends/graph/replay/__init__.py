@@ -1,1 +1,1 @@
-"""The replay of a jaxpr, equation by equation: the origin of a value that is not finite."""
+"""Replay of a jaxpr, equation by equation, to find the origin of a non-finite value."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ import numpy as np
 from jax.extend import core
 
 from pipeline.backends.graph.replay.origins import COLUMN, MOVES, NamedTensor, Operand, Origin
-from pipeline.backends.graph.replay.ranges import is_float, largest, range_of
+from pipeline.backends.graph.replay.ranges import find_range, is_float, largest
 from pipeline.core.host.jaxpr import (
     bind_equation,
     called_jaxpr,
@@ -26,7 +25,7 @@ from pipeline.core.host.jaxpr import (
     source_line,
     walk,
 )
-from pipeline.models.modules.name_stack import layer_of
+from pipeline.models.modules.name_stack import find_layer
 
 BITS = "bitcast_convert_type"
 
@@ -42,9 +41,9 @@ class ReplayValue:
     layer: str = ""
     primitive: str = ""
     constant: bool = False
-    """Whether it is computed from constants alone."""
+    """Whether the tensor is computed from constants alone."""
     origin: Origin | None = None
-    """The origin of a value that is not finite; None for a constant of the program."""
+    """Origin of a non-finite value; None for a finite one and for a constant of the program."""
 
     @property
     def source(self) -> str:
@@ -57,29 +56,29 @@ class ReplayValue:
 
 
 def is_finite(value: ReplayValue) -> bool:
-    """Whether a tensor is finite; true for anything but floats."""
+    """Whether a tensor has only finite values; true for types other than floats."""
     return not is_float(value.array) or bool(np.isfinite(largest(value.array)))
 
 
-def is_below(array: Any) -> bool:
-    """Whether minus infinity, the padding and mask of maxima, is the only value not finite."""
+def is_finite_or_below(array: Any) -> bool:
+    """Whether minus infinity, with which maxima are padded, is the only non-finite value."""
     values = np.asarray(array)
     return not np.isnan(values).any() and not np.isposinf(values).any()
 
 
-def as_constant(array: Any) -> ReplayValue:
-    """A number or an array of the program, as a constant value."""
+def make_constant(array: Any) -> ReplayValue:
+    """Return a number or an array of the program as a constant value."""
     return ReplayValue(array if hasattr(array, "dtype") else np.asarray(array), constant=True)
 
 
 def slice_iteration(value: ReplayValue, iteration: int) -> ReplayValue:
-    """The slice of a value that one iteration of a scan reads."""
+    """Return the slice of a value that one iteration of a scan reads."""
     part = replace(value, array=value.array[iteration])
     return replace(part, origin=None) if is_float(part.array) and is_finite(part) else part
 
 
 def stack_iterations(parts: list[ReplayValue], var: Any) -> ReplayValue:
-    """The results of a scan's iterations, stacked along a new first axis."""
+    """Stack the results of a scan's iterations along a new first axis."""
     if not parts:
         return ReplayValue(jnp.zeros((0, *var.aval.shape), var.aval.dtype))
     origins = [part.origin for part in parts if part.origin is not None]
@@ -91,7 +90,7 @@ def stack_iterations(parts: list[ReplayValue], var: Any) -> ReplayValue:
 
 @dataclass(frozen=True)
 class Extreme:
-    """The finite value that is closest to the largest number of its type."""
+    """The finite value that is the largest share of the largest number of its type."""
 
     share: float = 0.0
     """The magnitude divided by the largest number of the type."""
@@ -102,13 +101,13 @@ class Extreme:
 
 @dataclass
 class Interpreter:
-    """Runs jaxprs and records the inputs of layers and the most extreme value."""
+    """Runs jaxprs, and records the inputs of layers and the most extreme value."""
 
     layer_inputs: dict[str, list[ReplayValue]] = field(default_factory=dict)
-    """Outputs of other layers that each layer read in the forward pass."""
+    """Outputs of other layers that a layer reads in the forward pass, by layer."""
     extreme: Extreme = field(default_factory=Extreme)
     names: Names = field(default_factory=dict)
-    """Names of the variables of the jaxprs that it runs."""
+    """Names by variable of the jaxprs."""
     _equations: int = 0
     _iterations: list[int] = field(default_factory=list)
 
@@ -124,7 +123,7 @@ class Interpreter:
                 for var, output in zip(eqn.outvars, outputs, strict=True)
             ]
 
-        return walk(jaxpr, inputs, compute, lambda _, constant: as_constant(constant))
+        return walk(jaxpr, inputs, compute, lambda _, constant: make_constant(constant))
 
     def _run_equation(self, eqn: Any, operands: list[ReplayValue], scope: str) -> list[ReplayValue]:
         match eqn.primitive.name:
@@ -172,10 +171,10 @@ class Interpreter:
         with eqn.ctx.manager:
             arrays = bind_equation(eqn, [operand.array for operand in operands])
         self._equations += 1
-        layer = layer_named(scope)
+        layer = find_layer(scope)
         name = eqn.primitive.name
         if "jvp(" in scope and "transpose(" not in scope:
-            self._note_inputs(layer, operands)
+            self._record_inputs(layer, operands)
         constant = all(operand.constant for operand in operands)
         return [
             ReplayValue(
@@ -184,7 +183,7 @@ class Interpreter:
             for array in arrays
         ]
 
-    def _note_inputs(self, layer: str, operands: list[ReplayValue]) -> None:
+    def _record_inputs(self, layer: str, operands: list[ReplayValue]) -> None:
         inputs = self.layer_inputs.setdefault(layer, [])
         for operand in operands:
             is_inner = operand.constant or operand.layer == layer
@@ -202,14 +201,20 @@ class Interpreter:
             return self._find_origin_of_bits(primitive, scope, operands, array)
         size = largest(array)
         if np.isfinite(size):
-            self._note_extreme(size, array, primitive, scope, operands)
+            self._record_extreme(size, array, primitive, scope, operands)
             return None
-        infinite = [value for value in operands if value.constant and not is_finite(value)]
-        intended = bool(infinite) and primitive in MOVES and is_below(array)
+        infinite_constants = [
+            value for value in operands if value.constant and not is_finite(value)
+        ]
+        intended = bool(infinite_constants) and primitive in MOVES and is_finite_or_below(array)
         causes = [value.origin for value in operands if value.origin and not value.constant]
         if not intended:
-            # The constants are causes too, if their origin is known.
-            causes += [replace(value.origin, intended=False) for value in infinite if value.origin]
+            # An infinite constant is a cause if its origin is known.
+            causes += [
+                replace(value.origin, intended=False)
+                for value in infinite_constants
+                if value.origin
+            ]
         origin = Origin(
             self._equations,
             primitive,
@@ -223,9 +228,9 @@ class Interpreter:
             return origin
         return replace(
             origin,
-            result=range_of(array),
+            result=find_range(array),
             operands=tuple(
-                Operand(value.source, range_of(value.array), value.named)
+                Operand(value.source, find_range(value.array), value.named)
                 for value in operands
                 if is_float(value.array)
             ),
@@ -247,16 +252,10 @@ class Interpreter:
         has_nan = any(cause.has_nan for cause in causes)
         return Origin(self._equations, primitive, scope, has_nan, causes) if causes else None
 
-    def _note_extreme(
+    def _record_extreme(
         self, size: float, array: Any, primitive: str, scope: str, operands: list[ReplayValue]
     ) -> None:
         share = size / float(jnp.finfo(array.dtype).max)
         if share > self.extreme.share and not all(operand.constant for operand in operands):
-            source = ReplayValue(array, None, layer_named(scope), primitive).source
+            source = ReplayValue(array, None, find_layer(scope), primitive).source
             self.extreme = Extreme(share, size, str(array.dtype), source)
-
-
-@cache
-def layer_named(scope: str) -> str:
-    """The layer of a name stack; "" outside of all layers."""
-    return layer_of(scope)

@@ -1,4 +1,4 @@
-"""Origins of values that are not finite: a graph that leads back to the first cause."""
+"""Origins of non-finite values: a graph from a result back to the first cause."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ of a softmax."""
 
 @dataclass(frozen=True)
 class NamedTensor:
-    """The name of a tensor with its kind, such as parameter."""
+    """A tensor's name and kind, such as parameter."""
 
     kind: str
     name: str
@@ -40,7 +40,7 @@ class NamedTensor:
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand of an equation; `source` is its name, or the layer and primitive it is from."""
+    """An operand of an equation; `source` is its name, or the primitive and layer that made it."""
 
     source: str
     range: Range
@@ -49,10 +49,10 @@ class Operand:
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """The equation that produced a value that is not finite; number -1 is an input.
+    """The equation that produced a non-finite value, or an input, with number -1.
 
-    `causes` are the origins of its operands. Where there are none, or it turns infinities into NaN,
-    its result, as array and as range, and its operands are recorded too.
+    `causes` are the origins of its operands. If there are none, or the equation turns infinities
+    into NaN, then `result`, `array` and `operands` are recorded too.
     """
 
     number: int
@@ -65,55 +65,55 @@ class Origin:
     operands: tuple[Operand, ...] = ()
     array: Any = None
     iteration: int = 0
-    """Iteration of the outermost loop that it ran in."""
+    """Iteration of the outermost loop around the equation."""
     named: NamedTensor | None = None
     line: str = ""
     """The line of custom code that made the equation, if its result is recorded."""
     intended: bool = False
-    """Whether it passes on an infinite constant, as padding and masks do."""
+    """Whether the equation passes on an infinite constant, as padding and masks do."""
 
     @property
     def makes_nan(self) -> bool:
-        """Whether it produces NaN without reading any."""
+        """Whether the equation produces NaN from values without NaN."""
         return self.has_nan and not any(cause.has_nan for cause in self.causes)
 
 
 @dataclass(frozen=True)
 class Cause:
-    """The cause of a value that is not finite; `reader` is the first equation to read an input."""
+    """The cause of a non-finite value; `reader` is the first equation that reads an input."""
 
     origin: Origin
     reader: Origin | None = None
 
     @property
     def number(self) -> int:
-        """The position in the order of execution at which it took effect."""
+        """The position in the order of execution at which the cause took effect."""
         return self.origin.number if self.reader is None else self.reader.number
 
 
-def first_cause(outcome: Origin) -> Cause:
-    """The first cause of a value that isn't finite, among all values that it depends on.
+def find_cause(outcome: Origin) -> Cause:
+    """Return the first cause of a non-finite value, among all values that it depends on.
 
     Infinite constants are mostly intended (padding, masks). They are a cause only without any
-    other, and equations that turn them into NaN come before them.
+    other, and equations that turn infinities into NaN are preferred to them.
     """
     first_readers = {outcome: outcome}
-    waiting = [outcome]
-    while waiting:
-        reader = waiting.pop()
+    unvisited = [outcome]
+    while unvisited:
+        reader = unvisited.pop()
         for origin in reader.causes:
             if origin not in first_readers:
-                waiting.append(origin)
+                unvisited.append(origin)
                 first_readers[origin] = reader
             elif reader.number < first_readers[origin].number:
                 first_readers[origin] = reader
-    certain: list[Cause] = []
-    nan_of_inf: list[Cause] = []
+    unintended: list[Cause] = []
+    nan_makers: list[Cause] = []
     intended: list[Cause] = []
     for origin, reader in first_readers.items():
         cause = Cause(origin, reader if origin.number < 0 else None)
         if not origin.causes:
-            (intended if origin.intended else certain).append(cause)
+            (intended if origin.intended else unintended).append(cause)
         elif origin.makes_nan:
-            nan_of_inf.append(cause)
-    return min(certain or nan_of_inf or intended, key=lambda cause: cause.number)
+            nan_makers.append(cause)
+    return min(unintended or nan_makers or intended, key=lambda cause: cause.number)

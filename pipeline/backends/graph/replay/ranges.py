@@ -1,4 +1,4 @@
-"""Ranges of tensors, and the rows of them that are not finite."""
+"""Ranges of tensors, and their non-finite rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Range:
-    """Statistics of a tensor: minimum, maximum and mean of its finite values, None without any."""
+    """Statistics of a tensor: minimum, maximum and mean of its finite values, None if it has none.
+
+    `nan` and `inf` are counts.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -36,12 +39,12 @@ class Range:
         return f"{text}{lead} {self.min:.4g} to {self.max:.4g}, mean {self.mean:.4g}"
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields, for JSON."""
         return asdict(self)
 
 
-def range_of(array: Any) -> Range:
-    """The range of an array of numbers."""
+def find_range(array: Any) -> Range:
+    """Return the range of an array of numbers."""
     values = np.asarray(array)
     dtype = str(values.dtype)
     shape = tuple(values.shape)
@@ -62,7 +65,7 @@ def is_float(array: Any) -> bool:
 
 
 def largest(array: Any) -> float:
-    """The greatest magnitude in an array; NaN if it holds one."""
+    """Return the greatest magnitude in an array; NaN if the array has a NaN, 0 if it is empty."""
     values = np.asarray(array)
     if not values.size:
         return 0.0
@@ -71,11 +74,11 @@ def largest(array: Any) -> float:
         return float(np.maximum(abs(float(values.min())), abs(float(values.max()))))
 
 
-def non_finite_rows(array: Any, batch_size: int, *, last: bool = False) -> tuple[int, ...] | None:
-    """The samples of a batch that have a value that isn't finite in an array.
+def find_non_finite(array: Any, batch_size: int, *, last: bool = False) -> tuple[int, ...] | None:
+    """Return the samples of a batch that have a non-finite value in an array.
 
-    The batch is the first axis, or the outermost part of it, or, with `last`, the last axis. None
-    if that axis isn't an axis of samples.
+    The batch is the first axis or its outermost part; with `last`, the last axis or its innermost
+    part. Returns None if the size of the axis is no multiple of the batch size.
     """
     values = np.asarray(array)
     if not values.ndim or not values.size or values.shape[-1 if last else 0] % batch_size:

@@ -10,9 +10,9 @@ from jax import Array
 from pipeline.models.lowerings.formulas.matmuls import (
     convolve,
     kernel_taps,
+    make_patches,
     map_chunks,
     multiply,
-    patches,
     via_bits,
 )
 from pipeline.models.lowerings.problem.conv_window import ConvWindow
@@ -20,35 +20,35 @@ from pipeline.models.lowerings.problem.lowering import Lowering
 
 
 def convolution(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
-    """The engine's convolution."""
+    """Convolve by the engine."""
     return convolve(lowering.engine, images, kernel, window.slide)
 
 
 def im2col(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
-    """im2col: a row for each patch of the images, times the kernel as a matrix."""
+    """Multiply the patches of the images, one per row (im2col), by the kernel as a matrix."""
     features = kernel.shape[-1]
     matrix = kernel.reshape(-1, features)
 
     def compute(chunk: Array) -> Array:
-        product = multiply(lowering.engine, patches(window, chunk), matrix)
+        product = multiply(lowering.engine, make_patches(window, chunk), matrix)
         return product.reshape(chunk.shape[0], *window.output_size, features)
 
     return map_chunks(compute, lowering.images, images)
 
 
 def pointwise(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
-    """The product of all pixels and a kernel of one pixel, as a matrix."""
+    """Multiply the pixels, one per row, by a kernel of one pixel as a matrix."""
     down, across = window.strides
-    seen = via_bits(lambda bits: bits[:, ::down, ::across], images)
-    product = multiply(lowering.engine, seen.reshape(-1, seen.shape[-1]), kernel[0, 0])
-    return product.reshape(*seen.shape[:3], kernel.shape[-1])
+    pixels = via_bits(lambda bits: bits[:, ::down, ::across], images)
+    product = multiply(lowering.engine, pixels.reshape(-1, pixels.shape[-1]), kernel[0, 0])
+    return product.reshape(*pixels.shape[:3], kernel.shape[-1])
 
 
 def shifted_sum(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
-    """The sum of shifted images, each times a weight, over kernel positions and channels.
+    """Sum shifted images, each times a weight, over kernel positions and channels, in float32.
 
-    Faster than a matrix product for one to four channels, in all or in each group, since such a
-    product has too little to sum over. Summed in float32.
+    This is faster than a matrix product for one to four channels, in all or in each group, since
+    such a product sums too few terms.
     """
     channels, features = kernel.shape[2:]
     weights = kernel.reshape(-1, channels, window.groups, features // window.groups)

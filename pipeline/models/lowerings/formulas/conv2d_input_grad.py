@@ -24,12 +24,12 @@ def convolution(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent
     flipped = rotate_and_swap(kernel, window.groups)
     if lowering.engine == "xla":
         return slide(window, flipped, cotangent, window.input_grad_pads)
-    spread = _spread(cotangent, window.strides)
+    spread = _dilate(cotangent, window.strides)
     return convolve("onednn", spread, flipped, window.transpose.slide)
 
 
 def slide(window: ConvWindow, flipped: Array, cotangent: Array, pads: tuple[Pair, Pair]) -> Array:
-    """Convolve with the pads that are positive, and crop the result by the others."""
+    """Convolve with the positive pads, and crop the result by the negative pads."""
     rows, columns = ((max(before, 0), max(after, 0)) for before, after in pads)
     gradient = lax.conv_general_dilated(
         cotangent,
@@ -46,14 +46,14 @@ def slide(window: ConvWindow, flipped: Array, cotangent: Array, pads: tuple[Pair
 
 
 def phases(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
-    """One convolution for each phase of the stride, so that no zeros are multiplied.
+    """Compute one convolution for each phase of the stride, so that no zeros are multiplied.
 
-    Image rows that are a stride apart meet the same kernel rows: such a phase is a convolution
-    with a part of the kernel.
+    Image rows that are a stride apart meet the same kernel rows. Such a phase is a convolution with
+    a part of the kernel.
     """
     down, across = window.strides
     grads = [
-        _phase(window, lowering, kernel, cotangent, (row, column))
+        _compute_phase(window, lowering, kernel, cotangent, (row, column))
         for row in range(down)
         for column in range(across)
     ]
@@ -61,7 +61,7 @@ def phases(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Arr
 
 
 def pointwise(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
-    """Product with the transpose of a kernel of one pixel; pixels that the strides skip get 0."""
+    """Multiply by the transpose of a kernel of one pixel; pixels that strides skip are 0."""
     product = multiply(lowering.engine, cotangent.reshape(-1, cotangent.shape[-1]), kernel[0, 0].T)
     pixels = product.reshape(*cotangent.shape[:3], kernel.shape[2])
     ends = ((0, axis.size - 1 - axis.last_offset) for axis in (window.rows, window.columns))
@@ -70,28 +70,28 @@ def pointwise(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: 
 
 
 def shifted_sum(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
-    """The sum of shifted cotangents, each times a weight."""
-    spread = _spread(cotangent, window.strides)
+    """Sum shifted cotangents, each times a weight."""
+    spread = _dilate(cotangent, window.strides)
     return forward_shifted_sum(
         window.transpose, lowering, spread, rotate_and_swap(kernel, window.groups)
     )
 
 
-def _spread(cotangent: Array, strides: Pair) -> Array:
+def _dilate(cotangent: Array, strides: Pair) -> Array:
     if strides == (1, 1):
         return cotangent
     steps = ((0, 0, stride - 1) for stride in strides)
     return pad_zeros(cotangent, ((0, 0, 0), *steps, (0, 0, 0)))
 
 
-def _phase(
+def _compute_phase(
     window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array, offsets: Pair
 ) -> Array:
-    """Rows and columns of the padded images' gradient with index modulo stride = `offsets`."""
+    """Return rows and columns of the padded images' gradient with index % stride = `offsets`."""
     row, column = offsets
     down, across = window.strides
     part = kernel[row::down, column::across]
-    heights, widths = (_phase_size(axis) for axis in (window.rows, window.columns))
+    heights, widths = (_count_phase_rows(axis) for axis in (window.rows, window.columns))
     if 0 in part.shape:
         shape = (cotangent.shape[0], heights, widths, kernel.shape[2] * window.groups)
         return jnp.zeros(shape, cotangent.dtype)
@@ -117,8 +117,8 @@ def _interleave(window: ConvWindow, phases: Sequence[Array]) -> Array:
     return padded[:, top : top + window.rows.size, left : left + window.columns.size]
 
 
-def _phase_size(axis: Axis) -> int:
-    """Number of rows of one phase of the padded images, rounded up."""
+def _count_phase_rows(axis: Axis) -> int:
+    """Return the number of rows of one phase of the padded images, rounded up."""
     return -(-(axis.size + sum(axis.pads)) // axis.stride)
 
 

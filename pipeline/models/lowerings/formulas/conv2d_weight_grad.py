@@ -9,8 +9,8 @@ from pipeline.models.lowerings.formulas import onednn
 from pipeline.models.lowerings.formulas.matmuls import (
     crop,
     kernel_taps,
+    make_patches,
     multiply_by_rows,
-    patches,
     sum_chunks,
     via_bits,
 )
@@ -18,7 +18,7 @@ from pipeline.models.lowerings.problem.conv_window import ConvWindow, Slide
 from pipeline.models.lowerings.problem.lowering import Lowering
 
 BLOCK_CHANNELS = 64
-"""Most channels of the groups that are multiplied together."""
+"""Most channels of a block of groups that are multiplied together."""
 
 
 def convolution(window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array) -> Array:
@@ -52,7 +52,7 @@ def convolution(window: ConvWindow, lowering: Lowering, images: Array, cotangent
 def per_tap_matmul(
     window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array
 ) -> Array:
-    """One product for each kernel position: the pixels under it times the cotangent."""
+    """Multiply, for each kernel position, the pixels under it by the cotangent."""
     channels = images.shape[-1]
     features = cotangent.shape[-1]
 
@@ -70,12 +70,12 @@ def per_tap_matmul(
 
 
 def im2col(window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array) -> Array:
-    """im2col: one row for each patch of the images, and one product with the cotangent."""
+    """Multiply the patches of the images, one per row (im2col), by the cotangent."""
     channels = images.shape[-1]
     features = cotangent.shape[-1]
 
     def compute(images: Array, cotangent: Array) -> Array:
-        rows = patches(window, images)
+        rows = make_patches(window, images)
         return multiply_by_rows(lowering.engine, rows, cotangent.reshape(-1, features))
 
     gradient = sum_chunks(compute, lowering.images, images, cotangent)
@@ -85,15 +85,15 @@ def im2col(window: ConvWindow, lowering: Lowering, images: Array, cotangent: Arr
 def grouped_as_dense(
     window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array
 ) -> Array:
-    """One product for each kernel position and block of groups; the result is its diagonal.
+    """Multiply for each kernel position and block of groups; the result is the diagonal.
 
-    It has more multiplications than the convolution, but in large products.
+    This has more multiplications than the convolution, but in large products.
     """
     groups = window.groups
-    # The largest divisor of `groups` with at most `BLOCK_CHANNELS` channels, at least 1.
-    largest = max(images.shape[-1], cotangent.shape[-1]) // groups
-    most = max(1, BLOCK_CHANNELS // largest)
-    count = max(n for n in range(1, groups + 1) if groups % n == 0 and n <= most)
+    # Groups of a block: the largest divisor of `groups` with at most `BLOCK_CHANNELS` channels.
+    group_channels = max(images.shape[-1], cotangent.shape[-1]) // groups
+    max_groups = max(1, BLOCK_CHANNELS // group_channels)
+    count = max(n for n in range(1, groups + 1) if groups % n == 0 and n <= max_groups)
 
     def compute(images: Array, cotangent: Array) -> Array:
         blocks, right = (_split_channels(array, groups // count) for array in (images, cotangent))
@@ -108,9 +108,9 @@ def grouped_as_dense(
     products = sum_chunks(compute, lowering.images, images, cotangent)
     channels, features = (array.shape[-1] // groups for array in (images, cotangent))
     grid = products.reshape(-1, groups // count, count, channels, count, features)
-    within = jnp.moveaxis(jnp.diagonal(grid, axis1=2, axis2=4), -1, 2)
-    within = within.transpose(0, 3, 1, 2, 4)
-    return within.reshape(*window.kernel, channels, groups * features).astype(images.dtype)
+    diagonal = jnp.moveaxis(jnp.diagonal(grid, axis1=2, axis2=4), -1, 2)
+    diagonal = diagonal.transpose(0, 3, 1, 2, 4)
+    return diagonal.reshape(*window.kernel, channels, groups * features).astype(images.dtype)
 
 
 def _split_channels(array: Array, blocks: int) -> Array:

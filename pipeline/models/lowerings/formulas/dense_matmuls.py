@@ -13,38 +13,38 @@ from pipeline.models.lowerings.formulas import onednn
 from pipeline.models.lowerings.problem.lowering import Formula, Lowering, Role
 from pipeline.models.lowerings.problem.problems import DenseProblem
 
-SUMMED: Mapping[Role, tuple[int, int]] = {
+SUM_AXES: Mapping[Role, tuple[int, int]] = {
     "forward": (1, 0),
     "input_grad": (1, 1),
     "weight_grad": (0, 0),
 }
-"""By role, the axes of the left and of the right matrix that are summed over. Left and right are
-inputs and kernel, cotangent and kernel, inputs and cotangent."""
+"""Axes of the left and the right matrix that are summed over, by role. These are inputs and kernel,
+cotangent and kernel, or inputs and cotangent."""
 
 
 def product(problem: DenseProblem, lowering: Lowering, first: Array, second: Array) -> Array:
-    """Left times right."""
-    left, right = _left_and_right(problem, first, second)
-    return _multiply(lowering, left, right, *SUMMED[problem.role])
+    """Multiply left by right."""
+    left, right = _order_operands(problem, first, second)
+    return _multiply(lowering, left, right, *SUM_AXES[problem.role])
 
 
 def transposed_product(
     problem: DenseProblem, lowering: Lowering, first: Array, second: Array
 ) -> Array:
-    """Right times left, and the result transposed.
+    """Multiply the transposes, right by left, and transpose the result.
 
     Libraries split the rows of a product among cores and its columns among vectors, so the order
     decides the speed.
     """
-    left, right = _left_and_right(problem, first, second)
-    summed_left, summed_right = SUMMED[problem.role]
+    left, right = _order_operands(problem, first, second)
+    summed_left, summed_right = SUM_AXES[problem.role]
     product = _multiply(lowering, right, left, summed_right, summed_left)
-    # In a separate call, or XLA would move the transpose back into the product.
+    # Without a separate call, XLA would move the transpose back into the product.
     with set_xla_metadata(inlineable="false"):
         return jax.jit(jnp.transpose)(product)
 
 
-def _left_and_right(problem: DenseProblem, first: Array, second: Array) -> tuple[Array, Array]:
+def _order_operands(problem: DenseProblem, first: Array, second: Array) -> tuple[Array, Array]:
     return (second, first) if problem.role == "input_grad" else (first, second)
 
 
@@ -60,6 +60,6 @@ def _multiply(
 
 PRODUCTS: Mapping[Role, Mapping[str, Formula]] = {
     role: {"product": Formula(product), "transposed": Formula(transposed_product)}
-    for role in SUMMED
+    for role in SUM_AXES
 }
-"""By role and name; the first, by XLA, always works."""
+"""Formulas by role and name. The first, by XLA, always works."""

@@ -1,8 +1,8 @@
-"""Matrix products and convolutions of both engines, chunks of images, and patches of images.
+"""Matrix products and convolutions by both engines, chunks of images, and patches of images.
 
-XLA:CPU computes nothing in bfloat16, not even slices, pads, transposes and concatenations: it
-converts the array to float32, rearranges it, and rounds it back. It copies integers as they are, so
-that bfloat16 values are rearranged as their bits.
+XLA:CPU computes nothing in bfloat16, not even slices, pads, transposes and concatenations. It
+converts the array to float32, rearranges it, and rounds it back. It doesn't convert integers, so
+bfloat16 values are rearranged as integers with their bits.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from pipeline.models.lowerings.problem.lowering import Engine
 
 
 def as_bits(values: Array) -> Array:
-    """bfloat16 as uint16 of the same shape; other types unchanged."""
+    """Return bfloat16 values as uint16 of the same shape; other types unchanged."""
     is_bfloat16 = values.dtype == jnp.bfloat16
     return lax.bitcast_convert_type(values, jnp.uint16) if is_bfloat16 else values
 
 
 def from_bits(bits: Array, dtype: Any) -> Array:
-    """Inverse of `as_bits` for an array of that type."""
+    """Invert `as_bits` for an array of this dtype."""
     return lax.bitcast_convert_type(bits, dtype) if jnp.dtype(dtype) == jnp.bfloat16 else bits
 
 
 def via_bits(rearrange: Callable[..., Array], *arrays: Array) -> Array:
-    """Apply `rearrange`, which only copies values or adds zeros, to arrays of one type."""
+    """Apply `rearrange`, which only copies values or adds zeros, to arrays of the same dtype."""
     return from_bits(rearrange(*map(as_bits, arrays)), arrays[0].dtype)
 
 
 def pad_zeros(images: Array, config: tuple[tuple[int, int, int], ...]) -> Array:
-    """`lax.pad` with zeros."""
+    """Pad with zeros; `config` is as for `lax.pad`."""
     return via_bits(lambda bits: lax.pad(bits, jnp.zeros((), bits.dtype), config), images)
 
 
 def multiply(engine: Engine, a: Array, b: Array) -> Array:
-    """(..., m, k) x (..., k, n) -> (..., m, n), of the operands' dtype, summed in float32."""
+    """Multiply (..., m, k) x (..., k, n) -> (..., m, n) in the operands' dtype; sum in float32."""
     if engine == "onednn":
         return onednn.matmul(a, b)
     return jnp.matmul(a, b, preferred_element_type=jnp.float32).astype(a.dtype)
 
 
 def multiply_by_rows(engine: Engine, a: Array, b: Array) -> Array:
-    """(..., k, m) x (..., k, n) -> (..., m, n), summed over rows. float32."""
+    """Multiply (..., k, m) x (..., k, n) -> (..., m, n), float32, summed over rows."""
     if engine == "onednn":
         return onednn.matmul(a, b, transpose_a=True, dtype=jnp.float32)
     stack = tuple(range(a.ndim - 2))
@@ -59,9 +59,10 @@ def multiply_by_rows(engine: Engine, a: Array, b: Array) -> Array:
 
 
 def convolve(engine: Engine, images: Array, kernel: Array, slide: Slide) -> Array:
-    """A convolution NHWC x HWIO -> NHWC by either engine. Negative pads crop the images.
+    """Convolve NHWC x HWIO -> NHWC by either engine. Negative pads crop the images.
 
-    They are cropped first: XLA:CPU (jaxlib 0.10.2) ignores pads of (-1, 1) and reads out of bounds.
+    Images are cropped first, since XLA:CPU (jaxlib 0.10.2) ignores pads of (-1, 1) and reads out of
+    bounds.
     """
     images, pads = crop(images, slide.pads)
     if engine == "onednn":
@@ -89,7 +90,7 @@ def crop(images: Array, pads: tuple[Pair, Pair]) -> tuple[Array, tuple[Pair, Pai
 def sum_chunks(
     compute: Callable[[Array, Array], Array], size: int | None, images: Array, other: Array
 ) -> Array:
-    """The sum of `compute` over chunks of `size` images of both arrays, which stay in the cache."""
+    """Sum `compute` over chunks of `size` images of both arrays, which stay in the cache."""
     if size is None or size >= images.shape[0]:
         return compute(images, other)
     count = images.shape[0] // size
@@ -106,7 +107,7 @@ def sum_chunks(
 
 
 def map_chunks(compute: Callable[[Array], Array], size: int | None, images: Array) -> Array:
-    """`compute` on chunks of `size` images, one after the other, results concatenated."""
+    """Apply `compute` to chunks of `size` images, and concatenate the results."""
     if size is None or size >= images.shape[0]:
         return compute(images)
     dtype = images.dtype
@@ -116,7 +117,7 @@ def map_chunks(compute: Callable[[Array], Array], size: int | None, images: Arra
 
 
 def kernel_taps(window: ConvWindow, images: Array) -> Iterator[Array]:
-    """Yield, for each kernel position, row by row, the pixels under it: (B, H', W', C)."""
+    """Yield the pixels (B, H', W', C) under each kernel position, row by row."""
     config = ((0, 0, 0), *((*pad, 0) for pad in window.pads), (0, 0, 0))
     bits = as_bits(pad_zeros(images, config))
     batch, _, _, channels = bits.shape
@@ -130,7 +131,7 @@ def kernel_taps(window: ConvWindow, images: Array) -> Iterator[Array]:
             yield from_bits(tap, images.dtype)
 
 
-def patches(window: ConvWindow, images: Array) -> Array:
-    """One row of pixels for each result: (B * H' * W', kernel height * width * C)."""
+def make_patches(window: ConvWindow, images: Array) -> Array:
+    """Make a row of pixels for each result: (B * H' * W', kernel height * kernel width * C)."""
     rows = via_bits(lambda *bits: jnp.concatenate(bits, axis=-1), *kernel_taps(window, images))
     return rows.reshape(-1, rows.shape[-1])

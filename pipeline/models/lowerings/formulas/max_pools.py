@@ -1,4 +1,4 @@
-"""Formulas of max pooling: (problem, lowering, images), of the gradient also a cotangent."""
+"""Formulas of max pooling: (problem, lowering, images), and a cotangent for the gradient."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pipeline.models.lowerings.problem.problems import PoolingProblem
 def pool_axes(images: Array, window: Pair, strides: Pair, pads: tuple[Pair, Pair]) -> Array:
     """Reduce one axis after the other, by maxima of strided slices.
 
-    16-bit values are compared, and their gradient summed, in float32: XLA:CPU would convert them
-    back and forth at every slice.
+    16-bit values are compared, and their gradients summed, in float32. Otherwise XLA:CPU would
+    convert them back and forth at every slice.
     """
     wide = jnp.promote_types(images.dtype, jnp.float32)
     values = jnp.pad(images.astype(wide), ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)
@@ -33,12 +33,12 @@ def pool_axes(images: Array, window: Pair, strides: Pair, pads: tuple[Pair, Pair
 
 
 def axes(problem: PoolingProblem, lowering: Lowering, images: Array) -> Array:
-    """`pool_axes`, in chunks of images."""
+    """Apply `pool_axes` to chunks of images."""
     return map_chunks(lambda chunk: _pool_chunk(problem, chunk), lowering.images, images)
 
 
 def reduce_window(problem: PoolingProblem, lowering: Lowering, images: Array) -> Array:
-    """XLA's `reduce_window`."""
+    """Apply XLA's `reduce_window`."""
     lowest = jnp.array(-jnp.inf, images.dtype)
     pads = ((0, 0), *problem.pads, (0, 0))
     window = (1, *problem.window, 1)
@@ -48,7 +48,7 @@ def reduce_window(problem: PoolingProblem, lowering: Lowering, images: Array) ->
 def axes_gradient(
     problem: PoolingProblem, lowering: Lowering, images: Array, cotangent: Array
 ) -> Array:
-    """The gradient that jax derives of `pool_axes`, in chunks of images; tied values share it."""
+    """Compute jax's gradient of `pool_axes` in chunks of images; tied values share it."""
 
     def pull(images: Array, cotangent: Array) -> Array:
         return jax.vjp(functools.partial(_pool_chunk, problem), images)[1](cotangent)[0]
@@ -77,4 +77,4 @@ POOLINGS: Mapping[Role, Mapping[str, Formula]] = {
     },
     "input_grad": {"axes": Formula(axes_gradient, engines=("xla",), chunked=True)},
 }
-"""By role and name; the first, of all images at once, is the plain one."""
+"""Formulas by role and name. The first, of all images at once, always works."""

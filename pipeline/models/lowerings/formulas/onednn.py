@@ -1,9 +1,9 @@
 """oneDNN's convolution and matrix product, as custom calls of XLA:CPU.
 
-jaxlib for x86-64 Linux is built with oneDNN (its directory `xla/service/cpu` has the custom calls
-and `onednn_config.proto` their configuration), but its compiler uses another library, YNNPACK.
-The convolution is 1.2 to 2.5 times as fast in float32 on AVX-512, some 3 times with bfloat16
-operands if the processor multiplies those.
+jaxlib for x86-64 Linux is built with oneDNN, but its compiler uses another library, YNNPACK. XLA's
+directory `xla/service/cpu` has the custom calls, and `onednn_config.proto` their configuration.
+oneDNN's convolution is 1.2 to 2.5 times as fast in float32 on AVX-512. With bfloat16 it is some 3
+times as fast, if the processor multiplies bfloat16.
 
 A call that oneDNN refuses ends the process, so `probe` tries both in a child process. A program
 with such calls can't be written into XLA's persistent cache.
@@ -22,14 +22,14 @@ from jax import Array
 from pipeline.models.lowerings.problem.conv_window import Slide
 
 CALLS = "__onednn$"
-"""Prefix of the names of the calls in a compiled program."""
+"""Prefix of the calls' names in a compiled program."""
 
 _PIXELS = {"batch_dim": "0", "feature_dim": "3", "spatial_dims": ["1", "2"]}
 _FILTER = {"input_feature_dim": "2", "output_feature_dim": "3", "spatial_dims": ["0", "1"]}
 
 
 def convolve(images: Array, kernel: Array, slide: Slide, dtype: Any = None) -> Array:
-    """Convolve images NHWC with a kernel HWIO; the result has `dtype`, by default theirs.
+    """Convolve images NHWC with a kernel HWIO; the result has `dtype`, by default the operands'.
 
     Products of bfloat16 are summed in float32.
     """
@@ -41,11 +41,11 @@ def convolve(images: Array, kernel: Array, slide: Slide, dtype: Any = None) -> A
             "kernel": {"dims": "4", "filter": _FILTER},
             "output": {"dims": "4", "data": _PIXELS},
             "window": {
-                "size": _numbers(kernel.shape[:2]),
-                "pad_left": _numbers(before for before, _ in slide.pads),
-                "pad_right": _numbers(after for _, after in slide.pads),
-                "strides": _numbers(slide.strides),
-                "window_dilations": _numbers(slide.dilation),
+                "size": _to_texts(kernel.shape[:2]),
+                "pad_left": _to_texts(before for before, _ in slide.pads),
+                "pad_right": _to_texts(after for _, after in slide.pads),
+                "strides": _to_texts(slide.strides),
+                "window_dilations": _to_texts(slide.dilation),
             },
         }
     }
@@ -62,30 +62,32 @@ def convolve(images: Array, kernel: Array, slide: Slide, dtype: Any = None) -> A
     )
     shape = (images.shape[0], *positions, kernel.shape[3])
     result = jax.ShapeDtypeStruct(shape, dtype or images.dtype)
-    return _call("convolution", result, config, images, kernel)
+    return _call_onednn("convolution", result, config, images, kernel)
 
 
 def matmul(
     a: Array, b: Array, *, transpose_a: bool = False, transpose_b: bool = False, dtype: Any = None
 ) -> Array:
-    """Product of two matrices, or of two stacks of n matrices; either may be transposed first.
+    """Multiply two matrices, or two stacks of n matrices; either may be transposed first.
 
-    Summed in float32; the result has `dtype`, by default that of `a`.
+    Sums are in float32. The result has `dtype`, by default that of `a`.
     """
     config = {"onednn_matmul_config": {"transpose_a": transpose_a, "transpose_b": transpose_b}}
     rows = a.shape[-1 if transpose_a else -2]
     columns = b.shape[-2 if transpose_b else -1]
     result = jax.ShapeDtypeStruct((*a.shape[:-2], rows, columns), dtype or a.dtype)
-    return _call("matmul", result, config, a, b)
+    return _call_onednn("matmul", result, config, a, b)
 
 
-def _numbers(values: Any) -> list[str]:
-    """64-bit integers as strings, which is how JSON of protocol buffers writes them."""
+def _to_texts(values: Any) -> list[str]:
+    """Return 64-bit integers as text, which is their form in JSON of protocol buffers."""
     return [str(value) for value in values]
 
 
-def _call(name: str, result: jax.ShapeDtypeStruct, config: Any, left: Array, right: Array) -> Array:
-    # Version 2 is the one that passes the configuration on as text; XLA parses it as JSON.
+def _call_onednn(
+    name: str, result: jax.ShapeDtypeStruct, config: Any, left: Array, right: Array
+) -> Array:
+    # Version 2 passes the configuration as text, which XLA parses as JSON.
     call = jax.ffi.ffi_call(
         CALLS + name,
         result,
@@ -112,9 +114,9 @@ def probe(dtype: str) -> None:
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
     np.testing.assert_allclose(ours.astype(np.float32), theirs, rtol=0.02, atol=0.02)
-    alone = jax.jit(lambda x, k: convolve(x, k, Slide(groups=16)))(images, kernel[:, :, :1])
+    depthwise = jax.jit(lambda x, k: convolve(x, k, Slide(groups=16)))(images, kernel[:, :, :1])
     sums = (images[:, :3, :3] * kernel[:, :, 0]).astype(jnp.float32).sum((1, 2))
-    np.testing.assert_allclose(alone[:, 0, 0].astype(np.float32), sums, rtol=0.02, atol=0.05)
+    np.testing.assert_allclose(depthwise[:, 0, 0].astype(np.float32), sums, rtol=0.02, atol=0.05)
     rows = images.reshape(-1, 16)
     product = jax.jit(lambda a: matmul(a, a, transpose_a=True, dtype=jnp.float32))(rows)
     exact = np.asarray(rows, np.float64).T @ np.asarray(rows, np.float64)

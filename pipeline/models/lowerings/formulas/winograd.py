@@ -1,8 +1,8 @@
 """Convolutions with a 3x3 kernel by Winograd's minimal filtering: fewer multiplications.
 
-A tile of m x m results takes (m + 2)^2 products a channel and feature instead of 9 m^2: 2.25 times
-fewer for m = 2, 4 times for m = 4 (Lavin and Gray 2016, "Fast algorithms for convolutional neural
-networks", sec. 4.1). Exact in exact arithmetic; in float32 m = 2 is as accurate as a direct sum,
+A tile of m x m results needs (m + 2)^2 products per channel and feature instead of 9 m^2. That is
+2.25 times fewer for m = 2, and 4 times fewer for m = 4 (Lavin and Gray 2016, "Fast algorithms for
+convolutional neural networks", sec. 4.1). In float32 m = 2 is as accurate as a direct sum, and
 m = 4 loses about a digit.
 """
 
@@ -56,13 +56,13 @@ _RESULTS: dict[int, Matrix] = {
         (0, 1, -1, 8, -8, 1),
     ),
 }
-"""B^T, G and A^T by the size of a tile of results."""
+"""The paper's matrices B^T, G and A^T, by the size of a tile of results."""
 
 
 def forward(
     tile: int, window: ConvWindow, lowering: Lowering, images: Array, kernel: Array
 ) -> Array:
-    """The convolution's result, in tiles of `tile` rows and columns."""
+    """Compute the convolution in tiles of `tile` rows and columns."""
     before = window.rows.pads[0], window.columns.pads[0]
     return _convolve(tile, lowering, images, kernel, before, window.output_size)
 
@@ -70,7 +70,7 @@ def forward(
 def input_grad(
     tile: int, window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array
 ) -> Array:
-    """The gradient by the input: the cotangent convolved with the rotated kernel."""
+    """Compute the gradient by the input: the cotangent convolved with the rotated kernel."""
     (top, _), (left, _) = window.input_grad_pads
     rotated = rotate_and_swap(kernel, 1)
     return _convolve(tile, lowering, cotangent, rotated, (top, left), window.sizes)
@@ -79,10 +79,10 @@ def input_grad(
 def weight_grad(
     tile: int, window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array
 ) -> Array:
-    """The gradient by the kernel: the adjoint of the filtering, summed over tiles.
+    """Compute the gradient by the kernel: the adjoint of the filtering, summed over tiles.
 
-    With Y = A^T [(G k G^T) * (B^T x B)] A it is G^T [sum of (B^T x B) * (A dY A^T)] G. All in
-    float32, whatever the operands' dtype.
+    For Y = A^T [(G k G^T) * (B^T x B)] A it is G^T [sum of (B^T x B) * (A dY A^T)] G. Computations
+    are in float32 for any dtype of the operands.
     """
     before = window.rows.pads[0], window.columns.pads[0]
 
@@ -119,7 +119,10 @@ def _convolve(
 def _filter_images(
     tile: int, images: Array, before: tuple[int, int], positions: tuple[int, int]
 ) -> Array:
-    """B^T x B of all tiles x, which overlap by two pixels: ((tile + 2)^2, tiles, channels)."""
+    """Compute B^T x B of all tiles x, which overlap by two pixels.
+
+    The result is ((tile + 2)^2, tiles, channels).
+    """
     down, across = (-(-count // tile) for count in positions)
     config = [
         (low, count * tile + 2 - size - low, 0)
@@ -130,7 +133,7 @@ def _filter_images(
 
 
 def _spread_results(tile: int, cotangent: Array) -> Array:
-    """A dY A^T of all tiles dY, zero beyond the edge: ((tile + 2)^2, tiles, features)."""
+    """Compute A dY A^T of all tiles dY, 0 beyond the edge: ((tile + 2)^2, tiles, features)."""
     config = [(0, -size % tile, 0) for size in cotangent.shape[1:3]]
     zero = jnp.zeros((), cotangent.dtype)
     padded = lax.pad(cotangent, zero, ((0, 0, 0), *config, (0, 0, 0)))
@@ -139,22 +142,22 @@ def _spread_results(tile: int, cotangent: Array) -> Array:
 
 
 def _transform_tiles(matrix: Matrix, images: Array, tile: int, tiles: tuple[int, int]) -> Array:
-    """M x M^T of the tiles that begin every `tile` pixels: (places, tiles, channels)."""
+    """Compute M x M^T of tiles x that begin every `tile` pixels: (positions, tiles, channels)."""
     down, across = tiles
-    # The height first, for contiguous rows. Without the barrier XLA repeats it for every column.
-    rows = lax.optimization_barrier(_combine(matrix, _points(images, 1, tile, down), axis=0))
-    both = _combine(matrix, _points(rows, 3, tile, across), axis=1)
-    return both.reshape(len(matrix) ** 2, -1, images.shape[-1])
+    # The height is first, for contiguous rows. Without a barrier XLA repeats it for every column.
+    rows = lax.optimization_barrier(_combine(matrix, _slice_tiles(images, 1, tile, down), axis=0))
+    squares = _combine(matrix, _slice_tiles(rows, 3, tile, across), axis=1)
+    return squares.reshape(len(matrix) ** 2, -1, images.shape[-1])
 
 
-def _points(array: Array, axis: int, tile: int, tiles: int) -> Iterator[Array]:
+def _slice_tiles(array: Array, axis: int, tile: int, tiles: int) -> Iterator[Array]:
     """Yield the first, second, ... value of each tile along an axis."""
     for first in range(array.shape[axis] - (tiles - 1) * tile):
         yield lax.slice_in_dim(array, first, first + (tiles - 1) * tile + 1, tile, axis)
 
 
 def _join_results(tile: int, products: Array, positions: tuple[int, int]) -> Array:
-    """A^T P A of the products P of all tiles, joined: (B, H', W', features)."""
+    """Compute A^T P A of the products P of all tiles, and join them: (B, H', W', features)."""
     side = tile + 2
     features = products.shape[-1]
     down, across = (-(-count // tile) for count in positions)
@@ -167,7 +170,7 @@ def _join_results(tile: int, products: Array, positions: tuple[int, int]) -> Arr
 
 
 def _transform_axes(matrix: Matrix, grid: Array) -> Array:
-    """M X M^T of the first two axes."""
+    """Compute M X M^T over the first two axes of X."""
     rows = _combine(matrix, grid, axis=0)
     return _combine(matrix, (rows[:, column] for column in range(grid.shape[1])), axis=1)
 
@@ -177,12 +180,12 @@ def _transpose(matrix: Matrix) -> Matrix:
 
 
 def _combine(matrix: Matrix, arrays: Iterable[Array], axis: int) -> Array:
-    """Stack the sums of arrays weighted by each row, without products by 0, 1 and -1."""
+    """Stack sums of the arrays, weighted by each row, without products by 0, 1 and -1."""
     arrays = list(arrays)
-    return jnp.stack([_weighted_sum(row, arrays) for row in matrix], axis)
+    return jnp.stack([_sum_weighted(row, arrays) for row in matrix], axis)
 
 
-def _weighted_sum(weights: Sequence[float], arrays: Sequence[Array]) -> Array:
+def _sum_weighted(weights: Sequence[float], arrays: Sequence[Array]) -> Array:
     total: Array | None = None
     for weight, array in zip(weights, arrays, strict=True):
         if weight:

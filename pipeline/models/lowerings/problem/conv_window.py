@@ -12,7 +12,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Slide:
-    """Settings with which a kernel slides over images of any size."""
+    """Settings of a sliding kernel, for images of any size."""
 
     strides: Pair = (1, 1)
     pads: tuple[Pair, Pair] = ((0, 0), (0, 0))
@@ -47,7 +47,7 @@ class Axis:
 
     @property
     def input_grad_pads(self) -> Pair:
-        """Pads of the dilated cotangent with which the flipped kernel gives `size` rows."""
+        """Pads of the dilated cotangent for which the flipped kernel has `size` results."""
         before = self.dilated_extent - self.pads[0]
         return before, self.size - 1 + self.dilated_extent - before - self.last_offset
 
@@ -58,7 +58,7 @@ class Axis:
 
     @property
     def weight_grad_pads(self) -> Pair:
-        """Pads of the images with which the dilated cotangent gives `kernel` rows."""
+        """Pads of the images for which the dilated cotangent has `kernel` results."""
         before = self.pads[0]
         return before, self.dilated_extent + self.last_offset + 1 - self.size - before
 
@@ -103,7 +103,7 @@ class ConvWindow:
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether each result comes from one pixel and all of its channels."""
+        """Whether each result reads one pixel with all channels."""
         unpadded = self.rows.pads == self.columns.pads == (0, 0)
         return unpadded and self.rows.kernel == self.columns.kernel == self.groups == 1
 

@@ -1,4 +1,4 @@
-"""Layouts: orders of axes that images are computed in."""
+"""Layouts of images, which are orders of their axes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ Layout = Literal["nhwc", "chwn"]
 def batch_last(images: Array) -> Array:
     """Return images (batch, height, width, channels) as (channels, height, width, batch).
 
-    Images in CHWN are returned in NHWC: the transpose is its inverse.
+    The transpose is its own inverse: images in CHWN are returned in NHWC.
     """
     return images.transpose(3, 1, 2, 0)

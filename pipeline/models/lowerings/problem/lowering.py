@@ -13,8 +13,7 @@ Role = Literal["forward", "input_grad", "weight_grad"]
 """The result, the gradient by the input, the gradient by the weights."""
 ROLES: tuple[Role, ...] = get_args(Role)
 Engine = Literal["xla", "onednn"]
-"""Library of matrix products and convolutions: the one that XLA picks itself, or oneDNN."""
-
+"""Library of matrix products and convolutions: XLA's choice, or oneDNN."""
 
 FILE_NAMES: Mapping[str, str] = {
     "input_grad": "images_gradient",
@@ -26,12 +25,12 @@ FILE_NAMES: Mapping[str, str] = {
     "grouped_as_dense": "blocks",
     "transposed": "turned",
 }
-"""Names of roles and formulas in knowledge banks and run directories, where they differ."""
+"""Names of roles and formulas in knowledge banks and run directories, if they differ."""
 CODE_NAMES = {name: code for code, name in FILE_NAMES.items()}
 
 
 def file_name(name: str) -> str:
-    """Return the name of a role or a formula in files."""
+    """Return the name that files have for a role or a formula."""
     return FILE_NAMES.get(name, name)
 
 
@@ -47,33 +46,36 @@ class Lowering:
     images: int | None = None
 
     def __str__(self) -> str:
-        """`family/engine` or `family/engine/images`, by the names in files."""
+        """Return `family/engine` or `family/engine/images`, with the names in files."""
         chunk = f"/{self.images}" if self.images else ""
         return f"{file_name(self.family)}/{self.engine}{chunk}"
 
     @staticmethod
     def parse(text: str) -> Lowering:
-        """Parse the text of a lowering. Raises ValueError for anything else."""
+        """Parse the text of a lowering. Raises ValueError for other texts."""
         family, engine, *chunk = text.split("/")
         engines: tuple[Engine, ...] = get_args(Engine)
         if engine not in engines or len(chunk) > 1:
             raise ValueError(f"{text!r} isn't a lowering, such as positions/onednn/8")
         images = int(chunk[0]) if chunk else None
         if images is not None and images < 1:
-            raise ValueError(f"{text!r}: must take at least one image at a time")
+            raise ValueError(f"{text!r}: must compute at least one image at a time")
         return Lowering(CODE_NAMES.get(family, family), engines[engines.index(engine)], images)
 
 
 DEFAULT = Lowering("default")
 
 WIDENED: Mapping[str, str] = {"float16": "float32"}
-"""Types that no library multiplies on a CPU, and the type that each is computed in. Sums are
-float32 for all types; only the result is rounded."""
+"""Types that no library multiplies on a CPU, with the type of their computation. Sums are float32
+for all types, and only the result is rounded."""
 
 
 @dataclass(frozen=True)
 class Formula:
-    """A computation, `compute(problem, lowering, *operands)`, and the problems that it fits."""
+    """A computation `compute(problem, lowering, *operands)`, and which problems it fits.
+
+    `chunked`: whether it can compute chunks of images.
+    """
 
     compute: Callable[..., Array]
     fits: Callable[[Any], bool] = lambda problem: True
@@ -82,11 +84,11 @@ class Formula:
 
 
 class Problem(Protocol):
-    """A computation with several lowerings. It is hashable, and its text identifies it."""
+    """A computation with several lowerings. It is hashable and identified by its text."""
 
     @property
     def kind(self) -> str:
-        """The kind of layer, with which the text begins."""
+        """Kind of layer, with which the text begins."""
 
     @property
     def role(self) -> Role:
@@ -106,19 +108,19 @@ class Problem(Protocol):
 
     @property
     def sample_bytes(self) -> int:
-        """Bytes that are read of each sample, in the type that it is computed in."""
+        """Bytes of each sample, in the type of the computation."""
 
 
 class LoweringPolicy(Protocol):
-    """Chooses how the layers of a network are computed. Hashable, as flax modules are."""
+    """Chooses how the layers of a network are computed; hashable, as flax modules are."""
 
     def choose(self, problem: Problem) -> Lowering:
-        """The lowering for a problem."""
+        """Return the lowering for a problem."""
 
 
 @dataclass(frozen=True)
 class Lowerings:
-    """A policy by table; other problems get the default."""
+    """A policy from a table; problems without an entry have the default."""
 
     chosen: tuple[tuple[str, Lowering], ...] = ()
     """Problems, as text, and their lowerings."""
@@ -128,12 +130,12 @@ class Lowerings:
         return dict(self.chosen)
 
     def choose(self, problem: Problem) -> Lowering:
-        """The lowering for a problem."""
+        """Return the lowering for a problem."""
         return self._table.get(str(problem), DEFAULT)
 
 
 DEFAULTS = Lowerings()
-"""The policy that always chooses the default."""
+"""Policy that always chooses the default."""
 
 
 @dataclass(eq=False)

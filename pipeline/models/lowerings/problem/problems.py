@@ -17,11 +17,11 @@ Shape = tuple[int, ...]
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of a value while it is computed: 4 for the types of `WIDENED`."""
+    """Return the bytes of a value in the computation: 4 for the types of `WIDENED`."""
     return item_bytes(WIDENED.get(dtype, dtype))
 
 
-def _operand_shapes(
+def _list_operand_shapes(
     role: Role, inputs: Shape, kernel: Shape, cotangent: Shape
 ) -> tuple[Shape, ...]:
     shapes = {
@@ -32,7 +32,7 @@ def _operand_shapes(
     return shapes[role]
 
 
-def _pads_text(pads: tuple[Pair, Pair]) -> str:
+def _format_pads(pads: tuple[Pair, Pair]) -> str:
     return ",".join(f"{before}+{after}" for before, after in pads)
 
 
@@ -55,7 +55,7 @@ class ConvolutionProblem:
         images = (self.batch, *w.sizes, self.channels)
         kernel = (*w.kernel, self.channels // w.groups, self.features)
         cotangent = (self.batch, *w.output_size, self.features)
-        return _operand_shapes(self.role, images, kernel, cotangent)
+        return _list_operand_shapes(self.role, images, kernel, cotangent)
 
     @property
     def flops(self) -> int:
@@ -66,12 +66,12 @@ class ConvolutionProblem:
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether each channel is convolved alone."""
+        """Whether each channel is convolved by itself."""
         return 1 < self.window.groups == self.channels == self.features
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a value as it is multiplied."""
+        """Bytes of a value in the computation."""
         return itemsize(self.dtype)
 
     @property
@@ -85,22 +85,22 @@ class ConvolutionProblem:
             f"{self.kind} {file_name(self.role)} "
             f"{self.batch}x{w.sizes[0]}x{w.sizes[1]}x{self.channels} "
             f"kernel {w.kernel[0]}x{w.kernel[1]}x{self.features} "
-            f"stride {w.strides[0]}x{w.strides[1]} pads {_pads_text(w.pads)} "
+            f"stride {w.strides[0]}x{w.strides[1]} pads {_format_pads(w.pads)} "
             f"dilation {w.dilation[0]}x{w.dilation[1]} groups {w.groups} {self.dtype}"
         )
 
 
-def convolution_problem(
+def make_convolution_problem(
     role: Role, window: ConvWindow, images: Array, kernel: Array
 ) -> ConvolutionProblem:
-    """The problem of one role of a convolution with these operands."""
+    """Return the problem of a role of a convolution with these operands."""
     batch, _, _, channels = images.shape
     return ConvolutionProblem(role, window, batch, channels, kernel.shape[3], str(images.dtype))
 
 
 @dataclass(frozen=True)
 class DenseProblem:
-    """One of the three products of a dense layer; `batch` is the number of rows, of all tokens."""
+    """One of the three products of a dense layer; `batch` is the number of rows or tokens."""
 
     kind: ClassVar[Kind] = "dense"
     role: Role
@@ -114,7 +114,7 @@ class DenseProblem:
         """Shapes of the two matrices that the role reads, in the order of its formulas."""
         kernel = (self.channels, self.features)
         cotangent = (self.batch, self.features)
-        return _operand_shapes(self.role, (self.batch, self.channels), kernel, cotangent)
+        return _list_operand_shapes(self.role, (self.batch, self.channels), kernel, cotangent)
 
     @property
     def flops(self) -> int:
@@ -145,7 +145,7 @@ class PoolingProblem:
 
     @property
     def batch(self) -> int:
-        """Samples, or channels if those are the first axis."""
+        """Number of samples, or of channels if the first axis has channels."""
         return self.shape[0]
 
     @property
@@ -173,5 +173,6 @@ class PoolingProblem:
         shape = "x".join(map(str, self.shape))
         return (
             f"{self.kind} {file_name(self.role)} {shape} window {self.window[0]}x{self.window[1]} "
-            f"stride {self.strides[0]}x{self.strides[1]} pads {_pads_text(self.pads)} {self.dtype}"
+            f"stride {self.strides[0]}x{self.strides[1]} pads {_format_pads(self.pads)} "
+            f"{self.dtype}"
         )

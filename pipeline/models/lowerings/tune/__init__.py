@@ -1,1 +1,1 @@
-"""Choosing lowerings by measurement, and remembering what was chosen."""
+"""Choice of lowerings by measurement, and files of the results."""

@@ -1,4 +1,4 @@
-"""The machine: the part of it that a bank's entries depend on, and the engines that work on it."""
+"""Properties of the machine that a bank's entries depend on, and the engines that work on it."""
 
 from __future__ import annotations
 
@@ -20,29 +20,28 @@ from pipeline.models.lowerings.problem.lowering import WIDENED, Engine
 
 PROBE_TIMEOUT_S = 120
 _LEVELS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
-"""Flags of a processor that its speed in products depends on, the fastest first."""
+"""Flags of a processor that decide its speed in products, the fastest first."""
 
 ONEDNN_LIMIT = "ONEDNN_MAX_CPU_ISA"
-"""Variable that names the best instruction set which oneDNN may use. It is read at the first call
-of a process."""
+"""Variable with the best instruction set that oneDNN may use, read at a process's first call."""
 
 
 def describe_device(device: jax.Device) -> str:
-    """The scope of timings: instruction set and number of cores, or the accelerator's kind."""
-    return scopes_from(device)[0]
+    """Return the scope of timings: instruction set and number of cores, or the kind of GPU."""
+    return list_scopes(device)[0]
 
 
-def scopes_from(device: jax.Device) -> tuple[str, ...]:
-    """The scope of timings on the device, then the scopes of its lesser instruction sets."""
+def list_scopes(device: jax.Device) -> tuple[str, ...]:
+    """List the scope of timings on the device, then the scopes of its lesser instruction sets."""
     if not platform_of(device.platform).is_host:
         return (f"{device.platform} {device.device_kind}",)
-    flags = _cpu_flags()
+    flags = _read_cpu_flags()
     levels = [level for level in _LEVELS if level in flags] or [platform.machine()]
     return tuple(f"cpu {level} x{len(os.sched_getaffinity(0))}" for level in levels)
 
 
 def find_engines(device: jax.Device, dtype: str, folder: Path) -> frozenset[Engine]:
-    """XLA, and oneDNN if it passes its probe, whose result `folder` keeps."""
+    """Find the engines: XLA, and oneDNN if it passes its probe, whose result is in `folder`."""
     is_host = platform_of(device.platform).is_host
     if is_host and _may_have_onednn() and _passes_probe(WIDENED.get(dtype, dtype), folder):
         return frozenset(("xla", "onednn"))
@@ -54,9 +53,9 @@ def _may_have_onednn() -> bool:
 
 
 def _passes_probe(dtype: str, folder: Path) -> bool:
-    """Whether oneDNN computes correctly; probed once for every jaxlib and processor.
+    """Whether oneDNN computes correctly, probed once for every jaxlib and processor.
 
-    In a child process, since a call that oneDNN refuses ends the process.
+    The probe is a child process, since a call that oneDNN refuses ends the process.
     """
     limit = os.environ.get(ONEDNN_LIMIT)
     key = f"jaxlib {jaxlib.__version__}, {describe_device(jax.devices('cpu')[0])}, {dtype}"
@@ -72,13 +71,13 @@ def _passes_probe(dtype: str, folder: Path) -> bool:
         return bool(results[key])
     code = f"from pipeline.models.lowerings.formulas.onednn import probe; probe({dtype!r})"
     try:
-        done = subprocess.run(
+        probe = subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "JAX_PLATFORMS": "cpu"},
             capture_output=True,
             timeout=PROBE_TIMEOUT_S,
         )
-        results[key] = done.returncode == 0
+        results[key] = probe.returncode == 0
     except subprocess.TimeoutExpired:
         results[key] = False
     try:
@@ -90,7 +89,7 @@ def _passes_probe(dtype: str, folder: Path) -> bool:
     return bool(results[key])
 
 
-def _cpu_flags() -> frozenset[str]:
+def _read_cpu_flags() -> frozenset[str]:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The rules for a lowering, and for a layout of images, of shapes that are in no bank."""
+"""Rules that choose lowerings and layouts for shapes that are in no bank."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from pipeline.core.host.platforms import platform_of
-from pipeline.models.lowerings.candidates import can_compute, candidates
+from pipeline.models.lowerings.candidates import can_compute, list_candidates
 from pipeline.models.lowerings.dense import FEW_FEATURES
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULT, Engine, Lowering, Problem, Role
@@ -16,18 +16,19 @@ LARGE_FLOPS = 50_000_000
 """Smallest convolution that is worth a library call."""
 
 LARGE_GROUPED_FLOPS = 2_000_000
-"""The same in groups, which XLA computes a value at a time, 20 to 50 times as slowly."""
+"""Smallest grouped convolution that is worth a library call. XLA computes it value by value, 20 to
+50 times as slowly."""
 
 LARGE_DENSE_FLOPS = 100_000_000
-"""Smallest product of a dense layer that is worth one. The weight gradient sums over the rows of
-both operands, which oneDNN transposes in blocks: microseconds (rows, inputs, features) by XLA and
-by oneDNN, 2 cores of an EPYC of family 26: 2048, 256, 256: 1,901 -> 838; 2048, 1024, 256: 5,793 ->
-2,665; 4096, 128, 512: 2,989 -> 1,606. In bfloat16 oneDNN multiplies all three without conversion,
-XLA converts them to float32: a step of a ViT of 192 features took 301 ms, and takes 239."""
+"""Smallest product of a dense layer that is worth a library call. The weight gradient sums over the
+rows of both operands, which oneDNN transposes in blocks. Microseconds (rows, inputs, features) by
+XLA and by oneDNN, 2 cores of an EPYC of family 26: 2048, 256, 256: 1,901 -> 838; 2048, 1024, 256:
+5,793 -> 2,665; 4096, 128, 512: 2,989 -> 1,606. In bfloat16 oneDNN computes all three products
+without XLA's conversion to float32: a step of a ViT of 192 features takes 239 ms instead of 301."""
 
 MIN_FEATURES = 16
 MIN_TERMS = 64
-"""Fewest features, and fewest terms of a result's sum, with which oneDNN fills its vectors."""
+"""Fewest features, and fewest terms of a result's sum, that fill oneDNN's vectors."""
 
 CHUNK_BYTES = 1 << 20
 """Size of a chunk of the cotangent: about half of a core's L2 cache."""
@@ -36,7 +37,7 @@ GROUPED_IMAGES = 4
 """Images at a time for a weight gradient in groups."""
 
 MIN_TILED = 7
-"""Results a side from which Winograd's tiles of 4 x 4 are full enough to win."""
+"""Fewest results per side for which Winograd's tiles of 4 x 4 are full enough to be fast."""
 
 PREFERRED: Mapping[Role, Sequence[str]] = {
     "forward": ("winograd4", "convolution"),
@@ -48,19 +49,20 @@ POINTWISE: Mapping[Role, str] = {
     "input_grad": "pointwise",
     "weight_grad": "per_tap_matmul",
 }
-"""Formulas by role: the first that fits the problem, and the one for kernels of one pixel."""
+"""Formulas by role: `PREFERRED`, of which the first that fits is chosen, and `POINTWISE`, for
+kernels of one pixel."""
 
 PATCHES_LIMIT_BYTES = 13 << 20
-"""Size of the largest patches with which CHWN is chosen: they are written once and read twice a
-step, and must stay in the last-level cache. Measured on 2 cores with 32 MiB of it, float32: time
-of a step in NHWC over that in CHWN, by the largest patches of the network, in MB:
+"""Size of the largest patches for which CHWN is chosen. They are written once and read twice in a
+step, and must stay in the last-level cache. Times of a step in NHWC divided by times in CHWN, by
+the network's largest patches in MB, on 2 cores with a cache of 32 MiB, float32:
 
     LeNet-5, batch 32    2.5   2.5 times      32, 64: 3x3, batch 64             14.5  1.0
     LeNet-5, batch 128  10.0   2.9            32, 64, 128: 3x3, 32x32, 64       18.9  1.3
     8, 16: 7x7, 32x32   12.8   1.7            64, 128: 3x3, 32x32, batch 32     18.9  0.8
     16, 32: 3x3, 32x32   9.4   1.3            16, 16: 5x5, 64x64, batch 32      52.4  0.7
 
-In bfloat16, of which the patches are float32 as well, on 2 cores of a Xeon without AMX:
+In bfloat16, with patches in float32, on 2 cores of a Xeon without AMX:
 
     LeNet-5, batch 32    2.5   2.2 times      16, 32: 3x3, 32x32                 9.4  1.3
     LeNet-5, batch 128  10.0   2.5            32, 64: 3x3, batch 64             14.5  1.4
@@ -68,78 +70,81 @@ In bfloat16, of which the patches are float32 as well, on 2 cores of a Xeon with
 """
 
 FEW_CHANNELS = 16
-"""Most channels of a convolution with which CHWN is chosen for a custom step: on 2 cores of a Xeon,
-three of 3x3 and 32 channels on 16x16, batch 32, took 12.6 ms a step in NHWC and 33.5 in CHWN, of 8
-channels 3.4 and 2.0."""
+"""Most channels of a convolution for which CHWN is chosen for a custom step. Three 3x3 convolutions
+of 32 channels on 16x16, batch 32, took 12.6 ms per step in NHWC and 33.5 in CHWN on 2 cores of a
+Xeon; with 8 channels 3.4 and 2.0 ms."""
 
 _CHWN_DTYPES = frozenset(("float32", "bfloat16"))
 
 
 def is_worth_a_call(problem: Problem) -> bool:
-    """Whether a problem is one for oneDNN: a large convolution with channels enough, or a large
-    product of a dense layer in bfloat16 or for the gradient of its kernel."""
+    """Whether a problem is worth a call of oneDNN.
+
+    It is for a large convolution with enough channels, and for a large product of a dense layer in
+    bfloat16 or for the gradient of its kernel.
+    """
     if isinstance(problem, DenseProblem):
-        suited = problem.role == "weight_grad" or problem.dtype == "bfloat16"
-        return suited and problem.flops >= LARGE_DENSE_FLOPS
+        is_suitable = problem.role == "weight_grad" or problem.dtype == "bfloat16"
+        return is_suitable and problem.flops >= LARGE_DENSE_FLOPS
     if not isinstance(problem, ConvolutionProblem):
         return False
     height, width = problem.window.kernel
     if problem.window.groups > 1:
         return problem.features >= MIN_FEATURES and problem.flops >= LARGE_GROUPED_FLOPS
-    wide = problem.features >= MIN_FEATURES and problem.channels * height * width >= MIN_TERMS
-    return wide and problem.flops >= LARGE_FLOPS
+    is_wide = problem.features >= MIN_FEATURES and problem.channels * height * width >= MIN_TERMS
+    return is_wide and problem.flops >= LARGE_FLOPS
 
 
-def usual_lowering(problem: Problem, engines: frozenset[Engine]) -> Lowering:
+def choose_by_rule(problem: Problem, engines: frozenset[Engine]) -> Lowering:
     """Choose by a rule that summarises the tuner's results on AVX-512 for residual networks.
 
-    A large problem with enough channels gets Winograd's tiles or oneDNN's convolution; the
-    gradients of a kernel of one pixel get one matrix product; all else gets the default.
+    A large problem with enough channels is computed by Winograd's tiles or oneDNN's convolution.
+    The gradients of a kernel of one pixel are one matrix product. Other problems have the default.
     """
-    called = "onednn" in engines and is_worth_a_call(problem)
+    is_called = "onednn" in engines and is_worth_a_call(problem)
     if isinstance(problem, DenseProblem):
-        return _choose_dense(problem, called)
+        return _choose_dense(problem, is_called)
     if not isinstance(problem, ConvolutionProblem):
         return DEFAULT
     if problem.window.groups > 1:
-        return _choose_grouped(problem, called)
-    if not called:
+        return _choose_grouped(problem, is_called)
+    if not is_called:
         return DEFAULT
     if problem.window.is_pointwise:
         return Lowering(POINTWISE[problem.role], "onednn")
-    # Images whose cotangent has about CHUNK_BYTES.
+    # The number of images whose cotangent has about CHUNK_BYTES.
     height, width = problem.window.output_size
     chunk = max(1, CHUNK_BYTES // (height * width * problem.features * problem.itemsize))
-    by_onednn = [how for how in candidates(problem, engines) if how.engine == "onednn"]
+    calls = [call for call in list_candidates(problem, engines) if call.engine == "onednn"]
     for family in PREFERRED[problem.role]:
         if family == "winograd4" and min(height, width) < MIN_TILED:
             continue
-        fitting = [how for how in by_onednn if how.family == family]
+        fitting = [call for call in calls if call.family == family]
         if fitting:
-            return min(fitting, key=lambda how: abs((how.images or problem.batch) - chunk))
+            return min(fitting, key=lambda call: abs((call.images or problem.batch) - chunk))
     return DEFAULT
 
 
-def _choose_dense(problem: DenseProblem, called: bool) -> Lowering:
-    """oneDNN's product if it is worth a call.
+def _choose_dense(problem: DenseProblem, is_called: bool) -> Lowering:
+    """Choose oneDNN's product if it is worth a call.
 
-    Else, the weight gradient of many features in bfloat16 is a product: jax derives its transpose,
-    and XLA, which rounds before it transposes back, can't fold that into the product.
+    Otherwise the weight gradient of many features in bfloat16 is a product. Jax derives its
+    transpose, and XLA, which rounds before it transposes back, can't fold that into the product.
     """
-    if called:
+    if is_called:
         return Lowering("product", "onednn")
     is_rounded = problem.dtype == "bfloat16" and problem.role == "weight_grad"
     return Lowering("product") if is_rounded and problem.features > FEW_FEATURES else DEFAULT
 
 
-def _choose_grouped(problem: ConvolutionProblem, called: bool) -> Lowering:
-    """oneDNN's convolution, else sums of shifted images for a depthwise one.
+def _choose_grouped(problem: ConvolutionProblem, is_called: bool) -> Lowering:
+    """Choose oneDNN's convolution, else sums of shifted images for a depthwise convolution.
 
-    In oneDNN's weight gradient the images of a chunk are the channels of each group; with one image
-    at a time a depthwise convolution stays one.
+    In oneDNN's weight gradient the images of a chunk are the channels of each group. So only with
+    one image at a time a depthwise convolution stays depthwise.
     """
     is_gradient = problem.role == "weight_grad"
-    if called:
+    if is_called:
         images = 1 if problem.is_depthwise else math.gcd(problem.batch, GROUPED_IMAGES)
         return Lowering("convolution", "onednn", images if is_gradient else None)
     lowering = Lowering("grouped_as_dense", images=1) if is_gradient else Lowering("shifted_sum")
@@ -147,36 +152,36 @@ def _choose_grouped(problem: ConvolutionProblem, called: bool) -> Lowering:
     return lowering if fits else DEFAULT
 
 
-def best_layout(problems: Sequence[Problem], platform: str) -> Layout:
-    """Return the faster layout by a rule, for a network that both layouts can compute.
+def choose_layout_by_rule(problems: Sequence[Problem], platform: str) -> Layout:
+    """Choose the faster layout by a rule, for a network that both layouts can compute.
 
     `problems` are the problems of a training step in NHWC. The rule is CHWN on the CPU, for float32
-    and bfloat16, if there is a convolution, and the patches of each are small.
+    and bfloat16, if the network has convolutions and all their patches are small.
     """
     convolutions = [problem for problem in problems if isinstance(problem, ConvolutionProblem)]
     if not has_choice(convolutions, platform):
         return "nhwc"
-    small = all(_patches_bytes(problem) <= PATCHES_LIMIT_BYTES for problem in convolutions)
-    return "chwn" if small and {p.dtype for p in convolutions} <= _CHWN_DTYPES else "nhwc"
+    is_small = all(_count_patches_bytes(problem) <= PATCHES_LIMIT_BYTES for problem in convolutions)
+    return "chwn" if is_small and {p.dtype for p in convolutions} <= _CHWN_DTYPES else "nhwc"
 
 
-def best_step_layout(problems: Sequence[Problem], platform: str) -> Layout:
-    """Return the faster layout for a step of any network, by a stricter rule.
+def choose_step_layout_by_rule(problems: Sequence[Problem], platform: str) -> Layout:
+    """Choose the faster layout for a step of any network, by a stricter rule.
 
-    CHWN needs convolutions without groups, of at most FEW_CHANNELS channels.
+    CHWN needs convolutions without groups, of at most `FEW_CHANNELS` channels.
     """
     convolutions = [problem for problem in problems if isinstance(problem, ConvolutionProblem)]
     has_few = all(p.channels <= FEW_CHANNELS and p.window.groups == 1 for p in convolutions)
-    return best_layout(problems, platform) if has_few else "nhwc"
+    return choose_layout_by_rule(problems, platform) if has_few else "nhwc"
 
 
 def has_choice(problems: Sequence[Problem], platform: str) -> bool:
     """Return whether either layout may be faster: on the CPU, with convolutions."""
-    slides = any(isinstance(problem, ConvolutionProblem) for problem in problems)
-    return slides and platform_of(platform).chooses_lowerings
+    has_convolution = any(isinstance(problem, ConvolutionProblem) for problem in problems)
+    return has_convolution and platform_of(platform).chooses_lowerings
 
 
-def _patches_bytes(problem: ConvolutionProblem) -> int:
+def _count_patches_bytes(problem: ConvolutionProblem) -> int:
     """Return the bytes of the matrix of patches of a convolution in CHWN, in float32."""
     window = problem.window
     return (

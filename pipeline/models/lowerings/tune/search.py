@@ -1,4 +1,4 @@
-"""Search for the fastest candidate: exhaustive, or genetic."""
+"""Exhaustive and genetic search for the fastest candidate."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pipeline.core.files.knowledge_bank import Round
 from pipeline.models.lowerings.problem.lowering import Lowering
 
 Mode = Literal["off", "bank", "tune", "repeat"]
-"""off: defaults only; bank: banks, else the rule; tune: also tune what is in no bank; repeat: tune
-everything."""
+"""off: only defaults; bank: results of banks, else the rule; tune: also tune problems in no bank;
+repeat: tune all problems."""
 
 Strategy = Literal["exhaustive", "ga"]
 POPULATION = 6
 GENERATIONS = 3
 ELITE = 2
 HOPELESS = 2.0
-"""A candidate with this multiple of the best time is timed only once."""
+"""A candidate that takes this multiple of the best time is timed only once."""
 
 Clock = Callable[[Lowering, float], float]
 """(lowering, microseconds at which to give up) -> microseconds."""
@@ -28,20 +28,20 @@ Clock = Callable[[Lowering, float], float]
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Times of the candidates that were tried, in microseconds, and the best after every round."""
+    """Times of the timed candidates, in microseconds, and the best time after every round."""
 
     times_us: dict[Lowering, float]
     rounds: tuple[Round, ...]
 
     def best(self, among: Callable[[Lowering], bool] = lambda _: True) -> Lowering:
-        """The fastest of the candidates for which `among` is true."""
+        """Return the fastest of the candidates for which `among` is true."""
         return min(filter(among, self.times_us), key=self.times_us.__getitem__)
 
 
 def search(
     candidates: Sequence[Lowering], clock: Clock, strategy: Strategy, seed: int
 ) -> SearchResult:
-    """Time candidates, each once. Every strategy times the first, which is the one to beat."""
+    """Time candidates, each once. Every strategy times the first, the default."""
     times_us: dict[Lowering, float] = {}
     rounds = []
 
@@ -68,40 +68,40 @@ def _breed_generations(
 ) -> Iterator[Iterable[Lowering]]:
     """Yield generations of candidates; genes (family, engine, images) are from two of the best.
 
-    `times_us` has the times of all candidates that were yielded before.
+    `times_us` must have the times of all candidates of earlier generations.
     """
     count = min(POPULATION, len(candidates))
     yield [candidates[i] for i in generator.choice(len(candidates), count, replace=False)]
 
-    def children(elite: Sequence[Lowering]) -> Iterator[Lowering]:
+    def breed_children(elite: Sequence[Lowering]) -> Iterator[Lowering]:
         for _ in range(count):
             untimed = [lowering for lowering in candidates if lowering not in times_us]
             if untimed:
-                yield _child(elite, untimed, generator)
+                yield _breed_child(elite, untimed, generator)
 
     for _ in range(GENERATIONS - 1):
-        yield children(sorted(times_us, key=times_us.__getitem__)[:ELITE])
+        yield breed_children(sorted(times_us, key=times_us.__getitem__)[:ELITE])
 
 
-def _child(
+def _breed_child(
     elite: Sequence[Lowering], candidates: Sequence[Lowering], generator: np.random.Generator
 ) -> Lowering:
-    """The candidate nearest to mixed genes of two parents, one of them from another candidate."""
+    """Return the candidate nearest to mixed genes of two parents, with one gene of a stranger."""
     mother, father = (elite[int(generator.integers(len(elite)))] for _ in range(2))
     stranger = candidates[int(generator.integers(len(candidates)))]
     mutant = int(generator.integers(3))
     genes = [
         other if position == mutant else (a if generator.random() < 0.5 else b)
         for position, (a, b, other) in enumerate(
-            zip(_genes(mother), _genes(father), _genes(stranger), strict=True)
+            zip(_list_genes(mother), _list_genes(father), _list_genes(stranger), strict=True)
         )
     ]
 
-    def agreement(lowering: Lowering) -> int:
-        return sum(a == b for a, b in zip(_genes(lowering), genes, strict=True))
+    def count_common_genes(lowering: Lowering) -> int:
+        return sum(a == b for a, b in zip(_list_genes(lowering), genes, strict=True))
 
-    return max(candidates, key=agreement)
+    return max(candidates, key=count_common_genes)
 
 
-def _genes(lowering: Lowering) -> tuple[str, str, int | None]:
+def _list_genes(lowering: Lowering) -> tuple[str, str, int | None]:
     return lowering.family, lowering.engine, lowering.images

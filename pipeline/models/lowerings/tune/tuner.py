@@ -22,7 +22,7 @@ from pipeline.core.files.knowledge_bank import (
     reuse_or_search,
 )
 from pipeline.core.host.platforms import platform_of
-from pipeline.models.lowerings.candidates import can_compute, candidates
+from pipeline.models.lowerings.candidates import can_compute, list_candidates
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import (
     DEFAULT,
@@ -33,24 +33,23 @@ from pipeline.models.lowerings.problem.lowering import (
     Problem,
     file_name,
 )
-from pipeline.models.lowerings.tune.machine import find_engines, scopes_from
-from pipeline.models.lowerings.tune.rule import is_worth_a_call, usual_lowering
+from pipeline.models.lowerings.tune.machine import find_engines, list_scopes
+from pipeline.models.lowerings.tune.rule import choose_by_rule, is_worth_a_call
 from pipeline.models.lowerings.tune.search import Mode, Strategy, search
 from pipeline.models.lowerings.tune.timing import Stopwatch
 
 BUILT_IN = Path(__file__).parent / "built_in.json"
-"""Bank of the shapes of the shipped recipes, on the devices that its keys name."""
+"""Bank of the shapes in the shipped recipes, on the devices in its keys."""
 
 WORTH_SHARE = 0.1
 WORTH_US = 1000.0
-"""oneDNN is called if it saves this share of the time of all problems and these microseconds a
-step: a program that calls it is compiled again in every process."""
+"""oneDNN is called if it saves more than this share of the time of all problems, and these
+microseconds per step. A program that calls it is compiled again in every process."""
 
 ProgressClock = Callable[[str], AbstractContextManager[object]]
 
-
 BUILT_IN_LAYOUTS = Path(__file__).parent / "built_in_layouts.json"
-"""Bank of the shipped recipes, on the devices that its keys name."""
+"""Bank of the layouts of the shipped recipes, on the devices in its keys."""
 
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
@@ -69,7 +68,7 @@ class TimedLayout:
         return min(LAYOUTS, key=self.times_us.__getitem__)
 
     def to_operator(self) -> Mapping[str, Any]:
-        """Entry of AutoTune's result file; `before_tune` is NHWC."""
+        """Return an entry of AutoTune's result file; `before_tune` is NHWC."""
         op = ("network", "layout")
         best_us = self.times_us[self.best]
         record = operator_record(op, self.key, self.times_us["nhwc"], best_us, self.status)
@@ -95,10 +94,10 @@ def find_layout(
 
 
 def check_layout_entry(entry: Entry) -> Entry:
-    """The entry. Raises ValueError unless it has a positive number for every layout."""
+    """Return the entry. Raises ValueError if not every layout has a positive number."""
     times_us = {str(layout): float(entry[layout]) for layout in LAYOUTS}
     if not all(0 < us < float("inf") for us in times_us.values()):
-        raise ValueError(f"times {times_us}")
+        raise ValueError(f"times {times_us} must be positive and finite")
     return times_us
 
 
@@ -110,7 +109,7 @@ class Tuning:
     strategy: Strategy
     folder: Path
     fixed: Lowerings | None = None
-    """Lowerings of an earlier part of the run, which stay."""
+    """Lowerings of the run before it was resumed, which stay."""
 
     @property
     def bank(self) -> Path:
@@ -128,7 +127,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class TunedProblem:
-    """Times of a problem: the default (before), the best (after), the best of XLA (plain)."""
+    """Times of a problem: the default (before), the best (after), the best by XLA (plain)."""
 
     problem: Problem
     before_us: float
@@ -139,32 +138,32 @@ class TunedProblem:
 
     @property
     def us(self) -> float:
-        """Time of the best, in microseconds."""
+        """Time of the best lowering, in microseconds."""
         return self.after.us
 
 
 @dataclass(frozen=True)
 class LoweringChoice:
-    """The lowerings and the layout of a network, and the results that they were chosen by."""
+    """The lowerings and the layout of a network, and the times that decided them."""
 
     lowerings: Lowerings = DEFAULTS
     results: tuple[TunedProblem, ...] = ()
     by_rule: int = 0
-    """Number of problems that are in no bank and were not tuned."""
+    """Number of problems that are in no bank and weren't tuned."""
     layout: Layout = "nhwc"
     """Layout of the images between the layers."""
-    layout_found: TimedLayout | None = None
+    timed_layout: TimedLayout | None = None
     """Times of the layouts; None if the layout is chosen by rule."""
 
     @property
     def calls_onednn(self) -> bool:
-        """Whether any of them needs oneDNN."""
+        """Whether any lowering calls oneDNN."""
         return any(lowering.engine == "onednn" for _, lowering in self.lowerings.chosen)
 
     @property
     def num_timed(self) -> int:
         """Number of problems and layouts that were timed in this run."""
-        layouts = () if self.layout_found is None else (self.layout_found,)
+        layouts = () if self.timed_layout is None else (self.timed_layout,)
         return sum(result.status != "bank_hit" for result in (*self.results, *layouts))
 
     def to_document(self) -> dict[str, Any]:
@@ -183,26 +182,26 @@ class LoweringChoice:
         return LoweringChoice(lowerings, layout=layout)
 
     def to_result(self) -> Mapping[str, Any]:
-        """AutoTune's result file: times in microseconds, the bank's status as booleans.
+        """Return AutoTune's result file: times in microseconds, the bank's status as booleans.
 
-        The totals are sums over the operators; the layout of the network is listed after them.
+        The totals are sums over the operators. The layout of the network follows the operators.
         """
         totals = {
             "before_tune": sum(result.before_us for result in self.results),
             "after_tune": sum(result.after.us for result in self.results),
         }
-        operators = [_operator(result) for result in self.results]
-        if self.layout_found is not None:
-            operators.append(self.layout_found.to_operator())
+        operators = [_make_operator(result) for result in self.results]
+        if self.timed_layout is not None:
+            operators.append(self.timed_layout.to_operator())
         return {"result_data": totals, "operators": operators}
 
 
 def choose_lowerings(
     problems: Iterable[Problem], device: jax.Device, tuning: Tuning, watch: ProgressClock
 ) -> LoweringChoice:
-    """Choose a lowering for every problem. `watch` is entered around the tuning of each.
+    """Choose a lowering for every problem. `watch` is entered around the tuning of each problem.
 
-    Raises RunError for a bank that is not one, and for a fixed lowering that can't be carried out.
+    Raises RunError for a file that isn't a bank, and for a fixed lowering that can't be computed.
     """
     requested = tuple(problems)
     if tuning.fixed is not None:
@@ -210,9 +209,9 @@ def choose_lowerings(
     if tuning.mode == "off" or not platform_of(device.platform).chooses_lowerings:
         return LoweringChoice()
     banks = Banks(tuning.bank, BUILT_IN, check_lowering_entry)
-    scopes = scopes_from(device)
+    scopes = list_scopes(device)
     entries = _find_entries(banks.read(), requested, scopes, tuning.mode)
-    # The probe of oneDNN is a process that takes most of a second.
+    # The probe of oneDNN is a process of almost a second.
     needs_engines = tuning.mode != "bank" or any(
         is_worth_a_call(problem) or (entry is not None and _parse_after(entry).engine == "onednn")
         for problem, entry in entries.items()
@@ -222,23 +221,25 @@ def choose_lowerings(
     ruled = []
     for problem, entry in entries.items():
         available = engines.get(problem.dtype, frozenset(("xla",)))
-        result = _tune_one(problem, entry, available, device, tuning, watch)
+        result = _tune_problem(problem, entry, available, device, tuning, watch)
         if result is None:
-            ruled.append((str(problem), usual_lowering(problem, available)))
+            ruled.append((str(problem), choose_by_rule(problem, available)))
             continue
         results.append(result)
         if result.status in ("bank_append", "bank_update"):
-            # Each one at once: a large network takes minutes, and the run may be stopped.
-            banks.add({f"{problem} on {scopes[0]}": _entry(result)})
-    return _choose(tuple(results), tuple(ruled))
+            # Stored at once: a large network takes minutes, and the run may be stopped.
+            banks.add({f"{problem} on {scopes[0]}": _make_entry(result)})
+    return _make_choice(tuple(results), tuple(ruled))
 
 
 def _find_entries(
     bank: Mapping[str, Entry], problems: Sequence[Problem], scopes: Sequence[str], mode: Mode
 ) -> dict[Problem, Entry | None]:
-    """Return the entry of each problem. Unless they are tuned, entries of lesser instruction sets
-    stand in: on a processor whose AMX can't be used, those of AVX-512 are 5 to 10 % faster in
-    ResNet-18 than the rule's choices."""
+    """Return the entry of each problem, or without tuning that of a lesser instruction set.
+
+    On a processor whose AMX can't be used, entries of AVX-512 are 5 to 10 % faster in ResNet-18
+    than the rule's choices.
+    """
     scopes = scopes if mode == "bank" else scopes[:1]
     return {
         problem: next(
@@ -251,7 +252,7 @@ def _find_entries(
 def _find_engines(
     problems: Sequence[Problem], device: jax.Device, folder: Path
 ) -> Mapping[str, frozenset[Engine]]:
-    """Usable engines by dtype."""
+    """Return the usable engines by dtype."""
     dtypes = dict.fromkeys(problem.dtype for problem in problems)
     return {dtype: find_engines(device, dtype, folder) for dtype in dtypes}
 
@@ -259,7 +260,7 @@ def _find_engines(
 def _check_fixed(
     lowerings: Lowerings, problems: Sequence[Problem], device: jax.Device, folder: Path
 ) -> LoweringChoice:
-    """Return the choice of an earlier part of the run. Raises RunError if it can't be computed."""
+    """Return the choice before the run was resumed. Raises RunError if it can't be computed."""
     by_text = {str(problem): problem for problem in problems}
     requested = [(by_text[text], how) for text, how in lowerings.chosen if text in by_text]
     wants_onednn = any(lowering.engine == "onednn" for _, lowering in requested)
@@ -273,7 +274,7 @@ def _check_fixed(
     return LoweringChoice(lowerings)
 
 
-def _tune_one(
+def _tune_problem(
     problem: Problem,
     entry: Entry | None,
     engines: frozenset[Engine],
@@ -281,17 +282,17 @@ def _tune_one(
     tuning: Tuning,
     watch: ProgressClock,
 ) -> TunedProblem | None:
-    """Result of the bank, else of a search; the faster of both if a search is repeated.
+    """Return the result of the bank, else of a search, or the faster one if a search is repeated.
 
-    None if the mode is to search nothing, and the bank has no result for this machine.
+    None if the mode is `bank`, and the bank has no result for this machine.
     """
-    banked = _from_entry(problem, entry, engines)
+    banked = _read_entry(problem, entry, engines)
     if banked is None and tuning.mode == "bank":
         return None
 
     def search_candidates() -> TunedProblem:
         with watch(str(problem)):
-            return _search(problem, candidates(problem, engines), device, tuning.strategy)
+            return _search(problem, list_candidates(problem, engines), device, tuning.strategy)
 
     tuned = reuse_or_search(banked, search_candidates, repeat=tuning.mode == "repeat")
     rounds = tuned.searched.rounds if tuned.searched is not None else ()
@@ -319,10 +320,10 @@ def _parse_after(entry: Entry) -> Lowering:
     return Lowering.parse(entry["after"]["lowering"])
 
 
-def _from_entry(
+def _read_entry(
     problem: Problem, entry: Entry | None, engines: frozenset[Engine]
 ) -> TunedProblem | None:
-    """Result of a bank; None if this machine can't compute its lowerings."""
+    """Return the result of a bank; None if this machine can't compute its lowerings."""
     if entry is None:
         return None
     after = Timed(_parse_after(entry), entry["after"]["us"])
@@ -332,21 +333,21 @@ def _from_entry(
     return TunedProblem(problem, entry["before_us"], after, plain, "bank_hit")
 
 
-def _choose(
+def _make_choice(
     results: tuple[TunedProblem, ...], ruled: tuple[tuple[str, Lowering], ...]
 ) -> LoweringChoice:
-    """Take the best of each, with oneDNN only if it saves more than it costs to compile."""
+    """Choose the best of each problem, without oneDNN if it saves less than its compilation."""
     saved_us = sum(result.plain.us - result.after.us for result in results)
     total_us = sum(result.plain.us for result in results)
-    worth = saved_us > max(WORTH_US, WORTH_SHARE * total_us)
-    worth |= any(lowering.engine == "onednn" for _, lowering in ruled)
-    if not worth:
+    is_worth_it = saved_us > max(WORTH_US, WORTH_SHARE * total_us)
+    is_worth_it |= any(lowering.engine == "onednn" for _, lowering in ruled)
+    if not is_worth_it:
         results = tuple(replace(result, after=result.plain) for result in results)
     best = ((str(result.problem), result.after.lowering) for result in results)
     return LoweringChoice(Lowerings((*best, *ruled)), results, len(ruled))
 
 
-def _entry(result: TunedProblem) -> Entry:
+def _make_entry(result: TunedProblem) -> Entry:
     after, plain = (
         {"lowering": str(timed.lowering), "us": timed.us} for timed in (result.after, result.plain)
     )
@@ -354,18 +355,18 @@ def _entry(result: TunedProblem) -> Entry:
 
 
 def check_lowering_entry(entry: Entry) -> Entry:
-    """The entry. Raises ValueError unless its lowerings can be read and its times are positive."""
-    checked: dict[str, Any] = {"before_us": float(entry["before_us"])}
+    """Return the entry. Raises ValueError if its lowerings or its times are invalid."""
+    valid_entry: dict[str, Any] = {"before_us": float(entry["before_us"])}
     for name in ("after", "plain"):
         Lowering.parse(entry[name]["lowering"])
-        checked[name] = {"lowering": entry[name]["lowering"], "us": float(entry[name]["us"])}
-    times_us = [checked["before_us"], checked["after"]["us"], checked["plain"]["us"]]
+        valid_entry[name] = {"lowering": entry[name]["lowering"], "us": float(entry[name]["us"])}
+    times_us = [valid_entry["before_us"], valid_entry["after"]["us"], valid_entry["plain"]["us"]]
     if not all(0 < us < float("inf") for us in times_us):
-        raise ValueError(f"times {times_us}")
-    return checked
+        raise ValueError(f"times {times_us} must be positive and finite")
+    return valid_entry
 
 
-def _operator(result: TunedProblem) -> Mapping[str, Any]:
+def _make_operator(result: TunedProblem) -> Mapping[str, Any]:
     op = (result.problem.kind, file_name(result.problem.role))
     lowering = result.after.lowering
     return {

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pipeline.core.errors import first_line
-from pipeline.models.layers.precision import rule_for
+from pipeline.models.layers.precision import find_type_rule
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.torch_graph.graph import (
     INPUT,
@@ -129,7 +129,7 @@ class _Run:
 
     def _apply(self, number: int, node: GraphNode, operator: AtenOperator) -> Any:
         rules = self.context.rules
-        rule = rule_for(rules, operator.kind, tuple(node.module.split(".")))
+        rule = find_type_rule(rules, operator.kind, tuple(node.module.split(".")))
         dtype = self.context.dtype if rule is None else rule.dtype
         key = self.context.key
         node_key = None if key is None else lambda: jax.random.fold_in(key(), number)

@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.models.layers import standard
 from pipeline.models.layers.fields import CLASSES
 from pipeline.models.layers.model_spec import LayerSpec
-from pipeline.models.layers.standard import scope_names
+from pipeline.models.layers.standard import name_scopes
 from pipeline.models.torch_graph.conversion.known_layers import (
     Flow,
     Layers,
@@ -67,7 +67,7 @@ def open_to_classes(layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
 
 
 def _arrays(named: Sequence[NamedLayer], scope: str) -> Iterator[tuple[str, np.ndarray]]:
-    names = scope_names(_specs(named))
+    names = name_scopes(_specs(named))
     for name, layer in zip(names, named, strict=True):
         for place, array in layer.arrays.items():
             collection, leaf = place.split("/")

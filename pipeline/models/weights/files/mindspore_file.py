@@ -1,6 +1,6 @@
 """MindSpore's checkpoint files, `.ckpt`.
 
-The format is a protocol buffer message, here by field number as its installed package defines it:
+The format is a protocol buffer message with these field numbers, as in MindSpore's package:
 
     Checkpoint   1: repeated Value
     Value        1: tag (text)   2: TensorProto   3: MapTensorProto, which is not read
@@ -9,9 +9,9 @@ The format is a protocol buffer message, here by field number as its installed p
 An array above 512 MiB is spread over several values of one tag. A file may end in `crc_num` and
 ten bytes, the CRC-32 of all bytes before it.
 
-Only these few fields are parsed, without the protobuf package: it builds the entire message before
-any bound can be checked (28 bytes of memory per byte of a file of empty values) and copies every
-array. Here fields are checked one by one, and arrays are views of the file's content.
+Only these few fields are parsed, without the protobuf package. That builds the entire message
+before any bound can be checked (28 bytes of memory per byte of a file of empty values) and copies
+every array. Here fields are checked one by one, and arrays are views of the file's content.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 
 from pipeline.core.files.error_text import show_name
 from pipeline.core.files.npy import MAX_AXES, MAX_ENTRIES
-from pipeline.models.weights.files.named_arrays import BFLOAT16, Arrays, add, decode
+from pipeline.models.weights.files.named_arrays import BFLOAT16, Arrays, add_array, decode_array
 
 _INTEGERS = ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
 _TYPES = {
@@ -34,7 +34,7 @@ _TYPES = {
 } | {"BFloat16": BFLOAT16}
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 _TEXT = "str"
-"""Type of entries such as epoch counters; no arrays, so they are skipped."""
+"""Type of entries such as epoch counters, which are skipped since they aren't arrays."""
 
 _CRC = b"crc_num"
 _CRC_BYTES = 10
@@ -55,7 +55,7 @@ MAX_FIELDS = 64
 
 @dataclass(frozen=True)
 class _Value:
-    """One value of the message: an array, or a part of a large one."""
+    """One value of the message: an array, or a part of a large array."""
 
     tag: str
     dims: tuple[int, ...]
@@ -74,7 +74,7 @@ def read_mindspore(data: bytes) -> Arrays:
     arrays: Arrays = {}
     for tag, values in parts.items():
         if values[0].type != _TEXT:
-            add(arrays, tag, _join(values))
+            add_array(arrays, tag, _join_parts(values))
     return arrays
 
 
@@ -134,7 +134,7 @@ def _read_value(message: memoryview) -> _Value:
     return _Value(tag, tuple(dims), kind, content)
 
 
-def _join(values: list[_Value]) -> np.ndarray:
+def _join_parts(values: list[_Value]) -> np.ndarray:
     """Join the parts of one tag into an array.
 
     Raises ValueError if they differ, and for an unknown type or an impossible shape.
@@ -150,7 +150,7 @@ def _join(values: list[_Value]) -> np.ndarray:
     dtype = _TYPES[first.type]
     content = first.content if len(values) == 1 else b"".join(v.content for v in values)
     is_scalar = first.dims == (0,) and len(content) == dtype.itemsize
-    return decode(first.tag, dtype, () if is_scalar else first.dims, content)
+    return decode_array(first.tag, dtype, () if is_scalar else first.dims, content)
 
 
 def _read_fields(message: memoryview, max_fields: int) -> Iterator[tuple[int, int | memoryview]]:
@@ -158,51 +158,51 @@ def _read_fields(message: memoryview, max_fields: int) -> Iterator[tuple[int, in
 
     Raises ValueError for a damaged message, and for more than `max_fields` fields.
     """
-    at = count = 0
-    while at < len(message):
+    index = count = 0
+    while index < len(message):
         count += 1
         if count > max_fields:
             raise ValueError(f"it has an entry of more than {max_fields:,} fields")
-        key, at = _decode_varint(message, at)
+        key, index = _decode_varint(message, index)
         number = key >> 3
         wire = key & 7
         if wire == _VARINT:
-            value, at = _decode_varint(message, at)
+            value, index = _decode_varint(message, index)
             yield number, value
             continue
         if wire == _LENGTH:
-            length, at = _decode_varint(message, at)
+            length, index = _decode_varint(message, index)
         elif wire in _WIDTHS:
             length = _WIDTHS[wire]
         else:
             raise ValueError("it is not a MindSpore checkpoint")
-        if length < 0 or at + length > len(message):
+        if length < 0 or index + length > len(message):
             raise ValueError("it ends in the middle of an entry")
-        yield number, message[at : at + length]
-        at += length
+        yield number, message[index : index + length]
+        index += length
 
 
-def _decode_varint(message: memoryview, at: int) -> tuple[int, int]:
+def _decode_varint(message: memoryview, index: int) -> tuple[int, int]:
     """Return the varint at an index, as a signed 64-bit integer, and the index after it.
 
     A varint has 7 bits per byte, lowest first. Raises ValueError if it doesn't end.
     """
     result = 0
-    for count, byte in enumerate(message[at : at + 10]):
+    for count, byte in enumerate(message[index : index + 10]):
         result |= (byte & 0x7F) << (7 * count)
         if byte < 0x80:
             result &= 2**64 - 1
-            return result - 2**64 if result >= 2**63 else result, at + count + 1
+            return result - 2**64 if result >= 2**63 else result, index + count + 1
     raise ValueError("it ends in the middle of an entry, or is not a MindSpore checkpoint")
 
 
 def _read_packed(field: memoryview) -> list[int]:
     numbers: list[int] = []
-    at = 0
-    while at < len(field):
+    index = 0
+    while index < len(field):
         if len(numbers) > MAX_AXES:
             raise ValueError("an entry has no possible shape; the file is damaged")
-        number, at = _decode_varint(field, at)
+        number, index = _decode_varint(field, index)
         numbers.append(number)
     return numbers
 

@@ -1,4 +1,4 @@
-"""Named arrays of a weight file, and the limits of every reader."""
+"""Named arrays of a weight file, and the limits that every reader has."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 MAX_NAME_LENGTH = 1024
 
 
-def decode(
+def decode_array(
     name: str, dtype: np.dtype, shape: Sequence[int], data: bytes | memoryview
 ) -> np.ndarray:
     """Return the array in `data`, in C order.
 
-    Raises ValueError if the shape is invalid, or has another number of bytes.
+    Raises ValueError if the shape is invalid, or doesn't have this number of bytes.
     """
     num_bytes = array_bytes(name, dtype, shape)
     if len(data) != num_bytes:
@@ -35,7 +35,7 @@ def decode(
     return np.frombuffer(data, dtype).reshape(shape)
 
 
-def add(arrays: Arrays, name: object, array: np.ndarray) -> None:
+def add_array(arrays: Arrays, name: object, array: np.ndarray) -> None:
     """Add an entry. Raises ValueError for an invalid or duplicate name, or too many entries."""
     if not isinstance(name, str) or not name or len(name) > MAX_NAME_LENGTH:
         raise ValueError(f"an entry has no name of 1 to {MAX_NAME_LENGTH} characters")
@@ -49,9 +49,9 @@ def add(arrays: Arrays, name: object, array: np.ndarray) -> None:
 def natural_key(name: str) -> list[str | int]:
     """Return a sort key that compares numbers as numbers: `features.10` after `features.2`."""
     parts = re.split(r"([0-9]+)", name)
-    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
+    return [int(part) if position % 2 else part for position, part in enumerate(parts)]
 
 
-def total_bytes(arrays: Mapping[str, np.ndarray]) -> int:
+def sum_bytes(arrays: Mapping[str, np.ndarray]) -> int:
     """Return the size of all arrays together, in bytes."""
     return sum(array.nbytes for array in arrays.values())

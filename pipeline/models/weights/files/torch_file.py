@@ -1,4 +1,4 @@
-"""PyTorch's files, `.pt` and `.pth`: a zip of a pickle and of the bytes of every storage."""
+"""PyTorch's files, `.pt` and `.pth`: a zip of a pickle and the bytes of each storage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.core.files.error_text import show_name
 from pipeline.core.files.npy import MAX_ENTRIES, array_bytes
-from pipeline.models.weights.files.named_arrays import Arrays, add
+from pipeline.models.weights.files.named_arrays import Arrays, add_array
 from pipeline.models.weights.files.torch_pickle import (
     REBUILD_PARAMETER,
     REBUILD_TENSOR,
@@ -52,7 +52,7 @@ def read_torch(path: Path) -> Arrays:
         tensors = _find_tensors(read_pickle(storages.read(_PICKLE)))
         arrays: Arrays = {}
         for name, value in tensors.items():
-            add(arrays, name, _read_tensor(str(name), value, storages))
+            add_array(arrays, name, _read_tensor(str(name), value, storages))
             bytes_left -= arrays[name].nbytes / MAX_SHARING
             if bytes_left < 0:
                 raise ValueError(f"its tensors are more than {MAX_SHARING} times its size")
@@ -64,12 +64,12 @@ class _Storages:
 
     def __init__(self, archive: zipfile.ZipFile, size: int) -> None:
         self._archive = archive
-        self._left_bytes = size
+        self._bytes_left = size
         if len(archive.infolist()) > MAX_ENTRIES:
             raise ValueError(f"it has more than {MAX_ENTRIES:,} parts")
         names = [name for name in archive.namelist() if PurePosixPath(name).name == _PICKLE]
         if len(names) != 1:
-            raise ValueError("it is a zip file, but none that torch.save wrote")
+            raise ValueError("it is a zip file, but torch.save didn't write it")
         self._folder = names[0].removesuffix(_PICKLE)
         self._read: dict[str, bytes] = {}
         order = f"{self._folder}byteorder"
@@ -85,10 +85,10 @@ class _Storages:
                 raise ValueError(f"it lacks its part {show_name(name)}") from None
             if info.compress_type != zipfile.ZIP_STORED:
                 raise ValueError(
-                    f"its part {show_name(name)} is compressed, which torch does not do"
+                    f"its part {show_name(name)} is compressed; torch stores without compression"
                 )
-            self._left_bytes -= info.file_size
-            if self._left_bytes < 0:
+            self._bytes_left -= info.file_size
+            if self._bytes_left < 0:
                 raise ValueError("its parts overlap")
             self._read[name] = self._archive.read(info)
         return self._read[name]
@@ -101,9 +101,9 @@ class _Storages:
             ):
                 data = self.read(f"data/{key}")
                 if count < 0 or len(data) != count * STORAGES[kind].itemsize:
-                    raise ValueError(f"storage {key} should hold {count:,} values and does not")
+                    raise ValueError(f"storage {key} doesn't have the size of its {count:,} values")
                 return np.frombuffer(data, STORAGES[kind])
-        raise ValueError("a tensor lies in no storage that can be read")
+        raise ValueError("a tensor has no storage that can be read")
 
 
 def _find_tensors(content: Any) -> Mapping[Any, Any]:
@@ -112,14 +112,14 @@ def _find_tensors(content: Any) -> Mapping[Any, Any]:
         return content
     if not isinstance(content, dict):
         raise ValueError("it holds no dictionary of tensors; save model.state_dict()")
-    inner = [content[key] for key in _STATE_DICTS if _is_state_dict(content.get(key))]
-    if len(inner) != 1:
+    state_dicts = [content[key] for key in _STATE_DICTS if _is_state_dict(content.get(key))]
+    if len(state_dicts) != 1:
         keys = ", ".join(show_name(str(key)) for key in list(content)[:10])
         raise ValueError(
-            f"it holds a dictionary of {keys or 'nothing'}; must be a state dict, or have one as "
-            f"one of {', '.join(_STATE_DICTS)}"
+            f"it holds a dictionary of {keys or 'nothing'}; must be a state dict, or have "
+            f"one under one of {', '.join(_STATE_DICTS)}"
         )
-    return inner[0]
+    return state_dicts[0]
 
 
 def _is_state_dict(content: Any) -> bool:
@@ -140,7 +140,7 @@ def _read_tensor(name: str, value: Call, storages: _Storages) -> np.ndarray:
         ):
             values = storages.values(storage)
             return _copy_strided(name, values, offset, shape, strides)
-    raise ValueError(f"{show_name(name)} is no tensor of numbers")
+    raise ValueError(f"{show_name(name)} isn't a tensor of numbers")
 
 
 def _copy_strided(
@@ -148,7 +148,7 @@ def _copy_strided(
 ) -> np.ndarray:
     """Return the elements of a storage at strides, in C order.
 
-    Raises ValueError if any lies outside of the storage.
+    Raises ValueError if any is outside of the storage.
     """
     size = array_bytes(name, values.dtype, shape)
     are_valid = [type(stride) is int and stride >= 0 for stride in strides]

@@ -1,8 +1,8 @@
 """The pickle inside a PyTorch file, read as data: nothing is imported, called or built.
 
-A pickle is a program for a stack machine. Here every opcode that torch writes for a dictionary of
-tensors is executed on plain values. The name of a class or function stays a name, a call of one of
-the few that torch needs becomes a record of the call, and everything else is refused.
+A pickle is a program for a stack machine. Here the opcodes that torch writes for a dictionary of
+tensors are executed on plain values. The name of a class or function stays a name. A call of a
+function that torch needs becomes a record of the call. Everything else is refused.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ STORAGES = {
 
 MAX_PICKLE_BYTES = 64 * 2**20
 MAX_OPCODES = 5_000_000
-"""A tensor takes about forty."""
+"""A tensor has about forty opcodes."""
 _DAMAGED = "its table of contents is damaged"
 _REFUSED = "it holds more than a dictionary of tensors; save model.state_dict() alone"
 
 
 @dataclass(frozen=True)
 class Name:
-    """The name of a class or function in the file: `torch.FloatStorage`."""
+    """The name of a class or function in the file, such as `torch.FloatStorage`."""
 
     text: str
 
@@ -58,7 +58,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Persistent:
-    """A reference to an object outside of the pickle: a storage, as torch describes it."""
+    """A reference to a storage, an object outside of the pickle, with torch's description of it."""
 
     fields: Any
 
@@ -79,25 +79,27 @@ _SKIPPED = {"PROTO", "FRAME", "STOP"}
 
 
 def read_pickle(data: bytes) -> Any:
-    """The content of a pickle, as dicts, lists, tuples, plain values and the types above.
+    """Return the content of a pickle, as dicts, lists, tuples, plain values and the types above.
 
-    Raises ValueError that names the refused content, or says that the pickle is damaged.
+    Raises ValueError for refused content and for a damaged pickle.
     """
     if len(data) > MAX_PICKLE_BYTES:
-        raise ValueError(f"its table of contents takes {len(data):,} bytes; that is too many")
+        raise ValueError(
+            f"its table of contents has {len(data):,} bytes; must have at most {MAX_PICKLE_BYTES:,}"
+        )
     machine = _Machine()
     try:
-        for count, (name, argument) in enumerate(_opcodes(data)):
+        for count, (name, argument) in enumerate(_read_opcodes(data)):
             if count == MAX_OPCODES:
                 raise ValueError(f"its table of contents has more than {MAX_OPCODES:,} opcodes")
-            machine.do(name, argument)
+            machine.execute(name, argument)
         return machine.stack.pop()
     except (IndexError, KeyError, TypeError) as error:
         raise ValueError(_DAMAGED) from error
 
 
-def _opcodes(data: bytes) -> Iterator[tuple[str, Any]]:
-    """Each opcode with its argument, up to the end of the pickle."""
+def _read_opcodes(data: bytes) -> Iterator[tuple[str, Any]]:
+    """Yield each opcode with its argument."""
     try:
         for opcode, argument, _ in pickletools.genops(data):
             yield opcode.name, argument
@@ -112,8 +114,8 @@ class _Machine:
         self.stack: list[Any] = []
         self._memo: dict[int, Any] = {}
 
-    def do(self, name: str, argument: Any) -> None:
-        """Execute one opcode. Raises ValueError for one that torch does not write."""
+    def execute(self, name: str, argument: Any) -> None:
+        """Execute one opcode. Raises ValueError for opcodes that torch doesn't write."""
         stack = self.stack
         if name in _LITERALS:
             stack.append(argument)
@@ -132,11 +134,11 @@ class _Machine:
         elif name not in _SKIPPED:
             raise ValueError(f"{_REFUSED}: it holds the opcode {name}")
 
-    def memoize(self, argument: Any) -> None:
+    def store_top(self, argument: Any) -> None:
         """Store the top of the stack in the memo, under the next number."""
         self._memo[len(self._memo)] = self.stack[-1]
 
-    def since_mark(self) -> list[Any]:
+    def pop_to_mark(self) -> list[Any]:
         """Pop everything above the last mark, and the mark."""
         items: list[Any] = []
         while not isinstance(item := self.stack.pop(), _Mark):
@@ -159,7 +161,7 @@ class _Machine:
             raise TypeError
         self.stack[-1].extend(items)
 
-    def name_from_stack(self, argument: Any) -> None:
+    def push_name(self, argument: Any) -> None:
         """Replace a module and a name on the stack by a `Name`."""
         name = self.stack.pop()
         module = self.stack.pop()
@@ -167,7 +169,7 @@ class _Machine:
             raise TypeError
         self.stack.append(_check_name(f"{module}.{name}"))
 
-    def call(self, argument: Any) -> None:
+    def push_call(self, argument: Any) -> None:
         """Push an empty dict for OrderedDict(), and a record for any other call."""
         arguments = self.stack.pop()
         function = self.stack[-1]
@@ -182,8 +184,8 @@ class _Machine:
         else:
             self.stack[-1] = {}
 
-    def skip_attributes(self, argument: Any) -> None:
-        """Drop the attributes of a dict, such as versions of modules: they hold no weights."""
+    def drop_attributes(self, argument: Any) -> None:
+        """Drop the attributes of a dict, such as versions of modules, which aren't weights."""
         self.stack.pop()
         if not isinstance(self.stack[-1], dict):
             raise ValueError(f"{_REFUSED}: it sets attributes of an object")
@@ -196,7 +198,7 @@ def _check_name(text: str) -> Name:
 
 
 def _replace_marked(make: Callable[[list[Any]], Any]) -> Callable[[_Machine, Any], None]:
-    return lambda machine, _: machine.stack.append(make(machine.since_mark()))
+    return lambda machine, _: machine.stack.append(make(machine.pop_to_mark()))
 
 
 _ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
@@ -206,20 +208,20 @@ _ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "EMPTY_TUPLE": lambda machine, _: machine.stack.append(()),
     "TUPLE": _replace_marked(tuple),
     "LIST": _replace_marked(list),
-    "MEMOIZE": _Machine.memoize,
+    "MEMOIZE": _Machine.store_top,
     "GLOBAL": lambda machine, text: machine.stack.append(_check_name(text.replace(" ", "."))),
-    "STACK_GLOBAL": _Machine.name_from_stack,
-    "REDUCE": _Machine.call,
-    "BUILD": _Machine.skip_attributes,
+    "STACK_GLOBAL": _Machine.push_name,
+    "REDUCE": _Machine.push_call,
+    "BUILD": _Machine.drop_attributes,
     "BINPERSID": lambda machine, _: machine.stack.append(Persistent(machine.stack.pop())),
-    "SETITEM": lambda machine, _: machine.set_items(_pop(machine, 2)),
-    "SETITEMS": lambda machine, _: machine.set_items(machine.since_mark()),
-    "APPEND": lambda machine, _: machine.append(_pop(machine, 1)),
-    "APPENDS": lambda machine, _: machine.append(machine.since_mark()),
+    "SETITEM": lambda machine, _: machine.set_items(_pop_items(machine, 2)),
+    "SETITEMS": lambda machine, _: machine.set_items(machine.pop_to_mark()),
+    "APPEND": lambda machine, _: machine.append(_pop_items(machine, 1)),
+    "APPENDS": lambda machine, _: machine.append(machine.pop_to_mark()),
 }
 
 
-def _pop(machine: _Machine, count: int) -> list[Any]:
+def _pop_items(machine: _Machine, count: int) -> list[Any]:
     items = machine.stack[-count:]
     del machine.stack[-count:]
     return items

@@ -1,4 +1,4 @@
-"""Weight files by suffix: a reader and a writer for each, with one form of error message."""
+"""Readers and writers of weight files by suffix, with the same form of errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ from pipeline.core.files.error_text import show_name
 from pipeline.core.files.npy import open_archive
 from pipeline.core.host.memory import require_room
 from pipeline.models.weights.files.mindspore_file import read_mindspore, write_mindspore
-from pipeline.models.weights.files.named_arrays import BFLOAT16, Arrays, add, decode, natural_key
+from pipeline.models.weights.files.named_arrays import (
+    BFLOAT16,
+    Arrays,
+    add_array,
+    decode_array,
+    natural_key,
+)
 from pipeline.models.weights.files.torch_file import read_torch
 
 _ZIP = b"PK\x03\x04"
@@ -48,7 +54,7 @@ _SAFETENSORS_DTYPES = {
 
 
 def read_weights(path: Path) -> Arrays:
-    """Return the arrays of a weight file, in its order; of a .safetensors by name in natural order.
+    """Return the arrays of a weight file in its order, of a .safetensors in natural order of names.
 
     Nothing in a file is executed. Raises DataError for a file that is missing, of another kind,
     damaged or too large.
@@ -56,7 +62,7 @@ def read_weights(path: Path) -> Arrays:
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         kinds = ", ".join(_READERS)
-        raise DataError(f"{path}: is no kind of weight file; must end in one of {kinds}")
+        raise DataError(f"{path}: isn't a weight file; must end in one of {kinds}")
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
     try:
@@ -70,21 +76,21 @@ def read_weights(path: Path) -> Arrays:
     return arrays
 
 
-def require_written(path: Path) -> None:
-    """Raise DataError unless files with this suffix can be written."""
+def require_writable_suffix(path: Path) -> None:
+    """Raise DataError if files with this suffix can't be written."""
     if path.suffix.lower() in _WRITERS:
         return
     kinds = ", ".join(_WRITERS)
     hint = "; PyTorch reads .safetensors" if path.suffix.lower() in (".pt", ".pth") else ""
-    raise DataError(f"{path}: is not written; must end in one of {kinds}{hint}")
+    raise DataError(f"{path}: can't be written; must end in one of {kinds}{hint}")
 
 
 def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays under their names, replacing the file atomically.
 
-    Raises DataError for a suffix that can't be written, RunError if the disk refuses.
+    Raises DataError for a suffix that can't be written, and RunError if writing fails.
     """
-    require_written(path)
+    require_writable_suffix(path)
     writer = _WRITERS[path.suffix.lower()]
     draft = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -98,14 +104,14 @@ def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def is_weight_file(path: Path) -> bool:
-    """Return whether the name is a weight file's, not a run directory's."""
+    """Return whether a path names a weight file, and not a run directory."""
     return path.suffix.lower() in _READERS and not path.is_dir()
 
 
 def keeps_order(file: str) -> bool:
-    """Return whether a file of that name has its entries in the order of writing.
+    """Return whether a file with this name has its entries in the order of writing.
 
-    A .safetensors always sorts them by dtype and name.
+    A .safetensors sorts them by dtype and name.
     """
     return Path(file).suffix.lower() != ".safetensors"
 
@@ -116,14 +122,14 @@ def _read_safetensors(path: Path) -> Arrays:
     for name in sorted(entries, key=natural_key):
         entry = entries[name]
         if entry["dtype"] not in _SAFETENSORS_DTYPES:
-            raise ValueError(f"{show_name(name)} is {entry['dtype']}, which is not read")
+            raise ValueError(f"{show_name(name)} is {entry['dtype']}, which can't be read")
         dtype = _SAFETENSORS_DTYPES[entry["dtype"]]
-        add(arrays, name, decode(name, dtype, entry["shape"], entry["data"]))
+        add_array(arrays, name, decode_array(name, dtype, entry["shape"], entry["data"]))
     return arrays
 
 
 def _read_ckpt(path: Path) -> Arrays:
-    """Read MindSpore's .ckpt, or PyTorch's if it is a zip: Lightning uses that suffix too."""
+    """Read a .ckpt of MindSpore, or of Lightning, which writes PyTorch's zip with this suffix."""
     with path.open("rb") as file:
         if file.read(len(_ZIP)) == _ZIP:
             return read_torch(path)
@@ -131,14 +137,14 @@ def _read_ckpt(path: Path) -> Arrays:
 
 
 def read_npz(path: Path) -> Arrays:
-    """Read the arrays of numpy's `.npz`. Raises OSError, and ValueError that says what is wrong."""
+    """Read the arrays of numpy's `.npz`. Raises OSError, and ValueError for an invalid file."""
     arrays: Arrays = {}
     with open_archive(path) as archive:
         for file in archive.files:
             if not file.endswith(".npy"):
-                raise ValueError(f"its part {show_name(file)} is no array")
+                raise ValueError(f"its part {show_name(file)} isn't an array")
         for name in archive.names:
-            add(arrays, name, archive.read(name))
+            add_array(arrays, name, archive.read(name))
     return arrays
 
 
@@ -151,7 +157,7 @@ def _write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _write_safetensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    # Not by the package's save_file, which makes the file readable by its owner only.
+    # The package's save_file makes the file readable only by its owner.
     path.write_bytes(safetensors.numpy.save(dict(arrays)))
 
 

@@ -27,10 +27,7 @@ _INCEPTION_V3_SCOPES = {
     "7b": "expanded0",
     "7c": "expanded1",
 }
-_BRANCHES_OF_TORCHVISION = (
-    (r"branch1x1\..+", "branch_0"),
-    (r"branch_pool\..+", "branch_3"),
-)
+_TORCHVISION_BRANCHES = ((r"branch1x1\..+", "branch_0"), (r"branch_pool\..+", "branch_3"))
 _BY_SCOPE = {
     "square": ((r"branch5x5_\d\..+", "branch_1"), (r"branch3x3dbl_\d\..+", "branch_2")),
     "reduction0": ((r"branch3x3\..+", "branch_0"), (r"branch3x3dbl_\d\..+", "branch_1")),
@@ -47,21 +44,21 @@ _BY_SCOPE = {
 }
 
 
-def _inception_v3_of_torchvision() -> Iterator[tuple[str, str]]:
+def _list_torchvision_inception() -> Iterator[tuple[str, str]]:
     yield r"AuxLogits\..+", SKIPPED
     yield r"Conv2d_\d\w_\dx\d\.(?:conv|bn)", "{kind}_#"
     for theirs, scope in _INCEPTION_V3_SCOPES.items():
         branches = next(rules for name, rules in _BY_SCOPE.items() if scope.startswith(name))
-        for branch, path in (*_BRANCHES_OF_TORCHVISION, *branches):
+        for branch, path in (*_TORCHVISION_BRANCHES, *branches):
             yield rf"Mixed_{theirs}\.{branch}", f"{scope}/{path}/{{kind}}_#"
     yield r"fc", "dense_0"
 
 
-INCEPTION_V3_TORCH: LayerRules = tuple(_inception_v3_of_torchvision())
+INCEPTION_V3_TORCH: LayerRules = tuple(_list_torchvision_inception())
 """torchvision and timm."""
 
 
-def _inception_v3_of_mindcv() -> Iterator[tuple[str, str]]:
+def _list_mindcv_inception() -> Iterator[tuple[str, str]]:
     yield r"aux\..+", SKIPPED
     yield r"conv\d\w\.(?:conv|bn)", "{kind}_#"
     for theirs, scope in _INCEPTION_V3_SCOPES.items():
@@ -73,7 +70,7 @@ def _inception_v3_of_mindcv() -> Iterator[tuple[str, str]]:
     yield r"classifier", "dense_0"
 
 
-INCEPTION_V3_MINDSPORE: LayerRules = tuple(_inception_v3_of_mindcv())
+INCEPTION_V3_MINDSPORE: LayerRules = tuple(_list_mindcv_inception())
 """mindcv."""
 
 DENSENET: LayerRules = (
@@ -95,19 +92,19 @@ DENSENET: LayerRules = (
 _DEPTHS = 5
 
 
-def _scope(depth: int) -> str:
-    """The scope of the layers at a depth; each depth is nested in the one above."""
+def _nest_scope(depth: int) -> str:
+    """Return the scope of the layers at a depth, which is nested in the depth above."""
     return "".join(f"below{above}/branch_1/" for above in range(depth))
 
 
-def _unet() -> Iterator[tuple[str, str]]:
-    """Rules: the first two convolutions of a depth are the encoder's, the others the decoder's."""
+def _list_unet() -> Iterator[tuple[str, str]]:
+    """Yield rules. A depth's first two convolutions are the encoder's, the others the decoder's."""
     yield r"conv_0\.conv_(\d)\..+", r"{kind}_\1"
     yield r"inc\.double_conv\.[01]", "{kind}_0"
     yield r"inc\.double_conv\.[34]", "{kind}_1"
     for depth in range(1, _DEPTHS):
-        below = _scope(depth)
-        above = _scope(depth - 1)
+        below = _nest_scope(depth)
+        above = _nest_scope(depth - 1)
         yield rf"down_{depth}\.convs\.conv_(\d)\..+", rf"{below}{{kind}}_\1"
         yield rf"upcat_{depth}\.upsample\.deconv", f"{below}conv_transpose_0"
         yield rf"upcat_{depth}\.convs\.conv_(\d)\..+", rf"{above}{{kind}}_<\1+2>"
@@ -120,5 +117,5 @@ def _unet() -> Iterator[tuple[str, str]]:
     yield r"final_conv|outc\.conv", "conv_4"
 
 
-UNET: LayerRules = tuple(_unet())
+UNET: LayerRules = tuple(_list_unet())
 """MONAI's BasicUNet, and the widespread `inc`, `down1`, `up1`, `outc` of five depths."""

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pipeline.models.weights.rules.residual import squeeze_rules
+from pipeline.models.weights.rules.residual import make_squeeze_rules
 from pipeline.models.weights.rules.syntax import LayerRules
 
 
 def _number_blocks(blocks: Sequence[int], first: int, stage: int) -> Iterator[tuple[int, str]]:
-    """Yield the blocks of all stages: the number in the file, and the scope here."""
-    for at, count in enumerate(blocks, start=stage):
+    """Yield the blocks of all stages: the number in the file, and the scope in the network."""
+    for number, count in enumerate(blocks, start=stage):
         for block in range(count):
-            yield first, f"stage{at}_block{block}"
+            yield first, f"stage{number}_block{block}"
             first += 1
 
 
-def _timm(block: str, scope: str, convs: tuple[str, ...] = ("pw", "dw", "pwl")) -> LayerRules:
-    """Rules for an inverted residual block: pointwise, depthwise and pointwise convolution."""
+def _make_timm_block(
+    block: str, scope: str, convs: tuple[str, ...] = ("pw", "dw", "pwl")
+) -> LayerRules:
+    """Return rules for timm's inverted residual blocks, with convolutions of these names."""
     return (
         *((rf"{block}conv_{conv}", f"{scope}/conv_{n}") for n, conv in enumerate(convs)),
         *((rf"{block}bn{n + 1}", f"{scope}/batch_norm_{n}") for n in range(len(convs))),
-        *squeeze_rules(rf"{block}se\.", scope),
+        *make_squeeze_rules(rf"{block}se\.", scope),
     )
 
 
 _FIRST = ("dw", "pw")
-"""Convolutions of a block without the first pointwise one."""
+"""Convolutions of a block that begins with the depthwise convolution."""
 _TIMM_ENDS: LayerRules = (
     (r"conv_stem|bn1", "{kind}_0"),
     (r"conv_head|bn2", "{kind}_1"),
@@ -36,7 +38,7 @@ _TIMM_ENDS: LayerRules = (
 _V1_STAGES = (1, 2, 2, 6, 2)
 
 
-def _mobilenet_v1() -> Iterator[tuple[str, str]]:
+def _list_mobilenet_v1() -> Iterator[tuple[str, str]]:
     yield r"conv_stem|bn1", "{kind}_0"
     blocks = [(stage, index) for stage, count in enumerate(_V1_STAGES) for index in range(count)]
     for number, (stage, index) in enumerate(blocks):
@@ -46,13 +48,13 @@ def _mobilenet_v1() -> Iterator[tuple[str, str]]:
     yield r".+", "{kind}_#"
 
 
-MOBILENET_V1_TORCH: LayerRules = tuple(_mobilenet_v1())
+MOBILENET_V1_TORCH: LayerRules = tuple(_list_mobilenet_v1())
 """timm, and others by the order of their layers."""
 
 _V2_STAGES = (1, 2, 3, 4, 3, 3, 1)
 
 
-def _mobilenet_v2(block: str, first: int, ends: str) -> LayerRules:
+def _make_mobilenet_v2(block: str, first: int, ends: str) -> LayerRules:
     numbered = _number_blocks(_V2_STAGES, first, stage=0)
     return (
         *((rf"features\.{n}\.{block}\..+", f"{scope}/{{kind}}_#") for n, scope in numbered),
@@ -62,24 +64,24 @@ def _mobilenet_v2(block: str, first: int, ends: str) -> LayerRules:
 
 
 MOBILENET_V2_TORCH: LayerRules = (
-    *_mobilenet_v2("conv", first=1, ends=r"features\.(?:0|18)\.\d"),
-    *_timm(r"blocks\.0\.0\.", "stage0_block0", _FIRST),
-    *_timm(r"blocks\.(\d)\.(\d)\.", r"stage\1_block\2"),
+    *_make_mobilenet_v2("conv", first=1, ends=r"features\.(?:0|18)\.\d"),
+    *_make_timm_block(r"blocks\.0\.0\.", "stage0_block0", _FIRST),
+    *_make_timm_block(r"blocks\.(\d)\.(\d)\.", r"stage\1_block\2"),
     *_TIMM_ENDS,
 )
 """torchvision and timm."""
-MOBILENET_V2_MINDSPORE = _mobilenet_v2("layers", first=3, ends=r"features\.\d+")
+MOBILENET_V2_MINDSPORE = _make_mobilenet_v2("layers", first=3, ends=r"features\.\d+")
 """mindcv."""
 
 MOBILENET_V3_TORCH: LayerRules = (
-    *squeeze_rules(r"features\.(\d+)\.block\.\d\.", r"block<\1-1>"),
+    *make_squeeze_rules(r"features\.(\d+)\.block\.\d\.", r"block<\1-1>"),
     (r"features\.(\d+)\.block\.\d\.\d", r"block<\1-1>/{kind}_#"),
     (r"features\.\d+\.\d", "{kind}_#"),
     (r"classifier\.\d", "dense_#"),
 )
 """torchvision."""
 MOBILENET_V3_MINDSPORE: LayerRules = (
-    *squeeze_rules(r"features\.(\d+)\.layers\.\d\.", r"block<\1-3>"),
+    *make_squeeze_rules(r"features\.(\d+)\.layers\.\d\.", r"block<\1-3>"),
     (r"features\.(\d+)\.layers\.\d", r"block<\1-3>/{kind}_#"),
     (r"features\.\d+", "{kind}_#"),
     (r"classifier\.\d", "dense_#"),
@@ -87,18 +89,18 @@ MOBILENET_V3_MINDSPORE: LayerRules = (
 """mindcv."""
 
 EFFICIENTNET_TORCH: LayerRules = (
-    *squeeze_rules(r"features\.(\d)\.(\d+)\.block\.\d\.", r"stage\1_block\2"),
+    *make_squeeze_rules(r"features\.(\d)\.(\d+)\.block\.\d\.", r"stage\1_block\2"),
     (r"features\.(\d)\.(\d+)\.block\.\d\.\d", r"stage\1_block\2/{kind}_#"),
     (r"features\.0\.\d", "{kind}_0"),
     (r"features\.8\.\d", "{kind}_1"),
     (r"classifier\.1", "dense_0"),
-    *_timm(r"blocks\.0\.(\d+)\.", r"stage1_block\1", _FIRST),
-    *_timm(r"blocks\.(\d)\.(\d+)\.", r"stage<\1+1>_block\2"),
+    *_make_timm_block(r"blocks\.0\.(\d+)\.", r"stage1_block\1", _FIRST),
+    *_make_timm_block(r"blocks\.(\d)\.(\d+)\.", r"stage<\1+1>_block\2"),
     *_TIMM_ENDS,
 )
 """torchvision and timm."""
 EFFICIENTNET_MINDSPORE: LayerRules = (
-    *squeeze_rules(r"features\.(\d)\.(\d+)\.block\.\d\.", r"stage<\1-2>_block\2"),
+    *make_squeeze_rules(r"features\.(\d)\.(\d+)\.block\.\d\.", r"stage<\1-2>_block\2"),
     (r"features\.(\d)\.(\d+)\.block\.\d", r"stage<\1-2>_block\2/{kind}_#"),
     (r"features\.\d+", "{kind}_#"),
     (r"mlp_head", "dense_0"),
@@ -116,9 +118,9 @@ SHUFFLENET_V2_TORCH: LayerRules = (
 _SHUFFLENET_UNITS = (4, 8, 4)
 
 
-def _shufflenet_of_mindcv() -> Iterator[tuple[str, str]]:
-    for number, at in _number_blocks(_SHUFFLENET_UNITS, first=0, stage=2):
-        unit = at.replace("block", "unit")
+def _list_mindcv_shufflenet() -> Iterator[tuple[str, str]]:
+    for number, scope in _number_blocks(_SHUFFLENET_UNITS, first=0, stage=2):
+        unit = scope.replace("block", "unit")
         yield rf"features\.{number}\.branch_proj\.\d", f"{unit}/branch_0/{{kind}}_#"
         yield rf"features\.{number}\.branch_main\.\d", f"{unit}/branch_1/{{kind}}_#"
     yield r"first_conv\.\d", "{kind}_0"
@@ -126,7 +128,7 @@ def _shufflenet_of_mindcv() -> Iterator[tuple[str, str]]:
     yield r"classifier", "dense_0"
 
 
-SHUFFLENET_V2_MINDSPORE: LayerRules = tuple(_shufflenet_of_mindcv())
+SHUFFLENET_V2_MINDSPORE: LayerRules = tuple(_list_mindcv_shufflenet())
 """mindcv."""
 
 SQUEEZENET: LayerRules = (

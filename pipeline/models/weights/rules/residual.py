@@ -1,15 +1,15 @@
-"""Names of networks whose blocks have a shortcut: ResNets, RegNet, RepVGG, DPN and Xception."""
+"""Names of networks of blocks with shortcuts: ResNets, RegNet, RepVGG, DPN and Xception."""
 
 from __future__ import annotations
 
 from pipeline.models.weights.rules.syntax import LayerRules
 
 
-def squeeze_rules(before: str, scope: str) -> LayerRules:
-    """Rules for the dense layers of squeeze and excitation, in a block called `scope` here."""
+def make_squeeze_rules(prefix: str, scope: str) -> LayerRules:
+    """Return rules for the dense layers of squeeze and excitation in the block `scope`."""
     return (
-        (rf"{before}(?:fc1|conv_reduce|fc\.0)", f"{scope}/squeeze_excite/dense_0"),
-        (rf"{before}(?:fc2|conv_expand|fc\.2)", f"{scope}/squeeze_excite/dense_1"),
+        (rf"{prefix}(?:fc1|conv_reduce|fc\.0)", f"{scope}/squeeze_excite/dense_0"),
+        (rf"{prefix}(?:fc2|conv_expand|fc\.2)", f"{scope}/squeeze_excite/dense_1"),
     )
 
 
@@ -18,7 +18,7 @@ RESNET: LayerRules = (
         r"layer(\d+)\.(\d+)\.(?:downsample|down_sample|down_sample_layer|shortcut)\.\d+",
         r"stage\1_block\2/shortcut/{kind}_#",
     ),
-    *squeeze_rules(r"layer(\d+)\.(\d+)\.(?:se|se_module)\.", r"stage\1_block\2"),
+    *make_squeeze_rules(r"layer(\d+)\.(\d+)\.(?:se|se_module)\.", r"stage\1_block\2"),
     (r"layer(\d+)\.(\d+)\.se\.\w+(?:\.\d+)?", r"stage\1_block\2/squeeze_excite/dense_#"),
     (r"layer(\d+)\.(\d+)\.(?:conv|bn|norm)\d", r"stage\1_block\2/{kind}_#"),
     (r"conv1|bn1|norm1|layer0\.(?:conv1|bn1|0|1)", "{kind}_#"),
@@ -97,8 +97,8 @@ DPN_TORCH: LayerRules = (
 """timm."""
 
 
-def _xception(block: str, first: int) -> LayerRules:
-    """Rules for blocks numbered from `first` on: 3 of the entry flow, 8 middle, 1 exit."""
+def _make_xception(block: str, first: int) -> LayerRules:
+    """Return rules for blocks numbered from `first` on: 3 of entry flow, 8 middle, 1 exit."""
     scopes = (*(f"entry{i}" for i in range(3)), *(f"middle{i}" for i in range(8)), "exit")
     numbered = list(enumerate(scopes, start=first))
     return (
@@ -109,7 +109,7 @@ def _xception(block: str, first: int) -> LayerRules:
     )
 
 
-XCEPTION_TORCH = _xception("block", first=1)
+XCEPTION_TORCH = _make_xception("block", first=1)
 """timm."""
-XCEPTION_MINDSPORE = _xception(r"blocks\.", first=0)
+XCEPTION_MINDSPORE = _make_xception(r"blocks\.", first=0)
 """mindcv."""

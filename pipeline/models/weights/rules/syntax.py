@@ -1,4 +1,4 @@
-"""The language of rules for names of layers, and the frameworks' names of a layer's arrays."""
+"""The language of rules for names of layers, and the frameworks' names of layers' arrays."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ from dataclasses import dataclass
 from typing import Literal
 
 LayerRules = tuple[tuple[str, str], ...]
-"""Patterns for the entire name of a layer in a file, each with its path here. The first match
-applies. In a path
+"""Patterns for the entire name of a layer in a file, each with the layer's path in the network. The
+first match applies. In a path
 
     \\1       is the text of the pattern's group, and <\\1-1> that number minus 1,
-    {kind}   is conv, dense, batch_norm or layer_norm, known by the arrays of the layer,
+    {kind}   is conv, dense, batch_norm or layer_norm, which the arrays of the layer decide,
     #        counts the layers with otherwise equal paths, in the order of the file or, if it has
-             none, of the numbers in their names; layers that fit nowhere are skipped,
+             none, of the numbers in their names; layers without a place are skipped,
     {a,b}    splits an array into several, in equal parts of its first axis,
-    ^T       at the end says that the layer's weight is (in, out),
-    +        at the start says that its first row is added to every row of the array here.
+    ^T       at the end means that the layer's weight is (in, out),
+    +        at the start means that its first row is added to every row of the network's array.
 
 An empty path skips the layer.
 """
 
 SKIPPED = ""
 
-_SUM = re.compile(r"<(\d+)([+-]\d+)>")
+_OFFSET = re.compile(r"<(\d+)([+-]\d+)>")
 _TRANSPOSED = "^T"
 _ADDED = "+"
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a layer in the network, by a rule."""
+    """The place of a file's layer in the network."""
 
     path: str
     transposed: bool = False
-    """Whether its weight is (in, out)."""
+    """Whether the layer's weight is (in, out)."""
     added: bool = False
-    """Whether its first row is added to every row of another array."""
+    """Whether the first row of its weight is added to every row of the array at `path`."""
 
 
-def place_by(rules: LayerRules, layer: str, kind: str) -> Place | None:
-    """Return the place of a layer by the rules; None if none matches.
+def place_layer(rules: LayerRules, layer: str, kind: str) -> Place | None:
+    """Return the place of a layer by the rules; None if no rule matches.
 
-    Without a kind, rules that need one are skipped.
+    Without a kind, rules with `{kind}` are skipped.
     """
     for pattern, path in rules:
         match = re.fullmatch(pattern, layer)
         if match is not None and (kind or "{kind}" not in path):
-            return _place(match.expand(path).replace("{kind}", kind))
+            return _parse_path(match.expand(path).replace("{kind}", kind))
     return None
 
 
-def _place(text: str) -> Place:
-    path = _SUM.sub(lambda terms: str(int(terms[1]) + int(terms[2])), text)
+def _parse_path(text: str) -> Place:
+    path = _OFFSET.sub(lambda terms: str(int(terms[1]) + int(terms[2])), text)
     return Place(
         path.removeprefix(_ADDED).removesuffix(_TRANSPOSED),
         transposed=path.endswith(_TRANSPOSED),
@@ -68,8 +68,8 @@ class Convention:
     """A framework's names of a layer's arrays, and of entries that aren't weights."""
 
     leaves: dict[str, str]
-    """Names here by the framework's, for linear layers; a norm's factor is `scale` here, and the
-    rows of an embedding are `table`."""
+    """This package's names of a linear layer's arrays, by the framework's names. A norm's factor is
+    `scale`, and the rows of an embedding are `table`."""
     not_weights: re.Pattern[str]
     """Full names of counters, rates and the state of optimizers, which are skipped."""
 

@@ -43,8 +43,8 @@ BERT: LayerRules = (
     (r"(?:bert\.)?pooler\.dense", "pooler"),
     (r"classifier", "dense_0"),
 )
-"""transformers. All tokens belong to the first segment here, so its vector is added to the vectors
-of the positions."""
+"""transformers. In this package all tokens are of the first segment, so its vector is added to the
+vectors of the positions."""
 
 _BLOCK = r"(?:transformer\.)?h\.(\d+)\."
 _ATTENTION = r"tokens/block\1/residual_0/self_attention_0"
@@ -59,4 +59,4 @@ GPT: LayerRules = (
     (rf"{_BLOCK}ln_([12])", r"tokens/block\1/residual_<\2-1>/layer_norm_0"),
     (r"(?:transformer\.)?ln_f", "tokens/layer_norm_0"),
 )
-"""transformers, whose linear layers have weights (in, out) in this model only."""
+"""transformers, whose linear layers have weights (in, out) only in this model."""

@@ -13,7 +13,7 @@ from pipeline.core.errors import RecipeError
 from pipeline.models.layers import standard
 from pipeline.models.layers.fields import pair
 from pipeline.models.layers.model_spec import LayerSpec
-from pipeline.models.layers.standard import scope_names
+from pipeline.models.layers.standard import name_scopes
 from pipeline.models.modules.layout import pads_around, reach
 from pipeline.stages.export.onnx.graph_builder import GraphBuilder, NodeOutput
 
@@ -26,7 +26,7 @@ def add_layers(layers: Sequence[LayerSpec], x: NodeOutput, graph: GraphBuilder) 
 
     Raises RecipeError that names a layer without a translation.
     """
-    for name, layer in zip(scope_names(layers), layers, strict=True):
+    for name, layer in zip(name_scopes(layers), layers, strict=True):
         inner = graph.enter(name)
         translation = _TRANSLATIONS.get(type(layer))
         if translation is None:

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pipeline.models.lowerings.formulas.matmuls import multiply_by_rows, patches
+from pipeline.models.lowerings.formulas.matmuls import make_patches, multiply_by_rows
 from pipeline.models.lowerings.problem.conv_window import ConvWindow
 from pipeline.models.modules.layer_capture import LayerCapture
 from pipeline.models.modules.layout import batch_first, shape_nhwc
@@ -145,4 +145,6 @@ def _moment_of_rows(samples: Array, window: ConvWindow | None, split_dim: int) -
 
 def _rows(samples: Array, window: ConvWindow | None) -> Array:
     """(samples * positions, features), samples slowest."""
-    return samples.reshape(-1, samples.shape[-1]) if window is None else patches(window, samples)
+    return (
+        samples.reshape(-1, samples.shape[-1]) if window is None else make_patches(window, samples)
+    )

@@ -165,7 +165,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[PipelineError], int, str]] = {
         lambda: price(unbounded, WEIGHTS, BATCH),
         UnboundedLoopError,
         1,
-        "its number of trips can't be read off; write it as jax.lax.scan",
+        "its number of iterations isn't constant; write it as jax.lax.scan",
     ),
     "an unknown primitive": (
         lambda: price(factorised, WEIGHTS, BATCH, strict=True),

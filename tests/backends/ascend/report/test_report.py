@@ -16,7 +16,7 @@ from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.published.workloads import image_step
 from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.ascend.report.text import printout
-from pipeline.models.modules.name_stack import layer_of
+from pipeline.models.modules.name_stack import find_layer
 
 ASKED = ExecutionConfig(sink_size=100, devices=8, host_workers=12)
 
@@ -144,7 +144,7 @@ def test_the_print_out_has_it_all_in_narrow_lines(pricing: Pricing, report: Repo
     ],
 )
 def test_a_layer_is_the_module_path(scope: str, layer: str) -> None:
-    assert layer_of(scope) == layer
+    assert find_layer(scope) == layer
 
 
 def test_a_report_prints_itself(report: Report) -> None:

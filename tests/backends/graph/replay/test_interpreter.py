@@ -12,7 +12,7 @@ import pytest
 from jax import Array, lax
 
 from pipeline.backends.graph.replay.interpreter import Interpreter, ReplayValue
-from pipeline.backends.graph.replay.origins import Cause, Origin, first_cause
+from pipeline.backends.graph.replay.origins import Cause, Origin, find_cause
 
 
 def interpreted(function: Callable[..., Any], *args: Any) -> tuple[list[ReplayValue], Interpreter]:
@@ -24,7 +24,7 @@ def interpreted(function: Callable[..., Any], *args: Any) -> tuple[list[ReplayVa
 def cause_of(function: Callable[..., Any], *args: Any) -> Cause:
     (value, *_), _ = interpreted(function, *args)
     assert value.origin is not None
-    return first_cause(value.origin)
+    return find_cause(value.origin)
 
 
 def in_layer(name: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -191,4 +191,4 @@ def test_an_input_is_a_cause_when_it_is_first_read() -> None:
     inputs = [ReplayValue(np.float32(1)), ReplayValue(np.float32(np.nan), origin=non_finite)]
     (value,) = Interpreter().run(closed, inputs)
     assert value.origin is not None
-    assert first_cause(value.origin).origin.primitive == "exp"
+    assert find_cause(value.origin).origin.primitive == "exp"

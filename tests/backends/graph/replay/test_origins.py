@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.backends.graph.replay.origins import Cause, Origin, first_cause
+from pipeline.backends.graph.replay.origins import Cause, Origin, find_cause
 
 
 def origin(number: int, *causes: Origin, nan: bool = False, intended: bool = False) -> Origin:
@@ -13,27 +13,27 @@ def test_the_earliest_equation_without_causes_is_the_first() -> None:
     late = origin(5, nan=True)
     early = origin(2)
     outcome = origin(9, origin(7, late, nan=True), origin(8, early), nan=True)
-    assert first_cause(outcome) == Cause(early)
+    assert find_cause(outcome) == Cause(early)
 
 
 def test_an_input_takes_effect_where_it_is_first_read() -> None:
     column = origin(-1, nan=True)
     reader = origin(4, column, nan=True)
     outcome = origin(9, origin(6, column, nan=True), reader, nan=True)
-    cause = first_cause(outcome)
+    cause = find_cause(outcome)
     assert (cause.origin, cause.reader, cause.number) == (column, reader, 4)
 
 
 def test_an_intended_infinity_is_a_cause_only_without_another() -> None:
     mask = origin(1, intended=True)
     makes_nan = origin(3, mask, nan=True)
-    assert first_cause(origin(5, mask)) == Cause(mask)
-    assert first_cause(origin(5, makes_nan, nan=True)) == Cause(makes_nan)
+    assert find_cause(origin(5, mask)) == Cause(mask)
+    assert find_cause(origin(5, makes_nan, nan=True)) == Cause(makes_nan)
     overflow = origin(4)
-    assert first_cause(origin(5, makes_nan, overflow, nan=True)) == Cause(overflow)
+    assert find_cause(origin(5, makes_nan, overflow, nan=True)) == Cause(overflow)
 
 
 def test_a_value_is_its_own_cause() -> None:
     outcome = origin(3, nan=True)
-    assert first_cause(outcome) == Cause(outcome)
+    assert find_cause(outcome) == Cause(outcome)
     assert outcome.makes_nan

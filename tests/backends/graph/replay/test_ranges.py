@@ -9,27 +9,27 @@ from hypothesis.extra import numpy as arrays
 
 from pipeline.backends.graph.replay.ranges import (
     Range,
+    find_non_finite,
+    find_range,
     is_float,
     largest,
-    non_finite_rows,
-    range_of,
 )
 
 SPOILT = np.array([[1.0, np.nan, 3.0], [np.inf, -np.inf, -2.0]], np.float32)
 
 
 def test_a_range_is_of_the_finite_values_and_counts_the_others() -> None:
-    found = range_of(SPOILT)
+    found = find_range(SPOILT)
     assert found == Range("float32", (2, 3), -2.0, 3.0, pytest.approx(2 / 3), 1, 2)
     assert str(found) == "float32 2x3 with 1 NaN and 2 Inf, else -2 to 3, mean 0.6667"
 
 
 def test_what_has_no_finite_value_has_no_range() -> None:
-    assert str(range_of(np.array([np.nan, np.inf]))) == "float64 2 with 1 NaN and 1 Inf"
+    assert str(find_range(np.array([np.nan, np.inf]))) == "float64 2 with 1 NaN and 1 Inf"
 
 
 def test_a_scalar_is_its_value() -> None:
-    assert str(range_of(jnp.bfloat16(2.5))) == "bfloat16 scalar, 2.5"
+    assert str(find_range(jnp.bfloat16(2.5))) == "bfloat16 scalar, 2.5"
 
 
 @pytest.mark.slow
@@ -59,12 +59,12 @@ def test_keys_and_whole_numbers_are_finite() -> None:
 def test_rows_are_of_the_axis_that_holds_the_batch() -> None:
     images = np.zeros((4, 2, 2, 3), np.float32)
     images[2, 1, 0, 1] = np.nan
-    assert non_finite_rows(images, 4) == (2,)
-    assert non_finite_rows(images.reshape(16, 3), 4) == (2,)
-    assert non_finite_rows(images.transpose(1, 2, 3, 0), 4, last=True) == (2,)
-    assert non_finite_rows(images.transpose(3, 1, 2, 0).reshape(3, -1), 4, last=True) == (2,)
+    assert find_non_finite(images, 4) == (2,)
+    assert find_non_finite(images.reshape(16, 3), 4) == (2,)
+    assert find_non_finite(images.transpose(1, 2, 3, 0), 4, last=True) == (2,)
+    assert find_non_finite(images.transpose(3, 1, 2, 0).reshape(3, -1), 4, last=True) == (2,)
 
 
 def test_what_has_no_axis_of_the_batch_has_no_rows() -> None:
-    assert non_finite_rows(SPOILT, 5) is None
-    assert non_finite_rows(np.float32(np.nan), 4) is None
+    assert find_non_finite(SPOILT, 5) is None
+    assert find_non_finite(np.float32(np.nan), 4) is None

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.models.lowerings.candidates import candidates, compute
+from pipeline.models.lowerings.candidates import compute, list_candidates
 from pipeline.models.lowerings.dense import dense_product
 from pipeline.models.lowerings.formulas.dense_matmuls import PRODUCTS
 from pipeline.models.lowerings.problem.lowering import (
@@ -63,7 +63,7 @@ def test_all_equal_the_product(role: Role, dtype: str) -> None:
     operands = [m[name] for name in reads[role]]
     assert tuple(operand.shape for operand in operands) == problem.operand_shapes
     truth = exact(role, m)
-    for lowering in candidates(problem, engines_here(dtype)):
+    for lowering in list_candidates(problem, engines_here(dtype)):
         result = jax.jit(lambda a, b, lowering=lowering: compute(problem, lowering, (a, b)))(
             *operands
         )
@@ -75,7 +75,7 @@ def test_all_equal_the_product(role: Role, dtype: str) -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_the_plain_product_comes_first_and_every_family_is_tried(role: Role) -> None:
     problem = DenseProblem(role, BATCH, CHANNELS, FEATURES, "float32")
-    lowerings = candidates(problem, BOTH)
+    lowerings = list_candidates(problem, BOTH)
     assert lowerings[0] == Lowering("product")
     assert {lowering.family for lowering in lowerings} == set(PRODUCTS[role])
     assert str(problem) == f"dense {file_name(role)} 6x17 kernel 17x10 float32"

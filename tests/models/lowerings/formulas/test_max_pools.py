@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.models.lowerings.candidates import candidates, compute
+from pipeline.models.lowerings.candidates import compute, list_candidates
 from pipeline.models.lowerings.formulas.max_pools import POOLINGS
 from pipeline.models.lowerings.max_pool import max_pool, pool_max
 from pipeline.models.lowerings.problem.conv_window import Pair
@@ -52,7 +52,7 @@ def test_all_equal_the_default_and_its_gradient(geometry: Geometry, dtype: str) 
     for role in ROLES:
         problem = PoolingProblem(role, SHAPE, *geometry, dtype)
         assert tuple(array.shape for array in reads[role]) == problem.operand_shapes
-        for lowering in (*candidates(problem, BOTH), *chunked(role)):
+        for lowering in (*list_candidates(problem, BOTH), *chunked(role)):
             result = compute(problem, lowering, reads[role])
             assert result.dtype == dtype
             np.testing.assert_array_equal(
@@ -68,7 +68,7 @@ def chunked(role: Role) -> list[Lowering]:
 
 def test_large_images_are_tried_a_few_at_a_time() -> None:
     problem = PoolingProblem("forward", (8, 64, 64, 32), *GEOMETRIES[0], "float32")
-    lowerings = [str(lowering) for lowering in candidates(problem, BOTH)]
+    lowerings = [str(lowering) for lowering in list_candidates(problem, BOTH)]
     assert lowerings == ["axes/xla", "axes/xla/1", "axes/xla/2", "axes/xla/4", "reduced/xla"]
     assert str(problem) == (
         "max_pool forward 8x64x64x32 window 2x2 stride 2x2 pads 0+0,0+0 float32"

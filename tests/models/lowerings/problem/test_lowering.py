@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
-from pipeline.models.lowerings.candidates import candidates
+from pipeline.models.lowerings.candidates import list_candidates
 from pipeline.models.lowerings.conv2d import conv2d
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, make_window
 from pipeline.models.lowerings.problem.lowering import (
@@ -22,7 +22,7 @@ from pipeline.models.lowerings.problem.lowering import (
     RecordingPolicy,
     Role,
 )
-from pipeline.models.lowerings.problem.problems import ConvolutionProblem, convolution_problem
+from pipeline.models.lowerings.problem.problems import ConvolutionProblem, make_convolution_problem
 from tests.models.lowerings.engines import engines_here, require
 from tests.models.lowerings.problems import PROBLEMS, parse_problem
 
@@ -163,7 +163,7 @@ def test_listings_are_told_apart_by_who_they_are() -> None:
 def test_a_problem_is_read_off_the_operands(dtype: str) -> None:
     shapes = problem(groups=2).operand_shapes
     images, kernel = (jnp.zeros(shape, dtype) for shape in shapes)
-    made = convolution_problem("forward", window(groups=2), images, kernel)
+    made = make_convolution_problem("forward", window(groups=2), images, kernel)
     assert made == ConvolutionProblem("forward", window(groups=2), BATCH, CHANNELS, FEATURES, dtype)
 
 
@@ -173,4 +173,4 @@ def test_lowerings_of_onednn_are_tested_here(dtype: str) -> None:
     """Skipped where `engines_here` leaves them out of every other test."""
     require("onednn", dtype)
     asked = ConvolutionProblem("forward", window(), BATCH, CHANNELS, FEATURES, dtype)
-    assert Lowering("convolution", "onednn") in candidates(asked, engines_here(dtype))
+    assert Lowering("convolution", "onednn") in list_candidates(asked, engines_here(dtype))

@@ -19,7 +19,7 @@ from pipeline.models.lowerings.tune.machine import (
     ONEDNN_LIMIT,
     describe_device,
     find_engines,
-    scopes_from,
+    list_scopes,
 )
 from tests.models.lowerings.tune.made_up import BOTH, XLA
 
@@ -182,9 +182,9 @@ def test_timings_hold_for_an_instruction_set_and_a_number_of_cores(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     assert describe_device(CPU) == f"cpu {level} x3"
     known = [each for each in machine._LEVELS if each in flags] or [level]
-    assert scopes_from(CPU) == tuple(f"cpu {each} x3" for each in known)
+    assert list_scopes(CPU) == tuple(f"cpu {each} x3" for each in known)
 
 
 def test_timings_on_an_accelerator_hold_for_its_kind() -> None:
     assert describe_device(GPU) == "gpu made up"
-    assert scopes_from(GPU) == ("gpu made up",)
+    assert list_scopes(GPU) == ("gpu made up",)

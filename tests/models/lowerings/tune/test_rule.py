@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.models.lowerings.candidates import can_compute, candidates
+from pipeline.models.lowerings.candidates import can_compute, list_candidates
 from pipeline.models.lowerings.dense import FEW_FEATURES
 from pipeline.models.lowerings.problem.lowering import DEFAULT, ROLES, Engine, Lowering, Role
 from pipeline.models.lowerings.problem.problems import DenseProblem
-from pipeline.models.lowerings.tune.rule import LARGE_FLOPS, usual_lowering
+from pipeline.models.lowerings.tune.rule import LARGE_FLOPS, choose_by_rule
 from tests.models.lowerings.tune.made_up import BOTH, XLA, convolution
 
 
@@ -20,8 +20,8 @@ def test_candidates_alone_are_taken(role: Role, stride: int) -> None:
     for channels, size in ((3, 32), (16, 32), (64, 32), (64, 4)):
         problem = convolution(role, channels, size, stride=stride, batch=64)
         for engines in (XLA, BOTH):
-            lowering = usual_lowering(problem, engines)
-            assert lowering == DEFAULT or lowering in candidates(problem, engines)
+            lowering = choose_by_rule(problem, engines)
+            assert lowering == DEFAULT or lowering in list_candidates(problem, engines)
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -30,24 +30,24 @@ def test_onednn_is_for_what_is_large_and_has_channels(role: Role) -> None:
     small = convolution(role, channels=32, size=4, batch=1)
     narrow = convolution(role, channels=8, size=64, batch=64)
     assert small.flops < LARGE_FLOPS < min(large.flops, narrow.flops)
-    assert usual_lowering(large, BOTH).engine == "onednn"
-    assert usual_lowering(large, XLA) == DEFAULT
-    assert usual_lowering(small, BOTH) == usual_lowering(narrow, BOTH) == DEFAULT
+    assert choose_by_rule(large, BOTH).engine == "onednn"
+    assert choose_by_rule(large, XLA) == DEFAULT
+    assert choose_by_rule(small, BOTH) == choose_by_rule(narrow, BOTH) == DEFAULT
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_winograd_is_for_3x3_kernels_whose_tiles_are_full(role: Role) -> None:
     full, half_empty = convolution(role, 64, 32, batch=32), convolution(role, 256, 4, batch=32)
     strided = convolution(role, 64, 32, stride=2, batch=32)
-    assert usual_lowering(full, BOTH).family == "winograd4"
-    assert usual_lowering(half_empty, BOTH).family == "convolution"
-    assert usual_lowering(strided, BOTH).family in ("convolution", "phases")
+    assert choose_by_rule(full, BOTH).family == "winograd4"
+    assert choose_by_rule(half_empty, BOTH).family == "convolution"
+    assert choose_by_rule(strided, BOTH).family in ("convolution", "phases")
 
 
 def test_winograd_multiplies_in_float32_alone() -> None:
     """The gradient of the kernel, which is summed in float32 in any case, excepted."""
     families = {
-        role: usual_lowering(convolution(role, 64, 32, batch=32, dtype="bfloat16"), BOTH).family
+        role: choose_by_rule(convolution(role, 64, 32, batch=32, dtype="bfloat16"), BOTH).family
         for role in ROLES
     }
     assert families == {
@@ -59,21 +59,21 @@ def test_winograd_multiplies_in_float32_alone() -> None:
 
 def test_strided_gradients_are_taken_apart_into_phases() -> None:
     problem = convolution("input_grad", 64, 32, stride=2, batch=32)
-    assert usual_lowering(problem, BOTH).family == "phases"
+    assert choose_by_rule(problem, BOTH).family == "phases"
 
 
 @pytest.mark.parametrize(("stride", "family"), [(1, "winograd4"), (2, "convolution")])
 def test_the_kernels_gradient_looks_at_what_fits_into_the_cache(stride: int, family: str) -> None:
     """32x32 of 64 features are 256 KiB: four images make up half of a core's cache."""
     problem = convolution("weight_grad", 64, 32 * stride, stride=stride, batch=64)
-    assert str(usual_lowering(problem, BOTH)) == f"{family}/onednn/4"
+    assert str(choose_by_rule(problem, BOTH)) == f"{family}/onednn/4"
 
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_gradients_of_a_pixel_wide_kernel_are_products_of_matrices(stride: int) -> None:
     """oneDNN's convolution takes 5 to 40 times as long for the kernel's."""
     families = {
-        role: str(usual_lowering(convolution(role, 64, 56, 1, stride, batch=32), BOTH))
+        role: str(choose_by_rule(convolution(role, 64, 56, 1, stride, batch=32), BOTH))
         for role in ROLES
     }
     assert families == {
@@ -88,14 +88,14 @@ def test_the_wide_first_kernel_of_a_residual_network_is_onednns(role: Role) -> N
     wide, narrow = (
         replace(convolution(role, 3, 224, kernel, stride=2), features=64) for kernel in (7, 3)
     )
-    assert usual_lowering(wide, BOTH).engine == "onednn"
-    assert usual_lowering(narrow, BOTH) == DEFAULT
+    assert choose_by_rule(wide, BOTH).engine == "onednn"
+    assert choose_by_rule(narrow, BOTH) == DEFAULT
 
 
 @pytest.mark.parametrize(("groups", "images"), [(32, 1), (8, 4)])
 def test_groups_are_for_onednn_where_it_is(groups: int, images: int) -> None:
     lowerings = {
-        role: str(usual_lowering(convolution(role, 32, 16, batch=16, groups=groups), BOTH))
+        role: str(choose_by_rule(convolution(role, 32, 16, batch=16, groups=groups), BOTH))
         for role in ROLES
     }
     assert lowerings == {
@@ -112,13 +112,13 @@ def test_what_is_taken_for_groups_can_be_computed(role: Role, batch: int, groups
     for size in (4, 32):
         problem = convolution(role, 32, size, batch=batch, groups=groups)
         for engines in (XLA, BOTH):
-            lowering = usual_lowering(problem, engines)
+            lowering = choose_by_rule(problem, engines)
             assert lowering == DEFAULT or can_compute(problem, lowering, engines)
 
 
 def test_channels_alone_are_summed_without_onednn() -> None:
     lowerings = {
-        role: str(usual_lowering(convolution(role, 32, 16, batch=8, groups=32), XLA))
+        role: str(choose_by_rule(convolution(role, 32, 16, batch=8, groups=32), XLA))
         for role in ROLES
     }
     assert lowerings == {
@@ -126,12 +126,12 @@ def test_channels_alone_are_summed_without_onednn() -> None:
         "input_grad": "multiply_adds/xla",
         "weight_grad": "blocks/xla/1",
     }
-    assert usual_lowering(convolution("forward", 32, 16, batch=8, groups=4), XLA) == DEFAULT
+    assert choose_by_rule(convolution("forward", 32, 16, batch=8, groups=4), XLA) == DEFAULT
 
 
 def test_large_products_of_dense_layers_go_to_onednn_where_it_is_faster() -> None:
     def usual(role: Role, rows: int, dtype: str, engines: frozenset[Engine] = BOTH) -> Lowering:
-        return usual_lowering(DenseProblem(role, rows, 256, 256, dtype), engines)
+        return choose_by_rule(DenseProblem(role, rows, 256, 256, dtype), engines)
 
     onednn = Lowering("product", "onednn")
     assert usual("weight_grad", 2048, "float32") == onednn
@@ -143,7 +143,7 @@ def test_large_products_of_dense_layers_go_to_onednn_where_it_is_faster() -> Non
 
 def test_the_gradient_of_a_dense_kernel_in_bfloat16_is_not_turned_around() -> None:
     def usual(role: Role, features: int, dtype: str = "bfloat16") -> Lowering:
-        return usual_lowering(DenseProblem(role, 2048, 256, features, dtype), XLA)
+        return choose_by_rule(DenseProblem(role, 2048, 256, features, dtype), XLA)
 
     assert usual("weight_grad", 256) == Lowering("product")
     assert usual("weight_grad", 256, "float32") == DEFAULT

@@ -11,17 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.models.lowerings.candidates import candidates, compute
+from pipeline.models.lowerings.candidates import compute, list_candidates
 from pipeline.models.lowerings.problem.lowering import ROLES, Role
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
 from pipeline.models.lowerings.tune import timing
-from pipeline.models.lowerings.tune.timing import (
-    MOST_CALLS,
-    ROUND_S,
-    ROUNDS,
-    SHORTEST_S,
-    Stopwatch,
-)
+from pipeline.models.lowerings.tune.timing import MAX_CALLS, ROUND_S, ROUNDS, SHORTEST_S, Stopwatch
 from tests.models.lowerings.engines import engines_here, keep_no_programs
 from tests.models.lowerings.tune.made_up import PLAIN, convolution
 
@@ -44,7 +38,7 @@ def small(role: Role, dtype: str = "float32") -> ConvolutionProblem:
 
 
 def operands(problem: ConvolutionProblem) -> list[jax.Array]:
-    return [timing.random_operands(shape, problem.dtype) for shape in problem.operand_shapes]
+    return [timing.make_random_operand(shape, problem.dtype) for shape in problem.operand_shapes]
 
 
 @pytest.mark.slow
@@ -55,12 +49,12 @@ def test_the_loop_computes_what_is_timed(role: Role, dtype: str) -> None:
     """All of every result: what nobody reads, a compiler leaves out."""
     problem = small(role, dtype)
     made = operands(problem)
-    lowerings = candidates(problem, engines_here(dtype))
+    lowerings = list_candidates(problem, engines_here(dtype))
     once = jax.jit(lambda a, b: [compute(problem, lowering, (a, b)) for lowering in lowerings])
     all_expected = compiled(once, *made)(*made)
     for lowering, expected in zip(lowerings, all_expected, strict=True):
         count = np.int32(3)
-        run = timing.repeatedly(partial(compute, problem, lowering))
+        run = timing.jit_repeated(partial(compute, problem, lowering))
         result = compiled(run, made, count)(made, count)
         assert (result.shape, result.dtype) == (expected.shape, dtype)
         largest = np.abs(np.asarray(expected, np.float32)).max()
@@ -84,7 +78,7 @@ def test_every_repetition_needs_the_one_before(dtype: str) -> None:
 
     problem = small("forward", dtype)
     made = operands(problem)
-    run = timing.repeatedly(double)
+    run = timing.jit_repeated(double)
     corners = [float(run(made, np.int32(count))[0, 0, 0, 0]) for count in range(1, 5)]
     np.testing.assert_allclose(np.divide(corners[1:], corners[:-1]), 2, rtol=0.02)
 
@@ -114,7 +108,7 @@ class Told(Stopwatch):
         self._told = iter(seconds)
         self.counts: list[int] = []
 
-    def _seconds(self, run: Any, count: int) -> float:
+    def _time_loop(self, run: Any, count: int) -> float:
         self.counts.append(count)
         return next(self._told)
 
@@ -142,4 +136,4 @@ def test_what_takes_longer_than_a_round_is_repeated_once_a_round() -> None:
 def test_a_time_of_nothing_is_noise() -> None:
     stopwatch = Told(9.0, *[0.3] * 100)
     assert stopwatch(PLAIN, float("inf")) == pytest.approx(1e6 * SHORTEST_S)
-    assert max(stopwatch.counts) == MOST_CALLS
+    assert max(stopwatch.counts) == MAX_CALLS

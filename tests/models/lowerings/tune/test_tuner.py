@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.core.errors import RunError
 from pipeline.core.files.knowledge_bank import read_bank
-from pipeline.models.lowerings.candidates import FORMULAS, candidates
+from pipeline.models.lowerings.candidates import FORMULAS, list_candidates
 from pipeline.models.lowerings.problem.lowering import (
     CODE_NAMES,
     DEFAULT,
@@ -175,7 +175,9 @@ def test_exhaustive_tuning_times_every_candidate_and_takes_the_fastest(bench: Be
     stopwatch = bench.time_by(times)
     chosen = bench.choose("tune")
     assert taken(chosen) == list(fastest.values())
-    expected = [(problem, lowering) for problem in THREE for lowering in candidates(problem, BOTH)]
+    expected = [
+        (problem, lowering) for problem in THREE for lowering in list_candidates(problem, BOTH)
+    ]
     assert sorted(stopwatch.asked, key=str) == sorted(expected, key=str)
 
 
@@ -294,7 +296,7 @@ def test_an_entry_of_another_device_is_not_used(
 ) -> None:
     bench.time_by(by_engine(5000.0, 1000.0))
     bench.choose("tune")
-    monkeypatch.setattr(tuner, "scopes_from", lambda _: ("cpu of another kind",))
+    monkeypatch.setattr(tuner, "list_scopes", lambda _: ("cpu of another kind",))
     assert bench.choose("bank").by_rule == 3
 
 
@@ -302,9 +304,9 @@ def test_entries_of_a_lesser_instruction_set_are_used_until_there_are_own(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.time_by(by_engine(100.0, 5000.0))
-    monkeypatch.setattr(tuner, "scopes_from", lambda _: ("cpu lesser",))
+    monkeypatch.setattr(tuner, "list_scopes", lambda _: ("cpu lesser",))
     bench.choose("tune", THREE[:2])
-    monkeypatch.setattr(tuner, "scopes_from", lambda _: ("cpu better", "cpu lesser"))
+    monkeypatch.setattr(tuner, "list_scopes", lambda _: ("cpu better", "cpu lesser"))
     chosen = bench.choose("bank")
     assert chosen.by_rule == 1
     assert taken(chosen)[:2] == [str(PLAIN)] * 2
@@ -474,7 +476,7 @@ def test_the_built_in_bank_names_candidates_of_its_problems() -> None:
             assert family.chunked or lowering.images is None
             if kind == "conv2d":
                 problem = parse_problem(text)
-                assert lowering in candidates(problem, engines), f"{name} of {key}"
+                assert lowering in list_candidates(problem, engines), f"{name} of {key}"
 
 
 def test_engines_are_asked_for_once_a_type(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

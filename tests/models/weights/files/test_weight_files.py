@@ -239,9 +239,9 @@ HUGE = b"(I1000000\nI1000000\nt"
         (one_tensor(strides=b"(I-2\nI1\nt"), "w does not fit into its storage"),
         (one_tensor(shape=HUGE, strides=b"(I0\nI0\nt"), "w does not fit into its storage"),
         (one_tensor(shape=b"(I-2\nI-2\nt"), "w has no possible shape; the file is damaged"),
-        (one_tensor(strides=b"(I1\nt"), "w is no tensor of numbers"),
-        (one_tensor(storage(count=5)), "storage 0 should hold 5 values and does not"),
-        (one_tensor(storage(key="../../x")), "a tensor lies in no storage that can be read"),
+        (one_tensor(strides=b"(I1\nt"), "w isn't a tensor of numbers"),
+        (one_tensor(storage(count=5)), "storage 0 doesn't have the size of its 5 values"),
+        (one_tensor(storage(key="../../x")), "a tensor has no storage that can be read"),
         (one_tensor(storage(key="1")), "it lacks its part data/1"),
         (one_tensor(storage("torch\nQInt8Storage")), "it names torch.QInt8Storage"),
         (one_tensor(storage("builtins\neval")), "it names builtins.eval"),
@@ -283,10 +283,12 @@ def test_torch_files_that_torch_would_not_write(tmp_path: Path) -> None:
     assert "its bytes are in big-endian order" in rejected(big)
     with zipfile.ZipFile(tmp_path / "b.pt", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("w/data.pkl", one_tensor())
-    assert "its part data.pkl is compressed, which torch does not do" in rejected(tmp_path / "b.pt")
+    assert "its part data.pkl is compressed; torch stores without compression" in rejected(
+        tmp_path / "b.pt"
+    )
     with zipfile.ZipFile(tmp_path / "c.pt", "w") as archive:
         archive.writestr("readme", "")
-    assert "it is a zip file, but none that torch.save wrote" in rejected(tmp_path / "c.pt")
+    assert "it is a zip file, but torch.save didn't write it" in rejected(tmp_path / "c.pt")
     (tmp_path / "d.pth").write_bytes(b"hello")
     assert "it is not a file that torch.save wrote" in rejected(tmp_path / "d.pth")
 
@@ -401,7 +403,7 @@ def test_a_file_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_paths_that_are_no_weight_files(tmp_path: Path) -> None:
     assert rejected(tmp_path / "w.onnx") == (
-        "is no kind of weight file; must end in one of .safetensors, .ckpt, .pt, .pth, .npz"
+        "isn't a weight file; must end in one of .safetensors, .ckpt, .pt, .pth, .npz"
     )
     assert rejected(tmp_path / "w.npz") == "there is no such file"
     (tmp_path / "d.npz").mkdir()
@@ -410,7 +412,7 @@ def test_paths_that_are_no_weight_files(tmp_path: Path) -> None:
 
 def test_paths_that_are_not_written(tmp_path: Path) -> None:
     arrays = {"w": np.zeros(1, np.float32)}
-    with pytest.raises(DataError, match=r"w.pth: is not written; .* PyTorch reads .safetensors"):
+    with pytest.raises(DataError, match=r"w.pth: can't be written; .* PyTorch reads .safetensors"):
         write_weights(tmp_path / "w.pth", arrays)
     with pytest.raises(RunError, match=r"can't be written: [A-Z][a-z ]+$"):
         write_weights(tmp_path / "nowhere" / "w.npz", arrays)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.models.weights.files.named_arrays import Arrays, natural_key
-from pipeline.models.weights.rules.syntax import Place, place_by
+from pipeline.models.weights.rules.syntax import Place, place_layer
 from pipeline.stages.export.matching import Matching, match_weights
 from pipeline.stages.export.network import NetworkArrays
 from tests.conftest import ROOT
@@ -68,8 +68,8 @@ def test_a_rule_computes_and_marks() -> None:
         (r"types", "+table"),
         (r"gone", ""),
     )
-    assert place_by(rules, "out3", "dense") == Place("block2/dense_0", transposed=True)
-    assert place_by(rules, "out3", "") is None
-    assert place_by(rules, "types", "") == Place("table", added=True)
-    assert place_by(rules, "gone", "conv") == Place("")
-    assert place_by(rules, "other", "conv") is None
+    assert place_layer(rules, "out3", "dense") == Place("block2/dense_0", transposed=True)
+    assert place_layer(rules, "out3", "") is None
+    assert place_layer(rules, "types", "") == Place("table", added=True)
+    assert place_layer(rules, "gone", "conv") == Place("")
+    assert place_layer(rules, "other", "conv") is None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.models.lowerings.formulas.matmuls import patches
+from pipeline.models.lowerings.formulas.matmuls import make_patches
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, make_window
 from pipeline.models.modules.layer_capture import LayerCapture
 from pipeline.models.modules.layout import batch_first
@@ -133,10 +133,10 @@ def test_rows_are_written_a_few_samples_at_a_time(
 
     def counted(window: ConvWindow, images: jax.Array) -> jax.Array:
         written.append(images.shape[0])
-        return patches(window, images)
+        return make_patches(window, images)
 
     monkeypatch.setattr(f"{MODULE}.ROWS_LIMIT_BYTES", samples * 4 * 2 * 2 * 12)
-    monkeypatch.setattr(f"{MODULE}.patches", counted)
+    monkeypatch.setattr(f"{MODULE}.make_patches", counted)
     split = factors_of(convolution(images, d, layout), 5, 2.0, 7)
     assert written[-1] == {4: 3}.get(samples, samples)
     for one, other in zip(whole, split, strict=True):
