@@ -18,7 +18,7 @@ SUMS = "SHA256SUMS"
 
 
 def checksum(path: Path, algorithm: str = "sha256") -> str:
-    """The checksum of a file in hexadecimal. Raises OSError if it can't be read."""
+    """Return the checksum of a file in hexadecimal. Raises OSError if it can't be read."""
     status = path.stat()
     # The time of the last change of state (ctime) can't be set, unlike mtime.
     identity = (
@@ -37,12 +37,13 @@ def _checksum(path: Path, algorithm: str, identity: tuple[int, ...]) -> str:
 
 
 def list_sums(folder: Path, names: Iterable[str]) -> str:
-    """The lines of `sha256sum` for files of a folder. Raises OSError if one can't be read."""
+    """Return the lines of `sha256sum` for files of a folder. Raises OSError if one can't be
+    read."""
     return "".join(f"{checksum(folder / name)}  {name}\n" for name in names)
 
 
 def is_as_written(folder: Path, names: Collection[str]) -> bool:
-    """Whether files of a folder match its list of checksums."""
+    """Return whether files of a folder match its list of checksums."""
     if not all((folder / name).is_file() for name in names):
         return False
     try:

@@ -31,7 +31,7 @@ class Column(Protocol):
         """The dtype of the values."""
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """The values at an integer array of sample indices, stacked, or at a slice."""
+        """Return the values at an integer array of sample indices, stacked, or at a slice."""
 
 
 @runtime_checkable
@@ -39,7 +39,7 @@ class LazyColumn(Column, Protocol):
     """A column whose samples are slow to read: several threads read them one by one."""
 
     def sample(self, index: int) -> np.ndarray:
-        """One value. Raises DataError if it can't be read."""
+        """Return one value. Raises DataError if it can't be read."""
 
     def sample_name(self, index: int) -> str:
         """Name of the sample for the user, such as its file."""
@@ -54,7 +54,7 @@ class BatchedColumn(LazyColumn, Protocol):
 
 
 def rows_at(indices: Any, samples: int) -> np.ndarray:
-    """Numbers of the samples at an array of indices, a mask or a slice: int64 (n,).
+    """Return numbers of the samples at an array of indices, a mask or a slice: int64 (n,).
 
     Raises IndexError for an index out of range.
     """
@@ -73,7 +73,8 @@ def rows_at(indices: Any, samples: int) -> np.ndarray:
 
 
 def read_samples(column: LazyColumn, indices: Any) -> np.ndarray:
-    """The values of a lazy column at an array of indices or a slice, read by several threads."""
+    """Return the values of a lazy column at an array of indices or a slice, read by several
+    threads."""
     rows = rows_at(indices, column.shape[0])
     values = np.empty((len(rows), *column.shape[1:]), column.dtype)
     with ThreadPoolExecutor(DECODING_THREADS) as pool:

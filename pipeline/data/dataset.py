@@ -47,8 +47,8 @@ class Dataset:
         return self.targets.names
 
     def train_sample(self) -> Split:
-        """The same number of training samples as of evaluation samples, spread evenly over the
-        split, or over the shard of it that is trained. A small split repeats some."""
+        """Return the same number of training samples as of evaluation samples, spread evenly over
+        the split, or over the shard of it that is trained. A small split repeats some."""
         reachable = self.train_order.reachable()
         rows = reachable[np.arange(len(self.eval)) * len(reachable) // len(self.eval)]
         return Split({name: self.train.columns[name][rows] for name in self.eval.columns})

@@ -40,7 +40,7 @@ class MapOp(Spec):
         return 1
 
     def chosen(self, number: int) -> MapOp:
-        """The variant of this number."""
+        """Return the variant of this number."""
         return self
 
     @property
@@ -257,7 +257,7 @@ class DatasetSpec(Spec):
         return self
 
     def facts(self) -> Facts | None:
-        """Sizes that are known without reading; None if only the files have them."""
+        """Return sizes that are known without reading; None if only the files have them."""
         return None
 
     def declare(self, cache: Path) -> RawData | None:

@@ -46,7 +46,7 @@ def fetch_all(
 def fetch(
     file: RemoteFile, mirrors: Sequence[str], directory: Path, stall_s: float = STALL_S
 ) -> Path:
-    """The path of `file` in `directory`, downloaded from the first mirror that delivers it.
+    """Return the path of `file` in `directory`, downloaded from the first mirror that delivers it.
 
     `mirrors` are base addresses, http or https. An interrupted download is continued, by the
     next mirror or the next call. Of several processes one downloads and the others wait for it.

@@ -31,12 +31,13 @@ class BalancedOrder(SampleOrder):
     """The class of each sample, int (samples,)."""
 
     def batches(self, first_step: int, count: int) -> Batches:
-        """The `count` batches that begin with global step `first_step`, the first step being 0."""
+        """Return the `count` batches that begin with global step `first_step`, the first step being
+        0."""
         return replace(super().batches(first_step, count), samples=self.samples)
 
     def _samples_at(self, epoch: int, places: np.ndarray) -> np.ndarray:
-        """The samples at some positions of an epoch, plus `samples` times the earlier draws of each
-        in this epoch."""
+        """Return the samples at some positions of an epoch, plus `samples` times the earlier draws
+        of each in this epoch."""
         slots = super()._samples_at(epoch, places)
         classes = len(self._rows)
         kinds = slots % classes
@@ -70,7 +71,8 @@ class BalancedOrder(SampleOrder):
 
 @lru_cache(maxsize=256)
 def _class_shuffle(seed: int, kind: int, number: int, size: int) -> np.ndarray:
-    """A permutation of the samples of a class, int64 (size,); windows of one epoch share it."""
+    """Return a permutation of the samples of a class, int64 (size,); windows of one epoch share
+    it."""
     key = np.array([seed, _CLASS_STREAM + (kind << 40) + number], np.uint64)
     order = np.argsort(np.random.Philox(key=key).random_raw(size), kind="stable")
     order.setflags(write=False)
@@ -96,19 +98,20 @@ class InterleavedOrder(SampleOrder):
         return sum(self.files[self.shard_id :: self.num_shards])
 
     def reachable(self) -> np.ndarray:
-        """The samples of the shard's files, in ascending order, int64."""
+        """Return the samples of the shard's files, in ascending order, int64."""
         ends = np.cumsum(self.files)
         numbers = range(self.shard_id, len(self.files), self.num_shards)
         return np.concatenate([np.arange(ends[n] - self.files[n], ends[n]) for n in numbers])
 
     def _samples_at(self, epoch: int, places: np.ndarray) -> np.ndarray:
-        """The samples at some positions of an epoch, int64 like `places`."""
+        """Return the samples at some positions of an epoch, int64 like `places`."""
         return _interleaved_epoch(self, epoch)[places]
 
 
 @lru_cache(maxsize=2)
 def _interleaved_epoch(order: InterleavedOrder, epoch: int) -> np.ndarray:
-    """The samples of a shard's epoch, in order, int64; without a buffer files are not shuffled."""
+    """Return the samples of a shard's epoch, in order, int64; without a buffer files are not
+    shuffled."""
     buffer_size = order.buffer_size if order.shuffle else None
     numbers = np.arange(order.shard_id, len(order.files), order.num_shards)
     if buffer_size is not None:
@@ -125,7 +128,7 @@ def _interleaved_epoch(order: InterleavedOrder, epoch: int) -> np.ndarray:
 
 
 def interleave(files: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The file, and the sample in it, at each position of files that are read in turn.
+    """Return the file, and the sample in it, at each position of files that are read in turn.
 
     `files` are the numbers of samples, in the order in which files are opened. Returns two int64
     arrays with an entry for each sample.
@@ -185,7 +188,8 @@ class BucketedOrder(SampleOrder):
         return 0 if self.drop_remainder or not sizes.any() else int(sizes[sizes > 0].min())
 
     def batches(self, first_step: int, count: int) -> Batches:
-        """The `count` batches that begin with global step `first_step`, the first step being 0."""
+        """Return the `count` batches that begin with global step `first_step`, the first step being
+        0."""
         steps = np.arange(first_step, first_step + count)
         epochs, batch = np.divmod(steps, self.batches_per_repetition)
         indices = np.empty((count, self.batch_size), np.int32)
@@ -198,7 +202,8 @@ class BucketedOrder(SampleOrder):
         return Batches(indices, epochs.astype(np.int32), counts)
 
     def _epoch_batches(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Samples of the batches of an epoch (batches, batch size), and numbers of valid ones."""
+        """Return samples of the batches of an epoch (batches, batch size), and numbers of valid
+        ones."""
         order = self._epoch_order(epoch)
         bucket_at = self.buckets[order]
         rows = []

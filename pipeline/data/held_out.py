@@ -18,7 +18,7 @@ _STREAM = 1 << 62
 def hold_out(
     groups: np.ndarray, names: Sequence[str], share: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows to train on and rows to evaluate, int64, each in ascending order.
+    """Return rows to train on and rows to evaluate, int64, each in ascending order.
 
     `groups` are the classes of the samples, int (n,), and `names` the names of the classes. Of each
     class the nearest number to its share is evaluated, at least one, and at least one is trained
@@ -42,7 +42,7 @@ def hold_out(
 def split_rows(
     rows: int, share: float, seed: int, strata: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The rows for training and for evaluation, int64, each in the order of the file.
+    """Return the rows for training and for evaluation, int64, each in the order of the file.
 
     `share` of them is for evaluation, rounded down. They are drawn by the seed alone; with
     `strata`, integers (rows,), each stratum has its share to within one row, and its first row

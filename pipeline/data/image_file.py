@@ -76,7 +76,7 @@ def upright_size(image: Image.Image) -> tuple[int, int]:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """An opened image, of several frames the first, turned by its EXIF orientation."""
+    """Return an opened image, of several frames the first, turned by its EXIF orientation."""
     turn = _turn(image)
     return image if turn is None else image.transpose(turn)
 
@@ -123,7 +123,7 @@ def _seems_complete(image: Image.Image, path: Path) -> bool:
 
 
 def read_pixels(image: Image.Image, height: int, width: int, mode: str = "RGB") -> np.ndarray:
-    """An opened image, upright, as RGB or L, resized bilinearly if its size differs.
+    """Return an opened image, upright, as RGB or L, resized bilinearly if its size differs.
 
     Returns uint8 (height, width, 3), or (height, width) of L. Raises one of `UNREADABLE_IMAGE`.
     """
@@ -135,7 +135,8 @@ def read_pixels(image: Image.Image, height: int, width: int, mode: str = "RGB") 
 
 
 def class_colours(classes: int) -> np.ndarray:
-    """A colour for each class, uint8 (classes, 3): black for the first, hues far apart after it."""
+    """Return a colour for each class, uint8 (classes, 3): black for the first, hues far apart after
+    it."""
     colours = np.zeros((classes, 3), np.uint8)
     for label in range(1, classes):
         hue = (0.11 + label * _GOLDEN) % 1
@@ -151,7 +152,8 @@ def mask_picture(mask: np.ndarray, classes: int) -> np.ndarray:
 
 
 def mask_image(mask: np.ndarray, classes: int, size: tuple[int, int]) -> Image.Image:
-    """A mask of classes, uint8 (H, W), as an image with a palette, scaled to (width, height).
+    """Return a mask of classes, uint8 (H, W), as an image with a palette, scaled to (width,
+    height).
 
     The value of a pixel is its class, as in the masks that a network is trained on.
     """

@@ -69,7 +69,7 @@ def read_image_table(
 
 
 def _read_rows(file: Path) -> tuple[list[str], list[list[str]]]:
-    """The names of the columns, all different, and the rows that hold anything."""
+    """Return the names of the columns, all different, and the rows that hold anything."""
     text = read_bytes(file, MAX_TABLE_BYTES).decode("utf-8-sig")
     try:
         rows = [row for row in csv.reader(StringIO(text, newline=""), strict=True) if row]
@@ -92,7 +92,7 @@ def _find_column(names: Sequence[str], name: str, key: str) -> int:
 
 
 def _resolve_paths(names: Sequence[str], folder: Path, *, follow_links: bool) -> list[str]:
-    """The image files at paths relative to a folder, none of which may lead out of it."""
+    """Return the image files at paths relative to a folder, none of which may lead out of it."""
     root = os.path.normpath(folder)
     real_root = os.path.realpath(folder)
     paths = []
@@ -144,7 +144,7 @@ class LabelColumns:
     def split_labels(
         self, train: np.ndarray, evaluated: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, Targets]:
-        """Labels of the rows to train on, labels of the rows to evaluate, and the targets.
+        """Return labels of the rows to train on, labels of the rows to evaluate, and the targets.
 
         Classes are int32 (n,), all else float32 (n, columns). Numbers are standardised. Raises
         ValueError for numbers that are all the same.
@@ -162,7 +162,7 @@ class LabelColumns:
 def parse_labels(
     columns: Mapping[str, Sequence[str]], task: Literal["auto"] | Task
 ) -> LabelColumns:
-    """Labels from the text of columns of equal length.
+    """Return labels from the text of columns of equal length.
 
     auto: one column is of classes, unless all its values are numbers and some aren't integers;
     several are labels if all values are 0 or 1, else numbers. Raises ValueError for values that the
@@ -204,7 +204,7 @@ def _infer_task(columns: Mapping[str, Sequence[str]]) -> Task:
 
 
 def _classes(values: Sequence[str]) -> LabelColumns:
-    """Classes in the order of their names, or by number if all are whole numbers."""
+    """Return classes in the order of their names, or by number if all are whole numbers."""
     names = sorted(set(values))
     if all(name.isdecimal() and name.isascii() and len(name) < 10 for name in names):
         names.sort(key=int)

@@ -25,7 +25,7 @@ Rackoff, SIAM Journal on Computing 17, 1988). Even, so that each half ends with 
 def epoch_order(
     seed: int, epoch: int, samples: int, shuffle: bool, buffer_size: int | None
 ) -> np.ndarray:
-    """The sample at each position of an epoch: a read-only permutation, int32 (samples,).
+    """Return the sample at each position of an epoch: a read-only permutation, int32 (samples,).
 
     A shuffle draws every sample from a buffer that is filled with the first `buffer_size` samples
     and refilled with the next sample; None is a buffer as large as the dataset. Only raw Philox
@@ -74,7 +74,7 @@ def _windowed_shuffle(words: np.ndarray, window: int) -> np.ndarray:
 
 
 def shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarray:
-    """The positions of an epoch that fall to a shard: shard_id, shard_id + num_shards, ...
+    """Return the positions of an epoch that fall to a shard: shard_id, shard_id + num_shards, ...
 
     As in MindSpore's DistributedSampler: if the shards can't be equal, samples from the start of
     the epoch fill them up, so that up to num_shards - 1 samples occur twice and none is missing.
@@ -85,12 +85,12 @@ def shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarray:
 
 
 def shard_positions(places: np.ndarray, samples: int, num_shards: int, shard_id: int) -> np.ndarray:
-    """The positions of an epoch at these places of a shard, int64."""
+    """Return the positions of an epoch at these places of a shard, int64."""
     return (places.astype(np.int64) * num_shards + shard_id) % max(samples, 1)
 
 
 def shard_samples(samples: int, num_shards: int) -> int:
-    """The number of samples of each shard."""
+    """Return the number of samples of each shard."""
     return -(-samples // num_shards)
 
 
@@ -167,7 +167,8 @@ class SampleOrder(Batching):
     shard_id: int = 0
 
     def batches(self, first_step: int, count: int) -> Batches:
-        """The `count` batches that begin with global step `first_step`, the first step being 0."""
+        """Return the `count` batches that begin with global step `first_step`, the first step being
+        0."""
         steps = np.arange(first_step, first_step + count)
         epochs, batch = np.divmod(steps, self.batches_per_repetition)
         positions = batch[:, None] * self.batch_size + np.arange(self.batch_size)
@@ -180,13 +181,13 @@ class SampleOrder(Batching):
         return Batches(indices, epochs.astype(np.int32), mask.sum(axis=1, dtype=np.int32))
 
     def reachable(self) -> np.ndarray:
-        """The samples that any epoch reads, int64: all, unless a shard is not shuffled."""
+        """Return the samples that any epoch reads, int64: all, unless a shard is not shuffled."""
         if self.num_shards > 1 and not self.shuffle:
             return shard_indices(self.samples, self.num_shards, self.shard_id)
         return np.arange(self.samples)
 
     def _samples_at(self, epoch: int, places: np.ndarray) -> np.ndarray:
-        """The samples at some positions of an epoch, int like `places`.
+        """Return the samples at some positions of an epoch, int like `places`.
 
         A full shuffle comes before sharding, so that a shard has other samples in every epoch: in
         MindSpore it is the reader's (`shuffle=True`). A shuffle within a window comes after, as
@@ -200,12 +201,12 @@ class SampleOrder(Batching):
         return order_at(positions, self.seed, epoch, self.samples, self.shuffle, None)
 
     def _epoch_order(self, epoch: int) -> np.ndarray:
-        """The samples of an epoch, in order, int (samples of the shard,)."""
+        """Return the samples of an epoch, in order, int (samples of the shard,)."""
         return self._samples_at(epoch, np.arange(self.shard_samples))
 
 
 def permute(places: np.ndarray, size: int, seed: int, number: int) -> np.ndarray:
-    """The numbers at these places (n,) of a permutation of 0 to size - 1, int64 (n,).
+    """Return the numbers at these places (n,) of a permutation of 0 to size - 1, int64 (n,).
 
     (seed, number) choose the permutation, which takes no memory. It is a Feistel network over pairs
     of digits, of two radices whose product is hardly larger than `size`. A number outside is

@@ -24,7 +24,7 @@ _OPS_STREAM = 1 << 31
 
 
 def seed_words(seed: int) -> np.ndarray:
-    """A seed as uint32 (low, high), the form in which compiled programs take it.
+    """Return a seed as uint32 (low, high), the form in which compiled programs take it.
 
     Raises ValueError for a seed outside 0..2**63 - 1.
     """
@@ -51,7 +51,7 @@ def threefry_2x32(key: Words, counter: Words) -> Words:
 
 
 def uniforms(xp: Any, seed: Any, epoch: Any, sample: Any, op: int, draws: int) -> Any:
-    """Uniform float32 in [0, 1), multiples of 2**-24, of shape (batch, draws).
+    """Return uniform float32 in [0, 1), multiples of 2**-24, of shape (batch, draws).
 
     `seed` holds the uint32 words of `seed_words`, `sample` the sample indices (batch,), `epoch` the
     epoch of each sample (batch,) or of all; `op` is the position of the op among the map ops. Seed,

@@ -36,17 +36,18 @@ def column_specs(ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec]) -> dict[
 
 
 def choices_among(ops: Sequence[MapOp]) -> int:
-    """The number of lists of ops, one of which is drawn for each step; 1 if all are fixed."""
+    """Return the number of lists of ops, one of which is drawn for each step; 1 if all are
+    fixed."""
     return max((op.choices for op in ops), default=1)
 
 
 def select_ops(ops: Sequence[MapOp], number: int) -> tuple[MapOp, ...]:
-    """The list of ops of this number."""
+    """Return the list of ops of this number."""
     return tuple(op.chosen(number) for op in ops)
 
 
 def draw_choice(xp: Any, choices: int, seed: Any, step: Any) -> Any:
-    """The number of the list of ops of a step, counted from 0: int32 (), a pure function of
+    """Return the number of the list of ops of a step, counted from 0: int32 (), a pure function of
     (seed, step), the same in numpy and jax.numpy."""
     draws = uniforms(xp, seed, np.int32(0), xp.asarray(step).reshape(1), CHOICE_OP, 1)
     return integers(xp, draws, choices)[0, 0]
@@ -140,7 +141,7 @@ def _with_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int |
 
 
 def _are_per_pixel(labels: ColumnSpec, image: ColumnSpec) -> bool:
-    """Whether an image has one label for each pixel or token.
+    """Return whether an image has one label for each pixel or token.
 
     Raises ValueError for labels of other positions, and for labels that are not integers.
     """

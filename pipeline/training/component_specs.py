@@ -32,16 +32,18 @@ class MetricSpec(Spec):
     name: str
 
     def ignoring(self, label: int | None) -> Self:
-        """The metric if `dataset.ignore_index` is this label; without labels it is the same."""
+        """Return the metric if `dataset.ignore_index` is this label; without labels it is the
+        same."""
         return self
 
     @abstractmethod
     def zero(self, classes: int) -> Any:
-        """The sums of no samples, for a network of that number of outputs: a pytree of arrays."""
+        """Return the sums of no samples, for a network of that number of outputs: a pytree of
+        arrays."""
 
     @abstractmethod
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
-        """The sums over a batch, in the form of `zero`; they are added over all batches.
+        """Return the sums over a batch, in the form of `zero`; they are added over all batches.
 
         Takes logits (B, ..., C) float32, labels (B, ...) int or (B, ..., C) float, and `mask`,
         bool (B,), of the valid samples: the others, which pad the batch, must add 0. With
@@ -50,11 +52,12 @@ class MetricSpec(Spec):
 
     @abstractmethod
     def value(self, sums: Any) -> float:
-        """The metric from the sums over all samples, as numpy arrays."""
+        """Return the metric from the sums over all samples, as numpy arrays."""
 
 
 def metric_directions(names: Iterable[str]) -> dict[str, Direction]:
-    """The better direction by metric: of the standard ones, and of the metric components named."""
+    """Return the better direction by metric: of the standard ones, and of the metric components
+    named."""
     component_names = [name for name in names if name not in METRICS]
     return {
         **METRICS,
@@ -73,7 +76,7 @@ class GradientSpec(Spec):
 
     @abstractmethod
     def build(self) -> Callable[[Backward, Any, jax.Array], tuple[Any, Any]]:
-        """A function (backward, parameters, key) -> what `backward` returns.
+        """Return a function (backward, parameters, key) -> what `backward` returns.
 
         It may call `backward` several times, at other parameters, and change the gradients. The
         gradients are of the loss times the loss scale; with `train.accumulate_steps` and in shards
@@ -107,17 +110,17 @@ class LossSpec(Spec):
         return False
 
     def fit_to_targets(self, targets: Targets) -> Self:
-        """The loss for these targets. Raises ValueError if it does not fit them."""
+        """Return the loss for these targets. Raises ValueError if it does not fit them."""
         return self
 
     @abstractmethod
     def build(self) -> Callable[..., Any]:
-        """A function (logits (B, ..., C), labels (B, ...) int or (B, ..., C) float) -> loss per
-        sample (B,); a sample has one label, or one at each of its positions."""
+        """Return a function (logits (B, ..., C), labels (B, ...) int or (B, ..., C) float) -> loss
+        per sample (B,); a sample has one label, or one at each of its positions."""
 
 
 def losses_for(task: Task) -> list[str]:
-    """The names of the losses for what is predicted."""
+    """Return the names of the losses for what is predicted."""
     losses = cast(Mapping[str, type[LossSpec]], components("loss"))
     return [name for name, loss in losses.items() if task in loss.tasks]
 
@@ -152,7 +155,7 @@ class OptimizerSpec(Spec):
 
     @abstractmethod
     def build(self) -> optax.GradientTransformation:
-        """Gradients -> descent direction, before the learning rate: p <- p - lr * direction.
+        """Return gradients -> descent direction, before the learning rate: p <- p - lr * direction.
 
         The learning rate is not baked in, so that one compiled program serves every value of it.
         """
@@ -168,12 +171,12 @@ class ScheduleSpec(Spec):
     name: str
 
     def warmup(self, steps_per_epoch: int) -> int:
-        """The length of warmup in steps; 0 for a schedule without one."""
+        """Return the length of warmup in steps; 0 for a schedule without one."""
         return 0
 
     @abstractmethod
     def table(self, lr: float, steps: int, steps_per_epoch: int) -> np.ndarray:
-        """The learning rate of each of `steps` updates, float32.
+        """Return the learning rate of each of `steps` updates, float32.
 
         Raises ValueError if there is no such table.
         """
@@ -198,7 +201,7 @@ class UnfreezeRule(Spec):
         return self
 
     def start(self, steps_per_epoch: int) -> int:
-        """The number of steps before them."""
+        """Return the number of steps before them."""
         if self.after_passes is not None:
             return self.after_passes * steps_per_epoch
         assert self.after_steps is not None, "one of both is given"

@@ -70,7 +70,7 @@ class CurvatureRule:
     groups: tuple[int, ...] = ()
 
     def due(self, updates: Array) -> Array:
-        """Whether the update after this number of them refreshes, bool ()."""
+        """Return whether the update after this number of them refreshes, bool ()."""
         return updates % self.period == 0
 
 
@@ -78,7 +78,8 @@ class CurvatureRule:
 def sum_layers(
     rule: CurvatureRule, captures: Observations, mask: Array, due: Array
 ) -> dict[str, LayerSums]:
-    """The sums of one backward pass. Raises RecipeError if a group ends beyond the layers."""
+    """Return the sums of one backward pass. Raises RecipeError if a group ends beyond the
+    layers."""
     if rule.groups and rule.groups[-1] >= len(captures):
         raise RecipeError(
             [
@@ -109,7 +110,7 @@ def exchange_moments(
     due: Array,
     add: Callable[[list[Moments]], list[Moments]],
 ) -> dict[str, LayerSums]:
-    """The sums of all devices: moments by `add`, a group at a time, and `rows` as they are.
+    """Return the sums of all devices: moments by `add`, a group at a time, and `rows` as they are.
 
     Nothing is exchanged at an update that does not refresh.
     """

@@ -28,7 +28,7 @@ class LossScaleSpec(Spec):
 
     @abstractmethod
     def at(self, level: Level) -> LossScaling:
-        """The loss scale at a level of precision."""
+        """Return the loss scale at a level of precision."""
 
 
 class LossScaling(LossScaleSpec):
@@ -48,7 +48,8 @@ class LossScaling(LossScaleSpec):
         return True
 
     def next(self, scale: Array, good_steps: Array, overflow: Array) -> tuple[Array, Array]:
-        """The scale of the step that follows, float32 (), and the counter it depends on, int32 ().
+        """Return the scale of the step that follows, float32 (), and the counter it depends on,
+        int32 ().
 
         `good_steps` counts steps since the last overflow or change of the scale.
         """

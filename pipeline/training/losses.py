@@ -32,10 +32,11 @@ class LabelLoss(LossSpec):
 
     @abstractmethod
     def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        """A function (logits, targets), both (B, ..., C) float32 -> loss of each label (B, ...)."""
+        """Return a function (logits, targets), both (B, ..., C) float32 -> loss of each label (B,
+        ...)."""
 
     def build(self) -> Callable[..., jax.Array]:
-        """The loss function (logits, labels, where=None) -> (B,) float32.
+        """Return the loss function (logits, labels, where=None) -> (B,) float32.
 
         `where` is bool (B, ...) like integer labels and marks the valid ones. A sample without a
         valid label has loss 0, and logits of invalid labels get no gradient, whatever they are. The
@@ -84,7 +85,7 @@ class CrossEntropy(LabelLoss):
         return self.class_weights == "balanced"
 
     def fit_to_targets(self, targets: Targets) -> Self:
-        """The loss with one weight for each class.
+        """Return the loss with one weight for each class.
 
         Raises ValueError for another number of weights, and if a class to be balanced has no label.
         """
@@ -205,7 +206,8 @@ class BinaryCrossEntropy(OutputLoss):
 
 
 def _cast_to_float32(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Logits and targets, both (B, ..., C) float32; a class outside 0..C-1 has a target of 0s."""
+    """Return logits and targets, both (B, ..., C) float32; a class outside 0..C-1 has a target of
+    0s."""
     import jax
     import jax.numpy as jnp
 
@@ -223,7 +225,7 @@ def _cast_to_float32(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, j
 
 
 def label_mask(config: StepConfig, labels: jax.Array) -> jax.Array | None:
-    """Mask of the valid labels, bool like the labels (B, ...); None if all are valid."""
+    """Return a mask of the valid labels, bool like the labels (B, ...); None if all are valid."""
     import jax.numpy as jnp
 
     if config.ignore_index is None:
@@ -232,7 +234,7 @@ def label_mask(config: StepConfig, labels: jax.Array) -> jax.Array | None:
 
 
 def sample_losses(config: StepConfig, logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """The loss of every sample, float32 (B,): the mean over its valid labels."""
+    """Return the loss of every sample, float32 (B,): the mean over its valid labels."""
     where = label_mask(config, labels)
     return config.loss(logits, labels) if where is None else config.loss(logits, labels, where)
 
@@ -240,7 +242,8 @@ def sample_losses(config: StepConfig, logits: jax.Array, labels: jax.Array) -> j
 def normalizer(
     config: StepConfig, labels: jax.Array, mask: jax.Array, count: jax.Array | int
 ) -> jax.Array | int:
-    """The divisor of the mean over a batch: its `count` valid samples, or their valid labels.
+    """Return the divisor of the mean over a batch: its `count` valid samples, or their valid
+    labels.
 
     With an `ignore_index` every valid label weighs the same, as in PyTorch's `cross_entropy`, for
     any number in a sample. If none is valid it is 1, which makes the loss 0; PyTorch's is NaN then.
@@ -252,13 +255,14 @@ def normalizer(
 
 
 def divides_by_labels(config: StepConfig) -> bool:
-    """Whether a mean is over valid labels. With reduction `none` it is over samples: MindSpore's
-    array has an entry for each, 0 if the label is ignored."""
+    """Return whether a mean is over valid labels. With reduction `none` it is over samples:
+    MindSpore's array has an entry for each, 0 if the label is ignored."""
     return config.ignore_index is not None and config.reduction != "none"
 
 
 def label_weight(config: StepConfig, labels: jax.Array, mask: jax.Array) -> jax.Array | None:
-    """The number of valid labels of the valid samples, float32 (); None if all labels are valid."""
+    """Return the number of valid labels of the valid samples, float32 (); None if all labels are
+    valid."""
     import jax.numpy as jnp
 
     weights = _weights(config, labels)
@@ -314,7 +318,7 @@ def reduce_losses(
 
 
 def _weights(config: StepConfig, labels: jax.Array) -> jax.Array | None:
-    """The number of valid labels of each sample, float32 (B,); None if all are valid."""
+    """Return the number of valid labels of each sample, float32 (B,); None if all are valid."""
     import jax.numpy as jnp
 
     where = label_mask(config, labels)

@@ -23,17 +23,17 @@ Axis = int | tuple[int, ...] | None
 
 
 def within(lengths: Array, size: int) -> Array:
-    """Mask of the positions within each length, int (...): bool (..., size)."""
+    """Return a mask of the positions within each length, int (...): bool (..., size)."""
     return jnp.arange(size) < jnp.asarray(lengths)[..., None]
 
 
 def masked_sum(values: Array, where: Array, axis: Axis = None) -> Array:
-    """The sum of the valid entries. No gradient reaches the others."""
+    """Return the sum of the valid entries. No gradient reaches the others."""
     return jnp.sum(jnp.where(where, values, jnp.zeros((), values.dtype)), axis=axis)
 
 
 def masked_mean(values: Array, where: Array, axis: Axis = None) -> Array:
-    """The mean of the valid entries; 0 if none is valid. No gradient reaches the others.
+    """Return the mean of the valid entries; 0 if none is valid. No gradient reaches the others.
 
     `where` is bool, of the shape of the values or one that broadcasts to it.
     """
@@ -42,7 +42,7 @@ def masked_mean(values: Array, where: Array, axis: Axis = None) -> Array:
 
 
 def top_share_mask(losses: Array, share: float, where: Array | None = None) -> Array:
-    """Mask of the largest `share` of the valid losses, bool like the losses.
+    """Return a mask of the largest `share` of the valid losses, bool like the losses.
 
     Of n losses these are floor(share * n), but one at least. Of equal losses the first come first,
     and NaN is as large as infinity. `where` may broadcast. `share` is exact in decimal: 0.29 of 100
@@ -64,7 +64,7 @@ hardest = top_share_mask
 
 
 def mean_of_hardest(losses: Array, share: float, where: Array | None = None) -> Array:
-    """The mean of the largest `share` of the valid losses (Fan et al., 2017); 0 of none."""
+    """Return the mean of the largest `share` of the valid losses (Fan et al., 2017); 0 of none."""
     return masked_mean(losses, top_share_mask(losses, share, where))
 
 
@@ -103,11 +103,11 @@ class Masked:
         return Masked(function(entries), self.where)
 
     def sum(self) -> Array:
-        """The sum of the valid entries, ()."""
+        """Return the sum of the valid entries, ()."""
         return masked_sum(self.values, self.where)
 
     def mean(self) -> Array:
-        """The mean of the valid entries, (); 0 if none is valid."""
+        """Return the mean of the valid entries, (); 0 if none is valid."""
         return masked_mean(self.values, self.where)
 
     def hardest(self, share: float) -> Masked:

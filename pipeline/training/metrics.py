@@ -62,7 +62,7 @@ class EvalSums:
 def zero_sums(
     outputs: int, metrics: Sequence[MetricSpec] = (), *, of_classes: bool = True
 ) -> EvalSums:
-    """The sums of no samples, for a network with this number of outputs."""
+    """Return the sums of no samples, for a network with this number of outputs."""
     confused = outputs <= MAX_CONFUSION_CLASSES
     classes = ClassSums(
         top5=jnp.zeros((), jnp.int32),
@@ -176,7 +176,8 @@ def add_sums(sums: EvalSums, more: EvalSums) -> EvalSums:
 def _flatten_labels(
     logits: jax.Array, labels: jax.Array, losses: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Logits (N, C), labels (N,) or (N, C), losses and mask (N,) of all positions of all samples.
+    """Return logits (N, C), labels (N,) or (N, C), losses and mask (N,) of all positions of all
+    samples.
 
     The loss of a sample is the mean over its positions, so it is repeated for each of them.
     """
@@ -196,7 +197,7 @@ def _compensated_add(
 
 
 def _is_in_top(k: int, logits: jax.Array, true: jax.Array) -> jax.Array:
-    """Whether fewer than k logits rank before the true class's, (B,) bool."""
+    """Return whether fewer than k logits rank before the true class's, (B,) bool."""
     classes = jnp.arange(logits.shape[-1])
     true_logit = jnp.take_along_axis(logits, true[:, None], axis=-1)
     # Counted from below, where NaN never is: a network that diverged gets no hits.
@@ -250,7 +251,7 @@ def _component_value(metric: MetricSpec, sums: Any) -> float:
 
 
 def _count_by_class(sums: ClassSums) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """By class, int64 (C,) each: labels predicted right, labels, predictions."""
+    """Return by class, int64 (C,) each: labels predicted right, labels, predictions."""
     if sums.confusion is None:
         hits, actual, predicted = np.asarray(sums.by_class, np.int64)
         return hits, actual, predicted
@@ -259,7 +260,7 @@ def _count_by_class(sums: ClassSums) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def _averages(parts: np.ndarray, wholes: np.ndarray, class_names: Sequence[str]) -> dict[str, Any]:
-    """Ratios part / whole, 0 if the whole is 0: per class, their mean, and of the totals."""
+    """Return ratios part / whole, 0 if the whole is 0: per class, their mean, and of the totals."""
     ratios = np.divide(parts, wholes, out=np.zeros(len(parts)), where=wholes > 0)
     averages = {"macro": float(ratios.mean()), "micro": int(parts.sum()) / int(wholes.sum())}
     if len(ratios) > MAX_CONFUSION_CLASSES:

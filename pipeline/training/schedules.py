@@ -55,7 +55,8 @@ class WarmupDecay(ScheduleSpec):
     """The length of linear warmup, in steps or in epochs; at most one of the two is not 0."""
 
     def warmup(self, steps_per_epoch: int) -> int:
-        """The length of warmup in steps. Raises ValueError when it is given in both units."""
+        """Return the length of warmup in steps. Raises ValueError when it is given in both
+        units."""
         if self.warmup_steps and self.warmup_passes:
             raise ValueError(
                 f"warmup_steps = {self.warmup_steps} and warmup_passes = {self.warmup_passes}: "
@@ -65,10 +66,10 @@ class WarmupDecay(ScheduleSpec):
 
     @abstractmethod
     def decay(self, span: DecaySpan) -> np.ndarray:
-        """The factor on the learning rate at each update of the span, float64."""
+        """Return the factor on the learning rate at each update of the span, float64."""
 
     def table(self, lr: float, steps: int, steps_per_epoch: int) -> np.ndarray:
-        """The learning rate of each of `steps` updates, float32.
+        """Return the learning rate of each of `steps` updates, float32.
 
         A training that ends within the warmup, such as a short trial, has the first part of the
         ramp. Raises ValueError when the warmup is given in two units.

@@ -144,7 +144,7 @@ def _update_state(
     count: Array,
     learning_rates: Array,
 ) -> tuple[TrainState, Record]:
-    """The state after a step with these gradients, over `count` samples, and its record."""
+    """Return the state after a step with these gradients, over `count` samples, and its record."""
     # Times the inverse, which XLA computes at each use of a gradient: a quotient it would store, a
     # pass over all parameters more. The norm is the scaled gradients' for the same reason.
     unscale = 1 / state.loss_scale
@@ -166,7 +166,7 @@ def _update_state(
 
 
 def gradients_of(config: StepConfig, state: TrainState, batch: Batch) -> Gradients:
-    """Gradients of the loss times its scale, of a batch that is cropped to its bucket; with
+    """Return gradients of the loss times its scale, of a batch that is cropped to its bucket; with
     shards it is not cropped yet."""
     dropout = dropout_key(batch, state.step)
     if config.shards is not None:
@@ -182,7 +182,7 @@ def gradients_of(config: StepConfig, state: TrainState, batch: Batch) -> Gradien
 
 
 def dropout_key(batch: Batch, step: Array | int) -> Array:
-    """The key of the dropout of a step; `step` counts the steps before it."""
+    """Return the key of the dropout of a step; `step` counts the steps before it."""
     return jax.random.fold_in(_key(batch.seed, 1), step)
 
 
@@ -205,7 +205,7 @@ def _with_drawn_ops(
 def _shard_gradients(
     config: StepConfig, shards: Shards, state: TrainState, batch: Batch, dropout: Array
 ) -> Gradients:
-    """Gradients of a batch as the sum over its shards.
+    """Return gradients of a batch as the sum over its shards.
 
     Batch norm sees one shard at a time; the running statistics are the mean over shards. Dropout
     draws by the number of the shard.
@@ -253,7 +253,7 @@ def _shard_gradients(
 
 @jax.named_scope(DATA)
 def mapped_batch(config: StepConfig, ops: Ops, batch: Batch) -> tuple[Array, Array]:
-    """Images NHWC float32 and labels of a batch after its map ops."""
+    """Return images NHWC float32 and labels of a batch after its map ops."""
     columns = apply_ops(jnp, ops, batch.columns, batch.seed, batch.epoch, batch.sample)
     sizes = batch.columns[SIZE] if config.padding_mask else None
     return network_inputs(columns["image"], config.image.layout, sizes), columns["label"]
@@ -284,7 +284,7 @@ def compute_gradients(
     divisor: Array | int,
     scale: Array | float,
 ) -> Gradients:
-    """Gradients of `scale` times the loss of the valid samples of a mapped batch.
+    """Return gradients of `scale` times the loss of the valid samples of a mapped batch.
 
     A mean divides by `divisor`. With `accumulate` microbatches their gradients are summed one after
     the other: the same sum except for batch norm, which sees one at a time, and dropout's draws.
@@ -324,8 +324,8 @@ def _microbatch_gradients(
     divisor: Array | int,
     scale: Array | float,
 ) -> Gradients:
-    """The share of a microbatch in the loss of its batch, and the gradients of that share; a mean
-    divides by `divisor`, the number of samples or labels of the whole batch."""
+    """Return the share of a microbatch in the loss of its batch, and the gradients of that share; a
+    mean divides by `divisor`, the number of samples or labels of the whole batch."""
     trained, frozen = split_params(state.params, config.frozen)
 
     def scaled_loss(trained: Any) -> tuple[Array, tuple[Array, Any]]:
@@ -356,7 +356,8 @@ def _microbatch_gradients(
 
 
 def norm_of(gradients: Any, unscale: Array) -> Array:
-    """The norm of the gradients of the loss, float32 (), from gradients of the scaled loss."""
+    """Return the norm of the gradients of the loss, float32 (), from gradients of the scaled
+    loss."""
     return optax.tree.norm(gradients) * unscale
 
 
@@ -387,7 +388,7 @@ def make_update_only_step(
 
 
 def no_sums(config: StepConfig) -> EvalSums:
-    """The sums of no samples."""
+    """Return the sums of no samples."""
     of_classes = config.task == "classification"
     return zero_sums(config.classes, config.metrics, of_classes=of_classes)
 
@@ -407,7 +408,7 @@ def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSum
 
 
 def initial_variables(config: StepConfig, seed: Array) -> tuple[Array, Mapping[str, Any]]:
-    """Logits of one blank image, and fresh parameters and batch statistics.
+    """Return logits of one blank image, and fresh parameters and batch statistics.
 
     Raises ValueError if layers, or a rule for initialisation, don't fit.
     """
@@ -418,7 +419,7 @@ def initial_variables(config: StepConfig, seed: Array) -> tuple[Array, Mapping[s
 
 
 def initial_state(config: StepConfig, variables: Mapping[str, Any]) -> TrainState:
-    """The state at step 0 of fresh parameters and batch statistics."""
+    """Return the state at step 0 of fresh parameters and batch statistics."""
     params = variables["params"]
     trained, _ = split_params(params, config.never_trained)
     zero = jnp.zeros((), jnp.int32)
@@ -435,8 +436,8 @@ def initial_state(config: StepConfig, variables: Mapping[str, Any]) -> TrainStat
 
 
 def _key(seed: Array, stream: int) -> Array:
-    """A JAX key from the two words of the seed; streams 0 to 2 are initialisation, dropout, and
-    initialisation by rules."""
+    """Return a JAX key from the two words of the seed; streams 0 to 2 are initialisation, dropout,
+    and initialisation by rules."""
     key = jax.random.wrap_key_data(seed.astype(jnp.uint32), impl="threefry2x32")
     return jax.random.fold_in(key, stream)
 

@@ -29,7 +29,7 @@ class NumberMetric(MetricSpec):
     """By number the unit of the data in standardised ones; empty: they are not standardised."""
 
     def zero(self, classes: int) -> Any:
-        """By number the sum of errors, absolute or squared; and the samples."""
+        """Return by number the sum of errors, absolute or squared; and the samples."""
         return {"errors": np.zeros(classes, np.float32), "samples": np.zeros((), np.float32)}
 
     def _sum_errors(self, errors: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
@@ -39,7 +39,8 @@ class NumberMetric(MetricSpec):
         return {"errors": valid.sum(axis=0), "samples": mask.sum().astype(jnp.float32)}
 
     def _mean_in_data_units(self, errors: np.ndarray) -> float:
-        """The mean over numbers of standardised errors, float64 (K,), in the units of the data."""
+        """Return the mean over numbers of standardised errors, float64 (K,), in the units of the
+        data."""
         units = np.asarray(self.std, np.float64) if self.std else np.ones(len(errors))
         return float((errors * units).mean())
 
@@ -84,7 +85,7 @@ class ExplainedShare(NumberMetric):
     name: Literal["r2"] = "r2"
 
     def zero(self, classes: int) -> Any:
-        """By number the sums of squared errors, of the numbers and of their squares."""
+        """Return by number the sums of squared errors, of the numbers and of their squares."""
         none = np.zeros(classes, np.float32)
         return {**super().zero(classes), "total": none, "squares": none}
 
@@ -111,8 +112,8 @@ class MultiLabelMetric(MetricSpec):
     """Base of the metrics of K labels, each of which a sample has or has not."""
 
     def zero(self, classes: int) -> Any:
-        """By label the hits, the labels and the predictions; and samples whose labels are all
-        right, and all samples."""
+        """Return by label the hits, the labels and the predictions; and samples whose labels are
+        all right, and all samples."""
         none = np.zeros(classes, np.int32)
         counts = {"hits": none, "actual": none, "predicted": none}
         return {**counts, "exact": np.zeros((), np.int32), "samples": np.zeros((), np.int32)}
@@ -168,11 +169,11 @@ class TokenMetric(MetricSpec):
     """The label of positions that are not counted; null: all are."""
 
     def zero(self, classes: int) -> Any:
-        """The sum of a number of each token, and the tokens."""
+        """Return the sum of a number of each token, and the tokens."""
         return {"total": np.zeros((), np.float32), "tokens": np.zeros((), np.int32)}
 
     def _sums(self, values: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
-        """The sums over the valid tokens of values (B, ...)."""
+        """Return the sums over the valid tokens of values (B, ...)."""
         import jax.numpy as jnp
 
         valid = mask.reshape(-1, *(1,) * (labels.ndim - 1))
@@ -218,7 +219,7 @@ class Perplexity(TokenMetric):
 
 
 def metrics_of(targets: Targets, ignore_index: int | None = None) -> Sequence[MetricSpec]:
-    """The metrics of every evaluation of such targets, except the metrics of classes.
+    """Return the metrics of every evaluation of such targets, except the metrics of classes.
 
     Labels that are `ignore_index` are not counted.
     """
@@ -248,7 +249,7 @@ class ClassCountMetric(MetricSpec):
         return self.model_copy(update={"ignore_index": label})
 
     def zero(self, classes: int) -> Any:
-        """By class the labels predicted right, the labels, and the predictions."""
+        """Return by class the labels predicted right, the labels, and the predictions."""
         none = np.zeros(classes, np.int32)
         return {"hits": none, "actual": none, "predicted": none}
 
@@ -329,7 +330,8 @@ class CalibrationError(MetricSpec):
     bins: PositiveInt = 15
 
     def zero(self, classes: int) -> Any:
-        """By bin the samples, the right predictions, and the sum of probabilities: (3, bins)."""
+        """Return by bin the samples, the right predictions, and the sum of probabilities: (3,
+        bins)."""
         return np.zeros((3, self.bins), np.float32)
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
@@ -360,7 +362,7 @@ class BrierScore(MetricSpec):
     name: Literal["brier"] = "brier"
 
     def zero(self, classes: int) -> Any:
-        """The sum of squared distances, and the samples."""
+        """Return the sum of squared distances, and the samples."""
         return np.zeros(2, np.float32)
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
@@ -379,7 +381,8 @@ class BrierScore(MetricSpec):
 
 
 def true_classes(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """The true class of every sample, int (B,), of integer labels or of one value for each class.
+    """Return the true class of every sample, int (B,), of integer labels or of one value for each
+    class.
 
     Raises ValueError if samples have several labels.
     """

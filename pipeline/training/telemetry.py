@@ -75,7 +75,7 @@ class Telemetry:
         return self.columns["skipped"]
 
     def head(self, steps: int) -> Telemetry:
-        """The first `steps` steps."""
+        """Return the first `steps` steps."""
         columns = {name: column[:steps] for name, column in self.columns.items()}
         return Telemetry(self.start, columns)
 
@@ -85,8 +85,8 @@ class Telemetry:
         return sum(column.nbytes for column in self.columns.values())
 
     def outcome(self, *, skips_overflow: bool = True) -> StepOutcome:
-        """The outcome of each step, masks (steps,); `skips_overflow` of the loss scale separates
-        the two kinds of skipped steps."""
+        """Return the outcome of each step, masks (steps,); `skips_overflow` of the loss scale
+        separates the two kinds of skipped steps."""
         zeros = np.zeros(len(self), np.float32)
         names = ("loss", "grad_norm", "skipped")
         loss, grad_norm, skipped = (self.columns.get(name, zeros) for name in names)
@@ -150,7 +150,7 @@ class StepOutcome(NamedTuple):
 
 
 def updates_so_far(state: TrainState) -> Array:
-    """The number of updates applied, int32 (), which selects the learning rate."""
+    """Return the number of updates applied, int32 (), which selects the learning rate."""
     updates = state.step
     if state.overflows is not None:
         updates = updates - state.overflows.skipped_steps
@@ -160,5 +160,5 @@ def updates_so_far(state: TrainState) -> Array:
 
 
 def num_skipped(state: TrainState) -> int:
-    """The number of steps without an update because of a non-finite step."""
+    """Return the number of steps without an update because of a non-finite step."""
     return 0 if state.bad_steps is None else int(state.bad_steps.left_out)

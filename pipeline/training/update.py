@@ -85,7 +85,7 @@ def apply_update(
     unscale: Array | float,
     rates: Array | float,
 ) -> TrainState:
-    """The state after an update: p <- p - rate * direction, for trained parameters p.
+    """Return the state after an update: p <- p - rate * direction, for trained parameters p.
 
     `rates` is one rate, (), or one of all parameters and one of each group, (1 + groups,). The
     gradients are of the loss itself, over `count` samples; the sums of layers are still to be
@@ -143,7 +143,7 @@ def apply_directions(
 
 
 def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> Any:
-    """The moving average after update number `updates` (int32 (), counted from 0)."""
+    """Return the moving average after update number `updates` (int32 (), counted from 0)."""
     assert spec.decay is not None, "there is an average if there is a decay"
     count = updates.astype(jnp.float32)
     ramp = (1 + count) / (10 + count)

@@ -37,13 +37,14 @@ class Maps:
     remainder_bits: int
 
     def at(self, xp: Any, numbers: Any) -> Maps:
-        """The maps with these numbers, int32 (batch,)."""
+        """Return the maps with these numbers, int32 (batch,)."""
         pixels = xp.asarray(self.pixels)[numbers]
         return Maps(pixels, xp.asarray(self.remainders)[numbers], self.remainder_bits)
 
 
 def fixed_maps(matrices: np.ndarray, height: int, width: int) -> Maps:
-    """Matrices from target to source, float64 (n, 2, 3), for images of a size, in fixed point."""
+    """Return matrices from target to source, float64 (n, 2, 3), for images of a size, in fixed
+    point."""
     bits = 29 - int(max(height, width)).bit_length()
     scaled = matrices * (1 << _UNIT_BITS)
     pixels = np.floor(scaled)
@@ -97,12 +98,12 @@ def warp(xp: Any, values: Any, maps: Maps, interpolation: Interpolation, fill: n
 
 
 def _neighbour_weight(fraction: Any, neighbour: int) -> Any:
-    """The weight in 32nds of the pixel before (0) or after (1) a place."""
+    """Return the weight in 32nds of the pixel before (0) or after (1) a place."""
     return fraction if neighbour else (1 << _FRACTION_BITS) - fraction
 
 
 def _pixels(xp: Any, values: Any, rows: Any, columns: Any, fill: np.ndarray) -> Any:
-    """Pixels at points; `fill` for points outside of the image."""
+    """Return pixels at points; `fill` for points outside of the image."""
     height, width = values.shape[1:3]
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
     read = pixels_at_points(xp, values, rows.clip(0, height - 1), columns.clip(0, width - 1))
@@ -121,7 +122,7 @@ def rotation(degrees: np.ndarray, centre: tuple[float, float]) -> np.ndarray:
 
 
 def shear(along: float, across: float, centre: tuple[float, float]) -> np.ndarray:
-    """The map from target to source, (2, 3), of shears by angles in radians about `centre`.
+    """Return the map from target to source, (2, 3), of shears by angles in radians about `centre`.
 
     Rows move by `along` and columns by `across`, as in MindSpore's Affine.
     """
@@ -134,7 +135,7 @@ def shear(along: float, across: float, centre: tuple[float, float]) -> np.ndarra
 
 
 def translation(right: float, down: float) -> np.ndarray:
-    """The map from target to source, (2, 3), of a shift by numbers of pixels."""
+    """Return the map from target to source, (2, 3), of a shift by numbers of pixels."""
     return np.array([[1, 0, -right], [0, 1, -down]], np.float64)
 
 
@@ -156,7 +157,8 @@ _TABLE_KEY = 0xAFF1
 
 
 def fill_levels(fill: int | tuple[int, ...], channels: int) -> np.ndarray:
-    """The fill of each channel, uint8 (channels,). Raises ValueError for another number of them."""
+    """Return the fill of each channel, uint8 (channels,). Raises ValueError for another number of
+    them."""
     levels = (fill,) * channels if isinstance(fill, int) else fill
     if len(levels) != channels:
         raise ValueError(f"fill has {len(levels)} values for images of {channels} channels")
@@ -174,7 +176,8 @@ class _AffineOp(GeometricOp):
 
     @abstractmethod
     def matrices(self, height: int, width: int) -> np.ndarray:
-        """The maps from target to source pixels, float64 (maps, 2, 3), for images of a size."""
+        """Return the maps from target to source pixels, float64 (maps, 2, 3), for images of a
+        size."""
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
         *_, channels = image_shape(value)
@@ -283,7 +286,7 @@ class RandomAffine(_AffineOp):
 
 
 def _spread(column: int, bounds: Range) -> np.ndarray:
-    """The middles of MAPS even steps of a range, in a random order for each column."""
+    """Return the middles of MAPS even steps of a range, in a random order for each column."""
     words = np.random.Philox(key=np.array([_TABLE_KEY, column], np.uint64)).random_raw(MAPS)
     places = (np.argsort(words, kind="stable") + 0.5) / MAPS
     least, most = bounds

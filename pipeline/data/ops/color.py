@@ -83,7 +83,7 @@ class RandomColorAdjust(Op):
         return repeat_op(xp, change_once, len(changes), values)
 
     def _changes(self, xp: Any, uniforms: Any) -> list[tuple[Adjust, np.ndarray, Any]]:
-        """The adjustments that are not the identity: function, amounts and their numbers."""
+        """Return the adjustments that are not the identity: function, amounts and their numbers."""
         amounts: dict[Adjust, np.ndarray] = {
             adjust_brightness: steps(*self.brightness),
             adjust_contrast: steps(*self.contrast),
@@ -109,7 +109,8 @@ def check_rgb_bytes(value: ColumnSpec) -> None:
 
 
 def exact_factors(factors: np.ndarray) -> np.ndarray:
-    """Factors f of 16 bits, float32: the products of bytes with f and with 1 - f are exact."""
+    """Return factors f of 16 bits, float32: the products of bytes with f and with 1 - f are
+    exact."""
     unit = np.maximum(np.frexp(factors)[1], 0) - _FACTOR_BITS
     return np.ldexp(np.rint(np.ldexp(factors, -unit)), unit).astype(np.float32)
 
@@ -124,7 +125,7 @@ def _as_bytes(xp: Any, levels: Any) -> Any:
 
 
 def adjust_brightness(xp: Any, values: Any, factors: np.ndarray, numbers: Any) -> Any:
-    """Bytes times the factors."""
+    """Return bytes times the factors."""
     factor = xp.asarray(factors.astype(np.float32))[numbers]
     return _as_bytes(xp, values.astype(np.float32) * per_image(factor))
 
@@ -166,13 +167,13 @@ def blend_table(factor: float, fused: Literal["base", "value"]) -> np.ndarray:
 
 
 def grey(values: Any) -> Any:
-    """The luma of RGB bytes, int32 (batch, height, width)."""
+    """Return the luma of RGB bytes, int32 (batch, height, width)."""
     weighted = (values.astype(np.int32) * _GREY).sum(axis=-1, dtype=np.int32)
     return (weighted + (1 << (_GREY_BITS - 1))) >> _GREY_BITS
 
 
 def mean_grey(values: Any) -> Any:
-    """The rounded mean of each image's luma, int32 (batch, 1, 1, 1)."""
+    """Return the rounded mean of each image's luma, int32 (batch, 1, 1, 1)."""
     luma = grey(values)
     total = luma.sum(axis=(1, 2), dtype=np.int32)
     return per_image(rounded_quotient(total, luma.shape[1] * luma.shape[2]))

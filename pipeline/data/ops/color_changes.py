@@ -56,7 +56,7 @@ class Changes:
 
 
 def tabulate(changes: Sequence[Change], size: Size) -> Changes:
-    """The tables of changes to images of a size, (height, width)."""
+    """Return the tables of changes to images of a size, (height, width)."""
     height, width = size
     blends = [_blend(change) for change in changes]
     numbers = {blend: number for number, blend in enumerate(dict.fromkeys(blends))}
@@ -70,7 +70,7 @@ def tabulate(changes: Sequence[Change], size: Size) -> Changes:
 
 
 def _blend(change: Change) -> tuple[float, Literal["base", "value"]]:
-    """The arguments of `blend_table` for a change."""
+    """Return the arguments of `blend_table` for a change."""
     if change.name not in BLENDS:
         return 1.0, "base"
     return _factor(change), "value" if change.name == "Sharpness" else "base"
@@ -82,7 +82,7 @@ def _factor(change: Change) -> float:
 
 
 def _matrix(change: Change, height: int, width: int) -> np.ndarray:
-    """The map from target to source pixels, float64 (2, 3)."""
+    """Return the map from target to source pixels, float64 (2, 3)."""
     centre = ((width - 1) / 2, (height - 1) / 2)
     amount = change.magnitude
     match change.name:
@@ -100,7 +100,7 @@ def _matrix(change: Change, height: int, width: int) -> np.ndarray:
 
 
 def level_table(change: Change) -> np.ndarray:
-    """The table of levels of a change, (256,)."""
+    """Return the table of levels of a change, (256,)."""
     match change.name:
         case "Brightness":  # as `adjust_brightness` computes it
             return np.rint(_IDENTITY.astype(np.float32) * np.float32(_factor(change))).clip(0, 255)
@@ -143,7 +143,7 @@ def make_changes(
 
 
 def _is(xp: Any, changes: Changes, numbers: Any, names: Sequence[str]) -> Any:
-    """Whether each image's change has one of these names, bool (batch, 1, 1, 1)."""
+    """Return whether each image's change has one of these names, bool (batch, 1, 1, 1)."""
     return xp.asarray(np.isin(changes.names, names))[numbers][:, None, None, None]
 
 

@@ -112,7 +112,7 @@ class RandomCrop(GeometricOp):
 def _crop_axis(
     xp: Any, uniforms: Any, size: int, length: int, padding: tuple[int, int]
 ) -> tuple[Any, Any]:
-    """Pixels of a crop along an axis of `length` pixels, padded before and after.
+    """Return pixels of a crop along an axis of `length` pixels, padded before and after.
 
     Returns the pixels, clamped to the image, int32 (batch, size), and a mask of those within it.
     """
@@ -219,7 +219,7 @@ class Cutout(Op):
         return xp.where(hole[..., None], 0, values)
 
     def _holes_along(self, xp: Any, uniforms: Any, length: int) -> Any:
-        """Mask of the pixels of each hole along an axis: bool (batch, holes, length)."""
+        """Return a mask of the pixels of each hole along an axis: bool (batch, holes, length)."""
         if self.convention == "devries":
             first = integers(xp, uniforms, length)[:, :, None] - self.size // 2
         else:

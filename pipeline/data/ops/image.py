@@ -55,7 +55,7 @@ def require_image_dtype(dtype: str) -> None:
 
 
 def pixels_at(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
-    """The pixels at the crossings of `rows` and `columns` of each image.
+    """Return the pixels at the crossings of `rows` and `columns` of each image.
 
     `values` are (batch, height, width, channels), `rows` int32 (batch or 1, I) and `columns`
     int32 (batch or 1, J), all within the image. The result is (batch, I, J, channels).
@@ -64,7 +64,7 @@ def pixels_at(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
 
 
 def pixels_along(xp: Any, values: Any, pixels: Any, axis: Axis) -> Any:
-    """The rows (axis 1) or columns (axis 2) `pixels` of each image.
+    """Return the rows (axis 1) or columns (axis 2) `pixels` of each image.
 
     `pixels` are int32 (batch or 1, length), all within the image. One row is for all images.
     """
@@ -77,7 +77,7 @@ def pixels_along(xp: Any, values: Any, pixels: Any, axis: Axis) -> Any:
 
 
 def pixels_at_points(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
-    """The pixels at (rows, columns) of each image, int32 that broadcast to (batch, I, J)."""
+    """Return the pixels at (rows, columns) of each image, int32 that broadcast to (batch, I, J)."""
     index = np.arange(len(values), dtype=np.int32)[:, None, None], rows, columns
     if xp is np:
         return values[index]
@@ -111,7 +111,8 @@ Range = Annotated[tuple[float, float], Strict(False), AfterValidator(_check_orde
 
 
 def steps(least: float, most: float) -> np.ndarray:
-    """The middles of a range's steps, float64 (STEPS,); of a range of one value, that value."""
+    """Return the middles of a range's steps, float64 (STEPS,); of a range of one value, that
+    value."""
     if least == most:
         return np.array([least])
     return least + (most - least) * (np.arange(STEPS) + 0.5) / STEPS

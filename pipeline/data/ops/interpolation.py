@@ -42,7 +42,7 @@ class Taps:
             yield pixels_along(xp, values, self.pixels[..., tap], axis), weights
 
     def sum(self, xp: Any, values: Any, axis: Axis) -> Any:
-        """The weighted sum over all taps."""
+        """Return the weighted sum over all taps."""
         terms = (pixels * weights for pixels, weights in self.read(xp, values, axis))
         total = next(terms)
         for term in terms:
@@ -70,7 +70,7 @@ def mix(xp: Any, values: Any, across: Taps, down: Taps) -> Any:
 
 
 def nearest_pixels(source: int, target: int) -> np.ndarray:
-    """The source pixel at the floor of each target pixel's place, int32 (target,)."""
+    """Return the source pixel at the floor of each target pixel's place, int32 (target,)."""
     pixels = np.floor(np.arange(target) * (1 / (target / source)))
     return np.minimum(pixels, source - 1).astype(np.int32)
 
@@ -78,7 +78,8 @@ def nearest_pixels(source: int, target: int) -> np.ndarray:
 def opencv_taps(
     interpolation: OpenCv, source: int, target: int, axis: Axis, *, fixed: bool
 ) -> Taps:
-    """Two or four neighbours of each target pixel's centre, edges clamped, no antialiasing."""
+    """Return two or four neighbours of each target pixel's centre, edges clamped, no
+    antialiasing."""
     place = ((np.arange(target) + 0.5) * (1 / (target / source)) - 0.5).astype(np.float32)
     first = np.floor(place)
     fraction = place - first
@@ -120,7 +121,7 @@ def _neighbours(
 
 
 def average(xp: Any, values: Any, size: tuple[int, int]) -> Any:
-    """The mean of the area that each target pixel covers. No side may grow."""
+    """Return the mean of the area that each target pixel covers. No side may grow."""
     (down, rows), (across, columns) = (
         _overlaps(source, target) for source, target in zip(values.shape[1:3], size, strict=True)
     )
@@ -135,7 +136,7 @@ def average(xp: Any, values: Any, size: tuple[int, int]) -> Any:
 
 
 def _overlaps(source: int, target: int) -> tuple[Taps, int]:
-    """The overlap of each target pixel with source pixels, int32, and its total."""
+    """Return the overlap of each target pixel with source pixels, int32, and its total."""
     unit = gcd(source, target)
     cell = source // unit
     pixel = target // unit
@@ -174,7 +175,7 @@ def pillow_taps(interpolation: Pillow, source: int, target: int) -> Taps:
 
 
 def filter_axis(xp: Any, values: Any, taps: Taps, axis: Axis) -> Any:
-    """Bytes filtered along one axis and rounded to bytes."""
+    """Return bytes filtered along one axis and rounded to bytes."""
     if taps.pixels.shape[1] == values.shape[axis]:
         return values
     total = taps.sum(xp, values.astype(np.int32), axis)

@@ -71,7 +71,7 @@ def _check_one_hot(label: ColumnSpec) -> None:
 
 
 def partners(xp: Any, uniforms: Any) -> Any:
-    """The row that each sample is mixed with: a uniform random permutation of the batch."""
+    """Return the row that each sample is mixed with: a uniform random permutation of the batch."""
     if xp is np:
         return np.argsort(uniforms, kind="stable")
     return xp.argsort(uniforms, stable=True)
@@ -79,7 +79,8 @@ def partners(xp: Any, uniforms: Any) -> Any:
 
 @lru_cache
 def beta_steps(alpha: float) -> np.ndarray:
-    """The middles of STEPS equally likely steps of Beta(alpha, alpha), float32 of 16 bits."""
+    """Return the middles of STEPS equally likely steps of Beta(alpha, alpha), float32 of 16
+    bits."""
     from scipy.special import betaincinv
 
     return exact_factors(betaincinv(alpha, alpha, (np.arange(STEPS) + 0.5) / STEPS))
@@ -124,7 +125,7 @@ class CutMix(BatchOp):
 
 
 def _extent(xp: Any, uniforms: Any, extent: Any, length: int) -> Any:
-    """Mask of the pixels of a box along an axis of `length`, bool (batch, length).
+    """Return a mask of the pixels of a box along an axis of `length`, bool (batch, length).
 
     As in MindSpore, its centre may be right after the axis, its clipped end excludes the last
     pixel, and it has one pixel at least.

@@ -122,7 +122,7 @@ class AutoAugment(Policy):
 def magnitudes(
     name: str, bins: int, convention: Convention, size: Size, solarize_from: int
 ) -> np.ndarray:
-    """The strength of a change at each of `bins` magnitudes, float64 (bins,).
+    """Return the strength of a change at each of `bins` magnitudes, float64 (bins,).
 
     Shears are in radians, translations in pixels, rotations in degrees. Thresholds of solarize go
     down from `solarize_from`.
@@ -148,7 +148,7 @@ def magnitudes(
 
 
 def _evenly(first: float, last: float, count: int) -> np.ndarray:
-    """Numbers from first to last in the float32 steps of MindSpore, float64 (count,)."""
+    """Return numbers from first to last in the float32 steps of MindSpore, float64 (count,)."""
     step = (np.float32(last) - np.float32(first)) / np.float32(count - 1)
     numbers = np.float32(first) + np.arange(count, dtype=np.float32) * step
     numbers[-1] = last
@@ -163,7 +163,7 @@ def _both_signs(name: str, magnitude: float) -> tuple[Change, Change]:
 def _random_changes(
     magnitude: int, bins: int, convention: Convention, size: Size
 ) -> tuple[Changes, np.ndarray]:
-    """All changes at a magnitude, and their rows by name and sign, int32 (14 or 15, 2)."""
+    """Return all changes at a magnitude, and their rows by name and sign, int32 (14 or 15, 2)."""
     names = _RANDOM if convention == "paper" else (*_RANDOM, "AutoContrast")
     changes: list[Change] = []
     for name in names:
@@ -177,7 +177,7 @@ def _random_changes(
 def _policy_changes(
     policy: str, convention: Convention, size: Size
 ) -> tuple[Changes, np.ndarray, np.ndarray]:
-    """All changes of a policy, after an identity.
+    """Return all changes of a policy, after an identity.
 
     Also their rows by pair, position and sign, int32 (25, 2, 2), and their probabilities, float32
     (25, 2).

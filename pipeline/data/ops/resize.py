@@ -91,7 +91,7 @@ def target_size(size: Size | int, height: int, width: int) -> Size:
 
 
 def resize_images(xp: Any, values: Any, size: Size, interpolation: Interpolation) -> Any:
-    """Images (batch, height, width, channels) scaled to `size`."""
+    """Return images (batch, height, width, channels) scaled to `size`."""
     height, width = values.shape[1:3]
     rows, columns = size
     fixed = values.dtype == np.uint8
@@ -139,7 +139,7 @@ class RandomSize(GeometricOp):
         return len(self.sizes)
 
     def chosen(self, number: int) -> Resize:
-        """The op that scales to one of the sizes."""
+        """Return the op that scales to one of the sizes."""
         return Resize(size=self.sizes[number], interpolation=self.interpolation, column=self.column)
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
@@ -147,7 +147,7 @@ class RandomSize(GeometricOp):
         return self.chosen(0).output(value)
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        """Images of the first size. A step applies the op that `chosen` returns for it."""
+        """Return images of the first size. A step applies the op that `chosen` returns for it."""
         return self.chosen(0)(xp, values, uniforms)
 
 
@@ -207,7 +207,7 @@ class RandomResizedCrop(GeometricOp):
         return crop_and_resize(xp, labels, box, self.size, "nearest")
 
     def box(self, xp: Any, uniforms: Any, height: int, width: int) -> Box:
-        """The box of each sample, within images of height x width."""
+        """Return the box of each sample, within images of height x width."""
         rows, columns = self._tries(xp, uniforms, height, width)
         fits = (rows <= height) & (columns <= width)
         first = xp.argmax(fits, axis=1)[:, None]
@@ -226,7 +226,7 @@ class RandomResizedCrop(GeometricOp):
         )
 
     def _tries(self, xp: Any, uniforms: Any, height: int, width: int) -> tuple[Any, Any]:
-        """Height and width of every attempt's box, int32 (batch, attempts)."""
+        """Return height and width of every attempt's box, int32 (batch, attempts)."""
         tries = self.max_attempts
         side = np.sqrt(steps(*self.scale) * height * width).astype(np.float32)
         aspect = np.exp(steps(log(self.ratio[0]), log(self.ratio[1])))
@@ -248,7 +248,7 @@ class RandomResizedCrop(GeometricOp):
 def crop_and_resize(
     xp: Any, values: Any, box: Box, size: Size, interpolation: CropInterpolation
 ) -> Any:
-    """Each image's box scaled to `size`, without the pixels around it."""
+    """Return each image's box scaled to `size`, without the pixels around it."""
     height, width = values.shape[1:3]
     if interpolation == "nearest":
         rows = box.top[:, None] + xp.asarray(_nearest(height, size[0]))[box.height]
@@ -262,14 +262,14 @@ def crop_and_resize(
 
 
 def _select_taps(xp: Any, taps: Taps, first: Any, length: Any) -> Taps:
-    """The taps of a crop that begins at `first` and is `length` pixels long."""
+    """Return the taps of a crop that begins at `first` and is `length` pixels long."""
     pixels = first[:, None, None] + xp.asarray(taps.pixels)[length]
     return Taps(pixels, xp.asarray(taps.weights)[length])
 
 
 @lru_cache
 def _nearest(longest: int, target: int) -> np.ndarray:
-    """The pixels of crops of every length from 0, which stands for none, to the longest."""
+    """Return the pixels of crops of every length from 0, which stands for none, to the longest."""
     lengths = [nearest_pixels(max(length, 1), target) for length in range(longest + 1)]
     return np.stack(lengths)
 
@@ -278,7 +278,7 @@ def _nearest(longest: int, target: int) -> np.ndarray:
 def _taps(
     interpolation: Literal["linear", "cubic"], longest: int, target: int, axis: Axis, fixed: bool
 ) -> Taps:
-    """The taps of crops of every length from 0, which stands for none, to the longest."""
+    """Return the taps of crops of every length from 0, which stands for none, to the longest."""
     lengths = [
         opencv_taps(interpolation, max(length, 1), target, axis, fixed=fixed)
         for length in range(longest + 1)

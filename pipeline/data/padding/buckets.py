@@ -34,7 +34,7 @@ class RaggedColumn(Column, Protocol):
         """The dimensions after them, which all values share."""
 
     def value(self, index: int) -> np.ndarray:
-        """One value, (*sizes[index], *trailing). Raises DataError if it can't be read."""
+        """Return one value, (*sizes[index], *trailing). Raises DataError if it can't be read."""
 
     def sample_name(self, index: int) -> str:
         """Name of the sample for the user."""
@@ -49,7 +49,7 @@ class Ragged:
         return (len(self.sizes), *self.sizes.max(axis=0).tolist(), *self.trailing)
 
     def __getitem__(self: RaggedColumn, indices: Any) -> np.ndarray:
-        """The values at an integer array of sample indices, or at a slice, padded."""
+        """Return the values at an integer array of sample indices, or at a slice, padded."""
         return PaddedColumn(self, self.shape[1 : 1 + self.sizes.shape[1]])[indices]
 
 
@@ -68,7 +68,7 @@ class RaggedArray(Ragged):
         return self.flat.dtype
 
     def value(self, index: int) -> np.ndarray:
-        """One value, a view."""
+        """Return one value, a view."""
         shape = (*self.sizes[index].tolist(), *self.trailing)
         start = int(self.starts[index])
         return self.flat[start : start + math.prod(shape)].reshape(shape)
@@ -81,7 +81,7 @@ class RaggedArray(Ragged):
 def ragged_array(
     flat: np.ndarray, sizes: np.ndarray, trailing: tuple[int, ...] = ()
 ) -> RaggedArray:
-    """A ragged column of values stored one after the other.
+    """Return a ragged column of values stored one after the other.
 
     Takes `flat` (values in all,) and `sizes` (samples, dimensions), whole numbers above 0. Raises
     ValueError if they don't fit together.
@@ -121,7 +121,7 @@ class UniformColumn(Ragged):
         return self.column.dtype
 
     def value(self, index: int) -> np.ndarray:
-        """One value. Raises DataError if it can't be read."""
+        """Return one value. Raises DataError if it can't be read."""
         if isinstance(self.column, LazyColumn):
             return self.column.sample(index)
         return self.column[np.array([index])][0]
@@ -155,7 +155,7 @@ class PaddedColumn:
         return (len(self.values.sizes), *self.bucket, *self.values.trailing)
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """The values at an integer array of sample indices, or at a slice."""
+        """Return the values at an integer array of sample indices, or at a slice."""
         rows = rows_at(indices, len(self.values.sizes)).tolist()
         padded = np.full((len(rows), *self.shape[1:]), self.fill, self.dtype)
         for position, index in enumerate(rows):
@@ -165,7 +165,7 @@ class PaddedColumn:
         return padded
 
     def sample(self, index: int) -> np.ndarray:
-        """One value. Raises DataError if it can't be read."""
+        """Return one value. Raises DataError if it can't be read."""
         return self[np.array([index])][0]
 
     def sample_name(self, index: int) -> str:
@@ -174,14 +174,14 @@ class PaddedColumn:
 
 
 def sort_buckets(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
-    """By volume, the smallest first."""
+    """Return by volume, the smallest first."""
     return tuple(sorted(map(tuple, buckets), key=lambda bucket: (math.prod(bucket), bucket)))
 
 
 def assign_buckets(
     sizes: np.ndarray, buckets: Sequence[Bucket], *, crop: bool = False
 ) -> np.ndarray:
-    """The first bucket that covers each sample, int32 (samples,); sizes are (samples, d).
+    """Return the first bucket that covers each sample, int32 (samples,); sizes are (samples, d).
 
     With `crop`, a sample that is larger than every bucket goes to the bucket that covers most of
     it. Raises ValueError for such a sample without `crop`.
@@ -213,5 +213,5 @@ def check_every_bucket_is_used(numbers: np.ndarray, buckets: Sequence[Bucket], l
 
 
 def canvas(buckets: Sequence[Bucket]) -> Bucket:
-    """The size that holds every bucket: one may be the widest, another the highest."""
+    """Return the size that holds every bucket: one may be the widest, another the highest."""
     return tuple(np.array(buckets).max(axis=0).tolist())

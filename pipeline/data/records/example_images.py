@@ -67,11 +67,11 @@ class ExampleImages:
         return (len(self.rows), *self.value_shape)
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """The images at an integer array of indices or a slice, uint8 (n, H, W, C)."""
+        """Return the images at an integer array of indices or a slice, uint8 (n, H, W, C)."""
         return read_samples(self, indices)
 
     def sample(self, index: int) -> np.ndarray:
-        """One image, uint8 (H, W, C). Raises DataError that names a bad record."""
+        """Return one image, uint8 (H, W, C). Raises DataError that names a bad record."""
         file, record = self.rows[index].tolist()
         try:
             features = parse_example(self.files[file].read(record))
@@ -84,12 +84,12 @@ class ExampleImages:
             raise DataError(f"{self.sample_name(index)}: {error}") from error
 
     def sample_name(self, index: int) -> str:
-        """The sample's file and record."""
+        """Return the sample's file and record."""
         file, record = self.rows[index].tolist()
         return f"{self.files[file].path}, record {record}"
 
     def files_samples(self) -> tuple[int, ...]:
-        """The number of samples of each file, 0 among them."""
+        """Return the number of samples of each file, 0 among them."""
         return tuple(np.bincount(self.rows[:, 0], minlength=len(self.files)).tolist())
 
 
@@ -103,7 +103,7 @@ class Examples:
     label_key: str
 
     def at(self, rows: np.ndarray) -> Examples:
-        """The examples of these rows."""
+        """Return the examples of these rows."""
         images = replace(self.images, rows=self.images.rows[rows])
         return replace(self, images=images, labels=self.labels[rows])
 
@@ -174,7 +174,8 @@ class _Layout:
                 )
 
     def label(self, features: Mapping[str, Feature]) -> int | np.ndarray:
-        """The label of an example. Raises ValueError for another dtype or length than the first."""
+        """Return the label of an example. Raises ValueError for another dtype or length than the
+        first."""
         label = features.get(self.label_key)
         right = "one integer" if self.num_floats is None else f"{self.num_floats} floats"
         dtype = np.int64 if self.num_floats is None else np.float32
@@ -190,7 +191,7 @@ class _Layout:
 
 
 def _find_layout(features: Mapping[str, Feature], settings: ExampleSettings) -> _Layout:
-    """The layout of the first example. Raises ValueError that names a missing feature."""
+    """Return the layout of the first example. Raises ValueError that names a missing feature."""
     image_key = _find_key(features, settings.image_key, IMAGE_KEYS, "image_key")
     label_key = _find_key(features, settings.label_key, LABEL_KEYS, "label_key")
     content = _image_bytes(features, image_key)

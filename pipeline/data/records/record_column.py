@@ -62,23 +62,23 @@ class RecordColumn:
         return (self._spec.samples, *self._spec.trailing)
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """The values at an integer array of sample indices, or at a slice."""
+        """Return the values at an integer array of sample indices, or at a slice."""
         rows = rows_at(indices, self._spec.samples)
         values = np.empty((len(rows), *self._spec.trailing), self.dtype)
         self.read_into(rows, values)
         return values
 
     def sample(self, index: int) -> np.ndarray:
-        """One value. Raises DataError that names the record."""
+        """Return one value. Raises DataError that names the record."""
         return self.read(index)[0]
 
     def sample_name(self, index: int) -> str:
-        """The file and the number of a record."""
+        """Return the file and the number of a record."""
         number, inside = self._place(index)
         return f"{self._folder / self._spec.files[number].name}, record {inside}"
 
     def read(self, record: int) -> np.ndarray:
-        """The samples of a record. Raises DataError that names it."""
+        """Return the samples of a record. Raises DataError that names it."""
         number, inside = self._place(record)
         file = self._spec.files[number]
         per_record = self._spec.samples_per_record
@@ -110,7 +110,7 @@ class RecordColumn:
                 out[some] = np.stack([self.sample(index) for index in requested])
 
     def _place(self, record: int) -> tuple[int, int]:
-        """The number of the file that has a record, and the record's number in it."""
+        """Return the number of the file that has a record, and the record's number in it."""
         number = bisect.bisect_right(self._ends, record)
         return number, record - (self._ends[number - 1] if number else 0)
 
@@ -125,16 +125,16 @@ class RaggedRecordColumn(Ragged):
     dtype: np.dtype[Any]
 
     def value(self, index: int) -> np.ndarray:
-        """One value, (*sizes[index], *trailing). Raises DataError that names the record."""
+        """Return one value, (*sizes[index], *trailing). Raises DataError that names the record."""
         return self.records.sample(index)
 
     def sample_name(self, index: int) -> str:
-        """The sample's file and record."""
+        """Return the sample's file and record."""
         return self.records.sample_name(index)
 
 
 def open_column(folder: Path, spec: RecordColumnSpec) -> Column:
-    """A column of a folder: in memory if a record holds many samples, else read on demand.
+    """Return a column of a folder: in memory if a record holds many samples, else read on demand.
 
     Raises DataError that names a missing, truncated or damaged file.
     """

@@ -87,7 +87,7 @@ class RecordColumnSpec(Spec):
         return self
 
     def records(self, file: RecordFile) -> int:
-        """The number of records of a file."""
+        """Return the number of records of a file."""
         return -(-file.samples // self.samples_per_record)
 
 
@@ -153,7 +153,7 @@ class RecordsSpec(Spec):
 
 
 def read_description(folder: Path) -> RecordsSpec:
-    """The description in a folder. Raises DataError if it is missing or not valid."""
+    """Return the description in a folder. Raises DataError if it is missing or not valid."""
     file = folder / DESCRIPTION
     try:
         tree = read_json(file)
@@ -179,14 +179,14 @@ def encode(values: np.ndarray, first_crc32: int, number: int) -> bytes:
 
 
 def body_of(values: np.ndarray) -> bytes:
-    """The values as they are stored."""
+    """Return the values as they are stored."""
     return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def decode(
     record: bytes, dtype: Any, shape: tuple[int, ...], first_crc32: int, number: int
 ) -> np.ndarray:
-    """The values of a record, read-only. Raises ValueError if it was changed."""
+    """Return the values of a record, read-only. Raises ValueError if it was changed."""
     dtype = np.dtype(dtype)
     right_bytes = CHECKSUM_BYTES + math.prod(shape) * dtype.itemsize
     if len(record) != right_bytes:
@@ -201,7 +201,7 @@ def decode(
 def decode_many(
     records: Sequence[bytes], dtype: np.dtype[Any], shape: tuple[int, ...], seeds: Sequence[int]
 ) -> np.ndarray:
-    """The values (n, *shape) of records of one value each, as `decode` does for one.
+    """Return the values (n, *shape) of records of one value each, as `decode` does for one.
 
     `seeds` are the starts of the checksums: the file's first one plus the record's number. Raises
     ValueError if any record was changed.

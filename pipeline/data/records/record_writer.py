@@ -72,7 +72,7 @@ def write_records(
 
 @contextmanager
 def _replace_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
-    """A scratch folder to write into, which replaces `folder` in the end."""
+    """Yield a scratch folder to write into, which replaces `folder` in the end."""
     check_free(folder, overwrite)
     scratch = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     replaced = folder.with_name(f"{folder.name}.{os.getpid()}.old")
@@ -144,7 +144,8 @@ def _write_column(
 
 
 def _write_file(path: Path, column: Column, rows: range, per_record: int) -> RecordFile:
-    """One file with the samples `rows` of a column. Raises RunError if it can't be written."""
+    """Return one file with the samples `rows` of a column. Raises RunError if it can't be
+    written."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
     first_crc32 = 0
@@ -164,7 +165,7 @@ def _write_file(path: Path, column: Column, rows: range, per_record: int) -> Rec
 
 
 def _records(column: Column, rows: range, per_record: int) -> Iterator[np.ndarray]:
-    """The samples of each record, (samples, *shape), reading several records' at once."""
+    """Yield the samples of each record, (samples, *shape), reading several records' at once."""
     if isinstance(column, RaggedColumn):
         for index in rows:
             yield column.value(index)[np.newaxis]

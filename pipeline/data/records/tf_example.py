@@ -43,7 +43,8 @@ Feature = tuple[bytes, ...] | np.ndarray
 
 
 def parse_example(content: bytes) -> Mapping[str, Feature]:
-    """The features of an Example by name. Raises ValueError for bytes that aren't an Example."""
+    """Return the features of an Example by name. Raises ValueError for bytes that aren't an
+    Example."""
     from google.protobuf.message import DecodeError
 
     try:
@@ -82,7 +83,8 @@ def _values(feature: Any) -> Feature:
 
 @cache
 def example_type() -> Any:
-    """The class of the message, in another pool than TensorFlow's, which may be loaded too."""
+    """Return the class of the message, in another pool than TensorFlow's, which may be loaded
+    too."""
     # Few runs read such records, and all would wait for its import.
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 

@@ -37,7 +37,7 @@ class RecordSpans:
         return len(self.starts)
 
     def read(self, record: int) -> bytes:
-        """The bytes of a record. Raises OSError, and ValueError if they have changed."""
+        """Return the bytes of a record. Raises OSError, and ValueError if they have changed."""
         length = int(self.lengths[record])
         with self.path.open("rb") as file:
             file.seek(int(self.starts[record]))
@@ -48,7 +48,7 @@ class RecordSpans:
 
 
 def scan(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Each record's position in a file and its bytes, in order.
+    """Yield each record's position in a file and its bytes, in order.
 
     Raises OSError, and ValueError that names the record which is truncated, damaged or longer than
     `MAX_RECORD_BYTES`.
@@ -86,7 +86,7 @@ def scan(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def masked_checksum(content: bytes) -> int:
-    """The CRC-32C of bytes, masked as TFRecord files have it.
+    """Return the CRC-32C of bytes, masked as TFRecord files have it.
 
     Raises DataError without google-crc32c, which is an extra of the package.
     """

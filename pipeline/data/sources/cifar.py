@@ -88,7 +88,7 @@ class CifarDataset(DatasetSpec):
     class_names: ClassVar[tuple[str, ...]]
 
     def facts(self) -> Facts:
-        """Sizes that the files must have."""
+        """Return sizes that the files must have."""
         return Facts(
             image=(_SIDE, _SIDE, _CHANNELS),
             classes=self.release.classes,
@@ -103,7 +103,7 @@ class CifarDataset(DatasetSpec):
         return blank_data(self.facts(), self.class_names)
 
     def read(self, cache: Path) -> RawData:
-        """Images uint8 (n, 32, 32, 3), labels int32 (n,)."""
+        """Return images uint8 (n, 32, 32, 3), labels int32 (n,)."""
         downloads = cache / self.name
         path = find_release(self.root or downloads, self.release)
         if path is None and self.root is None:
@@ -177,7 +177,8 @@ def find_release(root: Path, release: Release) -> Path | None:
 def unpack(
     archive: Path, release: Release, cache: Path, published: RemoteFile | None = None
 ) -> Path:
-    """The folder below `cache` with the archive's .bin files, unpacked if it is missing or changed.
+    """Return the folder below `cache` with the archive's .bin files, unpacked if it is missing or
+    changed.
 
     The folder is named after the archive's content, so a changed archive is unpacked again. A
     `published` archive is identified by its published checksum, and read only to unpack it. Raises
@@ -276,7 +277,7 @@ def read_split(folder: Path, files: Mapping[str, int], release: Release) -> Spli
 
 
 def read_records(path: Path, count: int, release: Release) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 (count, 32, 32, 3) and labels int32 (count,) of one .bin file.
+    """Return images uint8 (count, 32, 32, 3) and labels int32 (count,) of one .bin file.
 
     A record is the label bytes, then the red, green and blue plane, each row by row.
     """

@@ -30,7 +30,7 @@ class IdxDataset(DatasetSpec):
     class_names: ClassVar[tuple[str, ...]]
 
     def facts(self) -> Facts:
-        """Sizes that the files must have."""
+        """Return sizes that the files must have."""
         return Facts(image=(_SIDE, _SIDE, 1), classes=10, train_size=60_000, eval_size=10_000)
 
     def declare(self, cache: Path) -> RawData | None:
@@ -43,7 +43,7 @@ class IdxDataset(DatasetSpec):
         return [file for file in self.files if not find_idx(folder, file.name).is_file()]
 
     def read(self, cache: Path) -> RawData:
-        """Images uint8 (n, 28, 28, 1), labels int32 (n,)."""
+        """Return images uint8 (n, 28, 28, 1), labels int32 (n,)."""
         folder = self.root or cache / self.name
         missing = self._missing(folder)
         if self.root is None:
@@ -105,7 +105,7 @@ def find_idx(folder: Path, name: str) -> Path:
 
 
 def read_split(folder: Path, prefix: str, count: int) -> Split:
-    """The split whose two files in `folder` begin with `prefix`: `count` images and labels.
+    """Return the split whose two files in `folder` begin with `prefix`: `count` images and labels.
 
     Raises DataError that names the file.
     """
@@ -119,7 +119,7 @@ def read_split(folder: Path, prefix: str, count: int) -> Split:
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """The uint8 values of an IDX file, gzipped or not, that must have exactly this shape.
+    """Return the uint8 values of an IDX file, gzipped or not, that must have exactly this shape.
 
     The format is two zero bytes, a type, the number of dimensions, each dimension as a big-endian
     uint32, then the values. Raises DataError that names the file.

@@ -72,15 +72,16 @@ class ImageFiles:
         return (len(self.paths), self.height, self.width, *_trailing(self.masks))
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """The values at an integer array of indices or a slice, uint8 (n, height, width, ...)."""
+        """Return the values at an integer array of indices or a slice, uint8 (n, height, width,
+        ...)."""
         return read_samples(self, indices)
 
     def sample(self, index: int) -> np.ndarray:
-        """One value, uint8 (height, width, ...). Raises DataError that names a bad file."""
+        """Return one value, uint8 (height, width, ...). Raises DataError that names a bad file."""
         return _decode(self.paths[index], self.height, self.width, self.masks)
 
     def sample_name(self, index: int) -> str:
-        """The file."""
+        """Return the file."""
         return self.paths[index]
 
 
@@ -100,12 +101,12 @@ class RaggedImageFiles(Ragged):
         return _trailing(self.masks)
 
     def value(self, index: int) -> np.ndarray:
-        """One value, uint8 (height, width, ...). Raises DataError that names a bad file."""
+        """Return one value, uint8 (height, width, ...). Raises DataError that names a bad file."""
         height, width = self.sizes[index].tolist()
         return _decode(self.paths[index], height, width, self.masks)
 
     def sample_name(self, index: int) -> str:
-        """The file."""
+        """Return the file."""
         return self.paths[index]
 
 
@@ -124,7 +125,7 @@ def _decode(path: str, height: int, width: int, masks: MaskValues | None) -> np.
 def image_columns(
     paths: Sequence[Sequence[str]], size: Sequence[int] | None, *, several_sizes: bool
 ) -> list[Column]:
-    """A column for each list of image files: of `size`, else of the one size that all have.
+    """Return a column for each list of image files: of `size`, else of the one size that all have.
 
     With `several_sizes` and no size, each image keeps its size. Raises DataError that names an
     image of another size, or one that can't be read.
@@ -160,13 +161,13 @@ def common_size(paths: Sequence[str]) -> tuple[int, int]:
 
 
 def decode(path: str, height: int, width: int) -> np.ndarray:
-    """An image as RGB, resized bilinearly if its size differs: uint8 (height, width, 3)."""
+    """Return an image as RGB, resized bilinearly if its size differs: uint8 (height, width, 3)."""
     with _open_named(path, FORMATS) as image:
         return read_pixels(image, height, width)
 
 
 def decode_mask(path: str, height: int, width: int) -> np.ndarray:
-    """A mask, resized to the nearest pixels if its size differs: uint8 (height, width).
+    """Return a mask, resized to the nearest pixels if its size differs: uint8 (height, width).
 
     The values are grey levels, or entries of a palette. Raises DataError that names a file of
     colours, whose values mean nothing by themselves.

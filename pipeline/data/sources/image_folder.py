@@ -81,7 +81,7 @@ class ImageFolder(LocalDatasetSpec):
         return self
 
     def read(self, cache: Path) -> RawData:
-        """Images uint8 (n, H, W, 3), decoded on demand.
+        """Return images uint8 (n, H, W, 3), decoded on demand.
 
         Labels are classes int32 (n,), or numbers or labels of a table, float32 (n, K).
         """
@@ -135,7 +135,7 @@ class ImageFolder(LocalDatasetSpec):
         )
 
     def _read_tables(self, labels_csv: Path) -> RawData:
-        """Images and labels of a table, of which a share is held out, or of two tables."""
+        """Return images and labels of a table, of which a share is held out, or of two tables."""
         tables = [self._read_table(labels_csv)]
         if self.eval_csv is not None:
             tables.append(self._read_table(self.eval_csv))
@@ -183,12 +183,13 @@ class ImageFolder(LocalDatasetSpec):
             )
 
     def _images(self, paths: Sequence[Sequence[str]]) -> list[Column]:
-        """The images of each list, of one size unless they are to be padded."""
+        """Return the images of each list, of one size unless they are to be padded."""
         return image_columns(paths, self.image_size, several_sizes=self.buckets is not None)
 
 
 def find_splits(root: Path, content: str = "") -> tuple[Path, Path]:
-    """The training and the evaluation folder of `root`; `content` is what each must hold, in words.
+    """Return the training and the evaluation folder of `root`; `content` is what each must hold, in
+    words.
 
     Raises DataError if one is missing.
     """
@@ -204,7 +205,7 @@ def find_splits(root: Path, content: str = "") -> tuple[Path, Path]:
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
-    """The names of the folders in `folder`, sorted; hidden ones don't count."""
+    """Return the names of the folders in `folder`, sorted; hidden ones don't count."""
     with os.scandir(folder) as entries:
         names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
     if not names:
@@ -222,7 +223,7 @@ class ClassImages:
 
 
 def list_classes(folder: Path, classes: Sequence[str], within: Path | None = None) -> ClassImages:
-    """The image files of each class in `folder`, in folders of its folder too.
+    """Return the image files of each class in `folder`, in folders of its folder too.
 
     Raises DataError for a class without images, and for a link that leads out of `within`.
     """
@@ -286,12 +287,12 @@ def list_images(
 
 
 def files_beside_folders(folder: Path) -> tuple[str, ...]:
-    """The entries of a folder that aren't folders, sorted by name."""
+    """Return the entries of a folder that aren't folders, sorted by name."""
     return tuple(entry.path for entry in _scan_folder(folder) if not entry.is_dir())
 
 
 def left_out_notes(left_out: Sequence[str], folders: str) -> tuple[str, ...]:
-    """A line about files that aren't read, unlike images in `folders`; none without any."""
+    """Return a line about files that aren't read, unlike images in `folders`; none without any."""
     if not left_out:
         return ()
     kinds = Counter(Path(path).suffix.lower() or "no suffix" for path in left_out).most_common()

@@ -67,7 +67,7 @@ class ImageMasks(LocalDatasetSpec):
     size, or are padded to `buckets`."""
 
     def read(self, cache: Path) -> RawData:
-        """Images uint8 (n, H, W, 3) and labels uint8 (n, H, W), decoded on demand."""
+        """Return images uint8 (n, H, W, 3) and labels uint8 (n, H, W), decoded on demand."""
         halves, left_out = self._halves()
         masks = [mask for half in halves for _, mask in half]
         if isinstance(self.classes, tuple):
@@ -107,7 +107,7 @@ class ImageMasks(LocalDatasetSpec):
         return [[pairs[row] for row in half] for half in rows], left_out
 
     def _pairs(self, folder: Path) -> tuple[list[tuple[str, str]], list[str]]:
-        """Each image with its mask, and the files left out.
+        """Return each image with its mask, and the files left out.
 
         Raises DataError for an image without a mask and the reverse, and for other sizes.
         """
@@ -137,7 +137,7 @@ class ImageMasks(LocalDatasetSpec):
 
 
 def _name_without_suffix(paths: Sequence[str], folder: Path) -> dict[str, str]:
-    """Files by path in a folder, without suffix. Raises DataError for two of a name."""
+    """Return files by path in a folder, without suffix. Raises DataError for two of a name."""
     named: dict[str, str] = {}
     for path in paths:
         other = named.setdefault(str(Path(path).relative_to(folder).with_suffix("")), path)
@@ -162,7 +162,7 @@ def _require_same_sizes(pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def largest_value(masks: Sequence[str], ignored: int | None) -> int:
-    """The largest value of masks except the one to ignore. Raises DataError without one."""
+    """Return the largest value of masks except the one to ignore. Raises DataError without one."""
 
     def largest(path: str) -> int:
         height, width = read_sizes([path])[0].tolist()

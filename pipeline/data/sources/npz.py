@@ -55,7 +55,7 @@ class NumpyArchive(LocalDatasetSpec):
     """null: one more than the largest label, 10,000 at most."""
 
     def read(self, cache: Path) -> RawData:
-        """Images uint8 or float32 (n, H, W, C), labels int32 (n,) or (n, ...)."""
+        """Return images uint8 or float32 (n, H, W, C), labels int32 (n,) or (n, ...)."""
         with name_file(self.root, SIZED_BY_FILE):
             arrays = load_arrays(self.root)
             task = self.task
@@ -68,7 +68,8 @@ class NumpyArchive(LocalDatasetSpec):
 
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The four arrays of an .npz file. Raises ValueError that names a missing or damaged one."""
+    """Return the four arrays of an .npz file. Raises ValueError that names a missing or damaged
+    one."""
     arrays = {}
     with open_archive(path) as archive:
         missing = [name for name in ARRAYS if name not in archive.names]
@@ -86,7 +87,7 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
 def split_arrays(
     arrays: Mapping[str, np.ndarray], classes: int | None, ignore_index: int | None = None
 ) -> RawData:
-    """Both splits, checked. Raises ValueError that names the array and what is expected."""
+    """Return both splits, checked. Raises ValueError that names the array and what is expected."""
     images = _read_images(arrays)
     labels = {
         name: _as_labels(name, arrays[name], arrays.get(f"{name}_sizes"))
@@ -115,7 +116,7 @@ def split_arrays(
 
 
 def split_numbers(arrays: Mapping[str, np.ndarray], task: Task) -> RawData:
-    """Both splits with numbers or several labels a sample, float32 (n, K), checked.
+    """Return both splits with numbers or several labels a sample, float32 (n, K), checked.
 
     Numbers are standardised by the training split. Raises ValueError that names the array.
     """
@@ -151,7 +152,7 @@ def split_numbers(arrays: Mapping[str, np.ndarray], task: Task) -> RawData:
 
 
 def _read_images(arrays: Mapping[str, np.ndarray]) -> dict[str, Column]:
-    """The images of both splits. Raises ValueError if they have several shapes or dtypes."""
+    """Return the images of both splits. Raises ValueError if they have several shapes or dtypes."""
     images = {}
     kinds = {}
     for name in ("x_train", "x_test"):
@@ -178,7 +179,7 @@ def _require_equal_lengths(images: Mapping[str, Column], labels: Mapping[str, Co
 def _class_names(
     labels: Mapping[str, np.ndarray], classes: int | None, ignore_index: int | None
 ) -> tuple[str, ...]:
-    """The names of the classes: their numbers. Raises ValueError for other labels."""
+    """Return the names of the classes: their numbers. Raises ValueError for other labels."""
     valid = {name: values[values != ignore_index] for name, values in labels.items()}
     for name, values in valid.items():
         if not values.size:

@@ -28,7 +28,8 @@ class Records(LocalDatasetSpec):
     """The folder with records.json."""
 
     def read(self, cache: Path) -> RawData:
-        """Columns with the shapes and dtypes of the source that the records were made from."""
+        """Return columns with the shapes and dtypes of the source that the records were made
+        from."""
         spec = read_description(self.root)
         classes = tuple(spec.classes)
         return RawData(
@@ -41,7 +42,7 @@ class Records(LocalDatasetSpec):
 def open_split(
     folder: Path, spec: RecordSplitSpec, classes: int, ignore_index: int | None = None
 ) -> Split:
-    """The columns of a split. Raises DataError that names the file and the problem."""
+    """Return the columns of a split. Raises DataError that names the file and the problem."""
     columns = {name: open_column(folder, column) for name, column in spec.columns.items()}
     label = columns["label"]
     if isinstance(label, np.ndarray) and label.dtype.kind in "iu":

@@ -142,7 +142,7 @@ class TableDataset(DatasetSpec):
         return TableFormat()
 
     def read(self, cache: Path) -> RawData:
-        """Rows float32 (n, columns); labels int32 (n,) of classes, else float32 (n, K).
+        """Return rows float32 (n, columns); labels int32 (n,) of classes, else float32 (n, K).
 
         Numbers to predict are standardised by the training split.
         """
@@ -223,7 +223,7 @@ class TableDataset(DatasetSpec):
     def _choose_rows(
         self, raw: RawTable, targets: Targets, labels: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of both splits. Raises ValueError if one is empty."""
+        """Return the rows of both splits. Raises ValueError if one is empty."""
         if self.eval_path is not None:
             return np.arange(raw.rows), np.arange(0)
         strata = None

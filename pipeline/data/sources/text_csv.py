@@ -98,7 +98,8 @@ class TextCsv(DatasetSpec):
 
 
 def _class_names(names: Sequence[str]) -> tuple[str, ...]:
-    """The names of the classes, sorted. Raises ValueError for no classes that can be learned."""
+    """Return the names of the classes, sorted. Raises ValueError for no classes that can be
+    learned."""
     counts = Counter(names)
     if len(counts) < 2:
         raise ValueError(
@@ -113,7 +114,7 @@ def _class_names(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _spread_evenly(names: Sequence[str], share: float) -> np.ndarray:
-    """Mask of the rows for evaluation, bool (rows,): of each class every n-th row.
+    """Return a mask of the rows for evaluation, bool (rows,): of each class every n-th row.
 
     Raises ValueError if a split would be empty.
     """

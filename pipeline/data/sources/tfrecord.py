@@ -68,7 +68,8 @@ class TFRecord(LocalDatasetSpec):
         return self
 
     def read(self, cache: Path) -> RawData:
-        """Images uint8 (n, H, W, C), read on demand; labels int32 (n,), or float32 (n, K)."""
+        """Return images uint8 (n, H, W, C), read on demand; labels int32 (n,), or float32 (n,
+        K)."""
         train = self._examples(self.train_files)
         if self.split is None:
             evaluated = self._examples(self._eval_pattern())
@@ -101,7 +102,7 @@ class TFRecord(LocalDatasetSpec):
         )
 
     def _examples(self, pattern: str) -> Examples:
-        """The examples of the files with names like `pattern`, in the order of the names."""
+        """Return the examples of the files with names like `pattern`, in the order of the names."""
         paths = sorted(path for path in self.root.glob(pattern) if path.is_file())
         if not paths:
             raise DataError(f"{self.root}: has no files {pattern}")
@@ -137,7 +138,8 @@ class TFRecord(LocalDatasetSpec):
     def _targets(
         self, train: Examples, evaluated: Examples
     ) -> tuple[np.ndarray, np.ndarray, Targets]:
-        """Labels of both splits and their targets. Raises ValueError for classes out of range."""
+        """Return labels of both splits and their targets. Raises ValueError for classes out of
+        range."""
         if train.labels.ndim > 1:
             count = train.labels.shape[1]
             key = train.label_key

@@ -30,8 +30,8 @@ _EPOCH = datetime(1970, 1, 1)
 
 
 def find_date_formats(texts: Sequence[str]) -> list[str]:
-    """The formats under which every text is a date: none, one, or two if days and months may be
-    swapped. Of formats under which they are the same dates it is the first."""
+    """Return the formats under which every text is a date: none, one, or two if days and months may
+    be swapped. Of formats under which they are the same dates it is the first."""
     if not texts or not _YEAR.search(texts[0]):
         return []
     fitting = [name for name in FORMATS if _parse(texts[0], name) is not None]
@@ -52,7 +52,7 @@ def parse_days(texts: Sequence[str], date_format: str) -> np.ndarray:
 
 
 def date_example(date_format: str) -> str:
-    """A date of a format. Raises ValueError for a format that no date with its year has."""
+    """Return a date of a format. Raises ValueError for a format that no date with its year has."""
     date = datetime(2024, 1, 31)
     if date_format == ISO:
         return f"{date:%Y-%m-%d}"
@@ -65,14 +65,14 @@ def date_example(date_format: str) -> str:
 
 
 def date_parts(days: np.ndarray) -> tuple[DatePart, ...]:
-    """The parts of dates; sine and cosine of the day only if there are hours."""
+    """Return the parts of dates; sine and cosine of the day only if there are hours."""
     has_hours = bool((days[~np.isnan(days)] % 1 != 0).any())
     return (*_DAY_PARTS, *_HOUR_PARTS) if has_hours else _DAY_PARTS
 
 
 def part_values(days: np.ndarray, date: DateColumn) -> np.ndarray:
-    """A part of dates, float64 (dates,): days since the first of the training split, or the sine
-    or cosine of the position in the year, the week or the day. NaN for a missing date."""
+    """Return a part of dates, float64 (dates,): days since the first of the training split, or the
+    sine or cosine of the position in the year, the week or the day. NaN for a missing date."""
     if date.part == "days":
         return days - date.first_day
     wave, _, cycle = date.part.partition("_")
@@ -81,7 +81,7 @@ def part_values(days: np.ndarray, date: DateColumn) -> np.ndarray:
 
 
 def _position(days: np.ndarray, cycle: str) -> np.ndarray:
-    """The fraction of a cycle that is over, 0 to 1. 1970 began on a Thursday."""
+    """Return the fraction of a cycle that is over, 0 to 1. 1970 began on a Thursday."""
     if cycle == "day":
         return days % 1
     if cycle == "week":

@@ -60,7 +60,8 @@ class EncodeTable(Op):
 
 
 def encoding_ops(table: FittedTable | None, reads: TableInput) -> tuple[EncodeTable, ...]:
-    """The op for the rows of a table and a network of features or fields; none without a table."""
+    """Return the op for the rows of a table and a network of features or fields; none without a
+    table."""
     if table is None:
         return ()
     sizes = tuple(len(column.categories) for column in table.categories)
@@ -68,5 +69,6 @@ def encoding_ops(table: FittedTable | None, reads: TableInput) -> tuple[EncodeTa
 
 
 def encoded_features(ops: Sequence[MapOp]) -> int | None:
-    """The number of features of the table that the first op encodes; None without such an op."""
+    """Return the number of features of the table that the first op encodes; None without such an
+    op."""
     return ops[0].features if ops and isinstance(ops[0], EncodeTable) else None

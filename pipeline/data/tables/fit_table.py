@@ -89,7 +89,7 @@ def fit_table(
 
 
 def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
-    """The rows as the table has them, float32 (rows, width).
+    """Return the rows as the table has them, float32 (rows, width).
 
     Raises ValueError with the row of a value that must be a number and isn't.
     """
@@ -128,7 +128,7 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
 
 
 def read_rows(path: Path, table: FittedTable) -> np.ndarray:
-    """The rows of another file with the columns of a table, encoded, float32 (rows, width).
+    """Return the rows of another file with the columns of a table, encoded, float32 (rows, width).
 
     Other columns are not read. Raises DataError that names the file and the problem.
     """
@@ -144,7 +144,7 @@ def read_rows(path: Path, table: FittedTable) -> np.ndarray:
 
 
 def as_texts(column: Numbers | Texts) -> Texts:
-    """A column as texts, as a Parquet file may have numbers for a category."""
+    """Return a column as texts, as a Parquet file may have numbers for a category."""
     if isinstance(column, Texts):
         return column
     values, codes = np.unique(column.values, return_inverse=True)
@@ -155,7 +155,8 @@ def as_texts(column: Numbers | Texts) -> Texts:
 def _fit(
     raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
 ) -> tuple[TableColumn, ...]:
-    """A column fitted on the training rows: one for each part of a date; none without a value."""
+    """Return a column fitted on the training rows: one for each part of a date; none without a
+    value."""
     column = raw.column(name)
     kind = options.kind_of(name)
     if kind == "date" or (kind == "auto" and isinstance(column, Texts)):
@@ -201,7 +202,8 @@ def _fit_numbers(
 
 
 def _date_format(raw: RawTable, name: str, rows: np.ndarray, options: FitOptions) -> str | None:
-    """The one format of all dates of the training rows; None for a column that isn't of dates.
+    """Return the one format of all dates of the training rows; None for a column that isn't of
+    dates.
 
     Raises ValueError for a column that must be of dates and has another value.
     """
@@ -225,7 +227,7 @@ def _date_format(raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
 
 
 def _days(raw: RawTable, name: str, date_format: str) -> np.ndarray:
-    """The dates of a column as days since 1970, float64 (rows,), NaN if missing.
+    """Return the dates of a column as days since 1970, float64 (rows,), NaN if missing.
 
     Raises ValueError with the row of a value that isn't a date of the format.
     """
@@ -258,8 +260,8 @@ def _fit_category(
 def column_notes(
     raw: RawTable, rows: np.ndarray, table: FittedTable, kind_of: KindOf
 ) -> tuple[str, ...]:
-    """Lines about columns that number the rows, have too many categories, or dates of two possible
-    formats. `rows` are the rows of the training split."""
+    """Return lines about columns that number the rows, have too many categories, or dates of two
+    possible formats. `rows` are the rows of the training split."""
     return tuple(
         f"column {show_name(column.name)}: {note}"
         for column in table.columns
@@ -299,7 +301,7 @@ def _notes(
 
 
 def _numbers_rows(values: Numbers | Texts) -> bool:
-    """Whether all values differ and are texts, or whole numbers in sequence."""
+    """Return whether all values differ and are texts, or whole numbers in sequence."""
     if isinstance(values, Texts):
         return len(values.texts) == len(values.codes) >= FEWEST_ROWS
     numbers = values.values

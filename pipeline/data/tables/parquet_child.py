@@ -70,7 +70,8 @@ class _File:
 
 
 def _column(name: str, values: Any, as_text: bool) -> list[bytes | memoryview]:
-    """A column: n and float64, or t, int32 codes and its texts as JSON, each after its length.
+    """Return a column: n and float64, or t, int32 codes and its texts as JSON, each after its
+    length.
 
     Texts are in the order of the first row that has each. Raises ValueError for values that are
     neither numbers nor texts.
@@ -108,7 +109,7 @@ def _column(name: str, values: Any, as_text: bool) -> list[bytes | memoryview]:
 
 
 def _with_length(content: Any) -> list[bytes | memoryview]:
-    """The bytes of an array or of bytes, after their number."""
+    """Return the bytes of an array or of bytes, after their number."""
     view = memoryview(content)
     # A view of nothing can't be cast.
     return [LENGTH.pack(view.nbytes), view.cast("B") if view.nbytes else b""]

@@ -32,7 +32,7 @@ class Texts:
     texts: tuple[str, ...]
 
     def counts(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """The rows that have each text, int64 (texts,)."""
+        """Return the rows that have each text, int64 (texts,)."""
         codes = self.codes[rows]
         return np.bincount(codes[codes >= 0], minlength=len(self.texts))
 
@@ -50,14 +50,14 @@ class RawTable:
     """The line or the row of the file, in words, for a row counted from 0."""
 
     def column(self, name: str) -> Numbers | Texts:
-        """A column. Raises ValueError with the nearest name if it is missing."""
+        """Return a column. Raises ValueError with the nearest name if it is missing."""
         if name not in self.columns:
             raise ValueError(missing_column(name, self.names))
         return self.columns[name]
 
 
 def missing_column(name: str, names: Iterable[str]) -> str:
-    """The message that a table lacks a column."""
+    """Return the message that a table lacks a column."""
     names = list(names)
     guess = nearest(name, names)
     question = f"; did you mean {show_name(guess)}?" if guess else ";"
@@ -78,7 +78,8 @@ def require_finite(name: str, values: np.ndarray, place: Callable[[int], str]) -
 
 
 def require_numbers(name: str, column: Numbers | Texts, place: Callable[[int], str]) -> Numbers:
-    """The numbers of a column. Raises ValueError with the first row that has another text."""
+    """Return the numbers of a column. Raises ValueError with the first row that has another
+    text."""
     if isinstance(column, Numbers):
         return column
     rows = np.flatnonzero(column.codes >= 0)
@@ -91,7 +92,7 @@ def require_numbers(name: str, column: Numbers | Texts, place: Callable[[int], s
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a number, as a column of numbers may have it."""
+    """Return whether a text is a number, as a column of numbers may have it."""
     try:
         float(text)
     except ValueError:

@@ -211,7 +211,7 @@ class _Rows:
 
 @contextmanager
 def _open_rows(path: Path, form: TableFormat) -> Iterator[_Rows]:
-    """The names and rows of a file. Raises ValueError for a file that isn't a CSV."""
+    """Yield the names and rows of a file. Raises ValueError for a file that isn't a CSV."""
     line = 0
     try:
         with _open_text(path, form) as file:
@@ -253,7 +253,7 @@ def _open_text(path: Path, form: TableFormat) -> Iterator[IO[str]]:
 
 
 def _read_lines(file: IO[str]) -> Iterator[str]:
-    """The lines of a file. Raises csv.Error for a line that no CSV has."""
+    """Yield the lines of a file. Raises csv.Error for a line that no CSV has."""
     while line := file.readline(MAX_LINE):
         if "\0" in line:
             raise csv.Error("has a NUL character; it is no CSV, or is in another encoding")
@@ -263,7 +263,7 @@ def _read_lines(file: IO[str]) -> Iterator[str]:
 
 
 def _split_fields(lines: Iterator[str], delimiter: str) -> Any:
-    """A reader of the fields of each line."""
+    """Return a reader of the fields of each line."""
     if delimiter != " ":
         return csv.reader(lines, delimiter=delimiter, strict=True)
     # The reader skips spaces before a field; spaces at the end would be one more field.
@@ -272,7 +272,7 @@ def _split_fields(lines: Iterator[str], delimiter: str) -> Any:
 
 
 def _find_delimiter(lines: Iterator[str]) -> str:
-    """The most frequent delimiter of the first line.
+    """Return the most frequent delimiter of the first line.
 
     If it has none: spaces, if they divide each line into the same number of fields, else comma.
     """
@@ -288,7 +288,7 @@ def _find_delimiter(lines: Iterator[str]) -> str:
 
 
 def _column_names(header: list[str]) -> tuple[str, ...]:
-    """The names of the columns; the empty text for one without."""
+    """Return the names of the columns; the empty text for one without."""
     names = tuple(text.strip() for text in header)
     doubled = [name for name, count in Counter(names).items() if name and count > 1]
     if doubled:

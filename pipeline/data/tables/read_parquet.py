@@ -108,7 +108,7 @@ def _require_bounds(
 
 
 def _columns(answer: memoryview) -> Iterator[Numbers | Texts]:
-    """The columns that `parquet_child` wrote."""
+    """Yield the columns that `parquet_child` wrote."""
     at = 0
 
     def take() -> memoryview:

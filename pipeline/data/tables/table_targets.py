@@ -17,8 +17,8 @@ _FLAGS = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0, "no": 0.0, "yes": 1.0}
 
 
 def task_of(table: RawTable, names: Sequence[str]) -> Task:
-    """The task of target columns: classification for one of texts or of few whole numbers, labels
-    for several of 0 and 1, else regression.
+    """Return the task of target columns: classification for one of texts or of few whole numbers,
+    labels for several of 0 and 1, else regression.
 
     Raises ValueError for a column that mixes numbers and texts, and for several of texts.
     """
@@ -40,7 +40,8 @@ def task_of(table: RawTable, names: Sequence[str]) -> Task:
 
 
 def find_text_among_numbers(column: Texts) -> tuple[int, str, float] | None:
-    """The first row without a number, its text, and the share of numbers, if that is over half.
+    """Return the first row without a number, its text, and the share of numbers, if that is over
+    half.
 
     None for other columns.
     """
@@ -67,7 +68,8 @@ def require_one_type(name: str, column: Texts, table: RawTable) -> None:
 
 
 def target_classes(table: RawTable, name: str) -> tuple[str, ...]:
-    """The classes of a column, sorted. Raises ValueError for fewer than two, and for too many."""
+    """Return the classes of a column, sorted. Raises ValueError for fewer than two, and for too
+    many."""
     column = table.column(name)
     if isinstance(column, Numbers):
         values = np.unique(column.values[~np.isnan(column.values)])
@@ -86,7 +88,8 @@ def target_classes(table: RawTable, name: str) -> tuple[str, ...]:
 
 
 def read_labels(table: RawTable, targets: Targets, columns: Sequence[str]) -> np.ndarray:
-    """The labels of all rows: int32 (rows,) of classes, float64 (rows, K) of numbers and labels.
+    """Return the labels of all rows: int32 (rows,) of classes, float64 (rows, K) of numbers and
+    labels.
 
     Raises ValueError with the row of a value that is missing, or that no target is.
     """

@@ -21,7 +21,7 @@ MAX_FIELD = 2**20
 
 
 def list_text_files(root: Path, pattern: str) -> list[Path]:
-    """The file `root`, or the files of the folder that match, sorted by path.
+    """Return the file `root`, or the files of the folder that match, sorted by path.
 
     Raises DataError if there is no such file, and for a link out of the folder.
     """
@@ -42,7 +42,7 @@ def list_text_files(root: Path, pattern: str) -> list[Path]:
 
 
 def read_files(files: list[Path]) -> list[bytes]:
-    """The contents of files. Raises DataError for one that can't be read, or has no room."""
+    """Return the contents of files. Raises DataError for one that can't be read, or has no room."""
     size_bytes = 0
     for file in files:
         with name_file(file):
@@ -54,7 +54,7 @@ def read_files(files: list[Path]) -> list[bytes]:
 
 
 def read_lines_of_text(file: Path) -> list[str]:
-    """The lines of a text file that are not empty. Raises DataError if it has no line."""
+    """Return the lines of a text file that are not empty. Raises DataError if it has no line."""
     with name_file(file):
         lines = [line.strip() for line in decode_utf8(_read(file)).splitlines()]
     texts = [line for line in lines if line]
@@ -64,7 +64,7 @@ def read_lines_of_text(file: Path) -> list[str]:
 
 
 def read_rows(file: Path, columns: tuple[str, str]) -> list[tuple[str, str]]:
-    """Two columns of a CSV whose first line names them, row by row.
+    """Return two columns of a CSV whose first line names them, row by row.
 
     Raises DataError for a file that isn't a CSV, lacks a column or a field, or has no rows.
     """

@@ -52,7 +52,7 @@ class TextFormat:
         return self.tokenizer.vocabulary + (len(SPECIAL) if self.adds_special else 0)
 
     def encode(self, text: str, most: int) -> np.ndarray:
-        """The first `most` tokens of a text to be classified, int32 (n,), one at least."""
+        """Return the first `most` tokens of a text to be classified, int32 (n,), one at least."""
         if not self.adds_special:
             tokens = self.tokenizer.encode(text)[:most]
             return tokens if len(tokens) else np.zeros(1, np.int32)
@@ -63,7 +63,7 @@ class TextFormat:
         return np.concatenate([[START_TOKEN], numbers])[:most].astype(np.int32)
 
     def encode_all(self, texts: Sequence[str], length: int) -> np.ndarray:
-        """Texts to be classified, int32 (n, length, 1, 1), filled up with `NO_TOKEN`."""
+        """Return texts to be classified, int32 (n, length, 1, 1), filled up with `NO_TOKEN`."""
         samples = np.full((len(texts), length), NO_TOKEN, np.int32)
         for row, text in zip(samples, texts, strict=True):
             tokens = self.encode(text, length)
@@ -71,7 +71,7 @@ class TextFormat:
         return samples[..., np.newaxis, np.newaxis]
 
     def encode_prompt(self, prompt: str) -> np.ndarray:
-        """The tokens of a text to be continued, int32 (n,).
+        """Return the tokens of a text to be continued, int32 (n,).
 
         Raises DataError for a text without tokens, and for one that the vocabulary lacks.
         """
@@ -117,7 +117,8 @@ def read_tokenizer(path: Path, *, special_tokens: bool = False) -> Tokenizer:
 
 
 def read_text_format(folder: Path, about: Mapping[str, Any]) -> TextFormat | None:
-    """The format of texts of a run or an export, which `about` describes; None for other samples.
+    """Return the format of texts of a run or an export, which `about` describes; None for other
+    samples.
 
     Raises DataError if the tokenizer is missing or damaged, ValueError for another description.
     """

@@ -41,18 +41,18 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
-        """The tokens of a text, int32 (n,); `UNKNOWN` for one that the vocabulary lacks."""
+        """Return the tokens of a text, int32 (n,); `UNKNOWN` for one that the vocabulary lacks."""
 
     @abstractmethod
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
 
     @abstractmethod
     def to_bytes(self) -> bytes:
-        """The content of a file that `parse_tokenizer` reads as this tokenizer."""
+        """Return the content of a file that `parse_tokenizer` reads as this tokenizer."""
 
     def encode_file(self, content: bytes) -> np.ndarray:
-        """The tokens of a file, int32 (n,). Raises ValueError if it isn't UTF-8."""
+        """Return the tokens of a file, int32 (n,). Raises ValueError if it isn't UTF-8."""
         return self.encode(decode_utf8(content))
 
 
@@ -68,19 +68,19 @@ class ByteTokenizer(Tokenizer):
         return tuple(chr(n) if 33 <= n < 127 else f"0x{n:02x}" for n in range(256))
 
     def encode(self, text: str) -> np.ndarray:
-        """One token a byte; none is unknown."""
+        """Return one token a byte; none is unknown."""
         return self.encode_file(text.encode("utf-8", "surrogateescape"))
 
     def encode_file(self, content: bytes) -> np.ndarray:
-        """One token a byte, whatever they mean."""
+        """Return one token a byte, whatever they mean."""
         return np.frombuffer(content, np.uint8).astype(np.int32)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text, with the replacement character for bytes that aren't UTF-8."""
+        """Return the text, with the replacement character for bytes that aren't UTF-8."""
         return bytes(map(int, tokens)).decode("utf-8", "replace")
 
     def to_bytes(self) -> bytes:
-        """The kind, as JSON."""
+        """Return the kind, as JSON."""
         return _as_json({"kind": self.kind})
 
 
@@ -101,13 +101,13 @@ class CharacterTokenizer(Tokenizer):
         return _code_points(self.characters)
 
     def encode(self, text: str) -> np.ndarray:
-        """One token a character."""
+        """Return one token a character."""
         codes = _code_points(text)
         places = np.searchsorted(self._codes, codes).clip(max=len(self._codes) - 1)
         return np.where(self._codes[places] == codes, places, UNKNOWN).astype(np.int32)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The characters, one after the other."""
+        """Return the characters, one after the other."""
         return "".join(self.characters[token] for token in tokens)
 
     def to_bytes(self) -> bytes:
@@ -132,12 +132,12 @@ class WordTokenizer(Tokenizer):
         return {word: number for number, word in enumerate(self.words)}
 
     def encode(self, text: str) -> np.ndarray:
-        """One token a word."""
+        """Return one token a word."""
         numbers = [self._numbers.get(word, UNKNOWN) for word in words_of(text)]
         return np.array(numbers, np.int32)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The words, with a space between any two."""
+        """Return the words, with a space between any two."""
         return " ".join(self.words[token] for token in tokens)
 
     def to_bytes(self) -> bytes:
@@ -197,20 +197,20 @@ class LibraryTokenizer(Tokenizer):
             raise ValueError("has no tokens")
 
     def encode(self, text: str) -> np.ndarray:
-        """The library's tokens."""
+        """Return the library's tokens."""
         return self._process.encode(text, special_tokens=self.special_tokens)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The library's text, without special tokens."""
+        """Return the library's text, without special tokens."""
         return self._process.decode(np.fromiter(tokens, np.int32))
 
     def to_bytes(self) -> bytes:
-        """The file, unchanged."""
+        """Return the file, unchanged."""
         return self.content
 
 
 def parse_tokenizer(content: bytes, *, special_tokens: bool = False) -> Tokenizer:
-    """The tokenizer of a file: one of this package's kinds, or the library's.
+    """Return the tokenizer of a file: one of this package's kinds, or the library's.
 
     Raises ValueError for anything else.
     """
@@ -237,24 +237,25 @@ def parse_tokenizer(content: bytes, *, special_tokens: bool = False) -> Tokenize
 
 
 def characters_of(texts: Iterable[str]) -> CharacterTokenizer:
-    """The tokenizer of all characters of some texts."""
+    """Return the tokenizer of all characters of some texts."""
     return CharacterTokenizer("".join(sorted(set(chain.from_iterable(texts)))))
 
 
 def frequent_words(texts: Iterable[str], most: int) -> WordTokenizer:
-    """The tokenizer of the `most` frequent words; of equally frequent ones the first by name."""
+    """Return the tokenizer of the `most` frequent words; of equally frequent ones the first by
+    name."""
     counts = Counter(word for text in texts for word in words_of(text))
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     return WordTokenizer(tuple(ranked[:most]))
 
 
 def words_of(text: str) -> Sequence[str]:
-    """The words of a text in lower case, and its punctuation."""
+    """Return the words of a text in lower case, and its punctuation."""
     return _WORDS.findall(text.lower())
 
 
 def decode_utf8(content: bytes) -> str:
-    """The text of a file. Raises ValueError that names the first byte which is not UTF-8."""
+    """Return the text of a file. Raises ValueError that names the first byte which is not UTF-8."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -264,7 +265,7 @@ def decode_utf8(content: bytes) -> str:
 
 
 def _code_points(text: str) -> np.ndarray:
-    """The numbers of the characters, uint32 (n,)."""
+    """Return the numbers of the characters, uint32 (n,)."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 

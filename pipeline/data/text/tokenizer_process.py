@@ -51,13 +51,13 @@ class TokenizerProcess:
             raise ValueError(f"is no tokenizer.json: {error}") from error
 
     def encode(self, text: str, *, special_tokens: bool) -> np.ndarray:
-        """The library's tokens, int32 (n,). Raises ValueError for its errors and limits."""
+        """Return the library's tokens, int32 (n,). Raises ValueError for its errors and limits."""
         content = text.encode()
         kind = ENCODE_SPECIAL if special_tokens else ENCODE
         return np.frombuffer(self._compute(kind, content, "a text"), np.int32)
 
     def decode(self, tokens: np.ndarray) -> str:
-        """The library's text, without special tokens. Raises ValueError as `encode` does."""
+        """Return the library's text, without special tokens. Raises ValueError as `encode` does."""
         return self._compute(DECODE, tokens.astype(np.int32).tobytes(), "tokens").decode()
 
     def _compute(self, kind: bytes, content: bytes, what: str) -> bytes:

@@ -28,7 +28,7 @@ class DecayedOptimizer(OptimizerSpec):
 
     @abstractmethod
     def transformations(self) -> tuple[optax.GradientTransformation, ...]:
-        """The chain without weight decay."""
+        """Return the chain without weight decay."""
 
     def build(self) -> optax.GradientTransformation:
         """Return gradients -> descent direction, with weight decay."""
@@ -62,7 +62,7 @@ class Sgd(OptimizerSpec):
     name: Literal["sgd"] = "sgd"
 
     def build(self) -> optax.GradientTransformation:
-        """The direction g + weight_decay * p."""
+        """Return the direction g + weight_decay * p."""
         return add_weight_decay(self.weight_decay, self.decay_rules)
 
 
@@ -154,7 +154,7 @@ class ClipSpec(Spec):
         return self
 
     def build(self) -> optax.GradientTransformation:
-        """Gradients -> clipped gradients; a stateless transformation."""
+        """Return gradients -> clipped gradients; a stateless transformation."""
         import optax
 
         if self.norm is not None:

@@ -86,7 +86,7 @@ class Muon(DecayedOptimizer):
     eps: PositiveFloat
 
     def transformations(self) -> tuple[optax.GradientTransformation, ...]:
-        """The orthogonal factor of the momentum, or Adam's direction."""
+        """Return the orthogonal factor of the momentum, or Adam's direction."""
         import optax
 
         muon = optax.contrib.muon(
@@ -105,7 +105,7 @@ class Muon(DecayedOptimizer):
 
 
 def _kernels_as_matrices(params: Any) -> Any:
-    """The input and output axes of each kernel; None for all other parameters."""
+    """Return the input and output axes of each kernel; None for all other parameters."""
     import jax
     from optax.contrib import MuonDimensionNumbers
 

@@ -82,7 +82,7 @@ class DevicePlacement:
         return NamedSharding(self.mesh, spec)
 
     def rows(self, batch: int) -> slice:
-        """Rows of a batch that devices of this process take."""
+        """Return rows of a batch that devices of this process take."""
         is_local = [d.process_index == jax.process_index() for d in self.devices]
         if all(is_local):
             return slice(0, batch)
@@ -111,7 +111,7 @@ class DevicePlacement:
         return jax.make_array_from_process_local_data(self.batch_sharding, rows)
 
     def shapes(self, tree: Any, shardings: Any = None) -> Any:
-        """Shapes and dtypes of a tree, replicated or with a tree of shardings."""
+        """Return shapes and dtypes of a tree, replicated or with a tree of shardings."""
         if shardings is None:
             shardings = jax.tree.map(lambda _: self.replicated, tree)
         return jax.tree.map(

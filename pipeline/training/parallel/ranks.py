@@ -93,7 +93,7 @@ class Ranks:
 
 
 def is_of_a_peer(error: BaseException) -> bool:
-    """Whether an error of JAX means that another process has gone."""
+    """Return whether an error of JAX means that another process has gone."""
     text = str(error)
     return not isinstance(error, PipelineError) and any(
         clue in text for clue in ("Gloo ", "gloo", "NCCL", "coordination service")

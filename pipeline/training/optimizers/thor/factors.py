@@ -48,13 +48,14 @@ class Factors(NamedTuple):
 
 
 def make_blocks(features: int, split_dim: int) -> Blocks:
-    """The fewest blocks of at most `split_dim` rows, of one size, that hold `features`."""
+    """Return the fewest blocks of at most `split_dim` rows, of one size, that hold `features`."""
     number = ceil(features / split_dim)
     return Blocks(number, ceil(features / number))
 
 
 def sum_moments(capture: LayerCapture, mask: Array, split_dim: int) -> Factors:
-    """The blocks of the sums of a a' and of d d' over the samples for which mask (batch,) holds."""
+    """Return the blocks of the sums of a a' and of d d' over the samples for which mask (batch,)
+    holds."""
     inputs = batch_first(capture.inputs, capture.layout)
     cotangents = batch_first(capture.cotangents, capture.layout)
     inputs = jnp.where(mask.reshape(-1, *[1] * (inputs.ndim - 1)), inputs, 0)
@@ -65,7 +66,7 @@ def sum_moments(capture: LayerCapture, mask: Array, split_dim: int) -> Factors:
 
 
 def curvature_factors(sums: Factors, rows: Array, scale: Array | float) -> Factors:
-    """The blocks of A and G from sums over `rows` positions of all samples.
+    """Return the blocks of A and G from sums over `rows` positions of all samples.
 
     `scale` times the cotangents are the gradients of each sample's loss.
     """
@@ -95,7 +96,8 @@ def damped_inverses(
 
 
 def precondition(gradient: Array, inverses: Factors, positions: Array) -> Array:
-    """A^-1 * gradient * G^-1 / positions; the gradient (..., m) is read as a matrix (n, m)."""
+    """Return a^-1 * gradient * G^-1 / positions; the gradient (..., m) is read as a matrix (n,
+    m)."""
     (rows, height, _) = inverses.inputs.shape
     (columns, width, _) = inverses.outputs.shape
     matrix = gradient.reshape(-1, gradient.shape[-1])
@@ -107,12 +109,12 @@ def precondition(gradient: Array, inverses: Factors, positions: Array) -> Array:
 
 
 def positions_per_sample(capture: LayerCapture) -> int:
-    """The number of outputs of each feature in one sample."""
+    """Return the number of outputs of each feature in one sample."""
     return prod(shape_nhwc(capture.cotangents, capture.layout)[1:-1])
 
 
 def _second_moment(samples: Array, window: ConvWindow | None, split_dim: int) -> Array:
-    """The blocks of the sum of r r' over rows r: patches under the window, or all positions.
+    """Return the blocks of the sum of r r' over rows r: patches under the window, or all positions.
 
     Samples (batch, ..., features) are taken a few at a time, one after the other.
     """
@@ -127,7 +129,8 @@ def _second_moment(samples: Array, window: ConvWindow | None, split_dim: int) ->
 
 
 def _samples_at_once(samples: Array, window: ConvWindow | None) -> int:
-    """The largest part of the batch, a divisor of it, whose rows stay below the limit; or 1."""
+    """Return the largest part of the batch, a divisor of it, whose rows stay below the limit;
+    or 1."""
     batch, *_ = samples.shape
     rows = jax.eval_shape(functools.partial(_rows, window=window), samples)
     most = max(1, ROWS_LIMIT_BYTES * batch // (4 * rows.size))

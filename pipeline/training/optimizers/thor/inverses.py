@@ -15,7 +15,8 @@ so it should stay in the cache of a core."""
 
 
 def invert_stacks(stacks: Sequence[Array]) -> list[Array]:
-    """The inverses of stacks of symmetric positive definite matrices (number, n, n) each, float32.
+    """Return the inverses of stacks of symmetric positive definite matrices (number, n, n) each,
+    float32.
 
     Matrices of one size are inverted together: the program grows with the number of sizes, not of
     stacks. A matrix that is not positive definite becomes NaN.
@@ -39,7 +40,8 @@ def invert_stacks(stacks: Sequence[Array]) -> list[Array]:
 
 
 def invert_by_elimination(matrices: Array) -> Array:
-    """The inverses of matrices (number, n, n), by Gauss's elimination, a few of them at a time."""
+    """Return the inverses of matrices (number, n, n), by Gauss's elimination, a few of them at a
+    time."""
     _, n, _ = matrices.shape
     at_once = max(1, AT_ONCE_BYTES // (matrices.dtype.itemsize * n**2))
     inverses: Array = lax.map(_eliminate, matrices, batch_size=at_once)
@@ -47,7 +49,7 @@ def invert_by_elimination(matrices: Array) -> Array:
 
 
 def _eliminate(matrix: Array) -> Array:
-    """The inverse of a matrix M (n, n), from its factors M = L D L'.
+    """Return the inverse of a matrix M (n, n), from its factors M = L D L'.
 
     Elimination below the diagonal transforms M into D L', and the identity beside it into the
     inverse of L. The one fills the zeros of the other, so both fit into one matrix.
@@ -66,7 +68,7 @@ def _eliminate(matrix: Array) -> Array:
 
 
 def invert_by_cholesky(matrices: Array) -> Array:
-    """The inverses of matrices (number, n, n), by products that a matrix unit is fast at."""
+    """Return the inverses of matrices (number, n, n), by products that a matrix unit is fast at."""
     inverse = _invert_lower(jnp.linalg.cholesky(matrices))
     return inverse.mT @ inverse
 

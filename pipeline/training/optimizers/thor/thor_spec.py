@@ -26,7 +26,7 @@ class DampingSpec(Spec):
     decay_steps: PositiveInt
 
     def at(self, count: Any) -> Any:
-        """The damping after `count` updates, a scalar or an array of them."""
+        """Return the damping after `count` updates, a scalar or an array of them."""
         return self.initial * self.decay_rate ** (count / self.decay_steps)
 
 
@@ -54,7 +54,7 @@ class Thor(OptimizerSpec):
     """The largest L2 norm that F^-1 g + weight_decay * p of one array may have; null: any."""
 
     def build(self) -> optax.GradientTransformation:
-        """The direction v or, with nesterov, (F^-1 g + weight_decay * p) + momentum * v."""
+        """Return the direction v or, with nesterov, (F^-1 g + weight_decay * p) + momentum * v."""
         import optax
 
         from pipeline.training.optimizers.thor.thor_transform import (
@@ -71,7 +71,7 @@ class Thor(OptimizerSpec):
         )
 
     def curvature(self) -> CurvatureRule:
-        """The second moments of a layer's inputs and of its output gradients."""
+        """Return the second moments of a layer's inputs and of its output gradients."""
         from pipeline.training.curvature import CurvatureRule
         from pipeline.training.optimizers.thor.factors import positions_per_sample, sum_moments
 

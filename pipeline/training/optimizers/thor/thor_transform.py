@@ -37,7 +37,8 @@ class ThorState(NamedTuple):
 def scale_by_thor(
     damping: Callable[[Array], Array], split_dim: int
 ) -> optax.GradientTransformationExtraArgs:
-    """Gradients of the kernels of observed layers -> A^-1 * gradient * G^-1; others stay as is.
+    """Return gradients of the kernels of observed layers -> A^-1 * gradient * G^-1; others stay as
+    is.
 
     `damping` maps the number of an update, 0 first, to its damping. Each factor is split into
     blocks of at most `split_dim`. `update` takes `curvature=Curvature(...)`, and raises ValueError
