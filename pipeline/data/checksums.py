@@ -25,29 +25,29 @@ def checksum(path: Path, algorithm: str = "sha256") -> str:
         *(status.st_dev, status.st_ino, status.st_size),
         *(status.st_mtime_ns, status.st_ctime_ns),
     )
-    return _checksum(path.absolute(), algorithm, identity)
+    return _compute_cached(path.absolute(), algorithm, identity)
 
 
 @lru_cache(maxsize=256)
-def _checksum(path: Path, algorithm: str, identity: tuple[int, ...]) -> str:
+def _compute_cached(path: Path, algorithm: str, identity: tuple[int, ...]) -> str:
     # Not used for security; some systems refuse MD5 otherwise.
     start = partial(hashlib.new, algorithm, usedforsecurity=False)
     with path.open("rb") as content:
         return hashlib.file_digest(content, start).hexdigest()
 
 
-def list_sums(folder: Path, names: Iterable[str]) -> str:
+def format_checksums(folder: Path, names: Iterable[str]) -> str:
     """Return the lines of `sha256sum` for files of a folder. Raises OSError if one can't be
     read."""
     return "".join(f"{checksum(folder / name)}  {name}\n" for name in names)
 
 
-def is_as_written(folder: Path, names: Collection[str]) -> bool:
+def has_recorded_sums(folder: Path, names: Collection[str]) -> bool:
     """Return whether files of a folder match its list of checksums."""
     if not all((folder / name).is_file() for name in names):
         return False
     try:
-        return read_text(folder / SUMS) == list_sums(folder, names)
+        return read_text(folder / SUMS) == format_checksums(folder, names)
     except (OSError, ValueError):
         return False
 

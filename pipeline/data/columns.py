@@ -53,7 +53,7 @@ class BatchedColumn(LazyColumn, Protocol):
         """Read the samples at int (n,) into `out`. Raises DataError if one can't be read."""
 
 
-def rows_at(indices: Any, samples: int) -> np.ndarray:
+def resolve_indices(indices: Any, samples: int) -> np.ndarray:
     """Return numbers of the samples at an array of indices, a mask or a slice: int64 (n,).
 
     Raises IndexError for an index out of range.
@@ -75,7 +75,7 @@ def rows_at(indices: Any, samples: int) -> np.ndarray:
 def read_samples(column: LazyColumn, indices: Any) -> np.ndarray:
     """Return the values of a lazy column at an array of indices or a slice, read by several
     threads."""
-    rows = rows_at(indices, column.shape[0])
+    rows = resolve_indices(indices, column.shape[0])
     values = np.empty((len(rows), *column.shape[1:]), column.dtype)
     with ThreadPoolExecutor(DECODING_THREADS) as pool:
         for position, value in enumerate(pool.map(column.sample, rows)):
@@ -179,7 +179,7 @@ class BlankColumn:
         return np.broadcast_to(np.zeros((), self.dtype), self.shape)[indices]
 
 
-def blank_data(sizes: Facts, class_names: tuple[str, ...]) -> RawData:
+def make_blank_data(sizes: Facts, class_names: tuple[str, ...]) -> RawData:
     """Blank images, uint8 (n, height, width, channels), and labels, int32 (n,), of both splits."""
     train, evaluated = (
         Split(

@@ -57,7 +57,7 @@ def fetch(
         if not mirror.lower().startswith(("http://", "https://")):
             raise DataError(f"{mirror}: a mirror must be an http:// or https:// address")
     path = directory / file.name
-    with exclusive(directory):
+    with lock_data_folder(directory):
         if not path.exists():
             # Few runs download, and importing https takes a while.
             from pipeline.data.mirror_transfer import transfer
@@ -81,7 +81,7 @@ def require_published(path: Path, file: RemoteFile) -> None:
 
 
 @contextmanager
-def exclusive(directory: Path) -> Iterator[None]:
+def lock_data_folder(directory: Path) -> Iterator[None]:
     """Lock `directory`, which is created if it is missing; waits until it is free.
 
     Raises DataError if it can't be created or written.

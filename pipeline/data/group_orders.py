@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from pipeline.data.order import Batches, SampleOrder, epoch_order
+from pipeline.data.order import Batches, SampleOrder, compute_epoch_order
 
 _CLASS_STREAM = 1 << 63
 """Keys of the draws of classes, different from the keys of epochs and splits."""
@@ -35,10 +35,10 @@ class BalancedOrder(SampleOrder):
         0."""
         return replace(super().batches(first_step, count), samples=self.samples)
 
-    def _samples_at(self, epoch: int, places: np.ndarray) -> np.ndarray:
+    def _find_samples(self, epoch: int, places: np.ndarray) -> np.ndarray:
         """Return the samples at some positions of an epoch, plus `samples` times the earlier draws
         of each in this epoch."""
-        slots = super()._samples_at(epoch, places)
+        slots = super()._find_samples(epoch, places)
         classes = len(self._rows)
         kinds = slots % classes
         ranks = slots // classes
@@ -57,7 +57,7 @@ class BalancedOrder(SampleOrder):
             mask = shuffles == shuffle
             permutation = np.arange(len(rows))
             if self.shuffle:
-                permutation = _class_shuffle(self.seed, kind, shuffle, len(rows))
+                permutation = _shuffle_class(self.seed, kind, shuffle, len(rows))
             samples[mask] = rows[permutation[offsets[mask]]]
         # A shuffle has each sample once, and so a sample comes at most once in each.
         times = (shuffles - shuffles[0]) % max(1, _MAX_INDEX // self.samples)
@@ -70,7 +70,7 @@ class BalancedOrder(SampleOrder):
 
 
 @lru_cache(maxsize=256)
-def _class_shuffle(seed: int, kind: int, number: int, size: int) -> np.ndarray:
+def _shuffle_class(seed: int, kind: int, number: int, size: int) -> np.ndarray:
     """Return a permutation of the samples of a class, int64 (size,); windows of one epoch share
     it."""
     key = np.array([seed, _CLASS_STREAM + (kind << 40) + number], np.uint64)
@@ -103,13 +103,13 @@ class InterleavedOrder(SampleOrder):
         numbers = range(self.shard_id, len(self.files), self.num_shards)
         return np.concatenate([np.arange(ends[n] - self.files[n], ends[n]) for n in numbers])
 
-    def _samples_at(self, epoch: int, places: np.ndarray) -> np.ndarray:
+    def _find_samples(self, epoch: int, places: np.ndarray) -> np.ndarray:
         """Return the samples at some positions of an epoch, int64 like `places`."""
-        return _interleaved_epoch(self, epoch)[places]
+        return _list_interleaved(self, epoch)[places]
 
 
 @lru_cache(maxsize=2)
-def _interleaved_epoch(order: InterleavedOrder, epoch: int) -> np.ndarray:
+def _list_interleaved(order: InterleavedOrder, epoch: int) -> np.ndarray:
     """Return the samples of a shard's epoch, in order, int64; without a buffer files are not
     shuffled."""
     buffer_size = order.buffer_size if order.shuffle else None
@@ -122,7 +122,7 @@ def _interleaved_epoch(order: InterleavedOrder, epoch: int) -> np.ndarray:
     file_of, sample_of = interleave(sizes, order.cycle_length)
     samples = (np.cumsum(order.files) - order.files)[numbers][file_of] + sample_of
     if buffer_size is not None:
-        samples = samples[epoch_order(order.seed, epoch, len(samples), True, buffer_size)]
+        samples = samples[compute_epoch_order(order.seed, epoch, len(samples), True, buffer_size)]
     samples.setflags(write=False)
     return samples
 
@@ -196,15 +196,15 @@ class BucketedOrder(SampleOrder):
         counts = np.empty(count, np.int32)
         for epoch in np.unique(epochs):
             rows = epochs == epoch
-            samples, num_valid = self._epoch_batches(int(epoch))
+            samples, num_valid = self._list_epoch_batches(int(epoch))
             indices[rows] = samples[batch[rows]]
             counts[rows] = num_valid[batch[rows]]
         return Batches(indices, epochs.astype(np.int32), counts)
 
-    def _epoch_batches(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    def _list_epoch_batches(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return samples of the batches of an epoch (batches, batch size), and numbers of valid
         ones."""
-        order = self._epoch_order(epoch)
+        order = self._compute_epoch(epoch)
         bucket_at = self.buckets[order]
         rows = []
         counts = []

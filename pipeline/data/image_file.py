@@ -69,19 +69,19 @@ def require_eight_bits(image: Image.Image) -> None:
         raise ValueError(f"its pixels are {image.mode}, not 8 bits per channel")
 
 
-def upright_size(image: Image.Image) -> tuple[int, int]:
+def read_upright_size(image: Image.Image) -> tuple[int, int]:
     """(height, width) of an opened image once it is turned by its EXIF orientation."""
     size = image.height, image.width
-    return size[::-1] if _turn(image) in _SIDEWAYS.values() else size
+    return size[::-1] if _find_turn(image) in _SIDEWAYS.values() else size
 
 
-def upright(image: Image.Image) -> Image.Image:
+def turn_upright(image: Image.Image) -> Image.Image:
     """Return an opened image, of several frames the first, turned by its EXIF orientation."""
-    turn = _turn(image)
+    turn = _find_turn(image)
     return image if turn is None else image.transpose(turn)
 
 
-def _turn(image: Image.Image) -> Image.Transpose | None:
+def _find_turn(image: Image.Image) -> Image.Transpose | None:
     try:
         # Not the method of PNG, which decodes the image to look for EXIF behind it.
         return _TURNS.get(Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1))
@@ -128,13 +128,13 @@ def read_pixels(image: Image.Image, height: int, width: int, mode: str = "RGB") 
     Returns uint8 (height, width, 3), or (height, width) of L. Raises one of `UNREADABLE_IMAGE`.
     """
     require_eight_bits(image)
-    converted = upright(image).convert(mode)
+    converted = turn_upright(image).convert(mode)
     if converted.size != (width, height):
         converted = converted.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(converted)
 
 
-def class_colours(classes: int) -> np.ndarray:
+def make_class_colours(classes: int) -> np.ndarray:
     """Return a colour for each class, uint8 (classes, 3): black for the first, hues far apart after
     it."""
     colours = np.zeros((classes, 3), np.uint8)
@@ -145,20 +145,20 @@ def class_colours(classes: int) -> np.ndarray:
     return colours
 
 
-def mask_picture(mask: np.ndarray, classes: int) -> np.ndarray:
+def draw_masks(mask: np.ndarray, classes: int) -> np.ndarray:
     """Draw integer masks (..., H, W) as RGB, uint8 (..., H, W, 3); other values are grey."""
-    colours = np.concatenate([class_colours(classes), np.array([IGNORED_COLOUR], np.uint8)])
+    colours = np.concatenate([make_class_colours(classes), np.array([IGNORED_COLOUR], np.uint8)])
     return colours[np.where((mask >= 0) & (mask < classes), mask, classes)]
 
 
-def mask_image(mask: np.ndarray, classes: int, size: tuple[int, int]) -> Image.Image:
+def make_mask_image(mask: np.ndarray, classes: int, size: tuple[int, int]) -> Image.Image:
     """Return a mask of classes, uint8 (H, W), as an image with a palette, scaled to (width,
     height).
 
     The value of a pixel is its class, as in the masks that a network is trained on.
     """
     image = Image.fromarray(mask.astype(np.uint8))
-    image.putpalette(class_colours(classes).tobytes())
+    image.putpalette(make_class_colours(classes).tobytes())
     if image.size != size:
         image = image.resize(size, Image.Resampling.NEAREST)
     return image

@@ -177,8 +177,8 @@ def parse_labels(
                 f"classes are in one column, not in {', '.join(map(show_name, names))}; name it in "
                 "label_columns, or set task"
             )
-        return _classes(columns[names[0]])
-    numbers = np.stack([_numbers(name, values) for name, values in columns.items()], axis=1)
+        return _parse_classes(columns[names[0]])
+    numbers = np.stack([_parse_numbers(name, values) for name, values in columns.items()], axis=1)
     if task == "multi_label":
         for name, values in zip(names, numbers.T, strict=True):
             if not np.isin(values, (0, 1)).all():
@@ -203,7 +203,7 @@ def _infer_task(columns: Mapping[str, Sequence[str]]) -> Task:
     return "classification" if only is None or (only == np.rint(only)).all() else "regression"
 
 
-def _classes(values: Sequence[str]) -> LabelColumns:
+def _parse_classes(values: Sequence[str]) -> LabelColumns:
     """Return classes in the order of their names, or by number if all are whole numbers."""
     names = sorted(set(values))
     if all(name.isdecimal() and name.isascii() and len(name) < 10 for name in names):
@@ -213,7 +213,7 @@ def _classes(values: Sequence[str]) -> LabelColumns:
     return LabelColumns("classification", tuple(names), labels)
 
 
-def _numbers(name: str, values: Sequence[str]) -> np.ndarray:
+def _parse_numbers(name: str, values: Sequence[str]) -> np.ndarray:
     """Finite numbers, float64 (n,). Raises ValueError that names the first other value."""
     for value in values:
         try:

@@ -51,28 +51,28 @@ def transfer(file: RemoteFile, mirrors: Sequence[str], path: Path, stall_s: floa
         raise DataError(f"{file.name} could not be downloaded: dataset.mirrors is empty")
     part = path.with_name(f"{path.name}.part")
     for _ in range(ROUNDS):
-        size_before = _size(part)
+        size_before = _measure_file(part)
         reasons = []
         for mirror in mirrors:
             url = f"{mirror.rstrip('/')}/{file.name}"
             log.info("downloading %s", url)
             try:
-                _complete(part, file, url, stall_s)
+                _complete_file(part, file, url, stall_s)
             except (OSError, HTTPException, ValueError) as error:
-                reasons.append(f"{url}: {_reason(error, stall_s)}")
+                reasons.append(f"{url}: {_describe_error(error, stall_s)}")
             else:
                 commit(part, path)
                 log.info("downloaded %s", path)
                 return
-        if _size(part) <= size_before:
+        if _measure_file(part) <= size_before:
             break
     raise DataError("\n  ".join([f"{file.name} could not be downloaded:", *reasons]))
 
 
-def _complete(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
+def _complete_file(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
     """Complete `part` from one mirror. Raises the error of that mirror."""
     resumed = part.exists()
-    _append(part, file, url, stall_s)
+    _append_rest(part, file, url, stall_s)
     md5 = checksum(part, "md5")
     if md5 == file.md5:
         return
@@ -80,17 +80,17 @@ def _complete(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
     if not resumed:
         raise ValueError(f"wrong checksum: md5 {md5} instead of {file.md5}")
     # The bytes from before may be the wrong ones.
-    _complete(part, file, url, stall_s)
+    _complete_file(part, file, url, stall_s)
 
 
-def _append(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
+def _append_rest(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
     """Download the bytes that `part` lacks, or all if the server can't send a range."""
-    present = _size(part)
+    present = _measure_file(part)
     headers = {"User-Agent": "recipe-pipeline"}
     if present:
         headers["Range"] = f"bytes={present}-"
     try:
-        response = _opener().open(Request(url, headers=headers), timeout=stall_s)
+        response = _make_opener().open(Request(url, headers=headers), timeout=stall_s)
     except HTTPError as error:
         error.close()
         if present and error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
@@ -108,11 +108,11 @@ def _append(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
         if total is not None and not 0 <= total <= MAX_BYTES:
             raise ValueError(f"offers {total:,} bytes; must be {MAX_BYTES:,} at most")
         with part.open("ab" if start else "wb") as target:
-            for chunk in _chunks(response, file.name, start, total, stall_s):
+            for chunk in _read_chunks(response, file.name, start, total, stall_s):
                 target.write(chunk)
 
 
-def _chunks(
+def _read_chunks(
     response: HTTPResponse, name: str, done: int, total: int | None, stall_s: float
 ) -> Iterator[bytes]:
     """Yield the body, up to `total` bytes, with a progress bar on a terminal.
@@ -149,7 +149,7 @@ def _chunks(
         raise ConnectionError(f"closed after {done:,} of {total:,} bytes")
 
 
-def _opener() -> OpenerDirector:
+def _make_opener() -> OpenerDirector:
     """Speaks http and https only, also after a redirect, and verifies certificates."""
     opener = OpenerDirector()
     for handler in (
@@ -165,11 +165,11 @@ def _opener() -> OpenerDirector:
     return opener
 
 
-def _size(path: Path) -> int:
+def _measure_file(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _reason(error: Exception, stall_s: float) -> str:
+def _describe_error(error: Exception, stall_s: float) -> str:
     cause = error.reason if type(error) is URLError else error
     if isinstance(cause, TimeoutError):
         return f"sent nothing for {stall_s:g} s"

@@ -22,7 +22,7 @@ Rackoff, SIAM Journal on Computing 17, 1988). Even, so that each half ends with 
 
 
 @lru_cache(maxsize=2)
-def epoch_order(
+def compute_epoch_order(
     seed: int, epoch: int, samples: int, shuffle: bool, buffer_size: int | None
 ) -> np.ndarray:
     """Return the sample at each position of an epoch: a read-only permutation, int32 (samples,).
@@ -35,25 +35,25 @@ def epoch_order(
         order = permute(np.arange(samples), samples, seed, epoch).astype(np.int32)
     elif shuffle:
         words = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(samples)
-        order = _windowed_shuffle(words, min(buffer_size or samples, samples))
+        order = _shuffle_in_window(words, min(buffer_size or samples, samples))
     else:
         order = np.arange(samples, dtype=np.int32)
     order.setflags(write=False)
     return order
 
 
-def order_at(
+def compute_order_at(
     places: np.ndarray, seed: int, epoch: int, samples: int, shuffle: bool, buffer_size: int | None
 ) -> np.ndarray:
-    """`epoch_order` at some positions, like `places`. The order of a large epoch is rarely made."""
+    """Return the samples at some positions of `compute_epoch_order`, int like `places`."""
     if not shuffle:
         return places
     if samples > LARGE and (buffer_size or samples) >= samples:
         return permute(places.ravel(), samples, seed, epoch).reshape(places.shape)
-    return epoch_order(seed, epoch, samples, shuffle, buffer_size)[places]
+    return compute_epoch_order(seed, epoch, samples, shuffle, buffer_size)[places]
 
 
-def _windowed_shuffle(words: np.ndarray, window: int) -> np.ndarray:
+def _shuffle_in_window(words: np.ndarray, window: int) -> np.ndarray:
     """Draw from a buffer of `window` samples, one random 64-bit word a position.
 
     The bias of the modulo is below window / 2**64.
@@ -73,7 +73,7 @@ def _windowed_shuffle(words: np.ndarray, window: int) -> np.ndarray:
     return order
 
 
-def shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarray:
+def list_shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarray:
     """Return the positions of an epoch that fall to a shard: shard_id, shard_id + num_shards, ...
 
     As in MindSpore's DistributedSampler: if the shards can't be equal, samples from the start of
@@ -81,10 +81,12 @@ def shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarray:
     Returns int64 (ceil(samples / num_shards),).
     """
     places = np.arange(shard_samples(samples, num_shards))
-    return shard_positions(places, samples, num_shards, shard_id)
+    return find_shard_positions(places, samples, num_shards, shard_id)
 
 
-def shard_positions(places: np.ndarray, samples: int, num_shards: int, shard_id: int) -> np.ndarray:
+def find_shard_positions(
+    places: np.ndarray, samples: int, num_shards: int, shard_id: int
+) -> np.ndarray:
     """Return the positions of an epoch at these places of a shard, int64."""
     return (places.astype(np.int64) * num_shards + shard_id) % max(samples, 1)
 
@@ -177,16 +179,16 @@ class SampleOrder(Batching):
         indices = np.empty(positions.shape, np.int32)
         for epoch in np.unique(epochs):
             rows = epochs == epoch
-            indices[rows] = self._samples_at(int(epoch), positions[rows])
+            indices[rows] = self._find_samples(int(epoch), positions[rows])
         return Batches(indices, epochs.astype(np.int32), mask.sum(axis=1, dtype=np.int32))
 
     def reachable(self) -> np.ndarray:
         """Return the samples that any epoch reads, int64: all, unless a shard is not shuffled."""
         if self.num_shards > 1 and not self.shuffle:
-            return shard_indices(self.samples, self.num_shards, self.shard_id)
+            return list_shard_indices(self.samples, self.num_shards, self.shard_id)
         return np.arange(self.samples)
 
-    def _samples_at(self, epoch: int, places: np.ndarray) -> np.ndarray:
+    def _find_samples(self, epoch: int, places: np.ndarray) -> np.ndarray:
         """Return the samples at some positions of an epoch, int like `places`.
 
         A full shuffle comes before sharding, so that a shard has other samples in every epoch: in
@@ -195,14 +197,14 @@ class SampleOrder(Batching):
         """
         if self.shuffle and self.buffer_size is not None:
             size = self.shard_samples
-            places = order_at(places, self.seed, epoch, size, True, self.buffer_size)
-            return shard_positions(places, self.samples, self.num_shards, self.shard_id)
-        positions = shard_positions(places, self.samples, self.num_shards, self.shard_id)
-        return order_at(positions, self.seed, epoch, self.samples, self.shuffle, None)
+            places = compute_order_at(places, self.seed, epoch, size, True, self.buffer_size)
+            return find_shard_positions(places, self.samples, self.num_shards, self.shard_id)
+        positions = find_shard_positions(places, self.samples, self.num_shards, self.shard_id)
+        return compute_order_at(positions, self.seed, epoch, self.samples, self.shuffle, None)
 
-    def _epoch_order(self, epoch: int) -> np.ndarray:
+    def _compute_epoch(self, epoch: int) -> np.ndarray:
         """Return the samples of an epoch, in order, int (samples of the shard,)."""
-        return self._samples_at(epoch, np.arange(self.shard_samples))
+        return self._find_samples(epoch, np.arange(self.shard_samples))
 
 
 def permute(places: np.ndarray, size: int, seed: int, number: int) -> np.ndarray:
@@ -221,15 +223,15 @@ def permute(places: np.ndarray, size: int, seed: int, number: int) -> np.ndarray
     keys = [(np.uint32(word & 0xFFFFFFFF), np.uint32(word >> 32)) for word in words.tolist()]
     high = math.isqrt(size - 1) + 1
     low = -(-size // high)
-    numbers = _feistel_network(places, high, low, keys)
+    numbers = _permute_digits(places, high, low, keys)
     outside = np.flatnonzero(numbers >= size)
     while outside.size:
-        numbers[outside] = _feistel_network(numbers[outside], high, low, keys)
+        numbers[outside] = _permute_digits(numbers[outside], high, low, keys)
         outside = outside[numbers[outside] >= size]
     return numbers
 
 
-def _feistel_network(
+def _permute_digits(
     numbers: np.ndarray, high: int, low: int, keys: list[tuple[np.uint32, np.uint32]]
 ) -> np.ndarray:
     """Permute numbers below high * low, int (n,); int64 (n,)."""
@@ -242,7 +244,7 @@ def _feistel_network(
     for first, second in keys:
         np.bitwise_xor(right, first, out=mixed)
         np.add(mixed, second, out=mixed)
-        _mix(mixed, spare)
+        _mix_hash(mixed, spare)
         # A number below the radix, in proportion: a remainder would take three times as long.
         np.multiply(mixed, np.uint64(radices[0]), out=wide)
         np.right_shift(wide, np.uint64(32), out=wide)
@@ -256,7 +258,7 @@ def _feistel_network(
     return left.astype(np.int64) * low + right
 
 
-def _mix(values: np.ndarray, spare: np.ndarray) -> None:
+def _mix_hash(values: np.ndarray, spare: np.ndarray) -> None:
     """The finaliser of MurmurHash3, 32 bits, in place."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, None)):
         np.right_shift(values, np.uint32(shift), out=spare)

@@ -19,13 +19,13 @@ LISTED = 8
 """Columns that a line of the log names of each kind."""
 
 
-def _require_separating(delimiter: str) -> str:
+def _require_delimiter(delimiter: str) -> str:
     if len(delimiter) != 1 or delimiter in '"\r\n\0':
         raise ValueError(f"{delimiter!r:.60}: must be one character, and no quote or line break")
     return delimiter
 
 
-def _require_known(encoding: str) -> str:
+def _require_encoding(encoding: str) -> str:
     """Raise ValueError for a name that no encoding of texts has."""
     try:
         "a".encode(encoding)  # refuses base64 and the like, which `lookup` knows too
@@ -36,8 +36,8 @@ def _require_known(encoding: str) -> str:
     return encoding
 
 
-Delimiter = Annotated[str, AfterValidator(_require_separating)]
-Encoding = Annotated[str, AfterValidator(_require_known)]
+Delimiter = Annotated[str, AfterValidator(_require_delimiter)]
+Encoding = Annotated[str, AfterValidator(_require_encoding)]
 
 
 class TableFormat(Spec):

@@ -16,7 +16,9 @@ CHOICE_OP = (1 << 30) + 1
 """The op number that keys the op of a step: no list of map ops is as long."""
 
 
-def column_specs(ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec]) -> dict[str, ColumnSpec]:
+def compute_column_specs(
+    ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec]
+) -> dict[str, ColumnSpec]:
     """Specs of the columns after all ops.
 
     Raises ValueError that opens with the op's position and name, such as `ops.2 (normalize): `.
@@ -35,7 +37,7 @@ def column_specs(ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec]) -> dict[
     return result
 
 
-def choices_among(ops: Sequence[MapOp]) -> int:
+def count_choices(ops: Sequence[MapOp]) -> int:
     """Return the number of lists of ops, one of which is drawn for each step; 1 if all are
     fixed."""
     return max((op.choices for op in ops), default=1)
@@ -56,7 +58,7 @@ def draw_choice(xp: Any, choices: int, seed: Any, step: Any) -> Any:
 def apply_ops(
     xp: Any, ops: Sequence[MapOp], columns: Mapping[str, Any], seed: Any, epoch: Any, sample: Any
 ) -> dict[str, Any]:
-    """Map columns of shape (batch, *shape) through ops that `column_specs` has accepted.
+    """Map columns of shape (batch, *shape) through ops that `compute_column_specs` has accepted.
 
     `xp` is numpy or jax.numpy. `seed` are the words of `seed_words`, `sample` the sample indices
     (batch,) and `epoch` their epoch, (batch,) or a scalar: the key of the random ops.
@@ -118,17 +120,17 @@ def make_joint_ops(
     """
     result: tuple[MapOp, ...] = ()
     for position, op in enumerate(ops):
-        before = column_specs(result, specs)
+        before = compute_column_specs(result, specs)
         try:
-            result = *result, _with_labels(op, before, ignore_index)
+            result = *result, _join_labels(op, before, ignore_index)
         except ValueError as error:
             raise ValueError(f"ops.{position} ({op.name}): {error}") from error
     return result
 
 
-def _with_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int | None) -> MapOp:
+def _join_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int | None) -> MapOp:
     moves = isinstance(op, Op) and op.moves_pixels and op.column == "image"
-    if not moves or not _are_per_pixel(specs["label"], specs["image"]):
+    if not moves or not _have_pixel_labels(specs["label"], specs["image"]):
         return op
     if not isinstance(op, GeometricOp):
         raise ValueError("moves pixels in a way that labels of pixels can't follow; leave it out")
@@ -140,7 +142,7 @@ def _with_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int |
     return JointGeometricOp(name=op.name, op=op, fill=ignore_index or 0)
 
 
-def _are_per_pixel(labels: ColumnSpec, image: ColumnSpec) -> bool:
+def _have_pixel_labels(labels: ColumnSpec, image: ColumnSpec) -> bool:
     """Return whether an image has one label for each pixel or token.
 
     Raises ValueError for labels of other positions, and for labels that are not integers.

@@ -39,7 +39,7 @@ def apply_in_bucket(
     return jax.lax.switch(jnp.argmax(covers), branches, batch)
 
 
-def with_padding_mask(images: Array, sizes: Array) -> Array:
+def add_padding_mask(images: Array, sizes: Array) -> Array:
     """Add a channel to images (B, H, W, C): 1 inside of sizes (B, 1 or 2), 0 on padding."""
     inside = jnp.ones((*images.shape[:3], 1), images.dtype)
     for axis in range(sizes.shape[1]):

@@ -55,7 +55,7 @@ class MetricSpec(Spec):
         """Return the metric from the sums over all samples, as numpy arrays."""
 
 
-def metric_directions(names: Iterable[str]) -> dict[str, Direction]:
+def list_metric_directions(names: Iterable[str]) -> dict[str, Direction]:
     """Return the better direction by metric: of the standard ones, and of the metric components
     named."""
     component_names = [name for name in names if name not in METRICS]
@@ -119,7 +119,7 @@ class LossSpec(Spec):
         per sample (B,); a sample has one label, or one at each of its positions."""
 
 
-def losses_for(task: Task) -> list[str]:
+def list_losses(task: Task) -> list[str]:
     """Return the names of the losses for what is predicted."""
     losses = cast(Mapping[str, type[LossSpec]], components("loss"))
     return [name for name, loss in losses.items() if task in loss.tasks]

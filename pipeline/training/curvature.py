@@ -94,7 +94,7 @@ def sum_layers(
     def zeros() -> dict[str, Moments]:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(sum_moments))
 
-    moments = where_due(due, sum_moments, zeros)
+    moments = compute_if_due(due, sum_moments, zeros)
     count = jnp.sum(mask, dtype=jnp.int32)
     return {
         path: LayerSums(moments[path], count * rule.positions(capture), capture.number)
@@ -126,14 +126,14 @@ def exchange_moments(
         return total
 
     local = {path: layer.moments for path, layer in layers.items()}
-    moments = where_due(due, exchange, lambda: local)
+    moments = compute_if_due(due, exchange, lambda: local)
     return {
         path: replace(layer, moments=moments[path], rows=rows[path])
         for path, layer in layers.items()
     }
 
 
-def where_due(due: Array, compute: Callable[[], T], otherwise: Callable[[], T]) -> T:
+def compute_if_due(due: Array, compute: Callable[[], T], otherwise: Callable[[], T]) -> T:
     """Return `compute()` if `due` holds, else `otherwise()`.
 
     In eager mode Python chooses: jax would compile a branch again in every step.

@@ -30,13 +30,13 @@ def apply_phase(config: StepConfig, step: Array, compute: Callable[[StepConfig],
     """
     starts = [phase.start for phase in config.phases]
     if not isinstance(step, jax.core.Tracer):
-        return compute(config_at(config, int(step)))
+        return compute(select_phase(config, int(step)))
     number = jnp.sum(step >= jnp.array(starts, jnp.int32), dtype=jnp.int32)
-    branches = [partial(compute, config_at(config, start)) for start in (0, *starts)]
+    branches = [partial(compute, select_phase(config, start)) for start in (0, *starts)]
     return jax.lax.switch(number, branches)
 
 
-def config_at(config: StepConfig, step: int) -> StepConfig:
+def select_phase(config: StepConfig, step: int) -> StepConfig:
     """Return the configuration of the phase of a step, without other phases."""
     begun = [phase for phase in config.phases if phase.start <= step]
     if not begun:

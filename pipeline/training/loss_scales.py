@@ -122,7 +122,7 @@ class _NumberIsFixed:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(_fixed_if_number, handler(source))
+        return core_schema.no_info_before_validator_function(_convert_number, handler(source))
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
@@ -135,7 +135,7 @@ class _NumberIsFixed:
         }
 
 
-def _fixed_if_number(value: Any) -> Any:
+def _convert_number(value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not 0 < value < float("inf"):
             raise ValueError(f"{value} must be a finite number above 0")

@@ -224,7 +224,7 @@ def _cast_to_float32(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, j
     return logits.astype(jnp.float32), targets
 
 
-def label_mask(config: StepConfig, labels: jax.Array) -> jax.Array | None:
+def make_label_mask(config: StepConfig, labels: jax.Array) -> jax.Array | None:
     """Return a mask of the valid labels, bool like the labels (B, ...); None if all are valid."""
     import jax.numpy as jnp
 
@@ -235,11 +235,11 @@ def label_mask(config: StepConfig, labels: jax.Array) -> jax.Array | None:
 
 def sample_losses(config: StepConfig, logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Return the loss of every sample, float32 (B,): the mean over its valid labels."""
-    where = label_mask(config, labels)
+    where = make_label_mask(config, labels)
     return config.loss(logits, labels) if where is None else config.loss(logits, labels, where)
 
 
-def normalizer(
+def compute_divisor(
     config: StepConfig, labels: jax.Array, mask: jax.Array, count: jax.Array | int
 ) -> jax.Array | int:
     """Return the divisor of the mean over a batch: its `count` valid samples, or their valid
@@ -250,22 +250,22 @@ def normalizer(
     """
     import jax.numpy as jnp
 
-    weight = label_weight(config, labels, mask) if divides_by_labels(config) else None
+    weight = count_valid_labels(config, labels, mask) if is_label_mean(config) else None
     return count if weight is None else jnp.maximum(weight, 1.0)
 
 
-def divides_by_labels(config: StepConfig) -> bool:
+def is_label_mean(config: StepConfig) -> bool:
     """Return whether a mean is over valid labels. With reduction `none` it is over samples:
     MindSpore's array has an entry for each, 0 if the label is ignored."""
     return config.ignore_index is not None and config.reduction != "none"
 
 
-def label_weight(config: StepConfig, labels: jax.Array, mask: jax.Array) -> jax.Array | None:
+def count_valid_labels(config: StepConfig, labels: jax.Array, mask: jax.Array) -> jax.Array | None:
     """Return the number of valid labels of the valid samples, float32 (); None if all labels are
     valid."""
     import jax.numpy as jnp
 
-    weights = _weights(config, labels)
+    weights = _count_sample_labels(config, labels)
     return None if weights is None else jnp.sum(jnp.where(mask, weights, 0.0))
 
 
@@ -283,7 +283,7 @@ def reduce_losses(
     losses: jax.Array,
     labels: jax.Array,
     mask: jax.Array,
-    normalizer: jax.Array | int,
+    divisor: jax.Array | int,
 ) -> BatchLoss:
     """Reduce the losses (B,) of the samples that `mask`, bool (B,), marks as valid.
 
@@ -293,16 +293,16 @@ def reduce_losses(
     """
     import jax.numpy as jnp
 
-    weights = _weights(config, labels)
+    weights = _count_sample_labels(config, labels)
     valid = mask if weights is None else mask & (weights > 0)
     if config.hardest_share < 1:
         from pipeline.training.masks import top_share_mask
 
         valid = top_share_mask(losses, config.hardest_share, valid)
         weighed = valid
-        if weights is not None and divides_by_labels(config):
+        if weights is not None and is_label_mean(config):
             weighed = jnp.where(valid, weights, 0.0)
-        normalizer = jnp.maximum(jnp.sum(weighed, dtype=jnp.float32), 1.0)
+        divisor = jnp.maximum(jnp.sum(weighed, dtype=jnp.float32), 1.0)
     if weights is not None and config.reduction == "mean":
         losses = losses * weights
     losses = jnp.where(valid, losses, 0.0)
@@ -311,17 +311,17 @@ def reduce_losses(
         case "sum":
             return BatchLoss(total, total)
         case "none":
-            return BatchLoss(total, total / normalizer)
+            return BatchLoss(total, total / divisor)
         case "mean":
-            mean = total / normalizer
+            mean = total / divisor
             return BatchLoss(mean, mean)
 
 
-def _weights(config: StepConfig, labels: jax.Array) -> jax.Array | None:
+def _count_sample_labels(config: StepConfig, labels: jax.Array) -> jax.Array | None:
     """Return the number of valid labels of each sample, float32 (B,); None if all are valid."""
     import jax.numpy as jnp
 
-    where = label_mask(config, labels)
+    where = make_label_mask(config, labels)
     if where is None:
         return None
     return jnp.sum(where, axis=tuple(range(1, where.ndim)), dtype=jnp.float32)

@@ -52,7 +52,7 @@ def top_share_mask(losses: Array, share: float, where: Array | None = None) -> A
     losses = jax.lax.stop_gradient(losses)
     key = jnp.where(jnp.isnan(losses), jnp.inf, losses)
     key = key.ravel()
-    num_selected = jnp.asarray(_count_shares(share, key.size))[jnp.sum(valid, dtype=jnp.int32)]
+    num_selected = jnp.asarray(_list_share_counts(share, key.size))[jnp.sum(valid, dtype=jnp.int32)]
     # Entries that are not valid come last, also after a loss of minus infinity.
     order = jnp.lexsort((-key, ~valid.ravel()))
     first = jnp.arange(key.size) < num_selected
@@ -68,7 +68,7 @@ def mean_of_hardest(losses: Array, share: float, where: Array | None = None) -> 
     return masked_mean(losses, top_share_mask(losses, share, where))
 
 
-def _count_shares(share: float, most: int) -> np.ndarray:
+def _list_share_counts(share: float, most: int) -> np.ndarray:
     """Return the number of losses in a share of 0 to `most` losses, int32 (most + 1,)."""
     if not 0 < share <= 1:
         raise ValueError(f"a share of {share}: must be above 0 and not above 1")

@@ -220,14 +220,14 @@ def summarize(
     count = int(sums.count)
     if count == 0:
         raise ValueError("no samples were evaluated; give the evaluation split at least one")
-    classes = {} if sums.classes is None else _class_metrics(sums.classes, count, class_names)
+    classes = {} if sums.classes is None else _summarize_classes(sums.classes, count, class_names)
     shares = {name: classes.pop(name) for name in ("accuracy", "top5") if name in classes}
     components = zip(metrics, sums.component_sums, strict=True)
-    values = {metric.name: _component_value(metric, added) for metric, added in components}
+    values = {metric.name: _compute_component(metric, added) for metric, added in components}
     return {**shares, "loss": float(sums.loss_sum) / count, "count": count, **classes, **values}
 
 
-def _class_metrics(sums: ClassSums, count: int, class_names: Sequence[str]) -> dict[str, Any]:
+def _summarize_classes(sums: ClassSums, count: int, class_names: Sequence[str]) -> dict[str, Any]:
     hits, actual, predicted = _count_by_class(sums)
     if len(set(class_names)) != len(hits) or len(class_names) != len(hits):
         raise ValueError(
@@ -236,13 +236,13 @@ def _class_metrics(sums: ClassSums, count: int, class_names: Sequence[str]) -> d
     return {
         "accuracy": int(hits.sum()) / count,
         **({"top5": int(sums.top5) / count} if len(hits) > ALL_IN_TOP5 else {}),
-        "precision": _averages(hits, predicted, class_names),
-        "recall": _averages(hits, actual, class_names),
-        "f1": _averages(2 * hits, actual + predicted, class_names),
+        "precision": _average_ratios(hits, predicted, class_names),
+        "recall": _average_ratios(hits, actual, class_names),
+        "f1": _average_ratios(2 * hits, actual + predicted, class_names),
     }
 
 
-def _component_value(metric: MetricSpec, sums: Any) -> float:
+def _compute_component(metric: MetricSpec, sums: Any) -> float:
     try:
         return float(metric.value(sums))
     except Exception as error:
@@ -259,7 +259,9 @@ def _count_by_class(sums: ClassSums) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return np.diag(confusion), confusion.sum(axis=1), confusion.sum(axis=0)
 
 
-def _averages(parts: np.ndarray, wholes: np.ndarray, class_names: Sequence[str]) -> dict[str, Any]:
+def _average_ratios(
+    parts: np.ndarray, wholes: np.ndarray, class_names: Sequence[str]
+) -> dict[str, Any]:
     """Return ratios part / whole, 0 if the whole is 0: per class, their mean, and of the totals."""
     ratios = np.divide(parts, wholes, out=np.zeros(len(parts)), where=wholes > 0)
     averages = {"macro": float(ratios.mean()), "micro": int(parts.sum()) / int(wholes.sum())}

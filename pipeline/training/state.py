@@ -193,14 +193,14 @@ def merge_params(trained: Any, frozen: Any) -> Any:
     return unflatten_dict({**flatten_dict(dict(trained)), **flatten_dict(dict(frozen))})
 
 
-def paths_of(params: Mapping[str, Any]) -> list[Path]:
+def list_paths(params: Mapping[str, Any]) -> list[Path]:
     """Return the paths of all parameters."""
     return list(flatten_dict(dict(params)))
 
 
 def require_trainable(params: Any, frozen: Sequence[str]) -> None:
     """Raise ValueError for a pattern that freezes nothing, and if all is frozen."""
-    paths = paths_of(params)
+    paths = list_paths(params)
     require_covered([pattern.removeprefix(EXCEPT) for pattern in frozen], paths, "parameters")
     if not jax.tree.leaves(split_params(params, frozen)[0]):
         raise ValueError(
@@ -232,4 +232,4 @@ def restart_average(average: Any, params: Any) -> Any:
     if average is None:
         return None
     flat = flatten_dict(dict(params))
-    return unflatten_dict({path: flat[path] for path in paths_of(average)})
+    return unflatten_dict({path: flat[path] for path in list_paths(average)})

@@ -218,7 +218,7 @@ class Perplexity(TokenMetric):
         return math.inf if mean > 700 else math.exp(mean)
 
 
-def metrics_of(targets: Targets, ignore_index: int | None = None) -> Sequence[MetricSpec]:
+def list_metrics(targets: Targets, ignore_index: int | None = None) -> Sequence[MetricSpec]:
     """Return the metrics of every evaluation of such targets, except the metrics of classes.
 
     Labels that are `ignore_index` are not counted.
@@ -338,7 +338,7 @@ class CalibrationError(MetricSpec):
         import jax
         import jax.numpy as jnp
 
-        true = true_classes(logits, labels)
+        true = find_true_classes(logits, labels)
         probability = jax.nn.softmax(logits).max(axis=-1)
         # Bins are open below: 1 belongs to the last one.
         which = jnp.clip(jnp.ceil(probability * self.bins) - 1, 0, self.bins - 1).astype(jnp.int32)
@@ -380,7 +380,7 @@ class BrierScore(MetricSpec):
         return float(sums[0] / sums[1])
 
 
-def true_classes(logits: jax.Array, labels: jax.Array) -> jax.Array:
+def find_true_classes(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Return the true class of every sample, int (B,), of integer labels or of one value for each
     class.
 

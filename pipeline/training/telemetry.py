@@ -149,7 +149,7 @@ class StepOutcome(NamedTuple):
         return StepOutcome(applied, overflow, was_skipped & ~overflow)
 
 
-def updates_so_far(state: TrainState) -> Array:
+def count_updates(state: TrainState) -> Array:
     """Return the number of updates applied, int32 (), which selects the learning rate."""
     updates = state.step
     if state.overflows is not None:
@@ -159,6 +159,6 @@ def updates_so_far(state: TrainState) -> Array:
     return updates
 
 
-def num_skipped(state: TrainState) -> int:
+def count_skipped(state: TrainState) -> int:
     """Return the number of steps without an update because of a non-finite step."""
     return 0 if state.bad_steps is None else int(state.bad_steps.left_out)

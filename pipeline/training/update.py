@@ -26,7 +26,7 @@ from pipeline.training.state import (
     restart_average,
     split_params,
 )
-from pipeline.training.telemetry import StepOutcome, updates_so_far
+from pipeline.training.telemetry import StepOutcome, count_updates
 
 State = TypeVar("State")
 """A pytree of arrays."""
@@ -94,7 +94,7 @@ def apply_update(
     curvature = {}
     if config.curvature is not None:
         scale = unscale * count if config.reduction == "mean" else unscale
-        due = config.curvature.due(updates_so_far(state))
+        due = config.curvature.due(count_updates(state))
         curvature = {"curvature": Curvature(gradients.layers, count, scale, due)}
     trained, frozen = split_params(state.params, config.frozen)
     directions, opt_state = config.optimizer.update(
@@ -106,7 +106,7 @@ def apply_update(
     average = state.average
     if config.average is not None:
         followed = restart_average(average, params)
-        average = update_ema(average, followed, config.average, updates_so_far(state))
+        average = update_ema(average, followed, config.average, count_updates(state))
     return replace(
         state,
         step=state.step + 1,
@@ -134,12 +134,12 @@ def apply_directions(
     flat = flatten_dict(dict(params))
     down = flatten_dict(dict(directions))
 
-    def rate_of(path: Path) -> Array:
+    def find_rate(path: Path) -> Array:
         covering = [column for column, pattern in enumerate(groups, 1) if covers(pattern, path)]
         rate = by_group[covering[-1] if covering else 0] if groups else by_group
         return rate * by_layer[path[0]] if by_layer.get(path[0], 1.0) != 1.0 else rate
 
-    return unflatten_dict({path: p - rate_of(path) * down[path] for path, p in flat.items()})
+    return unflatten_dict({path: p - find_rate(path) * down[path] for path, p in flat.items()})
 
 
 def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> Any:

@@ -20,7 +20,7 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.data.checksums import RemoteFile
-from pipeline.data.download import exclusive, fetch, fetch_all
+from pipeline.data.download import fetch, fetch_all, lock_data_folder
 
 CONTENT = bytes(index * index % 251 for index in range(10_240))
 FILE = RemoteFile("data.bin", hashlib.md5(CONTENT).hexdigest())
@@ -351,7 +351,7 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "file" / "cache"
 
     message = rf"{folder}: can't be written .*cache.root=DIR"
-    with pytest.raises(DataError, match=message), exclusive(folder):
+    with pytest.raises(DataError, match=message), lock_data_folder(folder):
         pass
 
 

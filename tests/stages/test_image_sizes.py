@@ -23,7 +23,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.padding.buckets import SIZE
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
-from pipeline.training.bucketing import with_padding_mask
+from pipeline.training.bucketing import add_padding_mask
 from pipeline.training.step import make_train_step
 from tests import outcome
 from tests.command_line import convert_records
@@ -199,7 +199,7 @@ def test_the_mask_is_a_channel_that_the_network_reads(ragged: Compose) -> None:
     assert masked.parameters == plain.parameters + 3 * 3 * 4
     dataset = loaded(ragged())
     batch = small_batch(dataset, [0, 1, 5])
-    seen = with_padding_mask(batch.columns["image"].astype(jnp.float32), batch.columns[SIZE])
+    seen = add_padding_mask(batch.columns["image"].astype(jnp.float32), batch.columns[SIZE])
     assert seen.shape == (3, 8, 12, 2)
     for image, (height, width) in zip(np.asarray(seen), [(6, 5), (8, 8), (2, 2)], strict=True):
         assert image[:height, :width, 1].all()

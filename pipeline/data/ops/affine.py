@@ -16,7 +16,7 @@ from pydantic import Field, NonNegativeFloat, Strict, model_validator
 from pipeline.core.registry import Expected, Seq, component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import GeometricOp
-from pipeline.data.ops.image import Range, image_shape, pixels_at_points, steps
+from pipeline.data.ops.image import Range, list_steps, read_points, require_image
 from pipeline.data.random import integers
 
 Interpolation = Literal["linear", "nearest"]
@@ -42,7 +42,7 @@ class Maps:
         return Maps(pixels, xp.asarray(self.remainders)[numbers], self.remainder_bits)
 
 
-def fixed_maps(matrices: np.ndarray, height: int, width: int) -> Maps:
+def to_fixed_point(matrices: np.ndarray, height: int, width: int) -> Maps:
     """Return matrices from target to source, float64 (n, 2, 3), for images of a size, in fixed
     point."""
     bits = 29 - int(max(height, width)).bit_length()
@@ -52,7 +52,7 @@ def fixed_maps(matrices: np.ndarray, height: int, width: int) -> Maps:
     return Maps(pixels.astype(np.int32), remainders.astype(np.int32), bits)
 
 
-def _source_coordinates(xp: Any, maps: Maps, height: int, width: int) -> tuple[Any, Any]:
+def _compute_sources(xp: Any, maps: Maps, height: int, width: int) -> tuple[Any, Any]:
     """Source coordinates of each target pixel, x and y in 1024ths, int32 (batch, H, W)."""
     row = np.arange(height, dtype=np.int32)
     column = np.arange(width, dtype=np.int32)
@@ -75,12 +75,12 @@ def warp(xp: Any, values: Any, maps: Maps, interpolation: Interpolation, fill: n
     Pixels outside of the source are `fill`, (channels,) of their dtype. "nearest" reads any integer
     dtype.
     """
-    x, y = _source_coordinates(xp, maps, *values.shape[1:3])
+    x, y = _compute_sources(xp, maps, *values.shape[1:3])
     if interpolation == "nearest":
         half = 1 << (_UNIT_BITS - 1)
         rows = (y + half) >> _UNIT_BITS
         columns = (x + half) >> _UNIT_BITS
-        return _pixels(xp, values, rows, columns, fill).astype(values.dtype)
+        return _read_pixels(xp, values, rows, columns, fill).astype(values.dtype)
     shift = _UNIT_BITS - _FRACTION_BITS
     half = 1 << (shift - 1)
     mask = (1 << _FRACTION_BITS) - 1
@@ -91,26 +91,26 @@ def warp(xp: Any, values: Any, maps: Maps, interpolation: Interpolation, fill: n
         rows = (y >> _FRACTION_BITS) + down
         for right in range(2):
             columns = (x >> _FRACTION_BITS) + right
-            weight = _neighbour_weight(y & mask, down) * _neighbour_weight(x & mask, right)
-            pixels = _pixels(xp, values, rows, columns, fill)
+            weight = _weigh_neighbour(y & mask, down) * _weigh_neighbour(x & mask, right)
+            pixels = _read_pixels(xp, values, rows, columns, fill)
             total = total + weight[..., None] * pixels.astype(np.int32)
     return (total >> (2 * _FRACTION_BITS)).astype(np.uint8)
 
 
-def _neighbour_weight(fraction: Any, neighbour: int) -> Any:
+def _weigh_neighbour(fraction: Any, neighbour: int) -> Any:
     """Return the weight in 32nds of the pixel before (0) or after (1) a place."""
     return fraction if neighbour else (1 << _FRACTION_BITS) - fraction
 
 
-def _pixels(xp: Any, values: Any, rows: Any, columns: Any, fill: np.ndarray) -> Any:
+def _read_pixels(xp: Any, values: Any, rows: Any, columns: Any, fill: np.ndarray) -> Any:
     """Return pixels at points; `fill` for points outside of the image."""
     height, width = values.shape[1:3]
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-    read = pixels_at_points(xp, values, rows.clip(0, height - 1), columns.clip(0, width - 1))
+    read = read_points(xp, values, rows.clip(0, height - 1), columns.clip(0, width - 1))
     return xp.where(inside[..., None], read, fill)
 
 
-def rotation(degrees: np.ndarray, centre: tuple[float, float]) -> np.ndarray:
+def rotation_map(degrees: np.ndarray, centre: tuple[float, float]) -> np.ndarray:
     """Maps from target to source, (n, 2, 3), of counter-clockwise rotations about a centre."""
     angle = np.deg2rad(degrees)
     cosine = np.cos(angle)
@@ -121,7 +121,7 @@ def rotation(degrees: np.ndarray, centre: tuple[float, float]) -> np.ndarray:
     return np.stack([np.stack(along, -1), np.stack(across, -1)], axis=-2)
 
 
-def shear(along: float, across: float, centre: tuple[float, float]) -> np.ndarray:
+def shear_map(along: float, across: float, centre: tuple[float, float]) -> np.ndarray:
     """Return the map from target to source, (2, 3), of shears by angles in radians about `centre`.
 
     Rows move by `along` and columns by `across`, as in MindSpore's Affine.
@@ -134,7 +134,7 @@ def shear(along: float, across: float, centre: tuple[float, float]) -> np.ndarra
     return np.linalg.inv(forth)[:2]
 
 
-def translation(right: float, down: float) -> np.ndarray:
+def translation_map(right: float, down: float) -> np.ndarray:
     """Return the map from target to source, (2, 3), of a shift by numbers of pixels."""
     return np.array([[1, 0, -right], [0, 1, -down]], np.float64)
 
@@ -156,7 +156,7 @@ LEAST_SCALE = 0.01
 _TABLE_KEY = 0xAFF1
 
 
-def fill_levels(fill: int | tuple[int, ...], channels: int) -> np.ndarray:
+def list_fill_levels(fill: int | tuple[int, ...], channels: int) -> np.ndarray:
     """Return the fill of each channel, uint8 (channels,). Raises ValueError for another number of
     them."""
     levels = (fill,) * channels if isinstance(fill, int) else fill
@@ -180,10 +180,10 @@ class _AffineOp(GeometricOp):
         size."""
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        *_, channels = image_shape(value)
+        *_, channels = require_image(value)
         if value.dtype != "uint8":
             raise ValueError(f"takes uint8 images, not {value.dtype}; list it before rescale")
-        fill_levels(self.fill, channels)
+        list_fill_levels(self.fill, channels)
         return value
 
     @property
@@ -191,7 +191,7 @@ class _AffineOp(GeometricOp):
         return True
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        fill = fill_levels(self.fill, values.shape[-1])
+        fill = list_fill_levels(self.fill, values.shape[-1])
         return warp(xp, values, self._draw_maps(xp, values, uniforms), self.interpolation, fill)
 
     def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
@@ -200,7 +200,7 @@ class _AffineOp(GeometricOp):
 
     def _draw_maps(self, xp: Any, values: Any, uniforms: Any) -> Maps:
         height, width = values.shape[1:3]
-        maps = fixed_maps(self.matrices(height, width), height, width)
+        maps = to_fixed_point(self.matrices(height, width), height, width)
         return maps.at(xp, integers(xp, uniforms[:, 0], len(maps.pixels)))
 
 
@@ -224,7 +224,7 @@ class RandomRotation(_AffineOp):
         degrees = self.degrees if isinstance(self.degrees, tuple) else (-self.degrees, self.degrees)
         centre = self.center or ((width - 1) / 2, (height - 1) / 2)
         least, most = degrees
-        return rotation(steps(least, most), centre)
+        return rotation_map(list_steps(least, most), centre)
 
 
 @component("op")
@@ -256,9 +256,9 @@ class RandomAffine(_AffineOp):
     def _can_be_turned_back(self) -> Self:
         if self.scale[0] < LEAST_SCALE:
             raise ValueError(f"scale = {list(self.scale)}: must be {LEAST_SCALE} or more")
-        for name, shear in (("shear_x", self.shear_x), ("shear_y", self.shear_y)):
-            if max(map(abs, shear)) >= 90:
-                raise ValueError(f"{name} = {list(shear)}: must be within -90 and 90 degrees")
+        for name, bounds in (("shear_x", self.shear_x), ("shear_y", self.shear_y)):
+            if max(map(abs, bounds)) >= 90:
+                raise ValueError(f"{name} = {list(bounds)}: must be within -90 and 90 degrees")
         steep = np.tan(np.deg2rad([max(map(abs, self.shear_x)), max(map(abs, self.shear_y))]))
         if steep.prod() >= 1:
             raise ValueError("shear_x, shear_y: too much of both, which turns images inside out")
@@ -266,12 +266,12 @@ class RandomAffine(_AffineOp):
 
     def matrices(self, height: int, width: int) -> np.ndarray:
         degrees = self.degrees if isinstance(self.degrees, tuple) else (-self.degrees, self.degrees)
-        angle = np.deg2rad(_spread(0, degrees))
-        right = _spread(1, self.translate_x)
-        down = _spread(2, self.translate_y)
-        scale = _spread(3, self.scale)
-        along = np.tan(np.deg2rad(_spread(4, self.shear_x)))
-        across = np.tan(np.deg2rad(_spread(5, self.shear_y)))
+        angle = np.deg2rad(_spread_evenly(0, degrees))
+        right = _spread_evenly(1, self.translate_x)
+        down = _spread_evenly(2, self.translate_y)
+        scale = _spread_evenly(3, self.scale)
+        along = np.tan(np.deg2rad(_spread_evenly(4, self.shear_x)))
+        across = np.tan(np.deg2rad(_spread_evenly(5, self.shear_y)))
         cosine = scale * np.cos(angle)
         sine = scale * np.sin(angle)
         # Rows point down, so that this matrix turns counter-clockwise.
@@ -285,7 +285,7 @@ class RandomAffine(_AffineOp):
         return np.concatenate([back, shift[..., None]], axis=-1)
 
 
-def _spread(column: int, bounds: Range) -> np.ndarray:
+def _spread_evenly(column: int, bounds: Range) -> np.ndarray:
     """Return the middles of MAPS even steps of a range, in a random order for each column."""
     words = np.random.Philox(key=np.array([_TABLE_KEY, column], np.uint64)).random_raw(MAPS)
     places = (np.argsort(words, kind="stable") + 0.5) / MAPS

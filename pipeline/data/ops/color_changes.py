@@ -16,13 +16,13 @@ import numpy as np
 from pipeline.data.ops.affine import (
     Interpolation,
     Maps,
-    fixed_maps,
-    rotation,
-    shear,
-    translation,
+    rotation_map,
+    shear_map,
+    to_fixed_point,
+    translation_map,
     warp,
 )
-from pipeline.data.ops.color import blend_table, grey, look_up_blend, mean_grey
+from pipeline.data.ops.color import compute_luma, compute_mean_luma, look_up_blend, make_blend_table
 from pipeline.data.ops.image import Size
 
 BLENDS = ("Contrast", "Color", "Sharpness")
@@ -58,52 +58,56 @@ class Changes:
 def tabulate(changes: Sequence[Change], size: Size) -> Changes:
     """Return the tables of changes to images of a size, (height, width)."""
     height, width = size
-    blends = [_blend(change) for change in changes]
+    blends = [_find_blend(change) for change in changes]
     numbers = {blend: number for number, blend in enumerate(dict.fromkeys(blends))}
     return Changes(
-        fixed_maps(np.stack([_matrix(change, height, width) for change in changes]), height, width),
-        np.stack([level_table(change) for change in changes]).astype(np.int32),
+        to_fixed_point(
+            np.stack([_make_matrix(change, height, width) for change in changes]), height, width
+        ),
+        np.stack([make_level_table(change) for change in changes]).astype(np.int32),
         np.array([change.name for change in changes]),
-        np.concatenate([blend_table(factor, fused) for factor, fused in numbers]),
+        np.concatenate([make_blend_table(factor, fused) for factor, fused in numbers]),
         np.array([numbers[blend] for blend in blends], np.int32),
     )
 
 
-def _blend(change: Change) -> tuple[float, Literal["base", "value"]]:
-    """Return the arguments of `blend_table` for a change."""
+def _find_blend(change: Change) -> tuple[float, Literal["base", "value"]]:
+    """Return the arguments of `make_blend_table` for a change."""
     if change.name not in BLENDS:
         return 1.0, "base"
-    return _factor(change), "value" if change.name == "Sharpness" else "base"
+    return _compute_factor(change), "value" if change.name == "Sharpness" else "base"
 
 
-def _factor(change: Change) -> float:
+def _compute_factor(change: Change) -> float:
     """1 + the magnitude, which MindSpore adds in float32."""
     return float(np.float32(1) + np.float32(change.magnitude))
 
 
-def _matrix(change: Change, height: int, width: int) -> np.ndarray:
+def _make_matrix(change: Change, height: int, width: int) -> np.ndarray:
     """Return the map from target to source pixels, float64 (2, 3)."""
     centre = ((width - 1) / 2, (height - 1) / 2)
     amount = change.magnitude
     match change.name:
         case "ShearX":
-            return shear(amount, 0, centre)
+            return shear_map(amount, 0, centre)
         case "ShearY":
-            return shear(0, amount, centre)
+            return shear_map(0, amount, centre)
         case "TranslateX":
-            return translation(amount, 0)
+            return translation_map(amount, 0)
         case "TranslateY":
-            return translation(0, amount)
+            return translation_map(0, amount)
         case "Rotate":
-            return rotation(np.array(amount), centre)
-    return translation(0, 0)
+            return rotation_map(np.array(amount), centre)
+    return translation_map(0, 0)
 
 
-def level_table(change: Change) -> np.ndarray:
+def make_level_table(change: Change) -> np.ndarray:
     """Return the table of levels of a change, (256,)."""
     match change.name:
         case "Brightness":  # as `adjust_brightness` computes it
-            return np.rint(_IDENTITY.astype(np.float32) * np.float32(_factor(change))).clip(0, 255)
+            return np.rint(_IDENTITY.astype(np.float32) * np.float32(_compute_factor(change))).clip(
+                0, 255
+            )
         case "Posterize":  # the highest bits of a level
             return _IDENTITY & (LEVELS - (1 << (8 - int(change.magnitude))))
         case "Solarize":  # inverted from a threshold up
@@ -123,26 +127,26 @@ def make_changes(
 ) -> Any:
     """Change each image of RGB bytes by the row of its number, int32 (batch,)."""
     values = warp(xp, values, changes.maps.at(xp, numbers), interpolation, fill)
-    counts = histograms(xp, values)
+    counts = count_levels(xp, values)
     levels = xp.asarray(changes.levels)[numbers][:, None]
     for name, table in (
-        ("AutoContrast", stretch_table(xp, counts)),
-        ("Equalize", equalize_table(xp, counts)),
+        ("AutoContrast", make_stretch_table(xp, counts)),
+        ("Equalize", make_equalize_table(xp, counts)),
     ):
-        levels = xp.where(_is(xp, changes, numbers, (name,))[..., 0], table, levels)
+        levels = xp.where(_has_name(xp, changes, numbers, (name,))[..., 0], table, levels)
     values = look_up(xp, values, levels)
-    base = mean_grey(values)
+    base = compute_mean_luma(values)
     for name, candidate in (
-        ("Color", grey(values)[..., None]),
+        ("Color", compute_luma(values)[..., None]),
         ("Sharpness", smooth(xp, values)),
     ):
-        base = xp.where(_is(xp, changes, numbers, (name,)), candidate, base)
+        base = xp.where(_has_name(xp, changes, numbers, (name,)), candidate, base)
     blend = xp.asarray(changes.blend_numbers)[numbers]
     blended = look_up_blend(xp, base, values, changes.blends, blend)
-    return xp.where(_is(xp, changes, numbers, BLENDS), blended, values)
+    return xp.where(_has_name(xp, changes, numbers, BLENDS), blended, values)
 
 
-def _is(xp: Any, changes: Changes, numbers: Any, names: Sequence[str]) -> Any:
+def _has_name(xp: Any, changes: Changes, numbers: Any, names: Sequence[str]) -> Any:
     """Return whether each image's change has one of these names, bool (batch, 1, 1, 1)."""
     return xp.asarray(np.isin(changes.names, names))[numbers][:, None, None, None]
 
@@ -155,7 +159,7 @@ def look_up(xp: Any, values: Any, tables: Any) -> Any:
     return xp.take(tables.reshape(-1), places, mode="clip").astype(np.uint8)
 
 
-def histograms(xp: Any, values: Any) -> Any:
+def count_levels(xp: Any, values: Any) -> Any:
     """Histograms of the levels of each channel, int32 (batch, channels, 256)."""
     batch, *_, channels = values.shape
     row = np.arange(batch, dtype=np.int32)[:, None] * channels + np.arange(channels, dtype=np.int32)
@@ -165,7 +169,7 @@ def histograms(xp: Any, values: Any) -> Any:
     return counts.reshape(batch, channels, LEVELS).astype(np.int32)
 
 
-def stretch_table(xp: Any, counts: Any) -> Any:
+def make_stretch_table(xp: Any, counts: Any) -> Any:
     """Tables that spread the levels of each channel over 0..255, as MindSpore's AutoContrast."""
     least = xp.argmax(counts > 0, axis=-1)[..., None]
     most = LEVELS - 1 - xp.argmax(counts[..., ::-1] > 0, axis=-1)[..., None]
@@ -174,7 +178,7 @@ def stretch_table(xp: Any, counts: Any) -> Any:
     return xp.where(most > least, table.clip(0, 255), _IDENTITY)
 
 
-def equalize_table(xp: Any, counts: Any) -> Any:
+def make_equalize_table(xp: Any, counts: Any) -> Any:
     """Tables that make the levels of each channel equally frequent, as OpenCV's equalizeHist."""
     least = xp.argmax(counts > 0, axis=-1)[..., None]
     first = xp.take_along_axis(counts, least, axis=-1)

@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 from pipeline.core.registry import component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import GeometricOp, Op
-from pipeline.data.ops.image import Padding, Probability, Size, image_shape, pixels_at
+from pipeline.data.ops.image import Padding, Probability, Size, read_crossings, require_image
 from pipeline.data.random import integers
 
 
@@ -29,8 +29,8 @@ class Pad(GeometricOp):
     mode: Literal["constant", "edge", "reflect", "symmetric"] = "constant"
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        height, width, channels = image_shape(value)
-        _check_fill(self.fill, value.dtype)
+        height, width, channels = require_image(value)
+        _require_fill(self.fill, value.dtype)
         if self.mode in ("reflect", "symmetric"):
             top, bottom, left, right = self.padding
             edge = 1 if self.mode == "reflect" else 0
@@ -39,7 +39,7 @@ class Pad(GeometricOp):
                     f"can't mirror {list(self.padding)} pixels of an image of {height}x{width}; "
                     f"{self.mode} takes {height - edge} rows and {width - edge} columns at most"
                 )
-        return replace(value, shape=(*_padded_size(height, width, self.padding), channels))
+        return replace(value, shape=(*_compute_padded_size(height, width, self.padding), channels))
 
     @property
     def creates_border(self) -> bool:
@@ -56,7 +56,7 @@ class Pad(GeometricOp):
         return self.model_copy(update={"fill": fill})(xp, labels, uniforms)
 
 
-def _check_fill(fill: float, dtype: str) -> None:
+def _require_fill(fill: float, dtype: str) -> None:
     if not np.issubdtype(dtype, np.integer):
         return
     limits = np.iinfo(dtype)
@@ -67,7 +67,7 @@ def _check_fill(fill: float, dtype: str) -> None:
         )
 
 
-def _padded_size(height: int, width: int, padding: Padding) -> tuple[int, int]:
+def _compute_padded_size(height: int, width: int, padding: Padding) -> tuple[int, int]:
     top, bottom, left, right = padding
     return top + height + bottom, left + width + right
 
@@ -88,9 +88,9 @@ class RandomCrop(GeometricOp):
         return any(self.padding)
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        height, width, channels = image_shape(value)
-        _check_fill(self.fill, value.dtype)
-        _check_crop(self.size, _padded_size(height, width, self.padding))
+        height, width, channels = require_image(value)
+        _require_fill(self.fill, value.dtype)
+        _require_crop(self.size, _compute_padded_size(height, width, self.padding))
         return replace(value, shape=(*self.size, channels))
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
@@ -98,7 +98,7 @@ class RandomCrop(GeometricOp):
         top, bottom, left, right = self.padding
         rows, row_in = _crop_axis(xp, uniforms[:, :1], self.size[0], height, (top, bottom))
         columns, column_in = _crop_axis(xp, uniforms[:, 1:], self.size[1], width, (left, right))
-        pixels = pixels_at(xp, values, rows, columns)
+        pixels = read_crossings(xp, values, rows, columns)
         if not any(self.padding):
             return pixels
         # Masking the padding is cheaper than gathering from a padded copy.
@@ -129,8 +129,8 @@ class CenterCrop(GeometricOp):
     size: Size
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        height, width, channels = image_shape(value)
-        _check_crop(self.size, (height, width))
+        height, width, channels = require_image(value)
+        _require_crop(self.size, (height, width))
         return replace(value, shape=(*self.size, channels))
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
@@ -140,7 +140,7 @@ class CenterCrop(GeometricOp):
         return values[:, top : top + height, left : left + width]
 
 
-def _check_crop(size: Size, image: tuple[int, int]) -> None:
+def _require_crop(size: Size, image: tuple[int, int]) -> None:
     if size[0] > image[0] or size[1] > image[1]:
         raise ValueError(
             f"can't crop {size[0]}x{size[1]} from {image[0]}x{image[1]}, padding included; "
@@ -158,7 +158,7 @@ class _Flip(GeometricOp):
     """0: top to bottom, 1: left to right."""
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        image_shape(value)
+        require_image(value)
         return value
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
@@ -166,7 +166,7 @@ class _Flip(GeometricOp):
         # One read at an index; with a choice between two reads XLA computes their input twice.
         along = places[self.axis]
         places[self.axis] = xp.where(uniforms[:, :1] < self.prob, along[:, ::-1], along)
-        return pixels_at(xp, values, rows=places[0], columns=places[1])
+        return read_crossings(xp, values, rows=places[0], columns=places[1])
 
 
 @component("op")
@@ -204,7 +204,7 @@ class Cutout(Op):
         return 2 * self.holes
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        height, width, _ = image_shape(value)
+        height, width, _ = require_image(value)
         if self.size > min(height, width):
             raise ValueError(
                 f"a hole of {self.size}x{self.size} is larger than the image of {height}x{width}"
@@ -213,12 +213,12 @@ class Cutout(Op):
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         _, height, width, _ = values.shape
-        rows = self._holes_along(xp, uniforms[:, : self.holes], height)
-        columns = self._holes_along(xp, uniforms[:, self.holes :], width)
+        rows = self._mark_holes(xp, uniforms[:, : self.holes], height)
+        columns = self._mark_holes(xp, uniforms[:, self.holes :], width)
         hole = (rows[:, :, :, None] & columns[:, :, None, :]).any(axis=1)
         return xp.where(hole[..., None], 0, values)
 
-    def _holes_along(self, xp: Any, uniforms: Any, length: int) -> Any:
+    def _mark_holes(self, xp: Any, uniforms: Any, length: int) -> Any:
         """Return a mask of the pixels of each hole along an axis: bool (batch, holes, length)."""
         if self.convention == "devries":
             first = integers(xp, uniforms, length)[:, :, None] - self.size // 2

@@ -30,7 +30,7 @@ root, are computed on the host in float64 for all steps, and looked up: XLA's fu
 numpy's in the last place, which a rounding after them could make a whole pixel."""
 
 
-def image_shape(value: ColumnSpec) -> tuple[int, int, int]:
+def require_image(value: ColumnSpec) -> tuple[int, int, int]:
     """(height, width, channels) of an image.
 
     Raises ValueError for other values, and for images with channels first.
@@ -54,16 +54,16 @@ def require_image_dtype(dtype: str) -> None:
         raise ValueError(f"takes uint8, float16 or float32 images, not {dtype}")
 
 
-def pixels_at(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
+def read_crossings(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
     """Return the pixels at the crossings of `rows` and `columns` of each image.
 
     `values` are (batch, height, width, channels), `rows` int32 (batch or 1, I) and `columns`
     int32 (batch or 1, J), all within the image. The result is (batch, I, J, channels).
     """
-    return pixels_at_points(xp, values, rows[:, :, None], columns[:, None, :])
+    return read_points(xp, values, rows[:, :, None], columns[:, None, :])
 
 
-def pixels_along(xp: Any, values: Any, pixels: Any, axis: Axis) -> Any:
+def read_along(xp: Any, values: Any, pixels: Any, axis: Axis) -> Any:
     """Return the rows (axis 1) or columns (axis 2) `pixels` of each image.
 
     `pixels` are int32 (batch or 1, length), all within the image. One row is for all images.
@@ -73,10 +73,10 @@ def pixels_along(xp: Any, values: Any, pixels: Any, axis: Axis) -> Any:
         return xp.take(values, pixels[0], axis=axis, mode="clip")
     across = np.arange(values.shape[3 - axis], dtype=np.int32)[None]
     rows, columns = (pixels, across) if axis == 1 else (across, pixels)
-    return pixels_at(xp, values, rows, columns)
+    return read_crossings(xp, values, rows, columns)
 
 
-def pixels_at_points(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
+def read_points(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
     """Return the pixels at (rows, columns) of each image, int32 that broadcast to (batch, I, J)."""
     index = np.arange(len(values), dtype=np.int32)[:, None, None], rows, columns
     if xp is np:
@@ -100,17 +100,17 @@ def repeat_op(xp: Any, change: Callable[[Any, Any], Any], iterations: int, value
     return lax.fori_loop(0, iterations, change, values)
 
 
-def _check_order(bounds: tuple[float, float]) -> tuple[float, float]:
+def _require_order(bounds: tuple[float, float]) -> tuple[float, float]:
     if bounds[0] > bounds[1]:
         raise ValueError(f"the range {list(bounds)} ends before it begins; give [least, most]")
     return bounds
 
 
-Range = Annotated[tuple[float, float], Strict(False), AfterValidator(_check_order)]
+Range = Annotated[tuple[float, float], Strict(False), AfterValidator(_require_order)]
 """[least, most]; drawn evenly between them."""
 
 
-def steps(least: float, most: float) -> np.ndarray:
+def list_steps(least: float, most: float) -> np.ndarray:
     """Return the middles of a range's steps, float64 (STEPS,); of a range of one value, that
     value."""
     if least == most:
@@ -118,6 +118,6 @@ def steps(least: float, most: float) -> np.ndarray:
     return least + (most - least) * (np.arange(STEPS) + 0.5) / STEPS
 
 
-def pick(xp: Any, uniforms: Any, table: np.ndarray) -> Any:
+def draw_rows(xp: Any, uniforms: Any, table: np.ndarray) -> Any:
     """Draw rows of a table uniformly: (*uniforms.shape, *table.shape[1:])."""
     return xp.asarray(table)[integers(xp, uniforms, len(table))]

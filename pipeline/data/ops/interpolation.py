@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipeline.data.ops.image import Axis, pixels_along
+from pipeline.data.ops.image import Axis, read_along
 
 OpenCv = Literal["linear", "cubic"]
 Pillow = Literal["pil_cubic", "antialias"]
@@ -39,7 +39,7 @@ class Taps:
         """Iterate over taps: the source pixels and their weights, in shapes that broadcast."""
         for tap in range(self.pixels.shape[-1]):
             weights = xp.expand_dims(self.weights[..., tap], (3 - axis, 3))
-            yield pixels_along(xp, values, self.pixels[..., tap], axis), weights
+            yield read_along(xp, values, self.pixels[..., tap], axis), weights
 
     def sum(self, xp: Any, values: Any, axis: Axis) -> Any:
         """Return the weighted sum over all taps."""
@@ -62,20 +62,20 @@ def mix(xp: Any, values: Any, across: Taps, down: Taps) -> Any:
         width, channels = total.shape[2:]
         place = np.arange(width * channels).reshape(width, channels)
         halves_up = place >= width * channels // _LANES * _LANES
-        mixed = rounded_quotient(total, 1 << (2 * WEIGHT_BITS), halves_up)
+        mixed = divide_rounded(total, 1 << (2 * WEIGHT_BITS), halves_up)
         return mixed.clip(0, 255).astype(np.uint8)
     # OpenCV has 16 bits for either product here, and so it rounds to quarters before it adds.
     upper, lower = (((row >> 4) * weight) >> 16 for row, weight in down.read(xp, rows, 1))
     return ((upper + lower + 2) >> 2).astype(np.uint8)
 
 
-def nearest_pixels(source: int, target: int) -> np.ndarray:
+def find_nearest_pixels(source: int, target: int) -> np.ndarray:
     """Return the source pixel at the floor of each target pixel's place, int32 (target,)."""
     pixels = np.floor(np.arange(target) * (1 / (target / source)))
     return np.minimum(pixels, source - 1).astype(np.int32)
 
 
-def opencv_taps(
+def make_opencv_taps(
     interpolation: OpenCv, source: int, target: int, axis: Axis, *, fixed: bool
 ) -> Taps:
     """Return two or four neighbours of each target pixel's centre, edges clamped, no
@@ -84,23 +84,23 @@ def opencv_taps(
     first = np.floor(place)
     fraction = place - first
     if interpolation == "cubic":
-        return _neighbours(source, first - 1, _cubic_weights(fraction), fixed)
+        return _make_neighbour_taps(source, first - 1, _compute_cubic_weights(fraction), fixed)
     if axis == 2:  # Down the columns the weights stay, though both taps are the pixel of the edge.
         fraction = np.where((first < 0) | (first >= source - 1), np.float32(0), fraction)
-    return _neighbours(source, first, (1 - fraction, fraction), fixed)
+    return _make_neighbour_taps(source, first, (1 - fraction, fraction), fixed)
 
 
-def widening_taps(source: int, target: int, *, fixed: bool) -> Taps:
+def make_widening_taps(source: int, target: int, *, fixed: bool) -> Taps:
     """OpenCV's "area" for a side that grows: linear, between the edges of source pixels."""
     scale = 1 / (target / source)
     pixel = np.arange(target)
     first = np.floor(pixel * scale)
     past = (pixel + 1 - (first + 1) * (target / source)).astype(np.float32)
     fraction = np.where(past <= 0, np.float32(0), past - np.floor(past))
-    return _neighbours(source, first, (1 - fraction, fraction), fixed)
+    return _make_neighbour_taps(source, first, (1 - fraction, fraction), fixed)
 
 
-def _cubic_weights(fraction: np.ndarray) -> tuple[np.ndarray, ...]:
+def _compute_cubic_weights(fraction: np.ndarray) -> tuple[np.ndarray, ...]:
     """Keys' kernel with a = -0.75, in float32 and in OpenCV's order."""
     a = np.float32(-0.75)
     x = fraction
@@ -110,7 +110,7 @@ def _cubic_weights(fraction: np.ndarray) -> tuple[np.ndarray, ...]:
     return before, near, far, 1 - before - near - far
 
 
-def _neighbours(
+def _make_neighbour_taps(
     source: int, first: np.ndarray, weights: tuple[np.ndarray, ...], fixed: bool
 ) -> Taps:
     pixels = first[:, None].astype(np.int32) + np.arange(len(weights), dtype=np.int32)
@@ -120,10 +120,11 @@ def _neighbours(
     return Taps(pixels.clip(0, source - 1)[None], stacked[None])
 
 
-def average(xp: Any, values: Any, size: tuple[int, int]) -> Any:
+def average_areas(xp: Any, values: Any, size: tuple[int, int]) -> Any:
     """Return the mean of the area that each target pixel covers. No side may grow."""
     (down, rows), (across, columns) = (
-        _overlaps(source, target) for source, target in zip(values.shape[1:3], size, strict=True)
+        _make_overlap_taps(source, target)
+        for source, target in zip(values.shape[1:3], size, strict=True)
     )
     area = rows * columns
     if values.dtype != np.uint8:
@@ -132,10 +133,10 @@ def average(xp: Any, values: Any, size: tuple[int, int]) -> Any:
     total = down.sum(xp, across.sum(xp, values.astype(np.int32), 2), 1)
     if (rows, columns) == (2, 2):
         return ((total + 2) >> 2).astype(np.uint8)
-    return rounded_quotient(total, area).astype(np.uint8)
+    return divide_rounded(total, area).astype(np.uint8)
 
 
-def _overlaps(source: int, target: int) -> tuple[Taps, int]:
+def _make_overlap_taps(source: int, target: int) -> tuple[Taps, int]:
     """Return the overlap of each target pixel with source pixels, int32, and its total."""
     unit = gcd(source, target)
     cell = source // unit
@@ -148,7 +149,7 @@ def _overlaps(source: int, target: int) -> tuple[Taps, int]:
     return Taps(pixels, overlap.clip(0)[None].astype(np.int32)), cell
 
 
-def rounded_quotient(total: Any, divisor: int, halves_up: Any = False) -> Any:
+def divide_rounded(total: Any, divisor: int, halves_up: Any = False) -> Any:
     """total / divisor to the nearest integer, halves to the even one or to the upper."""
     quotient = total // divisor
     doubled = 2 * (total - quotient * divisor)
@@ -156,7 +157,7 @@ def rounded_quotient(total: Any, divisor: int, halves_up: Any = False) -> Any:
     return quotient + ((doubled > divisor) | half).astype(np.int32)
 
 
-def pillow_taps(interpolation: Pillow, source: int, target: int) -> Taps:
+def make_pillow_taps(interpolation: Pillow, source: int, target: int) -> Taps:
     """Pillow's kernel, widened if the image shrinks, in fixed point of 22 bits."""
     kernel, radius = _KERNELS[interpolation]
     scale = source / target
@@ -183,7 +184,7 @@ def filter_axis(xp: Any, values: Any, taps: Taps, axis: Axis) -> Any:
     return ((total + half) >> _PILLOW_BITS).clip(0, 255).astype(np.uint8)
 
 
-def _cubic(distance: np.ndarray) -> np.ndarray:
+def _apply_cubic_kernel(distance: np.ndarray) -> np.ndarray:
     """Keys' kernel with a = -0.5."""
     x = np.abs(distance)
     a = -0.5
@@ -192,13 +193,13 @@ def _cubic(distance: np.ndarray) -> np.ndarray:
     return np.where(x < 1, near, np.where(x < 2, far, 0))
 
 
-def _lanczos(distance: np.ndarray) -> np.ndarray:
+def _apply_lanczos_kernel(distance: np.ndarray) -> np.ndarray:
     """sinc(x) sinc(x / 3) within three pixels."""
     inside = np.abs(distance) < 3
     return np.where(inside, np.sinc(distance) * np.sinc(distance / 3), 0)
 
 
 _KERNELS: dict[Pillow, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
-    "pil_cubic": (_cubic, 2.0),
-    "antialias": (_lanczos, 3.0),
+    "pil_cubic": (_apply_cubic_kernel, 2.0),
+    "antialias": (_apply_lanczos_kernel, 3.0),
 }

@@ -13,8 +13,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from pipeline.core.registry import component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Op
-from pipeline.data.ops.affine import Fill, Interpolation, fill_levels
-from pipeline.data.ops.color import check_rgb_bytes
+from pipeline.data.ops.affine import Fill, Interpolation, list_fill_levels
+from pipeline.data.ops.color import require_rgb_bytes
 from pipeline.data.ops.color_changes import Change, Changes, make_changes, tabulate
 from pipeline.data.ops.image import Size, repeat_op
 from pipeline.data.random import integers
@@ -47,13 +47,13 @@ class Policy(Op):
     fill: Fill = 0
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        check_rgb_bytes(value)
-        fill_levels(self.fill, 3)
+        require_rgb_bytes(value)
+        list_fill_levels(self.fill, 3)
         return value
 
     def _change(self, xp: Any, values: Any, changes: Changes, numbers: Any) -> Any:
         """Change each image by the rows `numbers`, int32 (batch, iterations), in order."""
-        fill = fill_levels(self.fill, 3)
+        fill = list_fill_levels(self.fill, 3)
 
         def change_once(iteration: Any, values: Any) -> Any:
             row = numbers[:, iteration]
@@ -90,7 +90,7 @@ class RandAugment(Policy):
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         size = values.shape[1], values.shape[2]
         bins = self.num_magnitude_bins
-        changes, rows = _random_changes(self.magnitude, bins, self.convention, size)
+        changes, rows = _tabulate_random_changes(self.magnitude, bins, self.convention, size)
         negative = np.float32(1 / 3 if self.convention == "mindspore" else 1 / 2)
         number = integers(xp, uniforms[:, : self.num_ops], len(rows))
         side = (uniforms[:, self.num_ops :] < negative).astype(np.int32)
@@ -111,7 +111,7 @@ class AutoAugment(Policy):
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         size = values.shape[1], values.shape[2]
-        changes, rows, probabilities = _policy_changes(self.policy, self.convention, size)
+        changes, rows, probabilities = _tabulate_policy(self.policy, self.convention, size)
         pair = integers(xp, uniforms[:, 0], len(rows))
         done = uniforms[:, 1:3] < xp.asarray(probabilities)[pair]
         side = integers(xp, uniforms[:, 3:5], 2)
@@ -119,7 +119,7 @@ class AutoAugment(Policy):
         return self._change(xp, values, changes, xp.where(done, numbers, 0))
 
 
-def magnitudes(
+def list_strengths(
     name: str, bins: int, convention: Convention, size: Size, solarize_from: int
 ) -> np.ndarray:
     """Return the strength of a change at each of `bins` magnitudes, float64 (bins,).
@@ -131,23 +131,23 @@ def magnitudes(
     squared = 1 if convention == "paper" else 2
     match name:
         case "ShearX" | "ShearY":
-            return _evenly(0, 0.3, bins)
+            return _space_evenly(0, 0.3, bins)
         case "TranslateX":
             return 150 / 331 * width**squared * np.linspace(0, 1, bins)
         case "TranslateY":
             return 150 / 331 * height**squared * np.linspace(0, 1, bins)
         case "Rotate":
-            return _evenly(0, 30, bins)
+            return _space_evenly(0, 30, bins)
         case "Brightness" | "Color" | "Contrast" | "Sharpness":
-            return _evenly(0, 0.9, bins)
+            return _space_evenly(0, 0.9, bins)
         case "Posterize":
             return 8 - np.rint(np.arange(bins) / ((bins - 1) / 4))
         case "Solarize":
-            return _evenly(solarize_from, 0, bins)
+            return _space_evenly(solarize_from, 0, bins)
     return np.zeros(bins)
 
 
-def _evenly(first: float, last: float, count: int) -> np.ndarray:
+def _space_evenly(first: float, last: float, count: int) -> np.ndarray:
     """Return numbers from first to last in the float32 steps of MindSpore, float64 (count,)."""
     step = (np.float32(last) - np.float32(first)) / np.float32(count - 1)
     numbers = np.float32(first) + np.arange(count, dtype=np.float32) * step
@@ -155,26 +155,26 @@ def _evenly(first: float, last: float, count: int) -> np.ndarray:
     return numbers.astype(np.float64)
 
 
-def _both_signs(name: str, magnitude: float) -> tuple[Change, Change]:
+def _make_both_signs(name: str, magnitude: float) -> tuple[Change, Change]:
     return Change(name, magnitude), Change(name, -magnitude if name in _SIGNED else magnitude)
 
 
 @lru_cache
-def _random_changes(
+def _tabulate_random_changes(
     magnitude: int, bins: int, convention: Convention, size: Size
 ) -> tuple[Changes, np.ndarray]:
     """Return all changes at a magnitude, and their rows by name and sign, int32 (14 or 15, 2)."""
     names = _RANDOM if convention == "paper" else (*_RANDOM, "AutoContrast")
     changes: list[Change] = []
     for name in names:
-        strengths = magnitudes(name, bins, convention, size, 255)
-        changes.extend(_both_signs(name, float(strengths[magnitude])))
+        strengths = list_strengths(name, bins, convention, size, 255)
+        changes.extend(_make_both_signs(name, float(strengths[magnitude])))
     rows = np.arange(len(changes), dtype=np.int32).reshape(-1, 2)
     return tabulate(changes, size), rows
 
 
 @lru_cache
-def _policy_changes(
+def _tabulate_policy(
     policy: str, convention: Convention, size: Size
 ) -> tuple[Changes, np.ndarray, np.ndarray]:
     """Return all changes of a policy, after an identity.
@@ -185,8 +185,8 @@ def _policy_changes(
     pairs = json.loads(_POLICIES.read_bytes())[policy]
     changes = [Change("Identity")]
     for name, _, bin_ in (step for pair in pairs for step in pair):
-        strengths = magnitudes(name, _BINS, convention, size, 256)
-        changes.extend(_both_signs(name, 0.0 if bin_ is None else float(strengths[bin_])))
+        strengths = list_strengths(name, _BINS, convention, size, 256)
+        changes.extend(_make_both_signs(name, 0.0 if bin_ is None else float(strengths[bin_])))
     rows = np.arange(1, len(changes), dtype=np.int32).reshape(-1, 2, 2)
     probabilities = [[probability for _, probability, _ in pair] for pair in pairs]
     return tabulate(changes, size), rows, np.array(probabilities, np.float32)

@@ -17,22 +17,22 @@ from pipeline.data.ops.image import (
     Axis,
     Range,
     Size,
-    image_shape,
-    pick,
-    pixels_along,
-    pixels_at,
+    draw_rows,
+    list_steps,
+    read_along,
+    read_crossings,
+    require_image,
     require_image_dtype,
-    steps,
 )
 from pipeline.data.ops.interpolation import (
     Taps,
-    average,
+    average_areas,
     filter_axis,
+    find_nearest_pixels,
+    make_opencv_taps,
+    make_pillow_taps,
+    make_widening_taps,
     mix,
-    nearest_pixels,
-    opencv_taps,
-    pillow_taps,
-    widening_taps,
 )
 from pipeline.data.random import integers
 
@@ -61,7 +61,7 @@ class Resize(GeometricOp):
     interpolation: Interpolation = "linear"
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        height, width, channels = image_shape(value)
+        height, width, channels = require_image(value)
         if self.interpolation not in ("pil_cubic", "antialias"):
             require_image_dtype(value.dtype)
         elif value.dtype != "uint8":
@@ -71,17 +71,19 @@ class Resize(GeometricOp):
             )
         if self.interpolation == "area" and value.dtype == "uint8" and height * width > _AREA_LIMIT:
             raise ValueError(f"can't average over images as large as {height}x{width}; crop first")
-        return replace(value, shape=(*target_size(self.size, height, width), channels))
+        return replace(value, shape=(*compute_target_size(self.size, height, width), channels))
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        size = target_size(self.size, *values.shape[1:3])
+        size = compute_target_size(self.size, *values.shape[1:3])
         return resize_images(xp, values, size, self.interpolation)
 
     def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
-        return resize_images(xp, labels, target_size(self.size, *labels.shape[1:3]), "nearest")
+        return resize_images(
+            xp, labels, compute_target_size(self.size, *labels.shape[1:3]), "nearest"
+        )
 
 
-def target_size(size: Size | int, height: int, width: int) -> Size:
+def compute_target_size(size: Size | int, height: int, width: int) -> Size:
     """[height, width] after scaling. One number is the shorter edge's, the other side's floor."""
     if not isinstance(size, int):
         return size
@@ -96,23 +98,25 @@ def resize_images(xp: Any, values: Any, size: Size, interpolation: Interpolation
     rows, columns = size
     fixed = values.dtype == np.uint8
     if interpolation == "nearest":
-        values = pixels_along(xp, values, nearest_pixels(height, rows)[None], 1)
-        return pixels_along(xp, values, nearest_pixels(width, columns)[None], 2)
+        values = read_along(xp, values, find_nearest_pixels(height, rows)[None], 1)
+        return read_along(xp, values, find_nearest_pixels(width, columns)[None], 2)
     if interpolation == "pil_cubic" or interpolation == "antialias":
-        down = pillow_taps(interpolation, height, rows)
-        across = pillow_taps(interpolation, width, columns)
+        down = make_pillow_taps(interpolation, height, rows)
+        across = make_pillow_taps(interpolation, width, columns)
         # Bytes are rounded between the axes, so their order matters. Pillow 13 begins with the
         # columns if that shrinks the image more; MindSpore never does.
         if interpolation == "antialias" and rows < height and 2 * (width - columns) < height - rows:
             return filter_axis(xp, filter_axis(xp, values, down, 1), across, 2)
         return filter_axis(xp, filter_axis(xp, values, across, 2), down, 1)
     if interpolation != "area":
-        across = opencv_taps(interpolation, width, columns, 2, fixed=fixed)
-        return mix(xp, values, across, opencv_taps(interpolation, height, rows, 1, fixed=fixed))
+        across = make_opencv_taps(interpolation, width, columns, 2, fixed=fixed)
+        return mix(
+            xp, values, across, make_opencv_taps(interpolation, height, rows, 1, fixed=fixed)
+        )
     if rows <= height and columns <= width:
-        return average(xp, values, size)
-    across = widening_taps(width, columns, fixed=fixed)
-    return mix(xp, values, across, widening_taps(height, rows, fixed=fixed))
+        return average_areas(xp, values, size)
+    across = make_widening_taps(width, columns, fixed=fixed)
+    return mix(xp, values, across, make_widening_taps(height, rows, fixed=fixed))
 
 
 @component("op")
@@ -154,13 +158,13 @@ class RandomSize(GeometricOp):
 CropInterpolation = Literal["linear", "nearest", "cubic"]
 
 
-def _check_positive(bounds: tuple[float, float]) -> tuple[float, float]:
+def _require_positive(bounds: tuple[float, float]) -> tuple[float, float]:
     if bounds[0] <= 0:
         raise ValueError(f"the range {list(bounds)} must be above 0")
     return bounds
 
 
-PositiveRange = Annotated[Range, AfterValidator(_check_positive)]
+PositiveRange = Annotated[Range, AfterValidator(_require_positive)]
 
 
 @dataclass(frozen=True)
@@ -194,7 +198,7 @@ class RandomResizedCrop(GeometricOp):
         return 2 * self.max_attempts + 2
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        *_, channels = image_shape(value)
+        *_, channels = require_image(value)
         require_image_dtype(value.dtype)
         return replace(value, shape=(*self.size, channels))
 
@@ -208,12 +212,12 @@ class RandomResizedCrop(GeometricOp):
 
     def box(self, xp: Any, uniforms: Any, height: int, width: int) -> Box:
         """Return the box of each sample, within images of height x width."""
-        rows, columns = self._tries(xp, uniforms, height, width)
+        rows, columns = self._draw_sides(xp, uniforms, height, width)
         fits = (rows <= height) & (columns <= width)
         first = xp.argmax(fits, axis=1)[:, None]
         any_fits = fits.any(axis=1)
         rows, columns = (xp.take_along_axis(n, first, axis=1)[:, 0] for n in (rows, columns))
-        central = self._central(height, width)
+        central = self._find_central(height, width)
         top, left = (
             xp.floor(uniforms[:, place] * (length - taken + 1).astype(np.float32)).astype(np.int32)
             for place, length, taken in ((-2, height, rows), (-1, width, columns))
@@ -225,19 +229,21 @@ class RandomResizedCrop(GeometricOp):
             )
         )
 
-    def _tries(self, xp: Any, uniforms: Any, height: int, width: int) -> tuple[Any, Any]:
+    def _draw_sides(self, xp: Any, uniforms: Any, height: int, width: int) -> tuple[Any, Any]:
         """Return height and width of every attempt's box, int32 (batch, attempts)."""
         tries = self.max_attempts
-        side = np.sqrt(steps(*self.scale) * height * width).astype(np.float32)
-        aspect = np.exp(steps(log(self.ratio[0]), log(self.ratio[1])))
+        side = np.sqrt(list_steps(*self.scale) * height * width).astype(np.float32)
+        aspect = np.exp(list_steps(log(self.ratio[0]), log(self.ratio[1])))
         root = np.sqrt(aspect).astype(np.float32)
         inverse = (1 / aspect).astype(np.float32)
         number = integers(xp, uniforms[:, tries : 2 * tries], len(aspect))
-        columns = xp.rint(pick(xp, uniforms[:, :tries], side) * xp.asarray(root)[number]).clip(1)
+        columns = xp.rint(draw_rows(xp, uniforms[:, :tries], side) * xp.asarray(root)[number]).clip(
+            1
+        )
         rows = xp.rint(columns * xp.asarray(inverse)[number]).clip(1)
         return rows.astype(np.int32), columns.astype(np.int32)
 
-    def _central(self, height: int, width: int) -> tuple[int, int, int, int]:
+    def _find_central(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Top, left, height and width of the largest central box of a ratio in the range."""
         least, most = self.ratio
         rows = round(width / least) if width / height < least else height
@@ -251,12 +257,12 @@ def crop_and_resize(
     """Return each image's box scaled to `size`, without the pixels around it."""
     height, width = values.shape[1:3]
     if interpolation == "nearest":
-        rows = box.top[:, None] + xp.asarray(_nearest(height, size[0]))[box.height]
-        columns = box.left[:, None] + xp.asarray(_nearest(width, size[1]))[box.width]
-        return pixels_at(xp, values, rows, columns)
+        rows = box.top[:, None] + xp.asarray(_list_nearest_pixels(height, size[0]))[box.height]
+        columns = box.left[:, None] + xp.asarray(_list_nearest_pixels(width, size[1]))[box.width]
+        return read_crossings(xp, values, rows, columns)
     fixed = values.dtype == np.uint8
-    across = _taps(interpolation, width, size[1], 2, fixed)
-    down = _taps(interpolation, height, size[0], 1, fixed)
+    across = _list_taps(interpolation, width, size[1], 2, fixed)
+    down = _list_taps(interpolation, height, size[0], 1, fixed)
     across = _select_taps(xp, across, box.left, box.width)
     return mix(xp, values, across, _select_taps(xp, down, box.top, box.height))
 
@@ -268,19 +274,19 @@ def _select_taps(xp: Any, taps: Taps, first: Any, length: Any) -> Taps:
 
 
 @lru_cache
-def _nearest(longest: int, target: int) -> np.ndarray:
+def _list_nearest_pixels(longest: int, target: int) -> np.ndarray:
     """Return the pixels of crops of every length from 0, which stands for none, to the longest."""
-    lengths = [nearest_pixels(max(length, 1), target) for length in range(longest + 1)]
+    lengths = [find_nearest_pixels(max(length, 1), target) for length in range(longest + 1)]
     return np.stack(lengths)
 
 
 @lru_cache
-def _taps(
+def _list_taps(
     interpolation: Literal["linear", "cubic"], longest: int, target: int, axis: Axis, fixed: bool
 ) -> Taps:
     """Return the taps of crops of every length from 0, which stands for none, to the longest."""
     lengths = [
-        opencv_taps(interpolation, max(length, 1), target, axis, fixed=fixed)
+        make_opencv_taps(interpolation, max(length, 1), target, axis, fixed=fixed)
         for length in range(longest + 1)
     ]
     return Taps(

@@ -11,7 +11,7 @@ from pydantic import PositiveFloat, PositiveInt, model_validator
 from pipeline.core.registry import Seq, component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Op
-from pipeline.data.ops.image import Probability, image_shape
+from pipeline.data.ops.image import Probability, require_image
 
 
 @component("op")
@@ -47,7 +47,7 @@ class Normalize(Op):
         return self
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        *_, channels = image_shape(value)
+        *_, channels = require_image(value)
         if len(self.mean) != channels:
             raise ValueError(
                 f"mean and std have {len(self.mean)} values for images of {channels} channels; "
@@ -69,7 +69,7 @@ class Hwc2Chw(Op):
     name: Literal["hwc2chw"] = "hwc2chw"
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        height, width, channels = image_shape(value)
+        height, width, channels = require_image(value)
         return replace(value, shape=(channels, height, width), layout="chw")
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
@@ -135,7 +135,7 @@ class Whiten(Op):
     name: Literal["whiten"] = "whiten"
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        image_shape(value)
+        require_image(value)
         return replace(value, dtype="float32")
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:

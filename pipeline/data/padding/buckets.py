@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from pipeline.data.columns import Column, LazyColumn, rows_at
+from pipeline.data.columns import Column, LazyColumn, resolve_indices
 
 Bucket = tuple[int, ...]
 """The leading dimensions that values are padded to: (tokens,) or (height, width)."""
@@ -78,7 +78,7 @@ class RaggedArray(Ragged):
         return f"sample {index}"
 
 
-def ragged_array(
+def make_ragged_array(
     flat: np.ndarray, sizes: np.ndarray, trailing: tuple[int, ...] = ()
 ) -> RaggedArray:
     """Return a ragged column of values stored one after the other.
@@ -156,7 +156,7 @@ class PaddedColumn:
 
     def __getitem__(self, indices: Any) -> np.ndarray:
         """Return the values at an integer array of sample indices, or at a slice."""
-        rows = rows_at(indices, len(self.values.sizes)).tolist()
+        rows = resolve_indices(indices, len(self.values.sizes)).tolist()
         padded = np.full((len(rows), *self.shape[1:]), self.fill, self.dtype)
         for position, index in enumerate(rows):
             value = self.values.value(index)
@@ -199,7 +199,7 @@ def assign_buckets(
     return np.where(uncovered, areas.argmax(axis=1), covered.argmax(axis=1)).astype(np.int32)
 
 
-def check_every_bucket_is_used(numbers: np.ndarray, buckets: Sequence[Bucket], least: int) -> None:
+def require_used_buckets(numbers: np.ndarray, buckets: Sequence[Bucket], least: int) -> None:
     """Raise ValueError for a bucket that has fewer than `least` samples: none of them is read."""
     counts = np.bincount(numbers, minlength=len(buckets)).tolist()
     for bucket, count in zip(buckets, counts, strict=True):
@@ -212,6 +212,6 @@ def check_every_bucket_is_used(numbers: np.ndarray, buckets: Sequence[Bucket], l
             )
 
 
-def canvas(buckets: Sequence[Bucket]) -> Bucket:
+def compute_canvas(buckets: Sequence[Bucket]) -> Bucket:
     """Return the size that holds every bucket: one may be the widest, another the highest."""
     return tuple(np.array(buckets).max(axis=0).tolist())

@@ -17,7 +17,7 @@ from pipeline.data.padding.buckets import (
     RaggedColumn,
     UniformColumn,
     assign_buckets,
-    canvas,
+    compute_canvas,
 )
 from pipeline.data.random import integers, uniforms
 
@@ -45,7 +45,7 @@ def pad_split(
     has the sizes after `crop_to`. Raises ValueError if an image is larger than every bucket without
     `crop`, or has other dimensions, and if labels can't be padded.
     """
-    images = _as_ragged(split.columns["image"], len(buckets[0]))
+    images = _make_ragged(split.columns["image"], len(buckets[0]))
     full_sizes = images.sizes
     if full_sizes.shape[1] != len(buckets[0]):
         listed = [list(bucket) for bucket in buckets]
@@ -53,21 +53,21 @@ def pad_split(
     numbers = assign_buckets(full_sizes, buckets, crop=crop)
     sizes = np.minimum(full_sizes, np.array(buckets)[numbers]).astype(np.int32)
     columns: dict[str, Column] = {**split.columns, SIZE: sizes}
-    canvas_size = canvas(buckets)
+    canvas = compute_canvas(buckets)
     if not np.array_equal(sizes, full_sizes):
         columns[UNCROPPED_SIZE] = full_sizes
-        canvas_size = canvas([canvas_size, tuple(full_sizes.max(axis=0).tolist())])
-    columns["image"] = PaddedColumn(images, canvas_size)
-    columns["label"] = _pad_labels(split.columns["label"], full_sizes, canvas_size, ignore_index)
+        canvas = compute_canvas([canvas, tuple(full_sizes.max(axis=0).tolist())])
+    columns["image"] = PaddedColumn(images, canvas)
+    columns["label"] = _pad_labels(split.columns["label"], full_sizes, canvas, ignore_index)
     return Split(columns)
 
 
-def _as_ragged(column: Column, dimensions: int) -> RaggedColumn:
+def _make_ragged(column: Column, dimensions: int) -> RaggedColumn:
     return column if isinstance(column, RaggedColumn) else UniformColumn(column, dimensions)
 
 
 def _pad_labels(
-    labels: Column, sizes: np.ndarray, canvas_size: Bucket, ignore_index: int | None
+    labels: Column, sizes: np.ndarray, canvas: Bucket, ignore_index: int | None
 ) -> Column:
     """Pad labels of positions like the images; return labels of whole samples as they are.
 
@@ -76,7 +76,7 @@ def _pad_labels(
     dimensions = len(labels.shape) - 1
     if dimensions == 0:
         return labels
-    positions = _as_ragged(labels, dimensions)
+    positions = _make_ragged(labels, dimensions)
     if not np.array_equal(positions.sizes, sizes):
         raise ValueError(
             f"labels of shape {labels.shape[1:]} don't have the sizes of the images, so that "
@@ -93,7 +93,7 @@ def _pad_labels(
             f"labels are {labels.dtype}, which can't hold dataset.ignore_index = "
             f"{ignore_index}; must be {bounds.min} to {bounds.max}"
         )
-    return PaddedColumn(positions, canvas_size, ignore_index)
+    return PaddedColumn(positions, canvas, ignore_index)
 
 
 def crop_to(xp: Any, bucket: Bucket, batch: Batch, *, drawn: bool) -> Batch:

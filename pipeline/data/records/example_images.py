@@ -20,10 +20,10 @@ from pipeline.data.image_file import (
     UNREADABLE_IMAGE,
     open_image,
     read_pixels,
-    upright_size,
+    read_upright_size,
 )
 from pipeline.data.records.tf_example import Feature, parse_example
-from pipeline.data.records.tfrecord_file import RecordSpans, scan
+from pipeline.data.records.tfrecord_file import RecordSpans, scan_records
 
 IMAGE_KEYS = ("image/encoded", "image", "image_raw", "image/raw")
 LABEL_KEYS = ("image/class/label", "label")
@@ -75,7 +75,7 @@ class ExampleImages:
         file, record = self.rows[index].tolist()
         try:
             features = parse_example(self.files[file].read(record))
-            content = _image_bytes(features, self.key)
+            content = _find_image(features, self.key)
             if not self.encoded:
                 return np.frombuffer(content, np.uint8).reshape(self.value_shape)
             with open_image(content, FORMATS) as image:
@@ -88,7 +88,7 @@ class ExampleImages:
         file, record = self.rows[index].tolist()
         return f"{self.files[file].path}, record {record}"
 
-    def files_samples(self) -> tuple[int, ...]:
+    def count_by_file(self) -> tuple[int, ...]:
         """Return the number of samples of each file, 0 among them."""
         return tuple(np.bincount(self.rows[:, 0], minlength=len(self.files)).tolist())
 
@@ -121,7 +121,7 @@ def read_examples(paths: Sequence[Path], settings: ExampleSettings) -> Examples:
         starts: list[int] = []
         lengths: list[int] = []
         with name_file(path):
-            for start, content in scan(path):
+            for start, content in scan_records(path):
                 record = len(starts)
                 try:
                     features = parse_example(content)
@@ -156,7 +156,7 @@ class _Layout:
 
     def require(self, features: Mapping[str, Feature]) -> None:
         """Raise an error of `UNREADABLE_IMAGE` if an image is not like the first one."""
-        content = _image_bytes(features, self.image_key)
+        content = _find_image(features, self.image_key)
         if not self.encoded:
             if len(content) != math.prod(self.shape):
                 height, width, channels = self.shape
@@ -166,7 +166,7 @@ class _Layout:
                     "dataset.image_shape says otherwise"
                 )
         elif not self.resized:
-            height, width = _encoded_size(content)
+            height, width = _read_encoded_size(content)
             if (height, width) != self.shape[:2]:
                 raise ValueError(
                     f"is {height}x{width} where the first is {self.shape[0]}x{self.shape[1]}; "
@@ -194,7 +194,7 @@ def _find_layout(features: Mapping[str, Feature], settings: ExampleSettings) -> 
     """Return the layout of the first example. Raises ValueError that names a missing feature."""
     image_key = _find_key(features, settings.image_key, IMAGE_KEYS, "image_key")
     label_key = _find_key(features, settings.label_key, LABEL_KEYS, "label_key")
-    content = _image_bytes(features, image_key)
+    content = _find_image(features, image_key)
     label = features[label_key]
     if isinstance(label, tuple):
         raise ValueError(f"{show_name(label_key)} holds bytes; a label is a number")
@@ -202,10 +202,10 @@ def _find_layout(features: Mapping[str, Feature], settings: ExampleSettings) -> 
     if settings.image_shape is not None:
         height, width, channels = settings.image_shape
     elif encoded:
-        height, width = settings.image_size or _encoded_size(content)
+        height, width = settings.image_size or _read_encoded_size(content)
         channels = 3
     else:
-        height, width, channels = _plain_shape(features, image_key)
+        height, width, channels = _find_plain_shape(features, image_key)
     return _Layout(
         image_key,
         label_key,
@@ -227,19 +227,19 @@ def _find_key(
     raise ValueError(f"has no feature {looked}, but {there}; dataset.{setting} names one")
 
 
-def _image_bytes(features: Mapping[str, Feature], key: str) -> bytes:
+def _find_image(features: Mapping[str, Feature], key: str) -> bytes:
     values = features.get(key)
     if not isinstance(values, tuple) or len(values) != 1:
         raise ValueError(f"{show_name(key)} must hold the bytes of one image")
     return values[0]
 
 
-def _encoded_size(content: bytes) -> tuple[int, int]:
+def _read_encoded_size(content: bytes) -> tuple[int, int]:
     with open_image(content, FORMATS) as image:
-        return upright_size(image)
+        return read_upright_size(image)
 
 
-def _plain_shape(features: Mapping[str, Feature], image_key: str) -> Shape:
+def _find_plain_shape(features: Mapping[str, Feature], image_key: str) -> Shape:
     for keys in SIZE_KEYS:
         sizes = [features.get(key) for key in keys]
         if all(isinstance(size, np.ndarray) and len(size) == 1 for size in sizes):

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.errors import DataError
-from pipeline.data.columns import Column, rows_at
+from pipeline.data.columns import Column, resolve_indices
 from pipeline.data.file_errors import name_file
 from pipeline.data.padding.buckets import Ragged
-from pipeline.data.records.record_format import RecordColumnSpec, decode, decode_many
+from pipeline.data.records.record_format import RecordColumnSpec, decode, decode_batch
 
 BULK = 4096
 """The most records of one request to grain."""
@@ -63,7 +63,7 @@ class RecordColumn:
 
     def __getitem__(self, indices: Any) -> np.ndarray:
         """Return the values at an integer array of sample indices, or at a slice."""
-        rows = rows_at(indices, self._spec.samples)
+        rows = resolve_indices(indices, self._spec.samples)
         values = np.empty((len(rows), *self._spec.trailing), self.dtype)
         self.read_into(rows, values)
         return values
@@ -74,12 +74,12 @@ class RecordColumn:
 
     def sample_name(self, index: int) -> str:
         """Return the file and the number of a record."""
-        number, inside = self._place(index)
+        number, inside = self._locate(index)
         return f"{self._folder / self._spec.files[number].name}, record {inside}"
 
     def read(self, record: int) -> np.ndarray:
         """Return the samples of a record. Raises DataError that names it."""
-        number, inside = self._place(record)
+        number, inside = self._locate(record)
         file = self._spec.files[number]
         per_record = self._spec.samples_per_record
         samples = min(per_record, file.samples - inside * per_record)
@@ -104,12 +104,12 @@ class RecordColumn:
             requested = indices[some].tolist()
             try:
                 contents = self._source.__getitems__(requested)
-                out[some] = decode_many(contents, out.dtype, out.shape[1:], seeds[some].tolist())
+                out[some] = decode_batch(contents, out.dtype, out.shape[1:], seeds[some].tolist())
             except Exception:
                 # Read them one by one to find the damaged one.
                 out[some] = np.stack([self.sample(index) for index in requested])
 
-    def _place(self, record: int) -> tuple[int, int]:
+    def _locate(self, record: int) -> tuple[int, int]:
         """Return the number of the file that has a record, and the record's number in it."""
         number = bisect.bisect_right(self._ends, record)
         return number, record - (self._ends[number - 1] if number else 0)

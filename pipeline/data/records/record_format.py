@@ -174,11 +174,11 @@ def read_description(folder: Path) -> RecordsSpec:
 
 def encode(values: np.ndarray, first_crc32: int, number: int) -> bytes:
     """Record `number` of a file: checksum and values, C order, little-endian."""
-    body = body_of(values)
-    return _checksum(body, first_crc32, number).to_bytes(CHECKSUM_BYTES, "little") + body
+    body = to_stored_bytes(values)
+    return _compute_checksum(body, first_crc32, number).to_bytes(CHECKSUM_BYTES, "little") + body
 
 
-def body_of(values: np.ndarray) -> bytes:
+def to_stored_bytes(values: np.ndarray) -> bytes:
     """Return the values as they are stored."""
     return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
 
@@ -192,13 +192,15 @@ def decode(
     if len(record) != right_bytes:
         raise ValueError(f"has {len(record):,} bytes instead of {right_bytes:,}")
     body = memoryview(record)[CHECKSUM_BYTES:]
-    if int.from_bytes(record[:CHECKSUM_BYTES], "little") != _checksum(body, first_crc32, number):
+    if int.from_bytes(record[:CHECKSUM_BYTES], "little") != _compute_checksum(
+        body, first_crc32, number
+    ):
         raise ValueError("its checksum is wrong")
     values = np.frombuffer(body, dtype.newbyteorder("<")).reshape(shape)
     return values.astype(dtype, copy=False)
 
 
-def decode_many(
+def decode_batch(
     records: Sequence[bytes], dtype: np.dtype[Any], shape: tuple[int, ...], seeds: Sequence[int]
 ) -> np.ndarray:
     """Return the values (n, *shape) of records of one value each, as `decode` does for one.
@@ -212,11 +214,13 @@ def decode_many(
     rows = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), right_bytes)
     checksums = np.ascontiguousarray(rows[:, :CHECKSUM_BYTES]).view("<u4").ravel().tolist()
     bodies = (memoryview(record)[CHECKSUM_BYTES:] for record in records)
-    if [_checksum(body, seed, 0) for body, seed in zip(bodies, seeds, strict=True)] != checksums:
+    if [
+        _compute_checksum(body, seed, 0) for body, seed in zip(bodies, seeds, strict=True)
+    ] != checksums:
         raise ValueError("a checksum is wrong")
     values = np.ascontiguousarray(rows[:, CHECKSUM_BYTES:]).view(dtype.newbyteorder("<"))
     return values.reshape((len(records), *shape)).astype(dtype, copy=False)
 
 
-def _checksum(body: bytes | memoryview, first_crc32: int, number: int) -> int:
+def _compute_checksum(body: bytes | memoryview, first_crc32: int, number: int) -> int:
     return zlib.crc32(body, (first_crc32 + number) % 2**32)

@@ -23,8 +23,8 @@ from pipeline.data.records.record_format import (
     RecordFile,
     RecordSplitSpec,
     RecordsSpec,
-    body_of,
     encode,
+    to_stored_bytes,
 )
 
 FILE_BYTES = 256 << 20
@@ -73,7 +73,7 @@ def write_records(
 @contextmanager
 def _replace_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
     """Yield a scratch folder to write into, which replaces `folder` in the end."""
-    check_free(folder, overwrite)
+    require_free(folder, overwrite)
     scratch = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     replaced = folder.with_name(f"{folder.name}.{os.getpid()}.old")
     try:
@@ -89,7 +89,7 @@ def _replace_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
         shutil.rmtree(replaced, ignore_errors=True)
 
 
-def check_free(folder: Path, overwrite: bool) -> None:
+def require_free(folder: Path, overwrite: bool) -> None:
     """Raise RunError if `folder` must not be written to."""
     if not os.path.lexists(folder):
         return
@@ -151,9 +151,9 @@ def _write_file(path: Path, column: Column, rows: range, per_record: int) -> Rec
     first_crc32 = 0
     try:
         writer = ArrayRecordWriter(str(path), OPTIONS)
-        for number, values in enumerate(_records(column, rows, per_record)):
+        for number, values in enumerate(_read_chunks(column, rows, per_record)):
             if number == 0:
-                first_crc32 = zlib.crc32(body_of(values))
+                first_crc32 = zlib.crc32(to_stored_bytes(values))
             writer.write(encode(values, first_crc32, number))
         writer.close()
         size_bytes = path.stat().st_size
@@ -164,7 +164,7 @@ def _write_file(path: Path, column: Column, rows: range, per_record: int) -> Rec
     )
 
 
-def _records(column: Column, rows: range, per_record: int) -> Iterator[np.ndarray]:
+def _read_chunks(column: Column, rows: range, per_record: int) -> Iterator[np.ndarray]:
     """Yield the samples of each record, (samples, *shape), reading several records' at once."""
     if isinstance(column, RaggedColumn):
         for index in rows:

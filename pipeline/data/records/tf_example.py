@@ -48,7 +48,7 @@ def parse_example(content: bytes) -> Mapping[str, Feature]:
     from google.protobuf.message import DecodeError
 
     try:
-        example = example_type().FromString(content)
+        example = make_example_type().FromString(content)
     except DecodeError as error:
         raise ValueError(f"is no tf.train.Example: {error}") from error
     return _Features(example.features.feature)
@@ -63,7 +63,7 @@ class _Features(Mapping[str, Feature]):
     def __getitem__(self, name: str) -> Feature:
         if name not in self._features:
             raise KeyError(name)
-        return _values(self._features[name])
+        return _convert_values(self._features[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._features)
@@ -72,7 +72,7 @@ class _Features(Mapping[str, Feature]):
         return len(self._features)
 
 
-def _values(feature: Any) -> Feature:
+def _convert_values(feature: Any) -> Feature:
     kind = feature.WhichOneof("kind")
     if kind == "bytes_list":
         return tuple(feature.bytes_list.value)
@@ -82,7 +82,7 @@ def _values(feature: Any) -> Feature:
 
 
 @cache
-def example_type() -> Any:
+def make_example_type() -> Any:
     """Return the class of the message, in another pool than TensorFlow's, which may be loaded
     too."""
     # Few runs read such records, and all would wait for its import.

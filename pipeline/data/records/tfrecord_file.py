@@ -47,7 +47,7 @@ class RecordSpans:
         return content
 
 
-def scan(path: Path) -> Iterator[tuple[int, bytes]]:
+def scan_records(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield each record's position in a file and its bytes, in order.
 
     Raises OSError, and ValueError that names the record which is truncated, damaged or longer than
@@ -64,7 +64,7 @@ def scan(path: Path) -> Iterator[tuple[int, bytes]]:
                     f"record {record} is truncated: {len(header):,} bytes of its length"
                 )
             length, checksum = _HEADER.unpack(header)
-            if masked_checksum(header[:8]) != checksum:
+            if compute_masked_checksum(header[:8]) != checksum:
                 raise ValueError(
                     f"record {record}: its length has another checksum; the file is damaged, or "
                     "no TFRecord"
@@ -85,7 +85,7 @@ def scan(path: Path) -> Iterator[tuple[int, bytes]]:
             record += 1
 
 
-def masked_checksum(content: bytes) -> int:
+def compute_masked_checksum(content: bytes) -> int:
     """Return the CRC-32C of bytes, masked as TFRecord files have it.
 
     Raises DataError without google-crc32c, which is an extra of the package.
@@ -103,5 +103,5 @@ def masked_checksum(content: bytes) -> int:
 def _require_intact(record: int, content: bytes, length: int, checksum: bytes) -> None:
     if len(content) < length or len(checksum) < _CHECKSUM.size:
         raise ValueError(f"record {record} is truncated: {len(content):,} bytes of {length:,}")
-    if masked_checksum(content) != _CHECKSUM.unpack(checksum)[0]:
+    if compute_masked_checksum(content) != _CHECKSUM.unpack(checksum)[0]:
         raise ValueError(f"record {record} is damaged: its {length:,} bytes have another checksum")

@@ -20,10 +20,10 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import commit
 from pipeline.core.files.ownership import make_private
 from pipeline.core.registry import component
-from pipeline.data.checksums import SUMS, RemoteFile, checksum, is_as_written, list_sums
-from pipeline.data.columns import Facts, RawData, Split, blank_data
+from pipeline.data.checksums import SUMS, RemoteFile, checksum, format_checksums, has_recorded_sums
+from pipeline.data.columns import Facts, RawData, Split, make_blank_data
 from pipeline.data.dataset_spec import DatasetSpec
-from pipeline.data.download import exclusive, fetch_all, require_published
+from pipeline.data.download import fetch_all, lock_data_folder, require_published
 from pipeline.data.file_errors import name_file
 from pipeline.data.targets import Targets
 
@@ -100,7 +100,7 @@ class CifarDataset(DatasetSpec):
         """Blank data, if the release is neither in the cache nor in a folder of the user's."""
         if self.root is not None or find_release(cache / self.name, self.release) is not None:
             return None
-        return blank_data(self.facts(), self.class_names)
+        return make_blank_data(self.facts(), self.class_names)
 
     def read(self, cache: Path) -> RawData:
         """Return images uint8 (n, 32, 32, 3), labels int32 (n,)."""
@@ -186,8 +186,8 @@ def unpack(
     """
     digest = published.md5 if published is not None else _hash_archive(archive, release)
     folder = cache / f"{release.folder}-{digest[:16]}"
-    with exclusive(cache):
-        if not is_as_written(folder, release.file_bytes):
+    with lock_data_folder(cache):
+        if not has_recorded_sums(folder, release.file_bytes):
             if published is not None:
                 require_published(archive, published)
             if (folder / SUMS).exists():
@@ -213,7 +213,7 @@ def _unpack(archive: Path, release: Release, folder: Path) -> None:
     try:
         make_private(scratch)
         _copy_members(archive, release, scratch)
-        (scratch / SUMS).write_text(list_sums(scratch, release.file_bytes))
+        (scratch / SUMS).write_text(format_checksums(scratch, release.file_bytes))
         make_private(folder)
         # One by one: another process may be reading the folder. The list comes last.
         for name in (*release.file_bytes, SUMS):
@@ -232,7 +232,7 @@ def _copy_members(archive: Path, release: Release, folder: Path) -> None:
     if opener is None:
         raise ValueError(f"it must be one of {', '.join(_OPENERS)}")
     with opener(archive, "rb") as unbounded:
-        stream = _Bounded(unbounded, release.max_archive_bytes)
+        stream = _BoundedStream(unbounded, release.max_archive_bytes)
         with tarfile.open(fileobj=stream, mode="r|") as tar:
             for member in tar:
                 name = PurePosixPath(member.name).name
@@ -251,7 +251,7 @@ def _copy_members(archive: Path, release: Release, folder: Path) -> None:
         raise ValueError(f"it lacks {', '.join(sorted(missing))}")
 
 
-class _Bounded(io.RawIOBase):
+class _BoundedStream(io.RawIOBase):
     """A stream that raises ValueError beyond a number of bytes."""
 
     def __init__(self, stream: IO[bytes], max_bytes: int) -> None:

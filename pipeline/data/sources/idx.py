@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.core.errors import DataError
 from pipeline.core.registry import component
 from pipeline.data.checksums import RemoteFile
-from pipeline.data.columns import Facts, RawData, Split, blank_data
+from pipeline.data.columns import Facts, RawData, Split, make_blank_data
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.download import fetch_all, require_published
 from pipeline.data.targets import Targets
@@ -35,17 +35,17 @@ class IdxDataset(DatasetSpec):
 
     def declare(self, cache: Path) -> RawData | None:
         """Blank data, if a file is neither in the cache nor in a folder of the user's."""
-        if self.root is not None or not self._missing(cache / self.name):
+        if self.root is not None or not self._list_missing(cache / self.name):
             return None
-        return blank_data(self.facts(), self.class_names)
+        return make_blank_data(self.facts(), self.class_names)
 
-    def _missing(self, folder: Path) -> list[RemoteFile]:
+    def _list_missing(self, folder: Path) -> list[RemoteFile]:
         return [file for file in self.files if not find_idx(folder, file.name).is_file()]
 
     def read(self, cache: Path) -> RawData:
         """Return images uint8 (n, 28, 28, 1), labels int32 (n,)."""
         folder = self.root or cache / self.name
-        missing = self._missing(folder)
+        missing = self._list_missing(folder)
         if self.root is None:
             fetch_all(self.name, missing, self.mirrors, folder)
             for file in self.files:

@@ -19,10 +19,10 @@ from pipeline.data.image_file import (
     UNREADABLE_IMAGE,
     open_image,
     read_pixels,
+    read_upright_size,
     require_eight_bits,
     require_whole,
-    upright,
-    upright_size,
+    turn_upright,
 )
 from pipeline.data.padding.buckets import Ragged
 
@@ -69,7 +69,7 @@ class ImageFiles:
     @property
     def shape(self) -> tuple[int, ...]:
         """(files, height, width), and 3 for images."""
-        return (len(self.paths), self.height, self.width, *_trailing(self.masks))
+        return (len(self.paths), self.height, self.width, *_list_trailing(self.masks))
 
     def __getitem__(self, indices: Any) -> np.ndarray:
         """Return the values at an integer array of indices or a slice, uint8 (n, height, width,
@@ -98,7 +98,7 @@ class RaggedImageFiles(Ragged):
     @property
     def trailing(self) -> tuple[int, ...]:
         """3 for images."""
-        return _trailing(self.masks)
+        return _list_trailing(self.masks)
 
     def value(self, index: int) -> np.ndarray:
         """Return one value, uint8 (height, width, ...). Raises DataError that names a bad file."""
@@ -110,7 +110,7 @@ class RaggedImageFiles(Ragged):
         return self.paths[index]
 
 
-def _trailing(masks: MaskValues | None) -> tuple[int, ...]:
+def _list_trailing(masks: MaskValues | None) -> tuple[int, ...]:
     return (3,) if masks is None else ()
 
 
@@ -122,7 +122,7 @@ def _decode(path: str, height: int, width: int, masks: MaskValues | None) -> np.
     return mask
 
 
-def image_columns(
+def make_image_columns(
     paths: Sequence[Sequence[str]], size: Sequence[int] | None, *, several_sizes: bool
 ) -> list[Column]:
     """Return a column for each list of image files: of `size`, else of the one size that all have.
@@ -134,7 +134,7 @@ def image_columns(
     require_readable(all_paths)
     if several_sizes and size is None:
         return [RaggedImageFiles(listed, read_sizes(listed)) for listed in paths]
-    height, width = size or common_size(all_paths)
+    height, width = size or find_common_size(all_paths)
     return [ImageFiles(listed, height, width) for listed in paths]
 
 
@@ -143,11 +143,11 @@ def read_sizes(paths: Sequence[str]) -> np.ndarray:
     sizes = np.empty((len(paths), 2), np.int32)
     for row, path in enumerate(paths):
         with _open_named(path, FORMATS) as image:
-            sizes[row] = upright_size(image)
+            sizes[row] = read_upright_size(image)
     return sizes
 
 
-def common_size(paths: Sequence[str]) -> tuple[int, int]:
+def find_common_size(paths: Sequence[str]) -> tuple[int, int]:
     """(height, width) of all images. Raises DataError that names one of another size."""
     sizes = read_sizes(paths).tolist()
     height, width = sizes[0]
@@ -174,7 +174,7 @@ def decode_mask(path: str, height: int, width: int) -> np.ndarray:
     """
     with _open_named(path, _MASK_FORMATS) as image:
         _require_one_channel(image)
-        mask = upright(image).copy()
+        mask = turn_upright(image).copy()
     if mask.size != (width, height):
         mask = mask.resize((width, height), Image.Resampling.NEAREST)
     return np.asarray(mask).astype(np.uint8)
@@ -201,7 +201,7 @@ def require_readable(paths: Sequence[str], *, masks: bool = False) -> None:
             else:
                 require_whole(Path(path), FORMATS, require_eight_bits)
         except UNREADABLE_IMAGE as error:
-            return _unreadable(path, error)
+            return _make_read_error(path, error)
         return None
 
     with ThreadPoolExecutor(DECODING_THREADS) as pool:
@@ -217,8 +217,8 @@ def _open_named(path: str, formats: Sequence[str]) -> Iterator[Image.Image]:
         with open_image(Path(path), formats) as image:
             yield image
     except UNREADABLE_IMAGE as error:
-        raise _unreadable(path, error) from error
+        raise _make_read_error(path, error) from error
 
 
-def _unreadable(path: str, error: Exception) -> DataError:
+def _make_read_error(path: str, error: Exception) -> DataError:
     return DataError(f"{path}: can't be read as an image: {first_line(error)}")

@@ -21,7 +21,7 @@ from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.image_file import KINDS, SUFFIXES
 from pipeline.data.image_table import ImageTable, parse_labels, read_image_table
-from pipeline.data.sources.image_columns import image_columns
+from pipeline.data.sources.image_columns import make_image_columns
 from pipeline.data.targets import Targets, Task
 
 EVAL_FOLDERS = ("eval", "val", "test")
@@ -90,22 +90,25 @@ class ImageFolder(LocalDatasetSpec):
         if self.split is not None:
             return self._read_one_folder(self.split)
         train_folder, eval_folder = find_splits(self.root)
-        classes = class_names(train_folder)
-        if class_names(eval_folder) != classes:
-            odd = sorted(set(classes) ^ set(class_names(eval_folder)))
+        classes = list_class_folders(train_folder)
+        if list_class_folders(eval_folder) != classes:
+            odd = sorted(set(classes) ^ set(list_class_folders(eval_folder)))
             raise DataError(
                 f"{train_folder} and {eval_folder} must have the same class folders; "
                 f"only one of them has {', '.join(odd)}"
             )
         halves = [list_classes(half, classes, self._within) for half in (train_folder, eval_folder)]
-        columns = self._images([half.paths for half in halves])
+        columns = self._make_columns([half.paths for half in halves])
         train, evaluated = (
             Split({"image": column, "label": half.labels})
             for column, half in zip(columns, halves, strict=True)
         )
         left_out = [path for half in halves for path in half.left_out]
         return RawData(
-            train, evaluated, Targets(classes), notes=left_out_notes(left_out, "folders of classes")
+            train,
+            evaluated,
+            Targets(classes),
+            notes=describe_left_out(left_out, "folders of classes"),
         )
 
     @property
@@ -121,17 +124,19 @@ class ImageFolder(LocalDatasetSpec):
                 f"{self.root}: has the folders train and {halves[1]}, so that dataset.split = "
                 f"{share} has nothing to split; leave it out, or name the folder of the classes"
             )
-        classes = class_names(self.root)
+        classes = list_class_folders(self.root)
         images = list_classes(self.root, classes, self._within)
         labels = images.labels
         with name_file(self.root):
             train, evaluated = hold_out(labels, classes, share, self.split_seed)
-        columns = self._images([[images.paths[n] for n in rows] for rows in (train, evaluated)])
+        columns = self._make_columns(
+            [[images.paths[n] for n in rows] for rows in (train, evaluated)]
+        )
         return RawData(
             train=Split({"image": columns[0], "label": labels[train]}),
             eval=Split({"image": columns[1], "label": labels[evaluated]}),
             targets=Targets(classes),
-            notes=left_out_notes(images.left_out, "folders of classes"),
+            notes=describe_left_out(images.left_out, "folders of classes"),
         )
 
     def _read_tables(self, labels_csv: Path) -> RawData:
@@ -165,7 +170,9 @@ class ImageFolder(LocalDatasetSpec):
             name = targets.names[min(untrained)]
             raise DataError(f"{self.eval_csv}: has the class {name}, which {labels_csv} has not")
         rows_by_split = (train_rows, eval_rows)
-        train, evaluated = self._images([[paths[row] for row in rows] for rows in rows_by_split])
+        train, evaluated = self._make_columns(
+            [[paths[row] for row in rows] for rows in rows_by_split]
+        )
         return RawData(
             train=Split({"image": train, "label": train_labels}),
             eval=Split({"image": evaluated, "label": eval_labels}),
@@ -182,9 +189,9 @@ class ImageFolder(LocalDatasetSpec):
                 follow_links=self.follow_links,
             )
 
-    def _images(self, paths: Sequence[Sequence[str]]) -> list[Column]:
+    def _make_columns(self, paths: Sequence[Sequence[str]]) -> list[Column]:
         """Return the images of each list, of one size unless they are to be padded."""
-        return image_columns(paths, self.image_size, several_sizes=self.buckets is not None)
+        return make_image_columns(paths, self.image_size, several_sizes=self.buckets is not None)
 
 
 def find_splits(root: Path, content: str = "") -> tuple[Path, Path]:
@@ -204,7 +211,7 @@ def find_splits(root: Path, content: str = "") -> tuple[Path, Path]:
     return train, evaluation
 
 
-def class_names(folder: Path) -> tuple[str, ...]:
+def list_class_folders(folder: Path) -> tuple[str, ...]:
     """Return the names of the folders in `folder`, sorted; hidden ones don't count."""
     with os.scandir(folder) as entries:
         names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
@@ -237,7 +244,7 @@ def list_classes(folder: Path, classes: Sequence[str], within: Path | None = Non
             f"are in folders of their own: is dataset.root={folder / classes[0]} meant?"
         )
     left_out = [
-        *files_beside_folders(folder),
+        *list_files_beside(folder),
         *(path for listing in listings for path in listing.left_out),
     ]
     return ClassImages(paths, labels, tuple(left_out))
@@ -286,12 +293,12 @@ def list_images(
     return Listing(tuple(images), tuple(left_out))
 
 
-def files_beside_folders(folder: Path) -> tuple[str, ...]:
+def list_files_beside(folder: Path) -> tuple[str, ...]:
     """Return the entries of a folder that aren't folders, sorted by name."""
     return tuple(entry.path for entry in _scan_folder(folder) if not entry.is_dir())
 
 
-def left_out_notes(left_out: Sequence[str], folders: str) -> tuple[str, ...]:
+def describe_left_out(left_out: Sequence[str], folders: str) -> tuple[str, ...]:
     """Return a line about files that aren't read, unlike images in `folders`; none without any."""
     if not left_out:
         return ()

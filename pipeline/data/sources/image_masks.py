@@ -21,11 +21,16 @@ from pipeline.data.sources.image_columns import (
     MaskValues,
     RaggedImageFiles,
     decode_mask,
-    image_columns,
+    make_image_columns,
     read_sizes,
     require_readable,
 )
-from pipeline.data.sources.image_folder import ImageSize, find_splits, left_out_notes, list_images
+from pipeline.data.sources.image_folder import (
+    ImageSize,
+    describe_left_out,
+    find_splits,
+    list_images,
+)
 from pipeline.data.targets import Targets
 
 MASK_SUFFIXES = (".png", ".bmp")
@@ -68,15 +73,15 @@ class ImageMasks(LocalDatasetSpec):
 
     def read(self, cache: Path) -> RawData:
         """Return images uint8 (n, H, W, 3) and labels uint8 (n, H, W), decoded on demand."""
-        halves, left_out = self._halves()
+        halves, left_out = self._list_splits()
         masks = [mask for half in halves for _, mask in half]
         if isinstance(self.classes, tuple):
             names = self.classes
         else:
-            count = self.classes or 1 + largest_value(masks, self.ignore_index)
+            count = self.classes or 1 + find_largest_value(masks, self.ignore_index)
             names = tuple(str(label) for label in range(count))
         values = MaskValues(len(names), self.ignore_index)
-        images = image_columns(
+        images = make_image_columns(
             [[image for image, _ in half] for half in halves],
             self.image_size,
             several_sizes=self.buckets is not None,
@@ -92,21 +97,21 @@ class ImageMasks(LocalDatasetSpec):
                 labels = ImageFiles(paths, height, width, values)
             splits.append(Split({"image": column, "label": labels}))
         train, evaluated = splits
-        notes = left_out_notes(left_out, f"{self.images} and {self.masks}")
+        notes = describe_left_out(left_out, f"{self.images} and {self.masks}")
         return RawData(train, evaluated, Targets(names), notes=notes)
 
-    def _halves(self) -> tuple[list[list[tuple[str, str]]], list[str]]:
+    def _list_splits(self) -> tuple[list[list[tuple[str, str]]], list[str]]:
         """Pairs of image and mask to train on and to evaluate, and the files left out."""
         if self.split is None:
             folders = find_splits(self.root, f", each with {self.images} and {self.masks}")
-            halves = [self._pairs(folder) for folder in folders]
+            halves = [self._pair_files(folder) for folder in folders]
             return [pairs for pairs, _ in halves], [path for _, out in halves for path in out]
-        pairs, left_out = self._pairs(self.root)
+        pairs, left_out = self._pair_files(self.root)
         with name_file(self.root):
             rows = hold_out(np.zeros(len(pairs), int), [self.images], self.split, self.split_seed)
         return [[pairs[row] for row in half] for half in rows], left_out
 
-    def _pairs(self, folder: Path) -> tuple[list[tuple[str, str]], list[str]]:
+    def _pair_files(self, folder: Path) -> tuple[list[tuple[str, str]], list[str]]:
         """Return each image with its mask, and the files left out.
 
         Raises DataError for an image without a mask and the reverse, and for other sizes.
@@ -119,8 +124,8 @@ class ImageMasks(LocalDatasetSpec):
             list_images(folder / self.images, within),
             list_images(folder / self.masks, within, MASK_SUFFIXES),
         ]
-        images = _name_without_suffix(listings[0].images, folder / self.images)
-        masks = _name_without_suffix(listings[1].images, folder / self.masks)
+        images = _map_stems(listings[0].images, folder / self.images)
+        masks = _map_stems(listings[1].images, folder / self.masks)
         for alone, partner, partners in (
             ([images[stem] for stem in images.keys() - masks.keys()], "mask", self.masks),
             ([masks[stem] for stem in masks.keys() - images.keys()], "image", self.images),
@@ -136,7 +141,7 @@ class ImageMasks(LocalDatasetSpec):
         return pairs, [path for listing in listings for path in listing.left_out]
 
 
-def _name_without_suffix(paths: Sequence[str], folder: Path) -> dict[str, str]:
+def _map_stems(paths: Sequence[str], folder: Path) -> dict[str, str]:
     """Return files by path in a folder, without suffix. Raises DataError for two of a name."""
     named: dict[str, str] = {}
     for path in paths:
@@ -161,16 +166,16 @@ def _require_same_sizes(pairs: Sequence[tuple[str, str]]) -> None:
         )
 
 
-def largest_value(masks: Sequence[str], ignored: int | None) -> int:
+def find_largest_value(masks: Sequence[str], ignored: int | None) -> int:
     """Return the largest value of masks except the one to ignore. Raises DataError without one."""
 
-    def largest(path: str) -> int:
+    def find_largest(path: str) -> int:
         height, width = read_sizes([path])[0].tolist()
         values = np.unique(decode_mask(path, height, width)).astype(np.int32)
         return int(values[values != ignored].max(initial=-1))
 
     with ThreadPoolExecutor(DECODING_THREADS) as pool:
-        maximum = max(pool.map(largest, masks))
+        maximum = max(pool.map(find_largest, masks))
     if maximum < 0:
         raise DataError(f"{masks[0]}: this and all other masks have no value but {ignored}")
     return maximum

@@ -16,7 +16,7 @@ from pipeline.core.registry import component
 from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
-from pipeline.data.padding.buckets import RaggedArray, RaggedColumn, ragged_array
+from pipeline.data.padding.buckets import RaggedArray, RaggedColumn, make_ragged_array
 from pipeline.data.targets import Targets, Task, standardise_targets
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
@@ -107,7 +107,7 @@ def split_arrays(
         name: values.flat if isinstance(values, RaggedArray) else values.ravel()
         for name, values in labels.items()
     }
-    names = _class_names(flat, classes, ignore_index)
+    names = _name_classes(flat, classes, ignore_index)
     return RawData(
         train=Split({"image": images["x_train"], "label": _as_int32(labels["y_train"])}),
         eval=Split({"image": images["x_test"], "label": _as_int32(labels["y_test"])}),
@@ -176,7 +176,7 @@ def _require_equal_lengths(images: Mapping[str, Column], labels: Mapping[str, Co
             )
 
 
-def _class_names(
+def _name_classes(
     labels: Mapping[str, np.ndarray], classes: int | None, ignore_index: int | None
 ) -> tuple[str, ...]:
     """Return the names of the classes: their numbers. Raises ValueError for other labels."""
@@ -220,7 +220,7 @@ def _as_images(name: str, values: np.ndarray, sizes: np.ndarray | None) -> Colum
             raise ValueError(f"{name} has shape {values.shape}; must be (n, H, W) or (n, H, W, C)")
     elif sizes.ndim != 2 or not 1 <= sizes.shape[1] <= 3:
         raise ValueError(f"{name}_sizes has shape {sizes.shape}; must be (n, 1), (n, 2) or (n, 3)")
-    if not _is_finite(values):
+    if not _has_finite_values(values):
         raise ValueError(f"{name} has values that are not finite")
     if sizes is None:
         return values if values.ndim == 4 else values[..., np.newaxis]
@@ -233,7 +233,7 @@ def _as_images(name: str, values: np.ndarray, sizes: np.ndarray | None) -> Colum
     return _make_ragged(name, values, sizes, trailing)
 
 
-def _is_finite(values: np.ndarray) -> bool:
+def _has_finite_values(values: np.ndarray) -> bool:
     # In chunks: a mask of all values would be as large as bytes.
     if values.dtype.kind != "f":
         return True
@@ -258,6 +258,6 @@ def _make_ragged(
     name: str, values: np.ndarray, sizes: np.ndarray, trailing: tuple[int, ...]
 ) -> RaggedArray:
     try:
-        return ragged_array(values, sizes, trailing)
+        return make_ragged_array(values, sizes, trailing)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error

@@ -42,12 +42,12 @@ class Synthetic(DatasetSpec):
     @field_validator("like")
     @classmethod
     def _has_known_sizes(cls, like: str) -> str:
-        facts_of(like)
+        require_facts(like)
         return like
 
     def facts(self) -> Facts:
         """Return the sizes of `like`, with the recipe's numbers of samples."""
-        source = facts_of(self.like)
+        source = require_facts(self.like)
         return replace(
             source,
             train_size=self.train_size or source.train_size,
@@ -97,7 +97,7 @@ def draw_split(patterns: np.ndarray, size: int, seed: int) -> Split:
     return Split({"image": images, "label": labels})
 
 
-def facts_of(source: str) -> Facts:
+def require_facts(source: str) -> Facts:
     """Return the sizes of a source by name. Raises ValueError if they depend on its files."""
     facts = _find_facts(source)
     if facts is None:

@@ -27,20 +27,20 @@ from pipeline.data.dataset_spec import DatasetSpec, GivenRoot, LocalDatasetSpec
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.held_out import split_rows
 from pipeline.data.table import Delimiter, Encoding, FittedTable, Kind, TableFormat
-from pipeline.data.tables.dates import date_example
+from pipeline.data.tables.dates import format_example_date
 from pipeline.data.tables.fit_table import (
     FitOptions,
-    column_notes,
+    describe_columns,
     encode_rows,
     fit_table,
     read_table,
 )
-from pipeline.data.tables.raw_table import RawTable, missing_column
+from pipeline.data.tables.raw_table import RawTable, describe_missing_column
 from pipeline.data.tables.table_targets import (
+    infer_task,
+    list_target_classes,
     read_labels,
     require_varied,
-    target_classes,
-    task_of,
 )
 from pipeline.data.targets import Targets, Task, standardise_targets
 
@@ -49,7 +49,7 @@ ShippedTable = Literal["breast_cancer", "diabetes", "wine"]
 
 
 def _require_date_format(date_format: str) -> str:
-    date_example(date_format)
+    format_example_date(date_format)
     return date_format
 
 
@@ -148,11 +148,11 @@ class TableDataset(DatasetSpec):
         """
         raw = self._read_train_file()
         with name_file(self.file, SIZED_BY_FILE):
-            targets = self._targets(raw)
+            targets = self._infer_targets(raw)
             labels = read_labels(raw, targets, self.target)
             train_rows, eval_rows = self._choose_rows(raw, targets, labels)
             options = FitOptions(
-                self._kind_of,
+                self._find_kind,
                 self.standardise,
                 self.missing_indicators,
                 self.max_categories,
@@ -163,7 +163,7 @@ class TableDataset(DatasetSpec):
                 raise ValueError("has no column but targets; a network needs one to predict from")
             table = fit_table(raw, features, train_rows, self.form, options)
             rows = encode_rows(table, raw)
-            notes = column_notes(raw, train_rows, table, self._kind_of)
+            notes = describe_columns(raw, train_rows, table, self._find_kind)
         train_labels = labels[train_rows]
         eval_inputs = rows[eval_rows]
         eval_labels = labels[eval_rows]
@@ -188,18 +188,20 @@ class TableDataset(DatasetSpec):
         )
 
     def _read_train_file(self) -> RawTable:
-        raw = read_table(self.file, self.form, self._kind_of)
+        raw = read_table(self.file, self.form, self._find_kind)
         features = tuple(name for name in self.columns or () if name not in self.ignored)
         named = {"target": self.target, "columns": features}
         named |= {"numeric": self.numeric, "categories": self.categories, "dates": self.dates}
         for key, names in named.items():
             for name in (name for name in names if name not in raw.columns):
-                raise DataError(f"{self.file}: {missing_column(name, raw.names)} (dataset.{key})")
+                raise DataError(
+                    f"{self.file}: {describe_missing_column(name, raw.names)} (dataset.{key})"
+                )
         if not raw.rows:
             raise DataError(f"{self.file}: has no rows")
         return raw
 
-    def _kind_of(self, name: str) -> Kind:
+    def _find_kind(self, name: str) -> Kind:
         if name in self.target:
             return "auto"
         if name in self.ignored or (self.columns is not None and name not in self.columns):
@@ -210,15 +212,15 @@ class TableDataset(DatasetSpec):
             return "date"
         return "category" if name in self.categories else "auto"
 
-    def _targets(self, raw: RawTable) -> Targets:
-        task = task_of(raw, self.target) if self.task == "auto" else self.task
+    def _infer_targets(self, raw: RawTable) -> Targets:
+        task = infer_task(raw, self.target) if self.task == "auto" else self.task
         if task != "classification":
             return Targets(self.target, task)
         if len(self.target) > 1:
             raise ValueError(
                 f"dataset.target has {len(self.target)} columns; classification takes one of them"
             )
-        return Targets(target_classes(raw, self.target[0]), task)
+        return Targets(list_target_classes(raw, self.target[0]), task)
 
     def _choose_rows(
         self, raw: RawTable, targets: Targets, labels: np.ndarray

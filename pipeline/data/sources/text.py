@@ -18,8 +18,13 @@ from pipeline.data.held_out import Share
 from pipeline.data.targets import Targets
 from pipeline.data.text.text_files import list_text_files, read_files
 from pipeline.data.text.text_format import TextFormat, read_tokenizer
-from pipeline.data.text.tokenizer import ByteTokenizer, Tokenizer, characters_of, decode_utf8
-from pipeline.data.text.windows import narrow, window_columns
+from pipeline.data.text.tokenizer import (
+    ByteTokenizer,
+    Tokenizer,
+    decode_utf8,
+    make_character_tokenizer,
+)
+from pipeline.data.text.windows import make_window_columns, to_narrow_dtype
 
 SHIPPED = Path(__file__).with_name("python_reference.txt")
 
@@ -83,7 +88,7 @@ class Text(DatasetSpec):
             ("evaluation", tokens[train_tokens:], self.length),
         ):
             try:
-                splits.append(Split(window_columns(part_of_text, self.length, stride)))
+                splits.append(Split(make_window_columns(part_of_text, self.length, stride)))
             except ValueError as error:
                 raise DataError(
                     f"{source}: the {split} split has {error}; give a longer text, or a shorter "
@@ -107,7 +112,7 @@ class Text(DatasetSpec):
                 for file, content in zip(files, contents, strict=True):
                     with name_file(file):
                         texts.append(decode_utf8(content))
-                return characters_of(texts)
+                return make_character_tokenizer(texts)
         return read_tokenizer(Path(self.tokenizer).expanduser())
 
     def _encode_files(
@@ -119,5 +124,5 @@ class Text(DatasetSpec):
         for number, (file, content) in enumerate(zip(files, contents, strict=True), start=1):
             text = content + separator if number < len(files) else content
             with name_file(file):
-                pieces.append(narrow(tokenizer.encode_file(text), tokenizer.vocabulary))
+                pieces.append(to_narrow_dtype(tokenizer.encode_file(text), tokenizer.vocabulary))
         return np.concatenate(pieces)

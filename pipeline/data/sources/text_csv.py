@@ -17,11 +17,16 @@ from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share
-from pipeline.data.padding.buckets import ragged_array
+from pipeline.data.padding.buckets import make_ragged_array
 from pipeline.data.targets import Targets
 from pipeline.data.text.text_files import read_rows
 from pipeline.data.text.text_format import TextFormat, read_tokenizer
-from pipeline.data.text.tokenizer import ByteTokenizer, Tokenizer, characters_of, frequent_words
+from pipeline.data.text.tokenizer import (
+    ByteTokenizer,
+    Tokenizer,
+    make_character_tokenizer,
+    make_word_tokenizer,
+)
 
 SHIPPED = Path(__file__).with_name("python_docstrings.csv")
 MAX_CLASSES = 10_000
@@ -69,8 +74,8 @@ class TextCsv(DatasetSpec):
         names = [name for _, name in rows]
         with name_file(file):
             require_room(8 * len(rows) * self.longest, f"{len(rows):,} texts")
-            classes = _class_names(names)
-            is_eval = _spread_evenly(names, self.eval_fraction)
+            classes = _name_classes(names)
+            is_eval = _mark_eval_rows(names, self.eval_fraction)
         numbers = {name: number for number, name in enumerate(classes)}
         labels = np.array([numbers[name] for name in names], np.int32)
         train_rows = np.flatnonzero(~is_eval)
@@ -80,7 +85,7 @@ class TextCsv(DatasetSpec):
             with name_file(file):
                 encoded = [text.encode(texts[row], self.longest) for row in split_rows]
                 sizes = np.array([[len(tokens)] for tokens in encoded], np.int32)
-                images = ragged_array(np.concatenate(encoded), sizes, (1, 1))
+                images = make_ragged_array(np.concatenate(encoded), sizes, (1, 1))
             splits.append(Split({"image": images, "label": labels[split_rows]}))
         train, evaluated = splits
         unit = SampleUnit("texts", "texts", size=f"of at most {self.longest} tokens")
@@ -91,13 +96,13 @@ class TextCsv(DatasetSpec):
             case "bytes":
                 return ByteTokenizer()
             case "characters":
-                return characters_of(texts)
+                return make_character_tokenizer(texts)
             case "words":
-                return frequent_words(texts, self.max_words)
+                return make_word_tokenizer(texts, self.max_words)
         return read_tokenizer(Path(self.tokenizer).expanduser(), special_tokens=True)
 
 
-def _class_names(names: Sequence[str]) -> tuple[str, ...]:
+def _name_classes(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the classes, sorted. Raises ValueError for no classes that can be
     learned."""
     counts = Counter(names)
@@ -113,7 +118,7 @@ def _class_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(counts))
 
 
-def _spread_evenly(names: Sequence[str], share: float) -> np.ndarray:
+def _mark_eval_rows(names: Sequence[str], share: float) -> np.ndarray:
     """Return a mask of the rows for evaluation, bool (rows,): of each class every n-th row.
 
     Raises ValueError if a split would be empty.

@@ -70,9 +70,9 @@ class TFRecord(LocalDatasetSpec):
     def read(self, cache: Path) -> RawData:
         """Return images uint8 (n, H, W, C), read on demand; labels int32 (n,), or float32 (n,
         K)."""
-        train = self._examples(self.train_files)
+        train = self._read_matching(self.train_files)
         if self.split is None:
-            evaluated = self._examples(self._eval_pattern())
+            evaluated = self._read_matching(self._find_eval_pattern())
             both = {file.path for file in train.images.files}
             both &= {file.path for file in evaluated.images.files}
             if both:
@@ -94,14 +94,14 @@ class TFRecord(LocalDatasetSpec):
                 f"evaluate {evaluated.labels.shape[1:]}"
             )
         with name_file(self.root):
-            labels, eval_labels, targets = self._targets(train, evaluated)
+            labels, eval_labels, targets = self._make_targets(train, evaluated)
         return RawData(
-            train=Split({"image": train.images, "label": labels}, train.images.files_samples()),
+            train=Split({"image": train.images, "label": labels}, train.images.count_by_file()),
             eval=Split({"image": evaluated.images, "label": eval_labels}),
             targets=targets,
         )
 
-    def _examples(self, pattern: str) -> Examples:
+    def _read_matching(self, pattern: str) -> Examples:
         """Return the examples of the files with names like `pattern`, in the order of the names."""
         paths = sorted(path for path in self.root.glob(pattern) if path.is_file())
         if not paths:
@@ -113,7 +113,7 @@ class TFRecord(LocalDatasetSpec):
             ExampleSettings(self.image_key, self.label_key, self.image_size, self.image_shape),
         )
 
-    def _eval_pattern(self) -> str:
+    def _find_eval_pattern(self) -> str:
         if self.eval_files is not None:
             return self.eval_files
         for name in EVAL_FOLDERS:
@@ -135,7 +135,7 @@ class TFRecord(LocalDatasetSpec):
             train, evaluated = hold_out(groups, names, share, self.split_seed)
         return examples.at(train), examples.at(evaluated)
 
-    def _targets(
+    def _make_targets(
         self, train: Examples, evaluated: Examples
     ) -> tuple[np.ndarray, np.ndarray, Targets]:
         """Return labels of both splits and their targets. Raises ValueError for classes out of

@@ -51,7 +51,7 @@ def parse_days(texts: Sequence[str], date_format: str) -> np.ndarray:
     return np.fromiter(days, np.float64, len(texts))
 
 
-def date_example(date_format: str) -> str:
+def format_example_date(date_format: str) -> str:
     """Return a date of a format. Raises ValueError for a format that no date with its year has."""
     date = datetime(2024, 1, 31)
     if date_format == ISO:
@@ -64,23 +64,23 @@ def date_example(date_format: str) -> str:
     return example
 
 
-def date_parts(days: np.ndarray) -> tuple[DatePart, ...]:
+def list_date_parts(days: np.ndarray) -> tuple[DatePart, ...]:
     """Return the parts of dates; sine and cosine of the day only if there are hours."""
     has_hours = bool((days[~np.isnan(days)] % 1 != 0).any())
     return (*_DAY_PARTS, *_HOUR_PARTS) if has_hours else _DAY_PARTS
 
 
-def part_values(days: np.ndarray, date: DateColumn) -> np.ndarray:
+def compute_part_values(days: np.ndarray, date: DateColumn) -> np.ndarray:
     """Return a part of dates, float64 (dates,): days since the first of the training split, or the
     sine or cosine of the position in the year, the week or the day. NaN for a missing date."""
     if date.part == "days":
         return days - date.first_day
     wave, _, cycle = date.part.partition("_")
-    position = _position(days, cycle)
+    position = _compute_position(days, cycle)
     return np.sin(2 * np.pi * position) if wave == "sin" else np.cos(2 * np.pi * position)
 
 
-def _position(days: np.ndarray, cycle: str) -> np.ndarray:
+def _compute_position(days: np.ndarray, cycle: str) -> np.ndarray:
     """Return the fraction of a cycle that is over, 0 to 1. 1970 began on a Thursday."""
     if cycle == "day":
         return days % 1

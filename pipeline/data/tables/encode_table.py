@@ -59,7 +59,7 @@ class EncodeTable(Op):
         return xp.concatenate([values[:, : self.numbers], one_hot.astype(np.float32)], axis=1)
 
 
-def encoding_ops(table: FittedTable | None, reads: TableInput) -> tuple[EncodeTable, ...]:
+def make_encoding_ops(table: FittedTable | None, reads: TableInput) -> tuple[EncodeTable, ...]:
     """Return the op for the rows of a table and a network of features or fields; none without a
     table."""
     if table is None:
@@ -68,7 +68,7 @@ def encoding_ops(table: FittedTable | None, reads: TableInput) -> tuple[EncodeTa
     return (EncodeTable(numbers=table.numbers, categories=sizes, reads=reads),)
 
 
-def encoded_features(ops: Sequence[MapOp]) -> int | None:
+def count_encoded_features(ops: Sequence[MapOp]) -> int | None:
     """Return the number of features of the table that the first op encodes; None without such an
     op."""
     return ops[0].features if ops and isinstance(ops[0], EncodeTable) else None

@@ -12,18 +12,18 @@ from pipeline.core.files.error_text import show_name
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.table import DateColumn, FittedTable, TableColumn, TableFormat
 from pipeline.data.tables.dates import (
-    date_example,
-    date_parts,
+    compute_part_values,
     find_date_formats,
+    format_example_date,
+    list_date_parts,
     parse_days,
-    part_values,
 )
 from pipeline.data.tables.raw_table import (
     KindOf,
     Numbers,
     RawTable,
     Texts,
-    missing_column,
+    describe_missing_column,
     require_numbers,
 )
 from pipeline.data.tables.read_parquet import read_parquet
@@ -72,7 +72,7 @@ def fit_table(
 
     Raises ValueError for a column that isn't of its type, and if no column is left.
     """
-    columns = [column for name in names for column in _fit(raw, name, rows, options)]
+    columns = [column for name in names for column in _fit_column(raw, name, rows, options)]
     if not columns:
         raise ValueError("has no column but targets that holds a value; a network needs one")
     fitted = {column.name for column in columns}
@@ -96,12 +96,14 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
     encoded = np.empty((raw.rows, table.width), np.float32)
     indicators = len(table.numeric)
     formats = {column.name: column.date.format for column in table.numeric if column.date}
-    days = {name: _days(raw, name, date_format) for name, date_format in formats.items()}
+    days = {
+        name: _parse_date_column(raw, name, date_format) for name, date_format in formats.items()
+    }
     for position, column in enumerate(table.numeric):
         if column.date is None:
             values = require_numbers(column.name, raw.column(column.name), raw.place).values
         else:
-            values = part_values(days[column.name], column.date)
+            values = compute_part_values(days[column.name], column.date)
         missing = np.isnan(values)
         scaled = np.where(missing, column.mean, values)
         with np.errstate(over="ignore"):
@@ -120,7 +122,7 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
             encoded[:, indicators] = missing
             indicators += 1
     for position, column in enumerate(table.categories, start=table.numbers):
-        texts = as_texts(raw.column(column.name))
+        texts = to_texts(raw.column(column.name))
         number_of = {text: number for number, text in enumerate(column.categories, start=1)}
         numbers = [number_of.get(text, 0) for text in (*texts.texts, MISSING)]
         encoded[:, position] = np.array(numbers, np.float32)[texts.codes]
@@ -137,13 +139,13 @@ def read_rows(path: Path, table: FittedTable) -> np.ndarray:
     with name_file(path):
         for name in kinds:
             if name not in raw.columns:
-                raise ValueError(missing_column(name, raw.names))
+                raise ValueError(describe_missing_column(name, raw.names))
         if not raw.rows:
             raise ValueError("has no rows")
         return encode_rows(table, raw)
 
 
-def as_texts(column: Numbers | Texts) -> Texts:
+def to_texts(column: Numbers | Texts) -> Texts:
     """Return a column as texts, as a Parquet file may have numbers for a category."""
     if isinstance(column, Texts):
         return column
@@ -152,7 +154,7 @@ def as_texts(column: Numbers | Texts) -> Texts:
     return Texts(codes, tuple(f"{value:.15g}" for value in values))
 
 
-def _fit(
+def _fit_column(
     raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
 ) -> tuple[TableColumn, ...]:
     """Return a column fitted on the training rows: one for each part of a date; none without a
@@ -160,22 +162,22 @@ def _fit(
     column = raw.column(name)
     kind = options.kind_of(name)
     if kind == "date" or (kind == "auto" and isinstance(column, Texts)):
-        date_format = _date_format(raw, name, rows, options)
+        date_format = _find_date_format(raw, name, rows, options)
         if date_format is not None:
-            days = _days(raw, name, date_format)[rows]
+            days = _parse_date_column(raw, name, date_format)[rows]
             if np.isnan(days).all():
                 return ()
             columns: list[TableColumn] = []
-            for part in date_parts(days):
+            for part in list_date_parts(days):
                 date = DateColumn(format=date_format, part=part, first_day=float(np.nanmin(days)))
-                columns += _fit_numbers(name, part_values(days, date), options, date)
+                columns += _fit_numbers(name, compute_part_values(days, date), options, date)
             return tuple(columns)
         if kind == "date":
             return ()
     if kind == "auto" and isinstance(column, Texts):
         require_one_type(name, column, raw)
     if kind == "category" or (kind == "auto" and isinstance(column, Texts)):
-        return _fit_category(name, as_texts(column), rows, options)
+        return _fit_category(name, to_texts(column), rows, options)
     numbers = require_numbers(name, column, raw.place).values[rows]
     return _fit_numbers(name, numbers, options)
 
@@ -201,13 +203,15 @@ def _fit_numbers(
     return (column,)
 
 
-def _date_format(raw: RawTable, name: str, rows: np.ndarray, options: FitOptions) -> str | None:
+def _find_date_format(
+    raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
+) -> str | None:
     """Return the one format of all dates of the training rows; None for a column that isn't of
     dates.
 
     Raises ValueError for a column that must be of dates and has another value.
     """
-    column = as_texts(raw.column(name))
+    column = to_texts(raw.column(name))
     must_be = options.kind_of(name) == "date"
     counts = column.counts(rows)
     texts = [text for text, count in zip(column.texts, counts, strict=True) if count]
@@ -226,12 +230,12 @@ def _date_format(raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
     return None
 
 
-def _days(raw: RawTable, name: str, date_format: str) -> np.ndarray:
+def _parse_date_column(raw: RawTable, name: str, date_format: str) -> np.ndarray:
     """Return the dates of a column as days since 1970, float64 (rows,), NaN if missing.
 
     Raises ValueError with the row of a value that isn't a date of the format.
     """
-    column = as_texts(raw.column(name))
+    column = to_texts(raw.column(name))
     days = np.append(parse_days(column.texts, date_format), np.nan)[column.codes]
     wrong = np.flatnonzero(np.isnan(days) & (column.codes >= 0))
     if wrong.size:
@@ -239,7 +243,7 @@ def _days(raw: RawTable, name: str, date_format: str) -> np.ndarray:
         text = column.texts[column.codes[row]]
         raise ValueError(
             f"{raw.place(row)}: {show_name(name)} = {text!r:.60}: must be a date such as "
-            f"{date_example(date_format)}, as in the training split, or missing"
+            f"{format_example_date(date_format)}, as in the training split, or missing"
         )
     return days
 
@@ -257,7 +261,7 @@ def _fit_category(
     return (TableColumn(name=name, kind="category", categories=(*missing, *sorted(frequent))),)
 
 
-def column_notes(
+def describe_columns(
     raw: RawTable, rows: np.ndarray, table: FittedTable, kind_of: KindOf
 ) -> tuple[str, ...]:
     """Return lines about columns that number the rows, have too many categories, or dates of two
@@ -266,16 +270,18 @@ def column_notes(
         f"column {show_name(column.name)}: {note}"
         for column in table.columns
         if column.date is None
-        for note in _notes(raw.column(column.name), rows, column, kind_of(column.name) == "auto")
+        for note in _describe_column(
+            raw.column(column.name), rows, column, kind_of(column.name) == "auto"
+        )
     )
 
 
-def _notes(
+def _describe_column(
     values: Numbers | Texts, rows: np.ndarray, column: TableColumn, is_found: bool
 ) -> Iterator[str]:
     """Notes on a column, whose type is inferred (`is_found`) or set by the recipe."""
     name = show_name(column.name)
-    if is_found and _numbers_rows(values):
+    if is_found and _has_row_numbers(values):
         yield (
             "every value differs, as a row's number does; leave it out by "
             f"dataset.ignored=[{name}] if it is one"
@@ -300,7 +306,7 @@ def _notes(
         )
 
 
-def _numbers_rows(values: Numbers | Texts) -> bool:
+def _has_row_numbers(values: Numbers | Texts) -> bool:
     """Return whether all values differ and are texts, or whole numbers in sequence."""
     if isinstance(values, Texts):
         return len(values.texts) == len(values.codes) >= FEWEST_ROWS

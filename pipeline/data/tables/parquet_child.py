@@ -40,7 +40,7 @@ class _File:
             lines = map(str.strip, str(error).splitlines())
             reason = next(filter(None, lines), type(error).__name__)
             raise ValueError(f"can't be read as Parquet: {reason}") from error
-        columns = (_column(name, read.column(name), text) for name, text in request.items())
+        columns = (_encode_column(name, read.column(name), text) for name, text in request.items())
         return [piece for column in columns for piece in column]
 
     def _open(self, path: Path) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class _File:
                 return file.read(columns=names, use_threads=False)
 
 
-def _column(name: str, values: Any, as_text: bool) -> list[bytes | memoryview]:
+def _encode_column(name: str, values: Any, as_text: bool) -> list[bytes | memoryview]:
     """Return a column: n and float64, or t, int32 codes and its texts as JSON, each after its
     length.
 
@@ -82,7 +82,7 @@ def _column(name: str, values: Any, as_text: bool) -> list[bytes | memoryview]:
     is_number = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     if any(is_kind(dtype) for is_kind in is_number) and not as_text:
         numbers = values.cast(pa.float64(), safe=False).to_numpy()
-        return [b"n", *_with_length(np.ascontiguousarray(numbers, np.float64))]
+        return [b"n", *_add_length(np.ascontiguousarray(numbers, np.float64))]
     try:
         if not pa.types.is_dictionary(dtype):
             values = values.cast(pa.string()).dictionary_encode()
@@ -105,10 +105,10 @@ def _column(name: str, values: Any, as_text: bool) -> list[bytes | memoryview]:
     numbers = np.full(len(texts.dictionary) + 1, -1, np.int32)
     numbers[used] = np.arange(len(used))
     listed = json.dumps(names).encode()
-    return [b"t", *_with_length(numbers[codes]), *_with_length(listed)]
+    return [b"t", *_add_length(numbers[codes]), *_add_length(listed)]
 
 
-def _with_length(content: Any) -> list[bytes | memoryview]:
+def _add_length(content: Any) -> list[bytes | memoryview]:
     """Return the bytes of an array or of bytes, after their number."""
     view = memoryview(content)
     # A view of nothing can't be cast.

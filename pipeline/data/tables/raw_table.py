@@ -52,11 +52,11 @@ class RawTable:
     def column(self, name: str) -> Numbers | Texts:
         """Return a column. Raises ValueError with the nearest name if it is missing."""
         if name not in self.columns:
-            raise ValueError(missing_column(name, self.names))
+            raise ValueError(describe_missing_column(name, self.names))
         return self.columns[name]
 
 
-def missing_column(name: str, names: Iterable[str]) -> str:
+def describe_missing_column(name: str, names: Iterable[str]) -> str:
     """Return the message that a table lacks a column."""
     names = list(names)
     guess = nearest(name, names)

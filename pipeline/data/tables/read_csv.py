@@ -71,7 +71,7 @@ def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
         values = fields.pop()  # each is freed before the next one is converted
         # A column without a name is an index, the order of the rows, and is not read.
         if name and (kind := kind_of(name)) != "ignore":
-            read[name] = column = _column(values, kind, form)
+            read[name] = column = _convert_column(values, kind, form)
             if isinstance(column, Numbers):
                 require_finite(name, column.values, place)
     return RawTable(read, names, rows, place)
@@ -88,7 +88,7 @@ def _split_by_arrow(
     quoted = rb'(?<![^%b])"(?:[^"]++|"")*+"(?=[%b]|\Z)' % (end, end)
     try:
         # Arrow would count an empty line before the header as the header.
-        text = _utf8(path, form).lstrip(b"\r\n")
+        text = _read_as_utf8(path, form).lstrip(b"\r\n")
         if delimiter == " " or not delimiter.isascii() or b"\0" in text:
             return None
         num_fields = text.count(delimiter.encode()) + text.count(b"\n") + 1
@@ -116,7 +116,7 @@ def _split_by_arrow(
     return list(table.columns) if is_whole else None
 
 
-def _utf8(path: Path, form: TableFormat) -> bytes:
+def _read_as_utf8(path: Path, form: TableFormat) -> bytes:
     """Return the text of a file in UTF-8."""
     pieces = []
     with _open_text(path, form) as file:
@@ -152,9 +152,9 @@ def _complete_rows(opened: _Rows) -> Iterator[list[str]]:
         yield row
 
 
-def _column(values: pa.ChunkedArray, kind: Kind, form: TableFormat) -> Numbers | Texts:
+def _convert_column(values: pa.ChunkedArray, kind: Kind, form: TableFormat) -> Numbers | Texts:
     """Return a column as numbers if its kind and all its values allow it, else as texts."""
-    if kind in ("auto", "numeric") and (numbers := _as_numbers(values, form)) is not None:
+    if kind in ("auto", "numeric") and (numbers := _parse_numbers(values, form)) is not None:
         return Numbers(numbers)
     encoded = values.combine_chunks().dictionary_encode()
     names: dict[str, int] = {}
@@ -165,7 +165,7 @@ def _column(values: pa.ChunkedArray, kind: Kind, form: TableFormat) -> Numbers |
     return Texts(merged[encoded.indices.to_numpy()], tuple(names))
 
 
-def _as_numbers(values: pa.ChunkedArray, form: TableFormat) -> np.ndarray | None:
+def _parse_numbers(values: pa.ChunkedArray, form: TableFormat) -> np.ndarray | None:
     """Return float64 (rows,), NaN if a value is missing; None if one isn't a number."""
     missing = pa.array(["", *form.missing_values], pa.large_string())
     bare = compute.utf8_trim_whitespace(values)
@@ -184,15 +184,15 @@ def _as_numbers(values: pa.ChunkedArray, form: TableFormat) -> np.ndarray | None
         encoded = texts.combine_chunks().dictionary_encode()
         parsed = [nan]
         for text in encoded.dictionary.to_pylist():
-            if "_" in text or (value := _number(text)) is None:
+            if "_" in text or (value := _parse_number(text)) is None:
                 return None
             parsed.append(value)
         numbers = np.array(parsed)[encoded.indices.fill_null(-1).to_numpy() + 1]
-    of_missing = [value for value in map(_number, form.missing_values) if value is not None]
+    of_missing = [value for value in map(_parse_number, form.missing_values) if value is not None]
     return np.where(np.isin(numbers, of_missing), nan, numbers) if of_missing else numbers
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
@@ -225,7 +225,7 @@ def _open_rows(path: Path, form: TableFormat) -> Iterator[_Rows]:
                     raise ValueError("has no rows")
                 names = tuple(f"column {n}" for n in range(1, len(first) + 1))
                 if form.header:
-                    names = _column_names(first)
+                    names = _parse_column_names(first)
                 else:
                     rows = chain([first], rows)
                 yield _Rows(names, delimiter, rows, lambda: reader.line_num)
@@ -256,7 +256,7 @@ def _read_lines(file: IO[str]) -> Iterator[str]:
     """Yield the lines of a file. Raises csv.Error for a line that no CSV has."""
     while line := file.readline(MAX_LINE):
         if "\0" in line:
-            raise csv.Error("has a NUL character; it is no CSV, or is in another encoding")
+            raise csv.Error("has a NUL character; it is no CSV, or has another encoding")
         if len(line) == MAX_LINE:
             raise csv.Error(f"has more than {MAX_LINE:,} characters")
         yield line
@@ -287,7 +287,7 @@ def _find_delimiter(lines: Iterator[str]) -> str:
     return max(DELIMITERS, key=lambda delimiter: (first.count(delimiter), delimiter == ","))
 
 
-def _column_names(header: list[str]) -> tuple[str, ...]:
+def _parse_column_names(header: list[str]) -> tuple[str, ...]:
     """Return the names of the columns; the empty text for one without."""
     names = tuple(text.strip() for text in header)
     doubled = [name for name, count in Counter(names).items() if name and count > 1]

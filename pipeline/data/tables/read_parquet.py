@@ -55,7 +55,7 @@ def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
     size_bytes = path.stat().st_size
     process = LimitedProcess("pipeline.data.tables.parquet_child")
     request = json.dumps(str(path.resolve())).encode()
-    metadata = json.loads(process.ask(OPEN, request, _limits(size_bytes, 0, 0)))
+    metadata = json.loads(process.ask(OPEN, request, _compute_limits(size_bytes, 0, 0)))
     names = metadata["names"]
     rows = metadata["rows"]
     read_names = [name for name in names if kind_of(name) != "ignore"]
@@ -66,7 +66,7 @@ def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
         request = json.dumps(
             {name: kind_of(name) in ("category", "date") for name in some}
         ).encode()
-        limits = _limits(size_bytes, rows * len(some), rows * (start + len(some)))
+        limits = _compute_limits(size_bytes, rows * len(some), rows * (start + len(some)))
         try:
             answer = process.ask(READ, request, limits)
         except ChildLimitError as error:
@@ -74,14 +74,14 @@ def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
                 f"{error} to read {len(some):,} columns of {rows:,} rows from a file of "
                 f"{size_bytes:,} bytes"
             ) from error
-        columns |= zip(some, _columns(memoryview(answer)), strict=True)
+        columns |= zip(some, _parse_columns(memoryview(answer)), strict=True)
     for name, values in columns.items():
         if isinstance(values, Numbers):
             require_finite(name, values.values, place)
     return RawTable(columns, tuple(names), rows, place)
 
 
-def _limits(size_bytes: int, values: int, total_values: int) -> ChildLimits:
+def _compute_limits(size_bytes: int, values: int, total_values: int) -> ChildLimits:
     return ChildLimits(
         _BASE_MEMORY_BYTES + _MEMORY_PER_BYTE * size_bytes + _MEMORY_PER_VALUE * values,
         _BASE_CPU_S + size_bytes // _BYTES_PER_CPU_S + total_values // _VALUES_PER_CPU_S,
@@ -107,7 +107,7 @@ def _require_bounds(
     require_room(_BYTES_A_VALUE * values, "its table")
 
 
-def _columns(answer: memoryview) -> Iterator[Numbers | Texts]:
+def _parse_columns(answer: memoryview) -> Iterator[Numbers | Texts]:
     """Yield the columns that `parquet_child` wrote."""
     at = 0
 

@@ -16,7 +16,7 @@ MAX_TABLE_CLASSES = 10_000
 _FLAGS = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0, "no": 0.0, "yes": 1.0}
 
 
-def task_of(table: RawTable, names: Sequence[str]) -> Task:
+def infer_task(table: RawTable, names: Sequence[str]) -> Task:
     """Return the task of target columns: classification for one of texts or of few whole numbers,
     labels for several of 0 and 1, else regression.
 
@@ -24,7 +24,7 @@ def task_of(table: RawTable, names: Sequence[str]) -> Task:
     """
     columns = {name: table.column(name) for name in names}
     if len(names) > 1:
-        if all(_flags(column) is not None for column in columns.values()):
+        if all(_parse_flags(column) is not None for column in columns.values()):
             return "multi_label"
         for name, column in columns.items():
             require_numbers(name, column, table.place)
@@ -67,13 +67,13 @@ def require_one_type(name: str, column: Texts, table: RawTable) -> None:
     )
 
 
-def target_classes(table: RawTable, name: str) -> tuple[str, ...]:
+def list_target_classes(table: RawTable, name: str) -> tuple[str, ...]:
     """Return the classes of a column, sorted. Raises ValueError for fewer than two, and for too
     many."""
     column = table.column(name)
     if isinstance(column, Numbers):
         values = np.unique(column.values[~np.isnan(column.values)])
-        names = tuple(map(_number_name, values[: MAX_TABLE_CLASSES + 1]))
+        names = tuple(map(_format_number, values[: MAX_TABLE_CLASSES + 1]))
     else:
         names = tuple(sorted(column.texts))
     if len(names) > MAX_TABLE_CLASSES:
@@ -94,8 +94,8 @@ def read_labels(table: RawTable, targets: Targets, columns: Sequence[str]) -> np
     Raises ValueError with the row of a value that is missing, or that no target is.
     """
     if targets.task == "classification":
-        return _classes(table, columns[0], targets.names)
-    read = _numbers if targets.task == "regression" else _labels
+        return _read_classes(table, columns[0], targets.names)
+    read = _read_numbers if targets.task == "regression" else _read_flag_labels
     return np.stack([read(table, name) for name in columns], axis=1)
 
 
@@ -105,19 +105,19 @@ def require_varied(labels: np.ndarray) -> None:
         raise ValueError("the labels are the same in all rows; nothing can be learned of them")
 
 
-def _classes(table: RawTable, name: str, classes: Sequence[str]) -> np.ndarray:
+def _read_classes(table: RawTable, name: str, classes: Sequence[str]) -> np.ndarray:
     column = table.column(name)
     position = {text: n for n, text in enumerate(classes)}
     if isinstance(column, Numbers):
         values, codes = np.unique(column.values, return_inverse=True)
-        texts = tuple("" if value != value else _number_name(value) for value in values)
+        texts = tuple("" if value != value else _format_number(value) for value in values)
         column = Texts(np.where(np.isnan(column.values), -1, codes), texts)
     labels = np.array([*(position.get(text, -1) for text in column.texts), -1], np.int32)
     labels = labels[column.codes]
     wrong = np.flatnonzero(labels < 0)
     if wrong.size:
         row = int(wrong[0])
-        _require_there(table, name, column.codes < 0)
+        _require_present(table, name, column.codes < 0)
         text = column.texts[column.codes[row]]
         raise ValueError(
             f"{table.place(row)}: {show_name(name)} = {text!r:.60}: no row of the training split "
@@ -126,17 +126,17 @@ def _classes(table: RawTable, name: str, classes: Sequence[str]) -> np.ndarray:
     return labels
 
 
-def _numbers(table: RawTable, name: str) -> np.ndarray:
+def _read_numbers(table: RawTable, name: str) -> np.ndarray:
     column = require_numbers(name, table.column(name), table.place)
-    _require_there(table, name, np.isnan(column.values))
+    _require_present(table, name, np.isnan(column.values))
     return column.values
 
 
-def _labels(table: RawTable, name: str) -> np.ndarray:
+def _read_flag_labels(table: RawTable, name: str) -> np.ndarray:
     column = table.column(name)
     missing = (np.isnan(column.values)) if isinstance(column, Numbers) else column.codes < 0
-    _require_there(table, name, missing)
-    flags = _flags(column)
+    _require_present(table, name, missing)
+    flags = _parse_flags(column)
     if flags is None:
         raise ValueError(
             f"{show_name(name)} has other values than 0 and 1, which multi_label takes"
@@ -144,7 +144,7 @@ def _labels(table: RawTable, name: str) -> np.ndarray:
     return flags
 
 
-def _flags(column: Numbers | Texts) -> np.ndarray | None:
+def _parse_flags(column: Numbers | Texts) -> np.ndarray | None:
     """0 or 1 of each row, float64, NaN if it is missing; None for a column of other values."""
     if isinstance(column, Numbers):
         values = column.values
@@ -155,7 +155,7 @@ def _flags(column: Numbers | Texts) -> np.ndarray | None:
     return np.array([*flags, np.nan], np.float64)[column.codes]
 
 
-def _require_there(table: RawTable, name: str, missing: np.ndarray) -> None:
+def _require_present(table: RawTable, name: str, missing: np.ndarray) -> None:
     if missing.any():
         row = int(np.argmax(missing))
         raise ValueError(
@@ -164,5 +164,5 @@ def _require_there(table: RawTable, name: str, missing: np.ndarray) -> None:
         )
 
 
-def _number_name(value: float) -> str:
+def _format_number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(float(value))

@@ -50,13 +50,13 @@ def read_files(files: list[Path]) -> list[bytes]:
     with name_file(files[0].parent):
         what = f"{len(files):,} files of {size_bytes / 1e6:,.1f} MB"
         require_room(ROOM_PER_BYTE * size_bytes, what)
-    return [_read(file) for file in files]
+    return [_read_file(file) for file in files]
 
 
-def read_lines_of_text(file: Path) -> list[str]:
+def read_text_lines(file: Path) -> list[str]:
     """Return the lines of a text file that are not empty. Raises DataError if it has no line."""
     with name_file(file):
-        lines = [line.strip() for line in decode_utf8(_read(file)).splitlines()]
+        lines = [line.strip() for line in decode_utf8(_read_file(file)).splitlines()]
     texts = [line for line in lines if line]
     if not texts:
         raise DataError(f"{file}: holds no text; must have one on each line")
@@ -66,11 +66,11 @@ def read_lines_of_text(file: Path) -> list[str]:
 def read_rows(file: Path, columns: tuple[str, str]) -> list[tuple[str, str]]:
     """Return two columns of a CSV whose first line names them, row by row.
 
-    Raises DataError for a file that isn't a CSV, lacks a column or a field, or has no rows.
+    Raises DataError for a file that is no CSV, lacks a column or a field, or has no rows.
     """
     with name_file(file):
         # Excel begins a file with a mark of its encoding.
-        text = decode_utf8(_read(file)).removeprefix("\ufeff")
+        text = decode_utf8(_read_file(file)).removeprefix("\ufeff")
         if "\0" in text:
             raise ValueError("is no CSV: it holds zero bytes")
         limit = csv.field_size_limit(MAX_FIELD)
@@ -102,7 +102,7 @@ def _parse_rows(text: str, columns: tuple[str, str]) -> list[tuple[str, str]]:
     return rows
 
 
-def _read(file: Path) -> bytes:
+def _read_file(file: Path) -> bytes:
     with name_file(file):
         require_room(ROOM_PER_BYTE * file.stat().st_size, f"the text of {file.name}")
         return read_bytes(file, MAX_TEXT_BYTES)

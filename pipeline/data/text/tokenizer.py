@@ -81,7 +81,7 @@ class ByteTokenizer(Tokenizer):
 
     def to_bytes(self) -> bytes:
         """Return the kind, as JSON."""
-        return _as_json({"kind": self.kind})
+        return _to_json({"kind": self.kind})
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,11 @@ class CharacterTokenizer(Tokenizer):
 
     @cached_property
     def _codes(self) -> np.ndarray:
-        return _code_points(self.characters)
+        return _to_code_points(self.characters)
 
     def encode(self, text: str) -> np.ndarray:
         """Return one token a character."""
-        codes = _code_points(text)
+        codes = _to_code_points(text)
         places = np.searchsorted(self._codes, codes).clip(max=len(self._codes) - 1)
         return np.where(self._codes[places] == codes, places, UNKNOWN).astype(np.int32)
 
@@ -112,7 +112,7 @@ class CharacterTokenizer(Tokenizer):
 
     def to_bytes(self) -> bytes:
         """Kind and characters, as JSON."""
-        return _as_json({"kind": self.kind, "characters": self.characters})
+        return _to_json({"kind": self.kind, "characters": self.characters})
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class WordTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         """Return one token a word."""
-        numbers = [self._numbers.get(word, UNKNOWN) for word in words_of(text)]
+        numbers = [self._numbers.get(word, UNKNOWN) for word in split_words(text)]
         return np.array(numbers, np.int32)
 
     def decode(self, tokens: Iterable[int]) -> str:
@@ -142,7 +142,7 @@ class WordTokenizer(Tokenizer):
 
     def to_bytes(self) -> bytes:
         """Kind and words, as JSON."""
-        return _as_json({"kind": self.kind, "words": list(self.words)})
+        return _to_json({"kind": self.kind, "words": list(self.words)})
 
 
 @dataclass(frozen=True)
@@ -236,20 +236,20 @@ def parse_tokenizer(content: bytes, *, special_tokens: bool = False) -> Tokenize
     raise ValueError("is no tokenizer.json: it has no model")
 
 
-def characters_of(texts: Iterable[str]) -> CharacterTokenizer:
+def make_character_tokenizer(texts: Iterable[str]) -> CharacterTokenizer:
     """Return the tokenizer of all characters of some texts."""
     return CharacterTokenizer("".join(sorted(set(chain.from_iterable(texts)))))
 
 
-def frequent_words(texts: Iterable[str], most: int) -> WordTokenizer:
+def make_word_tokenizer(texts: Iterable[str], most: int) -> WordTokenizer:
     """Return the tokenizer of the `most` frequent words; of equally frequent ones the first by
     name."""
-    counts = Counter(word for text in texts for word in words_of(text))
+    counts = Counter(word for text in texts for word in split_words(text))
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     return WordTokenizer(tuple(ranked[:most]))
 
 
-def words_of(text: str) -> Sequence[str]:
+def split_words(text: str) -> Sequence[str]:
     """Return the words of a text in lower case, and its punctuation."""
     return _WORDS.findall(text.lower())
 
@@ -264,10 +264,10 @@ def decode_utf8(content: bytes) -> str:
         ) from error
 
 
-def _code_points(text: str) -> np.ndarray:
+def _to_code_points(text: str) -> np.ndarray:
     """Return the numbers of the characters, uint32 (n,)."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
-def _as_json(tree: Any) -> bytes:
+def _to_json(tree: Any) -> bytes:
     return (json_text(tree) + "\n").encode()

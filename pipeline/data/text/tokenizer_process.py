@@ -42,7 +42,7 @@ class TokenizerProcess:
         self._process = LimitedProcess("pipeline.data.text.tokenizer_child")
         self._total_bytes = 0
         try:
-            self.metadata = json.loads(self._ask(FILE, content))
+            self.metadata = json.loads(self._send(FILE, content))
         except ImportError as error:
             raise ValueError(
                 f"needs the library tokenizers: pip install 'recipe-pipeline[text]' ({error})"
@@ -62,7 +62,7 @@ class TokenizerProcess:
 
     def _compute(self, kind: bytes, content: bytes, what: str) -> bytes:
         try:
-            return self._ask(kind, content)
+            return self._send(kind, content)
         except LibraryError as error:
             raise ValueError(f"the tokenizer fails on {what}: {error}") from error
         except ChildLimitError as error:
@@ -71,7 +71,7 @@ class TokenizerProcess:
                 "must grow a text less, and its expressions match faster"
             ) from error
 
-    def _ask(self, kind: bytes, content: bytes) -> bytes:
+    def _send(self, kind: bytes, content: bytes) -> bytes:
         self._total_bytes += len(content)
         limits = ChildLimits(
             _BASE_MEMORY_BYTES + _MEMORY_PER_BYTE * self._total_bytes,

@@ -45,7 +45,7 @@ class TokenWindows:
         return self.tokens[token_indices].reshape(*starts.shape, self.length, *self.trailing)
 
 
-def window_columns(tokens: np.ndarray, length: int, stride: int) -> dict[str, TokenWindows]:
+def make_window_columns(tokens: np.ndarray, length: int, stride: int) -> dict[str, TokenWindows]:
     """Return the columns of a language model: `image` (n, length, 1, 1), `label` (n, length).
 
     Inputs have the rank of images; labels are the tokens after them. `length` and `stride` are in
@@ -61,6 +61,6 @@ def window_columns(tokens: np.ndarray, length: int, stride: int) -> dict[str, To
     return {"image": replace(labels, first=0, trailing=(1, 1)), "label": labels}
 
 
-def narrow(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
+def to_narrow_dtype(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
     """Return tokens as uint8 if the vocabulary has at most 256 tokens, else as int32."""
     return tokens.astype(np.uint8 if vocabulary <= 256 else np.int32)

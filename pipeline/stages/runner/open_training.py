@@ -31,7 +31,7 @@ from pipeline.stages.record.run_directory import CHECKPOINT_FILES, CHECKPOINT_NA
 from pipeline.stages.record.saved_recipe import recipe_digest
 from pipeline.stages.runner.context import CompiledRun, Dumps, RunContext
 from pipeline.stages.runner.evaluations import Evaluations
-from pipeline.training.component_specs import metric_directions
+from pipeline.training.component_specs import list_metric_directions
 from pipeline.training.non_finite_steps import Rollback
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
@@ -120,7 +120,7 @@ def make_early_stop(spec: EarlyStopSpec) -> EarlyStop:
     """Return the early stop of a recipe."""
     if spec.metric is None:
         return EarlyStop()
-    better = metric_directions([spec.metric])[spec.metric]
+    better = list_metric_directions([spec.metric])[spec.metric]
     return EarlyStop(spec.metric, better, spec.patience, spec.min_delta)
 
 

@@ -98,13 +98,13 @@ class Muon(DecayedOptimizer):
             nesterov=self.nesterov,
             adam_b1=self.b1,
             adam_b2=self.b2,
-            muon_weight_dimension_numbers=_kernels_as_matrices,
+            muon_weight_dimension_numbers=_find_matrix_axes,
             consistent_rms=self.rms,
         )
         return (muon,)
 
 
-def _kernels_as_matrices(params: Any) -> Any:
+def _find_matrix_axes(params: Any) -> Any:
     """Return the input and output axes of each kernel; None for all other parameters."""
     import jax
     from optax.contrib import MuonDimensionNumbers

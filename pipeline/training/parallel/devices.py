@@ -18,7 +18,7 @@ from pipeline.core.host.platforms import CPU, platform_of
 from pipeline.training.parallel.parallel_spec import ParallelSpec
 from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.parallel.ranks import Ranks
-from pipeline.training.parallel.shards import DEFAULT_SHARDS, shards_of
+from pipeline.training.parallel.shards import DEFAULT_SHARDS, make_shards
 
 PLATFORMS = "jax_platforms"
 ACCEPTED_SETTINGS: Mapping[str, tuple[Any, ...]] = {
@@ -62,7 +62,7 @@ def place(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
             whose = f" of process {process}" if processes > 1 else ""
             raise RunError(
                 f"parallel.devices = {total}: {per_process} devices{whose} are needed, and JAX "
-                f"sees {len(available_here)} of {platform}{_hint(platform, '')}"
+                f"sees {len(available_here)} of {platform}{_explain_no_gpu(platform, '')}"
             )
         devices += available_here[:per_process]
     return DevicePlacement(tuple(devices), parallel.mesh_sizes["model"], tuple(parallel.batch_axes))
@@ -87,7 +87,7 @@ def num_devices(parallel: ParallelSpec, processes: int | None = None) -> int:
     return parallel.num_devices
 
 
-def context_line(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> str:
+def describe_layout(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> str:
     """Return a line on the layout of the run, with MindSpore's names."""
     devices = num_devices(parallel, ranks.size)
     parts = [f"{parallel.mode}: device_num {devices}"]
@@ -95,7 +95,7 @@ def context_line(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> str:
         parts[0] += f" ({parallel.mesh_sizes['data']} data x {parallel.mesh_sizes['model']} model)"
     if ranks.size > 1:
         parts.append(f"rank_id {ranks.own} of rank_size {ranks.size}")
-    shards = shards_of(parallel, batch_size, 1)
+    shards = make_shards(parallel, batch_size, 1)
     alone = parallel.devices is None and parallel.mesh is None
     parts_of_batch = devices if alone else parallel.batch_parts
     batch_per_device = f"{batch_size // parts_of_batch} a device"
@@ -153,7 +153,7 @@ def find_device(platform: str, index: int) -> jax.Device:
     GPU."""
     if platform_of(platform).is_cuda:
         _take_gpus()
-    with _plugin_failures() as failures:
+    with _collect_plugin_failures() as failures:
         everywhere = _open_devices()
         try:
             return jax.local_devices(backend=platform)[index]
@@ -161,7 +161,11 @@ def find_device(platform: str, index: int) -> jax.Device:
             names = sorted({f"{d.platform}:{d.id}" for d in everywhere})
             reason = failures[0] if failures else first_line(error)
     # A GPU that is there needs no advice about its software.
-    hint = "" if any(name.startswith(platform) for name in names) else _hint(platform, reason)
+    hint = (
+        ""
+        if any(name.startswith(platform) for name in names)
+        else _explain_no_gpu(platform, reason)
+    )
     raise RunError(f"device {platform}:{index}: JAX sees {', '.join(names)} only{hint}")
 
 
@@ -189,12 +193,12 @@ def _require_settings() -> None:
             raise RunError(f"{name.upper()} = {value}: must be {right}; unset it")
 
 
-def _hint(platform: str, reason: str) -> str:
+def _explain_no_gpu(platform: str, reason: str) -> str:
     return f"; {why_no_gpu(reason)}" if platform_of(platform).is_cuda else ""
 
 
 @contextmanager
-def _plugin_failures() -> Iterator[list[str]]:
+def _collect_plugin_failures() -> Iterator[list[str]]:
     """Collect why JAX's plug-ins fail to start, and keep their tracebacks out of the log."""
     reasons: list[str] = []
 

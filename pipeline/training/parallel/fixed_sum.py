@@ -153,11 +153,11 @@ def sum_local_shards(shards: Shards, batch: Batch, compute: Callable[[Batch, Arr
     if shards.axis is not None:
         first = jax.lax.axis_index(shards.axis) * shards.per_device
     if shards.add == "psum":
-        return compute(_shard(shards, batch, jnp.int32(0), first), first)
+        return compute(_slice_shard(shards, batch, jnp.int32(0), first), first)
 
     def leaf(i: Array) -> T:
         # Nothing of a shard is fused with what it is sliced from, which depends on the layout.
-        shard = jax.lax.optimization_barrier(_shard(shards, batch, i, first + i))
+        shard = jax.lax.optimization_barrier(_slice_shard(shards, batch, i, first + i))
         return compute(shard, first + i)
 
     return sum_leaves(leaf, shards.per_device, of=shards.count)
@@ -171,7 +171,7 @@ def sum_devices(shards: Shards, local: T) -> T:
     return copy_unfused(total)
 
 
-def _shard(shards: Shards, batch: Batch, i: Array, number: Array) -> Batch:
+def _slice_shard(shards: Shards, batch: Batch, i: Array, number: Array) -> Batch:
     """Return the i-th shard of a device's part of a batch, of that number in the whole batch."""
     size = batch.sample.shape[0] // shards.per_device
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from jax import Array
 
 
-def batch_multiple(num_microbatches: int, num_parts: int = 1) -> int:
+def compute_batch_multiple(num_microbatches: int, num_parts: int = 1) -> int:
     """Return the number that a batch size must be a multiple of.
 
     Each of `num_parts` devices or shards computes its part of the batch in microbatches.
@@ -20,12 +20,12 @@ def batch_multiple(num_microbatches: int, num_parts: int = 1) -> int:
     return num_microbatches * num_parts
 
 
-def microbatch_size(batch_size: int, num_microbatches: int, num_parts: int = 1) -> int:
+def compute_microbatch_size(batch_size: int, num_microbatches: int, num_parts: int = 1) -> int:
     """Return the number of samples of a microbatch."""
-    return batch_size // batch_multiple(num_microbatches, num_parts)
+    return batch_size // compute_batch_multiple(num_microbatches, num_parts)
 
 
-def batch_positions(
+def list_batch_positions(
     rows: Sequence[int], index: int, batch_size: int, num_microbatches: int
 ) -> tuple[int, ...]:
     """Return the positions in the batch of rows of the microbatch `index`.
@@ -34,7 +34,7 @@ def batch_positions(
     """
     if num_microbatches == 1:
         return tuple(rows)
-    first = index * microbatch_size(batch_size, num_microbatches)
+    first = index * compute_microbatch_size(batch_size, num_microbatches)
     return tuple(first + row for row in rows)
 
 

@@ -92,7 +92,7 @@ class Ranks:
         return text
 
 
-def is_of_a_peer(error: BaseException) -> bool:
+def is_peer_error(error: BaseException) -> bool:
     """Return whether an error of JAX means that another process has gone."""
     text = str(error)
     return not isinstance(error, PipelineError) and any(

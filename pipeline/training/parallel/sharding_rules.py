@@ -37,15 +37,15 @@ class ShardingRules:
         parameter whose path ends the leaf's.
         """
         shapes = flatten_dict(dict(state.params))
-        rules = {path: self.spec_of(path) for path in shapes}
+        rules = {path: self.find_param_spec(path) for path in shapes}
         leaves, form = jax.tree_util.tree_flatten_with_path(state)
-        specs = [_spec_of_leaf(path_text(path), leaf, shapes, rules) for path, leaf in leaves]
+        specs = [_find_leaf_spec(path_text(path), leaf, shapes, rules) for path, leaf in leaves]
         return jax.tree.unflatten(form, [placement.make_sharding(spec) for spec in specs])
 
-    def spec_of(self, path: Path) -> PartitionSpec:
+    def find_param_spec(self, path: Path) -> PartitionSpec:
         """Return the sharding of a parameter by the last rule that covers it, else replicated."""
         covering = [rule for rule in self.specs if covers(rule.pattern, path)]
-        return _spec(covering[-1]) if covering else PartitionSpec()
+        return _make_spec(covering[-1]) if covering else PartitionSpec()
 
     def constrain(self, placement: DevicePlacement) -> Callable[..., Any]:
         """Return an interceptor of flax modules that shards what the named layers compute."""
@@ -62,7 +62,7 @@ class ShardingRules:
             ]
             if not fitting:
                 return result
-            sharding = placement.make_sharding(_spec(fitting[-1]))
+            sharding = placement.make_sharding(_make_spec(fitting[-1]))
             return jax.lax.with_sharding_constraint(result, sharding)
 
         return intercept
@@ -79,7 +79,7 @@ class ShardingRules:
         flat = flatten_dict(dict(params))
         require_covered([rule.pattern for rule in self.specs], list(flat), "parameters")
         for path, leaf in flat.items():
-            spec = self.spec_of(path)
+            spec = self.find_param_spec(path)
             if spec:
                 _require_divides("/".join(path), leaf.shape, spec, sizes)
         rules = (*self.specs, *self.constraints)
@@ -89,7 +89,7 @@ class ShardingRules:
                 raise ValueError(f"nothing is sharded along the axis {axis} of {size} devices")
 
     def require_layers(self, ranks: Mapping[str, AbstractSet[int]]) -> None:
-        """Check the constraints against what layers compute, as `ranks_of_layers` returns it.
+        """Check the constraints against what layers compute, as `list_layer_ranks` returns it.
 
         Raises ValueError for a pattern that matches no layer, and for a number of entries that
         differs from the dimensions of all its layers.
@@ -111,7 +111,7 @@ class ShardingRules:
                 )
 
 
-def ranks_of_layers(trace: Callable[[], Any]) -> dict[str, set[int]]:
+def list_layer_ranks(trace: Callable[[], Any]) -> dict[str, set[int]]:
     """Return the numbers of dimensions of the arrays that layers compute in a trace, by path."""
     ranks_by_layer: dict[str, set[int]] = {}
 
@@ -127,14 +127,14 @@ def ranks_of_layers(trace: Callable[[], Any]) -> dict[str, set[int]]:
     return ranks_by_layer
 
 
-def sharding_rules_of(parallel: ParallelSpec) -> ShardingRules | None:
+def make_sharding_rules(parallel: ParallelSpec) -> ShardingRules | None:
     """Return the sharding rules of a recipe; None if every device has all parameters."""
     if parallel.mode not in ("semi_auto", "auto"):
         return None
     return ShardingRules(parallel.specs, parallel.constraints)
 
 
-def _spec(rule: ShardingSpec) -> PartitionSpec:
+def _make_spec(rule: ShardingSpec) -> PartitionSpec:
     return PartitionSpec(*(entry or None for entry in rule.entries))
 
 
@@ -156,7 +156,7 @@ def _require_divides(
             )
 
 
-def _spec_of_leaf(
+def _find_leaf_spec(
     path: str, leaf: Any, shapes: Mapping[Path, Any], rules: Mapping[Path, PartitionSpec]
 ) -> PartitionSpec:
     keys = tuple(path.split("/"))

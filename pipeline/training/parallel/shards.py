@@ -36,7 +36,7 @@ class Shards:
         return self.count // self.devices
 
 
-def shards_of(parallel: ParallelSpec, batch_size: int, devices: int) -> Shards | None:
+def make_shards(parallel: ParallelSpec, batch_size: int, devices: int) -> Shards | None:
     """Return the shards of a batch on a number of devices; None if it stays whole.
 
     Raises ValueError if the devices don't take equal numbers of shards.
@@ -54,11 +54,11 @@ def shards_of(parallel: ParallelSpec, batch_size: int, devices: int) -> Shards |
 
 
 def num_shards(parallel: ParallelSpec, batch_size: int) -> int:
-    """Return the number of shards with `exact`: the recipe's, else `default_shards`."""
-    return parallel.shards or default_shards(batch_size, parallel.num_devices)
+    """Return the number of shards with `exact`: the recipe's, else `choose_num_shards`."""
+    return parallel.shards or choose_num_shards(batch_size, parallel.num_devices)
 
 
-def default_shards(batch_size: int, devices: int) -> int:
+def choose_num_shards(batch_size: int, devices: int) -> int:
     """Return the number of shards if a recipe names none: 8, or fewer if a batch has no 8 equal
     parts, or the number of devices."""
     return max(gcd(DEFAULT_SHARDS, batch_size), devices)

@@ -99,7 +99,7 @@ def on_host(op, values, uniforms=None):
     return op(np, values, uniforms_for(op, len(values)) if uniforms is None else uniforms)
 
 
-def spec_of(values):
+def find_param_spec(values):
     return ColumnSpec(values.shape[1:], values.dtype.name)
 
 
@@ -111,7 +111,7 @@ def op_id(op):
 def takes(op, values):
     """Whether the op says that it can be applied."""
     try:
-        op.output(spec_of(values))
+        op.output(find_param_spec(values))
     except ValueError as error:
         return "uint8 images" not in str(error)
     return True
@@ -139,7 +139,7 @@ def test_host_and_compiled_device_agree(op, values):
 
 @pytest.mark.parametrize(("op", "values"), CASES)
 def test_output_has_shape_and_dtype(op, values):
-    reported, got = op.output(spec_of(values)), on_host(op, values)
+    reported, got = op.output(find_param_spec(values)), on_host(op, values)
     assert (reported.shape, reported.dtype) == (got.shape[1:], got.dtype.name)
 
 
@@ -305,7 +305,7 @@ def test_resize_to_one_number_keeps_the_aspect(size, image, expected):
 
 def test_pillows_kernels_take_bytes_alone():
     with pytest.raises(ValueError, match="antialias takes uint8 images, not float32; resize befor"):
-        Resize(size=(4, 4), interpolation="antialias").output(spec_of(FLOATS))
+        Resize(size=(4, 4), interpolation="antialias").output(find_param_spec(FLOATS))
 
 
 def test_area_refuses_sums_that_leave_int32():
@@ -393,7 +393,7 @@ def test_a_fill_that_is_no_byte_is_refused(fill):
 
 def test_float_images_take_any_fill():
     op = Pad(padding=(1, 0, 0, 0), fill=-0.5)
-    assert op.output(spec_of(FLOATS)).shape == (8, 9, 3)
+    assert op.output(find_param_spec(FLOATS)).shape == (8, 9, 3)
     assert (on_host(op, FLOATS)[:, 0] == -0.5).all()
 
 
@@ -532,7 +532,7 @@ GREY = ColumnSpec((7, 9, 1), "uint8")
 
 
 @pytest.mark.parametrize("op", [RandomColorAdjust(), RandAugment(), AutoAugment()], ids=op_id)
-@pytest.mark.parametrize("wrong", [GREY, spec_of(FLOATS)], ids=["grey", "float32"])
+@pytest.mark.parametrize("wrong", [GREY, find_param_spec(FLOATS)], ids=["grey", "float32"])
 def test_an_op_on_colours_refuses_what_is_not_rgb_bytes(op, wrong):
     with pytest.raises(
         ValueError, match=r"takes uint8 images of 3 channels, not .* before rescale"

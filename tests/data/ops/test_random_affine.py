@@ -11,7 +11,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.ops.affine import MAPS, RandomAffine, rotation
+from pipeline.data.ops.affine import MAPS, RandomAffine, rotation_map
 
 HEIGHT, WIDTH = 11, 14
 PIXELS = np.random.default_rng(2).integers(1, 256, (6, HEIGHT, WIDTH, 3), np.uint8)
@@ -59,7 +59,7 @@ def test_a_fixed_map_is_the_product_of_its_parts(values: tuple[float, ...]) -> N
 def test_a_rotation_is_that_of_random_rotation() -> None:
     op = RandomAffine(degrees=(25.0, 25.0))
     centre = (WIDTH - 1) / 2, (HEIGHT - 1) / 2
-    expected = rotation(np.array([25.0]), centre)[0]
+    expected = rotation_map(np.array([25.0]), centre)[0]
     np.testing.assert_allclose(op.matrices(HEIGHT, WIDTH)[0], expected, atol=1e-9)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.data.batch import Batch
 from pipeline.data.columns import Split
-from pipeline.data.padding.buckets import SIZE, assign_buckets, ragged_array, sort_buckets
+from pipeline.data.padding.buckets import SIZE, assign_buckets, make_ragged_array, sort_buckets
 from pipeline.data.padding.pad_images import UNCROPPED_SIZE, crop_to, pad_split
 from pipeline.data.random import seed_words
 
@@ -30,7 +30,9 @@ def places(size: tuple[int, int]) -> np.ndarray:
 def split() -> Split:
     """Images that say where each pixel was, and labels that say it too."""
     values = np.concatenate([places(tuple(size)).ravel() for size in SIZES])
-    return Split({"image": ragged_array(values, SIZES, (1,)), "label": ragged_array(values, SIZES)})
+    return Split(
+        {"image": make_ragged_array(values, SIZES, (1,)), "label": make_ragged_array(values, SIZES)}
+    )
 
 
 def padded() -> dict[str, Any]:
@@ -126,7 +128,10 @@ def test_labels_of_positions_are_padded_with_the_label_of_none() -> None:
     tokens = np.arange(1, 9, dtype=np.int32)
     sizes = np.array([[3], [5]])
     ragged = Split(
-        {"image": ragged_array(tokens, sizes, (1, 1)), "label": ragged_array(tokens, sizes)}
+        {
+            "image": make_ragged_array(tokens, sizes, (1, 1)),
+            "label": make_ragged_array(tokens, sizes),
+        }
     )
     labels = pad_split(ragged, [(6,)], ignore_index=-100).columns["label"][:]
     assert labels.tolist() == [[1, 2, 3, -100, -100, -100], [4, 5, 6, 7, 8, -100]]

@@ -18,7 +18,7 @@ from pipeline.core.errors import DataError
 from pipeline.data.records.record_format import (
     DESCRIPTION,
     decode,
-    decode_many,
+    decode_batch,
     encode,
     read_description,
 )
@@ -149,7 +149,7 @@ def test_many_records_are_decoded_as_one_by_one() -> None:
     first = 2**32 - 2
     records = [encode(value[np.newaxis], first, number) for number, value in enumerate(values)]
     seeds = [first, first + 1, first + 2]
-    decoded = decode_many(records, np.dtype(np.float32), (2, 2), seeds)
+    decoded = decode_batch(records, np.dtype(np.float32), (2, 2), seeds)
     np.testing.assert_array_equal(decoded, values)
     for number, record in enumerate(records):
         alone = decode(record, np.float32, (1, 2, 2), first, number)
@@ -165,4 +165,4 @@ def test_a_changed_record_among_many_is_noticed(
     records = [encode(np.full((1, 2), n, np.uint8), 7, n) for n in range(3)]
     records[1] = change(records[1])
     with pytest.raises(ValueError, match=message):
-        decode_many(records, np.dtype(np.uint8), (2,), [7, 8, 9])
+        decode_batch(records, np.dtype(np.uint8), (2,), [7, 8, 9])

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData
-from pipeline.data.sources.image_columns import common_size, decode
+from pipeline.data.sources.image_columns import decode, find_common_size
 from pipeline.data.sources.image_folder import ImageFolder
 from tests.data.section import section
 
@@ -317,7 +317,7 @@ def test_images_are_turned_as_exif_says(tmp_path: Path, suffix: str, orientation
     with Image.open(path) as image:
         expected = np.asarray(ImageOps.exif_transpose(image))
 
-    assert common_size([str(path)]) == expected.shape[:2]
+    assert find_common_size([str(path)]) == expected.shape[:2]
     np.testing.assert_array_equal(decode(str(path), *expected.shape[:2]), expected)
 
 

@@ -22,8 +22,8 @@ from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData
-from pipeline.data.records.tf_example import Feature, example_type, parse_example
-from pipeline.data.records.tfrecord_file import masked_checksum, scan
+from pipeline.data.records.tf_example import Feature, make_example_type, parse_example
+from pipeline.data.records.tfrecord_file import compute_masked_checksum, scan_records
 from pipeline.data.sources.tfrecord import TFRecord
 from tests import outcome
 from tests.data.section import section
@@ -44,7 +44,7 @@ def write(path: Path, contents: list[bytes]) -> Path:
 
 def make_example(features: Mapping[str, Feature]) -> bytes:
     """The bytes of an Example with these features."""
-    example = example_type()()
+    example = make_example_type()()
     for name, values in features.items():
         feature = example.features.feature[name]
         if isinstance(values, tuple):
@@ -97,7 +97,7 @@ def refusal(folder: Path, **settings: Any) -> str:
 def test_what_tensorflow_wrote_is_read() -> None:
     """Golden values of tests/golden/make_tfrecord.py."""
     expected = json.loads((GOLDEN / "features.json").read_text())
-    found = [parse_example(content) for _, content in scan(GOLDEN / "train.tfrecord")]
+    found = [parse_example(content) for _, content in scan_records(GOLDEN / "train.tfrecord")]
     assert len(found) == len(expected)
     for example, values in zip(found, expected, strict=True):
         assert bytes(example["image_raw"][0]).hex() == values["image_raw"]  # type: ignore[arg-type]
@@ -217,7 +217,7 @@ def test_a_compressed_file_is_told(tmp_path: Path) -> None:
 def test_a_length_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     for length, said in ((2**25, "is truncated"), (2**62, "at most 67,108,864 are read")):
         header = struct.pack("<Q", length)
-        content = header + struct.pack("<I", masked_checksum(header)) + b"x" * 40
+        content = header + struct.pack("<I", compute_masked_checksum(header)) + b"x" * 40
         (tmp_path / "train").write_bytes(content)
         assert said in refusal(tmp_path)
 
@@ -256,7 +256,7 @@ def test_every_flipped_bit_and_truncation_is_found(
         broken[position] ^= 1 << bit
     (tmp_path / "train").write_bytes(bytes(broken))
     try:
-        records = [content for _, content in scan(tmp_path / "train")]
+        records = [content for _, content in scan_records(tmp_path / "train")]
     except ValueError:
         return
     assert is_truncated

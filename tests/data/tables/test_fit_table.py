@@ -13,7 +13,7 @@ from pipeline.core.errors import DataError
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.table import FittedTable, TableFormat
 from pipeline.data.tables import fit_table as module
-from pipeline.data.tables.encode_table import EncodeTable, encoded_features, encoding_ops
+from pipeline.data.tables.encode_table import EncodeTable, count_encoded_features, make_encoding_ops
 from pipeline.data.tables.fit_table import (
     FitOptions,
     encode_rows,
@@ -51,7 +51,7 @@ def fitted(
 
 
 def as_input(table: FittedTable, rows: np.ndarray, reads: Any = "features") -> np.ndarray:
-    (op,) = encoding_ops(table, reads)
+    (op,) = make_encoding_ops(table, reads)
     on_host, on_device = op(np, rows, None), np.asarray(op(jnp, jnp.asarray(rows), None))
     np.testing.assert_array_equal(on_host, on_device)
     assert on_host.dtype == on_device.dtype == np.float32
@@ -83,8 +83,8 @@ def test_a_missing_value_is_a_category_of_its_own_and_an_unknown_one_is_none(
     fields = as_input(table, rows, "fields")
     assert fields[:, 1, 0].tolist() == [[3, 1], [1, 1], [2, 1], [1, 0], [1, 1]]
     assert fields[:, 0, 0, 0].tolist() == [0] * 5
-    assert encoded_features(encoding_ops(table, "fields")) == 4
-    assert encoded_features(()) is None
+    assert count_encoded_features(make_encoding_ops(table, "fields")) == 4
+    assert count_encoded_features(()) is None
 
 
 def test_the_most_frequent_categories_are_told_apart(tmp_path: Path) -> None:

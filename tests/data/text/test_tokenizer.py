@@ -16,8 +16,8 @@ from pipeline.data.text.tokenizer import (
     ByteTokenizer,
     CharacterTokenizer,
     WordTokenizer,
-    characters_of,
-    frequent_words,
+    make_character_tokenizer,
+    make_word_tokenizer,
     parse_tokenizer,
 )
 from tests.data.text.made_up import WORDS, tokenizer_json
@@ -34,14 +34,14 @@ def test_bytes_are_those_of_utf8(text: str) -> None:
 
 @given(TEXTS.filter(bool), TEXTS)
 def test_characters_come_back_and_others_are_unknown(known: str, text: str) -> None:
-    tokenizer = characters_of([known])
+    tokenizer = make_character_tokenizer([known])
     assert tokenizer.decode(tokenizer.encode(known)) == known
     expected = [tokenizer.names.index(c) if c in known else UNKNOWN for c in text]
     assert tokenizer.encode(text).tolist() == expected
 
 
 def test_words_are_the_frequent_ones_in_lower_case() -> None:
-    tokenizer = frequent_words(["The cat, the dog.", "A cat!"], 3)
+    tokenizer = make_word_tokenizer(["The cat, the dog.", "A cat!"], 3)
     assert tokenizer.words == ("cat", "the", "!")
     assert tokenizer.encode("The CAT sat!").tolist() == [1, 0, UNKNOWN, 2]
 

@@ -60,12 +60,12 @@ def sum_moments(capture: LayerCapture, mask: Array, split_dim: int) -> Factors:
     cotangents = batch_first(capture.cotangents, capture.layout)
     inputs = jnp.where(mask.reshape(-1, *[1] * (inputs.ndim - 1)), inputs, 0)
     return Factors(
-        _second_moment(inputs, capture.window, split_dim),
-        _second_moment(cotangents, None, split_dim),
+        _sum_second_moment(inputs, capture.window, split_dim),
+        _sum_second_moment(cotangents, None, split_dim),
     )
 
 
-def curvature_factors(sums: Factors, rows: Array, scale: Array | float) -> Factors:
+def compute_factors(sums: Factors, rows: Array, scale: Array | float) -> Factors:
     """Return the blocks of A and G from sums over `rows` positions of all samples.
 
     `scale` times the cotangents are the gradients of each sample's loss.
@@ -73,7 +73,7 @@ def curvature_factors(sums: Factors, rows: Array, scale: Array | float) -> Facto
     return Factors(sums.inputs / rows, sums.outputs * (scale**2 / rows))
 
 
-def damped_inverses(
+def invert_damped(
     factors: Mapping[str, Factors], damping: Array, positions: Mapping[str, Array]
 ) -> dict[str, Factors]:
     """(A + r)^-1 and (G + r)^-1 of every layer, with r = sqrt(damping / positions).
@@ -108,18 +108,18 @@ def precondition(gradient: Array, inverses: Factors, positions: Array) -> Array:
     return product[: matrix.shape[0], : matrix.shape[1]].reshape(gradient.shape)
 
 
-def positions_per_sample(capture: LayerCapture) -> int:
+def count_positions(capture: LayerCapture) -> int:
     """Return the number of outputs of each feature in one sample."""
     return prod(shape_nhwc(capture.cotangents, capture.layout)[1:-1])
 
 
-def _second_moment(samples: Array, window: ConvWindow | None, split_dim: int) -> Array:
+def _sum_second_moment(samples: Array, window: ConvWindow | None, split_dim: int) -> Array:
     """Return the blocks of the sum of r r' over rows r: patches under the window, or all positions.
 
     Samples (batch, ..., features) are taken a few at a time, one after the other.
     """
-    moment = functools.partial(_moment_of_rows, window=window, split_dim=split_dim)
-    size = _samples_at_once(samples, window)
+    moment = functools.partial(_sum_row_products, window=window, split_dim=split_dim)
+    size = _choose_chunk_size(samples, window)
     if size == samples.shape[0]:
         return moment(samples)
     chunks = samples.reshape(-1, size, *samples.shape[1:])
@@ -128,17 +128,17 @@ def _second_moment(samples: Array, window: ConvWindow | None, split_dim: int) ->
     return lax.scan(lambda total, chunk: (total + moment(chunk), None), zero, chunks)[0]
 
 
-def _samples_at_once(samples: Array, window: ConvWindow | None) -> int:
+def _choose_chunk_size(samples: Array, window: ConvWindow | None) -> int:
     """Return the largest part of the batch, a divisor of it, whose rows stay below the limit;
     or 1."""
     batch, *_ = samples.shape
-    rows = jax.eval_shape(functools.partial(_rows, window=window), samples)
+    rows = jax.eval_shape(functools.partial(_list_rows, window=window), samples)
     most = max(1, ROWS_LIMIT_BYTES * batch // (4 * rows.size))
     return next(size for size in range(min(batch, most), 0, -1) if batch % size == 0)
 
 
-def _moment_of_rows(samples: Array, window: ConvWindow | None, split_dim: int) -> Array:
-    rows = _rows(samples, window)
+def _sum_row_products(samples: Array, window: ConvWindow | None, split_dim: int) -> Array:
+    rows = _list_rows(samples, window)
     blocks = make_blocks(rows.shape[1], split_dim)
     padded = jnp.pad(rows, [(0, 0), (0, blocks.number * blocks.size - rows.shape[1])])
     # Blocks outermost: a product with them between the others falls into a loop of scalars.
@@ -146,6 +146,6 @@ def _moment_of_rows(samples: Array, window: ConvWindow | None, split_dim: int) -
     return multiply_by_rows("xla", tiles, tiles)
 
 
-def _rows(samples: Array, window: ConvWindow | None) -> Array:
+def _list_rows(samples: Array, window: ConvWindow | None) -> Array:
     """(samples * positions, features), samples slowest."""
     return samples.reshape(-1, samples.shape[-1]) if window is None else patches(window, samples)

@@ -73,11 +73,11 @@ class Thor(OptimizerSpec):
     def curvature(self) -> CurvatureRule:
         """Return the second moments of a layer's inputs and of its output gradients."""
         from pipeline.training.curvature import CurvatureRule
-        from pipeline.training.optimizers.thor.factors import positions_per_sample, sum_moments
+        from pipeline.training.optimizers.thor.factors import count_positions, sum_moments
 
         return CurvatureRule(
             partial(sum_moments, split_dim=self.split_dim),
-            positions_per_sample,
+            count_positions,
             period=self.frequency,
             groups=self.split_indices,
         )

@@ -17,11 +17,11 @@ import optax
 from jax import Array
 
 from pipeline.core.host.tree_paths import leaves_by_path, path_text
-from pipeline.training.curvature import Curvature, where_due
+from pipeline.training.curvature import Curvature, compute_if_due
 from pipeline.training.optimizers.thor.factors import (
     Factors,
-    curvature_factors,
-    damped_inverses,
+    compute_factors,
+    invert_damped,
     make_blocks,
     precondition,
 )
@@ -78,10 +78,10 @@ def scale_by_thor(
 
         def refresh() -> dict[str, Factors]:
             factors = {
-                path: curvature_factors(layer.moments, rows[path], curvature.scale)
+                path: compute_factors(layer.moments, rows[path], curvature.scale)
                 for path, layer in seen.items()
             }
-            return damped_inverses(factors, damping(state.updates), positions)
+            return invert_damped(factors, damping(state.updates), positions)
 
         def find_direction(path: Any, gradient: Array) -> Array:
             kernel = path_text(path)
@@ -89,7 +89,7 @@ def scale_by_thor(
                 return gradient
             return precondition(gradient, inverses[kernel], positions[kernel])
 
-        inverses = where_due(curvature.due, refresh, lambda: before)
+        inverses = compute_if_due(curvature.due, refresh, lambda: before)
         directions = jax.tree.map_with_path(find_direction, updates)
         return directions, ThorState(state.updates + 1, {**state.inverses, **inverses})
 
