@@ -145,7 +145,9 @@ class TrainSplitSpec(Spec):
                 "without it the whole split is shuffled, whatever the files"
             )
         if self.interleave is not None and self.balance:
-            raise ValueError("interleave: can't be had with balance, which draws from all files")
+            raise ValueError(
+                "interleave: can't be combined with balance, which draws from all files"
+            )
         return self
 
     @model_validator(mode="after")
@@ -168,7 +170,9 @@ class TrainSplitSpec(Spec):
     def _draws_one_op(self) -> Self:
         drawing = [position for position, op in enumerate(self.ops) if op.choices > 1]
         if len(drawing) > 1:
-            raise ValueError(f"ops.{drawing[1]}: a size is drawn by ops.{drawing[0]} already")
+            raise ValueError(
+                f"ops.{drawing[1]}: draws a size, as ops.{drawing[0]} does; only one op can"
+            )
         return self
 
 
@@ -185,12 +189,12 @@ class EvalSplitSpec(Spec):
             if isinstance(op, BatchOp):
                 raise ValueError(
                     f"ops.{position} ({op.name}): mixes the samples of a batch, and evaluation "
-                    "measures each by itself; list it under dataset.train.ops alone"
+                    "measures each by itself; list it only under dataset.train.ops"
                 )
             if op.choices > 1:
                 raise ValueError(
                     f"ops.{position} ({op.name}): draws a size for each step of training; "
-                    "evaluation takes one, with resize"
+                    "evaluation needs a fixed size: use resize"
                 )
         return self
 
@@ -243,16 +247,18 @@ class DatasetSpec(Spec):
         drawing = [op.name for op in self.train.ops if op.choices > 1]
         if drawing:
             raise ValueError(
-                f"buckets: can't be had with {drawing[0]}, which gives sizes of its own"
+                f"buckets: can't be combined with {drawing[0]}, which changes the sizes"
             )
         if self.train.balance:
-            raise ValueError("buckets: can't be had with train.balance; a class may lack a bucket")
+            raise ValueError(
+                "buckets: can't be combined with train.balance; a class may lack a bucket"
+            )
         if self.train.interleave:
-            raise ValueError("buckets: can't be had with train.interleave")
+            raise ValueError("buckets: can't be combined with train.interleave")
         if self.train.num_shards is not None:
             raise ValueError(
-                "buckets: can't be had with train.num_shards; shards would differ in their number "
-                "of batches"
+                "buckets: can't be combined with train.num_shards; shards would differ in their "
+                "number of batches"
             )
         return self
 

@@ -75,8 +75,8 @@ def require_published(path: Path, file: RemoteFile) -> None:
         md5 = checksum(path, "md5")
         if md5 != file.md5:
             raise ValueError(
-                f"is not the file that was published: md5 {md5} instead of {file.md5}; remove it "
-                "to have it downloaded again, or name your own data with dataset.root"
+                f"isn't the published file: md5 {md5} instead of {file.md5}; remove it "
+                "to download it again, or set dataset.root to use other data"
             )
 
 
@@ -92,6 +92,6 @@ def lock_data_folder(directory: Path) -> Iterator[None]:
         except OSError as error:
             raise DataError(
                 f"{directory}: can't be written ({error.strerror}); "
-                "another cache folder is named with cache.root=DIR"
+                "set another cache folder with cache.root=DIR"
             ) from error
         yield

@@ -164,14 +164,17 @@ class BucketedOrder(SampleOrder):
 
     def __post_init__(self) -> None:
         if len(self.buckets) != self.samples:
-            raise ValueError(f"{len(self.buckets)} samples have a bucket, of {self.samples}")
+            raise ValueError(
+                f"{len(self.buckets)} buckets for {self.samples} samples; must have one for each"
+            )
         if self.num_shards > 1:
             raise ValueError("shards of a bucketed split would differ in their number of batches")
         if self.batches_per_repetition == 0:
             most = int(np.bincount(self.buckets).max())
             raise ValueError(
-                f"a batch of {self.batch_size} can't be filled from any bucket, and drop_remainder "
-                f"drops what is not full; the batch size can be {most} at most"
+                f"a batch of {self.batch_size} can't be filled from any bucket, and "
+                "drop_remainder drops batches that aren't full; the batch size must be at most "
+                f"{most}"
             )
         super().__post_init__()
 

@@ -48,14 +48,14 @@ def read_image_table(
     label_at = [_find_column(names, name, "label_columns") for name in label_columns]
     label_at = label_at or [at for at in range(len(names)) if at != path_at]
     if not label_at:
-        raise ValueError(f"has the column {show_name(names[0])} alone; labels need another one")
+        raise ValueError(f"has only the column {show_name(names[0])}; labels need another column")
     if path_at in label_at:
-        raise ValueError(f"{show_name(names[path_at])} can't be a path and a label")
+        raise ValueError(f"{show_name(names[path_at])} must not be both the path and a label")
     if not rows:
         raise ValueError("has no rows below the names of its columns")
     for number, row in enumerate(rows, 2):
         if len(row) != len(names):
-            raise ValueError(f"row {number} has {len(row)} values, and {len(names)} columns")
+            raise ValueError(f"row {number} has {len(row)} values for {len(names)} columns")
     labels = {names[at]: [row[at].strip() for row in rows] for at in label_at}
     for name, values in labels.items():
         missing = [number for number, value in enumerate(values, 2) if not value]
@@ -74,7 +74,7 @@ def _read_rows(file: Path) -> tuple[list[str], list[list[str]]]:
     try:
         rows = [row for row in csv.reader(StringIO(text, newline=""), strict=True) if row]
     except csv.Error as error:
-        raise ValueError(f"is no CSV: {error}") from error
+        raise ValueError(f"isn't a CSV: {error}") from error
     if not rows:
         raise ValueError("is empty; its first row must name the columns")
     names = rows[0]
@@ -99,7 +99,7 @@ def _resolve_paths(names: Sequence[str], folder: Path, *, follow_links: bool) ->
     absent = []
     for number, name in enumerate(names, 2):
         if "\0" in name:
-            raise ValueError(f"row {number}: {show_name(name)} is no path")
+            raise ValueError(f"row {number}: {show_name(name)} isn't a path")
         path = os.path.normpath(os.path.join(root, name))
         inside = _is_inside(path, root)
         if inside and not follow_links:
@@ -184,7 +184,7 @@ def parse_labels(
             if not np.isin(values, (0, 1)).all():
                 odd = values[~np.isin(values, (0, 1))][0]
                 raise ValueError(
-                    f"{show_name(name)} has the value {odd:g}; multi_label takes 0 and 1"
+                    f"{show_name(name)} has the value {odd:g}; multi_label needs 0 or 1"
                 )
     return LabelColumns(task, names, numbers)
 
@@ -220,7 +220,7 @@ def _parse_numbers(name: str, values: Sequence[str]) -> np.ndarray:
             number = float(value)
         except ValueError:
             raise ValueError(
-                f"{show_name(name)} has {show_name(value)}, which is no number"
+                f"{show_name(name)} has {show_name(value)}, which isn't a number"
             ) from None
         if not math.isfinite(number):
             raise ValueError(f"{show_name(name)} has {show_name(value)}; must be finite")

@@ -100,13 +100,13 @@ def _append_rest(part: Path, file: RemoteFile, url: str, stall_s: float) -> None
         content_range = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
         start = int(content_range[1]) if content_range else 0
         if start not in (0, present):
-            raise ValueError(f"sent bytes from {start:,} where {present:,} was asked for")
+            raise ValueError(f"sent bytes from {start:,} instead of {present:,}")
         length = response.headers.get("Content-Length")
         total = start + int(length) if length else file.size_bytes
         if file.size_bytes not in (None, total):
             raise ValueError(f"offers {total:,} bytes instead of {file.size_bytes:,}")
         if total is not None and not 0 <= total <= MAX_BYTES:
-            raise ValueError(f"offers {total:,} bytes; must be {MAX_BYTES:,} at most")
+            raise ValueError(f"offers {total:,} bytes; must be at most {MAX_BYTES:,}")
         with part.open("ab" if start else "wb") as target:
             for chunk in _read_chunks(response, file.name, start, total, stall_s):
                 target.write(chunk)

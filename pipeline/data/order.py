@@ -114,7 +114,8 @@ class Batching:
             shard = f" of each of {self.num_shards} shards" if self.num_shards > 1 else ""
             raise ValueError(
                 f"a batch of {self.batch_size} can't be filled from {size} samples{shard}, and "
-                f"drop_remainder drops what is not full; the batch size can be {size} at most"
+                "drop_remainder drops batches that aren't full; the batch size must be at most "
+                f"{size}"
             )
 
     @property

@@ -29,7 +29,7 @@ def seed_words(seed: int) -> np.ndarray:
     Raises ValueError for a seed outside 0..2**63 - 1.
     """
     if not 0 <= seed <= MAX_SEED:
-        raise ValueError(f"a seed is a whole number from 0 to {MAX_SEED}, not {seed}")
+        raise ValueError(f"seed = {seed}: must be a whole number from 0 to {MAX_SEED}")
     return np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
 
 

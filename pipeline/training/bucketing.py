@@ -22,10 +22,10 @@ def apply_in_bucket(
 ) -> T:
     """Apply `compute` to a batch whose images are cropped to the smallest bucket that holds them.
 
-    Images come padded to a size that holds all buckets, and are cropped to the first bucket that
-    covers every image of the batch. If an image was larger, the crop is at a random place, or
-    central if not `drawn`. `compute` is traced once for each bucket, and a program has a branch for
-    each: a sink runs over batches of any bucket without asking the host.
+    Images are padded to a size that holds all buckets, and are cropped to the first bucket that
+    covers every image of the batch. A larger image is cropped at a random place, or in the middle
+    if not `drawn`. `compute` is traced once for each bucket. The program has a branch for each, so
+    that a sink needs no decision of the host.
     """
     if not buckets:
         return compute(batch)

@@ -1,8 +1,6 @@
-"""Phases of training in which more and more parameters are trained, within one program.
-
-The program has a branch for each phase, and the number of steps done chooses it: a sink may begin
-in one phase and end in another, and a resumed run needs no further state.
-"""
+"""Phases of training, each of which trains more parameters, within one program. The program has a
+branch for each phase, chosen by the number of steps so far. So a sink may begin in one phase and
+end in another, and a resumed run needs no further state."""
 
 from __future__ import annotations
 
@@ -23,11 +21,9 @@ T = TypeVar("T")
 
 
 def apply_phase(config: StepConfig, step: Array, compute: Callable[[StepConfig], T]) -> T:
-    """Apply `compute` to the configuration of the phase of a step, int32 ().
-
-    `step` counts the steps done. The results of all phases must have the same shapes. In eager mode
-    Python chooses: jax would compile the branches again in every step.
-    """
+    """Apply `compute` to the configuration of a step's phase. `step`, int32 (), is the number of
+    steps before. The results of all phases must have the same shapes. In eager mode Python
+    branches, since jax would compile the branches again in every step."""
     starts = [phase.start for phase in config.phases]
     if not isinstance(step, jax.core.Tracer):
         return compute(select_phase(config, int(step)))
@@ -37,7 +33,7 @@ def apply_phase(config: StepConfig, step: Array, compute: Callable[[StepConfig],
 
 
 def select_phase(config: StepConfig, step: int) -> StepConfig:
-    """Return the configuration of the phase of a step, without other phases."""
+    """Return the configuration of a step's phase, without other phases."""
     begun = [phase for phase in config.phases if phase.start <= step]
     if not begun:
         return replace(config, phases=())
@@ -52,12 +48,10 @@ def optimize_by_phase(
     clip: optax.GradientTransformation,
     phases: Sequence[tuple[tuple[str, ...], optax.GradientTransformation]],
 ) -> optax.GradientTransformation:
-    """Use another optimizer for the parameters that begin to be trained in each phase.
-
-    `phases` are the frozen patterns of each phase, the first one included, and the optimizer of its
-    new parameters. Until a phase begins its state stays as `init` made it, the count of updates
-    too: parameters that join later start as in a new run. Gradients are clipped all together.
-    """
+    """Use a separate optimizer for the new parameters of each phase. `phases` are the frozen
+    patterns of each phase, and the optimizer for its new parameters. Until a phase begins, its
+    state, including the count of updates, stays as `init` made it. So its parameters start as in a
+    new run. All gradients are clipped together."""
 
     def groups(tree: Any) -> Iterator[Any]:
         for patterns, _ in phases:

@@ -31,7 +31,7 @@ from pipeline.training.parallel.shards import Shards
 Array = jax.Array
 Lowered = TypeVar("Lowered", bound=Callable[..., Any])
 SampleLoss = Callable[..., Array]
-"""(logits, labels, where) -> loss per sample; `where` is given only with an `ignore_index`."""
+"""(logits, labels, where) -> loss per sample; `where` is passed only with an `ignore_index`."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,16 @@ class StepConfig:
     frozen: tuple[str, ...] = ()
     """Patterns over parameters that are not trained, or not before the first of `phases`."""
     phases: tuple[FreezePhase, ...] = ()
-    """Later phases, in each of which more parameters are trained; the optimizer has a separate
-    state for the new parameters of each (`freezing.optimize_by_phase`)."""
+    """Later phases, each with more trained parameters. The optimizer has a separate state for the
+    new parameters of a phase (`freezing.optimize_by_phase`)."""
     fix_statistics: bool = False
-    """Whether batch norm with frozen parameters uses and doesn't update its running statistics.
-    In the first phase the network itself has that setting."""
+    """Whether batch norm with frozen parameters uses its running statistics and doesn't update
+    them. In the first phase the network itself has that setting."""
     layer_rates: tuple[tuple[str, float], ...] = ()
     """Factors on learning rates by outermost scope."""
     rate_groups: tuple[str, ...] = ()
-    """Patterns over parameters with separate learning rates; the last that covers one decides."""
+    """Patterns over parameters with separate learning rates; the last pattern that covers one
+    applies."""
     accumulate: int = 1
     """Number of microbatches, one after the other, whose gradients are summed."""
     average: AverageSpec | None = None
@@ -86,20 +87,21 @@ class StepConfig:
     gradients: Callable[[Backward, Any, Array], tuple[Any, Any]] | None = None
     """(backward, parameters, key) -> gradients, auxiliary outputs; None: one backward pass."""
     metrics: tuple[MetricSpec, ...] = ()
-    """Metrics of evaluations besides the metrics of classes."""
+    """Metrics of evaluations, besides the standard ones for classes."""
     task: Task = "classification"
     class_counts: tuple[int, ...] = ()
     """Training labels of each class, if the loss depends on them."""
     train_images: tuple[ColumnSpec, ...] = ()
-    """Training images after the map ops, if an op draws their size; empty if all are like
+    """Training images after the map ops, one for each size that an op draws; empty if all are like
     `image`."""
     shards: Shards | None = None
-    """Shards of a batch, on several devices; None if one device takes a batch as a whole."""
+    """Shards of a batch, also across devices; None if a batch stays whole."""
     lowerings: LoweringPolicy | None = None
     """Policy for a network whose layers don't choose lowerings; None: computed as it is written."""
 
     def lower(self, function: Lowered) -> Lowered:
-        """Return a function that applies the network, with its computations as chosen."""
+        """Return a function that applies the network, with the lowerings that the policy
+        chooses."""
         if self.lowerings is None:
             return function
         return with_lowerings(function, self.lowerings, scope_root(self.network))
@@ -113,7 +115,7 @@ class StepConfig:
 @register_dataclass
 @dataclass(frozen=True)
 class OverflowCounts:
-    """Counts of a loss scale that skips overflows, int32 scalars."""
+    """Counts for a loss scale that skips overflows, int32 scalars."""
 
     good_steps: Array
     """Steps since the last overflow, or since the scale was last changed."""
@@ -126,10 +128,8 @@ class OverflowCounts:
 @register_dataclass
 @dataclass(frozen=True)
 class NonFiniteStepCounts:
-    """Counts of a policy that continues after non-finite steps, int32 scalars.
-
-    Checkpoints hold them by these names.
-    """
+    """Counts for a policy that continues after non-finite steps, int32 scalars. Checkpoints have
+    these names."""
 
     in_a_row: Array
     """Consecutive non-finite steps up to now."""
@@ -140,11 +140,11 @@ class NonFiniteStepCounts:
 @register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """All that training changes; the content of a checkpoint.
+    """Everything that training changes, the content of a checkpoint.
 
-    `step` (int32 scalar) counts steps, including those without an update. Random draws are keyed by
-    (seed, step), so the state of the random generator is the seed and this counter. `loss_scale` is
-    a float32 scalar. Fields of features that a recipe does not use are None.
+    `step` (int32 scalar) counts steps, including steps without an update. Random draws are keyed by
+    (seed, step), so no generator has a state. `loss_scale` is a float32 scalar. Fields that a
+    recipe doesn't need are None.
     """
 
     step: Array

@@ -1,8 +1,8 @@
 """One training step, its initial state and its evaluation, as pure functions.
 
-A step reads top to bottom: `_step` maps the batch, computes gradients (here), the loss (losses.py)
-and its outcome, and updates the state (update.py); the types are in state.py. Sink and backend
-decide how often, on which device and in what order the functions are called.
+`_step` maps the batch, computes the loss (losses.py) and its gradients, decides the outcome and
+updates the state (update.py). The types are in state.py. Sink and backend decide when and on which
+device the functions are called.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ from pipeline.training.update import (
 T = TypeVar("T")
 
 GRADIENTS_DRAW = 2**31 - 1
-"""Number of the key for custom gradients, which no microbatch and no shard has."""
+"""Number that derives the key of custom gradients; no microbatch and no shard has it."""
 
 
 @dataclass(frozen=True)
 class TrainStep:
     """The three pure functions that a backend compiles.
 
-    `init(seed)` makes the state at step 0 from uint32 (2,). `step(state, batch, learning_rates)`
-    does one update; the table is float32 (total steps,), a row for each update, and with rate
-    groups (total steps, 1 + groups). A step whose loss or gradient is not finite changes nothing
-    but the counts of such steps. `evaluate(state, batch, sums)` adds a batch to the sums. If
-    several runs share a step, both also take the values of the constants that differ between runs,
-    each as one more argument.
+    `init(seed)` makes the state at step 0; the seed is uint32 (2,). `step(state, batch,
+    learning_rates)` does one update. The rates are float32 (total steps,), or (total steps, 1 +
+    groups) with rate groups. A step whose loss or gradient isn't finite changes only the counts of
+    such steps. `evaluate(state, batch, sums)` adds a batch to the sums. If several runs share a
+    step, `step` and `evaluate` have one more argument for each constant that differs between the
+    runs.
     """
 
     init: Callable[[Array], TrainState]
@@ -84,16 +84,16 @@ class TrainStep:
 
 
 class MappedBatch(NamedTuple):
-    """A batch, or a microbatch of it, after its map ops."""
+    """A batch, or a microbatch, after the map ops."""
 
     images: Array
     """(B, H, W, C) float32."""
     labels: Array
     """(B, ...) int or (B, ..., C) float."""
     mask: Array
-    """bool (B,): the valid samples; the others are padding."""
+    """bool (B,): True for samples, False for padding."""
     dropout: Array
-    """A key."""
+    """A JAX key."""
 
 
 def make_train_step(config: StepConfig) -> TrainStep:
@@ -146,9 +146,9 @@ def _update_state(
     count: Array,
     learning_rates: Array,
 ) -> tuple[TrainState, Record]:
-    """Return the state after a step with these gradients, over `count` samples, and its record."""
-    # Times the inverse, which XLA computes at each use of a gradient: a quotient it would store, a
-    # pass over all parameters more. The norm is the scaled gradients' for the same reason.
+    """Return the state after a step with gradients over `count` samples, and the step's record."""
+    # XLA fuses a product with each use of a gradient, but stores a quotient, which is one more pass
+    # over all parameters. For the same reason the norm is of the scaled gradients.
     unscale = 1 / state.loss_scale
     rates = learning_rates[jnp.minimum(count_updates(state), learning_rates.shape[0] - 1)]
     rate = rates[0] if config.rate_groups else rates
@@ -168,8 +168,8 @@ def _update_state(
 
 
 def compute_step_gradients(config: StepConfig, state: TrainState, batch: Batch) -> Gradients:
-    """Return gradients of the loss times its scale, of a batch that is cropped to its bucket; with
-    shards it is not cropped yet."""
+    """Return the gradients of the scaled loss of a batch. Without shards, the batch is cropped to
+    its bucket already."""
     dropout = make_dropout_key(batch, state.step)
     if config.shards is not None:
         return _shard_gradients(config, config.shards, state, batch, dropout)
@@ -184,7 +184,7 @@ def compute_step_gradients(config: StepConfig, state: TrainState, batch: Batch) 
 
 
 def make_dropout_key(batch: Batch, step: Array | int) -> Array:
-    """Return the key of the dropout of a step; `step` counts the steps before it."""
+    """Return the dropout key of a step; `step` is the number of steps before it."""
     return jax.random.fold_in(_make_key(batch.seed, 1), step)
 
 
@@ -193,8 +193,8 @@ def _apply_drawn_ops(
 ) -> T:
     """Apply `compute` to the map ops of a training step.
 
-    If an op is drawn for each step, `compute` is traced once for each choice, and a program has a
-    branch for each: a sink runs over steps of any size without asking the host.
+    If an op is drawn for each step, `compute` is traced once for each choice. The program has a
+    branch for each, so that a sink needs no decision of the host.
     """
     choices = count_choices(config.train_ops)
     if choices == 1:
@@ -207,10 +207,10 @@ def _apply_drawn_ops(
 def _shard_gradients(
     config: StepConfig, shards: Shards, state: TrainState, batch: Batch, dropout: Array
 ) -> Gradients:
-    """Return gradients of a batch as the sum over its shards.
+    """Return the gradients of a batch, summed over its shards.
 
-    Batch norm sees one shard at a time; the running statistics are the mean over shards. Dropout
-    draws by the number of the shard.
+    Batch norm normalizes each shard by itself; the running statistics are the mean over shards. The
+    dropout key of a shard is derived from its number.
     """
 
     def count_labels(cropped: Batch, ops: Ops, number: Array) -> Array:
@@ -226,7 +226,7 @@ def _shard_gradients(
         return compute_gradients(config, state, mapped, divisor, state.loss_scale)
 
     def apply_to_shard(compute: Callable[[Batch, Ops, Array], T], shard: Batch, number: Array) -> T:
-        """Apply `compute` to a shard that is cropped to its bucket, and the map ops of the step."""
+        """Apply `compute` to a shard cropped to its bucket, and to the map ops of the step."""
 
         def with_ops(cropped: Batch) -> T:
             return _apply_drawn_ops(
@@ -255,7 +255,7 @@ def _shard_gradients(
 
 @jax.named_scope(DATA)
 def map_batch(config: StepConfig, ops: Ops, batch: Batch) -> tuple[Array, Array]:
-    """Return images NHWC float32 and labels of a batch after its map ops."""
+    """Return the images, NHWC float32, and the labels of a batch after its map ops."""
     columns = apply_ops(jnp, ops, batch.columns, batch.seed, batch.epoch, batch.sample)
     sizes = batch.columns[SIZE] if config.padding_mask else None
     return make_network_inputs(columns["image"], config.image.layout, sizes), columns["label"]
@@ -264,7 +264,8 @@ def map_batch(config: StepConfig, ops: Ops, batch: Batch) -> tuple[Array, Array]
 def make_network_inputs(images: Array, layout: str, sizes: Array | None) -> Array:
     """Convert images as the map ops return them to a network's input, NHWC float32.
 
-    With their true sizes (B, 1 or 2) it has one more channel, which marks padding.
+    With `sizes` (B, 1 or 2), the sizes without padding, it has one more channel, which marks
+    padding.
     """
     images = images.astype(jnp.float32)
     images = images if layout == "hwc" else images.transpose(0, 2, 3, 1)
@@ -286,10 +287,11 @@ def compute_gradients(
     divisor: Array | int,
     scale: Array | float,
 ) -> Gradients:
-    """Return gradients of `scale` times the loss of the valid samples of a mapped batch.
+    """Return the gradients of `scale` times the loss of the valid samples of a mapped batch.
 
-    A mean divides by `divisor`. With `accumulate` microbatches their gradients are summed one after
-    the other: the same sum except for batch norm, which sees one at a time, and dropout's draws.
+    A mean divides by `divisor`. Gradients of `accumulate` microbatches are summed one after the
+    other. The sum differs from the whole batch's only by batch norm, which normalizes each
+    microbatch by itself, and by the draws of dropout.
     """
     if config.accumulate == 1:
         return _microbatch_gradients(config, state, state.batch_stats, batch, divisor, scale)
@@ -326,8 +328,8 @@ def _microbatch_gradients(
     divisor: Array | int,
     scale: Array | float,
 ) -> Gradients:
-    """Return the share of a microbatch in the loss of its batch, and the gradients of that share; a
-    mean divides by `divisor`, the number of samples or labels of the whole batch."""
+    """Return a microbatch's share of the loss, and the share's gradients. A mean divides by
+    `divisor`, the number of samples or labels of the whole batch."""
     trained, frozen = split_params(state.params, config.frozen)
 
     def scaled_loss(trained: Any) -> tuple[Array, tuple[Array, Any]]:
@@ -358,19 +360,18 @@ def _microbatch_gradients(
 
 
 def compute_norm(gradients: Any, unscale: Array) -> Array:
-    """Return the norm of the gradients of the loss, float32 (), from gradients of the scaled
-    loss."""
+    """Return the norm of the unscaled gradients, float32 (), from gradients of the scaled loss."""
     return optax.tree.norm(gradients) * unscale
 
 
 def make_update_only_step(
     config: StepConfig, learning_rate: float
 ) -> Callable[[TrainState, tuple[Array, Array]], tuple[TrainState, Array]]:
-    """Make the update alone, on mapped images (B, H, W, C) float32 and labels, to be priced.
+    """Make a step for cost estimates: only the update, on mapped images and labels.
 
-    Of several phases of training it is the last, which trains most. It leaves out the map ops,
-    which run on the host there, the loss scale, the gradient's norm and the guard against values
-    that are not finite: these are this pipeline's telemetry.
+    Images are (B, H, W, C) float32. Of several phases of training it is the last, which trains the
+    most parameters. The step has no map ops, loss scale, gradient norm or check for non-finite
+    values.
     """
 
     config = select_phase(config, config.phases[-1].start if config.phases else 0)
@@ -390,7 +391,7 @@ def make_update_only_step(
 
 
 def make_zero_sums(config: StepConfig) -> EvalSums:
-    """Return the sums of no samples."""
+    """Return sums of zero samples."""
     of_classes = config.task == "classification"
     return zero_sums(config.classes, config.metrics, of_classes=of_classes)
 
@@ -410,9 +411,9 @@ def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSum
 
 
 def init_variables(config: StepConfig, seed: Array) -> tuple[Array, Mapping[str, Any]]:
-    """Return logits of one blank image, and fresh parameters and batch statistics.
+    """Return the logits of one blank image, and initial parameters and batch statistics.
 
-    Raises ValueError if layers, or a rule for initialisation, don't fit.
+    Raises ValueError if the layers, or a rule for initialisation, don't fit.
     """
     image = jnp.zeros((1, *image_shape(config.image)), jnp.float32)
     logits, variables = config.network.init_with_output(_make_key(seed, 0), image, train=False)
@@ -421,7 +422,7 @@ def init_variables(config: StepConfig, seed: Array) -> tuple[Array, Mapping[str,
 
 
 def init_state(config: StepConfig, variables: Mapping[str, Any]) -> TrainState:
-    """Return the state at step 0 of fresh parameters and batch statistics."""
+    """Return the state at step 0, from initial parameters and batch statistics."""
     params = variables["params"]
     trained, _ = split_params(params, config.never_trained)
     zero = jnp.zeros((), jnp.int32)
@@ -438,12 +439,12 @@ def init_state(config: StepConfig, variables: Mapping[str, Any]) -> TrainState:
 
 
 def _make_key(seed: Array, stream: int) -> Array:
-    """Return a JAX key from the two words of the seed; streams 0 to 2 are initialisation, dropout,
-    and initialisation by rules."""
+    """Return a JAX key from a seed, uint32 (2,). Stream 0 is for initialisation, 1 for dropout, 2
+    for initialisation by rules."""
     key = jax.random.wrap_key_data(seed.astype(jnp.uint32), impl="threefry2x32")
     return jax.random.fold_in(key, stream)
 
 
 def image_shape(image: ColumnSpec) -> tuple[int, ...]:
-    """Height, width and channels of an image, in either layout of the map ops."""
+    """Return the height, width and channels of an image, in either layout of the map ops."""
     return image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])

@@ -38,10 +38,8 @@ MAX_CONSECUTIVE_OVERFLOWS = 1000
 def decide_outcome(
     policy: NonFinitePolicy, state: TrainState, loss: Array, grad_norm: Array
 ) -> StepOutcome:
-    """Decide whether a step is applied, skipped or ends the run; masks are bool ().
-
-    A loss that is not finite isn't an overflow: no scale would have changed it.
-    """
+    """Decide whether a step is applied, is skipped or ends the run; masks are bool (). A non-finite
+    loss isn't an overflow, since no scale changes it."""
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     overflow = skipped_non_finite = jnp.zeros((), bool)
     if state.overflows is not None:
@@ -55,12 +53,10 @@ def decide_outcome(
 
 
 def apply_if_finite(finite: Array, update: Callable[[State], State], state: State) -> State:
-    """Return `update(state)` if `finite`, bool (), holds, else the state as it was.
-
-    The CPU branches, which spares it the copies that a choice between two states needs. Elsewhere a
-    branch would wait for the host to read the condition. In eager mode Python chooses: jax would
-    compile a branch again in every step.
-    """
+    """Return `update(state)` if `finite`, bool (), is true, else the same state. The CPU has a
+    branch, which needs no copies. Other devices select between both states: a branch would wait for
+    the host to read the condition. In eager mode Python branches, since jax would compile a branch
+    again in every step."""
     if not isinstance(finite, jax.core.Tracer):
         return update(state) if finite else state
 
@@ -87,9 +83,9 @@ def apply_update(
 ) -> TrainState:
     """Return the state after an update: p <- p - rate * direction, for trained parameters p.
 
-    `rates` is one rate, (), or one of all parameters and one of each group, (1 + groups,). The
-    gradients are of the loss itself, over `count` samples; the sums of layers are still to be
-    multiplied by `unscale`, the inverse of the loss scale.
+    `rates` is one rate, (), or the rate without a group and the rate of each group, (1 + groups,).
+    Gradients are unscaled, over `count` samples. The sums of layers are scaled; `unscale` is the
+    inverse of the loss scale.
     """
     curvature = {}
     if config.curvature is not None:
@@ -124,10 +120,8 @@ def apply_directions(
     groups: Sequence[str],
     by_layer: Mapping[str, float],
 ) -> Any:
-    """p - rate * direction, with the rate of the last group that covers p, else the first.
-
-    It is multiplied by the factor of p's outermost scope, if `by_layer` has one.
-    """
+    """Return p - rate * direction, with the rate of the last group that covers p, else the first.
+    `by_layer` has factors on the rate by outermost scope."""
     if not groups and not by_layer:
         return jax.tree.map(lambda p, d: p - rates * d, params, directions)
     by_group = jnp.asarray(rates)
@@ -143,7 +137,8 @@ def apply_directions(
 
 
 def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> Any:
-    """Return the moving average after update number `updates` (int32 (), counted from 0)."""
+    """Return the moving average after an update; `updates`, int32 (), is the number of updates
+    before."""
     assert spec.decay is not None, "there is an average if there is a decay"
     count = updates.astype(jnp.float32)
     ramp = (1 + count) / (10 + count)
@@ -152,9 +147,9 @@ def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> 
 
 
 def count_overflow(loss_scale: LossScaling, state: TrainState, outcome: StepOutcome) -> TrainState:
-    """Set the loss scale of the next step and count an overflow.
+    """Set the loss scale of the next step, and count an overflow.
 
-    A step that was neither applied nor an overflow changes nothing.
+    Nothing changes for a step that was neither applied nor an overflow.
     """
     before = state.overflows
     if before is None:
@@ -175,10 +170,8 @@ def count_overflow(loss_scale: LossScaling, state: TrainState, outcome: StepOutc
 def count_non_finite_step(
     policy: NonFinitePolicy, state: TrainState, outcome: StepOutcome
 ) -> TrainState:
-    """Count a non-finite step that the policy skips: the step and the counts alone change.
-
-    An applied step ends a row of non-finite ones, an overflow does not.
-    """
+    """Count a non-finite step that the policy skips: only the step and the counts change. An
+    applied step ends a row of non-finite steps, an overflow doesn't."""
     before = state.bad_steps
     if before is None or not policy.skips_in_a_row:
         return state

@@ -244,7 +244,7 @@ def test_part_that_is_complete_is_taken(server: Server, tmp_path: Path) -> None:
 def test_bytes_from_elsewhere_in_the_file_are_refused(server: Server, tmp_path: Path) -> None:
     part = part_of(tmp_path, CONTENT[:1_000])
 
-    with pytest.raises(DataError, match="sent bytes from 5 where 1,000 was asked for"):
+    with pytest.raises(DataError, match="sent bytes from 5 instead of 1,000"):
         fetch(FILE, [server.mirror("shifted")], tmp_path)
     assert part.read_bytes() == CONTENT[:1_000]
 

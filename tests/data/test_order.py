@@ -143,7 +143,7 @@ def test_the_last_batch_of_60000_by_64_holds_32_samples():
 
 
 def test_a_batch_that_can_never_be_full_is_refused():
-    with pytest.raises(ValueError, match=r"batch of 65 .* 64 samples, .* can be 64 at most"):
+    with pytest.raises(ValueError, match=r"batch of 65 .* 64 samples, .* must be at most 64"):
         Batching(64, 65, drop_remainder=True, repeat=1)
 
 

@@ -136,6 +136,6 @@ def test_one_shard_is_the_whole() -> None:
 
 
 def test_a_batch_larger_than_a_shard_is_refused() -> None:
-    expected = r"batch of 5 .* 4 samples of each of 4 shards, .* can be 4 at most"
+    expected = r"batch of 5 .* 4 samples of each of 4 shards, .* must be at most 4"
     with pytest.raises(ValueError, match=expected):
         make_order(batch_size=5, num_shards=4, shard_id=0)

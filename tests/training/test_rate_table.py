@@ -96,8 +96,8 @@ WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
     ),
     "columns": ("a.csv", lambda file: file.write_text("1,2\n"), "line 1 is 1,2; must be one num"),
     "heading": ("a.csv", lambda file: file.write_text("lr\n1\n"), "line 1 is lr; must be one num"),
-    "no text": ("a.txt", lambda file: file.write_bytes(b"\xff\xfe"), "is no text in UTF-8; must"),
-    "empty": ("a.txt", lambda file: file.write_text("# none\n"), "holds no rate; must have one"),
+    "no text": ("a.txt", lambda file: file.write_bytes(b"\xff\xfe"), "isn't text in UTF-8; must"),
+    "empty": ("a.txt", lambda file: file.write_text("# none\n"), "has no rates; must have one"),
     "suffix": ("a.pt", lambda file: file.touch(), "must end in .npy, .csv, .txt"),
     "missing": ("a.npy", lambda file: None, "can't be read: No such file or directory"),
     "huge": (

@@ -182,7 +182,7 @@ class _AffineOp(GeometricOp):
     def output(self, value: ColumnSpec) -> ColumnSpec:
         *_, channels = require_image(value)
         if value.dtype != "uint8":
-            raise ValueError(f"takes uint8 images, not {value.dtype}; list it before rescale")
+            raise ValueError(f"needs uint8 images, not {value.dtype}; list it before rescale")
         list_fill_levels(self.fill, channels)
         return value
 
@@ -261,7 +261,9 @@ class RandomAffine(_AffineOp):
                 raise ValueError(f"{name} = {list(bounds)}: must be within -90 and 90 degrees")
         steep = np.tan(np.deg2rad([max(map(abs, self.shear_x)), max(map(abs, self.shear_y))]))
         if steep.prod() >= 1:
-            raise ValueError("shear_x, shear_y: too much of both, which turns images inside out")
+            raise ValueError(
+                "shear_x, shear_y: too large together: the image would be turned inside out"
+            )
         return self
 
     def matrices(self, height: int, width: int) -> np.ndarray:

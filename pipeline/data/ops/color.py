@@ -38,7 +38,7 @@ def _make_range_check(
 ) -> Callable[[tuple[float, float]], tuple[float, float]]:
     def check(bounds: tuple[float, float]) -> tuple[float, float]:
         if not least <= bounds[0] <= bounds[1] <= most:
-            raise ValueError(f"{quantity} is from {least:g} to {most:g}, not {list(bounds)}")
+            raise ValueError(f"{list(bounds)}: {quantity} must be from {least:g} to {most:g}")
         return bounds
 
     return check
@@ -103,7 +103,7 @@ def require_rgb_bytes(value: ColumnSpec) -> None:
     *_, channels = require_image(value)
     if value.dtype != "uint8" or channels != 3:
         raise ValueError(
-            f"takes uint8 images of 3 channels, not {value.dtype} of {channels}; list it before "
+            f"needs uint8 images of 3 channels, not {value.dtype} of {channels}; list it before "
             "rescale and normalize"
         )
 

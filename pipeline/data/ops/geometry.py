@@ -37,7 +37,7 @@ class Pad(GeometricOp):
             if max(top, bottom) > height - edge or max(left, right) > width - edge:
                 raise ValueError(
                     f"can't mirror {list(self.padding)} pixels of an image of {height}x{width}; "
-                    f"{self.mode} takes {height - edge} rows and {width - edge} columns at most"
+                    f"{self.mode} allows at most {height - edge} rows and {width - edge} columns"
                 )
         return replace(value, shape=(*_compute_padded_size(height, width, self.padding), channels))
 
@@ -63,7 +63,7 @@ def _require_fill(fill: float, dtype: str) -> None:
     if fill not in range(limits.min, limits.max + 1):
         raise ValueError(
             f"can't fill {dtype} images with {fill}; "
-            f"take a whole number from {limits.min} to {limits.max}"
+            f"must be a whole number from {limits.min} to {limits.max}"
         )
 
 

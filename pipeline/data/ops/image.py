@@ -37,11 +37,11 @@ def require_image(value: ColumnSpec) -> tuple[int, int, int]:
     """
     if len(value.shape) != 3:
         raise ValueError(
-            f"takes images of shape (height, width, channels), not values of shape {value.shape}"
+            f"needs images of shape (height, width, channels), not values of shape {value.shape}"
         )
     if value.layout != "hwc":
         raise ValueError(
-            f"takes images with channels last, not the {value.shape} that hwc2chw made of them; "
+            f"needs images with channels last, not the {value.shape} that hwc2chw made of them; "
             "list it before hwc2chw"
         )
     height, width, channels = value.shape
@@ -51,7 +51,7 @@ def require_image(value: ColumnSpec) -> tuple[int, int, int]:
 def require_image_dtype(dtype: str) -> None:
     """Raise ValueError for a dtype that ops of interpolation don't take."""
     if dtype not in ("uint8", "float16", "float32"):
-        raise ValueError(f"takes uint8, float16 or float32 images, not {dtype}")
+        raise ValueError(f"needs uint8, float16 or float32 images, not {dtype}")
 
 
 def read_crossings(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
@@ -102,7 +102,7 @@ def repeat_op(xp: Any, change: Callable[[Any, Any], Any], iterations: int, value
 
 def _require_order(bounds: tuple[float, float]) -> tuple[float, float]:
     if bounds[0] > bounds[1]:
-        raise ValueError(f"the range {list(bounds)} ends before it begins; give [least, most]")
+        raise ValueError(f"the range {list(bounds)} must be [least, most]")
     return bounds
 
 

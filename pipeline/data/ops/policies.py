@@ -82,7 +82,7 @@ class RandAugment(Policy):
     def _check_magnitude(self) -> Self:
         if self.magnitude >= self.num_magnitude_bins:
             raise ValueError(
-                f"magnitude {self.magnitude} must be below num_magnitude_bins "
+                f"magnitude = {self.magnitude}: must be below num_magnitude_bins = "
                 f"{self.num_magnitude_bins}"
             )
         return self

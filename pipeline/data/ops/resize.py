@@ -66,8 +66,8 @@ class Resize(GeometricOp):
             require_image_dtype(value.dtype)
         elif value.dtype != "uint8":
             raise ValueError(
-                f"{self.interpolation} takes uint8 images, not {value.dtype}; resize before "
-                "rescale, or take linear, nearest, cubic or area"
+                f"{self.interpolation} needs uint8 images, not {value.dtype}; resize before "
+                "rescale, or use linear, nearest, cubic or area"
             )
         if self.interpolation == "area" and value.dtype == "uint8" and height * width > _AREA_LIMIT:
             raise ValueError(f"can't average over images as large as {height}x{width}; crop first")

@@ -42,7 +42,7 @@ class Normalize(Op):
         if len(self.mean) != len(self.std):
             raise ValueError(
                 f"mean has {len(self.mean)} values and std has {len(self.std)}; "
-                "give one of each per channel"
+                "must have one of each for each channel"
             )
         return self
 
@@ -51,7 +51,7 @@ class Normalize(Op):
         if len(self.mean) != channels:
             raise ValueError(
                 f"mean and std have {len(self.mean)} values for images of {channels} channels; "
-                "give one per channel"
+                "must have one for each channel"
             )
         return replace(value, dtype="float32")
 
@@ -109,7 +109,7 @@ class OneHot(Op):
     def output(self, value: ColumnSpec) -> ColumnSpec:
         if not np.issubdtype(np.dtype(value.dtype), np.integer):
             raise ValueError(
-                f"takes integer labels, not {value.dtype}; list a type_cast to int32 before it"
+                f"needs integer labels, not {value.dtype}; list a type_cast to int32 before it"
             )
         return replace(value, shape=(*value.shape, self.classes), dtype="float32")
 

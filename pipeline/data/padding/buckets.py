@@ -89,7 +89,7 @@ def make_ragged_array(
     if sizes.ndim != 2 or sizes.dtype.kind not in "iu" or sizes.size == 0:
         raise ValueError(f"sizes are {sizes.dtype} {sizes.shape}; must be whole numbers (n, d)")
     if sizes.min() < 1:
-        raise ValueError(f"sizes go down to {sizes.min()}; must be 1 at least")
+        raise ValueError(f"sizes go down to {sizes.min()}; must be at least 1")
     lengths = sizes.astype(np.int64).prod(axis=1) * math.prod(trailing)
     if flat.shape != (lengths.sum(),):
         raise ValueError(f"values have shape {flat.shape}; the sizes ask for ({lengths.sum()},)")
@@ -193,7 +193,7 @@ def assign_buckets(
         largest = sizes[uncovered].max(axis=0).tolist()
         raise ValueError(
             f"{uncovered.sum():,} of {len(sizes):,} samples are larger than every bucket; "
-            f"one of {largest} would hold them, and dataset.oversized=crop uses a part of each"
+            f"a bucket of {largest} would hold them; dataset.oversized=crop uses a part of each"
         )
     areas = np.minimum(sizes[:, None], bounds).astype(np.int64).prod(axis=-1)
     return np.where(uncovered, areas.argmax(axis=1), covered.argmax(axis=1)).astype(np.int32)
@@ -207,8 +207,8 @@ def require_used_buckets(numbers: np.ndarray, buckets: Sequence[Bucket], least: 
             raise ValueError(f"{list(bucket)} covers no sample that a smaller one does not cover")
         if count < least:
             raise ValueError(
-                f"{list(bucket)} has {count} samples, which fill no batch of {least}, and "
-                "drop_remainder drops what is not full: it would drop all of them"
+                f"{list(bucket)} has {count} samples, too few for a batch of {least}, so that "
+                "drop_remainder would drop all of them"
             )
 
 

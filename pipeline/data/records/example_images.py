@@ -163,14 +163,14 @@ class _Layout:
                 raise ValueError(
                     f"{show_name(self.image_key)} has {len(content):,} bytes; {height}x{width} "
                     f"pixels of {channels} channels are {math.prod(self.shape):,}; "
-                    "dataset.image_shape says otherwise"
+                    "must match dataset.image_shape"
                 )
         elif not self.resized:
             height, width = _read_encoded_size(content)
             if (height, width) != self.shape[:2]:
                 raise ValueError(
-                    f"is {height}x{width} where the first is {self.shape[0]}x{self.shape[1]}; "
-                    "give dataset.image_size=[H,W] to resize all"
+                    f"is {height}x{width}, but the first is {self.shape[0]}x{self.shape[1]}; "
+                    "set dataset.image_size=[H,W] to resize all"
                 )
 
     def label(self, features: Mapping[str, Feature]) -> int | np.ndarray:
@@ -197,7 +197,7 @@ def _find_layout(features: Mapping[str, Feature], settings: ExampleSettings) -> 
     content = _find_image(features, image_key)
     label = features[label_key]
     if isinstance(label, tuple):
-        raise ValueError(f"{show_name(label_key)} holds bytes; a label is a number")
+        raise ValueError(f"{show_name(label_key)} holds bytes; a label must be a number")
     encoded = settings.image_shape is None and content.startswith(_SIGNATURES)
     if settings.image_shape is not None:
         height, width, channels = settings.image_shape
@@ -224,7 +224,7 @@ def _find_key(
             return key
     there = ", ".join(show_name(key) for key in sorted(features)[:10]) or "nothing"
     looked = " or ".join(defaults) if name is None else show_name(name)
-    raise ValueError(f"has no feature {looked}, but {there}; dataset.{setting} names one")
+    raise ValueError(f"has no feature {looked}; it has {there}; set dataset.{setting}")
 
 
 def _find_image(features: Mapping[str, Feature], key: str) -> bytes:

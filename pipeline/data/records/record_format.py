@@ -134,7 +134,7 @@ class RecordsSpec(Spec):
         if not len(self.mean) == len(self.std) == right:
             raise ValueError(
                 f"mean and std have {len(self.mean)} and {len(self.std)} values; {self.task} of "
-                f"{len(self.classes)} names takes {right}"
+                f"{len(self.classes)} names needs {right}"
             )
         return self
 
@@ -165,7 +165,7 @@ def read_description(folder: Path) -> RecordsSpec:
     except ValueError as error:
         raise DataError(f"{file}: is damaged, not JSON: {error}") from error
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
-        raise DataError(f"{file}: is not of this program; its format must be {FORMAT}")
+        raise DataError(f"{file}: isn't a file of this program; its format must be {FORMAT}")
     try:
         return RecordsSpec.model_validate(tree)
     except ValidationError as error:
@@ -210,7 +210,7 @@ def decode_batch(
     """
     right_bytes = CHECKSUM_BYTES + math.prod(shape) * dtype.itemsize
     if any(len(record) != right_bytes for record in records):
-        raise ValueError("a record has another size")
+        raise ValueError("a record has a wrong size")
     rows = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), right_bytes)
     checksums = np.ascontiguousarray(rows[:, :CHECKSUM_BYTES]).view("<u4").ravel().tolist()
     bodies = (memoryview(record)[CHECKSUM_BYTES:] for record in records)

@@ -94,7 +94,7 @@ def require_free(folder: Path, overwrite: bool) -> None:
     if not os.path.lexists(folder):
         return
     if not (folder / DESCRIPTION).is_file():
-        raise RunError(f"{folder}: is there already and holds no records; name another folder")
+        raise RunError(f"{folder}: exists already and holds no records; name another folder")
     if not overwrite:
         raise RunError(f"{folder}: holds records already; name another folder, or add --overwrite")
 

@@ -50,7 +50,7 @@ def parse_example(content: bytes) -> Mapping[str, Feature]:
     try:
         example = make_example_type().FromString(content)
     except DecodeError as error:
-        raise ValueError(f"is no tf.train.Example: {error}") from error
+        raise ValueError(f"isn't a tf.train.Example: {error}") from error
     return _Features(example.features.feature)
 
 

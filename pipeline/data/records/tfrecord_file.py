@@ -66,8 +66,8 @@ def scan_records(path: Path) -> Iterator[tuple[int, bytes]]:
             length, checksum = _HEADER.unpack(header)
             if compute_masked_checksum(header[:8]) != checksum:
                 raise ValueError(
-                    f"record {record}: its length has another checksum; the file is damaged, or "
-                    "no TFRecord"
+                    f"record {record}: its length doesn't match its checksum; the file is damaged "
+                    "or isn't a TFRecord"
                 )
             start = file.tell()
             if length > MAX_RECORD_BYTES:
@@ -104,4 +104,6 @@ def _require_intact(record: int, content: bytes, length: int, checksum: bytes) -
     if len(content) < length or len(checksum) < _CHECKSUM.size:
         raise ValueError(f"record {record} is truncated: {len(content):,} bytes of {length:,}")
     if compute_masked_checksum(content) != _CHECKSUM.unpack(checksum)[0]:
-        raise ValueError(f"record {record} is damaged: its {length:,} bytes have another checksum")
+        raise ValueError(
+            f"record {record} is damaged: its {length:,} bytes don't match its checksum"
+        )

@@ -154,8 +154,8 @@ def find_common_size(paths: Sequence[str]) -> tuple[int, int]:
     for path, size in zip(paths, sizes, strict=True):
         if size != sizes[0]:
             raise DataError(
-                f"{path}: is {size[0]}x{size[1]} where {paths[0]} is {height}x{width}; "
-                "give dataset.image_size=[H,W] to resize all"
+                f"{path}: is {size[0]}x{size[1]}, but {paths[0]} is {height}x{width}; "
+                "set dataset.image_size=[H,W] to resize all"
             )
     return height, width
 
@@ -183,8 +183,8 @@ def decode_mask(path: str, height: int, width: int) -> np.ndarray:
 def _require_one_channel(image: Image.Image) -> None:
     if image.mode not in _MASK_MODES:
         raise ValueError(
-            f"its pixels are {image.mode}; those of a mask are classes, one number of 8 bits each: "
-            "save it as grey or with a palette"
+            f"its pixels are {image.mode}; pixels of a mask must be classes, one 8-bit number "
+            "each: save it as grey or with a palette"
         )
 
 

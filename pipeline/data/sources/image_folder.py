@@ -72,7 +72,9 @@ class ImageFolder(LocalDatasetSpec):
     @model_validator(mode="after")
     def _splits_once(self) -> Self:
         if self.labels_csv is None and self.eval_csv is not None:
-            raise ValueError(f"eval_csv = {self.eval_csv}: needs labels_csv, that of training")
+            raise ValueError(
+                f"eval_csv = {self.eval_csv}: needs labels_csv, the table for training"
+            )
         if self.labels_csv is not None and (self.split is None) == (self.eval_csv is None):
             raise ValueError(
                 f"labels_csv = {self.labels_csv}: needs either split, the share of its rows to "
@@ -168,7 +170,7 @@ class ImageFolder(LocalDatasetSpec):
         untrained = set(parsed.groups.tolist()) - set(parsed.groups[train_rows].tolist())
         if untrained:
             name = targets.names[min(untrained)]
-            raise DataError(f"{self.eval_csv}: has the class {name}, which {labels_csv} has not")
+            raise DataError(f"{self.eval_csv}: has the class {name}, which {labels_csv} lacks")
         rows_by_split = (train_rows, eval_rows)
         train, evaluated = self._make_columns(
             [[paths[row] for row in rows] for rows in rows_by_split]
@@ -240,8 +242,8 @@ def list_classes(folder: Path, classes: Sequence[str], within: Path | None = Non
     paths = [path for listing in listings for path in listing.images]
     if len(classes) == 1 and not any(Path(path).parent == folder / classes[0] for path in paths):
         raise DataError(
-            f"{folder}: must have one folder per class; it has {classes[0]} alone, whose images "
-            f"are in folders of their own: is dataset.root={folder / classes[0]} meant?"
+            f"{folder}: must have one folder per class; it has only {classes[0]}, whose images "
+            f"are in subfolders; did you mean dataset.root={folder / classes[0]}?"
         )
     left_out = [
         *list_files_beside(folder),
@@ -316,7 +318,7 @@ def require_within(path: Path, folder: Path | None) -> None:
     """Raise DataError for a path that leads out of a folder; None allows every path."""
     if folder is not None and not path.resolve().is_relative_to(folder):
         raise DataError(
-            f"{path}: leads out of {folder}, to {path.resolve()}; copy what is there, or give "
+            f"{path}: leads out of {folder}, to {path.resolve()}; copy its target, or set "
             "dataset.follow_links=true on the command line"
         )
 

@@ -147,7 +147,9 @@ def _map_stems(paths: Sequence[str], folder: Path) -> dict[str, str]:
     for path in paths:
         other = named.setdefault(str(Path(path).relative_to(folder).with_suffix("")), path)
         if other is not path:
-            raise DataError(f"{path}: has the same name as {other}; which one is meant?")
+            raise DataError(
+                f"{path}: has the same name as {other} but for the suffix; must be different"
+            )
     return named
 
 
@@ -162,7 +164,7 @@ def _require_same_sizes(pairs: Sequence[tuple[str, str]]) -> None:
         rows, columns = mask_sizes[odd[0]].tolist()
         raise DataError(
             f"{mask}: is {rows}x{columns}, and its image {image} {height}x{width}; masks must have "
-            f"the size of their images, and {odd.size:,} of {len(pairs):,} have not"
+            f"the size of their images, but {odd.size:,} of {len(pairs):,} don't"
         )
 
 
@@ -177,5 +179,5 @@ def find_largest_value(masks: Sequence[str], ignored: int | None) -> int:
     with ThreadPoolExecutor(DECODING_THREADS) as pool:
         maximum = max(pool.map(find_largest, masks))
     if maximum < 0:
-        raise DataError(f"{masks[0]}: this and all other masks have no value but {ignored}")
+        raise DataError(f"{masks[0]}: this and all other masks have only the value {ignored}")
     return maximum

@@ -102,7 +102,9 @@ def split_arrays(
         for name, values in labels.items()
     }
     if len(set(shapes.values())) > 1:
-        raise ValueError(f"y_train and y_test must have as many labels a sample, not {shapes}")
+        raise ValueError(
+            f"y_train and y_test must have the same number of labels per sample, not {shapes}"
+        )
     flat = {
         name: values.flat if isinstance(values, RaggedArray) else values.ravel()
         for name, values in labels.items()
@@ -132,7 +134,7 @@ def split_numbers(arrays: Mapping[str, np.ndarray], task: Task) -> RawData:
     _require_equal_lengths(images, numbers)
     columns = {name: values.shape[1] for name, values in numbers.items()}
     if len(set(columns.values())) > 1:
-        raise ValueError(f"y_train and y_test must have as many columns, not {columns}")
+        raise ValueError(f"y_train and y_test must have the same number of columns, not {columns}")
     train = numbers["y_train"]
     evaluated = numbers["y_test"]
     count = train.shape[1]
@@ -143,7 +145,7 @@ def split_numbers(arrays: Mapping[str, np.ndarray], task: Task) -> RawData:
     else:
         for name, values in numbers.items():
             if not np.isin(values, (0, 1)).all():
-                raise ValueError(f"{name} has other values than 0 and 1, which multi_label takes")
+                raise ValueError(f"{name} has values other than 0 and 1, which multi_label needs")
     return RawData(
         train=Split({"image": images["x_train"], "label": train.astype(np.float32)}),
         eval=Split({"image": images["x_test"], "label": evaluated.astype(np.float32)}),
@@ -183,12 +185,12 @@ def _name_classes(
     valid = {name: values[values != ignore_index] for name, values in labels.items()}
     for name, values in valid.items():
         if not values.size:
-            raise ValueError(f"{name} has no label but {ignore_index}, the one that is not counted")
+            raise ValueError(f"{name} has only the label {ignore_index}, which is ignored")
     inferred = 1 + max(int(values.max()) for values in valid.values())
     if classes is None and inferred > MAX_INFERRED_CLASSES:
         raise ValueError(
-            f"labels go up to {inferred - 1}; set dataset.classes where they are more than "
-            f"{MAX_INFERRED_CLASSES:,} classes indeed"
+            f"labels go up to {inferred - 1}; set dataset.classes if there are more than "
+            f"{MAX_INFERRED_CLASSES:,} classes"
         )
     if classes is None and inferred < 1:
         lowest = min(int(values.min()) for values in valid.values())
@@ -215,7 +217,7 @@ def _as_images(name: str, values: np.ndarray, sizes: np.ndarray | None) -> Colum
         raise ValueError(f"{name} is {values.dtype}; images must be uint8 or float32")
     if sizes is None:
         if values.ndim in (3, 4) and not len(values):
-            raise ValueError(f"{name} has no images; must have one at least")
+            raise ValueError(f"{name} has no images; must have at least one")
         if values.ndim not in (3, 4) or 0 in values.shape:
             raise ValueError(f"{name} has shape {values.shape}; must be (n, H, W) or (n, H, W, C)")
     elif sizes.ndim != 2 or not 1 <= sizes.shape[1] <= 3:

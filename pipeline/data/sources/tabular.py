@@ -160,7 +160,9 @@ class TableDataset(DatasetSpec):
             )
             features = [name for name in raw.columns if name not in self.target]
             if not features:
-                raise ValueError("has no column but targets; a network needs one to predict from")
+                raise ValueError(
+                    "has only target columns; a network needs another one to predict from"
+                )
             table = fit_table(raw, features, train_rows, self.form, options)
             rows = encode_rows(table, raw)
             notes = describe_columns(raw, train_rows, table, self._find_kind)
@@ -218,7 +220,7 @@ class TableDataset(DatasetSpec):
             return Targets(self.target, task)
         if len(self.target) > 1:
             raise ValueError(
-                f"dataset.target has {len(self.target)} columns; classification takes one of them"
+                f"dataset.target has {len(self.target)} columns; classification needs exactly one"
             )
         return Targets(list_target_classes(raw, self.target[0]), task)
 
@@ -237,7 +239,8 @@ class TableDataset(DatasetSpec):
         if not len(train) or not len(evaluated):
             raise ValueError(
                 f"has {raw.rows:,} rows, of which dataset.split = {self.split:g} leaves "
-                f"{len(train):,} for training and {len(evaluated):,} for evaluation; both need one"
+                f"{len(train):,} for training and {len(evaluated):,} for evaluation; both need at "
+                "least one"
             )
         return train, evaluated
 

@@ -91,7 +91,7 @@ class Text(DatasetSpec):
                 splits.append(Split(make_window_columns(part_of_text, self.length, stride)))
             except ValueError as error:
                 raise DataError(
-                    f"{source}: the {split} split has {error}; give a longer text, or a shorter "
+                    f"{source}: the {split} split has {error}; use a longer text, or a shorter "
                     "dataset.length"
                 ) from error
         train, evaluated = splits

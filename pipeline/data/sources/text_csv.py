@@ -108,11 +108,11 @@ def _name_classes(names: Sequence[str]) -> tuple[str, ...]:
     counts = Counter(names)
     if len(counts) < 2:
         raise ValueError(
-            f"all rows have class {show_name(names[0])}; must have two classes at least"
+            f"all rows have class {show_name(names[0])}; must have at least two classes"
         )
     if len(counts) > min(MAX_CLASSES, len(names) // 2):
         raise ValueError(
-            f"{len(names):,} rows have {len(counts):,} classes; must be {MAX_CLASSES:,} at most, "
+            f"{len(names):,} rows have {len(counts):,} classes; must be at most {MAX_CLASSES:,}, "
             "with two rows each on average"
         )
     return tuple(sorted(counts))
@@ -131,7 +131,7 @@ def _mark_eval_rows(names: Sequence[str], share: float) -> np.ndarray:
         is_eval[row] = int((before + 1) * share) > int(before * share)
     if not is_eval.any() or is_eval.all():
         raise ValueError(
-            f"dataset.eval_fraction = {share} of {len(names):,} rows leaves a split empty; give "
+            f"dataset.eval_fraction = {share} of {len(names):,} rows leaves a split empty; use "
             "more rows, or another share"
         )
     return is_eval

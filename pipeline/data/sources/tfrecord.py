@@ -60,11 +60,13 @@ class TFRecord(LocalDatasetSpec):
     @model_validator(mode="after")
     def _says_one_thing(self) -> Self:
         if self.split is not None and self.eval_files is not None:
-            raise ValueError(f"split = {self.split}: can't be had with eval_files, which are all")
+            raise ValueError(f"split = {self.split}: can't be combined with eval_files")
         if self.image_size is not None and self.image_shape is not None:
-            raise ValueError("image_shape: can't be had with image_size; plain pixels keep theirs")
+            raise ValueError(
+                "image_shape: can't be combined with image_size; plain pixels aren't resized"
+            )
         if self.buckets is not None:
-            raise ValueError("buckets: can't be had with tfrecord; images have one shape")
+            raise ValueError("buckets: can't be combined with tfrecord; images have one shape")
         return self
 
     def read(self, cache: Path) -> RawData:

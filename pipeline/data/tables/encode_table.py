@@ -39,7 +39,7 @@ class EncodeTable(Op):
     def output(self, value: ColumnSpec) -> ColumnSpec:
         columns = self.numbers + len(self.categories)
         if value.shape != (columns,):
-            raise ValueError(f"takes rows of {columns} columns, not {value.shape}")
+            raise ValueError(f"needs rows of {columns} columns, not {value.shape}")
         shape = (self.features,) if self.reads == "features" else (columns, 1, 2)
         return replace(value, shape=shape, dtype="float32")
 

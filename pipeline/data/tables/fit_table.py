@@ -74,7 +74,7 @@ def fit_table(
     """
     columns = [column for name in names for column in _fit_column(raw, name, rows, options)]
     if not columns:
-        raise ValueError("has no column but targets that holds a value; a network needs one")
+        raise ValueError("has no column with values besides the targets; a network needs one")
     fitted = {column.name for column in columns}
     left_out = tuple(name for name in names if name not in fitted)
     ordered = sorted(columns, key=lambda column: column.kind, reverse=True)
@@ -115,7 +115,7 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
             row = int(np.argmax(overflowed))
             raise ValueError(
                 f"{raw.place(row)}: {show_name(column.name)} = {values[row]:g} is too far from the "
-                f"mean {column.mean:g} of the training split, of which one standard deviation is "
+                f"mean {column.mean:g} of the training split, whose standard deviation is "
                 f"{column.std:g}"
             )
         if column.indicator:
@@ -222,10 +222,10 @@ def _find_date_format(
     if len(formats) == 1:
         return formats[0]
     if must_be and texts:
-        problem = f"fit the formats {' and '.join(formats)}" if formats else "are of no one format"
+        problem = f"fit the formats {' and '.join(formats)}" if formats else "have several formats"
         raise ValueError(
-            f"{show_name(name)} = {texts[0]!r:.60}: must be dates, and the values {problem}; "
-            "dataset.date_format names one, such as %d/%m/%Y"
+            f"{show_name(name)} = {texts[0]!r:.60}: must be dates, but the values {problem}; "
+            "set dataset.date_format, such as %d/%m/%Y"
         )
     return None
 
@@ -295,8 +295,8 @@ def _describe_column(
         categories = set(column.categories)
         missed = [n for text, n in zip(values.texts, counts, strict=True) if text not in categories]
         yield (
-            f"the {encoded:,} most frequent of {count:,} categories are told apart, others are not "
-            f"known ({sum(missed):,} training rows); dataset.max_categories sets how many"
+            f"the {encoded:,} most frequent of {count:,} categories are encoded, others count as "
+            f"unknown ({sum(missed):,} training rows); dataset.max_categories sets how many"
         )
     formats = find_date_formats(values.texts) if is_found else []
     if len(formats) > 1:

@@ -50,7 +50,7 @@ def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     missing is a number, else as texts. Raises OSError, and ValueError with the line.
     """
     if not path.is_file():
-        raise ValueError("is no regular file" if path.exists() else "there is no such file")
+        raise ValueError("isn't a regular file" if path.exists() else "there is no such file")
     require_room(path.stat().st_size, "its table")
 
     def place(row: int) -> str:
@@ -146,7 +146,7 @@ def _complete_rows(opened: _Rows) -> Iterator[list[str]]:
     for row in opened.rows:
         if len(row) != len(opened.names):
             raise ValueError(
-                f"line {opened.line():,}: has {len(row)} fields, and there are "
+                f"line {opened.line():,}: has {len(row)} fields for "
                 f"{len(opened.names)} columns; quote a field that has the delimiter in it"
             )
         yield row
@@ -256,7 +256,7 @@ def _read_lines(file: IO[str]) -> Iterator[str]:
     """Yield the lines of a file. Raises csv.Error for a line that no CSV has."""
     while line := file.readline(MAX_LINE):
         if "\0" in line:
-            raise csv.Error("has a NUL character; it is no CSV, or has another encoding")
+            raise csv.Error("has a NUL character; it isn't a CSV, or has another encoding")
         if len(line) == MAX_LINE:
             raise csv.Error(f"has more than {MAX_LINE:,} characters")
         yield line

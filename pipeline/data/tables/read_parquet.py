@@ -47,7 +47,7 @@ def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
     Raises OSError, and ValueError with the problem of the file.
     """
     if not path.is_file():
-        raise ValueError("is no regular file" if path.exists() else "there is no such file")
+        raise ValueError("isn't a regular file" if path.exists() else "there is no such file")
 
     def place(row: int) -> str:
         return f"row {row + 1:,}"
@@ -93,7 +93,7 @@ def _require_bounds(
 ) -> None:
     """Raise ValueError for a file with too many columns or values, or one column twice."""
     if len(names) > MAX_COLUMNS:
-        raise ValueError(f"has {len(names):,} columns; must have {MAX_COLUMNS:,} at most")
+        raise ValueError(f"has {len(names):,} columns; must have at most {MAX_COLUMNS:,}")
     doubled = sorted({name for name in read_names if read_names.count(name) > 1})
     if doubled:
         raise ValueError(f"has the column {', '.join(map(show_name, doubled[:5]))} more than once")
@@ -102,7 +102,7 @@ def _require_bounds(
     if values > most:
         raise ValueError(
             f"claims {rows:,} rows of {len(read_names):,} columns in {size_bytes:,} bytes; must "
-            f"have {most:,} values at most"
+            f"have at most {most:,} values"
         )
     require_room(_BYTES_A_VALUE * values, "its table")
 

@@ -62,7 +62,7 @@ def require_one_type(name: str, column: Texts, table: RawTable) -> None:
     row, text, share = odd
     raise ValueError(
         f"{table.place(row)}: {show_name(name)} = {text!r:.60}, and {share:.1%} of its values are "
-        "numbers; mend it, or add it to dataset.missing_values, or the column to "
+        "numbers; correct it, or add it to dataset.missing_values, or the column to "
         "dataset.categories"
     )
 
@@ -79,11 +79,11 @@ def list_target_classes(table: RawTable, name: str) -> tuple[str, ...]:
     if len(names) > MAX_TABLE_CLASSES:
         raise ValueError(
             f"{show_name(name)} has more than {MAX_TABLE_CLASSES:,} different values, too many "
-            "classes; set dataset.task=regression where they are numbers"
+            "classes; set dataset.task=regression if they are numbers"
         )
     if len(names) < 2:
         only = f"{show_name(names[0])} in every row" if names else "missing in every row"
-        raise ValueError(f"{show_name(name)} is {only}; nothing can be learned of it")
+        raise ValueError(f"{show_name(name)} is {only}; nothing can be learned from it")
     return names
 
 
@@ -102,7 +102,7 @@ def read_labels(table: RawTable, targets: Targets, columns: Sequence[str]) -> np
 def require_varied(labels: np.ndarray) -> None:
     """Raise ValueError if labels (rows, K) of 0 and 1 are the same in all rows."""
     if len(labels) and (labels == labels[0]).all():
-        raise ValueError("the labels are the same in all rows; nothing can be learned of them")
+        raise ValueError("the labels are the same in all rows; nothing can be learned from them")
 
 
 def _read_classes(table: RawTable, name: str, classes: Sequence[str]) -> np.ndarray:
@@ -139,7 +139,7 @@ def _read_flag_labels(table: RawTable, name: str) -> np.ndarray:
     flags = _parse_flags(column)
     if flags is None:
         raise ValueError(
-            f"{show_name(name)} has other values than 0 and 1, which multi_label takes"
+            f"{show_name(name)} has values other than 0 and 1, which multi_label needs"
         )
     return flags
 

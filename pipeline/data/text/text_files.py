@@ -37,7 +37,7 @@ def list_text_files(root: Path, pattern: str) -> list[Path]:
     inside = root.resolve()
     for file in files:
         if not file.resolve().is_relative_to(inside):
-            raise DataError(f"{file}: leads out of {root}, to {file.resolve()}; copy what is there")
+            raise DataError(f"{file}: leads out of {root}, to {file.resolve()}; copy its target")
     return files
 
 
@@ -66,13 +66,13 @@ def read_text_lines(file: Path) -> list[str]:
 def read_rows(file: Path, columns: tuple[str, str]) -> list[tuple[str, str]]:
     """Return two columns of a CSV whose first line names them, row by row.
 
-    Raises DataError for a file that is no CSV, lacks a column or a field, or has no rows.
+    Raises DataError for a file that isn't a CSV, lacks a column or a field, or has no rows.
     """
     with name_file(file):
         # Excel begins a file with a mark of its encoding.
         text = decode_utf8(_read_file(file)).removeprefix("\ufeff")
         if "\0" in text:
-            raise ValueError("is no CSV: it holds zero bytes")
+            raise ValueError("isn't a CSV: it holds zero bytes")
         limit = csv.field_size_limit(MAX_FIELD)
         try:
             return _parse_rows(text, columns)
@@ -93,7 +93,7 @@ def _parse_rows(text: str, columns: tuple[str, str]) -> list[tuple[str, str]]:
     for row in reader:
         if None in row or None in row.values():
             raise ValueError(
-                f"line {reader.line_num} has other than {len(names)} fields; a field with a "
+                f"line {reader.line_num} doesn't have {len(names)} fields; a field with a "
                 "comma must be quoted"
             )
         rows.append((row[columns[0]], row[columns[1]]))

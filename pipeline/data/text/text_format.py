@@ -76,7 +76,7 @@ class TextFormat:
         Raises DataError for a text without tokens, and for one that the vocabulary lacks.
         """
         if not prompt:
-            raise DataError("the prompt is empty; must have one token at least to be continued")
+            raise DataError("the prompt is empty; must have at least one token")
         try:
             tokens = self.tokenizer.encode(prompt)
         except Exception as error:  # the library has no error class
@@ -91,7 +91,7 @@ class TextFormat:
             )
         if not len(tokens):
             raise DataError(
-                f"the prompt {show_name(prompt)!r} has no tokens; must have one at least"
+                f"the prompt {show_name(prompt)!r} has no tokens; must have at least one"
             )
         return tokens
 

@@ -217,9 +217,9 @@ def parse_tokenizer(content: bytes, *, special_tokens: bool = False) -> Tokenize
     try:
         tree = json.loads(decode_utf8(content))
     except RecursionError:
-        raise ValueError("is no tokenizer.json: it is nested too deeply") from None
+        raise ValueError("isn't a tokenizer.json: it is nested too deeply") from None
     except ValueError as error:
-        raise ValueError(f"is no tokenizer.json: {error}") from error
+        raise ValueError(f"isn't a tokenizer.json: {error}") from error
     match tree:
         case {"kind": "bytes"}:
             return ByteTokenizer()
@@ -233,7 +233,7 @@ def parse_tokenizer(content: bytes, *, special_tokens: bool = False) -> Tokenize
             library = LibraryTokenizer(content, special_tokens)
             library.require_usable()
             return library
-    raise ValueError("is no tokenizer.json: it has no model")
+    raise ValueError("isn't a tokenizer.json: it has no model")
 
 
 def make_character_tokenizer(texts: Iterable[str]) -> CharacterTokenizer:

@@ -48,7 +48,7 @@ class TokenizerProcess:
                 f"needs the library tokenizers: pip install 'recipe-pipeline[text]' ({error})"
             ) from error
         except LibraryError as error:
-            raise ValueError(f"is no tokenizer.json: {error}") from error
+            raise ValueError(f"isn't a tokenizer.json: {error}") from error
 
     def encode(self, text: str, *, special_tokens: bool) -> np.ndarray:
         """Return the library's tokens, int32 (n,). Raises ValueError for its errors and limits."""

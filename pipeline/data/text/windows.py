@@ -54,8 +54,8 @@ def make_window_columns(tokens: np.ndarray, length: int, stride: int) -> dict[st
     count = (len(tokens) - 1 - length) // stride + 1
     if len(tokens) <= length:
         raise ValueError(
-            f"{len(tokens):,} tokens, and a window takes {length + 1:,}: {length:,} and the one "
-            "after them"
+            f"{len(tokens):,} tokens; a window needs {length + 1:,}: {length:,} and the token "
+            "after each"
         )
     labels = TokenWindows(tokens, count, length, stride, first=1)
     return {"image": replace(labels, first=0, trailing=(1, 1)), "label": labels}

@@ -1,4 +1,4 @@
-"""The devices that a recipe asks for, as JAX has them."""
+"""The devices of JAX that a recipe asks for."""
 
 from __future__ import annotations
 
@@ -28,14 +28,12 @@ ACCEPTED_SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "jax_transfer_guard_host_to_device": ("allow", "log", "log_explicit", None),
     "jax_transfer_guard_device_to_host": ("allow", "log", "log_explicit", None),
 }
-"""Settings of JAX, from the environment or `jax.config`, with the values that a run works with."""
+"""Settings of JAX, from the environment or `jax.config`, and the values that a run supports."""
 
 
 def place(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
-    """Return the devices of a run; a run of one device has number `index`.
-
-    If the recipe has several, each process has the same number. Raises RunError.
-    """
+    """Return the devices of a run; a run on one device uses device `index`. Of several devices each
+    process has the same number. Raises RunError if JAX has too few devices, or can't open them."""
     _require_settings()
     if parallel.mode == "none":
         return DevicePlacement((find_device(platform, index),))
@@ -69,8 +67,8 @@ def place(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
 
 
 def place_host(parallel: ParallelSpec) -> DevicePlacement:
-    """Return the host's processor as one device, split as for runs on several: its bits depend on
-    that. Raises RunError for settings of JAX that no run works with."""
+    """Return the host's processor as one device. It is split as for runs on several devices, since
+    results differ in their last bits otherwise. Raises RunError for unsupported settings of JAX."""
     _require_settings()
     if parallel.mode != "none":
         provide_cpu_devices(1)
@@ -78,17 +76,16 @@ def place_host(parallel: ParallelSpec) -> DevicePlacement:
 
 
 def num_devices(parallel: ParallelSpec, processes: int | None = None) -> int:
-    """Return the devices of all processes: one for each if the recipe does not say.
-
-    By default of the processes that have joined. No device is opened, which would fix their number.
-    """
+    """Return the number of devices of all processes: one each if the recipe doesn't set it. By
+    default `processes` is the number that have joined. No device is opened, since that would fix
+    the number of devices."""
     if parallel.devices is None and parallel.mesh is None:
         return num_joined_processes() if processes is None else processes
     return parallel.num_devices
 
 
 def describe_layout(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> str:
-    """Return a line on the layout of the run, with MindSpore's names."""
+    """Return a line of the log that describes the layout of the run, in MindSpore's terms."""
     devices = num_devices(parallel, ranks.size)
     parts = [f"{parallel.mode}: device_num {devices}"]
     if parallel.mesh_sizes["model"] > 1:
@@ -110,8 +107,8 @@ def describe_layout(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> st
 def provide_cpu_devices(count: int) -> None:
     """Let JAX split the host's processor into at least `count` devices.
 
-    At least into the number of shards of most recipes, so that runs on fewer need no other devices.
-    Arrays that were made before are lost if the processor had fewer.
+    It is split into at least `DEFAULT_SHARDS` devices, so that most runs share one setting.
+    Existing arrays are lost if the processor had fewer devices.
     """
     count = max(count, DEFAULT_SHARDS)
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
@@ -127,8 +124,8 @@ def provide_cpu_devices(count: int) -> None:
 
 
 def leave_gpus_alone() -> None:
-    """Let JAX open the host's processor alone, before it has opened anything: its plug-in for CUDA
-    takes most of a GPU's memory at once. Platforms that the user has set stay."""
+    """Make JAX open only the host's processor, unless it has opened devices already. JAX's plug-in
+    for CUDA reserves most of a GPU's memory at once. Platforms that the user has set stay."""
     configured: Any = jax.config
     if configured.jax_platforms or has_open_devices() or plugin() is None:
         return
@@ -141,7 +138,7 @@ _left_alone: list[bool] = []
 
 
 def _take_gpus() -> None:
-    """Let JAX open GPUs again; arrays that were made before are lost."""
+    """Let JAX open GPUs again. Existing arrays are lost."""
     if _left_alone:
         _left_alone.clear()
         jax.config.update(PLATFORMS, None)
@@ -149,8 +146,8 @@ def _take_gpus() -> None:
 
 
 def find_device(platform: str, index: int) -> jax.Device:
-    """Return a device of this process. Raises RunError that names the devices, and why there is no
-    GPU."""
+    """Return a device of this process. Raises RunError with the existing devices, and with the
+    reason if no GPU was found."""
     if platform_of(platform).is_cuda:
         _take_gpus()
     with _collect_plugin_failures() as failures:
@@ -160,7 +157,7 @@ def find_device(platform: str, index: int) -> jax.Device:
         except (RuntimeError, IndexError) as error:
             names = sorted({f"{d.platform}:{d.id}" for d in everywhere})
             reason = failures[0] if failures else first_line(error)
-    # A GPU that is there needs no advice about its software.
+    # If another GPU exists, its software works.
     hint = (
         ""
         if any(name.startswith(platform) for name in names)
@@ -184,7 +181,7 @@ def _open_devices() -> list[jax.Device]:
 
 
 def _require_settings() -> None:
-    """Raise RunError for settings of JAX that no run works with."""
+    """Raise RunError for settings of JAX that a run doesn't support."""
     for name, accepted in ACCEPTED_SETTINGS.items():
         value = getattr(jax.config, name)
         value = getattr(value, "value", value)
@@ -199,7 +196,8 @@ def _explain_no_gpu(platform: str, reason: str) -> str:
 
 @contextmanager
 def _collect_plugin_failures() -> Iterator[list[str]]:
-    """Collect why JAX's plug-ins fail to start, and keep their tracebacks out of the log."""
+    """Yield a list that collects why JAX's plug-ins fail to start. Their tracebacks aren't
+    logged."""
     reasons: list[str] = []
 
     def keep(record: logging.LogRecord) -> bool:

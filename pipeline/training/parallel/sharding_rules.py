@@ -1,4 +1,4 @@
-"""Shardings of parameters and of what layers compute along the axes of a mesh, by pattern."""
+"""Shardings of parameters and of results of layers along the axes of a mesh, by pattern."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ShardingRules:
-    """How the devices of a mesh share parameters, and what layers compute."""
+    """Rules by which the devices of a mesh share parameters and results of layers."""
 
     specs: tuple[ShardingSpec, ...]
     constraints: tuple[ShardingSpec, ...]
@@ -33,8 +33,8 @@ class ShardingRules:
     def state_shardings(self, state: Any, placement: DevicePlacement) -> Any:
         """Return the sharding of every leaf of a state.
 
-        The optimizer's leaves and the average are sharded as their parameter; a leaf belongs to the
-        parameter whose path ends the leaf's.
+        The optimizer's leaves and the average are sharded like their parameter, whose path is the
+        end of the leaf's path.
         """
         shapes = flatten_dict(dict(state.params))
         rules = {path: self.find_param_spec(path) for path in shapes}
@@ -48,7 +48,8 @@ class ShardingRules:
         return _make_spec(covering[-1]) if covering else PartitionSpec()
 
     def constrain(self, placement: DevicePlacement) -> Callable[..., Any]:
-        """Return an interceptor of flax modules that shards what the named layers compute."""
+        """Return an interceptor of flax modules that shards the results of layers by
+        `constraints`."""
 
         def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
             result = call(*args, **kwargs)
@@ -72,9 +73,8 @@ class ShardingRules:
     ) -> None:
         """Check the rules against parameters and the sizes of the mesh's axes.
 
-        Raises ValueError for a pattern that matches nothing, another number of dimensions than the
-        parameter's, a size that does not divide, and an axis of the mesh along which nothing is
-        sharded.
+        Raises ValueError for a pattern that matches nothing, a wrong number of dimensions, a size
+        that can't be divided, and an axis of the mesh along which nothing is sharded.
         """
         flat = flatten_dict(dict(params))
         require_covered([rule.pattern for rule in self.specs], list(flat), "parameters")
@@ -89,17 +89,15 @@ class ShardingRules:
                 raise ValueError(f"nothing is sharded along the axis {axis} of {size} devices")
 
     def require_layers(self, ranks: Mapping[str, AbstractSet[int]]) -> None:
-        """Check the constraints against what layers compute, as `list_layer_ranks` returns it.
-
-        Raises ValueError for a pattern that matches no layer, and for a number of entries that
-        differs from the dimensions of all its layers.
-        """
+        """Check the constraints against the result of `list_layer_ranks`. Raises ValueError for a
+        pattern that matches no layer, and if all its layers have other numbers of dimensions than
+        entries."""
         for rule in self.constraints:
             layers = {path: of for path, of in ranks.items() if fnmatchcase(path, rule.pattern)}
             if not layers:
                 guess = nearest(rule.pattern, ranks)
                 raise ValueError(
-                    f"pattern {show_name(repr(rule.pattern))} is of none of the {len(ranks)} "
+                    f"pattern {show_name(repr(rule.pattern))} matches none of the {len(ranks)} "
                     f"layers, such as {min(ranks)}{f'; did you mean {guess}?' if guess else ''}"
                 )
             if not any(len(rule.axes) in of for of in layers.values()):
@@ -107,7 +105,7 @@ class ShardingRules:
                 listed = " or ".join(map(str, sorted(dimensions)))
                 raise ValueError(
                     f"{path} computes arrays of {listed} dimensions, "
-                    f"and axes has {len(rule.axes)} entries"
+                    f"but axes has {len(rule.axes)} entries"
                 )
 
 
@@ -143,7 +141,7 @@ def _require_divides(
 ) -> None:
     if len(spec) != len(shape):
         raise ValueError(
-            f"{name} has {len(shape)} dimensions, {list(shape)}, and axes {len(spec)} entries"
+            f"{name} has {len(shape)} dimensions, {list(shape)}, but axes has {len(spec)} entries"
         )
     for dimension, entry in enumerate(spec):
         axes = (entry,) if isinstance(entry, str) else entry or ()
@@ -151,7 +149,7 @@ def _require_divides(
         if shape[dimension] % size:
             below = shape[dimension] // size * size
             raise ValueError(
-                f"{name}: dimension {dimension} of size {shape[dimension]} does not divide among "
+                f"{name}: dimension {dimension} of size {shape[dimension]} can't be divided among "
                 f"the {size} devices of axis {' and '.join(axes)}; {below} or {below + size} would"
             )
 

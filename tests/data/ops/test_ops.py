@@ -304,7 +304,7 @@ def test_resize_to_one_number_keeps_the_aspect(size, image, expected):
 
 
 def test_pillows_kernels_take_bytes_alone():
-    with pytest.raises(ValueError, match="antialias takes uint8 images, not float32; resize befor"):
+    with pytest.raises(ValueError, match="antialias needs uint8 images, not float32; resize befor"):
         Resize(size=(4, 4), interpolation="antialias").output(find_param_spec(FLOATS))
 
 
@@ -314,7 +314,7 @@ def test_area_refuses_sums_that_leave_int32():
 
 
 def test_resize_refuses_integers_other_than_bytes():
-    with pytest.raises(ValueError, match="takes uint8, float16 or float32 images, not int32"):
+    with pytest.raises(ValueError, match="needs uint8, float16 or float32 images, not int32"):
         Resize(size=(4, 4)).output(ColumnSpec((7, 9, 3), "int32"))
 
 
@@ -412,7 +412,7 @@ def test_pad_repeats_or_mirrors_the_image(mode, expected):
 
 
 def test_pad_refuses_to_mirror_more_than_there_is():
-    with pytest.raises(ValueError, match="of 7x9; reflect takes 6 rows and 8 columns at most"):
+    with pytest.raises(ValueError, match="of 7x9; reflect allows at most 6 rows and 8 columns"):
         Pad(padding=(7, 0, 0, 0), mode="reflect").output(IMAGE)
 
 
@@ -519,7 +519,7 @@ def test_one_hot_of_a_label_out_of_range_is_all_zeros():
 
 @pytest.mark.parametrize("dtype", ["float32", "bool"])
 def test_one_hot_refuses_labels_that_are_no_integers(dtype):
-    with pytest.raises(ValueError, match=f"takes integer labels, not {dtype}"):
+    with pytest.raises(ValueError, match=f"needs integer labels, not {dtype}"):
         OneHot(classes=10).output(ColumnSpec((), dtype))
 
 
@@ -535,7 +535,7 @@ GREY = ColumnSpec((7, 9, 1), "uint8")
 @pytest.mark.parametrize("wrong", [GREY, find_param_spec(FLOATS)], ids=["grey", "float32"])
 def test_an_op_on_colours_refuses_what_is_not_rgb_bytes(op, wrong):
     with pytest.raises(
-        ValueError, match=r"takes uint8 images of 3 channels, not .* before rescale"
+        ValueError, match=r"needs uint8 images of 3 channels, not .* before rescale"
     ):
         op.output(wrong)
 
@@ -546,7 +546,7 @@ def test_rotation_refuses_another_number_of_channels():
 
 
 def test_rand_augment_refuses_a_magnitude_beyond_its_bins():
-    with pytest.raises(ValidationError, match="magnitude 31 must be below num_magnitude_bins 31"):
+    with pytest.raises(ValidationError, match="magnitude 31 must be below num_magnitude_bins = 31"):
         RandAugment(magnitude=31)
 
 

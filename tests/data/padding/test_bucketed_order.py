@@ -141,7 +141,7 @@ def test_one_bucket_is_the_order_without_buckets() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="3 samples have a bucket, of 4"):
+    with pytest.raises(ValueError, match="3 buckets for 4 samples"):
         make_order([0, 0, 0], samples=4)
     with pytest.raises(ValueError, match="differ in their number of batches"):
         make_order([0, 0, 0], num_shards=2)

@@ -83,7 +83,7 @@ def test_samples_larger_than_every_bucket_are_refused() -> None:
     sizes = np.array([[3, 9], [2, 2], [8, 1]])
     with pytest.raises(
         ValueError,
-        match=r"^2 of 3 samples are larger than every bucket; one of \[8, 9\] would hold them, ",
+        match=r"^2 of 3 samples are larger than every bucket; a bucket of \[8, 9\] would hold them",
     ):
         assign_buckets(sizes, [(4, 4), (3, 8)])
 
@@ -94,7 +94,7 @@ def test_a_bucket_that_no_sample_needs_is_refused() -> None:
 
 
 def test_a_bucket_that_fills_no_batch_is_refused() -> None:
-    expected = r"^\[6\] has 2 samples, which fill no batch of 3, and drop_remainder drops"
+    expected = r"^\[6\] has 2 samples, too few for a batch of 3, so that drop_remainder"
     with pytest.raises(ValueError, match=expected):
         require_used_buckets(np.array([0, 0, 0, 1, 1]), [(2,), (6,)], 3)
 

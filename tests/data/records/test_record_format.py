@@ -100,8 +100,8 @@ def test_a_description_is_understood(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (json.dumps(description())[:-9], r"is damaged, not JSON: "),
-        ("[1, 2]", r"is not of this program; its format must be pipeline\.records"),
-        (json.dumps({"format": "tfds"}), r"is not of this program"),
+        ("[1, 2]", r"isn't a file of this program; its format must be pipeline\.records"),
+        (json.dumps({"format": "tfds"}), r"isn't a file of this program"),
         (json.dumps(description(version=2)), r"version = 2: must be 1"),
         (json.dumps(description(classes=[])), r"classes"),
         (json.dumps(description(extra=1)), r"extra = 1: there is no such key"),

@@ -144,7 +144,7 @@ def test_archive_in_the_cache_is_read_without_a_download(downloaded: Path, tmp_p
 
 def test_downloaded_archive_that_was_exchanged_is_named(downloaded: Path, tmp_path: Path) -> None:
     write_archive(downloaded, small_files(seed=50))
-    with pytest.raises(DataError, match=rf"^{downloaded}: is not the file that was published: md5"):
+    with pytest.raises(DataError, match=rf"^{downloaded}: isn't the published file: md5"):
         labels_in(tmp_path)
     result = SmallCifar(**section(root=downloaded)).read(tmp_path)
     assert len(result.train) == 5, "named by the user it is the user's"

@@ -159,7 +159,7 @@ def test_image_of_another_size_is_named(tmp_path: Path) -> None:
     write_tree(tmp_path)
     save(tmp_path / "eval" / "owl" / "odd.png", picture(5, height=7, width=2))
 
-    message = r"eval/owl/odd.png: is 7x2 where .*ant/c.bmp is 6x5; give dataset.image_size=\[H,W\]"
+    message = r"eval/owl/odd.png: is 7x2 where .*ant/c.bmp is 6x5; set dataset.image_size=\[H,W\]"
     with pytest.raises(DataError, match=message):
         read(tmp_path)
 

@@ -298,7 +298,7 @@ def test_what_is_no_records_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
     (tmp_path / "file").write_text("more of it")
     for name in ("thesis", "file"):
-        with pytest.raises(RunError, match=rf"{name}: is there already and holds no records"):
+        with pytest.raises(RunError, match=rf"{name}: exists already and holds no records"):
             write(tmp_path / name, overwrite=True)
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "years of work"
 

@@ -79,8 +79,8 @@ def test_tokens_of_the_library(tmp_path: Path) -> None:
     ("content", "fields", "said"),
     [
         (b"", {}, "holds no text, so that there is no vocabulary"),
-        (b"abcdef", {}, "the training split has 4 tokens, and a window takes 5"),
-        (b"abcdefghij", {}, "the evaluation split has 2 tokens, and a window takes 5: 4 and"),
+        (b"abcdef", {}, "the training split has 4 tokens; a window needs 5"),
+        (b"abcdefghij", {}, "the evaluation split has 2 tokens; a window needs 5: 4 and"),
         (b"abc\xff" * 9, {"tokenizer": "characters"}, "a.txt: is not UTF-8: byte 0xff at 3"),
         (b"abcd" * 9, {"tokenizer": "missing.json"}, "missing.json: can't be read as a tokenizer"),
     ],

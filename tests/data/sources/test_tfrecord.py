@@ -167,7 +167,7 @@ def test_a_part_is_held_out_of_every_class(tmp_path: Path) -> None:
         ([plain(1), plain(2, image_raw=(b"abc",))], "record 1: image_raw has 3 bytes; 4x4"),
         ([plain(1, image_raw=(b"a", b"b"))], "bytes of one image"),
         ([plain(1, height=np.array([-4]))], "an image of -4x4 pixels"),
-        ([b"\xff\xff\xff no example"], "record 0: is no tf.train.Example"),
+        ([b"\xff\xff\xff no example"], "record 0: isn't a tf.train.Example"),
         ([], "has no records"),
         ([plain(1, [-1])], "label goes from -1 to"),
     ],
@@ -184,7 +184,7 @@ def test_images_of_several_sizes_are_named(tmp_path: Path) -> None:
     contents = [make_example({"image": (png(1, s),), "label": np.array([0])}) for s in sizes]
     write(tmp_path / "train.tfrecord", contents)
     write(tmp_path / "eval.tfrecord", contents[:1])
-    assert "record 1: is 5x6 where the first is 4x6" in refusal(tmp_path)
+    assert "record 1: is 5x6, but the first is 4x6" in refusal(tmp_path)
     assert read(tmp_path, image_size=[4, 4]).train.columns["image"].shape == (2, 4, 4, 3)
 
 

@@ -114,13 +114,13 @@ def test_a_column_without_values_is_left_out(tmp_path: Path) -> None:
     table, rows = fitted(path, 1)
     assert (table.left_out, rows.shape) == (("a", "c"), (2, 1))
     assert str(table) == "numeric b; left out, without values: a, c"
-    with pytest.raises(DataError, match="has no column but targets that holds a value"):
+    with pytest.raises(DataError, match="has no column with values besides the targets"):
         fitted(write(tmp_path, [["", ""]], "a", "b"), 1)
 
 
 def test_a_column_that_mixes_numbers_and_texts_is_named_by_row_and_value(tmp_path: Path) -> None:
     path = write(tmp_path, [[1], [2], ["two"], [4]], "a")
-    expected = "line 4: a = 'two', and 75.0% of its values are numbers; mend it, or add it"
+    expected = "line 4: a = 'two', and 75.0% of its values are numbers; correct it, or add it"
     with pytest.raises(DataError, match=expected):
         fitted(path, 4)
     assert fitted(path, 4, lambda name: "category")[0].columns[0].kind == "category"
@@ -193,5 +193,5 @@ def test_a_number_too_far_away_is_named(tmp_path: Path) -> None:
 
 def test_rows_of_other_widths_are_refused() -> None:
     op = EncodeTable(numbers=2, categories=(3,), reads="features")
-    with pytest.raises(ValueError, match=r"takes rows of 3 columns, not \(4,\)"):
+    with pytest.raises(ValueError, match=r"needs rows of 3 columns, not \(4,\)"):
         op.output(ColumnSpec((4,), "float32"))

@@ -43,9 +43,9 @@ def test_a_prompt_is_encoded_as_it_stands() -> None:
 def test_a_prompt_with_unknown_characters_is_refused() -> None:
     with pytest.raises(DataError, match="the prompt has 'x', '\\?', not among the 3 characters"):
         TextFormat(LETTERS, "next_token").encode_prompt("ax?x")
-    with pytest.raises(DataError, match="the prompt is empty; must have one token at least"):
+    with pytest.raises(DataError, match="the prompt is empty; must have at least one token"):
         TextFormat(LETTERS, "next_token").encode_prompt("")
-    with pytest.raises(DataError, match="has no tokens; must have one at least"):
+    with pytest.raises(DataError, match="has no tokens; must have at least one"):
         TextFormat(parse_tokenizer(tokenizer_json()), "next_token").encode_prompt("  ")
 
 

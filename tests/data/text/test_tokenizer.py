@@ -82,12 +82,12 @@ def test_a_file_of_the_library_is_read_by_it() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "is no tokenizer.json: Expecting value"),
+        (b"", "isn't a tokenizer.json: Expecting value"),
         (b"\x80", "is not UTF-8: byte 0x80 at 0"),
         (b"[1, 2]", "it has no model"),
         (b'{"kind": "characters", "characters": ""}', "it has no model"),
         (b'{"kind": "words", "words": [1]}', "it has no model"),
-        (b'{"model": 3}', "is no tokenizer.json: "),
+        (b'{"model": 3}', "isn't a tokenizer.json: "),
         (b"[" * 100_000, "nested too deeply"),
     ],
 )

@@ -35,7 +35,7 @@ def test_any_indices_give_their_windows() -> None:
 
 def test_a_text_shorter_than_a_window_is_refused() -> None:
     assert make_window_columns(np.zeros(5, np.int32), 4, 4)["image"].count == 1
-    with pytest.raises(ValueError, match="4 tokens, and a window takes 5"):
+    with pytest.raises(ValueError, match="4 tokens; a window needs 5"):
         make_window_columns(np.zeros(4, np.int32), 4, 4)
 
 

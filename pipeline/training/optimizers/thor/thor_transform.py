@@ -1,9 +1,7 @@
-"""THOR as an optax transformation: precondition gradients by inverses, refreshed at intervals.
-
-If an update is due to refresh, the factors of all observed layers, of that batch alone, are
-inverted; the updates between use the inverses as they are. Both variants are branches of one
-compiled step, chosen by the number of the update, so that a sink may end anywhere.
-"""
+"""THOR as an optax transformation: precondition gradients by inverses, refreshed at intervals. An
+update that refreshes inverts the factors of all observed layers, computed from its batch alone;
+other updates reuse the inverses. Both are branches of one compiled step, chosen by the number of
+the update, so that a sink may end anywhere."""
 
 from __future__ import annotations
 
@@ -28,7 +26,8 @@ from pipeline.training.optimizers.thor.factors import (
 
 
 class ThorState(NamedTuple):
-    """`updates` (int32 scalar) so far, and the damped inverses by the path of the kernel."""
+    """`updates`, the number so far (int32 scalar), and the damped inverses by path of the
+    kernel."""
 
     updates: Array
     inverses: dict[str, Factors]
@@ -37,13 +36,12 @@ class ThorState(NamedTuple):
 def scale_by_thor(
     damping: Callable[[Array], Array], split_dim: int
 ) -> optax.GradientTransformationExtraArgs:
-    """Return gradients of the kernels of observed layers -> A^-1 * gradient * G^-1; others stay as
-    is.
+    """Return a transformation: gradients of observed layers' kernels -> A^-1 * gradient * G^-1.
 
-    `damping` maps the number of an update, 0 first, to its damping. Each factor is split into
-    blocks of at most `split_dim`. `update` takes `curvature=Curvature(...)`, and raises ValueError
-    without it. There are inverses for every kernel of two or four axes, since `init` can't know
-    which of them are observed; the others stay 0 and are not read.
+    Other gradients stay. `damping` maps the number of an update, from 0 on, to its damping. Factors
+    are split into blocks of at most `split_dim` rows. `update` raises ValueError without
+    `curvature=Curvature(...)`. The state has inverses for every kernel of two or four axes, since
+    `init` can't tell which layers are observed; unobserved layers keep zeros.
     """
 
     def init(params: optax.Params) -> ThorState:
