@@ -138,7 +138,7 @@ class TrainSplitSpec(Spec):
     is drawn for each epoch, and shuffle within `buffer_size`; null: files don't matter."""
 
     @model_validator(mode="after")
-    def _interleaves_and_shuffles(self) -> Self:
+    def _require_buffer(self) -> Self:
         if self.interleave is not None and self.shuffle and self.buffer_size is None:
             raise ValueError(
                 f"interleave = {self.interleave}: needs buffer_size, samples to shuffle within; "
@@ -151,7 +151,7 @@ class TrainSplitSpec(Spec):
         return self
 
     @model_validator(mode="after")
-    def _names_a_shard(self) -> Self:
+    def _require_shard(self) -> Self:
         shards = self.num_shards
         shard = self.shard_id
         if shards is None and shard is None:
@@ -167,7 +167,7 @@ class TrainSplitSpec(Spec):
         return self
 
     @model_validator(mode="after")
-    def _draws_one_op(self) -> Self:
+    def _require_one_drawn_op(self) -> Self:
         drawing = [position for position, op in enumerate(self.ops) if op.choices > 1]
         if len(drawing) > 1:
             raise ValueError(
@@ -184,7 +184,7 @@ class EvalSplitSpec(Spec):
     """null: the training batch size."""
 
     @model_validator(mode="after")
-    def _keeps_samples_apart(self) -> Self:
+    def _require_fixed_ops(self) -> Self:
         for position, op in enumerate(self.ops):
             if isinstance(op, BatchOp):
                 raise ValueError(
@@ -229,7 +229,7 @@ class DatasetSpec(Spec):
     eval: EvalSplitSpec
 
     @model_validator(mode="after")
-    def _has_buckets_of_one_kind(self) -> Self:
+    def _require_valid_buckets(self) -> Self:
         if self.buckets is not None:
             buckets = [list(bucket) for bucket in self.buckets]
             if {len(bucket) for bucket in buckets} not in ({1}, {2}):
@@ -287,7 +287,7 @@ class LocalDatasetSpec(DatasetSpec):
 
     @field_validator("root", mode="before")
     @classmethod
-    def _is_given(cls, root: Any) -> Any:
+    def _require_root(cls, root: Any) -> Any:
         if root is None:
             raise ValueError(f"missing; it must be {cls.root_must_be}")
         return root

@@ -187,7 +187,7 @@ class UnfreezeRule(Spec):
     after_steps: PositiveInt | None = None
 
     @model_validator(mode="after")
-    def _says_when(self) -> Self:
+    def _require_one_time(self) -> Self:
         if (self.after_passes is None) == (self.after_steps is None):
             raise ValueError("set exactly one of after_passes and after_steps")
         if self.pattern.startswith("!"):
@@ -213,7 +213,7 @@ class RateRule(Spec):
     """A schedule for these parameters, of the same `train.optimizer.lr`; null: the main one."""
 
     @model_validator(mode="after")
-    def _says_something(self) -> Self:
+    def _require_one_setting(self) -> Self:
         if not self.model_fields_set & {"factor", "schedule"}:
             raise ValueError("set factor, schedule or both")
         return self

@@ -34,10 +34,10 @@ def apply_phase(config: StepConfig, step: Array, compute: Callable[[StepConfig],
 
 def select_phase(config: StepConfig, step: int) -> StepConfig:
     """Return the configuration of a step's phase, without other phases."""
-    begun = [phase for phase in config.phases if phase.start <= step]
-    if not begun:
+    started = [phase for phase in config.phases if phase.start <= step]
+    if not started:
         return replace(config, phases=())
-    frozen = begun[-1].frozen
+    frozen = started[-1].frozen
     network = config.network
     if config.fix_statistics:
         network = network.clone(fixed_statistics=frozen)
@@ -53,20 +53,20 @@ def optimize_by_phase(
     state, including the count of updates, stays as `init` made it. So its parameters start as in a
     new run. All gradients are clipped together."""
 
-    def groups(tree: Any) -> Iterator[Any]:
+    def split_groups(tree: Any) -> Iterator[Any]:
         for patterns, _ in phases:
             group, tree = split_params(tree, patterns)
             yield group
 
     def init(params: Any) -> tuple[Any, ...]:
-        pairs = zip(phases, groups(params), strict=True)
+        pairs = zip(phases, split_groups(params), strict=True)
         return tuple(optimizer.init(group) for (_, optimizer), group in pairs)
 
     def update(gradients: Any, state: tuple[Any, ...], params: Any = None) -> tuple[Any, Any]:
         clipped, _ = clip.update(gradients, clip.init(params), params)
         directions: dict[Any, Any] = {}
         after = []
-        pairs = zip(phases, groups(clipped), state, groups(params), strict=True)
+        pairs = zip(phases, split_groups(clipped), state, split_groups(params), strict=True)
         for (_, optimizer), group, before, trained in pairs:
             if not group:
                 after.append(before)

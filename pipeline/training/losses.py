@@ -96,8 +96,8 @@ class CrossEntropy(LabelLoss):
         if weights == "balanced":
             missing = [n for n, c in zip(targets.names, targets.counts, strict=False) if c == 0]
             if missing or not targets.counts:
-                what = show_name(missing[0]) if missing else "what is predicted"
-                raise ValueError(f"class_weights = balanced: {what} has no training label")
+                subject = show_name(missing[0]) if missing else "what is predicted"
+                raise ValueError(f"class_weights = balanced: {subject} has no training label")
             total = sum(targets.counts)
             weights = tuple(total / (len(targets) * count) for count in targets.counts)
         if len(weights) != len(targets):
@@ -299,10 +299,10 @@ def reduce_losses(
         from pipeline.training.masks import top_share_mask
 
         valid = top_share_mask(losses, config.hardest_share, valid)
-        weighed = valid
+        counted = valid
         if weights is not None and is_label_mean(config):
-            weighed = jnp.where(valid, weights, 0.0)
-        divisor = jnp.maximum(jnp.sum(weighed, dtype=jnp.float32), 1.0)
+            counted = jnp.where(valid, weights, 0.0)
+        divisor = jnp.maximum(jnp.sum(counted, dtype=jnp.float32), 1.0)
     if weights is not None and config.reduction == "mean":
         losses = losses * weights
     losses = jnp.where(valid, losses, 0.0)

@@ -165,10 +165,10 @@ def add_metric_sums(
     return replace(sums, component_sums=tuple(component_sums))
 
 
-def add_sums(sums: EvalSums, more: EvalSums) -> EvalSums:
+def add_sums(sums: EvalSums, added: EvalSums) -> EvalSums:
     """Add sums that began at zero, such as a batch's."""
-    loss_sum, loss_carry = _compensated_add(sums.loss_sum, sums.loss_carry, more.loss_sum)
-    total = jax.tree.map(jnp.add, sums, more)
+    loss_sum, loss_carry = _compensated_add(sums.loss_sum, sums.loss_carry, added.loss_sum)
+    total = jax.tree.map(jnp.add, sums, added)
     return replace(total, loss_sum=loss_sum, loss_carry=loss_carry)
 
 

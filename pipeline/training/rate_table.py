@@ -51,7 +51,7 @@ class TableSchedule(ScheduleSpec):
     Empty lines and lines that begin with # don't count."""
 
     @model_validator(mode="after")
-    def _names_a_file(self) -> Self:
+    def _require_file(self) -> Self:
         if self.file is None:
             raise ValueError(f"file = null: must be a file that ends in {', '.join(_READERS)}")
         return self
@@ -121,10 +121,10 @@ def _require_rates(rates: np.ndarray) -> None:
     # Comparisons with NaN are false, so NaN is wrong too.
     (wrong,) = np.nonzero(~((rates >= 0) & (rates <= MAX_FLOAT)))
     if len(wrong):
-        more = f", and {len(wrong) - 1:,} more are wrong" if len(wrong) > 1 else ""
+        more_text = f", and {len(wrong) - 1:,} more are wrong" if len(wrong) > 1 else ""
         raise ValueError(
-            f"the rate of update {wrong[0]:,} is {rates[wrong[0]]:g}{more}; must be finite and "
-            "not negative"
+            f"the rate of update {wrong[0]:,} is {rates[wrong[0]]:g}{more_text}; must be finite "
+            "and not negative"
         )
 
 

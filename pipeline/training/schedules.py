@@ -103,7 +103,7 @@ class Piecewise(WarmupDecay):
     factors: Seq[PositiveFloat]
 
     @model_validator(mode="after")
-    def _factor_for_each_milestone(self) -> Self:
+    def _require_factors(self) -> Self:
         if not self.milestones or len(self.milestones) != len(self.factors):
             raise ValueError(
                 f"{len(self.milestones)} milestones for {len(self.factors)} factors; "
@@ -132,7 +132,7 @@ class Exponential(WarmupDecay):
     staircase: bool = False
 
     @model_validator(mode="after")
-    def _one_decay_length(self) -> Self:
+    def _require_one_length(self) -> Self:
         if bool(self.decay_steps) == bool(self.decay_passes):
             raise ValueError(
                 f"decay_steps = {self.decay_steps} and decay_passes = {self.decay_passes}: "

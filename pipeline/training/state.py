@@ -179,10 +179,10 @@ def split_params(params: Any, frozen: Sequence[str]) -> tuple[Any, Any]:
     if not frozen:
         return params, {}
     flat = flatten_dict(dict(params))
-    stays = {path for path in flat if is_frozen(frozen, path)}
+    frozen_paths = {path for path in flat if is_frozen(frozen, path)}
     return (
-        unflatten_dict({path: leaf for path, leaf in flat.items() if path not in stays}),
-        unflatten_dict({path: flat[path] for path in stays}),
+        unflatten_dict({path: leaf for path, leaf in flat.items() if path not in frozen_paths}),
+        unflatten_dict({path: flat[path] for path in frozen_paths}),
     )
 
 

@@ -148,8 +148,8 @@ class MicroF1(MultiLabelMetric):
     name: Literal["micro_f1"] = "micro_f1"
 
     def value(self, sums: Any) -> float:
-        both = int(sums["actual"].sum()) + int(sums["predicted"].sum())
-        return 2 * int(sums["hits"].sum()) / both if both else 0.0
+        totals = int(sums["actual"].sum()) + int(sums["predicted"].sum())
+        return 2 * int(sums["hits"].sum()) / totals if totals else 0.0
 
 
 @component("metric")
@@ -159,8 +159,8 @@ class MacroF1(MultiLabelMetric):
     name: Literal["macro_f1"] = "macro_f1"
 
     def value(self, sums: Any) -> float:
-        both = np.asarray(sums["actual"] + sums["predicted"], np.float64)
-        f1 = np.divide(2.0 * sums["hits"], both, out=np.zeros_like(both), where=both > 0)
+        totals = np.asarray(sums["actual"] + sums["predicted"], np.float64)
+        f1 = np.divide(2.0 * sums["hits"], totals, out=np.zeros_like(totals), where=totals > 0)
         return float(f1.mean())
 
 
@@ -293,8 +293,8 @@ class MeanIou(ClassCountMetric):
             np.asarray(sums[key], np.float64) for key in ("hits", "actual", "predicted")
         )
         union = actual + predicted - hits
-        there = union > 0
-        return float((hits[there] / union[there]).mean()) if there.any() else 0.0
+        is_present = union > 0
+        return float((hits[is_present] / union[is_present]).mean()) if is_present.any() else 0.0
 
 
 @component("metric")
@@ -317,8 +317,8 @@ class BalancedAccuracy(ClassCountMetric):
 
     def value(self, sums: Any) -> float:
         hits, actual = (np.asarray(sums[key], np.float64) for key in ("hits", "actual"))
-        there = actual > 0
-        return float((hits[there] / actual[there]).mean()) if there.any() else 0.0
+        is_present = actual > 0
+        return float((hits[is_present] / actual[is_present]).mean()) if is_present.any() else 0.0
 
 
 @component("metric")
@@ -344,10 +344,10 @@ class CalibrationError(MetricSpec):
         true = find_true_classes(logits, labels)
         probability = jax.nn.softmax(logits).max(axis=-1)
         # Bins include their upper end: 1 belongs to the last bin.
-        which = jnp.clip(jnp.ceil(probability * self.bins) - 1, 0, self.bins - 1).astype(jnp.int32)
+        places = (jnp.ceil(probability * self.bins) - 1).clip(0, self.bins - 1).astype(jnp.int32)
         right = logits.argmax(axis=-1) == true
         values = jnp.stack([jnp.ones_like(probability), right, probability])
-        return jnp.zeros((3, self.bins)).at[:, which].add(jnp.where(mask, values, 0))
+        return jnp.zeros((3, self.bins)).at[:, places].add(jnp.where(mask, values, 0))
 
     def value(self, sums: Any) -> float:
         samples, right, probability = np.asarray(sums, np.float64)

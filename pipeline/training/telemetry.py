@@ -99,9 +99,9 @@ class Telemetry:
     def non_finite_step(self) -> int | None:
         """The first step, counted from 1, that ended training, neither finite nor skipped; None if
         there is none."""
-        good = self.outcome().should_continue
-        first = int(good.argmin())
-        return None if good[first] else self.start + first + 1
+        continues = self.outcome().should_continue
+        first = int(continues.argmin())
+        return None if continues[first] else self.start + first + 1
 
 
 def concatenate_columns(parts: Sequence[Telemetry]) -> dict[str, np.ndarray]:

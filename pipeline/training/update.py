@@ -65,7 +65,7 @@ def apply_if_finite(finite: Array, update: Callable[[State], State], state: Stat
 
     def choose(finite: Array, state: State) -> State:
         chosen: State = jax.tree.map(
-            lambda now, before: jnp.where(finite, now, before), update(state), state
+            lambda new, old: jnp.where(finite, new, old), update(state), state
         )
         return chosen
 
@@ -126,14 +126,16 @@ def apply_directions(
         return jax.tree.map(lambda p, d: p - rates * d, params, directions)
     by_group = jnp.asarray(rates)
     flat = flatten_dict(dict(params))
-    down = flatten_dict(dict(directions))
+    directions = flatten_dict(dict(directions))
 
     def find_rate(path: Path) -> Array:
         covering = [column for column, pattern in enumerate(groups, 1) if covers(pattern, path)]
         rate = by_group[covering[-1] if covering else 0] if groups else by_group
         return rate * by_layer[path[0]] if by_layer.get(path[0], 1.0) != 1.0 else rate
 
-    return unflatten_dict({path: p - find_rate(path) * down[path] for path, p in flat.items()})
+    return unflatten_dict(
+        {path: p - find_rate(path) * directions[path] for path, p in flat.items()}
+    )
 
 
 def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> Any:
@@ -162,7 +164,7 @@ def count_overflow(loss_scale: LossScaling, state: TrainState, outcome: StepOutc
     after = (state.step + overflow, scale, counts)
     unchanged = (state.step, state.loss_scale, before)
     step, scale, counts = jax.tree.map(
-        lambda now, then: jnp.where(outcome.applied | overflow, now, then), after, unchanged
+        lambda new, old: jnp.where(outcome.applied | overflow, new, old), after, unchanged
     )
     return replace(state, step=step, loss_scale=scale, overflows=counts)
 

@@ -253,7 +253,7 @@ class RandomAffine(_AffineOp):
     fill: Fill = 0
 
     @model_validator(mode="after")
-    def _can_be_turned_back(self) -> Self:
+    def _require_invertible(self) -> Self:
         if self.scale[0] < LEAST_SCALE:
             raise ValueError(f"scale = {list(self.scale)}: must be {LEAST_SCALE} or more")
         for name, bounds in (("shear_x", self.shear_x), ("shear_y", self.shear_y)):

@@ -79,7 +79,7 @@ class RandAugment(Policy):
         return 2 * self.num_ops
 
     @model_validator(mode="after")
-    def _check_magnitude(self) -> Self:
+    def _require_magnitude(self) -> Self:
         if self.magnitude >= self.num_magnitude_bins:
             raise ValueError(
                 f"magnitude = {self.magnitude}: must be below num_magnitude_bins = "

@@ -133,7 +133,7 @@ class RandomSize(GeometricOp):
 
     @field_validator("sizes")
     @classmethod
-    def _are_different(cls, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
+    def _require_different(cls, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
         if len(set(sizes)) < len(sizes):
             raise ValueError(f"sizes = {[list(size) for size in sizes]}: must be different")
         return sizes

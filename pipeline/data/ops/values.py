@@ -38,7 +38,7 @@ class Normalize(Op):
     std: Seq[PositiveFloat]
 
     @model_validator(mode="after")
-    def _check_lengths(self) -> Self:
+    def _require_equal_lengths(self) -> Self:
         if len(self.mean) != len(self.std):
             raise ValueError(
                 f"mean has {len(self.mean)} values and std has {len(self.std)}; "

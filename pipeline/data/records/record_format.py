@@ -65,7 +65,7 @@ class RecordColumnSpec(Spec):
         return sum(file.samples for file in self.files)
 
     @model_validator(mode="after")
-    def _has_sizes_where_they_differ(self) -> Self:
+    def _require_sizes(self) -> Self:
         differing = len(self.shape) - len(self.trailing)
         if any(length is not None for length in self.shape[:differing]):
             raise ValueError(f"shape {list(self.shape)} must have its nulls first")
@@ -98,7 +98,7 @@ class RecordSplitSpec(Spec):
     columns: Mapping[Annotated[str, Field(pattern=r"^\w+$")], RecordColumnSpec]
 
     @model_validator(mode="after")
-    def _is_whole(self) -> RecordSplitSpec:
+    def _require_equal_lengths(self) -> RecordSplitSpec:
         for name, column in self.columns.items():
             if column.samples != self.samples:
                 raise ValueError(
@@ -129,7 +129,7 @@ class RecordsSpec(Spec):
         return Targets(tuple(self.classes), self.task, tuple(self.mean), tuple(self.std))
 
     @model_validator(mode="after")
-    def _has_units_of_numbers(self) -> RecordsSpec:
+    def _require_units(self) -> RecordsSpec:
         right = len(self.classes) if self.task == "regression" else 0
         if not len(self.mean) == len(self.std) == right:
             raise ValueError(
@@ -139,7 +139,7 @@ class RecordsSpec(Spec):
         return self
 
     @model_validator(mode="after")
-    def _has_one_kind_of_sample(self) -> RecordsSpec:
+    def _require_same_columns(self) -> RecordsSpec:
         kinds = [
             {name: (column.dtype, tuple(column.shape)) for name, column in split.columns.items()}
             for split in (self.train, self.eval)

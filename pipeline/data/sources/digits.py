@@ -27,7 +27,7 @@ class Digits(DatasetSpec):
 
     @field_validator("root")
     @classmethod
-    def _ships_with_the_package(cls, root: Path | None) -> Path | None:
+    def _require_no_root(cls, root: Path | None) -> Path | None:
         if root is not None:
             raise ValueError(f"{root}: must be null; the digits are shipped with this package")
         return root

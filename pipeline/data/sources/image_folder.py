@@ -70,7 +70,7 @@ class ImageFolder(LocalDatasetSpec):
     to `buckets`."""
 
     @model_validator(mode="after")
-    def _splits_once(self) -> Self:
+    def _require_one_split(self) -> Self:
         if self.labels_csv is None and self.eval_csv is not None:
             raise ValueError(
                 f"eval_csv = {self.eval_csv}: needs labels_csv, the table for training"

@@ -41,7 +41,7 @@ class Synthetic(DatasetSpec):
 
     @field_validator("like")
     @classmethod
-    def _has_known_sizes(cls, like: str) -> str:
+    def _require_known_sizes(cls, like: str) -> str:
         require_facts(like)
         return like
 

@@ -109,20 +109,20 @@ class TableDataset(DatasetSpec):
 
     @field_validator("target", mode="before")
     @classmethod
-    def _is_named(cls, target: Any) -> Any:
+    def _require_target(cls, target: Any) -> Any:
         if target is None:
             raise ValueError("missing; it must be the name of the column to predict, or several")
         return target
 
     @model_validator(mode="after")
-    def _has_no_images(self) -> Self:
+    def _require_no_image_settings(self) -> Self:
         for key, value in (("buckets", self.buckets), ("ignore_index", self.ignore_index)):
             if value is not None:
                 raise ValueError(f"{key}: must be null; the rows of a table have one shape")
         return self
 
     @model_validator(mode="after")
-    def _names_a_column_once(self) -> Self:
+    def _require_columns_once(self) -> Self:
         lists = self.target, self.numeric, self.categories, self.dates, self.ignored
         counts = Counter(name for names in lists for name in names)
         doubled = [name for name, count in counts.items() if count > 1]
@@ -279,7 +279,7 @@ class CsvTable(TableDataset):
     """Texts that stand for a missing value, as the empty one always does."""
 
     @model_validator(mode="after")
-    def _has_one_file(self) -> Self:
+    def _require_one_file(self) -> Self:
         if (self.root is None) == (self.shipped is None):
             problem = "missing" if self.root is None else "must be null with dataset.shipped"
             raise ValueError(f"root: {problem}; it must be {self.root_must_be}")

@@ -55,14 +55,14 @@ class Text(DatasetSpec):
 
     @field_validator("pattern")
     @classmethod
-    def _stays_inside(cls, pattern: str) -> str:
+    def _require_inside(cls, pattern: str) -> str:
         path = PurePosixPath(pattern)
         if not path.parts or path.is_absolute() or ".." in path.parts:
             raise ValueError(f"{pattern}: must be a pattern inside of the folder, as in **/*.txt")
         return pattern
 
     @model_validator(mode="after")
-    def _has_no_buckets(self) -> Text:
+    def _require_no_buckets(self) -> Text:
         if self.buckets is not None:
             raise ValueError(
                 f"buckets = {show(list(self.buckets))}: must be null; all windows have one length"

@@ -54,7 +54,7 @@ class TextCsv(DatasetSpec):
     """Share of the rows of each class for evaluation."""
 
     @model_validator(mode="after")
-    def _pads_tokens(self) -> TextCsv:
+    def _require_token_buckets(self) -> TextCsv:
         if self.buckets is None or any(len(bucket) != 1 for bucket in self.buckets):
             raise ValueError(
                 "buckets: must be lengths that texts are padded to, as in [[32], [64]]"

@@ -58,7 +58,7 @@ class TFRecord(LocalDatasetSpec):
     """[height, width, channels] of plain pixels; null: their features height, width and depth."""
 
     @model_validator(mode="after")
-    def _says_one_thing(self) -> Self:
+    def _require_compatible(self) -> Self:
         if self.split is not None and self.eval_files is not None:
             raise ValueError(f"split = {self.split}: can't be combined with eval_files")
         if self.image_size is not None and self.image_shape is not None:

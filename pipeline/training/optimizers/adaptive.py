@@ -57,8 +57,8 @@ class AdaMax(Moments):
 class AmsGrad(Moments):
     """Adam whose mean square never falls (Reddi et al. 2018); weight decay is L2.
 
-    m_hat / (sqrt(max over time of v_hat) + eps): the maximum of the bias-corrected mean square.
-    PyTorch takes the maximum first and corrects it; MindSpore doesn't correct it.
+    m_hat / (sqrt(max over time of v_hat) + eps): the maximum of the bias-corrected mean square. In
+    PyTorch and MindSpore the maximum is of the uncorrected mean square; only PyTorch corrects it.
     """
 
     transformation: ClassVar[str] = "scale_by_amsgrad"

@@ -145,7 +145,7 @@ class ClipSpec(Spec):
     value: PositiveFloat | None
 
     @model_validator(mode="after")
-    def _norm_or_value(self) -> Self:
+    def _require_one_limit(self) -> Self:
         if self.norm is not None and self.value is not None:
             raise ValueError(
                 f"norm = {self.norm} and value = {self.value}: at least one must be null"

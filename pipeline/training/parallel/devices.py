@@ -57,10 +57,10 @@ def place(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
     for process in range(processes):
         available_here = [d for d in available if d.process_index == process]
         if len(available_here) < per_process:
-            whose = f" of process {process}" if processes > 1 else ""
+            process_text = f" of process {process}" if processes > 1 else ""
             raise RunError(
-                f"parallel.devices = {total}: {per_process} devices{whose} are needed, and JAX "
-                f"sees {len(available_here)} of {platform}{_explain_no_gpu(platform, '')}"
+                f"parallel.devices = {total}: {per_process} devices{process_text} are needed, and "
+                f"JAX sees {len(available_here)} of {platform}{_explain_no_gpu(platform, '')}"
             )
         devices += available_here[:per_process]
     return DevicePlacement(tuple(devices), parallel.mesh_sizes["model"], tuple(parallel.batch_axes))
@@ -151,11 +151,11 @@ def find_device(platform: str, index: int) -> jax.Device:
     if platform_of(platform).is_cuda:
         _take_gpus()
     with _collect_plugin_failures() as failures:
-        everywhere = _open_devices()
+        all_devices = _open_devices()
         try:
             return jax.local_devices(backend=platform)[index]
         except (RuntimeError, IndexError) as error:
-            names = sorted({f"{d.platform}:{d.id}" for d in everywhere})
+            names = sorted({f"{d.platform}:{d.id}" for d in all_devices})
             reason = failures[0] if failures else first_line(error)
     # If another GPU exists, its software works.
     hint = (
@@ -186,8 +186,8 @@ def _require_settings() -> None:
         value = getattr(jax.config, name)
         value = getattr(value, "value", value)
         if value not in accepted:
-            right = " or ".join(str(setting) for setting in accepted if setting is not None)
-            raise RunError(f"{name.upper()} = {value}: must be {right}; unset it")
+            accepted_text = " or ".join(str(setting) for setting in accepted if setting is not None)
+            raise RunError(f"{name.upper()} = {value}: must be {accepted_text}; unset it")
 
 
 def _explain_no_gpu(platform: str, reason: str) -> str:
@@ -200,7 +200,7 @@ def _collect_plugin_failures() -> Iterator[list[str]]:
     logged."""
     reasons: list[str] = []
 
-    def keep(record: logging.LogRecord) -> bool:
+    def filter_record(record: logging.LogRecord) -> bool:
         if "plugin configuration error" not in record.getMessage():
             return True
         failure = record.exc_info[1] if record.exc_info else None
@@ -208,8 +208,8 @@ def _collect_plugin_failures() -> Iterator[list[str]]:
         return False
 
     log = logging.getLogger(PLUGIN_LOGGER)
-    log.addFilter(keep)
+    log.addFilter(filter_record)
     try:
         yield reasons
     finally:
-        log.removeFilter(keep)
+        log.removeFilter(filter_record)

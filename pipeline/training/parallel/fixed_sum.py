@@ -57,19 +57,20 @@ def _sum_nested(leaf: Callable[[Array], T], count: int, shapes: T) -> T:
     """Add each term in the next iteration, with memory for two terms per level of the tree."""
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-    def subtree(size: int, first: Array) -> T:
+    def sum_subtree(size: int, first: Array) -> T:
         branches = 2 if size % 2 == 0 else size
-        below = size // branches
+        child_size = size // branches
 
-        def add(i: Array, so_far: tuple[T, T]) -> tuple[T, T]:
-            total, newest = so_far
-            start = first + i * below
-            return _add(total, newest), leaf(start) if below == 1 else subtree(below, start)
+        def add(i: Array, sums: tuple[T, T]) -> tuple[T, T]:
+            total, newest = sums
+            start = first + i * child_size
+            term = leaf(start) if child_size == 1 else sum_subtree(child_size, start)
+            return _add(total, newest), term
 
         total, newest = _repeat(branches, add, (zero, zero))
         return _add(total, newest)
 
-    return subtree(count, jnp.int32(0))
+    return sum_subtree(count, jnp.int32(0))
 
 
 def _add(first: T, second: T) -> T:
@@ -98,13 +99,15 @@ def add_devices(tree: T, axis: str, devices: int) -> T:
     """Add the trees of the devices along a mesh axis, in order; every device gets the sum. It must
     be called inside `shard_map`, on float32 and integers. Each device adds a part of the floats,
     between an all-to-all and an all-gather. They move as many bytes as an all-reduce in a ring."""
-    leaves, form = jax.tree.flatten(tree)
-    exact = [jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in leaves]
-    rounded = [leaf for leaf, is_integer in zip(leaves, exact, strict=True) if not is_integer]
-    counted = [leaf for leaf, is_integer in zip(leaves, exact, strict=True) if is_integer]
-    sums = iter(_add_floats(rounded, axis, devices) if rounded else [])
-    counts = iter(jax.lax.psum(counted, axis) if counted else [])
-    return jax.tree.unflatten(form, [next(counts if is_integer else sums) for is_integer in exact])
+    leaves, structure = jax.tree.flatten(tree)
+    are_integers = [jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in leaves]
+    floats = [leaf for leaf, is_integer in zip(leaves, are_integers, strict=True) if not is_integer]
+    integers = [leaf for leaf, is_integer in zip(leaves, are_integers, strict=True) if is_integer]
+    sums = iter(_add_floats(floats, axis, devices) if floats else [])
+    counts = iter(jax.lax.psum(integers, axis) if integers else [])
+    return jax.tree.unflatten(
+        structure, [next(counts if is_integer else sums) for is_integer in are_integers]
+    )
 
 
 def _add_floats(values: list[Array], axis: str, devices: int) -> list[Array]:

@@ -38,7 +38,7 @@ class ShardingSpec(Spec):
     axes: Seq[Axis | Seq[Axis] | None]
 
     @model_validator(mode="after")
-    def _each_axis_once(self) -> ShardingSpec:
+    def _require_axes_once(self) -> ShardingSpec:
         named = [axis for entry in self.entries for axis in entry]
         if len(set(named)) != len(named):
             raise ValueError("axes: an axis can shard only one dimension")
@@ -65,8 +65,8 @@ class ParallelSpec(Spec):
     """Devices by axis; null: all along `data`."""
     shards: Size | None
     """Parts of a batch whose gradients are added in a fixed order, with `exact`. null: the largest
-    number of equal parts up to 8, or the number of devices if that is larger. It must be a multiple
-    of the number of devices."""
+    common divisor of 8 and the batch size, or the number of devices if that is larger. It must be a
+    multiple of the number of devices."""
     reproducible: Literal["exact", "layout", "close"]
     """exact: the same bits on any number of devices and processes; layout: the same bits on the
     same number of both; close: the same within rounding."""

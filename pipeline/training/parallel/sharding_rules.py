@@ -38,9 +38,9 @@ class ShardingRules:
         """
         shapes = flatten_dict(dict(state.params))
         rules = {path: self.find_param_spec(path) for path in shapes}
-        leaves, form = jax.tree_util.tree_flatten_with_path(state)
+        leaves, structure = jax.tree_util.tree_flatten_with_path(state)
         specs = [_find_leaf_spec(path_text(path), leaf, shapes, rules) for path, leaf in leaves]
-        return jax.tree.unflatten(form, [placement.make_sharding(spec) for spec in specs])
+        return jax.tree.unflatten(structure, [placement.make_sharding(spec) for spec in specs])
 
     def find_param_spec(self, path: Path) -> PartitionSpec:
         """Return the sharding of a parameter by the last rule that covers it, else replicated."""
@@ -56,14 +56,14 @@ class ShardingRules:
             if context.method_name != "__call__" or not isinstance(result, jax.Array):
                 return result
             layer = "/".join(context.module.path)
-            fitting = [
+            covering = [
                 rule
                 for rule in self.constraints
                 if fnmatchcase(layer, rule.pattern) and len(rule.axes) == result.ndim
             ]
-            if not fitting:
+            if not covering:
                 return result
-            sharding = placement.make_sharding(_make_spec(fitting[-1]))
+            sharding = placement.make_sharding(_make_spec(covering[-1]))
             return jax.lax.with_sharding_constraint(result, sharding)
 
         return intercept
@@ -83,9 +83,9 @@ class ShardingRules:
             if spec:
                 _require_divides("/".join(path), leaf.shape, spec, sizes)
         rules = (*self.specs, *self.constraints)
-        used = {axis for rule in rules for entry in rule.entries for axis in entry}
+        used_axes = {axis for rule in rules for entry in rule.entries for axis in entry}
         for axis, size in sizes.items():
-            if size > 1 and axis not in (*used, *batch_axes):
+            if size > 1 and axis not in (*used_axes, *batch_axes):
                 raise ValueError(f"nothing is sharded along the axis {axis} of {size} devices")
 
     def require_layers(self, ranks: Mapping[str, AbstractSet[int]]) -> None:
@@ -93,14 +93,14 @@ class ShardingRules:
         pattern that matches no layer, and if all its layers have other numbers of dimensions than
         entries."""
         for rule in self.constraints:
-            layers = {path: of for path, of in ranks.items() if fnmatchcase(path, rule.pattern)}
+            layers = {path: n for path, n in ranks.items() if fnmatchcase(path, rule.pattern)}
             if not layers:
                 guess = nearest(rule.pattern, ranks)
                 raise ValueError(
                     f"pattern {show_name(repr(rule.pattern))} matches none of the {len(ranks)} "
                     f"layers, such as {min(ranks)}{f'; did you mean {guess}?' if guess else ''}"
                 )
-            if not any(len(rule.axes) in of for of in layers.values()):
+            if not any(len(rule.axes) in numbers for numbers in layers.values()):
                 path, dimensions = next(iter(layers.items()))
                 listed = " or ".join(map(str, sorted(dimensions)))
                 raise ValueError(
@@ -113,13 +113,13 @@ def list_layer_ranks(trace: Callable[[], Any]) -> dict[str, set[int]]:
     """Return the numbers of dimensions of the arrays that layers compute in a trace, by path."""
     ranks_by_layer: dict[str, set[int]] = {}
 
-    def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    def record_rank(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         result = call(*args, **kwargs)
         if context.method_name == "__call__" and isinstance(result, jax.Array):
             ranks_by_layer.setdefault("/".join(context.module.path), set()).add(result.ndim)
         return result
 
-    with nn.intercept_methods(note):
+    with nn.intercept_methods(record_rank):
         trace()
     ranks_by_layer.pop("", None)
     return ranks_by_layer

@@ -128,8 +128,8 @@ def _choose_chunk_size(samples: Array, window: ConvWindow | None) -> int:
     """Return the largest divisor of the batch size whose rows fit into the limit, at least 1."""
     batch, *_ = samples.shape
     rows = jax.eval_shape(functools.partial(_list_rows, window=window), samples)
-    most = max(1, ROWS_LIMIT_BYTES * batch // (4 * rows.size))
-    return next(size for size in range(min(batch, most), 0, -1) if batch % size == 0)
+    max_size = max(1, ROWS_LIMIT_BYTES * batch // (4 * rows.size))
+    return next(size for size in range(min(batch, max_size), 0, -1) if batch % size == 0)
 
 
 def _sum_row_products(samples: Array, window: ConvWindow | None, split_dim: int) -> Array:

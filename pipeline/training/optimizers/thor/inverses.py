@@ -22,25 +22,25 @@ def invert_stacks(stacks: Sequence[Array]) -> list[Array]:
     for place, stack in enumerate(stacks):
         places[stack.shape[-1]].append(place)
     inverses: dict[int, Array] = {}
-    for alike in places.values():
-        together = jnp.concatenate([stacks[place] for place in alike])
+    for same_size in places.values():
+        stacked = jnp.concatenate([stacks[place] for place in same_size])
         # jax's Cholesky decomposition can't be used on the CPU. Its batches wait for threads of the
         # pool that they run on: on two cores, two calls at a time never end.
         inverted = lax.platform_dependent(
-            together, cpu=invert_by_elimination, default=invert_by_cholesky
+            stacked, cpu=invert_by_elimination, default=invert_by_cholesky
         )
         # Without AVX-512 the last product on the CPU isn't exactly symmetric.
         inverted = (inverted + inverted.mT) / 2
-        ends = np.cumsum([stacks[place].shape[0] for place in alike])
-        inverses |= zip(alike, jnp.split(inverted, ends[:-1]), strict=True)
+        ends = np.cumsum([stacks[place].shape[0] for place in same_size])
+        inverses |= zip(same_size, jnp.split(inverted, ends[:-1]), strict=True)
     return [inverses[place] for place in range(len(stacks))]
 
 
 def invert_by_elimination(matrices: Array) -> Array:
     """Return the inverses of matrices (number, n, n), by Gauss's elimination, a few at a time."""
     _, n, _ = matrices.shape
-    at_once = max(1, AT_ONCE_BYTES // (matrices.dtype.itemsize * n**2))
-    inverses: Array = lax.map(_eliminate, matrices, batch_size=at_once)
+    batch_size = max(1, AT_ONCE_BYTES // (matrices.dtype.itemsize * n**2))
+    inverses: Array = lax.map(_eliminate, matrices, batch_size=batch_size)
     return inverses
 
 

@@ -85,7 +85,7 @@ class Thor(OptimizerSpec):
 
     @field_validator("split_indices")
     @classmethod
-    def _grow(cls, indices: tuple[int, ...]) -> tuple[int, ...]:
+    def _require_increasing(cls, indices: tuple[int, ...]) -> tuple[int, ...]:
         if any(after <= before for before, after in pairwise(indices)):
             raise ValueError("must increase, as in [26, 53]")
         return indices

@@ -65,19 +65,19 @@ def scale_by_thor(
     ) -> tuple[optax.Updates, ThorState]:
         if curvature is None:
             raise ValueError("thor needs sums of layers: update(gradients, ..., curvature=...)")
-        seen = {
+        observed = {
             path: curvature.layers[path.removesuffix("/kernel")]
             for path in state.inverses
             if path.removesuffix("/kernel") in curvature.layers
         }
-        before = {path: state.inverses[path] for path in seen}
-        rows = {path: layer.rows.astype(jnp.float32) for path, layer in seen.items()}
+        before = {path: state.inverses[path] for path in observed}
+        rows = {path: layer.rows.astype(jnp.float32) for path, layer in observed.items()}
         positions = {path: number / curvature.count for path, number in rows.items()}
 
         def refresh() -> dict[str, Factors]:
             factors = {
                 path: compute_factors(layer.moments, rows[path], curvature.scale)
-                for path, layer in seen.items()
+                for path, layer in observed.items()
             }
             return invert_damped(factors, damping(state.updates), positions)
 
