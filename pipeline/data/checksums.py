@@ -1,6 +1,6 @@
 """Checksums of data files, computed once per process for an unchanged file.
 
-A run computes them again, 0.3 s for CIFAR: size and time alone would miss a change in place.
+Each run computes them again, 0.3 s for CIFAR, since size and time don't reveal every change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SUMS = "SHA256SUMS"
 def checksum(path: Path, algorithm: str = "sha256") -> str:
     """Return the checksum of a file in hexadecimal. Raises OSError if it can't be read."""
     status = path.stat()
-    # The time of the last change of state (ctime) can't be set, unlike mtime.
+    # Programs can set mtime, but not ctime, the time of the last change of the file's status.
     identity = (
         *(status.st_dev, status.st_ino, status.st_size),
         *(status.st_mtime_ns, status.st_ctime_ns),
@@ -30,14 +30,14 @@ def checksum(path: Path, algorithm: str = "sha256") -> str:
 
 @lru_cache(maxsize=256)
 def _compute_cached(path: Path, algorithm: str, identity: tuple[int, ...]) -> str:
-    # Not used for security; some systems refuse MD5 otherwise.
+    # Some systems allow MD5 only if it isn't used for security.
     start = partial(hashlib.new, algorithm, usedforsecurity=False)
     with path.open("rb") as content:
         return hashlib.file_digest(content, start).hexdigest()
 
 
 def format_checksums(folder: Path, names: Iterable[str]) -> str:
-    """Return the lines of `sha256sum` for files of a folder. Raises OSError if one can't be
+    """Return the lines of `sha256sum` for files of a folder. Raises OSError if a file can't be
     read."""
     return "".join(f"{checksum(folder / name)}  {name}\n" for name in names)
 
@@ -54,7 +54,7 @@ def has_recorded_sums(folder: Path, names: Collection[str]) -> bool:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file as published: every mirror has it under this name."""
+    """A published file, which every mirror has under this name."""
 
     name: str
     md5: str

@@ -12,11 +12,11 @@ from pipeline.data.checksums import RemoteFile, checksum
 from pipeline.data.file_errors import name_file
 
 STALL_S = 30.0
-"""Seconds that a mirror may send nothing, while connecting or later, before the next is tried."""
+"""Seconds without data from a mirror, also while connecting, after which the next is tried."""
 
 
 class DownloadError(DataError):
-    """Data that is missing and that no mirror delivered."""
+    """Data is missing, and no mirror delivered it."""
 
 
 def fetch_all(
@@ -26,10 +26,8 @@ def fetch_all(
     directory: Path,
     stall_s: float = STALL_S,
 ) -> None:
-    """Bring all `files` of `dataset` into `directory`.
-
-    Raises DownloadError, which also says how to continue without the download.
-    """
+    """Download the missing `files` of `dataset` into `directory`. Raises DownloadError, whose
+    message explains how to continue without the download."""
     try:
         for file in files:
             fetch(file, mirrors, directory, stall_s)
@@ -51,7 +49,7 @@ def fetch(
     `mirrors` are base addresses, http or https. An interrupted download is continued, by the
     next mirror or the next call. Of several processes one downloads and the others wait for it.
 
-    Raises DataError with each mirror's reason when none of them delivers.
+    Raises DataError with each mirror's reason if no mirror delivers it.
     """
     for mirror in mirrors:
         if not mirror.lower().startswith(("http://", "https://")):
@@ -82,10 +80,8 @@ def require_published(path: Path, file: RemoteFile) -> None:
 
 @contextmanager
 def lock_data_folder(directory: Path) -> Iterator[None]:
-    """Lock `directory`, which is created if it is missing; waits until it is free.
-
-    Raises DataError if it can't be created or written.
-    """
+    """Create `directory` if it is missing, wait until it is unlocked, and lock it. Raises DataError
+    if it can't be created or written."""
     with ExitStack() as stack:
         try:
             stack.enter_context(lock_folder(directory))

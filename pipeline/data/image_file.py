@@ -1,4 +1,4 @@
-"""Image files, opened within bounds: their formats, their pixels and the work to decode them."""
+"""Image files, opened with limits on format, pixels and decoding work."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 KINDS = "PNG, JPEG, BMP, GIF and WebP"
 MAX_PIXELS = 2**26
-"""A few kilobytes of PNG can stand for any number of them."""
+"""Limit, since a PNG of a few kilobytes can have any number of pixels."""
 MAX_SCANS = 200
-"""A progressive JPEG is decoded again for each of its scans. Encoders write about ten."""
+"""Limit, since each scan of a progressive JPEG is decoded separately. Encoders write about ten."""
 UNREADABLE_IMAGE = (
     *(OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, MemoryError),
     *(OverflowError, Image.DecompressionBombError, Image.DecompressionBombWarning),
@@ -33,23 +33,22 @@ _TAIL_BYTES = 4096
 _TURN = Image.Transpose
 _SIDEWAYS = {5: _TURN.TRANSPOSE, 6: _TURN.ROTATE_270, 7: _TURN.TRANSVERSE, 8: _TURN.ROTATE_90}
 _TURNS = {2: _TURN.FLIP_LEFT_RIGHT, 3: _TURN.ROTATE_180, 4: _TURN.FLIP_TOP_BOTTOM, **_SIDEWAYS}
-"""Turn that makes an image upright, for each orientation of EXIF but 1."""
+"""Turn that makes an image upright, by EXIF orientation; 1 needs none."""
 IGNORED_COLOUR = (128, 128, 128)
 _GOLDEN = 0.6180339887498949
-"""Hues this share of a turn apart stay apart, however many there are."""
+"""Fraction of the colour circle between two hues: the golden ratio keeps any number of hues
+apart."""
 
-# Pillow warns of images above a bound that is beyond ours.
+# Pillow warns of large images at another limit than MAX_PIXELS.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-# It also warns of damaged EXIF, which has nothing to do with the pixels.
+# It also warns of damaged EXIF, which doesn't affect the pixels.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImagePlugin")
 
 
 @contextmanager
 def open_image(source: Path | bytes, formats: Sequence[str]) -> Iterator[Image.Image]:
-    """Open an image, a file or its bytes, without decoding it.
-
-    Raises one of `UNREADABLE_IMAGE` if it is refused.
-    """
+    """Open an image, from a file or its bytes, without decoding it. Raises one of
+    `UNREADABLE_IMAGE` if the image is damaged or exceeds a limit."""
     opened = BytesIO(source) if isinstance(source, bytes) else source
     with Image.open(opened, formats=list(formats)) as image:
         if image.width * image.height > MAX_PIXELS:
@@ -70,23 +69,23 @@ def require_eight_bits(image: Image.Image) -> None:
 
 
 def read_upright_size(image: Image.Image) -> tuple[int, int]:
-    """(height, width) of an opened image once it is turned by its EXIF orientation."""
+    """Return (height, width) of an opened image after it is turned by its EXIF orientation."""
     size = image.height, image.width
     return size[::-1] if _find_turn(image) in _SIDEWAYS.values() else size
 
 
 def turn_upright(image: Image.Image) -> Image.Image:
-    """Return an opened image, of several frames the first, turned by its EXIF orientation."""
+    """Return the first frame of an opened image, turned by its EXIF orientation."""
     turn = _find_turn(image)
     return image if turn is None else image.transpose(turn)
 
 
 def _find_turn(image: Image.Image) -> Image.Transpose | None:
     try:
-        # Not the method of PNG, which decodes the image to look for EXIF behind it.
+        # PNG's method would decode the whole image to find EXIF at its end.
         return _TURNS.get(Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1))
     except (*UNREADABLE_IMAGE, struct.error, UserWarning):
-        return None  # The pixels are fine without EXIF.
+        return None  # The image is usable without EXIF.
 
 
 def require_whole(
@@ -123,10 +122,8 @@ def _seems_complete(image: Image.Image, path: Path) -> bool:
 
 
 def read_pixels(image: Image.Image, height: int, width: int, mode: str = "RGB") -> np.ndarray:
-    """Return an opened image, upright, as RGB or L, resized bilinearly if its size differs.
-
-    Returns uint8 (height, width, 3), or (height, width) of L. Raises one of `UNREADABLE_IMAGE`.
-    """
+    """Return an opened image, upright, resized bilinearly if its size differs. Returns uint8
+    (height, width, 3) for mode RGB, (height, width) for L. Raises one of `UNREADABLE_IMAGE`."""
     require_eight_bits(image)
     converted = turn_upright(image).convert(mode)
     if converted.size != (width, height):
@@ -135,8 +132,8 @@ def read_pixels(image: Image.Image, height: int, width: int, mode: str = "RGB") 
 
 
 def make_class_colours(classes: int) -> np.ndarray:
-    """Return a colour for each class, uint8 (classes, 3): black for the first, hues far apart after
-    it."""
+    """Return a colour for each class, uint8 (classes, 3): black for the first, then hues far
+    apart."""
     colours = np.zeros((classes, 3), np.uint8)
     for label in range(1, classes):
         hue = (0.11 + label * _GOLDEN) % 1

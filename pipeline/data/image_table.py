@@ -1,4 +1,4 @@
-"""CSV files that name images and the targets of each."""
+"""CSV files with paths of images and their targets."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def read_image_table(
 ) -> ImageTable:
     """Read a CSV file whose first row names its columns, and whose paths are relative to `folder`.
 
-    Without a path column it is the first one; without label columns they are all others. Raises
-    OSError if the file can't be read, and ValueError for a file that isn't a CSV, a missing column
-    or label, and a path that leads out of the folder or to no file.
+    By default the path column is the first, and label columns are all others. Raises OSError if the
+    file can't be read. Raises ValueError for a file that isn't a CSV, a missing column or label,
+    and a path out of the folder or to a missing file.
     """
     names, rows = _read_rows(file)
     path_at = 0 if path_column is None else _find_column(names, path_column, "path_column")
@@ -69,7 +69,7 @@ def read_image_table(
 
 
 def _read_rows(file: Path) -> tuple[list[str], list[list[str]]]:
-    """Return the names of the columns, all different, and the rows that hold anything."""
+    """Return the names of the columns, all different, and the rows that aren't empty."""
     text = read_bytes(file, MAX_TABLE_BYTES).decode("utf-8-sig")
     try:
         rows = [row for row in csv.reader(StringIO(text, newline=""), strict=True) if row]
@@ -92,7 +92,7 @@ def _find_column(names: Sequence[str], name: str, key: str) -> int:
 
 
 def _resolve_paths(names: Sequence[str], folder: Path, *, follow_links: bool) -> list[str]:
-    """Return the image files at paths relative to a folder, none of which may lead out of it."""
+    """Return the full paths of image files. Raises ValueError for a path out of the folder."""
     root = os.path.normpath(folder)
     real_root = os.path.realpath(folder)
     paths = []
@@ -132,11 +132,12 @@ class LabelColumns:
     names: tuple[str, ...]
     """Names of the classes in the order of their labels, or of the columns."""
     labels: np.ndarray
-    """int32 (n,) of classes; float64 (n, columns) of numbers, and of labels that are 0 or 1."""
+    """int32 (n,) for classes; float64 (n, columns) for numbers, and for labels of 0 or 1."""
 
     @property
     def groups(self) -> np.ndarray:
-        """The class of each sample, int (n,), for a split that is even by class; else all 0."""
+        """The class of each sample, int (n,), for an even split by class; all 0 if there are no
+        classes."""
         if self.task == "classification":
             return self.labels
         return np.zeros(len(self.labels), np.int32)
@@ -144,11 +145,9 @@ class LabelColumns:
     def split_labels(
         self, train: np.ndarray, evaluated: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, Targets]:
-        """Return labels of the rows to train on, labels of the rows to evaluate, and the targets.
-
-        Classes are int32 (n,), all else float32 (n, columns). Numbers are standardised. Raises
-        ValueError for numbers that are all the same.
-        """
+        """Return the labels of the training rows, of the evaluated rows, and the targets. Classes
+        are int32 (n,); numbers and labels float32 (n, columns). Numbers are standardised. Raises
+        ValueError for numbers that are all the same."""
         train_labels = self.labels[train]
         eval_labels = self.labels[evaluated]
         if self.task == "regression":
@@ -162,12 +161,9 @@ class LabelColumns:
 def parse_labels(
     columns: Mapping[str, Sequence[str]], task: Literal["auto"] | Task
 ) -> LabelColumns:
-    """Return labels from the text of columns of equal length.
-
-    auto: one column is of classes, unless all its values are numbers and some aren't integers;
-    several are labels if all values are 0 or 1, else numbers. Raises ValueError for values that the
-    task does not take.
-    """
+    """Parse labels from columns of text of equal length. auto: one column has numbers if all values
+    are numbers and some aren't integers, else classes. Several columns have labels if all values
+    are 0 or 1, else numbers. Raises ValueError for values that don't suit the task."""
     names = tuple(columns)
     if task == "auto":
         task = _infer_task(columns)
@@ -204,7 +200,7 @@ def _infer_task(columns: Mapping[str, Sequence[str]]) -> Task:
 
 
 def _parse_classes(values: Sequence[str]) -> LabelColumns:
-    """Return classes in the order of their names, or by number if all are whole numbers."""
+    """Parse classes, sorted by name, or by number if all are whole numbers."""
     names = sorted(set(values))
     if all(name.isdecimal() and name.isascii() and len(name) < 10 for name in names):
         names.sort(key=int)
@@ -214,7 +210,7 @@ def _parse_classes(values: Sequence[str]) -> LabelColumns:
 
 
 def _parse_numbers(name: str, values: Sequence[str]) -> np.ndarray:
-    """Finite numbers, float64 (n,). Raises ValueError that names the first other value."""
+    """Parse finite numbers, float64 (n,). Raises ValueError that names the first other value."""
     for value in values:
         try:
             number = float(value)

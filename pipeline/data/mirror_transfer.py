@@ -32,11 +32,11 @@ from pipeline.core.files.atomic_write import commit
 from pipeline.data.checksums import RemoteFile, checksum
 
 MIN_BYTES_PER_STALL = 16 * 2**10
-"""A mirror that sends fewer bytes in that time is given up too."""
+"""Fewest bytes that a mirror must send per `stall_s`, else the next is tried."""
 MAX_BYTES = 2 * 2**30
-"""The largest file whose size was not published."""
+"""Most bytes of a file."""
 ROUNDS = 5
-"""The most rounds through all mirrors, as long as each round downloads more of the file."""
+"""The most rounds through all mirrors. A round that adds no bytes is the last."""
 _CHUNK_BYTES = 1 << 20
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 def transfer(file: RemoteFile, mirrors: Sequence[str], path: Path, stall_s: float) -> None:
     """Download a file to a path from the first mirror that delivers it.
 
-    Raises DataError with each mirror's reason when none of them does.
+    Raises DataError with each mirror's reason if no mirror delivers it.
     """
     if not mirrors:
         raise DataError(f"{file.name} could not be downloaded: dataset.mirrors is empty")
@@ -70,7 +70,7 @@ def transfer(file: RemoteFile, mirrors: Sequence[str], path: Path, stall_s: floa
 
 
 def _complete_file(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
-    """Complete `part` from one mirror. Raises the error of that mirror."""
+    """Complete `part` from one mirror. Raises OSError, HTTPException or ValueError if it fails."""
     resumed = part.exists()
     _append_rest(part, file, url, stall_s)
     md5 = checksum(part, "md5")
@@ -79,7 +79,7 @@ def _complete_file(part: Path, file: RemoteFile, url: str, stall_s: float) -> No
     part.unlink()
     if not resumed:
         raise ValueError(f"wrong checksum: md5 {md5} instead of {file.md5}")
-    # The bytes from before may be the wrong ones.
+    # The bytes before the resumption may be wrong.
     _complete_file(part, file, url, stall_s)
 
 
@@ -115,10 +115,8 @@ def _append_rest(part: Path, file: RemoteFile, url: str, stall_s: float) -> None
 def _read_chunks(
     response: HTTPResponse, name: str, done: int, total: int | None, stall_s: float
 ) -> Iterator[bytes]:
-    """Yield the body, up to `total` bytes, with a progress bar on a terminal.
-
-    Raises TimeoutError if it comes too slowly, and ValueError if it has too many bytes.
-    """
+    """Yield the body, up to `total` bytes, with a progress bar on a terminal. Raises TimeoutError
+    if the mirror is too slow, ValueError for too many bytes, and ConnectionError for too few."""
     progress = Progress(
         TextColumn(name),
         BarColumn(),
@@ -150,7 +148,7 @@ def _read_chunks(
 
 
 def _make_opener() -> OpenerDirector:
-    """Speaks http and https only, also after a redirect, and verifies certificates."""
+    """Return an opener for http and https only, also after redirects. It verifies certificates."""
     opener = OpenerDirector()
     for handler in (
         ProxyHandler(),

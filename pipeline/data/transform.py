@@ -1,4 +1,4 @@
-"""Run lists of map ops. Labels of pixels move with their pixels."""
+"""Application of lists of map ops. Labels of pixels move with their pixels."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from pipeline.data.dataset_spec import GeometricOp, MapOp, Op
 from pipeline.data.random import integers, uniforms
 
 CHOICE_OP = (1 << 30) + 1
-"""The op number that keys the op of a step: no list of map ops is as long."""
+"""Op number in the key of a step's choice, larger than any index of a map op."""
 
 
 def compute_column_specs(
     ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec]
 ) -> dict[str, ColumnSpec]:
-    """Specs of the columns after all ops.
-
-    Raises ValueError that opens with the op's position and name, such as `ops.2 (normalize): `.
-    """
+    """Return the specs of the columns after all ops. Raises ValueError that begins with the op's
+    position and name, such as `ops.2 (normalize): `."""
     result = dict(specs)
     for position, op in enumerate(ops):
         try:
@@ -38,19 +36,18 @@ def compute_column_specs(
 
 
 def count_choices(ops: Sequence[MapOp]) -> int:
-    """Return the number of lists of ops, one of which is drawn for each step; 1 if all are
-    fixed."""
+    """Return the number of variants of a list of ops, one of which is drawn for each step."""
     return max((op.choices for op in ops), default=1)
 
 
 def select_ops(ops: Sequence[MapOp], number: int) -> tuple[MapOp, ...]:
-    """Return the list of ops of this number."""
+    """Return variant `number` of a list of ops."""
     return tuple(op.chosen(number) for op in ops)
 
 
 def draw_choice(xp: Any, choices: int, seed: Any, step: Any) -> Any:
-    """Return the number of the list of ops of a step, counted from 0: int32 (), a pure function of
-    (seed, step), the same in numpy and jax.numpy."""
+    """Draw the variant of a step, int32 (), from 0 on. It is a pure function of (seed, step), the
+    same with numpy and jax.numpy."""
     draws = uniforms(xp, seed, np.int32(0), xp.asarray(step).reshape(1), CHOICE_OP, 1)
     return integers(xp, draws, choices)[0, 0]
 
@@ -72,11 +69,11 @@ def apply_ops(
 
 
 class JointGeometricOp(MapOp):
-    """An op on images, and the same on the labels of their pixels, from the same draws."""
+    """An op on images that also moves the labels of their pixels, with the same draws."""
 
     op: GeometricOp
     fill: int
-    """The label of pixels from outside of the image."""
+    """The label of pixels from outside the image."""
 
     @property
     def draws(self) -> int:
@@ -114,10 +111,8 @@ class JointGeometricOp(MapOp):
 def make_joint_ops(
     ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec], ignore_index: int | None
 ) -> tuple[MapOp, ...]:
-    """Make the ops that move pixels move their labels too, if pixels have labels.
-
-    Raises ValueError that opens with the op's position and name if labels can't follow it.
-    """
+    """Return ops that also move the labels of pixels, if pixels have labels. Raises ValueError that
+    begins with the op's position and name if labels can't be moved."""
     result: tuple[MapOp, ...] = ()
     for position, op in enumerate(ops):
         before = compute_column_specs(result, specs)
@@ -143,15 +138,13 @@ def _join_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int |
 
 
 def _have_pixel_labels(labels: ColumnSpec, image: ColumnSpec) -> bool:
-    """Return whether an image has one label for each pixel or token.
-
-    Raises ValueError for labels of other positions, and for labels that are not integers.
-    """
+    """Return whether an image has one label for each pixel or token. Raises ValueError for labels
+    of other positions, and for labels that aren't integers."""
     if image.layout != "hwc" or len(image.shape) != 3:
-        return False  # no op takes such images; the op raises its error
+        return False  # the op raises an error for such images
     integer = np.issubdtype(np.dtype(labels.dtype), np.integer)
     if len(labels.shape) < 2:
-        # Labels of tokens have a position; a few labels of a sample, or a one-hot label, have none.
+        # Labels of tokens have a position, unlike several labels of a sample or a one-hot label.
         return integer and (*labels.shape, 1) == image.shape[:2]
     if not integer:
         raise ValueError(

@@ -283,7 +283,7 @@ def test_numbers_of_a_table_are_regressed(compose: Compose, folders: Path, tmp_p
         (
             "flat",
             [f"dataset.eval.ops=[{SIZES},{RESCALE}]"],
-            r"ops.0 \(random_size\): draws a size for each step of training; evaluation takes one",
+            r"ops.0 \(random_size\): draws a size for each step of training; evaluation needs",
         ),
         (
             "flat",

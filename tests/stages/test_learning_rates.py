@@ -64,7 +64,7 @@ def test_a_column_for_each_rule_follows_that_of_the_schedule(tiny: Compose) -> N
         ),
         (
             ["schedule=table"],
-            "train.schedule: file is null; must name a file that ends in .npy, .csv, .txt",
+            "train.schedule: file = null: must be a file that ends in .npy, .csv, .txt",
         ),
     ],
 )

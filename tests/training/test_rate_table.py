@@ -88,7 +88,11 @@ WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda file: save_npy(file, np.array([0.1, {}], object), pickled=True),
         "its array holds objects; must be plain numbers",
     ),
-    "a pickle": ("a.npy", lambda file: file.write_bytes(b"\x80\x04\x95"), "is no file that numpy"),
+    "a pickle": (
+        "a.npy",
+        lambda file: file.write_bytes(b"\x80\x04\x95"),
+        "isn't a file that numpy",
+    ),
     "truncated": (
         "a.npy",
         lambda file: (save_npy(file, RATES), os.truncate(file, 150)),

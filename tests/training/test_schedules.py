@@ -192,8 +192,8 @@ def test_warmup_in_both_units_is_refused():
 @pytest.mark.parametrize(
     ("milestones", "factors", "words"),
     [
-        ((), (), "0 milestones and 0 factors; must have at least one milestone"),
-        ((10, 20), (0.1,), "2 milestones and 1 factors;"),
+        ((), (), "0 milestones for 0 factors; must have at least one milestone"),
+        ((10, 20), (0.1,), "2 milestones for 1 factors;"),
         ((20, 10), (0.1, 0.01), r"milestones = \[20, 10\]: must increase"),
         ((10, 10), (0.1, 0.01), "must increase"),
         ((0,), (0.1,), "greater than 0"),

@@ -1,8 +1,6 @@
-"""Affine maps of images, in the fixed point of OpenCV's warpAffine, and the ops that draw them.
-
-Source coordinates are 1024ths of a pixel, so that the pixels read are the same on every device. A
-matrix is split into whole 1024ths and their remainders, and so needs no float64 on the device.
-"""
+"""Affine maps of images, in the fixed point of OpenCV's warpAffine, and ops that draw such maps.
+Source coordinates are 1024ths of a pixel, so that every device reads the same pixels. A matrix is
+split into whole 1024ths and remainders, so that the device needs no float64."""
 
 from __future__ import annotations
 
@@ -27,10 +25,8 @@ _FRACTION_BITS = 5
 
 @dataclass(frozen=True)
 class Maps:
-    """Maps from target to source pixels, (n, 2, 3): the source's x, then its y.
-
-    `pixels` are 1024ths of a pixel and `remainders` are in 2**-remainder_bits of them, int32.
-    """
+    """Maps from target to source pixels, (n, 2, 3): for the source's x, then its y. `pixels` are
+    1024ths of a pixel, and `remainders` are in units of 2**-remainder_bits 1024ths, int32."""
 
     pixels: Any
     remainders: Any
@@ -43,8 +39,8 @@ class Maps:
 
 
 def to_fixed_point(matrices: np.ndarray, height: int, width: int) -> Maps:
-    """Return matrices from target to source, float64 (n, 2, 3), for images of a size, in fixed
-    point."""
+    """Convert matrices from target to source, float64 (n, 2, 3), to fixed point for a size of
+    images."""
     bits = 29 - int(max(height, width)).bit_length()
     scaled = matrices * (1 << _UNIT_BITS)
     pixels = np.floor(scaled)
@@ -53,7 +49,8 @@ def to_fixed_point(matrices: np.ndarray, height: int, width: int) -> Maps:
 
 
 def _compute_sources(xp: Any, maps: Maps, height: int, width: int) -> tuple[Any, Any]:
-    """Source coordinates of each target pixel, x and y in 1024ths, int32 (batch, H, W)."""
+    """Return the source coordinates of each target pixel, x and y in 1024ths, int32 (batch, H,
+    W)."""
     row = np.arange(height, dtype=np.int32)
     column = np.arange(width, dtype=np.int32)
     bits = maps.remainder_bits
@@ -70,11 +67,8 @@ def _compute_sources(xp: Any, maps: Maps, height: int, width: int) -> tuple[Any,
 
 
 def warp(xp: Any, values: Any, maps: Maps, interpolation: Interpolation, fill: np.ndarray) -> Any:
-    """Read bytes (batch, height, width, channels) through one map per sample.
-
-    Pixels outside of the source are `fill`, (channels,) of their dtype. "nearest" reads any integer
-    dtype.
-    """
+    """Transform bytes (batch, height, width, channels) by one map per sample. Pixels outside the
+    source are `fill`, (channels,) of the same dtype. "nearest" supports any integer dtype."""
     x, y = _compute_sources(xp, maps, *values.shape[1:3])
     if interpolation == "nearest":
         half = 1 << (_UNIT_BITS - 1)
@@ -98,12 +92,12 @@ def warp(xp: Any, values: Any, maps: Maps, interpolation: Interpolation, fill: n
 
 
 def _weigh_neighbour(fraction: Any, neighbour: int) -> Any:
-    """Return the weight in 32nds of the pixel before (0) or after (1) a place."""
+    """Return the weight, in 32nds, of the pixel before (0) or after (1) a place."""
     return fraction if neighbour else (1 << _FRACTION_BITS) - fraction
 
 
 def _read_pixels(xp: Any, values: Any, rows: Any, columns: Any, fill: np.ndarray) -> Any:
-    """Return pixels at points; `fill` for points outside of the image."""
+    """Return the pixels at points; `fill` for points outside the image."""
     height, width = values.shape[1:3]
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
     read = read_points(xp, values, rows.clip(0, height - 1), columns.clip(0, width - 1))
@@ -111,7 +105,8 @@ def _read_pixels(xp: Any, values: Any, rows: Any, columns: Any, fill: np.ndarray
 
 
 def rotation_map(degrees: np.ndarray, centre: tuple[float, float]) -> np.ndarray:
-    """Maps from target to source, (n, 2, 3), of counter-clockwise rotations about a centre."""
+    """Return the maps from target to source, (n, 2, 3), of counter-clockwise rotations about a
+    centre."""
     angle = np.deg2rad(degrees)
     cosine = np.cos(angle)
     sine = np.sin(angle)
@@ -147,18 +142,16 @@ Point = Annotated[tuple[float, float], Strict(False)]
 
 
 MAPS = 4096
-"""Maps of which one is drawn for each sample: enough that few come twice in an epoch, few enough
-for a table of 200 kB."""
+"""Size of a table of maps, one of which is drawn for each sample. It takes 200 kB."""
 
 LEAST_SCALE = 0.01
-"""Below, coordinates in fixed point would not fit in int32."""
+"""With smaller scales, coordinates in fixed point wouldn't fit into int32."""
 
 _TABLE_KEY = 0xAFF1
 
 
 def list_fill_levels(fill: int | tuple[int, ...], channels: int) -> np.ndarray:
-    """Return the fill of each channel, uint8 (channels,). Raises ValueError for another number of
-    them."""
+    """Return the fill of each channel, uint8 (channels,). Raises ValueError for a wrong number."""
     levels = (fill,) * channels if isinstance(fill, int) else fill
     if len(levels) != channels:
         raise ValueError(f"fill has {len(levels)} values for images of {channels} channels")
@@ -166,9 +159,9 @@ def list_fill_levels(fill: int | tuple[int, ...], channels: int) -> np.ndarray:
 
 
 class _AffineOp(GeometricOp):
-    """Base of the ops that draw one of a table of affine maps for each image, and keep its size."""
+    """Base of the ops that draw an affine map from a table for each image, and keep its size."""
 
-    if TYPE_CHECKING:  # Each op declares them, as its last keys in a recipe.
+    if TYPE_CHECKING:  # Each op declares them last, for the order of a recipe's keys.
         interpolation: Interpolation
         fill: Fill
 
@@ -208,8 +201,8 @@ class _AffineOp(GeometricOp):
 class RandomRotation(_AffineOp):
     """Rotate the image counter-clockwise by an angle drawn from `degrees`, keeping its size.
 
-    `degrees` are [least, most], or one number d for [-d, d]. `center` is [x, y] in pixels from the
-    top left, null the image's middle. Pixels from outside are `fill`.
+    `degrees` is [least, most], or one number d for [-d, d]. `center` is [x, y] in pixels from the
+    top left; null: the middle of the image. Pixels from outside are `fill`.
     """
 
     name: Literal["random_rotation"] = "random_rotation"
@@ -231,13 +224,14 @@ class RandomRotation(_AffineOp):
 class RandomAffine(_AffineOp):
     """Rotate by `degrees`, scale, shear and move the image, keeping its size.
 
-    Of a pixel's place relative to the middle, x is sheared by `shear_x` degrees and y by
-    `shear_y`, then both are scaled, rotated counter-clockwise and moved by the shares of the width
-    and of the height. Each is drawn from [least, most]. `degrees` may be one number d for [-d, d].
-    Pixels from outside are `fill`.
+    Relative to the middle, x is sheared by `shear_x` degrees and y by `shear_y`. Then both are
+    scaled, rotated counter-clockwise, and moved by shares of the width and of the height. Each
+    amount is drawn from [least, most]. `degrees` may be one number d for [-d, d]. Pixels from
+    outside are `fill`.
 
     One of 4,096 maps is drawn, whose parameters fill their ranges evenly in separate random orders
-    (McKay et al. 1979). Maps computed on the host are the same to the bit on every device.
+    (McKay et al. 1979). The maps are computed on the host, so that they are the same bit for bit on
+    every device.
     """
 
     name: Literal["random_affine"] = "random_affine"
@@ -276,7 +270,7 @@ class RandomAffine(_AffineOp):
         across = np.tan(np.deg2rad(_spread_evenly(5, self.shear_y)))
         cosine = scale * np.cos(angle)
         sine = scale * np.sin(angle)
-        # Rows point down, so that this matrix turns counter-clockwise.
+        # The y axis points down, so this matrix rotates counter-clockwise.
         turned = np.array([[cosine, sine], [-sine, cosine]]).transpose(2, 0, 1)
         ones = np.ones(MAPS)
         sheared = np.array([[ones, along], [across, ones]]).transpose(2, 0, 1)
@@ -288,7 +282,8 @@ class RandomAffine(_AffineOp):
 
 
 def _spread_evenly(column: int, bounds: Range) -> np.ndarray:
-    """Return the middles of MAPS even steps of a range, in a random order for each column."""
+    """Return the middles of MAPS even steps of a range, in a random order that depends on
+    `column`."""
     words = np.random.Philox(key=np.array([_TABLE_KEY, column], np.uint64)).random_raw(MAPS)
     places = (np.argsort(words, kind="stable") + 0.5) / MAPS
     least, most = bounds

@@ -19,8 +19,8 @@ from pipeline.data.random import integers
 class Pad(GeometricOp):
     """Surround the image with pixels of the value `fill`, or with pixels of the image.
 
-    `mode` edge repeats the outermost pixels, symmetric mirrors the image with them and reflect
-    without them.
+    `mode` edge repeats the outermost pixels. symmetric mirrors the image with the outermost pixels,
+    and reflect without them.
     """
 
     name: Literal["pad"] = "pad"
@@ -112,10 +112,8 @@ class RandomCrop(GeometricOp):
 def _crop_axis(
     xp: Any, uniforms: Any, size: int, length: int, padding: tuple[int, int]
 ) -> tuple[Any, Any]:
-    """Return pixels of a crop along an axis of `length` pixels, padded before and after.
-
-    Returns the pixels, clamped to the image, int32 (batch, size), and a mask of those within it.
-    """
+    """Draw the pixels of a crop along an axis of `length` pixels, padded before and after. Returns
+    pixels, int32 (batch, size), clamped to the image, and a mask of those in the image."""
     first = integers(xp, uniforms, sum(padding) + length - size + 1) - padding[0]
     pixel = first + np.arange(size, dtype=np.int32)
     return pixel.clip(0, length - 1), (pixel >= 0) & (pixel < length)
@@ -123,7 +121,7 @@ def _crop_axis(
 
 @component("op")
 class CenterCrop(GeometricOp):
-    """Crop to `size` in the middle; of an odd remainder the larger half is at the end."""
+    """Crop to `size` in the middle. If the border is odd, its larger half is at the end."""
 
     name: Literal["center_crop"] = "center_crop"
     size: Size
@@ -163,7 +161,7 @@ class _Flip(GeometricOp):
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         places = [np.arange(n, dtype=np.int32)[None] for n in values.shape[1:3]]
-        # One read at an index; with a choice between two reads XLA computes their input twice.
+        # One read by index: if it selected from two reads, XLA would compute their input twice.
         along = places[self.axis]
         places[self.axis] = xp.where(uniforms[:, :1] < self.prob, along[:, ::-1], along)
         return read_crossings(xp, values, rows=places[0], columns=places[1])
@@ -187,12 +185,10 @@ class RandomVerticalFlip(_Flip):
 
 @component("op")
 class Cutout(Op):
-    """Blank square holes with zeros, `size` pixels a side.
-
-    A hole may be partly outside of the image. By the convention `devries` (DeVries and Taylor,
-    2017) its centre is uniform over the image; by `mindspore` the hole is anywhere between the
-    places right before and right after the image, so that some holes have no effect.
-    """
+    """Fill square holes of `size` pixels a side with zeros. A hole may be partly outside the image.
+    With convention `devries` (DeVries and Taylor, 2017) its centre is uniform over the image. With
+    `mindspore` the hole starts anywhere from right before to right after the image, so that some
+    holes have no effect."""
 
     name: Literal["cutout"] = "cutout"
     size: PositiveInt

@@ -1,4 +1,4 @@
-"""Common types and functions of image ops: sizes, ranges, shapes, reading pixels."""
+"""Types and functions of image ops: sizes, ranges, shapes and reading of pixels."""
 
 from __future__ import annotations
 
@@ -22,19 +22,17 @@ Padding = Annotated[
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 Axis = Literal[1, 2]
-"""The axis of a batch of images that runs down (rows) or across (columns)."""
+"""The axis of rows (1) or columns (2) in a batch of images."""
 
 STEPS = 4096
-"""A drawn number is one of this many even steps of its range. Functions of it, a sine or a square
-root, are computed on the host in float64 for all steps, and looked up: XLA's functions differ from
-numpy's in the last place, which a rounding after them could make a whole pixel."""
+"""Number of even steps of a range, one of which is drawn. Functions such as sine are computed on
+the host in float64 for all steps, and looked up. XLA's functions differ from numpy's in the last
+digit, which rounding could turn into a whole pixel."""
 
 
 def require_image(value: ColumnSpec) -> tuple[int, int, int]:
-    """(height, width, channels) of an image.
-
-    Raises ValueError for other values, and for images with channels first.
-    """
+    """Return (height, width, channels) of an image. Raises ValueError for other values, and for
+    images with channels first."""
     if len(value.shape) != 3:
         raise ValueError(
             f"needs images of shape (height, width, channels), not values of shape {value.shape}"
@@ -49,7 +47,7 @@ def require_image(value: ColumnSpec) -> tuple[int, int, int]:
 
 
 def require_image_dtype(dtype: str) -> None:
-    """Raise ValueError for a dtype that ops of interpolation don't take."""
+    """Raise ValueError for a dtype that interpolating ops don't support."""
     if dtype not in ("uint8", "float16", "float32"):
         raise ValueError(f"needs uint8, float16 or float32 images, not {dtype}")
 
@@ -64,12 +62,10 @@ def read_crossings(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
 
 
 def read_along(xp: Any, values: Any, pixels: Any, axis: Axis) -> Any:
-    """Return the rows (axis 1) or columns (axis 2) `pixels` of each image.
-
-    `pixels` are int32 (batch or 1, length), all within the image. One row is for all images.
-    """
+    """Return some rows (axis 1) or columns (axis 2) of each image. `pixels` are their indices,
+    int32 (batch or 1, length), all within the image."""
     if pixels.shape[0] == 1:
-        # The indices are in range; "clip" avoids a check of numpy that doubles the time.
+        # All indices are in range; "clip" avoids numpy's check, which doubles the time.
         return xp.take(values, pixels[0], axis=axis, mode="clip")
     across = np.arange(values.shape[3 - axis], dtype=np.int32)[None]
     rows, columns = (pixels, across) if axis == 1 else (across, pixels)
@@ -81,16 +77,14 @@ def read_points(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
     index = np.arange(len(values), dtype=np.int32)[:, None, None], rows, columns
     if xp is np:
         return values[index]
-    # By default jax.numpy checks and wraps every index, which doubles the time of a gather.
+    # By default jax.numpy checks and wraps indices, which doubles the time of a gather.
     return values.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def repeat_op(xp: Any, change: Callable[[Any, Any], Any], iterations: int, values: Any) -> Any:
-    """Apply values = change(iteration, values) repeatedly. Shape and dtype stay.
-
-    A loop in the compiled step, too. Unrolled, XLA would fuse the iterations and compute an input
-    again for each reader: 457 ms instead of 74 for four iterations of four changes.
-    """
+    """Apply values = change(iteration, values) repeatedly. Shape and dtype must stay. The compiled
+    step has a loop, too. If it were unrolled, XLA would fuse the iterations and compute inputs
+    repeatedly: 457 ms instead of 74 for four iterations of four changes."""
     if xp is np or iterations < 2:
         for iteration in range(iterations):
             values = change(iteration, values)
@@ -107,11 +101,11 @@ def _require_order(bounds: tuple[float, float]) -> tuple[float, float]:
 
 
 Range = Annotated[tuple[float, float], Strict(False), AfterValidator(_require_order)]
-"""[least, most]; drawn evenly between them."""
+"""[least, most], for numbers that are drawn evenly from the range."""
 
 
 def list_steps(least: float, most: float) -> np.ndarray:
-    """Return the middles of a range's steps, float64 (STEPS,); of a range of one value, that
+    """Return the middles of a range's steps, float64 (STEPS,), or the value of a range of one
     value."""
     if least == most:
         return np.array([least])
@@ -119,5 +113,5 @@ def list_steps(least: float, most: float) -> np.ndarray:
 
 
 def draw_rows(xp: Any, uniforms: Any, table: np.ndarray) -> Any:
-    """Draw rows of a table uniformly: (*uniforms.shape, *table.shape[1:])."""
+    """Draw rows of a table evenly. Returns (*uniforms.shape, *table.shape[1:])."""
     return xp.asarray(table)[integers(xp, uniforms, len(table))]

@@ -24,11 +24,9 @@ from pipeline.data.random import integers
 
 @component("op")
 class MixUp(BatchOp):
-    """Blend each image with a partner's, lambda to 1 - lambda, and the labels alike.
-
-    Lambda is drawn from Beta(alpha, alpha) once for the batch. The partners are a permutation of
-    it (Zhang et al., 2018; MindSpore's MixUpBatch).
-    """
+    """Blend each image and its label with a partner's, in the ratio lambda to 1 - lambda. Lambda is
+    drawn from Beta(alpha, alpha) once per batch. The partners are a permutation of the batch (Zhang
+    et al., 2018; MindSpore's MixUpBatch)."""
 
     name: Literal["mix_up"] = "mix_up"
     alpha: PositiveFloat = 1.0
@@ -44,7 +42,7 @@ class MixUp(BatchOp):
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
         partner = draw_partners(xp, uniforms[:, 0])
         shares = list_beta_steps(self.alpha)
-        # The first sample draws for the batch.
+        # The draw of the first sample is used for the whole batch.
         number = integers(xp, uniforms[:1, 1], len(shares))
         return mix_up(xp, values, partner, shares, number)
 
@@ -52,7 +50,7 @@ class MixUp(BatchOp):
 def mix_up(
     xp: Any, values: tuple[Any, ...], partner: Any, shares: np.ndarray, number: Any
 ) -> tuple[Any, ...]:
-    """Mix images and labels with the rows `partner`. The first ones weigh shares[number]."""
+    """Mix images and labels with the rows `partner`. Their own weight is shares[number]."""
     images, labels = values
     share = xp.asarray(shares)[number]
     if images.dtype == np.uint8:
@@ -63,7 +61,7 @@ def mix_up(
 
 
 def _mix_with_partner(values: Any, partner: Any, share: Any) -> Any:
-    """Mix `share` (batch or 1,) of each sample with 1 - share of its partner, in the same dtype."""
+    """Mix `share`, (batch or 1,), of each sample with 1 - share of its partner. The dtype stays."""
     share = share.reshape(-1, *(1,) * (values.ndim - 1))
     other = values[partner].astype(np.float32)
     return (values.astype(np.float32) * share + other * (1 - share)).astype(values.dtype)
@@ -87,8 +85,8 @@ def draw_partners(xp: Any, uniforms: Any) -> Any:
 
 @lru_cache
 def list_beta_steps(alpha: float) -> np.ndarray:
-    """Return the middles of STEPS equally likely steps of Beta(alpha, alpha), float32 of 16
-    bits."""
+    """Return the middles of STEPS equally likely steps of Beta(alpha, alpha), by
+    `round_factors`."""
     from scipy.special import betaincinv
 
     return round_factors(betaincinv(alpha, alpha, (np.arange(STEPS) + 0.5) / STEPS))
@@ -96,12 +94,10 @@ def list_beta_steps(alpha: float) -> np.ndarray:
 
 @component("op")
 class CutMix(BatchOp):
-    """Put a box of a partner's image in place, and mix the labels by the box's share of the area.
-
-    With probability `prob`, for each image. Lambda is drawn from Beta(alpha, alpha) and the box has
-    1 - lambda of the area before it is clipped; the partners are a permutation of the batch (Yun et
-    al., 2019; MindSpore's CutMixBatch).
-    """
+    """Replace a box by the same box of a partner's image, and mix the labels by the box's area.
+    Each image is changed with probability `prob`. Lambda is drawn from Beta(alpha, alpha), and the
+    box has 1 - lambda of the area before it is clipped. The partners are a permutation of the batch
+    (Yun et al., 2019; MindSpore's CutMixBatch)."""
 
     name: Literal["cut_mix"] = "cut_mix"
     alpha: PositiveFloat = 1.0
@@ -135,8 +131,8 @@ class CutMix(BatchOp):
 def _mark_extent(xp: Any, uniforms: Any, extent: Any, length: int) -> Any:
     """Return a mask of the pixels of a box along an axis of `length`, bool (batch, length).
 
-    As in MindSpore, its centre may be right after the axis, its clipped end excludes the last
-    pixel, and it has one pixel at least.
+    As in MindSpore, the centre may be right after the last pixel, a clipped end excludes the last
+    pixel, and the box has at least one pixel.
     """
     centre = integers(xp, uniforms, length + 1)
     half = extent // 2

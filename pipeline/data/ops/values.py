@@ -1,4 +1,4 @@
-"""Map ops on values: scale, dtype, encoding, axis order."""
+"""Map ops that change values: scale, dtype, encoding, order of axes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Rescale(Op):
 
 @component("op")
 class Normalize(Op):
-    """(image - mean) / std in float32, with one mean and std for each channel."""
+    """(image - mean) / std in float32, with a mean and a std for each channel."""
 
     name: Literal["normalize"] = "normalize"
     mean: Seq[float]
@@ -58,13 +58,13 @@ class Normalize(Op):
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         mean = np.array(self.mean, np.float32)
         std = np.array(self.std, np.float32)
-        # XLA replaces division by a constant with this product, and numpy doesn't.
+        # XLA replaces division by a constant with this product, but numpy doesn't.
         return (values.astype(np.float32) - mean) * (1 / std)
 
 
 @component("op")
 class Hwc2Chw(Op):
-    """Move the channels of an image first, the layout of MindSpore networks."""
+    """Move the channels of an image to the front, the layout of MindSpore's networks."""
 
     name: Literal["hwc2chw"] = "hwc2chw"
 
@@ -95,11 +95,9 @@ class TypeCast(Op):
 
 @component("op")
 class OneHot(Op):
-    """An integer label as float32 (..., classes); one outside 0..classes - 1 becomes all zeros.
-
-    `smoothing` s makes 1 - s + s / classes of the one and s / classes of the zeros, as MindSpore's
-    op does (its loss has another convention).
-    """
+    """Convert integer labels to one-hot, float32 (..., classes); zeros for labels outside
+    0..classes - 1. With `smoothing` s the one becomes 1 - s + s / classes and zeros become s /
+    classes, as in MindSpore's op. Its loss has another convention."""
 
     name: Literal["one_hot"] = "one_hot"
     column: str = "label"

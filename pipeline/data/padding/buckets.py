@@ -1,4 +1,4 @@
-"""Values of several sizes, padded to one or to the smallest of several buckets."""
+"""Columns of values of several sizes, and their padding to one size or to buckets."""
 
 from __future__ import annotations
 
@@ -15,33 +15,31 @@ Bucket = tuple[int, ...]
 """The leading dimensions that values are padded to: (tokens,) or (height, width)."""
 
 SIZE = "size"
-"""The column of the sizes of images without padding, int32 (dimensions,)."""
+"""Column of the sizes of images without padding, int32 (dimensions,)."""
 
 
 @runtime_checkable
 class RaggedColumn(Column, Protocol):
-    """A column whose values differ in their leading dimensions.
-
-    When it is indexed, it pads them with zeros to a size that holds the largest.
-    """
+    """A column whose values differ in their leading dimensions. Indexing pads the values with zeros
+    to a size that holds the largest."""
 
     @property
     def sizes(self) -> np.ndarray:
-        """Those dimensions of each value, int32 (samples, dimensions)."""
+        """The leading dimensions of each value, int32 (samples, dimensions)."""
 
     @property
     def trailing(self) -> tuple[int, ...]:
-        """The dimensions after them, which all values share."""
+        """The other dimensions, which all values share."""
 
     def value(self, index: int) -> np.ndarray:
         """Return one value, (*sizes[index], *trailing). Raises DataError if it can't be read."""
 
     def sample_name(self, index: int) -> str:
-        """Name of the sample for the user."""
+        """Return the name of a sample for messages."""
 
 
 class Ragged:
-    """Base of the ragged columns: properties that follow from their sizes."""
+    """Base of the ragged columns, with shape and indexing by `sizes`."""
 
     @property
     def shape(self: RaggedColumn) -> tuple[int, ...]:
@@ -55,7 +53,7 @@ class Ragged:
 
 @dataclass(frozen=True)
 class RaggedArray(Ragged):
-    """A ragged column in memory: all values one after the other, and the start of each."""
+    """A ragged column in memory: all values in one array, and the start of each."""
 
     flat: np.ndarray
     starts: np.ndarray
@@ -74,18 +72,16 @@ class RaggedArray(Ragged):
         return self.flat[start : start + math.prod(shape)].reshape(shape)
 
     def sample_name(self, index: int) -> str:
-        """Its number."""
+        """Return the sample's index, for messages."""
         return f"sample {index}"
 
 
 def make_ragged_array(
     flat: np.ndarray, sizes: np.ndarray, trailing: tuple[int, ...] = ()
 ) -> RaggedArray:
-    """Return a ragged column of values stored one after the other.
-
-    Takes `flat` (values in all,) and `sizes` (samples, dimensions), whole numbers above 0. Raises
-    ValueError if they don't fit together.
-    """
+    """Make a ragged column of values stored one after the other. Takes `flat` (numbers of all
+    values,) and `sizes` (samples, dimensions), whole numbers above 0. Raises ValueError if the
+    total of the sizes differs from the length of `flat`."""
     if sizes.ndim != 2 or sizes.dtype.kind not in "iu" or sizes.size == 0:
         raise ValueError(f"sizes are {sizes.dtype} {sizes.shape}; must be whole numbers (n, d)")
     if sizes.min() < 1:
@@ -99,7 +95,7 @@ def make_ragged_array(
 
 @dataclass(frozen=True)
 class UniformColumn(Ragged):
-    """A column of one shape as a ragged column, all of whose sizes are equal."""
+    """A column of one shape as a ragged column with equal sizes."""
 
     column: Column
     dimensions: int
@@ -127,7 +123,7 @@ class UniformColumn(Ragged):
         return self.column[np.array([index])][0]
 
     def sample_name(self, index: int) -> str:
-        """Name of the sample for the user."""
+        """Return the name of a sample for messages."""
         if isinstance(self.column, LazyColumn):
             return self.column.sample_name(index)
         return f"sample {index}"
@@ -135,10 +131,8 @@ class UniformColumn(Ragged):
 
 @dataclass(frozen=True)
 class PaddedColumn:
-    """A ragged column as one of a single shape: each value at the start, `fill` after it.
-
-    It is lazy (`LazyColumn`): several threads may read a stream of it.
-    """
+    """A ragged column padded to one shape: `fill` follows each value along each dimension. It is a
+    `LazyColumn`, which several threads can read."""
 
     values: RaggedColumn
     bucket: Bucket
@@ -169,12 +163,12 @@ class PaddedColumn:
         return self[np.array([index])][0]
 
     def sample_name(self, index: int) -> str:
-        """Name of the sample for the user."""
+        """Return the name of a sample for messages."""
         return self.values.sample_name(index)
 
 
 def sort_buckets(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
-    """Return by volume, the smallest first."""
+    """Return the buckets in ascending order of volume."""
     return tuple(sorted(map(tuple, buckets), key=lambda bucket: (math.prod(bucket), bucket)))
 
 
@@ -183,8 +177,8 @@ def assign_buckets(
 ) -> np.ndarray:
     """Return the first bucket that covers each sample, int32 (samples,); sizes are (samples, d).
 
-    With `crop`, a sample that is larger than every bucket goes to the bucket that covers most of
-    it. Raises ValueError for such a sample without `crop`.
+    With `crop`, a sample larger than every bucket has the bucket that covers most of it. Without
+    `crop`, it raises ValueError.
     """
     bounds = np.array(buckets)
     covered = np.all(sizes[:, None] <= bounds, axis=-1)
@@ -200,7 +194,7 @@ def assign_buckets(
 
 
 def require_used_buckets(numbers: np.ndarray, buckets: Sequence[Bucket], least: int) -> None:
-    """Raise ValueError for a bucket that has fewer than `least` samples: none of them is read."""
+    """Raise ValueError for a bucket without samples, or with fewer than `least`, the batch size."""
     counts = np.bincount(numbers, minlength=len(buckets)).tolist()
     for bucket, count in zip(buckets, counts, strict=True):
         if count == 0:
@@ -213,5 +207,5 @@ def require_used_buckets(numbers: np.ndarray, buckets: Sequence[Bucket], least: 
 
 
 def compute_canvas(buckets: Sequence[Bucket]) -> Bucket:
-    """Return the size that holds every bucket: one may be the widest, another the highest."""
+    """Return the smallest size that holds every bucket, the maximum along each dimension."""
     return tuple(np.array(buckets).max(axis=0).tolist())

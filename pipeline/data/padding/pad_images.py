@@ -1,4 +1,4 @@
-"""Padding of images, and of labels that each position has, to buckets; crops to one bucket."""
+"""Padding of images and of labels of positions to buckets, and crops to one bucket."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ from pipeline.data.padding.buckets import (
 from pipeline.data.random import integers, uniforms
 
 UNCROPPED_SIZE = "uncut_size"
-"""Column of the sizes of images before any crop, int32 (dimensions,).
-
-It is present if some images are cropped to a bucket.
-"""
+"""Column of the sizes of images before a crop, int32 (dimensions,). It exists if some images are
+larger than every bucket."""
 
 CROP_OP = 1 << 30
 """Op number in the key of random crops, larger than any index of a map op."""
@@ -41,9 +39,9 @@ def pad_split(
     """Pad images to a size that holds all buckets, and add a column of their sizes.
 
     Labels of positions are padded with `ignore_index`. With `crop`, samples may be larger than
-    every bucket. Then all are padded to a size that holds the largest sample too, and the column
-    has the sizes after `crop_to`. Raises ValueError if an image is larger than every bucket without
-    `crop`, or has other dimensions, and if labels can't be padded.
+    every bucket. Then all are padded to a size that also holds the largest sample, and the column
+    has the sizes after `crop_to`. Raises ValueError if images have a wrong number of dimensions, if
+    an image is larger than every bucket without `crop`, and if labels can't be padded.
     """
     images = _make_ragged(split.columns["image"], len(buckets[0]))
     full_sizes = images.sizes
@@ -97,11 +95,9 @@ def _pad_labels(
 
 
 def crop_to(xp: Any, bucket: Bucket, batch: Batch, *, drawn: bool) -> Batch:
-    """Crop a batch of `pad_split`'s columns, its images and labels of positions, to one bucket.
-
-    A larger sample is cropped: at a place drawn from (seed, epoch, sample), or in the middle. `xp`
-    is numpy or jax.numpy, and both return the same.
-    """
+    """Crop the images and labels of positions of a batch, padded by `pad_split`, to one bucket. A
+    sample larger than the bucket is cropped at a place drawn from (seed, epoch, sample), or in the
+    middle. Results with `xp`, numpy or jax.numpy, are the same."""
     columns = batch.columns
     names = [name for name in ("image", "label") if columns[name].ndim > len(bucket)]
     if UNCROPPED_SIZE not in columns:

@@ -78,7 +78,7 @@ def test_a_file_that_is_missing_or_no_yaml_is_refused(tmp_path: Path) -> None:
         ),
         (
             {"specs": [{"pattern": "body", "axes": ["model", "model"]}]},
-            "specs.0.axes: [model, model]: an axis can shard only one dimension",
+            "specs.0.axes: [model, model]: an axis shards one dimension only",
         ),
         (
             {"constraints": [{"pattern": "head", "axes": ["rows"]}]},

@@ -546,7 +546,9 @@ def test_rotation_refuses_another_number_of_channels():
 
 
 def test_rand_augment_refuses_a_magnitude_beyond_its_bins():
-    with pytest.raises(ValidationError, match="magnitude 31 must be below num_magnitude_bins = 31"):
+    with pytest.raises(
+        ValidationError, match="magnitude = 31: must be below num_magnitude_bins = 31"
+    ):
         RandAugment(magnitude=31)
 
 

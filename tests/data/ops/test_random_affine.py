@@ -95,7 +95,7 @@ def test_the_parameters_fill_their_ranges() -> None:
     [
         ({"scale": (0.0, 1.0)}, "scale = .*: must be 0.01 or more"),
         ({"shear_x": (0.0, 90.0)}, "shear_x = .*: must be within -90 and 90 degrees"),
-        ({"shear_x": (0.0, 60.0), "shear_y": (-60.0, 0.0)}, "turns images inside out"),
+        ({"shear_x": (0.0, 60.0), "shear_y": (-60.0, 0.0)}, "would be turned inside out"),
         ({"degrees": -1.0}, r"must be \[least, most\] in degrees, or one number from 0 up"),
         ({"translate_x": (1.0, 0.0)}, r"must be \[least, most\]"),
     ],

@@ -124,7 +124,7 @@ def test_buckets_of_other_dimensions_are_refused() -> None:
         (np.zeros(6), np.array([2, 4]), r"sizes are int64 \(2,\); must be whole numbers"),
         (np.zeros(6), np.array([[2.0], [4.0]]), r"sizes are float64"),
         (np.zeros(6), np.zeros((0, 1), int), r"sizes are int64 \(0, 1\)"),
-        (np.zeros(6), np.array([[6], [0]]), "sizes go down to 0; must be 1 at least"),
+        (np.zeros(6), np.array([[6], [0]]), "sizes go down to 0; must be at least 1"),
         (np.zeros(6), np.array([[2], [3]]), r"shape \(6,\); the sizes ask for \(5,\)"),
         (np.zeros((3, 2)), np.array([[2], [4]]), r"shape \(3, 2\); the sizes ask for \(6,\)"),
     ],

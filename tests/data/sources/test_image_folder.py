@@ -159,7 +159,7 @@ def test_image_of_another_size_is_named(tmp_path: Path) -> None:
     write_tree(tmp_path)
     save(tmp_path / "eval" / "owl" / "odd.png", picture(5, height=7, width=2))
 
-    message = r"eval/owl/odd.png: is 7x2 where .*ant/c.bmp is 6x5; set dataset.image_size=\[H,W\]"
+    message = r"eval/owl/odd.png: is 7x2, but .*ant/c.bmp is 6x5; set dataset.image_size=\[H,W\]"
     with pytest.raises(DataError, match=message):
         read(tmp_path)
 
@@ -296,7 +296,9 @@ def test_a_folder_around_the_classes_is_no_class(tmp_path: Path) -> None:
     write_tree(tmp_path / "photos")
     spec = ImageFolder(**section(root=tmp_path, split=0.5))
 
-    with pytest.raises(DataError, match=r"has photos alone, .* is dataset.root=.*/photos meant\?"):
+    with pytest.raises(
+        DataError, match=r"has only photos, .* did you mean dataset.root=.*/photos\?"
+    ):
         spec.read(tmp_path)
 
 

@@ -174,7 +174,7 @@ GOOD = [f"{number}.png,{number % 2}" for number in range(12)]
             {"label_columns": ["file"]},
             "file must not be both the path and a label",
         ),
-        (["file,kind", *GOOD, "3.png,1,2"], {}, "row 14 has 3 values, and 2 columns"),
+        (["file,kind", *GOOD, "3.png,1,2"], {}, "row 14 has 3 values for 2 columns"),
         (
             ["file,kind", *GOOD, "3.png, ", "4.png,"],
             {},
@@ -239,7 +239,7 @@ def test_a_table_that_is_not_there_is_named(photos: Path) -> None:
 def test_a_class_that_only_the_evaluation_has_is_refused(photos: Path) -> None:
     first = table(photos, "file,kind", *GOOD[:8])
     second = table(photos, "file,kind", "9.png,1", "8.png,x", name="e.csv")
-    with pytest.raises(DataError, match=r"e\.csv: has the class x, which .*labels\.csv has not"):
+    with pytest.raises(DataError, match=r"e\.csv: has the class x, which .*labels\.csv lacks"):
         read(photos, labels_csv=first, eval_csv=second)
 
 

@@ -129,7 +129,7 @@ def test_days_and_months_that_may_be_swapped_are_reported(tmp_path: Path) -> Non
     assert "is a date of the formats %d/%m/%Y and %m/%d/%Y, so it is read as a category" in note
     assert str(found.table) == "category day (9)"
     assert "sin_year" in str(read(tmp_path, text, date_format="%m/%d/%Y").table)
-    with pytest.raises(DataError, match=r"must be dates, and the values fit the formats %d/%m/%Y"):
+    with pytest.raises(DataError, match=r"must be dates, but the values fit the formats %d/%m/%Y"):
         read(tmp_path, text, dates=["day"])
 
 
@@ -169,7 +169,7 @@ def test_the_split_is_of_its_own_seed(tmp_path: Path) -> None:
         ),
         ("x,price\n1,1.5\ntwo,2\n" + "3,4\n" * 4, {}, "line 3: x = 'two', and 83.3% of its"),
         (TABLE, {"target": ["price", "kind"]}, "line 2: kind = 'a': must be a number"),
-        (TABLE, {"target": ["price", "rooms"], "task": "multi_label"}, "price has other values"),
+        (TABLE, {"target": ["price", "rooms"], "task": "multi_label"}, "price has values other"),
         (TABLE, {"target": ["kind", "rooms"], "task": "classification"}, "has 2 columns; class"),
     ],
 )

@@ -69,5 +69,5 @@ def test_a_tokenizer_that_is_none_or_huge_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has more than 67,108,864 bytes"):
         read_tokenizer(file)
     file.write_text("{}")
-    with pytest.raises(DataError, match=r"is no tokenizer\.json: it has no model"):
+    with pytest.raises(DataError, match=r"isn't a tokenizer\.json: it has no model"):
         read_tokenizer(file)
