@@ -1,7 +1,5 @@
-"""Brightness, contrast, saturation and hue, computed on bytes as OpenCV computes them.
-
-Amounts come as an array of all that can be drawn, with the number of the one that each image gets.
-"""
+"""Brightness, contrast, saturation and hue of bytes, computed as in OpenCV. Functions take all
+amounts that can be drawn, and the index of each image's amount."""
 
 from __future__ import annotations
 
@@ -21,16 +19,16 @@ from pipeline.data.ops.interpolation import divide_rounded
 from pipeline.data.random import integers
 
 Adjust = Callable[[Any, Any, np.ndarray, Any], Any]
-"""(xp, bytes, amounts (n,), which of them each image gets, int32 (batch,)) -> bytes."""
+"""(xp, bytes, amounts (n,), index of each image's amount, int32 (batch,)) -> bytes."""
 
 _FACTOR_BITS = 16
 _TABLES = 32
-"""The most factors of a blend that are tabulated, in 64 KiB each."""
+"""The most factors of a blend with a table, of 64 KiB each."""
 _GREY_BITS = 15
 _GREY = np.array([9798, 19235, 3735], np.int32)
 _HUE_BITS = 12
 _SIXTH = 85
-"""A sixth of the colour circle, of which OpenCV has 255ths, doubled."""
+"""A sixth of the colour circle, in OpenCV's doubled 255ths."""
 
 
 def _make_range_check(
@@ -52,8 +50,8 @@ HueRange = Annotated[Range, AfterValidator(_make_range_check(-0.5, 0.5, "a shift
 class RandomColorAdjust(Op):
     """Change brightness, contrast, saturation and hue in an order drawn for each sample.
 
-    The first three are factors, 1 changes nothing. `hue` is a shift in rotations of the colour
-    circle. Each is drawn evenly from its range [least, most]. RGB bytes only.
+    The first three are factors; 1 changes nothing. `hue` is a shift in rotations of the colour
+    circle. Each is drawn evenly from its range [least, most]. Images must be RGB bytes.
     """
 
     name: Literal["random_color_adjust"] = "random_color_adjust"
@@ -83,7 +81,8 @@ class RandomColorAdjust(Op):
         return repeat_op(xp, change_once, len(changes), values)
 
     def _list_changes(self, xp: Any, uniforms: Any) -> list[tuple[Adjust, np.ndarray, Any]]:
-        """Return the adjustments that are not the identity: function, amounts and their numbers."""
+        """Return the adjustments that change anything: function, amounts, and index of each image's
+        amount."""
         amounts: dict[Adjust, np.ndarray] = {
             adjust_brightness: list_steps(*self.brightness),
             adjust_contrast: list_steps(*self.contrast),
@@ -109,14 +108,13 @@ def require_rgb_bytes(value: ColumnSpec) -> None:
 
 
 def round_factors(factors: np.ndarray) -> np.ndarray:
-    """Return factors f of 16 bits, float32: the products of bytes with f and with 1 - f are
-    exact."""
+    """Round factors f to 16 bits, float32, so that products of bytes with f and 1 - f are exact."""
     unit = np.maximum(np.frexp(factors)[1], 0) - _FACTOR_BITS
     return np.ldexp(np.rint(np.ldexp(factors, -unit)), unit).astype(np.float32)
 
 
 def broadcast_per_image(amount: Any) -> Any:
-    """Reshape one number for each image so that it broadcasts over the pixels."""
+    """Reshape a number per image, (batch,), so that it broadcasts over pixels."""
     return amount[:, None, None, None]
 
 
@@ -125,17 +123,15 @@ def _round_to_bytes(xp: Any, levels: Any) -> Any:
 
 
 def adjust_brightness(xp: Any, values: Any, factors: np.ndarray, numbers: Any) -> Any:
-    """Return bytes times the factors."""
+    """Multiply bytes by the factors."""
     factor = xp.asarray(factors.astype(np.float32))[numbers]
     return _round_to_bytes(xp, values.astype(np.float32) * broadcast_per_image(factor))
 
 
 def blend(xp: Any, base: Any, values: Any, factors: np.ndarray, numbers: Any) -> Any:
-    """base + (values - base) * factor, on bytes.
-
-    Of few factors the results are tabulated, rounding as OpenCV's fused multiplication does. Of
-    many, each has 16 bits: one rounding is left, whether or not a compiler fuses.
-    """
+    """Return base + (values - base) * factor, for bytes. Results for few factors are tabulated,
+    with the rounding of OpenCV's fused multiplication. Many factors are rounded to 16 bits, so that
+    results don't depend on fusion by a compiler."""
     if len(factors) > _TABLES:
         factor = round_factors(factors)
         value_part = values.astype(np.float32) * broadcast_per_image(xp.asarray(factor)[numbers])
@@ -153,10 +149,8 @@ def look_up_blend(xp: Any, base: Any, values: Any, tables: np.ndarray, numbers: 
 
 @lru_cache(maxsize=_TABLES)
 def make_blend_table(factor: float, fused: Literal["base", "value"]) -> np.ndarray:
-    """Blend of every base and value by a factor: uint8 (1, 256, 256).
-
-    `fused` is the product that is added unrounded, which OpenCV's order of operands decides.
-    """
+    """Return the blends of every base and value by a factor: uint8 (1, 256, 256). `fused` is the
+    product that isn't rounded before the addition, by OpenCV's order of operands."""
     byte = np.arange(256, dtype=np.float32)
     share = np.float32(factor)
     if fused == "base":
@@ -190,14 +184,15 @@ def adjust_saturation(xp: Any, values: Any, factors: np.ndarray, numbers: Any) -
 
 
 def adjust_hue(xp: Any, values: Any, shifts: np.ndarray, numbers: Any) -> Any:
-    """Shift the hue, in rotations of the colour circle."""
+    """Shift the hue by rotations of the colour circle."""
     shift = xp.asarray((shifts * 255).astype(np.int32))[numbers]
     hue, saturation, value = to_hsv(xp, values.astype(np.int32))
     return to_rgb(xp, (hue + shift[:, None, None]) & 255, saturation, value)
 
 
 def to_hsv(xp: Any, rgb: Any) -> tuple[Any, Any, Any]:
-    """Hue in 256ths of a circle, saturation and value, int32 0..255, as OpenCV's HSV_FULL."""
+    """Return hue in 256ths of a circle, saturation and value, int32 0..255, as OpenCV's
+    HSV_FULL."""
     red, green, blue = (rgb[..., channel] for channel in range(3))
     value = rgb.max(axis=-1)
     range_ = value - rgb.min(axis=-1)
@@ -216,7 +211,8 @@ def to_hsv(xp: Any, rgb: Any) -> tuple[Any, Any, Any]:
 
 
 def to_rgb(xp: Any, hue: Any, saturation: Any, value: Any) -> Any:
-    """RGB bytes of int32 hue, saturation and value. OpenCV goes back with a circle of 255ths."""
+    """Return RGB bytes from int32 hue, saturation and value. As in OpenCV, a circle has 255 hues
+    here."""
     sector = 2 * hue // _SIXTH % 6
     within = 2 * hue % _SIXTH
     unit = 255 * _SIXTH

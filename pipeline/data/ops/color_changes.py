@@ -1,9 +1,6 @@
-"""One change of many to each image of a batch, without a branch, for policies.
-
-Every change a policy can make is a row of tables computed on the host: an affine map, a table of
-levels, a factor of a blend. A sample picks its row, so the compiled step has each kind of change
-once, however many rows there are.
-"""
+"""Changes of images for policies, a different one for each image, without branches. Every change is
+a row of tables computed on the host: an affine map, a table of levels and a factor of a blend. Each
+sample selects its row, so the compiled step has each kind of change once."""
 
 from __future__ import annotations
 
@@ -30,12 +27,12 @@ LEVELS = 256
 _IDENTITY = np.arange(LEVELS, dtype=np.int32)
 _SPREAD = np.maximum(_IDENTITY, 1).astype(np.float32)[:, None]
 _STRETCHED = _IDENTITY.astype(np.float32) * (np.float32(255) / _SPREAD)
-"""Levels times 255 / spread by spread and level, each product rounded to float32 as MindSpore's."""
+"""Level * 255 / spread, by spread and level, rounded to float32 at each step as in MindSpore."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change and its magnitude, in the terms of MindSpore's policies."""
+    """A change and its magnitude, in the units of `list_strengths`."""
 
     name: str
     magnitude: float = 0.0
@@ -43,10 +40,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Changes:
-    """Tables of n changes: affine maps, levels int32 (n, 256), names, and numbers of blends.
-
-    `blends` are tables of all factors, uint8 (blends, 256, 256), `blend_numbers` int32 (n,).
-    """
+    """Tables of n changes: affine maps, levels int32 (n, 256), and names. `blends` has a table for
+    each factor, uint8 (blends, 256, 256), and `blend_numbers`, int32 (n,), the table of each
+    change."""
 
     maps: Maps
     levels: np.ndarray
@@ -79,7 +75,7 @@ def _find_blend(change: Change) -> tuple[float, Literal["base", "value"]]:
 
 
 def _compute_factor(change: Change) -> float:
-    """1 + the magnitude, which MindSpore adds in float32."""
+    """Return 1 + magnitude, added in float32 as in MindSpore."""
     return float(np.float32(1) + np.float32(change.magnitude))
 
 
@@ -125,7 +121,8 @@ def make_changes(
     interpolation: Interpolation,
     fill: np.ndarray,
 ) -> Any:
-    """Change each image of RGB bytes by the row of its number, int32 (batch,)."""
+    """Change each image of RGB bytes by a row of the tables; `numbers`, int32 (batch,), are the
+    rows."""
     values = warp(xp, values, changes.maps.at(xp, numbers), interpolation, fill)
     counts = count_levels(xp, values)
     levels = xp.asarray(changes.levels)[numbers][:, None]
@@ -147,12 +144,12 @@ def make_changes(
 
 
 def _has_name(xp: Any, changes: Changes, numbers: Any, names: Sequence[str]) -> Any:
-    """Return whether each image's change has one of these names, bool (batch, 1, 1, 1)."""
+    """Return whether each image's change is one of `names`, bool (batch, 1, 1, 1)."""
     return xp.asarray(np.isin(changes.names, names))[numbers][:, None, None, None]
 
 
 def look_up(xp: Any, values: Any, tables: Any) -> Any:
-    """Map bytes through the tables of each sample's channels, (batch, channels or 1, 256)."""
+    """Replace bytes by tables of each sample and channel, (batch, channels or 1, 256)."""
     batch, channels = tables.shape[:2]
     row = np.arange(batch, dtype=np.int32)[:, None] * channels + np.arange(channels, dtype=np.int32)
     places = row[:, None, None, :] * LEVELS + values.astype(np.int32)
@@ -160,7 +157,7 @@ def look_up(xp: Any, values: Any, tables: Any) -> Any:
 
 
 def count_levels(xp: Any, values: Any) -> Any:
-    """Histograms of the levels of each channel, int32 (batch, channels, 256)."""
+    """Return the histogram of levels of each channel, int32 (batch, channels, 256)."""
     batch, *_, channels = values.shape
     row = np.arange(batch, dtype=np.int32)[:, None] * channels + np.arange(channels, dtype=np.int32)
     places = (row[:, None, None, :] * LEVELS + values.astype(np.int32)).reshape(-1)
@@ -170,7 +167,7 @@ def count_levels(xp: Any, values: Any) -> Any:
 
 
 def make_stretch_table(xp: Any, counts: Any) -> Any:
-    """Tables that spread the levels of each channel over 0..255, as MindSpore's AutoContrast."""
+    """Return tables that stretch each channel's levels to 0..255, as MindSpore's AutoContrast."""
     least = xp.argmax(counts > 0, axis=-1)[..., None]
     most = LEVELS - 1 - xp.argmax(counts[..., ::-1] > 0, axis=-1)[..., None]
     scaled = xp.asarray(_STRETCHED)[(most - least)[..., 0]]
@@ -179,7 +176,7 @@ def make_stretch_table(xp: Any, counts: Any) -> Any:
 
 
 def make_equalize_table(xp: Any, counts: Any) -> Any:
-    """Tables that make the levels of each channel equally frequent, as OpenCV's equalizeHist."""
+    """Return tables that equalize each channel's levels, as OpenCV's equalizeHist."""
     least = xp.argmax(counts > 0, axis=-1)[..., None]
     first = xp.take_along_axis(counts, least, axis=-1)
     above = xp.cumsum(counts, axis=-1) - first
@@ -190,7 +187,7 @@ def make_equalize_table(xp: Any, counts: Any) -> Any:
 
 
 def smooth(xp: Any, values: Any) -> Any:
-    """Filter bytes with the kernel [1 1 1; 1 5 1; 1 1 1] / 13, the outermost pixels as they are."""
+    """Filter bytes with the kernel [1 1 1; 1 5 1; 1 1 1] / 13. The outermost pixels stay."""
     height, width = values.shape[1:3]
     levels = values.astype(np.int32)
     if min(height, width) < 3:

@@ -1,9 +1,7 @@
-"""Interpolation of resized images from pixels of the source, as in OpenCV and Pillow.
-
-MindSpore resizes arrays through OpenCV and `Inter.PILCUBIC` through Pillow's algorithm. Bytes are
-mixed in the same fixed point as there, so that results are equal to the bit, on every device. The
-formulas of OpenCV's imgproc/resize and Pillow's Resample were rebuilt from their results.
-"""
+"""Interpolation of resized images from pixels of the source, as in OpenCV and Pillow. MindSpore
+resizes arrays with OpenCV, and with Pillow's algorithm for `Inter.PILCUBIC`. Bytes are mixed in the
+same fixed point, so that results are equal bit for bit, on every device. The formulas of OpenCV's
+imgproc/resize and Pillow's Resample were derived from their results."""
 
 from __future__ import annotations
 
@@ -26,17 +24,14 @@ _LANES = 8
 
 @dataclass(frozen=True)
 class Taps:
-    """Source pixels and weights of each of `length` target pixels along an axis.
-
-    Both arrays are (1 or batch, length, taps): source pixels, int32, and their weights, float32 or,
-    in fixed point, int32.
-    """
+    """Source pixels and weights of each of `length` target pixels along an axis. Both arrays are (1
+    or batch, length, taps). `pixels` are int32. `weights` are float32, or int32 in fixed point."""
 
     pixels: Any
     weights: Any
 
     def read(self, xp: Any, values: Any, axis: Axis) -> Iterator[tuple[Any, Any]]:
-        """Iterate over taps: the source pixels and their weights, in shapes that broadcast."""
+        """Yield the source pixels and the weights of each tap, in shapes that broadcast."""
         for tap in range(self.pixels.shape[-1]):
             weights = xp.expand_dims(self.weights[..., tap], (3 - axis, 3))
             yield read_along(xp, values, self.pixels[..., tap], axis), weights
@@ -51,26 +46,26 @@ class Taps:
 
 
 def mix(xp: Any, values: Any, across: Taps, down: Taps) -> Any:
-    """Mix along rows, then along columns. Bytes need taps in fixed point, two or four of them."""
+    """Interpolate along rows, then along columns. Bytes need two or four taps in fixed point."""
     if values.dtype != np.uint8:
         return down.sum(xp, across.sum(xp, values.astype(np.float32), 2), 1).astype(values.dtype)
     rows = across.sum(xp, values.astype(np.int32), 2)
     if down.pixels.shape[-1] > 2:
         total = down.sum(xp, rows, 1)
-        # OpenCV's vectors take eight bytes at a time, and round halves to even. It rounds halves up
-        # in the bytes after them, at the end of a row.
+        # OpenCV processes eight bytes at a time and rounds halves to even. It rounds halves up in
+        # the remaining bytes at the end of a row.
         width, channels = total.shape[2:]
         place = np.arange(width * channels).reshape(width, channels)
         halves_up = place >= width * channels // _LANES * _LANES
         mixed = divide_rounded(total, 1 << (2 * WEIGHT_BITS), halves_up)
         return mixed.clip(0, 255).astype(np.uint8)
-    # OpenCV has 16 bits for either product here, and so it rounds to quarters before it adds.
+    # OpenCV has 16 bits for each product, and so rounds to quarters before it adds.
     upper, lower = (((row >> 4) * weight) >> 16 for row, weight in down.read(xp, rows, 1))
     return ((upper + lower + 2) >> 2).astype(np.uint8)
 
 
 def find_nearest_pixels(source: int, target: int) -> np.ndarray:
-    """Return the source pixel at the floor of each target pixel's place, int32 (target,)."""
+    """Return the source pixel of each target pixel, rounded down, int32 (target,)."""
     pixels = np.floor(np.arange(target) * (1 / (target / source)))
     return np.minimum(pixels, source - 1).astype(np.int32)
 
@@ -78,20 +73,21 @@ def find_nearest_pixels(source: int, target: int) -> np.ndarray:
 def make_opencv_taps(
     interpolation: OpenCv, source: int, target: int, axis: Axis, *, fixed: bool
 ) -> Taps:
-    """Return two or four neighbours of each target pixel's centre, edges clamped, no
-    antialiasing."""
+    """Return the taps of two (linear) or four (cubic) neighbours of each target pixel's centre.
+    Neighbours are clamped to the image, and there is no antialiasing."""
     place = ((np.arange(target) + 0.5) * (1 / (target / source)) - 0.5).astype(np.float32)
     first = np.floor(place)
     fraction = place - first
     if interpolation == "cubic":
         return _make_neighbour_taps(source, first - 1, _compute_cubic_weights(fraction), fixed)
-    if axis == 2:  # Down the columns the weights stay, though both taps are the pixel of the edge.
+    if axis == 2:  # Along columns the weights stay, though both taps are the pixel of the edge.
         fraction = np.where((first < 0) | (first >= source - 1), np.float32(0), fraction)
     return _make_neighbour_taps(source, first, (1 - fraction, fraction), fixed)
 
 
 def make_widening_taps(source: int, target: int, *, fixed: bool) -> Taps:
-    """OpenCV's "area" for a side that grows: linear, between the edges of source pixels."""
+    """Return the taps of OpenCV's "area" for a side that grows: linear between edges of source
+    pixels."""
     scale = 1 / (target / source)
     pixel = np.arange(target)
     first = np.floor(pixel * scale)
@@ -101,7 +97,7 @@ def make_widening_taps(source: int, target: int, *, fixed: bool) -> Taps:
 
 
 def _compute_cubic_weights(fraction: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Keys' kernel with a = -0.75, in float32 and in OpenCV's order."""
+    """Return the four weights of Keys' kernel with a = -0.75, in float32 and in OpenCV's order."""
     a = np.float32(-0.75)
     x = fraction
     before = ((a * (x + 1) - 5 * a) * (x + 1) + 8 * a) * (x + 1) - 4 * a
@@ -121,7 +117,7 @@ def _make_neighbour_taps(
 
 
 def average_areas(xp: Any, values: Any, size: tuple[int, int]) -> Any:
-    """Return the mean of the area that each target pixel covers. No side may grow."""
+    """Return the mean of the area that each target pixel covers, for images that shrink."""
     (down, rows), (across, columns) = (
         _make_overlap_taps(source, target)
         for source, target in zip(values.shape[1:3], size, strict=True)
@@ -137,7 +133,8 @@ def average_areas(xp: Any, values: Any, size: tuple[int, int]) -> Any:
 
 
 def _make_overlap_taps(source: int, target: int) -> tuple[Taps, int]:
-    """Return the overlap of each target pixel with source pixels, int32, and its total."""
+    """Return taps with the overlaps of target and source pixels, int32, and their sum per
+    target."""
     unit = gcd(source, target)
     cell = source // unit
     pixel = target // unit
@@ -150,7 +147,7 @@ def _make_overlap_taps(source: int, target: int) -> tuple[Taps, int]:
 
 
 def divide_rounded(total: Any, divisor: int, halves_up: Any = False) -> Any:
-    """total / divisor to the nearest integer, halves to the even one or to the upper."""
+    """Return total / divisor, rounded to the nearest integer, halves to even or up."""
     quotient = total // divisor
     doubled = 2 * (total - quotient * divisor)
     half = (doubled == divisor) & ((quotient % 2 == 1) | halves_up)
@@ -158,7 +155,8 @@ def divide_rounded(total: Any, divisor: int, halves_up: Any = False) -> Any:
 
 
 def make_pillow_taps(interpolation: Pillow, source: int, target: int) -> Taps:
-    """Pillow's kernel, widened if the image shrinks, in fixed point of 22 bits."""
+    """Return the taps of Pillow's kernel, widened if the image shrinks, in fixed point of 22
+    bits."""
     kernel, radius = _KERNELS[interpolation]
     scale = source / target
     widened = max(scale, 1.0)
@@ -185,7 +183,7 @@ def filter_axis(xp: Any, values: Any, taps: Taps, axis: Axis) -> Any:
 
 
 def _apply_cubic_kernel(distance: np.ndarray) -> np.ndarray:
-    """Keys' kernel with a = -0.5."""
+    """Return Keys' kernel with a = -0.5."""
     x = np.abs(distance)
     a = -0.5
     near = ((a + 2) * x - (a + 3)) * x * x + 1
@@ -194,7 +192,7 @@ def _apply_cubic_kernel(distance: np.ndarray) -> np.ndarray:
 
 
 def _apply_lanczos_kernel(distance: np.ndarray) -> np.ndarray:
-    """sinc(x) sinc(x / 3) within three pixels."""
+    """Return sinc(x) sinc(x / 3) within three pixels, else 0."""
     inside = np.abs(distance) < 3
     return np.where(inside, np.sinc(distance) * np.sinc(distance / 3), 0)
 

@@ -30,16 +30,16 @@ _RANDOM = (
 )
 _POLICIES = Path(__file__).with_name("auto_augment.json")
 """Policies of 25 pairs of (change, probability, magnitude of 10 or None): tables 7 to 9 of Cubuk et
-al., "AutoAugment: Learning Augmentation Policies from Data", 2019, as MindSpore has them."""
+al., "AutoAugment: Learning Augmentation Policies from Data", 2019, as in MindSpore."""
 
 Convention = Literal["mindspore", "paper"]
-"""MindSpore multiplies a move in pixels by the image's side again, so that most leave only `fill`.
-Its RandAugment negates a magnitude once in three times and draws auto-contrast twice as often as
-any other change. `paper` has moves in pixels and even chances."""
+"""mindspore: translations are multiplied by the image's side twice, so that most leave only `fill`;
+RandAugment negates a third of magnitudes and draws AutoContrast twice as often. paper: translations
+in pixels and even chances."""
 
 
 class Policy(Op):
-    """Base of the policies. RGB bytes only."""
+    """Base of the policies, for RGB bytes."""
 
     moves_pixels: ClassVar[bool] = True
     convention: Convention = "mindspore"
@@ -52,7 +52,7 @@ class Policy(Op):
         return value
 
     def _change(self, xp: Any, values: Any, changes: Changes, numbers: Any) -> Any:
-        """Change each image by the rows `numbers`, int32 (batch, iterations), in order."""
+        """Apply changes to each image in order: rows of a table, int32 (batch, iterations)."""
         fill = list_fill_levels(self.fill, 3)
 
         def change_once(iteration: Any, values: Any) -> Any:
@@ -64,10 +64,8 @@ class Policy(Op):
 
 @component("op")
 class RandAugment(Policy):
-    """`num_ops` changes drawn of 14, each of strength `magnitude` of `num_magnitude_bins`.
-
-    Cubuk et al., 2020, with MindSpore's changes and magnitudes.
-    """
+    """Apply `num_ops` changes, drawn from 14, with strength `magnitude` of `num_magnitude_bins`. As
+    in Cubuk et al., 2020, with MindSpore's changes and magnitudes."""
 
     name: Literal["rand_augment"] = "rand_augment"
     num_ops: PositiveInt = 2
@@ -99,10 +97,8 @@ class RandAugment(Policy):
 
 @component("op")
 class AutoAugment(Policy):
-    """One of the 25 pairs of changes of a learned policy, each change with its probability.
-
-    Cubuk et al., 2019, with MindSpore's changes and magnitudes.
-    """
+    """Apply one of 25 pairs of changes of a learned policy, each change with its probability. As in
+    Cubuk et al., 2019, with MindSpore's changes and magnitudes."""
 
     name: Literal["auto_augment"] = "auto_augment"
     policy: Literal["imagenet", "cifar10", "svhn"] = "imagenet"
@@ -124,8 +120,8 @@ def list_strengths(
 ) -> np.ndarray:
     """Return the strength of a change at each of `bins` magnitudes, float64 (bins,).
 
-    Shears are in radians, translations in pixels, rotations in degrees. Thresholds of solarize go
-    down from `solarize_from`.
+    Shears are in radians, translations in pixels, rotations in degrees. Thresholds of Solarize fall
+    from `solarize_from` to 0.
     """
     height, width = size
     squared = 1 if convention == "paper" else 2
@@ -148,7 +144,7 @@ def list_strengths(
 
 
 def _space_evenly(first: float, last: float, count: int) -> np.ndarray:
-    """Return numbers from first to last in the float32 steps of MindSpore, float64 (count,)."""
+    """Return evenly spaced numbers in MindSpore's float32 steps, float64 (count,)."""
     step = (np.float32(last) - np.float32(first)) / np.float32(count - 1)
     numbers = np.float32(first) + np.arange(count, dtype=np.float32) * step
     numbers[-1] = last
@@ -163,7 +159,7 @@ def _make_both_signs(name: str, magnitude: float) -> tuple[Change, Change]:
 def _tabulate_random_changes(
     magnitude: int, bins: int, convention: Convention, size: Size
 ) -> tuple[Changes, np.ndarray]:
-    """Return all changes at a magnitude, and their rows by name and sign, int32 (14 or 15, 2)."""
+    """Return all changes of RandAugment, and their rows by name and sign, int32 (14 or 15, 2)."""
     names = _RANDOM if convention == "paper" else (*_RANDOM, "AutoContrast")
     changes: list[Change] = []
     for name in names:
@@ -177,11 +173,8 @@ def _tabulate_random_changes(
 def _tabulate_policy(
     policy: str, convention: Convention, size: Size
 ) -> tuple[Changes, np.ndarray, np.ndarray]:
-    """Return all changes of a policy, after an identity.
-
-    Also their rows by pair, position and sign, int32 (25, 2, 2), and their probabilities, float32
-    (25, 2).
-    """
+    """Return an identity and all changes of a policy, their rows, and their probabilities. Rows are
+    int32 (25, 2, 2), by pair, position and sign, and probabilities float32 (25, 2)."""
     pairs = json.loads(_POLICIES.read_bytes())[policy]
     changes = [Change("Identity")]
     for name, _, bin_ in (step for pair in pairs for step in pair):

@@ -39,20 +39,18 @@ from pipeline.data.random import integers
 Interpolation = Literal["linear", "nearest", "cubic", "area", "pil_cubic", "antialias"]
 
 _AREA_LIMIT = 2**31 // 255
-"""Sums of bytes weighted by areas up to this one fit in int32."""
+"""The largest area of an image whose weighted sum of bytes fits into int32."""
 
 MAX_SIZES = 32
-"""Each size is a branch of the compiled program."""
+"""Limit, since each size is a branch of the compiled program."""
 
 
 @component("op")
 class Resize(GeometricOp):
-    """Scale to `size`, [height, width] or the length of the shorter edge, as MindSpore does.
-
-    `linear`, `nearest`, `cubic` and `area` are OpenCV's, `pil_cubic` and `antialias` (Lanczos)
-    Pillow's, which widen their kernel if the image shrinks. The images are uint8, float16 or
-    float32 and keep their dtype. Pillow's take uint8 alone.
-    """
+    """Scale to `size`, [height, width] or the length of the shorter edge, as in MindSpore.
+    `linear`, `nearest`, `cubic` and `area` are OpenCV's methods. `pil_cubic` and `antialias`
+    (Lanczos) are Pillow's, which widen the kernel if the image shrinks, and need uint8. Other
+    images are uint8, float16 or float32, and keep their dtype."""
 
     name: Literal["resize"] = "resize"
     size: Annotated[
@@ -84,7 +82,8 @@ class Resize(GeometricOp):
 
 
 def compute_target_size(size: Size | int, height: int, width: int) -> Size:
-    """[height, width] after scaling. One number is the shorter edge's, the other side's floor."""
+    """Return [height, width] after scaling. If `size` is the shorter edge, the other is rounded
+    down."""
     if not isinstance(size, int):
         return size
     if height < width:
@@ -103,7 +102,7 @@ def resize_images(xp: Any, values: Any, size: Size, interpolation: Interpolation
     if interpolation == "pil_cubic" or interpolation == "antialias":
         down = make_pillow_taps(interpolation, height, rows)
         across = make_pillow_taps(interpolation, width, columns)
-        # Bytes are rounded between the axes, so their order matters. Pillow 13 begins with the
+        # Bytes are rounded between both axes, so the order matters. Pillow 13 begins with the
         # columns if that shrinks the image more; MindSpore never does.
         if interpolation == "antialias" and rows < height and 2 * (width - columns) < height - rows:
             return filter_axis(xp, filter_axis(xp, values, down, 1), across, 2)
@@ -121,11 +120,9 @@ def resize_images(xp: Any, values: Any, size: Size, interpolation: Interpolation
 
 @component("op")
 class RandomSize(GeometricOp):
-    """Scale every image of a batch to one of `sizes`, [height, width], drawn for each step.
-
-    All batches of a size share one branch of the compiled program, so a fixed set of sizes is
-    compiled once, as in YOLOv3's training at several scales. The network must take any size.
-    """
+    """Scale all images of a batch to one of `sizes`, [height, width], drawn for each step. As in
+    YOLOv3's training at several scales. The compiled program has a branch for each size. The
+    network must support any size."""
 
     name: Literal["random_size"] = "random_size"
     sizes: Annotated[Seq[Size], Field(min_length=2, max_length=MAX_SIZES)]
@@ -147,11 +144,11 @@ class RandomSize(GeometricOp):
         return Resize(size=self.sizes[number], interpolation=self.interpolation, column=self.column)
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        """Spec of an image of the first size."""
+        """Return the spec of an image of the first size."""
         return self.chosen(0).output(value)
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        """Return images of the first size. A step applies the op that `chosen` returns for it."""
+        """Return images of the first size. Training applies the op that `chosen` returns."""
         return self.chosen(0)(xp, values, uniforms)
 
 
@@ -169,7 +166,7 @@ PositiveRange = Annotated[Range, AfterValidator(_require_positive)]
 
 @dataclass(frozen=True)
 class Box:
-    """A crop of each image in pixels, all int32 (batch,)."""
+    """The crop of each image in pixels, int32 (batch,) each."""
 
     top: Any
     left: Any
@@ -179,12 +176,10 @@ class Box:
 
 @component("op")
 class RandomResizedCrop(GeometricOp):
-    """Crop to a box of drawn area and aspect and scale it to `size`, the Inception crop.
-
-    `scale` is the range of the box's share of the area, `ratio` the range of width / height, drawn
-    evenly in its logarithm. A box that does not fit is drawn again, `max_attempts` times at most;
-    then the largest central box of a ratio in the range is taken, as in MindSpore.
-    """
+    """Crop to a box of drawn area and aspect, and scale it to `size`: the Inception crop. `scale`
+    is the range of the box's share of the area, `ratio` the range of width / height, drawn evenly
+    in its logarithm. A box that doesn't fit is drawn again, up to `max_attempts` draws. If none
+    fits, it is the largest central box with a ratio in the range, as in MindSpore."""
 
     name: Literal["random_resized_crop"] = "random_resized_crop"
     size: Size
@@ -211,7 +206,7 @@ class RandomResizedCrop(GeometricOp):
         return crop_and_resize(xp, labels, box, self.size, "nearest")
 
     def box(self, xp: Any, uniforms: Any, height: int, width: int) -> Box:
-        """Return the box of each sample, within images of height x width."""
+        """Draw the box of each sample, within images of height x width."""
         rows, columns = self._draw_sides(xp, uniforms, height, width)
         fits = (rows <= height) & (columns <= width)
         first = xp.argmax(fits, axis=1)[:, None]
@@ -230,7 +225,7 @@ class RandomResizedCrop(GeometricOp):
         )
 
     def _draw_sides(self, xp: Any, uniforms: Any, height: int, width: int) -> tuple[Any, Any]:
-        """Return height and width of every attempt's box, int32 (batch, attempts)."""
+        """Draw the height and width of the box of each attempt, int32 (batch, attempts)."""
         tries = self.max_attempts
         side = np.sqrt(list_steps(*self.scale) * height * width).astype(np.float32)
         aspect = np.exp(list_steps(log(self.ratio[0]), log(self.ratio[1])))
@@ -244,7 +239,8 @@ class RandomResizedCrop(GeometricOp):
         return rows.astype(np.int32), columns.astype(np.int32)
 
     def _find_central(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Top, left, height and width of the largest central box of a ratio in the range."""
+        """Return top, left, height and width of the largest central box with a ratio in the
+        range."""
         least, most = self.ratio
         rows = round(width / least) if width / height < least else height
         columns = round(height * most) if width / height > most else width
@@ -254,7 +250,7 @@ class RandomResizedCrop(GeometricOp):
 def crop_and_resize(
     xp: Any, values: Any, box: Box, size: Size, interpolation: CropInterpolation
 ) -> Any:
-    """Return each image's box scaled to `size`, without the pixels around it."""
+    """Return each image's box, scaled to `size`. Pixels outside the box have no influence."""
     height, width = values.shape[1:3]
     if interpolation == "nearest":
         rows = box.top[:, None] + xp.asarray(_list_nearest_pixels(height, size[0]))[box.height]
@@ -275,7 +271,7 @@ def _select_taps(xp: Any, taps: Taps, first: Any, length: Any) -> Taps:
 
 @lru_cache
 def _list_nearest_pixels(longest: int, target: int) -> np.ndarray:
-    """Return the pixels of crops of every length from 0, which stands for none, to the longest."""
+    """Return the nearest pixels for crops of each length from 0, which is unused, to `longest`."""
     lengths = [find_nearest_pixels(max(length, 1), target) for length in range(longest + 1)]
     return np.stack(lengths)
 
@@ -284,7 +280,7 @@ def _list_nearest_pixels(longest: int, target: int) -> np.ndarray:
 def _list_taps(
     interpolation: Literal["linear", "cubic"], longest: int, target: int, axis: Axis, fixed: bool
 ) -> Taps:
-    """Return the taps of crops of every length from 0, which stands for none, to the longest."""
+    """Return the taps for crops of each length from 0, which is unused, to `longest`."""
     lengths = [
         make_opencv_taps(interpolation, max(length, 1), target, axis, fixed=fixed)
         for length in range(longest + 1)

@@ -1,4 +1,4 @@
-"""Images and labels of TFRecord files: the features of each tf.train.Example, and its pixels."""
+"""Images and labels from the features of tf.train.Examples in TFRecord files."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from pipeline.data.records.tfrecord_file import RecordSpans, scan_records
 IMAGE_KEYS = ("image/encoded", "image", "image_raw", "image/raw")
 LABEL_KEYS = ("image/class/label", "label")
 SIZE_KEYS = (("height", "width", "depth"), ("image/height", "image/width", "image/channels"))
-"""Names of the features with the size of plain pixels."""
+"""Names of the features with the height, width and channels of plain pixels."""
 _SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"GIF8", b"RIFF")
-"""First bytes of the files that `open_image` reads."""
+"""First bytes of image files that `open_image` reads."""
 
 Shape = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class ExampleSettings:
-    """Settings of a recipe for examples; None is inferred from the first example."""
+    """Settings of a recipe for examples; None: inferred from the first example."""
 
     image_key: str | None = None
     label_key: str | None = None
@@ -49,15 +49,15 @@ class ExampleSettings:
 
 @dataclass(frozen=True)
 class ExampleImages:
-    """A column of the images of examples, read and decoded when they are indexed."""
+    """A column of images of examples, read and decoded on demand."""
 
     files: Sequence[RecordSpans]
     rows: np.ndarray
-    """The file and the record in it of each sample, int64 (n, 2)."""
+    """The file of each sample and the record in the file, int64 (n, 2)."""
     key: str
     value_shape: Shape
     encoded: bool
-    """Whether images are files such as PNG, read as RGB, else plain pixels."""
+    """Whether images are files such as PNG, which are decoded as RGB, else plain pixels."""
 
     dtype = np.dtype(np.uint8)
 
@@ -84,12 +84,12 @@ class ExampleImages:
             raise DataError(f"{self.sample_name(index)}: {error}") from error
 
     def sample_name(self, index: int) -> str:
-        """Return the sample's file and record."""
+        """Return the file and record of a sample, for messages."""
         file, record = self.rows[index].tolist()
         return f"{self.files[file].path}, record {record}"
 
     def count_by_file(self) -> tuple[int, ...]:
-        """Return the number of samples of each file, 0 among them."""
+        """Return the number of samples of each file, which may be 0."""
         return tuple(np.bincount(self.rows[:, 0], minlength=len(self.files)).tolist())
 
 
@@ -99,7 +99,7 @@ class Examples:
 
     images: ExampleImages
     labels: np.ndarray
-    """int64 (n,) of classes, or float32 (n, K) of numbers."""
+    """int64 (n,) for classes, float32 (n, K) for numbers."""
     label_key: str
 
     def at(self, rows: np.ndarray) -> Examples:
@@ -109,10 +109,8 @@ class Examples:
 
 
 def read_examples(paths: Sequence[Path], settings: ExampleSettings) -> Examples:
-    """Read files from start to end: labels, sizes, and the position of each record.
-
-    Raises DataError that names the file, the record and the problem.
-    """
+    """Read the labels of all records, the positions of records, and the size of images. Raises
+    DataError that names the file, the record and the problem."""
     spans = []
     rows = []
     labels: list[int | np.ndarray] = []
@@ -144,7 +142,7 @@ def read_examples(paths: Sequence[Path], settings: ExampleSettings) -> Examples:
 
 @dataclass(frozen=True)
 class _Layout:
-    """The layout that every example of a dataset must have, as the first one does."""
+    """The layout of the first example, which all examples must have."""
 
     image_key: str
     label_key: str
@@ -152,10 +150,10 @@ class _Layout:
     encoded: bool
     resized: bool
     num_floats: int | None
-    """Floats of a label; None for a class."""
+    """Number of floats of a label; None for a class."""
 
     def require(self, features: Mapping[str, Feature]) -> None:
-        """Raise an error of `UNREADABLE_IMAGE` if an image is not like the first one."""
+        """Raise an error of `UNREADABLE_IMAGE` if the image has another layout."""
         content = _find_image(features, self.image_key)
         if not self.encoded:
             if len(content) != math.prod(self.shape):
@@ -174,8 +172,8 @@ class _Layout:
                 )
 
     def label(self, features: Mapping[str, Feature]) -> int | np.ndarray:
-        """Return the label of an example. Raises ValueError for another dtype or length than the
-        first."""
+        """Return the label of an example. Raises ValueError if its dtype or length isn't the first
+        one's."""
         label = features.get(self.label_key)
         right = "one integer" if self.num_floats is None else f"{self.num_floats} floats"
         dtype = np.int64 if self.num_floats is None else np.float32

@@ -1,4 +1,4 @@
-"""Columns of ArrayRecord files, read through grain: any sample at the cost of one read."""
+"""Columns of ArrayRecord files, read with grain, with random access to samples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ BULK = 4096
 
 @dataclass(frozen=True)
 class FileSpan:
-    """A whole file as grain takes it: with its length, grain need not open it."""
+    """A whole file in grain's terms. With its number of records grain doesn't open it for
+    counting."""
 
     filename: str
     skip: int
@@ -32,15 +33,13 @@ class FileSpan:
 
 
 class RecordColumn:
-    """A column of record files, read when it is indexed: `records`, and one sample in each.
-
-    `read` also reads records of many samples, and with `sizes`, samples of several sizes.
-    """
+    """A column of record files with one sample per record, read on demand. Only `read` supports
+    records of several samples and, with `sizes`, samples of several sizes."""
 
     def __init__(
         self, folder: Path, spec: RecordColumnSpec, sizes: np.ndarray | None = None
     ) -> None:
-        # Importing it takes 0.1 s, and few runs need it.
+        # The import takes 0.1 s, and few runs need it.
         from grain.sources import ArrayRecordDataSource
 
         self._folder = folder
@@ -73,12 +72,12 @@ class RecordColumn:
         return self.read(index)[0]
 
     def sample_name(self, index: int) -> str:
-        """Return the file and the number of a record."""
+        """Return the file and record of a sample, for messages."""
         number, inside = self._locate(index)
         return f"{self._folder / self._spec.files[number].name}, record {inside}"
 
     def read(self, record: int) -> np.ndarray:
-        """Return the samples of a record. Raises DataError that names it."""
+        """Return the samples of a record. Raises DataError that names the record."""
         number, inside = self._locate(record)
         file = self._spec.files[number]
         per_record = self._spec.samples_per_record
@@ -94,7 +93,8 @@ class RecordColumn:
             ) from error
 
     def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
-        """Read the samples at int (n,) into `out`. Raises DataError that names a record."""
+        """Read the samples at indices, int (n,), into `out`. Raises DataError that names a
+        record."""
         numbers = np.searchsorted(self._ends, indices, side="right")
         firsts = np.array([0, *self._ends[:-1]], np.int64)
         checksums = np.array([file.first_crc32 for file in self._spec.files], np.int64)
@@ -106,18 +106,18 @@ class RecordColumn:
                 contents = self._source.__getitems__(requested)
                 out[some] = decode_batch(contents, out.dtype, out.shape[1:], seeds[some].tolist())
             except Exception:
-                # Read them one by one to find the damaged one.
+                # Single reads find the damaged record.
                 out[some] = np.stack([self.sample(index) for index in requested])
 
     def _locate(self, record: int) -> tuple[int, int]:
-        """Return the number of the file that has a record, and the record's number in it."""
+        """Return the number of the file that has a record, and the record's number in the file."""
         number = bisect.bisect_right(self._ends, record)
         return number, record - (self._ends[number - 1] if number else 0)
 
 
 @dataclass(frozen=True)
 class RaggedRecordColumn(Ragged):
-    """A column of values of several sizes (`RaggedColumn`), read one by one."""
+    """A `RaggedColumn` of record files, with one sample per record."""
 
     records: RecordColumn
     sizes: np.ndarray
@@ -134,7 +134,7 @@ class RaggedRecordColumn(Ragged):
 
 
 def open_column(folder: Path, spec: RecordColumnSpec) -> Column:
-    """Return a column of a folder: in memory if a record holds many samples, else read on demand.
+    """Open a column of a folder: in memory if a record has many samples, else read on demand.
 
     Raises DataError that names a missing, truncated or damaged file.
     """

@@ -1,4 +1,4 @@
-"""A dataset as ArrayRecord files: their contents, and the description beside them.
+"""The format of datasets in ArrayRecord files, and the file that describes them.
 
     records.json                                    the description of these files
     train-image-00000-of-00003.array_record         one record a sample
@@ -6,8 +6,8 @@
     eval-...
 
 A record is a checksum, uint32, and the values, both little-endian. The checksum is the CRC-32 of
-the values, started from that of the file's first record plus the record's number: a record that was
-changed, moved or copied from another dataset is detected when it is read.
+the values, with a start value: the CRC-32 of the file's first record, plus the record's number. So
+reading detects a record that was changed, moved or copied from another dataset.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RecordFile(Spec):
     samples: PositiveInt
     size_bytes: Annotated[int, Field(gt=0, lt=2**63)]
     first_crc32: Annotated[int, Field(ge=0, lt=2**32)]
-    """Of the values in the first record."""
+    """CRC-32 of the values in the first record."""
 
 
 class RecordColumnSpec(Spec):
@@ -48,11 +48,11 @@ class RecordColumnSpec(Spec):
 
     dtype: Dtype
     shape: Seq[PositiveInt | None]
-    """Shape of one value; null for a dimension that differs from value to value."""
+    """Shape of one value; null for a dimension that differs between values."""
     samples_per_record: PositiveInt
     files: Seq[RecordFile]
     sizes: RecordColumnSpec | None = None
-    """A column of the leading dimensions of values, int32, if these differ."""
+    """Column of the leading dimensions of values, int32, if they differ."""
 
     @property
     def trailing(self) -> tuple[int, ...]:
@@ -61,7 +61,7 @@ class RecordColumnSpec(Spec):
 
     @property
     def samples(self) -> int:
-        """The number of samples of the files."""
+        """The number of samples in all files."""
         return sum(file.samples for file in self.files)
 
     @model_validator(mode="after")
@@ -76,7 +76,7 @@ class RecordColumnSpec(Spec):
             raise ValueError("values of several sizes have int32 sizes and a record each")
         value_bytes = math.prod(self.trailing) * np.dtype(self.dtype).itemsize
         for file in self.files:
-            # Records are not compressed, so that nothing small stands for much.
+            # Records aren't compressed, so small files can't claim large values.
             if file.size_bytes < file.samples * value_bytes:
                 raise ValueError(
                     f"{file.name} has {file.size_bytes:,} bytes, too few for {file.samples:,} "
@@ -115,17 +115,17 @@ class RecordsSpec(Spec):
     source: str
     """The dataset that the records were made from."""
     classes: Annotated[Seq[str], Field(min_length=1)]
-    """The names of the classes, or of the numbers or labels."""
+    """The names of the classes, numbers or labels to predict."""
     task: Task = "classification"
     mean: Seq[float] = ()
     std: Seq[PositiveFloat] = ()
-    """Of each number, in the units of the data; empty for another task."""
+    """Mean and deviation of each number, in the units of the data; empty for other tasks."""
     train: RecordSplitSpec
     eval: RecordSplitSpec
 
     @property
     def targets(self) -> Targets:
-        """Classes, numbers or labels that are to be predicted."""
+        """The classes, numbers or labels to predict."""
         return Targets(tuple(self.classes), self.task, tuple(self.mean), tuple(self.std))
 
     @model_validator(mode="after")
@@ -153,7 +153,7 @@ class RecordsSpec(Spec):
 
 
 def read_description(folder: Path) -> RecordsSpec:
-    """Return the description in a folder. Raises DataError if it is missing or not valid."""
+    """Read the description in a folder. Raises DataError if it is missing or invalid."""
     file = folder / DESCRIPTION
     try:
         tree = read_json(file)
@@ -173,20 +173,20 @@ def read_description(folder: Path) -> RecordsSpec:
 
 
 def encode(values: np.ndarray, first_crc32: int, number: int) -> bytes:
-    """Record `number` of a file: checksum and values, C order, little-endian."""
+    """Return record `number` of a file: checksum and values, in C order, little-endian."""
     body = to_stored_bytes(values)
     return _compute_checksum(body, first_crc32, number).to_bytes(CHECKSUM_BYTES, "little") + body
 
 
 def to_stored_bytes(values: np.ndarray) -> bytes:
-    """Return the values as they are stored."""
+    """Return the bytes of values, little-endian."""
     return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def decode(
     record: bytes, dtype: Any, shape: tuple[int, ...], first_crc32: int, number: int
 ) -> np.ndarray:
-    """Return the values of a record, read-only. Raises ValueError if it was changed."""
+    """Return the values of a record, read-only. Raises ValueError for a wrong size or checksum."""
     dtype = np.dtype(dtype)
     right_bytes = CHECKSUM_BYTES + math.prod(shape) * dtype.itemsize
     if len(record) != right_bytes:
@@ -205,8 +205,7 @@ def decode_batch(
 ) -> np.ndarray:
     """Return the values (n, *shape) of records of one value each, as `decode` does for one.
 
-    `seeds` are the starts of the checksums: the file's first one plus the record's number. Raises
-    ValueError if any record was changed.
+    `seeds` are the start values of the checksums. Raises ValueError for a wrong size or checksum.
     """
     right_bytes = CHECKSUM_BYTES + math.prod(shape) * dtype.itemsize
     if any(len(record) != right_bytes for record in records):

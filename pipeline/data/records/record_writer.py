@@ -1,4 +1,4 @@
-"""Write a dataset as ArrayRecord files: whole or not at all, with little in memory."""
+"""Writing of datasets as ArrayRecord files: whole or not at all, with little memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FILE_BYTES = 256 << 20
 """A column is split into files of about this size."""
 
 NARROW_BYTES = 64
-"""Limit of a sample to be stored with many others in a record. Such columns stay in memory."""
+"""Size up to which many samples share a record. Columns of such samples stay in memory."""
 
 SAMPLES_PER_NARROW_RECORD = 4096
 
@@ -39,10 +39,10 @@ CHUNK_SAMPLES = 256
 """Samples that are read from the source at once."""
 
 OPTIONS = "group_size:1,uncompressed"
-"""A record can be read without its neighbours."""
+"""ArrayRecord options that make each record readable without others."""
 
 Notify = Callable[[str, int, int], None]
-"""(column of a split, samples written, samples in all): called as a column is written."""
+"""(column of a split, samples written, all samples), called while a column is written."""
 
 
 def write_records(
@@ -50,8 +50,8 @@ def write_records(
 ) -> RecordsSpec:
     """Write both splits of a dataset into `folder`, which appears when it is complete.
 
-    Raises RunError if the folder exists already, unless it holds records that may be overwritten,
-    and if it can't be written; DataError if a sample can't be read.
+    Raises RunError if the folder exists, unless it has records and `overwrite` is true, and if it
+    can't be written. Raises DataError if a sample can't be read.
     """
     with _replace_folder(folder, overwrite) as scratch:
         spec = RecordsSpec(
@@ -72,7 +72,7 @@ def write_records(
 
 @contextmanager
 def _replace_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
-    """Yield a scratch folder to write into, which replaces `folder` in the end."""
+    """Yield a scratch folder, which replaces `folder` at the end of the block."""
     require_free(folder, overwrite)
     scratch = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     replaced = folder.with_name(f"{folder.name}.{os.getpid()}.old")
@@ -124,7 +124,7 @@ def _write_column(
     elif value_bytes <= NARROW_BYTES:
         per_record = SAMPLES_PER_NARROW_RECORD
     count = max(1, -(-size_bytes // FILE_BYTES))
-    # A file ends with a record: whole records are distributed evenly.
+    # Whole records are distributed evenly over the files.
     records = -(-samples // per_record)
     ends = [min(samples, records * n // count * per_record) for n in range(count + 1)]
     files = []
@@ -144,8 +144,7 @@ def _write_column(
 
 
 def _write_file(path: Path, column: Column, rows: range, per_record: int) -> RecordFile:
-    """Return one file with the samples `rows` of a column. Raises RunError if it can't be
-    written."""
+    """Write the samples `rows` of a column into a file. Raises RunError if it can't be written."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
     first_crc32 = 0
@@ -165,7 +164,7 @@ def _write_file(path: Path, column: Column, rows: range, per_record: int) -> Rec
 
 
 def _read_chunks(column: Column, rows: range, per_record: int) -> Iterator[np.ndarray]:
-    """Yield the samples of each record, (samples, *shape), reading several records' at once."""
+    """Yield the samples of each record, (samples, *shape). Several records are read at once."""
     if isinstance(column, RaggedColumn):
         for index in rows:
             yield column.value(index)[np.newaxis]

@@ -1,4 +1,4 @@
-"""The message tf.train.Example, as protobuf reads it: named lists of bytes, floats or integers.
+"""The protobuf message tf.train.Example: named lists of bytes, floats or integers.
 
 Source of the field numbers: tensorflow/core/example/example.proto and feature.proto.
 """
@@ -36,14 +36,14 @@ message_type { name: "FloatList"
 message_type { name: "Int64List"
   field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
 """
-"""The message, as the text format of protobuf describes it."""
+"""The message's definition, in protobuf's text format."""
 
 Feature = tuple[bytes, ...] | np.ndarray
 """Values of a feature: bytes, or float32 or int64 (n,)."""
 
 
 def parse_example(content: bytes) -> Mapping[str, Feature]:
-    """Return the features of an Example by name. Raises ValueError for bytes that aren't an
+    """Return the features of an Example by name. Raises ValueError if `content` isn't an
     Example."""
     from google.protobuf.message import DecodeError
 
@@ -55,7 +55,7 @@ def parse_example(content: bytes) -> Mapping[str, Feature]:
 
 
 class _Features(Mapping[str, Feature]):
-    """Features whose values are converted when they are read: records may hold large others."""
+    """Features by name. Values are converted on demand, since unused ones may be large."""
 
     def __init__(self, features: Any) -> None:
         self._features = features
@@ -83,9 +83,9 @@ def _convert_values(feature: Any) -> Feature:
 
 @cache
 def make_example_type() -> Any:
-    """Return the class of the message, in another pool than TensorFlow's, which may be loaded
-    too."""
-    # Few runs read such records, and all would wait for its import.
+    """Return the class of the message, in a separate pool, since TensorFlow may have loaded its
+    own."""
+    # Few runs need this slow import.
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
     pool = descriptor_pool.DescriptorPool()

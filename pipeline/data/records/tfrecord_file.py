@@ -1,4 +1,4 @@
-"""TFRecord files: the positions of their records, and their bytes, checked by checksums.
+"""TFRecord files: the positions and bytes of their records, checked by checksums.
 
 A record is its length as uint64, the length's checksum, the bytes, and their checksum, all little
 endian; a checksum is a masked CRC-32C
@@ -25,7 +25,7 @@ _GZIP = b"\x1f\x8b"
 
 @dataclass(frozen=True)
 class RecordSpans:
-    """The records of a file that was read once from its start to its end."""
+    """The positions of the records of a file, and the access to each."""
 
     path: Path
     starts: np.ndarray
@@ -37,7 +37,7 @@ class RecordSpans:
         return len(self.starts)
 
     def read(self, record: int) -> bytes:
-        """Return the bytes of a record. Raises OSError, and ValueError if they have changed."""
+        """Return the bytes of a record. Raises OSError, and ValueError if the file has changed."""
         length = int(self.lengths[record])
         with self.path.open("rb") as file:
             file.seek(int(self.starts[record]))
@@ -86,10 +86,8 @@ def scan_records(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def compute_masked_checksum(content: bytes) -> int:
-    """Return the CRC-32C of bytes, masked as TFRecord files have it.
-
-    Raises DataError without google-crc32c, which is an extra of the package.
-    """
+    """Return the masked CRC-32C of bytes, as in TFRecord files. Raises DataError if google-crc32c,
+    an extra of the package, isn't installed."""
     try:
         import google_crc32c
     except ImportError:

@@ -1,4 +1,4 @@
-"""MNIST and its drop-in relatives: four IDX files of 28x28 grey images and their labels."""
+"""MNIST and Fashion-MNIST: four IDX files of 28x28 grey images and their labels."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class IdxDataset(DatasetSpec):
     class_names: ClassVar[tuple[str, ...]]
 
     def facts(self) -> Facts:
-        """Return sizes that the files must have."""
+        """Return the sizes that the files must have."""
         return Facts(image=(_SIDE, _SIDE, 1), classes=10, train_size=60_000, eval_size=10_000)
 
     def declare(self, cache: Path) -> RawData | None:
-        """Blank data, if a file is neither in the cache nor in a folder of the user's."""
+        """Return data of zeros if the root is null and the cache lacks a file, else None."""
         if self.root is not None or not self._list_missing(cache / self.name):
             return None
         return make_blank_data(self.facts(), self.class_names)
@@ -43,14 +43,14 @@ class IdxDataset(DatasetSpec):
         return [file for file in self.files if not find_idx(folder, file.name).is_file()]
 
     def read(self, cache: Path) -> RawData:
-        """Return images uint8 (n, 28, 28, 1), labels int32 (n,)."""
+        """Return images, uint8 (n, 28, 28, 1), and labels, int32 (n,)."""
         folder = self.root or cache / self.name
         missing = self._list_missing(folder)
         if self.root is None:
             fetch_all(self.name, missing, self.mirrors, folder)
             for file in self.files:
                 path = find_idx(folder, file.name)
-                # No checksum was published for unpacked files.
+                # Unpacked files have no published checksum.
                 if path.name == file.name:
                     require_published(path, file)
         elif missing:
@@ -69,7 +69,7 @@ class IdxDataset(DatasetSpec):
 
 @component("dataset")
 class Mnist(IdxDataset):
-    """Handwritten digits of Y. LeCun, C. Cortes and C. Burges."""
+    """Handwritten digits, by Y. LeCun, C. Cortes and C. Burges."""
 
     name: Literal["mnist"] = "mnist"
     files = (
@@ -83,7 +83,7 @@ class Mnist(IdxDataset):
 
 @component("dataset")
 class FashionMnist(IdxDataset):
-    """Zalando's articles of clothing, as large and as grey as MNIST."""
+    """Zalando's articles of clothing, in the format and sizes of MNIST."""
 
     name: Literal["fashion_mnist"] = "fashion_mnist"
     files = (
@@ -99,13 +99,13 @@ class FashionMnist(IdxDataset):
 
 
 def find_idx(folder: Path, name: str) -> Path:
-    """Path of the file of this name in `folder`: unpacked if that exists, else .gz."""
+    """Return the path of a file in `folder`: the unpacked file if it exists, else the .gz file."""
     unpacked = folder / name.removesuffix(".gz")
     return unpacked if unpacked.is_file() else folder / f"{unpacked.name}.gz"
 
 
 def read_split(folder: Path, prefix: str, count: int) -> Split:
-    """Return the split whose two files in `folder` begin with `prefix`: `count` images and labels.
+    """Read `count` images and labels from the two files in `folder` that begin with `prefix`.
 
     Raises DataError that names the file.
     """
@@ -119,14 +119,12 @@ def read_split(folder: Path, prefix: str, count: int) -> Split:
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the uint8 values of an IDX file, gzipped or not, that must have exactly this shape.
-
-    The format is two zero bytes, a type, the number of dimensions, each dimension as a big-endian
-    uint32, then the values. Raises DataError that names the file.
-    """
+    """Read the uint8 values of an IDX file, gzipped or not, which must have this shape. The file
+    has two zero bytes, a type, the number of dimensions, each dimension as a big-endian uint32, and
+    the values. Raises DataError that names the file."""
     header = struct.Struct(f">HBB{len(shape)}I")
     values_bytes = math.prod(shape)
-    # One byte more than expected detects a longer file, and bounds the decompression.
+    # One more byte than expected reveals a longer file, and limits decompression.
     at_most_bytes = header.size + values_bytes + 1
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:

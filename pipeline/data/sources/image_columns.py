@@ -28,18 +28,18 @@ from pipeline.data.padding.buckets import Ragged
 
 _MASK_FORMATS = ("PNG", "BMP")
 _MASK_MODES = ("1", "L", "P")
-"""Modes of Pillow in which a pixel is one number: a bit, a grey level, an entry of a palette."""
+"""Pillow's modes with one number per pixel: a bit, a grey level or an entry of a palette."""
 
 
 @dataclass(frozen=True)
 class MaskValues:
-    """The values that pixels of masks may have: 0 to `classes` - 1, and the one to ignore."""
+    """The valid values of pixels of masks: 0 to `classes` - 1, and `ignored`."""
 
     classes: int
     ignored: int | None
 
     def require(self, path: str, mask: np.ndarray) -> None:
-        """Raise DataError that names a mask with another value."""
+        """Raise DataError that names the mask if it has another value."""
         wrong = mask >= self.classes
         if self.ignored is not None:
             wrong &= mask != self.ignored
@@ -53,11 +53,9 @@ class MaskValues:
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """A column of image files, decoded to one size when they are indexed.
-
-    Images are RGB, uint8 (files, height, width, 3). With `masks`, the files are masks, uint8
-    (files, height, width), whose pixels must have these values.
-    """
+    """A column of image files, decoded on demand and resized to one size. Images are RGB, uint8
+    (files, height, width, 3). If `masks` is set, the files are masks, uint8 (files, height, width),
+    whose pixels must have its values."""
 
     paths: Sequence[str]
     height: int
@@ -68,11 +66,11 @@ class ImageFiles:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(files, height, width), and 3 for images."""
+        """(files, height, width, 3) for images, (files, height, width) for masks."""
         return (len(self.paths), self.height, self.width, *_list_trailing(self.masks))
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """Return the values at an integer array of indices or a slice, uint8 (n, height, width,
+        """Return the images at an integer array of indices or a slice, uint8 (n, height, width,
         ...)."""
         return read_samples(self, indices)
 
@@ -97,7 +95,7 @@ class RaggedImageFiles(Ragged):
 
     @property
     def trailing(self) -> tuple[int, ...]:
-        """3 for images."""
+        """(3,) for images, () for masks."""
         return _list_trailing(self.masks)
 
     def value(self, index: int) -> np.ndarray:
@@ -125,11 +123,9 @@ def _decode(path: str, height: int, width: int, masks: MaskValues | None) -> np.
 def make_image_columns(
     paths: Sequence[Sequence[str]], size: Sequence[int] | None, *, several_sizes: bool
 ) -> list[Column]:
-    """Return a column for each list of image files: of `size`, else of the one size that all have.
-
-    With `several_sizes` and no size, each image keeps its size. Raises DataError that names an
-    image of another size, or one that can't be read.
-    """
+    """Make a column for each list of image files. All images are resized to `size` if it is set.
+    Else they keep their sizes if `several_sizes` is true, and must have one size if not. Raises
+    DataError that names an image of a wrong size, or an unreadable one."""
     all_paths = [path for listed in paths for path in listed]
     require_readable(all_paths)
     if several_sizes and size is None:
@@ -139,7 +135,7 @@ def make_image_columns(
 
 
 def read_sizes(paths: Sequence[str]) -> np.ndarray:
-    """(height, width) of each image, int32 (files, 2)."""
+    """Return (height, width) of each image, int32 (files, 2)."""
     sizes = np.empty((len(paths), 2), np.int32)
     for row, path in enumerate(paths):
         with _open_named(path, FORMATS) as image:
@@ -148,7 +144,8 @@ def read_sizes(paths: Sequence[str]) -> np.ndarray:
 
 
 def find_common_size(paths: Sequence[str]) -> tuple[int, int]:
-    """(height, width) of all images. Raises DataError that names one of another size."""
+    """Return (height, width) of all images. Raises DataError that names an image of another
+    size."""
     sizes = read_sizes(paths).tolist()
     height, width = sizes[0]
     for path, size in zip(paths, sizes, strict=True):
@@ -161,17 +158,15 @@ def find_common_size(paths: Sequence[str]) -> tuple[int, int]:
 
 
 def decode(path: str, height: int, width: int) -> np.ndarray:
-    """Return an image as RGB, resized bilinearly if its size differs: uint8 (height, width, 3)."""
+    """Decode an image as RGB, resized bilinearly if its size differs: uint8 (height, width, 3)."""
     with _open_named(path, FORMATS) as image:
         return read_pixels(image, height, width)
 
 
 def decode_mask(path: str, height: int, width: int) -> np.ndarray:
-    """Return a mask, resized to the nearest pixels if its size differs: uint8 (height, width).
-
-    The values are grey levels, or entries of a palette. Raises DataError that names a file of
-    colours, whose values mean nothing by themselves.
-    """
+    """Decode a mask, resized to the nearest pixels if its size differs: uint8 (height, width). The
+    values are grey levels or entries of a palette. Raises DataError that names a file with several
+    channels."""
     with _open_named(path, _MASK_FORMATS) as image:
         _require_one_channel(image)
         mask = turn_upright(image).copy()
@@ -189,10 +184,8 @@ def _require_one_channel(image: Image.Image) -> None:
 
 
 def require_readable(paths: Sequence[str], *, masks: bool = False) -> None:
-    """Raise DataError that names the first bad file and counts the others.
-
-    An image must not be truncated, damaged or of 16 bits. A mask must have one channel.
-    """
+    """Raise DataError that names the first unreadable file and counts the others. Images must be
+    whole, with 8 bits per channel. Masks must have one channel."""
 
     def read(path: str) -> DataError | None:
         try:

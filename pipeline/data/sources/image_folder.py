@@ -1,4 +1,4 @@
-"""Image files of the user, in a folder for each class or named in a CSV file."""
+"""The user's image files, in a folder for each class or listed in a CSV file."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ ImageSize = Annotated[Seq[PositiveInt], Field(min_length=2, max_length=2)]
 class ImageFolder(LocalDatasetSpec):
     """`train/<class>/*.png` and `eval/<class>/*.png`; eval may be called val or test.
 
-    With `split`, `<class>/*.png` in one folder, of which a share is held out. With `labels_csv`, a
-    table has the paths of the images and their targets. PNG, JPEG, BMP, GIF (its
-    first frame) and WebP are read, as RGB and upright. Classes are the folders' names in
-    alphabetical order. Images in deeper folders belong to the first.
+    With `split`, `<class>/*.png` in one folder, and a share is held out. With `labels_csv`, a table
+    has the paths of the images and their targets. Formats are PNG, JPEG, BMP, GIF (first frame) and
+    WebP, read as RGB and upright. Classes are the folders' names in alphabetical order, and include
+    images in subfolders.
     """
 
     root_must_be = (
@@ -46,28 +46,29 @@ class ImageFolder(LocalDatasetSpec):
     )
     name: Literal["image_folder"] = "image_folder"
     root: GivenRoot
-    """The folder of train and eval, of the classes, or of the paths of a table."""
+    """The folder with train and eval, with the classes, or with the images of a table."""
     split: Share | None = None
-    """The share of the images, of each class, to evaluate and not to train on; null: they are in
-    other folders."""
+    """The share of the images of each class for evaluation; null: they are in another folder."""
     split_seed: NonNegativeInt = 0
-    """The seed of the split. `seed` does not change it, so that runs with other seeds compare."""
+    """Seed of the split, separate from `seed`, so that runs with different seeds share the
+    split."""
     labels_csv: FilePath | None = None
-    """A CSV file of the paths of images, relative to `root`, and of their targets."""
+    """A CSV file with the paths of images, relative to `root`, and their targets."""
     eval_csv: FilePath | None = None
-    """A CSV file of the images to evaluate, with the same columns; null: a `split`."""
+    """A CSV file of images for evaluation, with the same columns; null: `split` is used."""
     path_column: str | None = None
     """The column of the paths; null: the first."""
     label_columns: Seq[str] = ()
     """The columns to predict; []: all others."""
     task: Literal["auto"] | Task = "auto"
-    """The meaning of the label columns. auto: classes in one column, unless it has numbers that
-    aren't whole (regression); several of 0 and 1 are multi_label, other numbers regression."""
+    """The task of the label columns. auto: one column has classes, unless it has numbers that
+    aren't whole (regression); several columns of 0 and 1 are multi_label, of other numbers
+    regression."""
     follow_links: bool = False
-    """Read links to images and folders outside of `root` too."""
+    """Whether links to images and folders outside `root` are read."""
     image_size: ImageSize | None = None
-    """[height, width] to resize to on decoding; null: all images must have one size, or are padded
-    to `buckets`."""
+    """[height, width] that images are resized to; null: all must have one size, or are padded to
+    `buckets`."""
 
     @model_validator(mode="after")
     def _require_one_split(self) -> Self:
@@ -83,10 +84,8 @@ class ImageFolder(LocalDatasetSpec):
         return self
 
     def read(self, cache: Path) -> RawData:
-        """Return images uint8 (n, H, W, 3), decoded on demand.
-
-        Labels are classes int32 (n,), or numbers or labels of a table, float32 (n, K).
-        """
+        """Return images, uint8 (n, H, W, 3), decoded on demand, and labels. Labels are int32 (n,)
+        for classes, float32 (n, K) for numbers or labels of a table."""
         if self.labels_csv is not None:
             return self._read_tables(self.labels_csv)
         if self.split is not None:
@@ -115,7 +114,7 @@ class ImageFolder(LocalDatasetSpec):
 
     @property
     def _within(self) -> Path | None:
-        """The folder that no link may lead out of."""
+        """The folder that links must stay inside; None: no limit."""
         return None if self.follow_links else self.root.resolve()
 
     def _read_one_folder(self, share: float) -> RawData:
@@ -142,7 +141,7 @@ class ImageFolder(LocalDatasetSpec):
         )
 
     def _read_tables(self, labels_csv: Path) -> RawData:
-        """Return images and labels of a table, of which a share is held out, or of two tables."""
+        """Read the images and labels of one table, whose rows are split, or of two tables."""
         tables = [self._read_table(labels_csv)]
         if self.eval_csv is not None:
             tables.append(self._read_table(self.eval_csv))
@@ -192,13 +191,12 @@ class ImageFolder(LocalDatasetSpec):
             )
 
     def _make_columns(self, paths: Sequence[Sequence[str]]) -> list[Column]:
-        """Return the images of each list, of one size unless they are to be padded."""
+        """Make a column for each list of paths, of one size unless there are buckets."""
         return make_image_columns(paths, self.image_size, several_sizes=self.buckets is not None)
 
 
 def find_splits(root: Path, content: str = "") -> tuple[Path, Path]:
-    """Return the training and the evaluation folder of `root`; `content` is what each must hold, in
-    words.
+    """Return the training and the evaluation folder of `root`; `content` is for the message.
 
     Raises DataError if one is missing.
     """
@@ -214,7 +212,7 @@ def find_splits(root: Path, content: str = "") -> tuple[Path, Path]:
 
 
 def list_class_folders(folder: Path) -> tuple[str, ...]:
-    """Return the names of the folders in `folder`, sorted; hidden ones don't count."""
+    """Return the sorted names of the folders in `folder`, without hidden ones."""
     with os.scandir(folder) as entries:
         names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
     if not names:
@@ -224,7 +222,7 @@ def list_class_folders(folder: Path) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ClassImages:
-    """The image files of each class in turn, their labels, int32, and the files left out."""
+    """The image files, class by class, their labels, int32 (n,), and the files left out."""
 
     paths: Sequence[str]
     labels: np.ndarray
@@ -232,10 +230,8 @@ class ClassImages:
 
 
 def list_classes(folder: Path, classes: Sequence[str], within: Path | None = None) -> ClassImages:
-    """Return the image files of each class in `folder`, in folders of its folder too.
-
-    Raises DataError for a class without images, and for a link that leads out of `within`.
-    """
+    """List the image files of each class in `folder`, including subfolders. Raises DataError for a
+    class without images, and for a link out of `within`."""
     listings = [list_images(folder / name, within) for name in classes]
     counts = [len(listing.images) for listing in listings]
     labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
@@ -254,22 +250,19 @@ def list_classes(folder: Path, classes: Sequence[str], within: Path | None = Non
 
 @dataclass(frozen=True)
 class Listing:
-    """Files below a folder. Hidden ones don't count."""
+    """The files below a folder, without hidden ones."""
 
     images: tuple[str, ...]
-    """The files of a folder by name, then the files of the folders in it."""
+    """Image files: of a folder by name, then of its subfolders."""
     left_out: tuple[str, ...]
-    """Files of other kinds, and entries that aren't files: to read a pipe would never end."""
+    """Files of other kinds, and entries that aren't files, such as pipes."""
 
 
 def list_images(
     folder: Path, within: Path | None = None, suffixes: Sequence[str] = SUFFIXES
 ) -> Listing:
-    """List a folder and all folders in it.
-
-    Raises DataError if there is no image, for a link that leads out of `within`, and for a folder
-    that can't be read.
-    """
+    """List a folder and its subfolders. Raises DataError if there is no image, for a link out of
+    `within`, and for an unreadable folder."""
     require_within(folder, within)
     images = []
     left_out = []
@@ -278,7 +271,7 @@ def list_images(
         current, ancestors = waiting.pop()
         real = current.resolve()
         if real in ancestors:
-            continue  # A link to a folder that contains it.
+            continue  # a link to a folder that contains it
         folders = []
         for entry in _scan_folder(current):
             if entry.is_symlink():
@@ -301,7 +294,7 @@ def list_files_beside(folder: Path) -> tuple[str, ...]:
 
 
 def describe_left_out(left_out: Sequence[str], folders: str) -> tuple[str, ...]:
-    """Return a line about files that aren't read, unlike images in `folders`; none without any."""
+    """Return a line of the log about files that aren't read; none if all are read."""
     if not left_out:
         return ()
     kinds = Counter(Path(path).suffix.lower() or "no suffix" for path in left_out).most_common()
@@ -315,7 +308,7 @@ def describe_left_out(left_out: Sequence[str], folders: str) -> tuple[str, ...]:
 
 
 def require_within(path: Path, folder: Path | None) -> None:
-    """Raise DataError for a path that leads out of a folder; None allows every path."""
+    """Raise DataError for a path out of a folder; None allows every path."""
     if folder is not None and not path.resolve().is_relative_to(folder):
         raise DataError(
             f"{path}: leads out of {folder}, to {path.resolve()}; copy its target, or set "

@@ -1,4 +1,4 @@
-"""Images of the user and their masks, the class of every pixel."""
+"""The user's images and their masks, which have the class of every pixel."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from pipeline.data.sources.image_folder import (
 from pipeline.data.targets import Targets
 
 MASK_SUFFIXES = (".png", ".bmp")
-"""Formats that keep every value, as JPEG does not."""
+"""Lossless formats."""
 MAX_MASK_CLASSES = 256
 
 FolderName = Annotated[str, Field(pattern=r"^\w[\w .+-]*$", max_length=255)]
@@ -44,35 +44,34 @@ ClassNames = Annotated[Seq[str], Field(min_length=1, max_length=MAX_MASK_CLASSES
 
 @component("dataset")
 class ImageMasks(LocalDatasetSpec):
-    """`images/*` and `masks/*` with the same names but for the suffix, in train/ and in eval/.
-
-    With `split`, both folders are in one, of which a share is held out. A mask is a grey PNG or
-    BMP, or one with a palette: the value of a pixel is its class, or `ignore_index`. Images are
-    PNG, JPEG, BMP, GIF and WebP, read as RGB and upright, and have the size of their masks.
-    """
+    """`images/*` and `masks/*` in train/ and in eval/, with the same names except for suffixes.
+    With `split`, root has both folders, and a share is held out. A mask is a PNG or BMP, grey or
+    with a palette, whose pixels have the value of their class, or `ignore_index`. Images are PNG,
+    JPEG, BMP, GIF and WebP of the same size as their masks, read as RGB and upright."""
 
     root_must_be = "a folder with images/ and masks/ in train/ and eval/, or with dataset.split"
     name: Literal["image_masks"] = "image_masks"
     root: GivenRoot
-    """The folder that holds train and eval, or images and masks."""
+    """The folder with train and eval, or with images and masks."""
     images: FolderName = "images"
     masks: FolderName = "masks"
-    """The names of the folders of images and of masks."""
+    """Names of the folders of images and of masks."""
     split: Share | None = None
-    """The share of the images to evaluate and not to train on; null: they are in other folders."""
+    """The share of the images for evaluation; null: they are in another folder."""
     split_seed: NonNegativeInt = 0
-    """The seed of the split. `seed` does not change it, so that runs with other seeds compare."""
+    """Seed of the split, separate from `seed`, so that runs with different seeds share the
+    split."""
     classes: ClassCount | ClassNames | None = None
-    """The number of classes, or their names in the order of their values; null: one more than the
-    largest value of all masks, which are read first."""
+    """The number of classes, or their names in the order of values; null: one more than the largest
+    value of all masks, which are read first."""
     follow_links: bool = False
-    """Read links to files and folders outside of `root` too."""
+    """Whether links to files and folders outside `root` are read."""
     image_size: ImageSize | None = None
-    """[height, width] to resize to on decoding, masks to the nearest pixels; null: all have one
-    size, or are padded to `buckets`."""
+    """[height, width] that images are resized to, masks by nearest pixels; null: all have one size,
+    or are padded to `buckets`."""
 
     def read(self, cache: Path) -> RawData:
-        """Return images uint8 (n, H, W, 3) and labels uint8 (n, H, W), decoded on demand."""
+        """Return images, uint8 (n, H, W, 3), and labels, uint8 (n, H, W), decoded on demand."""
         halves, left_out = self._list_splits()
         masks = [mask for half in halves for _, mask in half]
         if isinstance(self.classes, tuple):
@@ -101,7 +100,7 @@ class ImageMasks(LocalDatasetSpec):
         return RawData(train, evaluated, Targets(names), notes=notes)
 
     def _list_splits(self) -> tuple[list[list[tuple[str, str]]], list[str]]:
-        """Pairs of image and mask to train on and to evaluate, and the files left out."""
+        """Return the pairs of image and mask of both splits, and the files left out."""
         if self.split is None:
             folders = find_splits(self.root, f", each with {self.images} and {self.masks}")
             halves = [self._pair_files(folder) for folder in folders]
@@ -112,10 +111,8 @@ class ImageMasks(LocalDatasetSpec):
         return [[pairs[row] for row in half] for half in rows], left_out
 
     def _pair_files(self, folder: Path) -> tuple[list[tuple[str, str]], list[str]]:
-        """Return each image with its mask, and the files left out.
-
-        Raises DataError for an image without a mask and the reverse, and for other sizes.
-        """
+        """Return pairs of image and mask, and the files left out. Raises DataError for an image
+        without a mask, a mask without an image, and different sizes."""
         within = None if self.follow_links else self.root.resolve()
         for name in (self.images, self.masks):
             if not (folder / name).is_dir():
@@ -142,7 +139,8 @@ class ImageMasks(LocalDatasetSpec):
 
 
 def _map_stems(paths: Sequence[str], folder: Path) -> dict[str, str]:
-    """Return files by path in a folder, without suffix. Raises DataError for two of a name."""
+    """Return files by path in a folder without suffix. Raises DataError for two with the same
+    path."""
     named: dict[str, str] = {}
     for path in paths:
         other = named.setdefault(str(Path(path).relative_to(folder).with_suffix("")), path)
@@ -154,7 +152,7 @@ def _map_stems(paths: Sequence[str], folder: Path) -> dict[str, str]:
 
 
 def _require_same_sizes(pairs: Sequence[tuple[str, str]]) -> None:
-    """Raise DataError that names the first mask of another size than its image."""
+    """Raise DataError that names the first mask whose size differs from its image's."""
     image_sizes = read_sizes([image for image, _ in pairs])
     mask_sizes = read_sizes([mask for _, mask in pairs])
     odd = np.flatnonzero((image_sizes != mask_sizes).any(axis=1))
@@ -169,7 +167,8 @@ def _require_same_sizes(pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def find_largest_value(masks: Sequence[str], ignored: int | None) -> int:
-    """Return the largest value of masks except the one to ignore. Raises DataError without one."""
+    """Return the largest value of masks, except `ignored`. Raises DataError if there is no
+    other."""
 
     def find_largest(path: str) -> int:
         height, width = read_sizes([path])[0].tolist()

@@ -1,4 +1,4 @@
-"""Arrays of the user in one .npz file, named as in Keras: x_train, y_train, x_test, y_test."""
+"""The user's arrays in an .npz file, named as in Keras: x_train, y_train, x_test, y_test."""
 
 from __future__ import annotations
 
@@ -21,41 +21,39 @@ from pipeline.data.targets import Targets, Task, standardise_targets
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 SIZES = ("x_train_sizes", "x_test_sizes", "y_train_sizes", "y_test_sizes")
-"""With these, images of several sizes and their labels are stored one after the other."""
+"""Sizes of images, or labels, that are stored one after the other."""
 
 MAX_INFERRED_CLASSES = 10_000
 """The most classes that are inferred from labels. Larger labels may be prices or times, so the
-recipe has to give the number."""
+recipe must set the number."""
 
 MAX_CLASSES = 1 << 20
 
 CHECKED_VALUES = 1 << 20
-"""Values that are checked at once."""
+"""Number of values that are checked at once."""
 
 
 @component("dataset")
 class NumpyArchive(LocalDatasetSpec):
-    """Images uint8 or float32, (n, H, W) or (n, H, W, C), and their targets.
-
-    Numbers are floats, (n,) or (n, K). Classes are whole numbers, (n,) or (n, 1), one a sample, or
-    (n, ...), one for each of its positions: (n, tokens) or (n, height, width). Images of several
-    sizes come as x_train (values in all,), one after the other, and x_train_sizes (n, 1 to 3):
-    (tokens,), (H, W) or (H, W, C); x_test likewise. Labels of their positions are y_train (labels
-    in all,) and y_train_sizes (n, 1 or 2) then.
-    """
+    """Images, uint8 or float32, (n, H, W) or (n, H, W, C), and their targets. Numbers are floats,
+    (n,) or (n, K). Classes are whole numbers: (n,) or (n, 1), or one for each position, (n, tokens)
+    or (n, height, width). Images of several sizes are stored one after the other in x_train, with
+    x_train_sizes, (n, 1 to 3): (tokens,), (H, W) or (H, W, C). Labels of their positions are stored
+    likewise in y_train, with y_train_sizes, (n, 1 or 2). x_test and y_test have the same form."""
 
     root_must_be = f"an .npz file with {', '.join(ARRAYS)}"
     name: Literal["numpy"] = "numpy"
     root: GivenRoot
     """The .npz file."""
     task: Literal["auto"] | Task = "auto"
-    """The meaning of y. auto: classes if it has whole numbers, else numbers to predict
-    (regression); multi_label: 0 or 1 for each of several labels."""
+    """The task of y. auto: classes if it has whole numbers, else numbers to predict (regression).
+    multi_label: 0 or 1 for each of several labels."""
     classes: Annotated[PositiveInt, Field(le=MAX_CLASSES)] | None
-    """null: one more than the largest label, 10,000 at most."""
+    """The number of classes; null: one more than the largest label, at most 10,000."""
 
     def read(self, cache: Path) -> RawData:
-        """Return images uint8 or float32 (n, H, W, C), labels int32 (n,) or (n, ...)."""
+        """Return images, uint8 or float32 (n, H, W, C), and labels, int32 (n,) or (n, ...), or
+        float32 (n, K)."""
         with name_file(self.root, SIZED_BY_FILE):
             arrays = load_arrays(self.root)
             task = self.task
@@ -68,8 +66,7 @@ class NumpyArchive(LocalDatasetSpec):
 
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Return the four arrays of an .npz file. Raises ValueError that names a missing or damaged
-    one."""
+    """Read the arrays of an .npz file. Raises ValueError that names a missing or damaged array."""
     arrays = {}
     with open_archive(path) as archive:
         missing = [name for name in ARRAYS if name not in archive.names]
@@ -87,7 +84,8 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
 def split_arrays(
     arrays: Mapping[str, np.ndarray], classes: int | None, ignore_index: int | None = None
 ) -> RawData:
-    """Return both splits, checked. Raises ValueError that names the array and what is expected."""
+    """Check and return both splits with classes. Raises ValueError that names the array and the
+    problem."""
     images = _read_images(arrays)
     labels = {
         name: _as_labels(name, arrays[name], arrays.get(f"{name}_sizes"))
@@ -95,7 +93,7 @@ def split_arrays(
     }
     _require_equal_lengths(images, labels)
     shapes = {
-        # Of ragged labels only the number of dimensions must agree.
+        # For ragged labels only the number of dimensions must be equal.
         name: ("any",) * values.sizes.shape[1]
         if isinstance(values, RaggedArray)
         else values.shape[1:]
@@ -118,10 +116,8 @@ def split_arrays(
 
 
 def split_numbers(arrays: Mapping[str, np.ndarray], task: Task) -> RawData:
-    """Return both splits with numbers or several labels a sample, float32 (n, K), checked.
-
-    Numbers are standardised by the training split. Raises ValueError that names the array.
-    """
+    """Check and return both splits with numbers or labels, float32 (n, K). Numbers are standardised
+    by the training split. Raises ValueError that names the array."""
     images = _read_images(arrays)
     numbers = {}
     for name in ("y_train", "y_test"):
@@ -181,7 +177,7 @@ def _require_equal_lengths(images: Mapping[str, Column], labels: Mapping[str, Co
 def _name_classes(
     labels: Mapping[str, np.ndarray], classes: int | None, ignore_index: int | None
 ) -> tuple[str, ...]:
-    """Return the names of the classes: their numbers. Raises ValueError for other labels."""
+    """Return the numbers of the classes as names. Raises ValueError for labels of no class."""
     valid = {name: values[values != ignore_index] for name, values in labels.items()}
     for name, values in valid.items():
         if not values.size:
@@ -236,7 +232,7 @@ def _as_images(name: str, values: np.ndarray, sizes: np.ndarray | None) -> Colum
 
 
 def _has_finite_values(values: np.ndarray) -> bool:
-    # In chunks: a mask of all values would be as large as bytes.
+    # Chunks save memory: a mask of all values takes a byte for each.
     if values.dtype.kind != "f":
         return True
     step = max(1, CHECKED_VALUES * len(values) // max(1, values.size))

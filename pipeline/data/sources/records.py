@@ -1,4 +1,4 @@
-"""Datasets that `python -m pipeline convert records` has written as ArrayRecord files."""
+"""Datasets in ArrayRecord files, written by `python -m pipeline convert records`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from pipeline.data.records.record_format import DESCRIPTION, RecordSplitSpec, re
 
 @component("dataset")
 class Records(LocalDatasetSpec):
-    """Samples as they were read from another source, one record each, read at random as needed.
-
-    Data larger than memory is streamed. Labels stay in memory.
-    """
+    """Samples that were read from another source, in ArrayRecord files with random access. Data
+    larger than memory is streamed. Labels stay in memory."""
 
     root_must_be = f"a folder with {DESCRIPTION}"
     name: Literal["records"] = "records"

@@ -1,4 +1,4 @@
-"""A user's table, CSV or Parquet: some columns to predict, others to predict them from."""
+"""The user's tables, CSV or Parquet, with columns to predict and columns to predict from."""
 
 from __future__ import annotations
 
@@ -61,51 +61,51 @@ Targeted = Annotated[
         {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": {"type": "string"}}]},
     ),
 ]
-"""A name or several; null in conf/, and a recipe must not have it."""
+"""One name or several; null in conf/, so that a recipe must set it."""
 
 DateFormat = Annotated[str, AfterValidator(_require_date_format)]
 
 
 class TableDataset(DatasetSpec):
-    """Base of the tables: rows are samples, float32 (columns,), standardised and encoded.
-
-    Means, deviations and categories are fitted on the training split, and saved with the run.
-    """
+    """Base of the tables: samples are rows, float32 (columns,), standardised and encoded. Means,
+    deviations and categories are fitted on the training split and saved with the run."""
 
     root_must_be: ClassVar[str]
     root: FilePath | None
     """The file."""
     target: Targeted
-    """The column to predict, or several: numbers, or labels of 0 and 1."""
+    """The column to predict, or several columns of numbers, or of labels 0 and 1."""
     task: Literal["auto"] | Task = "auto"
-    """auto: classification for a column of texts or of at most 20 different whole numbers,
-    multi_label for several columns of 0 and 1, else regression."""
+    """The task. auto: classification for a column of texts or of at most 20 different whole
+    numbers, multi_label for several columns of 0 and 1, else regression."""
     eval_path: FilePath | None = None
-    """A second file, for evaluation; null: a part of `root`."""
+    """A second file, for evaluation; null: a share of the rows of `root`."""
     split: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The share of the rows for evaluation, in equal parts of each class if there are classes."""
+    """The share of the rows for evaluation, the same for each class if there are classes."""
     split_seed: NonNegativeInt = 0
-    """Rows are drawn by this seed alone, so that runs with different seeds share the split."""
+    """Seed of the split, separate from `seed`, so that runs with different seeds share the
+    split."""
     columns: Seq[str] | None = None
     """Columns to predict from; null: all others."""
     numeric: Seq[str] = ()
-    """Columns of numbers. A column in none of these lists is numeric if all its values are numbers
-    or missing, else a category."""
+    """Columns of numbers. A column without a list is numeric if all its values are numbers or
+    missing, else a category."""
     categories: Seq[str] = ()
-    """Columns of categories, numbers among them, such as a year or a postcode."""
+    """Columns of categories, which may be numbers, such as years or postcodes."""
     dates: Seq[str] = ()
-    """Columns of dates. One that is in none of these lists is of dates if all its values in the
-    training split are, under one format."""
+    """Columns of dates. A column without a list has dates if one format fits all its values in the
+    training split."""
     date_format: DateFormat | None = None
-    """The format of dates, as `datetime.strptime` has it, such as %d/%m/%Y; null: found."""
+    """The format of dates for `datetime.strptime`, such as %d/%m/%Y; null: inferred."""
     ignored: Seq[str] = ()
-    """Columns that are not read, such as row numbers."""
+    """Columns that aren't read, such as row numbers."""
     standardise: bool = True
     """Whether numbers become `(number - mean) / std`."""
     missing_indicators: bool = False
-    """Whether a column with missing numbers gets an indicator column, 1 if one is missing."""
+    """Whether a column with missing numbers gets an indicator column, 1 if the number is
+    missing."""
     max_categories: PositiveInt = 1_000
-    """The most values of a category, the most frequent ones; all others count as unknown."""
+    """The most values of a category. The most frequent are encoded, others count as unknown."""
 
     @field_validator("target", mode="before")
     @classmethod
@@ -138,14 +138,12 @@ class TableDataset(DatasetSpec):
 
     @property
     def form(self) -> TableFormat:
-        """How the file is written."""
+        """The format of the file."""
         return TableFormat()
 
     def read(self, cache: Path) -> RawData:
-        """Return rows float32 (n, columns); labels int32 (n,) of classes, else float32 (n, K).
-
-        Numbers to predict are standardised by the training split.
-        """
+        """Return rows, float32 (n, columns), and labels, int32 (n,) for classes, else float32 (n,
+        K). Numbers to predict are standardised by the training split."""
         raw = self._read_train_file()
         with name_file(self.file, SIZED_BY_FILE):
             targets = self._infer_targets(raw)
@@ -260,23 +258,25 @@ class TableDataset(DatasetSpec):
 
 @component("dataset")
 class CsvTable(TableDataset):
-    """A CSV file with a line of names, and any delimiter."""
+    """A CSV file, with any delimiter."""
 
     root_must_be = "a CSV file; dataset.shipped names one of the package"
     name: Literal["csv"] = "csv"
     shipped: ShippedTable | None = None
-    """A table of this package in place of `root`; `tables.txt` beside them has their sources."""
+    """A table of this package in place of `root`. `tables.txt` beside the tables has their
+    sources."""
     delimiter: Delimiter | None = None
-    """null: whichever of comma, semicolon, tab and bar the first line has most of, else spaces; a
-    space stands for one or more of them."""
+    """null: the most frequent of comma, semicolon, tab and bar in the first line, else spaces. A
+    space matches one or more spaces."""
     header: bool = True
-    """Whether the first line has the names of the columns; else they are column 1, column 2, ..."""
+    """Whether the first line has the names of the columns; else names are column 1, column 2,
+    ..."""
     decimal: Literal[".", ","] = "."
     """The decimal mark of numbers."""
     encoding: Encoding = "utf-8"
     """The encoding of the file, such as latin-1 or utf-16."""
     missing_values: Seq[str] = ("NA", "N/A", "NaN", "nan", "null", "NULL", "?")
-    """Texts that stand for a missing value, as the empty one always does."""
+    """Texts of missing values, besides the empty text."""
 
     @model_validator(mode="after")
     def _require_one_file(self) -> Self:

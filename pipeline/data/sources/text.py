@@ -1,4 +1,4 @@
-"""Texts of files, split into windows of tokens. The label of a token is the token after it."""
+"""Text files, split into windows of tokens. The label of a token is the next token."""
 
 from __future__ import annotations
 
@@ -31,25 +31,23 @@ SHIPPED = Path(__file__).with_name("python_reference.txt")
 
 @component("dataset")
 class Text(DatasetSpec):
-    """A text of one file or of all files of a folder that match a pattern, as windows of tokens.
-
-    Files are joined in the order of their paths. The end of the text is the evaluation
-    split, whose windows don't overlap. An incomplete window is left out.
-    """
+    """The text of a file, or of all files of a folder that match a pattern, as windows of tokens.
+    Files are joined in the order of paths. The end of the text is the evaluation split, whose
+    windows don't overlap. An incomplete window is left out."""
 
     name: Literal["text"] = "text"
     root: FilePath | None
-    """A file or a folder; null reads 128 KiB of the Python reference, shipped with this package."""
+    """A file or a folder; null: 128 KiB of the Python reference, shipped with this package."""
     pattern: str
-    """Pattern of the files to read in a folder, such as **/*.txt."""
+    """Pattern of the files in a folder, such as **/*.txt."""
     separator: str
-    """Text after each file but the last."""
+    """Text that is inserted between files."""
     tokenizer: str
-    """bytes, characters or the path of a tokenizer.json of the library `tokenizers`."""
+    """bytes, characters, or the path of a tokenizer.json of the library `tokenizers`."""
     length: PositiveInt
     """Tokens of a window."""
     stride: PositiveInt | None
-    """Tokens from one training window to the next; null: `length`."""
+    """Tokens between the starts of two training windows; null: `length`."""
     eval_fraction: Share
     """Share of the tokens, at the end of the text, for evaluation."""
 
@@ -70,7 +68,7 @@ class Text(DatasetSpec):
         return self
 
     def read(self, cache: Path) -> RawData:
-        """Return tokens (n, length, 1, 1) and the token after each (n, length), uint8 or int32.
+        """Return tokens, (n, length, 1, 1), and the token after each, (n, length), uint8 or int32.
 
         Raises DataError if files can't be read or encoded, or a split has no complete window.
         """

@@ -1,4 +1,4 @@
-"""Texts and their classes, from two columns of a CSV, as padded tokens."""
+"""Texts with classes, from two columns of a CSV, as padded tokens."""
 
 from __future__ import annotations
 
@@ -34,22 +34,20 @@ MAX_CLASSES = 10_000
 
 @component("dataset")
 class TextCsv(DatasetSpec):
-    """Texts with a class each, for a network that classifies tokens, such as `bert`.
-
-    A text is truncated to the longest of `buckets` and padded to the smallest that holds it. Each
-    class gives the same share of its rows to evaluation, evenly spread over the file.
-    """
+    """Texts with a class each, for a network that classifies tokens, such as `bert`. A text is
+    truncated to the longest of `buckets` and padded to the smallest that holds it. The same share
+    of each class is for evaluation, evenly spread over the file."""
 
     name: Literal["text_csv"] = "text_csv"
     root: FilePath | None
-    """The CSV, in UTF-8, its columns named by the first line; null reads 2,400 first lines of
-    docstrings of Python's library, which ship."""
+    """The CSV, in UTF-8, with names of columns in the first line; null: 2,400 first lines of
+    docstrings of Python's library, shipped with this package."""
     text_column: str
     class_column: str
     tokenizer: str
-    """words, characters, bytes or the path of a tokenizer.json of the library `tokenizers`."""
+    """words, characters, bytes, or the path of a tokenizer.json of the library `tokenizers`."""
     max_words: PositiveInt
-    """Words of the vocabulary, the most frequent ones of the training split."""
+    """The most words of the vocabulary: the most frequent of the training split."""
     eval_fraction: Share
     """Share of the rows of each class for evaluation."""
 
@@ -63,11 +61,11 @@ class TextCsv(DatasetSpec):
 
     @property
     def longest(self) -> int:
-        """The most tokens of a text that are read."""
+        """The most tokens of a text, the length of the longest bucket."""
         return max(bucket[0] for bucket in self.buckets or ())
 
     def read(self, cache: Path) -> RawData:
-        """Tokens int32 (tokens, 1, 1) of several lengths, and classes int32 (n,)."""
+        """Return texts, int32 (tokens, 1, 1) of several lengths, and classes, int32 (n,)."""
         file = self.root or SHIPPED
         rows = read_rows(file, (self.text_column, self.class_column))
         texts = [text for text, _ in rows]
@@ -103,8 +101,7 @@ class TextCsv(DatasetSpec):
 
 
 def _name_classes(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the classes, sorted. Raises ValueError for no classes that can be
-    learned."""
+    """Return the sorted names of the classes. Raises ValueError for a single class or too many."""
     counts = Counter(names)
     if len(counts) < 2:
         raise ValueError(
@@ -119,7 +116,7 @@ def _name_classes(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _mark_eval_rows(names: Sequence[str], share: float) -> np.ndarray:
-    """Return a mask of the rows for evaluation, bool (rows,): of each class every n-th row.
+    """Return a mask of the rows for evaluation, bool (rows,), evenly spread over each class.
 
     Raises ValueError if a split would be empty.
     """

@@ -1,4 +1,4 @@
-"""Images in TFRecord files, one tf.train.Example each, as tf.data pipelines read them."""
+"""Images in TFRecord files, one tf.train.Example each."""
 
 from __future__ import annotations
 
@@ -26,34 +26,32 @@ ImageShape = Annotated[Seq[PositiveInt], Field(min_length=3, max_length=3)]
 
 @component("dataset")
 class TFRecord(LocalDatasetSpec):
-    """TFRecord files of images with labels: files such as PNG and JPEG, or plain pixels of 8 bits.
-
-    Training files are `train*`, evaluation files `eval*`, `val*` or `test*`. All are read once
-    before training, for their labels and checksums. Images are then read again as they are needed.
-    """
+    """TFRecord files of images with labels. Images are files such as PNG and JPEG, or plain 8-bit
+    pixels. Training files are `train*`, evaluation files `eval*`, `val*` or `test*`. All are read
+    once before training, for labels and checksums. Images are read again on demand."""
 
     root_must_be = "a folder with TFRecord files, train* and one of eval*, val* or test*"
     name: Literal["tfrecord"] = "tfrecord"
     root: GivenRoot
     """The folder with the files."""
     train_files: Pattern = "train*"
-    """The names of the training files, with * for any letters."""
+    """The names of the training files; * matches any letters."""
     eval_files: Pattern | None = None
-    """The names of the files to evaluate; null: eval*, val* or test*, or a `split`."""
+    """The names of the evaluation files; null: eval*, val* or test*, unless `split` is set."""
     split: Share | None = None
-    """The share of the training files' images, of each class, to evaluate instead."""
+    """The share of each class of the training files for evaluation, in place of `eval_files`."""
     split_seed: NonNegativeInt = 0
     image_key: str | None = None
     """The feature with the image; null: image/encoded, image, image_raw or image/raw."""
     label_key: str | None = None
-    """The feature with the label: a class, or numbers to predict if it holds floats; null:
-    image/class/label or label."""
+    """The feature with the label: a class, or floats to predict; null: image/class/label or
+    label."""
     first_label: NonNegativeInt = 0
-    """The label of the first class: 1 if 0 stands for the background, as in ImageNet's files."""
+    """The label of the first class: 1 if 0 is the background, as in ImageNet's files."""
     classes: Seq[str] | None = None
     """The names of the classes; null: their numbers."""
     image_size: ImageSize | None = None
-    """[height, width] to resize image files to; null: all images must have one size."""
+    """[height, width] that image files are resized to; null: all must have one size."""
     image_shape: ImageShape | None = None
     """[height, width, channels] of plain pixels; null: their features height, width and depth."""
 
@@ -70,7 +68,7 @@ class TFRecord(LocalDatasetSpec):
         return self
 
     def read(self, cache: Path) -> RawData:
-        """Return images uint8 (n, H, W, C), read on demand; labels int32 (n,), or float32 (n,
+        """Return images, uint8 (n, H, W, C), read on demand, and labels, int32 (n,) or float32 (n,
         K)."""
         train = self._read_matching(self.train_files)
         if self.split is None:
@@ -104,7 +102,7 @@ class TFRecord(LocalDatasetSpec):
         )
 
     def _read_matching(self, pattern: str) -> Examples:
-        """Return the examples of the files with names like `pattern`, in the order of the names."""
+        """Read the examples of the files that match `pattern`, in the order of names."""
         paths = sorted(path for path in self.root.glob(pattern) if path.is_file())
         if not paths:
             raise DataError(f"{self.root}: has no files {pattern}")
@@ -140,7 +138,7 @@ class TFRecord(LocalDatasetSpec):
     def _make_targets(
         self, train: Examples, evaluated: Examples
     ) -> tuple[np.ndarray, np.ndarray, Targets]:
-        """Return labels of both splits and their targets. Raises ValueError for classes out of
+        """Return the labels of both splits and the targets. Raises ValueError for classes out of
         range."""
         if train.labels.ndim > 1:
             count = train.labels.shape[1]

@@ -1,4 +1,4 @@
-"""Dates of a table: their format, which all values of a column share, and their parts."""
+"""Dates of a table: the common format of a column, and numbers computed from dates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import numpy as np
 from pipeline.data.table import DateColumn, DatePart
 
 ISO = "iso"
-"""2024-01-31, also with a time. An offset from UTC is dropped: clocks have the cycles."""
+"""Format such as 2024-01-31, also with a time. An offset from UTC is dropped, since local time is
+what follows cycles."""
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?!\d)")
 _SNIFFED = 1000
 _YEAR = re.compile(r"\d{4}")
@@ -30,8 +31,8 @@ _EPOCH = datetime(1970, 1, 1)
 
 
 def find_date_formats(texts: Sequence[str]) -> list[str]:
-    """Return the formats under which every text is a date: none, one, or two if days and months may
-    be swapped. Of formats under which they are the same dates it is the first."""
+    """Return the formats that fit all texts: none, one, or two if days and months are ambiguous. Of
+    formats with the same dates only the first is returned."""
     if not texts or not _YEAR.search(texts[0]):
         return []
     fitting = [name for name in FORMATS if _parse(texts[0], name) is not None]
@@ -45,14 +46,16 @@ def find_date_formats(texts: Sequence[str]) -> list[str]:
 
 
 def parse_days(texts: Sequence[str], date_format: str) -> np.ndarray:
-    """Days since 1970, float64 (texts,), with the time as a fraction; NaN for other texts."""
+    """Return days since 1970, float64 (texts,), with the time as a fraction. NaN if a text isn't a
+    date."""
     dates = (_parse(text, date_format) for text in texts)
     days = (np.nan if date is None else (date - _EPOCH).total_seconds() / 86_400 for date in dates)
     return np.fromiter(days, np.float64, len(texts))
 
 
 def format_example_date(date_format: str) -> str:
-    """Return a date of a format. Raises ValueError for a format that no date with its year has."""
+    """Return an example of a date format. Raises ValueError for an invalid format or one without
+    year."""
     date = datetime(2024, 1, 31)
     if date_format == ISO:
         return f"{date:%Y-%m-%d}"
@@ -65,14 +68,16 @@ def format_example_date(date_format: str) -> str:
 
 
 def list_date_parts(days: np.ndarray) -> tuple[DatePart, ...]:
-    """Return the parts of dates; sine and cosine of the day only if there are hours."""
+    """Return the names of the parts of dates. Parts of the day are included if a date has a
+    time."""
     has_hours = bool((days[~np.isnan(days)] % 1 != 0).any())
     return (*_DAY_PARTS, *_HOUR_PARTS) if has_hours else _DAY_PARTS
 
 
 def compute_part_values(days: np.ndarray, date: DateColumn) -> np.ndarray:
-    """Return a part of dates, float64 (dates,): days since the first of the training split, or the
-    sine or cosine of the position in the year, the week or the day. NaN for a missing date."""
+    """Return a part of dates, float64 (dates,), NaN for a missing date. It is the number of days
+    since the first date of the training split, or sine or cosine of the position in the year, week
+    or day."""
     if date.part == "days":
         return days - date.first_day
     wave, _, cycle = date.part.partition("_")
@@ -81,7 +86,7 @@ def compute_part_values(days: np.ndarray, date: DateColumn) -> np.ndarray:
 
 
 def _compute_position(days: np.ndarray, cycle: str) -> np.ndarray:
-    """Return the fraction of a cycle that is over, 0 to 1. 1970 began on a Thursday."""
+    """Return the position in a cycle, from 0 to 1. 1970 began on a Thursday."""
     if cycle == "day":
         return days % 1
     if cycle == "week":
@@ -104,7 +109,7 @@ def _parse(text: str, date_format: str) -> datetime | None:
     time_at = max(date_format.find(" %H"), date_format.find(" %I"))
     if time_at < 0:
         return _parse_part(text, date_format)
-    # Of a column of many moments there are few days and few times, which are parsed once.
+    # A column of many dates with times has few different days and times, which are parsed once.
     words = text.rsplit(" ", date_format.count(" ", time_at))
     day = _parse_part(words[0], date_format[:time_at])
     time = _parse_part(" ".join(words[1:]), date_format[time_at + 1 :])

@@ -1,4 +1,4 @@
-"""The op that makes a network's input of encoded rows of a table."""
+"""The op that converts encoded rows of a table to a network's input."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ TableInput = Literal["features", "fields"]
 class EncodeTable(Op):
     """Rows (batch, numbers + categories) as the input of a network, float32.
 
-    features: (batch, F), the numbers followed by a one-hot vector for each category. A value that
-    the training split lacks, of position 0, is a vector of zeros. fields: (batch, columns, 1, 2),
-    of each column the number of its feature and its value, as wide_deep reads them: a number has
-    one feature, a category one for each of its values with the value 1, and 0 for position 0.
+    features: (batch, F), the numbers followed by a one-hot vector for each category; zeros for
+    position 0, a value that the training split lacks. fields: (batch, columns, 1, 2), for
+    wide_deep: the index of a feature and its value. A number has one feature. A category has a
+    feature for each value, whose value is 1, or 0 for position 0.
     """
 
     name: Literal["encode_table"] = "encode_table"
     numbers: int
     categories: Seq[int]
-    """The number of values of each category."""
+    """Number of values of each category."""
     reads: TableInput
 
     @property
     def features(self) -> int:
-        """The number of features: one for each number, and for each value of each category."""
+        """The number of features: one for each number and each value of a category."""
         return self.numbers + sum(self.categories)
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
@@ -60,8 +60,7 @@ class EncodeTable(Op):
 
 
 def make_encoding_ops(table: FittedTable | None, reads: TableInput) -> tuple[EncodeTable, ...]:
-    """Return the op for the rows of a table and a network of features or fields; none without a
-    table."""
+    """Make the op for a table and a network that reads features or fields; none without a table."""
     if table is None:
         return ()
     sizes = tuple(len(column.categories) for column in table.categories)
@@ -69,6 +68,5 @@ def make_encoding_ops(table: FittedTable | None, reads: TableInput) -> tuple[Enc
 
 
 def count_encoded_features(ops: Sequence[MapOp]) -> int | None:
-    """Return the number of features of the table that the first op encodes; None without such an
-    op."""
+    """Return the number of features if the first op encodes a table, else None."""
     return ops[0].features if ops and isinstance(ops[0], EncodeTable) else None

@@ -1,4 +1,4 @@
-"""A table fitted on the training rows, and rows encoded with it."""
+"""Fitting of tables on training rows, and encoding of rows."""
 
 from __future__ import annotations
 
@@ -31,24 +31,25 @@ from pipeline.data.tables.table_targets import require_one_type
 
 PARQUET = (".parquet", ".pq")
 MAX_SAVED_BYTES = 4 << 20
-"""Of a table as JSON, so that the summary of the run can be read again."""
+"""The most bytes of a table as JSON, so that the summary of the run stays readable."""
 MISSING = ""
 """The category of a missing value."""
 
 FEWEST_ROWS = 20
-"""In a smaller table values may all differ by chance."""
+"""The fewest rows for a note about row numbers: in smaller tables all values may differ by
+chance."""
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """Choices of a recipe for the columns."""
+    """Settings of a recipe for the columns."""
 
     kind_of: KindOf
     standardise: bool
     indicators: bool
     max_categories: int
     date_format: str | None = None
-    """The format of dates; None: found."""
+    """The format of dates; None: inferred."""
 
 
 def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
@@ -68,10 +69,8 @@ def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
 def fit_table(
     raw: RawTable, names: Sequence[str], rows: np.ndarray, form: TableFormat, options: FitOptions
 ) -> FittedTable:
-    """Find the columns `names`, as the training rows have them, without empty ones.
-
-    Raises ValueError for a column that isn't of its type, and if no column is left.
-    """
+    """Fit the columns `names` on the training rows, without empty columns. Raises ValueError for a
+    column with values of a wrong type, and if no column is left."""
     columns = [column for name in names for column in _fit_column(raw, name, rows, options)]
     if not columns:
         raise ValueError("has no column with values besides the targets; a network needs one")
@@ -89,10 +88,8 @@ def fit_table(
 
 
 def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
-    """Return the rows as the table has them, float32 (rows, width).
-
-    Raises ValueError with the row of a value that must be a number and isn't.
-    """
+    """Encode rows by a fitted table, float32 (rows, width). Raises ValueError with the row of a
+    value that isn't a number or a date, or is too large."""
     encoded = np.empty((raw.rows, table.width), np.float32)
     indicators = len(table.numeric)
     formats = {column.name: column.date.format for column in table.numeric if column.date}
@@ -130,10 +127,8 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
 
 
 def read_rows(path: Path, table: FittedTable) -> np.ndarray:
-    """Return the rows of another file with the columns of a table, encoded, float32 (rows, width).
-
-    Other columns are not read. Raises DataError that names the file and the problem.
-    """
+    """Read another file with the columns of a table, and encode its rows, float32 (rows, width).
+    Other columns aren't read. Raises DataError that names the file and the problem."""
     kinds = table.kinds
     raw = read_table(path, table.format, lambda name: kinds.get(name, "ignore"))
     with name_file(path):
@@ -146,7 +141,7 @@ def read_rows(path: Path, table: FittedTable) -> np.ndarray:
 
 
 def to_texts(column: Numbers | Texts) -> Texts:
-    """Return a column as texts, as a Parquet file may have numbers for a category."""
+    """Convert a column to texts, since a Parquet file may have numbers as categories."""
     if isinstance(column, Texts):
         return column
     values, codes = np.unique(column.values, return_inverse=True)
@@ -157,8 +152,7 @@ def to_texts(column: Numbers | Texts) -> Texts:
 def _fit_column(
     raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
 ) -> tuple[TableColumn, ...]:
-    """Return a column fitted on the training rows: one for each part of a date; none without a
-    value."""
+    """Fit a column on the training rows: one column for each part of dates, none if it is empty."""
     column = raw.column(name)
     kind = options.kind_of(name)
     if kind == "date" or (kind == "auto" and isinstance(column, Texts)):
@@ -188,13 +182,13 @@ def _fit_numbers(
     there = numbers[~np.isnan(numbers)]
     if not there.size:
         return ()
-    # Sines and cosines are in one range as they are, and there is one indicator for a date.
+    # Sines and cosines need no scaling, and a date has one indicator.
     is_wave = date is not None and date.part != "days"
     column = TableColumn(
         name=name,
         kind="numeric",
         mean=float(there.mean()),
-        # A column that is the same in all training rows becomes 0.
+        # A constant column becomes 0.
         std=float(there.std()) or 1.0,
         standardised=options.standardise and not is_wave,
         indicator=options.indicators and there.size < numbers.size and not is_wave,
@@ -206,11 +200,8 @@ def _fit_numbers(
 def _find_date_format(
     raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
 ) -> str | None:
-    """Return the one format of all dates of the training rows; None for a column that isn't of
-    dates.
-
-    Raises ValueError for a column that must be of dates and has another value.
-    """
+    """Return the format of all dates in the training rows; None if the column doesn't have dates.
+    Raises ValueError for a column of `dates` with several formats or other values."""
     column = to_texts(raw.column(name))
     must_be = options.kind_of(name) == "date"
     counts = column.counts(rows)
@@ -231,10 +222,8 @@ def _find_date_format(
 
 
 def _parse_date_column(raw: RawTable, name: str, date_format: str) -> np.ndarray:
-    """Return the dates of a column as days since 1970, float64 (rows,), NaN if missing.
-
-    Raises ValueError with the row of a value that isn't a date of the format.
-    """
+    """Return the dates of a column as days since 1970, float64 (rows,), NaN if missing. Raises
+    ValueError with the row of a value that isn't a date in this format."""
     column = to_texts(raw.column(name))
     days = np.append(parse_days(column.texts, date_format), np.nan)[column.codes]
     wrong = np.flatnonzero(np.isnan(days) & (column.codes >= 0))
@@ -264,8 +253,8 @@ def _fit_category(
 def describe_columns(
     raw: RawTable, rows: np.ndarray, table: FittedTable, kind_of: KindOf
 ) -> tuple[str, ...]:
-    """Return lines about columns that number the rows, have too many categories, or dates of two
-    possible formats. `rows` are the rows of the training split."""
+    """Return lines of the log about columns of row numbers, too many categories and ambiguous
+    dates. `rows` are the training rows."""
     return tuple(
         f"column {show_name(column.name)}: {note}"
         for column in table.columns
@@ -279,7 +268,7 @@ def describe_columns(
 def _describe_column(
     values: Numbers | Texts, rows: np.ndarray, column: TableColumn, is_found: bool
 ) -> Iterator[str]:
-    """Notes on a column, whose type is inferred (`is_found`) or set by the recipe."""
+    """Yield notes on a column; `is_found`: its kind is inferred."""
     name = show_name(column.name)
     if is_found and _has_row_numbers(values):
         yield (
@@ -307,7 +296,7 @@ def _describe_column(
 
 
 def _has_row_numbers(values: Numbers | Texts) -> bool:
-    """Return whether all values differ and are texts, or whole numbers in sequence."""
+    """Return whether all values differ, and are texts or consecutive whole numbers."""
     if isinstance(values, Texts):
         return len(values.texts) == len(values.codes) >= FEWEST_ROWS
     numbers = values.values

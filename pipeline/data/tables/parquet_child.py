@@ -1,4 +1,4 @@
-"""Child process of `read_parquet`, which computes with pyarrow."""
+"""Child process of `read_parquet`, which reads with pyarrow."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ LENGTH = struct.Struct("<Q")
 
 
 class _File:
-    """The file that was opened last."""
+    """The opened file."""
 
     path: Path
     texts: Sequence[str]
 
     def compute(self, kind: bytes, content: bytes) -> list[bytes | memoryview]:
-        """About the file of a path as JSON, or the columns of some names."""
+        """Answer a request. OPEN has a path as JSON; the answer is {"names", "rows"} as JSON. READ
+        has {name: as text} as JSON; the answer has the columns."""
         import pyarrow as pa
 
         request = json.loads(content)
@@ -60,22 +61,19 @@ class _File:
 
         texts = [name for name in names if name in self.texts]
         try:
-            # A text is read once for all rows that have it.
+            # Repeated texts are read once.
             with pq.ParquetFile(self.path, read_dictionary=texts) as file:
                 return file.read(columns=names, use_threads=False)
         except (pa.ArrowException, OSError):
-            # Some encodings can't be read in this way; others than these fail again.
+            # Some encodings don't support dictionaries. Other errors are raised again.
             with pq.ParquetFile(self.path) as file:
                 return file.read(columns=names, use_threads=False)
 
 
 def _encode_column(name: str, values: Any, as_text: bool) -> list[bytes | memoryview]:
-    """Return a column: n and float64, or t, int32 codes and its texts as JSON, each after its
-    length.
-
-    Texts are in the order of the first row that has each. Raises ValueError for values that are
-    neither numbers nor texts.
-    """
+    """Return the bytes of a column: n and float64, or t, int32 codes and texts as JSON, with
+    lengths. Texts are in the order of first occurrence. Raises ValueError for values that are
+    neither numbers nor texts."""
     import pyarrow as pa
 
     dtype = values.type
@@ -87,7 +85,7 @@ def _encode_column(name: str, values: Any, as_text: bool) -> list[bytes | memory
         if not pa.types.is_dictionary(dtype):
             values = values.cast(pa.string()).dictionary_encode()
         chunks = values.unify_dictionaries().chunks or [values.combine_chunks()]
-        # A dictionary may repeat a text, and have some that no row has.
+        # A dictionary may have repeated and unused texts.
         texts = chunks[0].dictionary.cast(pa.string()).dictionary_encode()
         codes = np.concatenate(
             [
@@ -109,9 +107,9 @@ def _encode_column(name: str, values: Any, as_text: bool) -> list[bytes | memory
 
 
 def _add_length(content: Any) -> list[bytes | memoryview]:
-    """Return the bytes of an array or of bytes, after their number."""
+    """Return the number of bytes of an array or of bytes, and the bytes."""
     view = memoryview(content)
-    # A view of nothing can't be cast.
+    # An empty view can't be cast.
     return [LENGTH.pack(view.nbytes), view.cast("B") if view.nbytes else b""]
 
 

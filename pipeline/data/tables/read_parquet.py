@@ -1,8 +1,5 @@
-"""Parquet files, by pyarrow.
-
-A file of 1 kB can claim a billion rows, or unpack to gigabytes. So a child process of limited
-memory and time reads it.
-"""
+"""Parquet files, read by pyarrow. A file of 1 kB can claim a billion rows, or unpack to gigabytes.
+So a child process with limited memory and time reads it."""
 
 from __future__ import annotations
 
@@ -30,19 +27,19 @@ _COLUMNS_AT_ONCE = 64
 
 _BASE_VALUES = 10_000_000
 _VALUES_PER_BYTE = 1_000
-"""Most values of a file for each byte; 1 bit a row and 50 constant columns make 400."""
+"""The most values per byte of a file. 50 constant columns with 1 bit per row have 400."""
 _BASE_MEMORY_BYTES = 2**30
 _MEMORY_PER_BYTE = 256
 _MEMORY_PER_VALUE = 40
-"""Addresses of the child process for bytes of the file, and for values that are read at once."""
+"""Address space of the child process: a base, per byte of the file, and per value read at once."""
 _BASE_CPU_S = 10
 _BYTES_PER_CPU_S = 2_000_000
 _VALUES_PER_CPU_S = 200_000
-"""Slowest speed."""
+"""CPU time of the child process: a base, and the slowest speeds that are accepted."""
 
 
 def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
-    """Read a Parquet file: numbers as float64, texts, truth values and dictionaries as texts.
+    """Read a Parquet file: numbers as float64; texts, booleans and dictionaries as texts.
 
     Raises OSError, and ValueError with the problem of the file.
     """
@@ -91,7 +88,7 @@ def _compute_limits(size_bytes: int, values: int, total_values: int) -> ChildLim
 def _require_bounds(
     names: Sequence[str], read_names: Sequence[str], rows: int, size_bytes: int
 ) -> None:
-    """Raise ValueError for a file with too many columns or values, or one column twice."""
+    """Raise ValueError for too many columns or values, repeated columns, or too little memory."""
     if len(names) > MAX_COLUMNS:
         raise ValueError(f"has {len(names):,} columns; must have at most {MAX_COLUMNS:,}")
     doubled = sorted({name for name in read_names if read_names.count(name) > 1})

@@ -1,4 +1,4 @@
-"""Targets of a table: the task that its columns are for, and their labels."""
+"""Targets of a table: the task of its columns, and their labels."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pipeline.data.tables.raw_table import Numbers, RawTable, Texts, is_number, 
 from pipeline.data.targets import Targets, Task
 
 FEW_CLASSES = 20
-"""The most different whole numbers that are taken for classes without being asked to."""
+"""The most different whole numbers that are inferred as classes."""
 MAX_TABLE_CLASSES = 10_000
 _FLAGS = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0, "no": 0.0, "yes": 1.0}
 
 
 def infer_task(table: RawTable, names: Sequence[str]) -> Task:
-    """Return the task of target columns: classification for one of texts or of few whole numbers,
-    labels for several of 0 and 1, else regression.
+    """Infer the task of target columns. It is classification for one column of texts or few whole
+    numbers, multi_label for several of 0 and 1, else regression.
 
     Raises ValueError for a column that mixes numbers and texts, and for several of texts.
     """
@@ -40,11 +40,8 @@ def infer_task(table: RawTable, names: Sequence[str]) -> Task:
 
 
 def find_text_among_numbers(column: Texts) -> tuple[int, str, float] | None:
-    """Return the first row without a number, its text, and the share of numbers, if that is over
-    half.
-
-    None for other columns.
-    """
+    """Return the first row whose text isn't a number, the text, and the share of numbers. None if
+    at most half of the values, or all, are numbers."""
     counts = column.counts()
     numbers = np.array([is_number(text) for text in column.texts], bool)
     share = float(counts[numbers].sum() / max(1, counts.sum()))
@@ -55,7 +52,7 @@ def find_text_among_numbers(column: Texts) -> tuple[int, str, float] | None:
 
 
 def require_one_type(name: str, column: Texts, table: RawTable) -> None:
-    """Raise ValueError for texts more than half of which are numbers."""
+    """Raise ValueError if more than half, but not all, of the texts are numbers."""
     odd = find_text_among_numbers(column)
     if odd is None:
         return
@@ -68,8 +65,7 @@ def require_one_type(name: str, column: Texts, table: RawTable) -> None:
 
 
 def list_target_classes(table: RawTable, name: str) -> tuple[str, ...]:
-    """Return the classes of a column, sorted. Raises ValueError for fewer than two, and for too
-    many."""
+    """Return the sorted classes of a column. Raises ValueError for fewer than two, or too many."""
     column = table.column(name)
     if isinstance(column, Numbers):
         values = np.unique(column.values[~np.isnan(column.values)])
@@ -88,11 +84,8 @@ def list_target_classes(table: RawTable, name: str) -> tuple[str, ...]:
 
 
 def read_labels(table: RawTable, targets: Targets, columns: Sequence[str]) -> np.ndarray:
-    """Return the labels of all rows: int32 (rows,) of classes, float64 (rows, K) of numbers and
-    labels.
-
-    Raises ValueError with the row of a value that is missing, or that no target is.
-    """
+    """Return the labels of all rows: int32 (rows,) for classes, else float64 (rows, K). Raises
+    ValueError with the row of a missing value or an unknown class."""
     if targets.task == "classification":
         return _read_classes(table, columns[0], targets.names)
     read = _read_numbers if targets.task == "regression" else _read_flag_labels
@@ -145,7 +138,8 @@ def _read_flag_labels(table: RawTable, name: str) -> np.ndarray:
 
 
 def _parse_flags(column: Numbers | Texts) -> np.ndarray | None:
-    """0 or 1 of each row, float64, NaN if it is missing; None for a column of other values."""
+    """Return 0 or 1 for each row, float64 (rows,), NaN if missing; None if the column has other
+    values."""
     if isinstance(column, Numbers):
         values = column.values
         return values if np.isin(values[~np.isnan(values)], (0, 1)).all() else None

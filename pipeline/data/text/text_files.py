@@ -1,4 +1,4 @@
-"""Files of texts: one, or the files of a folder that match a pattern, in the order of names."""
+"""Text files: a single one, or the files of a folder that match a pattern, and CSVs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from pipeline.data.text.tokenizer import decode_utf8
 
 MAX_TEXT_BYTES = 16 * 2**30
 ROOM_PER_BYTE = 24
-"""The most memory to read a text: as bytes, characters and tokens, some of them twice."""
+"""Memory for each byte of a text: bytes, characters and tokens, with copies."""
 MAX_FIELD = 2**20
-"""Characters of a field of a CSV."""
+"""The most characters of a field of a CSV."""
 
 
 def list_text_files(root: Path, pattern: str) -> list[Path]:
-    """Return the file `root`, or the files of the folder that match, sorted by path.
-
-    Raises DataError if there is no such file, and for a link out of the folder.
-    """
+    """List the file `root`, or the matching files of the folder, sorted by path. Raises DataError
+    if there is none, and for a link out of the folder."""
     if root.is_file():
         return [root]
     if not root.is_dir():
@@ -42,7 +40,7 @@ def list_text_files(root: Path, pattern: str) -> list[Path]:
 
 
 def read_files(files: list[Path]) -> list[bytes]:
-    """Return the contents of files. Raises DataError for one that can't be read, or has no room."""
+    """Read files. Raises DataError for an unreadable file, or too little memory."""
     size_bytes = 0
     for file in files:
         with name_file(file):
@@ -54,7 +52,7 @@ def read_files(files: list[Path]) -> list[bytes]:
 
 
 def read_text_lines(file: Path) -> list[str]:
-    """Return the lines of a text file that are not empty. Raises DataError if it has no line."""
+    """Read the lines of a text file that aren't empty. Raises DataError if there is none."""
     with name_file(file):
         lines = [line.strip() for line in decode_utf8(_read_file(file)).splitlines()]
     texts = [line for line in lines if line]
@@ -64,12 +62,10 @@ def read_text_lines(file: Path) -> list[str]:
 
 
 def read_rows(file: Path, columns: tuple[str, str]) -> list[tuple[str, str]]:
-    """Return two columns of a CSV whose first line names them, row by row.
-
-    Raises DataError for a file that isn't a CSV, lacks a column or a field, or has no rows.
-    """
+    """Read two columns of a CSV, row by row. The first line has their names. Raises DataError for a
+    file that isn't a CSV, lacks a column or a field, or has no rows."""
     with name_file(file):
-        # Excel begins a file with a mark of its encoding.
+        # Excel writes a byte order mark.
         text = decode_utf8(_read_file(file)).removeprefix("\ufeff")
         if "\0" in text:
             raise ValueError("isn't a CSV: it holds zero bytes")

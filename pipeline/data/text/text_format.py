@@ -1,4 +1,4 @@
-"""The format of a network's texts: its tokenizer, and the target of its predictions."""
+"""The format of a network's texts: the tokenizer, and what is predicted."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TOKENIZER = "tokenizer.json"
 MAX_TOKENIZER_BYTES = 64 * 2**20
 
 SPECIAL = ("<padding>", "<unknown>", "<start>")
-"""The first three tokens of texts that are classified with a tokenizer of this package."""
+"""The first three tokens for text classification with a tokenizer of this package."""
 UNKNOWN_TOKEN = 1
 START_TOKEN = 2
 
 NO_TOKEN = -1
-"""Padding of texts up to the length of the longest, in requests that have no sizes."""
+"""Padding of short texts in requests that have no sizes."""
 
 Predicts = Literal["next_token", "class"]
 
@@ -34,8 +34,8 @@ Predicts = Literal["next_token", "class"]
 class TextFormat:
     """The tokenizer of texts, and whether a network continues or classifies them.
 
-    Texts to be classified begin with a special token, as in BERT: the last of `SPECIAL`, or one
-    that a tokenizer.json puts around a text.
+    Texts to be classified begin with a special token, as in BERT: `SPECIAL[START_TOKEN]`, or the
+    special tokens of a tokenizer.json.
     """
 
     tokenizer: Tokenizer
@@ -43,7 +43,7 @@ class TextFormat:
 
     @property
     def adds_special(self) -> bool:
-        """Whether tokens are numbered from 3, after `SPECIAL`."""
+        """Whether the first tokens are `SPECIAL`, and others are numbered from 3 on."""
         return self.predicts == "class" and not isinstance(self.tokenizer, LibraryTokenizer)
 
     @property
@@ -52,18 +52,19 @@ class TextFormat:
         return self.tokenizer.vocabulary + (len(SPECIAL) if self.adds_special else 0)
 
     def encode(self, text: str, most: int) -> np.ndarray:
-        """Return the first `most` tokens of a text to be classified, int32 (n,), one at least."""
+        """Return the first `most` tokens of a text for classification, int32 (n,), at least one."""
         if not self.adds_special:
             tokens = self.tokenizer.encode(text)[:most]
             return tokens if len(tokens) else np.zeros(1, np.int32)
         if self.tokenizer.kind in ("bytes", "characters"):
-            text = text[:most]  # each character has a token at least
+            text = text[:most]  # each character has at least one token
         tokens = self.tokenizer.encode(text)
         numbers = np.where(tokens == UNKNOWN, UNKNOWN_TOKEN, tokens + len(SPECIAL))
         return np.concatenate([[START_TOKEN], numbers])[:most].astype(np.int32)
 
     def encode_all(self, texts: Sequence[str], length: int) -> np.ndarray:
-        """Return texts to be classified, int32 (n, length, 1, 1), filled up with `NO_TOKEN`."""
+        """Return the tokens of texts for classification, int32 (n, length, 1, 1), padded with
+        `NO_TOKEN`."""
         samples = np.full((len(texts), length), NO_TOKEN, np.int32)
         for row, text in zip(samples, texts, strict=True):
             tokens = self.encode(text, length)
@@ -83,7 +84,7 @@ class TextFormat:
             raise DataError(f"the prompt can't be read by the tokenizer: {error}") from error
         unknown = np.flatnonzero(tokens == UNKNOWN)
         if len(unknown):
-            # Only a tokenizer of characters has unknown tokens, and they are one to one.
+            # Only a tokenizer of characters has unknown tokens, one for each character.
             missing = ", ".join(map(repr, dict.fromkeys(prompt[n] for n in unknown.tolist())))
             raise DataError(
                 f"the prompt has {show_name(missing)}, not among the {self.tokenizer.vocabulary:,} "
@@ -96,7 +97,7 @@ class TextFormat:
         return tokens
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is predicted, as JSON. The tokenizer has a separate file."""
+        """Return what is predicted as JSON. The tokenizer has a separate file."""
         return {"predicts": self.predicts}
 
 
@@ -117,10 +118,8 @@ def read_tokenizer(path: Path, *, special_tokens: bool = False) -> Tokenizer:
 
 
 def read_text_format(folder: Path, about: Mapping[str, Any]) -> TextFormat | None:
-    """Return the format of texts of a run or an export, which `about` describes; None for other
-    samples.
-
-    Raises DataError if the tokenizer is missing or damaged, ValueError for another description.
+    """Read the text format of a run or an export, by its description; None for other samples.
+    Raises DataError if the tokenizer is missing or damaged, ValueError for an invalid description.
     """
     match about.get("text"):
         case None:

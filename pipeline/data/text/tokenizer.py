@@ -1,4 +1,4 @@
-"""Tokenizers: texts to numbers of tokens and back, and their file `tokenizer.json`."""
+"""Tokenizers, which convert texts to numbers of tokens and back, and their tokenizer.json."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WORDS = re.compile(r"\w+|[^\w\s]")
 
 
 class Tokenizer(ABC):
-    """A vocabulary of tokens, which have the numbers 0 to `vocabulary` - 1."""
+    """A vocabulary of tokens with the numbers 0 to `vocabulary` - 1."""
 
     kind: str
 
@@ -41,7 +41,8 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
-        """Return the tokens of a text, int32 (n,); `UNKNOWN` for one that the vocabulary lacks."""
+        """Return the tokens of a text, int32 (n,), `UNKNOWN` for tokens that the vocabulary
+        lacks."""
 
     @abstractmethod
     def decode(self, tokens: Iterable[int]) -> str:
@@ -49,7 +50,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def to_bytes(self) -> bytes:
-        """Return the content of a file that `parse_tokenizer` reads as this tokenizer."""
+        """Return the content of a tokenizer.json, which `parse_tokenizer` reads."""
 
     def encode_file(self, content: bytes) -> np.ndarray:
         """Return the tokens of a file, int32 (n,). Raises ValueError if it isn't UTF-8."""
@@ -64,29 +65,29 @@ class ByteTokenizer(Tokenizer):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Printable ASCII as it is, other bytes as 0x0a."""
+        """Printable ASCII characters, and other bytes in hexadecimal, such as 0x0a."""
         return tuple(chr(n) if 33 <= n < 127 else f"0x{n:02x}" for n in range(256))
 
     def encode(self, text: str) -> np.ndarray:
-        """Return one token a byte; none is unknown."""
+        """Return one token per byte; none is unknown."""
         return self.encode_file(text.encode("utf-8", "surrogateescape"))
 
     def encode_file(self, content: bytes) -> np.ndarray:
-        """Return one token a byte, whatever they mean."""
+        """Return one token per byte, for any content."""
         return np.frombuffer(content, np.uint8).astype(np.int32)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text, with the replacement character for bytes that aren't UTF-8."""
+        """Return the text, with replacement characters for bytes that aren't UTF-8."""
         return bytes(map(int, tokens)).decode("utf-8", "replace")
 
     def to_bytes(self) -> bytes:
-        """Return the kind, as JSON."""
+        """Return the kind as JSON."""
         return _to_json({"kind": self.kind})
 
 
 @dataclass(frozen=True)
 class CharacterTokenizer(Tokenizer):
-    """The characters of a text. `characters` is the vocabulary, sorted."""
+    """The characters of a text. `characters` is the sorted vocabulary."""
 
     characters: str
     kind = "characters"
@@ -101,7 +102,7 @@ class CharacterTokenizer(Tokenizer):
         return _to_code_points(self.characters)
 
     def encode(self, text: str) -> np.ndarray:
-        """Return one token a character."""
+        """Return one token per character."""
         codes = _to_code_points(text)
         places = np.searchsorted(self._codes, codes).clip(max=len(self._codes) - 1)
         return np.where(self._codes[places] == codes, places, UNKNOWN).astype(np.int32)
@@ -111,13 +112,13 @@ class CharacterTokenizer(Tokenizer):
         return "".join(self.characters[token] for token in tokens)
 
     def to_bytes(self) -> bytes:
-        """Kind and characters, as JSON."""
+        """Return kind and characters as JSON."""
         return _to_json({"kind": self.kind, "characters": self.characters})
 
 
 @dataclass(frozen=True)
 class WordTokenizer(Tokenizer):
-    """Words in lower case, and each character that is neither in a word nor white space."""
+    """Words in lower case, and each other character except white space."""
 
     words: tuple[str, ...]
     kind = "words"
@@ -132,7 +133,7 @@ class WordTokenizer(Tokenizer):
         return {word: number for number, word in enumerate(self.words)}
 
     def encode(self, text: str) -> np.ndarray:
-        """Return one token a word."""
+        """Return one token per word."""
         numbers = [self._numbers.get(word, UNKNOWN) for word in split_words(text)]
         return np.array(numbers, np.int32)
 
@@ -141,21 +142,19 @@ class WordTokenizer(Tokenizer):
         return " ".join(self.words[token] for token in tokens)
 
     def to_bytes(self) -> bytes:
-        """Kind and words, as JSON."""
+        """Return kind and words as JSON."""
         return _to_json({"kind": self.kind, "words": list(self.words)})
 
 
 @dataclass(frozen=True)
 class LibraryTokenizer(Tokenizer):
-    """A tokenizer.json of the library `tokenizers`, which computes it in a child process.
-
-    Raises ValueError when the library isn't installed, can't read the file or a text, or takes more
-    memory or time than a tokenizer needs.
-    """
+    """A tokenizer.json of the library `tokenizers`, which runs in a child process. Raises
+    ValueError if the library isn't installed, can't read the file or a text, or exceeds the limits
+    of memory or time."""
 
     content: bytes
     special_tokens: bool = False
-    """Whether a text gets the tokens that the file puts around one, such as [CLS] and [SEP]."""
+    """Whether texts get the file's special tokens, such as [CLS] and [SEP]."""
     kind = "tokenizer.json"
 
     @cached_property
@@ -164,11 +163,9 @@ class LibraryTokenizer(Tokenizer):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The tokens as the file has them. Numbers without a token are called unused.
-
-        Raises ValueError for numbers beyond `MAX_VOCABULARY`, and for two tokens of one number, of
-        which the library chooses another each time.
-        """
+        """The tokens of the file. Numbers without a token have the name "unused n". Raises
+        ValueError for numbers beyond `MAX_VOCABULARY`, and for two tokens with one number, since
+        the library's choice between them varies."""
         numbers: Mapping[str, int] = self._process.metadata["vocabulary"]
         count = 1 + max(numbers.values(), default=-1)
         if not 0 < count <= MAX_VOCABULARY:
@@ -186,7 +183,7 @@ class LibraryTokenizer(Tokenizer):
         return tuple(by_number.get(number, f"unused {number}") for number in range(count))
 
     def require_usable(self) -> None:
-        """Raise ValueError for a file without tokens, or one whose tokens are drawn at random."""
+        """Raise ValueError for a file without tokens, or with randomly drawn tokens."""
         dropout = self._process.metadata["dropout"]
         if dropout:
             raise ValueError(
@@ -210,10 +207,8 @@ class LibraryTokenizer(Tokenizer):
 
 
 def parse_tokenizer(content: bytes, *, special_tokens: bool = False) -> Tokenizer:
-    """Return the tokenizer of a file: one of this package's kinds, or the library's.
-
-    Raises ValueError for anything else.
-    """
+    """Return the tokenizer of a file, of this package or of the library. Raises ValueError for
+    other files."""
     try:
         tree = json.loads(decode_utf8(content))
     except RecursionError:
@@ -237,12 +232,12 @@ def parse_tokenizer(content: bytes, *, special_tokens: bool = False) -> Tokenize
 
 
 def make_character_tokenizer(texts: Iterable[str]) -> CharacterTokenizer:
-    """Return the tokenizer of all characters of some texts."""
+    """Make a tokenizer of all characters in some texts."""
     return CharacterTokenizer("".join(sorted(set(chain.from_iterable(texts)))))
 
 
 def make_word_tokenizer(texts: Iterable[str], most: int) -> WordTokenizer:
-    """Return the tokenizer of the `most` frequent words; of equally frequent ones the first by
+    """Make a tokenizer of the `most` frequent words; of equally frequent words the first by
     name."""
     counts = Counter(word for text in texts for word in split_words(text))
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
@@ -255,7 +250,7 @@ def split_words(text: str) -> Sequence[str]:
 
 
 def decode_utf8(content: bytes) -> str:
-    """Return the text of a file. Raises ValueError that names the first byte which is not UTF-8."""
+    """Decode UTF-8. Raises ValueError with the first invalid byte."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -265,7 +260,7 @@ def decode_utf8(content: bytes) -> str:
 
 
 def _to_code_points(text: str) -> np.ndarray:
-    """Return the numbers of the characters, uint32 (n,)."""
+    """Return the code points of the characters, uint32 (n,)."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 

@@ -1,8 +1,6 @@
-"""A tokenizer.json of the library `tokenizers`, computed by a process of limited memory and time.
-
-The file may be a stranger's: its replacements can grow a text without end, and its regular
-expressions can take hours.
-"""
+"""A tokenizer.json of the library `tokenizers`, in a process with limited memory and time. An
+untrusted file may have replacements that grow a text without end, or regular expressions that take
+hours."""
 
 from __future__ import annotations
 
@@ -21,22 +19,21 @@ from pipeline.core.host.limited_process import (
 from pipeline.data.text.tokenizer_child import DECODE, ENCODE, ENCODE_SPECIAL, FILE
 
 _BASE_MEMORY_BYTES = 2**30
-"""Addresses of a process that has read nothing, with the library's allocations in advance."""
+"""Address space of a process that has read nothing, with the library's allocations."""
 _MEMORY_PER_BYTE = 512
-"""Addresses for a byte of the file or of a text; 100 to 180 were measured."""
+"""Address space per byte of the file or of a text; 100 to 180 were measured."""
 _BASE_CPU_S = 10
 _BYTES_PER_CPU_S = 100_000
-"""Slowest speed, of all requests together; 550,000 to 860,000 were measured on busy cores."""
+"""The slowest accepted speed over all requests; 550,000 to 860,000 were measured on busy cores."""
 
 
 class TokenizerProcess:
-    """A child process that has read a tokenizer.json. It ends when this object is dropped.
-
-    Raises ValueError when the library isn't installed, can't read the file, or exceeds the limits.
-    """
+    """A child process that has read a tokenizer.json. It ends when this object is deleted. Raises
+    ValueError if the library isn't installed, can't read the file, or exceeds the limits."""
 
     metadata: Mapping[str, Any]
-    """`vocabulary`, numbers by token, and `dropout`, the share of merges left out at random."""
+    """`vocabulary`, the numbers by token, and `dropout`, the share of merges that are randomly
+    omitted."""
 
     def __init__(self, content: bytes) -> None:
         self._process = LimitedProcess("pipeline.data.text.tokenizer_child")
@@ -51,7 +48,8 @@ class TokenizerProcess:
             raise ValueError(f"isn't a tokenizer.json: {error}") from error
 
     def encode(self, text: str, *, special_tokens: bool) -> np.ndarray:
-        """Return the library's tokens, int32 (n,). Raises ValueError for its errors and limits."""
+        """Return the library's tokens, int32 (n,). Raises ValueError for errors and exceeded
+        limits."""
         content = text.encode()
         kind = ENCODE_SPECIAL if special_tokens else ENCODE
         return np.frombuffer(self._compute(kind, content, "a text"), np.int32)

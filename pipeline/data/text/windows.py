@@ -1,4 +1,4 @@
-"""Windows of a text: the tokens that a network reads, and the token after each as its label."""
+"""Windows of a text: the tokens that a network reads, and the next token as the label of each."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import numpy as np
 @dataclass(frozen=True)
 class TokenWindows:
     """A column of windows of consecutive tokens. Window n begins at token `first + n * stride`.
-
-    Windows share the memory of one text, however much they overlap.
-    """
+    Windows share the memory of one text."""
 
     tokens: np.ndarray
     """The whole text, uint8 or int32 (tokens,)."""
@@ -22,9 +20,9 @@ class TokenWindows:
     length: int
     """Tokens of a window."""
     stride: int
-    """Tokens from the start of a window to that of the next."""
+    """Tokens between the starts of two windows."""
     first: int
-    """0 for the tokens that a network reads, 1 for the tokens after them."""
+    """0 for the tokens that a network reads, 1 for the next tokens, their labels."""
     trailing: tuple[int, ...] = ()
     """Dimensions of size 1 after the tokens: (1, 1) makes images of them."""
 
@@ -48,8 +46,8 @@ class TokenWindows:
 def make_window_columns(tokens: np.ndarray, length: int, stride: int) -> dict[str, TokenWindows]:
     """Return the columns of a language model: `image` (n, length, 1, 1), `label` (n, length).
 
-    Inputs have the rank of images; labels are the tokens after them. `length` and `stride` are in
-    tokens. Raises ValueError if the text has no complete window.
+    Inputs have the rank of images; labels are the next tokens. `length` and `stride` are in tokens.
+    Raises ValueError if the text has no complete window.
     """
     count = (len(tokens) - 1 - length) // stride + 1
     if len(tokens) <= length:
