@@ -19,12 +19,9 @@ SUMS = "SHA256SUMS"
 
 def checksum(path: Path, algorithm: str = "sha256") -> str:
     """Return the checksum of a file in hexadecimal. Raises OSError if it can't be read."""
-    status = path.stat()
+    stat = path.stat()
     # Programs can set mtime, but not ctime, the time of the last change of the file's status.
-    identity = (
-        *(status.st_dev, status.st_ino, status.st_size),
-        *(status.st_mtime_ns, status.st_ctime_ns),
-    )
+    identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
     return _compute_cached(path.absolute(), algorithm, identity)
 
 

@@ -161,11 +161,11 @@ class BucketedOrder(SampleOrder):
         if self.num_shards > 1:
             raise ValueError("shards of a bucketed split would differ in their number of batches")
         if self.batches_per_repetition == 0:
-            most = int(np.bincount(self.buckets).max())
+            max_size = int(np.bincount(self.buckets).max())
             raise ValueError(
                 f"a batch of {self.batch_size} can't be filled from any bucket, and "
                 "drop_remainder drops batches that aren't full; the batch size must be at most "
-                f"{most}"
+                f"{max_size}"
             )
         super().__post_init__()
 

@@ -78,16 +78,16 @@ def _read_rows(file: Path) -> tuple[list[str], list[list[str]]]:
     if not rows:
         raise ValueError("is empty; its first row must name the columns")
     names = rows[0]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"has several columns {show_name(twice[0])}; names must be different")
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"has several columns {show_name(repeated[0])}; names must be different")
     return names, rows[1:]
 
 
 def _find_column(names: Sequence[str], name: str, key: str) -> int:
     if name not in names:
-        there = ", ".join(map(show_name, names[:10]))
-        raise ValueError(f"has no column {show_name(name)}, which {key} names; it has {there}")
+        listed = ", ".join(map(show_name, names[:10]))
+        raise ValueError(f"has no column {show_name(name)}, which {key} names; it has {listed}")
     return names.index(name)
 
 
@@ -96,7 +96,7 @@ def _resolve_paths(names: Sequence[str], folder: Path, *, follow_links: bool) ->
     root = os.path.normpath(folder)
     real_root = os.path.realpath(folder)
     paths = []
-    absent = []
+    missing_files = []
     for number, name in enumerate(names, 2):
         if "\0" in name:
             raise ValueError(f"row {number}: {show_name(name)} isn't a path")
@@ -109,12 +109,12 @@ def _resolve_paths(names: Sequence[str], folder: Path, *, follow_links: bool) ->
                 f"row {number}: {show_name(name)} leads out of {folder}; paths must stay below it"
             )
         if not os.path.isfile(path):
-            absent.append((number, name))
+            missing_files.append((number, name))
         paths.append(path)
-    if absent:
-        number, name = absent[0]
+    if missing_files:
+        number, name = missing_files[0]
         raise ValueError(
-            f"{len(absent):,} of {len(names):,} images are not in {folder}; the first is "
+            f"{len(missing_files):,} of {len(names):,} images are not in {folder}; the first is "
             f"{show_name(name)}, in row {number}"
         )
     return paths
@@ -178,9 +178,9 @@ def parse_labels(
     if task == "multi_label":
         for name, values in zip(names, numbers.T, strict=True):
             if not np.isin(values, (0, 1)).all():
-                odd = values[~np.isin(values, (0, 1))][0]
+                first_other = values[~np.isin(values, (0, 1))][0]
                 raise ValueError(
-                    f"{show_name(name)} has the value {odd:g}; multi_label needs 0 or 1"
+                    f"{show_name(name)} has the value {first_other:g}; multi_label needs 0 or 1"
                 )
     return LabelColumns(task, names, numbers)
 

@@ -61,8 +61,8 @@ def _shuffle_in_window(words: np.ndarray, window: int) -> np.ndarray:
     # A draw returns the sample that refilled the slot after the previous draw from it.
     by_slot = np.argsort(slots, kind="stable")
     samples = slots[by_slot]
-    again = samples[1:] == samples[:-1]
-    samples[1:][again] = window + by_slot[:-1][again]
+    is_repeated = samples[1:] == samples[:-1]
+    samples[1:][is_repeated] = window + by_slot[:-1][is_repeated]
     order = np.empty(words.size, np.int32)
     order[by_slot] = samples
     buffer = np.arange(window)

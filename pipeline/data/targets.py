@@ -12,7 +12,7 @@ Task = Literal["classification", "regression", "multi_label", "next_token"]
 
 @dataclass(frozen=True)
 class Targets:
-    """What a network's outputs stand for. classification: classes; regression: numbers;
+    """The meaning of a network's outputs. classification: classes; regression: numbers;
     multi_label: labels, any number of which a sample may have; next_token: the tokens of a
     vocabulary. Numbers are standardised by the training split: `(number - mean) / std`. Metrics and
     predictions are in the units of the data."""

@@ -103,8 +103,8 @@ class JointGeometricOp(MapOp):
 
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
         images, labels = values
-        as_images = labels.reshape(*images.shape[:3], 1)
-        shifted = self.op.move_labels(xp, as_images, uniforms, self.fill)
+        label_images = labels.reshape(*images.shape[:3], 1)
+        shifted = self.op.move_labels(xp, label_images, uniforms, self.fill)
         return self.op(xp, images, uniforms), shifted.reshape(shifted.shape[: labels.ndim])
 
 
@@ -115,17 +115,17 @@ def make_joint_ops(
     begins with the op's position and name if labels can't be moved."""
     result: tuple[MapOp, ...] = ()
     for position, op in enumerate(ops):
-        before = compute_column_specs(result, specs)
+        specs_before = compute_column_specs(result, specs)
         try:
-            result = *result, _join_labels(op, before, ignore_index)
+            result = *result, _join_labels(op, specs_before, ignore_index)
         except ValueError as error:
             raise ValueError(f"ops.{position} ({op.name}): {error}") from error
     return result
 
 
 def _join_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int | None) -> MapOp:
-    moves = isinstance(op, Op) and op.moves_pixels and op.column == "image"
-    if not moves or not _have_pixel_labels(specs["label"], specs["image"]):
+    moves_pixels = isinstance(op, Op) and op.moves_pixels and op.column == "image"
+    if not moves_pixels or not _have_pixel_labels(specs["label"], specs["image"]):
         return op
     if not isinstance(op, GeometricOp):
         raise ValueError("moves pixels in a way that labels of pixels can't follow; leave it out")
@@ -142,11 +142,11 @@ def _have_pixel_labels(labels: ColumnSpec, image: ColumnSpec) -> bool:
     of other positions, and for labels that aren't integers."""
     if image.layout != "hwc" or len(image.shape) != 3:
         return False  # the op raises an error for such images
-    integer = np.issubdtype(np.dtype(labels.dtype), np.integer)
+    is_integer = np.issubdtype(np.dtype(labels.dtype), np.integer)
     if len(labels.shape) < 2:
         # Labels of tokens have a position, unlike several labels of a sample or a one-hot label.
-        return integer and (*labels.shape, 1) == image.shape[:2]
-    if not integer:
+        return is_integer and (*labels.shape, 1) == image.shape[:2]
+    if not is_integer:
         raise ValueError(
             f"moves pixels, and their labels are {labels.dtype} of shape {labels.shape}; list the "
             "op that makes them so, such as one_hot, after it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, get_args
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
@@ -91,9 +91,7 @@ of the sum, and the reported loss is the mean."""
 class LossSpec(Spec):
     """The loss, which training minimises: the component of kind "loss"."""
 
-    tasks: ClassVar[tuple[Task, ...]] = (
-        *("classification", "regression", "multi_label", "next_token"),
-    )
+    tasks: ClassVar[tuple[Task, ...]] = get_args(Task)
     """Tasks that the loss supports."""
     masks_labels: ClassVar[bool] = False
     """Whether the function also takes `where`, bool (B, ...), the mask of the valid labels."""

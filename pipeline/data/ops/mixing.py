@@ -118,8 +118,8 @@ class CutMix(BatchOp):
         extents = draw_rows(xp, uniforms[:, 2], sides.astype(np.int32))
         rows = _mark_extent(xp, uniforms[:, 3], extents[:, 0], height)
         columns = _mark_extent(xp, uniforms[:, 4], extents[:, 1], width)
-        done = uniforms[:, 1] < self.prob
-        rows = rows & done[:, None]
+        is_changed = uniforms[:, 1] < self.prob
+        rows = rows & is_changed[:, None]
         box = rows[:, :, None] & columns[:, None, :]
         partner = draw_partners(xp, uniforms[:, 0])
         outside = height * width - rows.sum(axis=1) * columns.sum(axis=1)

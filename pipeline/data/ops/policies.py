@@ -109,10 +109,10 @@ class AutoAugment(Policy):
         size = values.shape[1], values.shape[2]
         changes, rows, probabilities = _tabulate_policy(self.policy, self.convention, size)
         pair = integers(xp, uniforms[:, 0], len(rows))
-        done = uniforms[:, 1:3] < xp.asarray(probabilities)[pair]
+        is_changed = uniforms[:, 1:3] < xp.asarray(probabilities)[pair]
         side = integers(xp, uniforms[:, 3:5], 2)
         numbers = xp.asarray(rows)[pair[:, None], np.arange(2), side]
-        return self._change(xp, values, changes, xp.where(done, numbers, 0))
+        return self._change(xp, values, changes, xp.where(is_changed, numbers, 0))
 
 
 def list_strengths(

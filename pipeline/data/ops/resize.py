@@ -226,15 +226,14 @@ class RandomResizedCrop(GeometricOp):
 
     def _draw_sides(self, xp: Any, uniforms: Any, height: int, width: int) -> tuple[Any, Any]:
         """Draw the height and width of the box of each attempt, int32 (batch, attempts)."""
-        tries = self.max_attempts
+        attempts = self.max_attempts
         side = np.sqrt(list_steps(*self.scale) * height * width).astype(np.float32)
         aspect = np.exp(list_steps(log(self.ratio[0]), log(self.ratio[1])))
         root = np.sqrt(aspect).astype(np.float32)
         inverse = (1 / aspect).astype(np.float32)
-        number = integers(xp, uniforms[:, tries : 2 * tries], len(aspect))
-        columns = xp.rint(draw_rows(xp, uniforms[:, :tries], side) * xp.asarray(root)[number]).clip(
-            1
-        )
+        number = integers(xp, uniforms[:, attempts : 2 * attempts], len(aspect))
+        sides = draw_rows(xp, uniforms[:, :attempts], side)
+        columns = xp.rint(sides * xp.asarray(root)[number]).clip(1)
         rows = xp.rint(columns * xp.asarray(inverse)[number]).clip(1)
         return rows.astype(np.int32), columns.astype(np.int32)
 

@@ -101,8 +101,8 @@ def crop_to(xp: Any, bucket: Bucket, batch: Batch, *, drawn: bool) -> Batch:
     columns = batch.columns
     names = [name for name in ("image", "label") if columns[name].ndim > len(bucket)]
     if UNCROPPED_SIZE not in columns:
-        inside = (slice(None), *(slice(length) for length in bucket))
-        cropped = {name: columns[name][inside] for name in names}
+        region = (slice(None), *(slice(length) for length in bucket))
+        cropped = {name: columns[name][region] for name in names}
         return replace(batch, columns={**columns, **cropped})
     room = columns[UNCROPPED_SIZE] - columns[SIZE]
     if drawn:

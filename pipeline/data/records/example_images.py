@@ -175,12 +175,12 @@ class _Layout:
         """Return the label of an example. Raises ValueError if its dtype or length isn't the first
         one's."""
         label = features.get(self.label_key)
-        right = "one integer" if self.num_floats is None else f"{self.num_floats} floats"
+        expected = "one integer" if self.num_floats is None else f"{self.num_floats} floats"
         dtype = np.int64 if self.num_floats is None else np.float32
         if not isinstance(label, np.ndarray) or label.dtype != dtype:
-            raise ValueError(f"{show_name(self.label_key)} must hold {right}")
+            raise ValueError(f"{show_name(self.label_key)} must hold {expected}")
         if len(label) != (self.num_floats or 1):
-            raise ValueError(f"{show_name(self.label_key)} holds {len(label)} values, not {right}")
+            raise ValueError(f"{show_name(self.label_key)} has {len(label)} values, not {expected}")
         if self.num_floats is None:
             return int(label[0])
         if not np.isfinite(label).all():
@@ -220,9 +220,9 @@ def _find_key(
     for key in defaults if name is None else (name,):
         if key in features:
             return key
-    there = ", ".join(show_name(key) for key in sorted(features)[:10]) or "nothing"
-    looked = " or ".join(defaults) if name is None else show_name(name)
-    raise ValueError(f"has no feature {looked}; it has {there}; set dataset.{setting}")
+    key_list = ", ".join(show_name(key) for key in sorted(features)[:10]) or "nothing"
+    names_text = " or ".join(defaults) if name is None else show_name(name)
+    raise ValueError(f"has no feature {names_text}; it has {key_list}; set dataset.{setting}")
 
 
 def _find_image(features: Mapping[str, Feature], key: str) -> bytes:

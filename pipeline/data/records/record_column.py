@@ -73,20 +73,20 @@ class RecordColumn:
 
     def sample_name(self, index: int) -> str:
         """Return the file and record of a sample, for messages."""
-        number, inside = self._locate(index)
-        return f"{self._folder / self._spec.files[number].name}, record {inside}"
+        number, position = self._locate(index)
+        return f"{self._folder / self._spec.files[number].name}, record {position}"
 
     def read(self, record: int) -> np.ndarray:
         """Return the samples of a record. Raises DataError that names the record."""
-        number, inside = self._locate(record)
+        number, position = self._locate(record)
         file = self._spec.files[number]
         per_record = self._spec.samples_per_record
-        samples = min(per_record, file.samples - inside * per_record)
+        samples = min(per_record, file.samples - position * per_record)
         sizes = () if self._sizes is None else self._sizes[record].tolist()
         shape = (samples, *sizes, *self._spec.trailing)
         try:
             content = self._source[record]
-            return decode(content, self.dtype, shape, file.first_crc32, inside)
+            return decode(content, self.dtype, shape, file.first_crc32, position)
         except Exception as error:  # grain has no error class
             raise DataError(
                 f"{self.sample_name(record)}: is damaged or of another dataset: {error}"
@@ -100,14 +100,14 @@ class RecordColumn:
         checksums = np.array([file.first_crc32 for file in self._spec.files], np.int64)
         seeds = indices - firsts[numbers] + checksums[numbers]
         for first in range(0, len(indices), BULK):
-            some = slice(first, first + BULK)
-            requested = indices[some].tolist()
+            batch = slice(first, first + BULK)
+            requested = indices[batch].tolist()
             try:
                 contents = self._source.__getitems__(requested)
-                out[some] = decode_batch(contents, out.dtype, out.shape[1:], seeds[some].tolist())
+                out[batch] = decode_batch(contents, out.dtype, out.shape[1:], seeds[batch].tolist())
             except Exception:
                 # Single reads find the damaged record.
-                out[some] = np.stack([self.sample(index) for index in requested])
+                out[batch] = np.stack([self.sample(index) for index in requested])
 
     def _locate(self, record: int) -> tuple[int, int]:
         """Return the number of the file that has a record, and the record's number in the file."""

@@ -130,11 +130,11 @@ class RecordsSpec(Spec):
 
     @model_validator(mode="after")
     def _require_units(self) -> RecordsSpec:
-        right = len(self.classes) if self.task == "regression" else 0
-        if not len(self.mean) == len(self.std) == right:
+        expected_length = len(self.classes) if self.task == "regression" else 0
+        if not len(self.mean) == len(self.std) == expected_length:
             raise ValueError(
                 f"mean and std have {len(self.mean)} and {len(self.std)} values; {self.task} of "
-                f"{len(self.classes)} names needs {right}"
+                f"{len(self.classes)} names needs {expected_length}"
             )
         return self
 
@@ -188,9 +188,9 @@ def decode(
 ) -> np.ndarray:
     """Return the values of a record, read-only. Raises ValueError for a wrong size or checksum."""
     dtype = np.dtype(dtype)
-    right_bytes = CHECKSUM_BYTES + math.prod(shape) * dtype.itemsize
-    if len(record) != right_bytes:
-        raise ValueError(f"has {len(record):,} bytes instead of {right_bytes:,}")
+    expected_bytes = CHECKSUM_BYTES + math.prod(shape) * dtype.itemsize
+    if len(record) != expected_bytes:
+        raise ValueError(f"has {len(record):,} bytes instead of {expected_bytes:,}")
     body = memoryview(record)[CHECKSUM_BYTES:]
     if int.from_bytes(record[:CHECKSUM_BYTES], "little") != _compute_checksum(
         body, first_crc32, number
@@ -207,10 +207,10 @@ def decode_batch(
 
     `seeds` are the start values of the checksums. Raises ValueError for a wrong size or checksum.
     """
-    right_bytes = CHECKSUM_BYTES + math.prod(shape) * dtype.itemsize
-    if any(len(record) != right_bytes for record in records):
+    expected_bytes = CHECKSUM_BYTES + math.prod(shape) * dtype.itemsize
+    if any(len(record) != expected_bytes for record in records):
         raise ValueError("a record has a wrong size")
-    rows = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), right_bytes)
+    rows = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), expected_bytes)
     checksums = np.ascontiguousarray(rows[:, :CHECKSUM_BYTES]).view("<u4").ravel().tolist()
     bodies = (memoryview(record)[CHECKSUM_BYTES:] for record in records)
     if [

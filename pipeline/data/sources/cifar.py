@@ -237,9 +237,9 @@ def _copy_members(archive: Path, release: Release, folder: Path) -> None:
                 content = tar.extractfile(member) if member.isfile() else None
                 if content is None or name not in missing:
                     continue
-                right_bytes = missing.pop(name)
-                if member.size != right_bytes:
-                    raise ValueError(f"{name} has {member.size:,} bytes instead of {right_bytes:,}")
+                expected_bytes = missing.pop(name)
+                if member.size != expected_bytes:
+                    raise ValueError(f"{name} has {member.size:,} bytes, not {expected_bytes:,}")
                 with (folder / name).open("wb") as target:
                     shutil.copyfileobj(content, target, _CHUNK_BYTES)
         # Reading to the end verifies the checksum of the compressed content.
@@ -278,13 +278,13 @@ def read_records(path: Path, count: int, release: Release) -> tuple[np.ndarray, 
     """Read images, uint8 (count, 32, 32, 3), and labels, int32 (count,), from one .bin file. A
     record has the label bytes, then the red, green and blue planes, row by row."""
     record_bytes = release.label_bytes + _IMAGE_BYTES
-    right_bytes = count * record_bytes
+    expected_bytes = count * record_bytes
     with name_file(path):
         size_bytes = path.stat().st_size
-        content = np.fromfile(path, np.uint8, right_bytes)
-        if size_bytes != right_bytes:
+        content = np.fromfile(path, np.uint8, expected_bytes)
+        if size_bytes != expected_bytes:
             raise ValueError(
-                f"has {size_bytes:,} bytes instead of {right_bytes:,} "
+                f"has {size_bytes:,} bytes instead of {expected_bytes:,} "
                 f"({count:,} records of {record_bytes:,} bytes)"
             )
         records = content.reshape(count, record_bytes)

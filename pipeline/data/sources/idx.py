@@ -135,8 +135,8 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
         raise DataError(f"{path}: {len(content)} bytes are too short for an IDX header")
     zero, dtype, dimensions, *sizes = header.unpack_from(content)
     if (zero, dtype, dimensions) != (0, _UINT8, len(shape)):
-        right = struct.pack(">HBB", 0, _UINT8, len(shape)).hex()
-        raise DataError(f"{path}: begins with {content[:4].hex()}; must begin with {right}")
+        expected = struct.pack(">HBB", 0, _UINT8, len(shape)).hex()
+        raise DataError(f"{path}: begins with {content[:4].hex()}; must begin with {expected}")
     if tuple(sizes) != shape:
         raise DataError(f"{path}: has shape {tuple(sizes)} instead of {shape}")
     if len(content) - header.size != values_bytes:

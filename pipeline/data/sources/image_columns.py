@@ -44,10 +44,10 @@ class MaskValues:
         if self.ignored is not None:
             wrong &= mask != self.ignored
         if wrong.any():
-            but = "" if self.ignored is None else f", or {self.ignored}, which is not counted"
+            ignored_text = "" if self.ignored is None else f", or {self.ignored}, which is ignored"
             raise DataError(
                 f"{path}: has pixels of the value {int(mask[wrong].min())}; the values of "
-                f"{self.classes} classes are 0 to {self.classes - 1}{but}"
+                f"{self.classes} classes are 0 to {self.classes - 1}{ignored_text}"
             )
 
 

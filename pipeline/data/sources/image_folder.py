@@ -93,10 +93,10 @@ class ImageFolder(LocalDatasetSpec):
         train_folder, eval_folder = find_splits(self.root)
         classes = list_class_folders(train_folder)
         if list_class_folders(eval_folder) != classes:
-            odd = sorted(set(classes) ^ set(list_class_folders(eval_folder)))
+            different = sorted(set(classes) ^ set(list_class_folders(eval_folder)))
             raise DataError(
                 f"{train_folder} and {eval_folder} must have the same class folders; "
-                f"only one of them has {', '.join(odd)}"
+                f"only one of them has {', '.join(different)}"
             )
         halves = [list_classes(half, classes, self._within) for half in (train_folder, eval_folder)]
         columns = self._make_columns([half.paths for half in halves])
@@ -299,12 +299,11 @@ def describe_left_out(left_out: Sequence[str], folders: str) -> tuple[str, ...]:
         return ()
     kinds = Counter(Path(path).suffix.lower() or "no suffix" for path in left_out).most_common()
     listed = ", ".join(f"{count:,} of {show_name(kind)}" for kind, count in kinds[:_LISTED_KINDS])
-    more = f", {len(kinds) - _LISTED_KINDS} more kinds" if len(kinds) > _LISTED_KINDS else ""
+    more_kinds = f", {len(kinds) - _LISTED_KINDS} more kinds" if len(kinds) > _LISTED_KINDS else ""
     count = f"{len(left_out):,} file" + "s" * (len(left_out) > 1)
     example = show_name(left_out[0])
-    return (
-        f"left out: {count} ({listed}{more}), such as {example}; {KINDS} in {folders} are read",
-    )
+    kinds_text = f"{listed}{more_kinds}"
+    return (f"left out: {count} ({kinds_text}), such as {example}; {KINDS} in {folders} are read",)
 
 
 def require_within(path: Path, folder: Path | None) -> None:

@@ -123,14 +123,14 @@ class ImageMasks(LocalDatasetSpec):
         ]
         images = _map_stems(listings[0].images, folder / self.images)
         masks = _map_stems(listings[1].images, folder / self.masks)
-        for alone, partner, partners in (
+        for unpaired, partner, partners in (
             ([images[stem] for stem in images.keys() - masks.keys()], "mask", self.masks),
             ([masks[stem] for stem in masks.keys() - images.keys()], "image", self.images),
         ):
-            if alone:
-                count = f"; nor have {len(alone) - 1:,} others" if len(alone) > 1 else ""
+            if unpaired:
+                count = f"; nor have {len(unpaired) - 1:,} others" if len(unpaired) > 1 else ""
                 raise DataError(
-                    f"{min(alone)}: has no {partner} of its name in {folder / partners}{count}"
+                    f"{min(unpaired)}: has no {partner} of its name in {folder / partners}{count}"
                 )
         pairs = [(images[stem], masks[stem]) for stem in sorted(images)]
         _require_same_sizes(pairs)
@@ -141,28 +141,28 @@ class ImageMasks(LocalDatasetSpec):
 def _map_stems(paths: Sequence[str], folder: Path) -> dict[str, str]:
     """Return files by path in a folder without suffix. Raises DataError for two with the same
     path."""
-    named: dict[str, str] = {}
+    files: dict[str, str] = {}
     for path in paths:
-        other = named.setdefault(str(Path(path).relative_to(folder).with_suffix("")), path)
+        other = files.setdefault(str(Path(path).relative_to(folder).with_suffix("")), path)
         if other is not path:
             raise DataError(
                 f"{path}: has the same name as {other} but for the suffix; must be different"
             )
-    return named
+    return files
 
 
 def _require_same_sizes(pairs: Sequence[tuple[str, str]]) -> None:
     """Raise DataError that names the first mask whose size differs from its image's."""
     image_sizes = read_sizes([image for image, _ in pairs])
     mask_sizes = read_sizes([mask for _, mask in pairs])
-    odd = np.flatnonzero((image_sizes != mask_sizes).any(axis=1))
-    if odd.size:
-        image, mask = pairs[odd[0]]
-        height, width = image_sizes[odd[0]].tolist()
-        rows, columns = mask_sizes[odd[0]].tolist()
+    different = np.flatnonzero((image_sizes != mask_sizes).any(axis=1))
+    if different.size:
+        image, mask = pairs[different[0]]
+        height, width = image_sizes[different[0]].tolist()
+        rows, columns = mask_sizes[different[0]].tolist()
         raise DataError(
             f"{mask}: is {rows}x{columns}, and its image {image} {height}x{width}; masks must have "
-            f"the size of their images, but {odd.size:,} of {len(pairs):,} don't"
+            f"the size of their images, but {different.size:,} of {len(pairs):,} don't"
         )
 
 

@@ -194,10 +194,10 @@ def _name_classes(
     classes = classes or inferred
     for name, values in valid.items():
         if values.min() < 0 or values.max() >= classes:
-            but = "" if ignore_index is None else f", or {ignore_index}"
+            ignored_text = "" if ignore_index is None else f", or {ignore_index}"
             raise ValueError(
                 f"{name} has labels from {values.min()} to {values.max()}; "
-                f"they must be 0 to {classes - 1}{but}"
+                f"they must be 0 to {classes - 1}{ignored_text}"
             )
     return tuple(str(label) for label in range(classes))
 

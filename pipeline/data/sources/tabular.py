@@ -125,10 +125,10 @@ class TableDataset(DatasetSpec):
     def _require_columns_once(self) -> Self:
         lists = self.target, self.numeric, self.categories, self.dates, self.ignored
         counts = Counter(name for names in lists for name in names)
-        doubled = [name for name, count in counts.items() if count > 1]
-        if doubled:
+        repeated = [name for name, count in counts.items() if count > 1]
+        if repeated:
             problem = "is named more than once by target, numeric, categories, dates and ignored"
-            raise ValueError(f"{show_name(doubled[0])} {problem}")
+            raise ValueError(f"{show_name(repeated[0])} {problem}")
         return self
 
     @property
@@ -293,13 +293,7 @@ class CsvTable(TableDataset):
 
     @property
     def form(self) -> TableFormat:
-        return TableFormat(
-            delimiter=self.delimiter,
-            header=self.header,
-            decimal=self.decimal,
-            encoding=self.encoding,
-            missing_values=self.missing_values,
-        )
+        return TableFormat(**{key: getattr(self, key) for key in TableFormat.model_fields})
 
 
 @component("dataset")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -17,13 +18,8 @@ from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share
 from pipeline.data.targets import Targets
 from pipeline.data.text.text_files import list_text_files, read_files
-from pipeline.data.text.text_format import TextFormat, read_tokenizer
-from pipeline.data.text.tokenizer import (
-    ByteTokenizer,
-    Tokenizer,
-    decode_utf8,
-    make_character_tokenizer,
-)
+from pipeline.data.text.text_format import TextFormat, make_tokenizer
+from pipeline.data.text.tokenizer import Tokenizer, decode_utf8
 from pipeline.data.text.windows import make_window_columns, to_narrow_dtype
 
 SHIPPED = Path(__file__).with_name("python_reference.txt")
@@ -77,7 +73,7 @@ class Text(DatasetSpec):
         source = files[0] if len(files) == 1 else self.root
         if not any(contents):
             raise DataError(f"{source}: holds no text, so that there is no vocabulary")
-        tokenizer = self._make_tokenizer(files, contents)
+        tokenizer = make_tokenizer(self.tokenizer, self._decode_files(files, contents))
         tokens = self._encode_files(tokenizer, files, contents)
         train_tokens = len(tokens) - round(len(tokens) * self.eval_fraction)
         splits = []
@@ -101,17 +97,13 @@ class Text(DatasetSpec):
             text=TextFormat(tokenizer, "next_token"),
         )
 
-    def _make_tokenizer(self, files: list[Path], contents: list[bytes]) -> Tokenizer:
-        match self.tokenizer:
-            case "bytes":
-                return ByteTokenizer()
-            case "characters":
-                texts = [self.separator]
-                for file, content in zip(files, contents, strict=True):
-                    with name_file(file):
-                        texts.append(decode_utf8(content))
-                return make_character_tokenizer(texts)
-        return read_tokenizer(Path(self.tokenizer).expanduser())
+    def _decode_files(self, files: list[Path], contents: list[bytes]) -> Iterator[str]:
+        """Yield the separator and the texts of files. Raises DataError if one isn't UTF-8."""
+        yield self.separator
+        for file, content in zip(files, contents, strict=True):
+            with name_file(file):
+                text = decode_utf8(content)
+            yield text
 
     def _encode_files(
         self, tokenizer: Tokenizer, files: list[Path], contents: list[bytes]

@@ -20,13 +20,7 @@ from pipeline.data.held_out import Share
 from pipeline.data.padding.buckets import make_ragged_array
 from pipeline.data.targets import Targets
 from pipeline.data.text.text_files import read_rows
-from pipeline.data.text.text_format import TextFormat, read_tokenizer
-from pipeline.data.text.tokenizer import (
-    ByteTokenizer,
-    Tokenizer,
-    make_character_tokenizer,
-    make_word_tokenizer,
-)
+from pipeline.data.text.text_format import TextFormat, make_tokenizer
 
 SHIPPED = Path(__file__).with_name("python_docstrings.csv")
 MAX_CLASSES = 10_000
@@ -77,7 +71,11 @@ class TextCsv(DatasetSpec):
         numbers = {name: number for number, name in enumerate(classes)}
         labels = np.array([numbers[name] for name in names], np.int32)
         train_rows = np.flatnonzero(~is_eval)
-        text = TextFormat(self._make_tokenizer([texts[row] for row in train_rows]), "class")
+        train_texts = [texts[row] for row in train_rows]
+        tokenizer = make_tokenizer(
+            self.tokenizer, train_texts, max_words=self.max_words, special_tokens=True
+        )
+        text = TextFormat(tokenizer, "class")
         splits = []
         for split_rows in (train_rows, np.flatnonzero(is_eval)):
             with name_file(file):
@@ -88,16 +86,6 @@ class TextCsv(DatasetSpec):
         train, evaluated = splits
         unit = SampleUnit("texts", "texts", size=f"of at most {self.longest} tokens")
         return RawData(train, evaluated, Targets(classes), unit=unit, text=text)
-
-    def _make_tokenizer(self, texts: Sequence[str]) -> Tokenizer:
-        match self.tokenizer:
-            case "bytes":
-                return ByteTokenizer()
-            case "characters":
-                return make_character_tokenizer(texts)
-            case "words":
-                return make_word_tokenizer(texts, self.max_words)
-        return read_tokenizer(Path(self.tokenizer).expanduser(), special_tokens=True)
 
 
 def _name_classes(names: Sequence[str]) -> tuple[str, ...]:

@@ -35,9 +35,9 @@ def find_date_formats(texts: Sequence[str]) -> list[str]:
     formats with the same dates only the first is returned."""
     if not texts or not _YEAR.search(texts[0]):
         return []
-    fitting = [name for name in FORMATS if _parse(texts[0], name) is not None]
+    candidates = [name for name in FORMATS if _parse(texts[0], name) is not None]
     formats: dict[bytes, str] = {}
-    for name in fitting:
+    for name in candidates:
         if all(_parse(text, name) is not None for text in texts[:_SNIFFED]):
             days = parse_days(texts, name)
             if not np.isnan(days).any():
@@ -91,8 +91,8 @@ def _compute_position(days: np.ndarray, cycle: str) -> np.ndarray:
         return days % 1
     if cycle == "week":
         return (np.floor(days) + 3) % 7 / 7
-    there = np.where(np.isnan(days), 0, days)
-    date = np.floor(there).astype("datetime64[D]")
+    filled = np.where(np.isnan(days), 0, days)
+    date = np.floor(filled).astype("datetime64[D]")
     year = date.astype("datetime64[Y]")
     first = year.astype("datetime64[D]")
     following = (year + np.timedelta64(1, "Y")).astype("datetime64[D]")

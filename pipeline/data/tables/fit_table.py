@@ -58,6 +58,8 @@ def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     Raises DataError that names the file and the problem.
     """
     with name_file(path, SIZED_BY_FILE):
+        if not path.is_file():
+            raise ValueError("isn't a regular file" if path.exists() else "there is no such file")
         if path.suffix.lower() in PARQUET:
             return read_parquet(path, kind_of)
         # Few runs read tables, and importing pyarrow takes a while.
@@ -179,19 +181,19 @@ def _fit_column(
 def _fit_numbers(
     name: str, numbers: np.ndarray, options: FitOptions, date: DateColumn | None = None
 ) -> tuple[TableColumn, ...]:
-    there = numbers[~np.isnan(numbers)]
-    if not there.size:
+    present = numbers[~np.isnan(numbers)]
+    if not present.size:
         return ()
     # Sines and cosines need no scaling, and a date has one indicator.
     is_wave = date is not None and date.part != "days"
     column = TableColumn(
         name=name,
         kind="numeric",
-        mean=float(there.mean()),
+        mean=float(present.mean()),
         # A constant column becomes 0.
-        std=float(there.std()) or 1.0,
+        std=float(present.std()) or 1.0,
         standardised=options.standardise and not is_wave,
-        indicator=options.indicators and there.size < numbers.size and not is_wave,
+        indicator=options.indicators and present.size < numbers.size and not is_wave,
         date=date,
     )
     return (column,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -61,9 +62,16 @@ def describe_missing_column(name: str, names: Iterable[str]) -> str:
     names = list(names)
     guess = nearest(name, names)
     question = f"; did you mean {show_name(guess)}?" if guess else ";"
-    more = ", ..." if len(names) > 20 else ""
+    ellipsis = ", ..." if len(names) > 20 else ""
     columns = ", ".join(map(show_name, names[:20]))
-    return f"has no column {show_name(name)}{question} it has {columns}{more}"
+    return f"has no column {show_name(name)}{question} it has {columns}{ellipsis}"
+
+
+def require_unique(names: Iterable[str]) -> None:
+    """Raise ValueError for repeated names of columns."""
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise ValueError(f"has the column {', '.join(map(show_name, repeated[:5]))} more than once")
 
 
 def require_finite(name: str, values: np.ndarray, place: Callable[[int], str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ import pyarrow as pa
 from pyarrow import compute
 from pyarrow import csv as arrow_csv
 
-from pipeline.core.files.error_text import show_name
 from pipeline.core.files.unpacked_file import open_unpacked
 from pipeline.core.host.memory import require_room
 from pipeline.data.table import Kind, TableFormat
@@ -30,6 +28,7 @@ from pipeline.data.tables.raw_table import (
     RawTable,
     Texts,
     require_finite,
+    require_unique,
 )
 
 CHUNK = 1 << 15
@@ -47,8 +46,6 @@ def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     """Read a CSV file, without blank lines. A column is read as numbers if its kind is numeric or
     auto and all present values are numbers, else as texts. Raises OSError, and ValueError with the
     line."""
-    if not path.is_file():
-        raise ValueError("isn't a regular file" if path.exists() else "there is no such file")
     require_room(path.stat().st_size, "its table")
 
     def place(row: int) -> str:
@@ -231,9 +228,9 @@ def _open_rows(path: Path, form: TableFormat) -> Iterator[_Rows]:
         byte = ""
         if isinstance(error, UnicodeDecodeError):
             byte = f" has the byte 0x{error.object[error.start]:02x} and"
-        where = f"after line {line:,}" if line else "among its first lines"
+        place_text = f"after line {line:,}" if line else "among its first lines"
         raise ValueError(
-            f"{where}{byte} is not {form.encoding}; give dataset.encoding, such as "
+            f"{place_text}{byte} is not {form.encoding}; give dataset.encoding, such as "
             "latin-1 or utf-16"
         ) from error
 
@@ -286,7 +283,5 @@ def _find_delimiter(lines: Iterator[str]) -> str:
 def _parse_column_names(header: list[str]) -> tuple[str, ...]:
     """Return the names of the columns, which may be empty. Raises ValueError for repeated names."""
     names = tuple(text.strip() for text in header)
-    doubled = [name for name, count in Counter(names).items() if name and count > 1]
-    if doubled:
-        raise ValueError(f"has the column {', '.join(map(show_name, doubled[:5]))} more than once")
+    require_unique(filter(None, names))
     return names

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.core.files.error_text import show_name
 from pipeline.core.host.limited_process import ChildLimitError, ChildLimits, LimitedProcess
 from pipeline.core.host.memory import require_room
 from pipeline.data.tables.parquet_child import LENGTH, OPEN, READ
@@ -20,6 +19,7 @@ from pipeline.data.tables.raw_table import (
     RawTable,
     Texts,
     require_finite,
+    require_unique,
 )
 
 _BYTES_A_VALUE = 8
@@ -43,8 +43,6 @@ def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
 
     Raises OSError, and ValueError with the problem of the file.
     """
-    if not path.is_file():
-        raise ValueError("isn't a regular file" if path.exists() else "there is no such file")
 
     def place(row: int) -> str:
         return f"row {row + 1:,}"
@@ -59,19 +57,20 @@ def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
     _require_bounds(names, read_names, rows, size_bytes)
     columns: dict[str, Numbers | Texts] = {}
     for start in range(0, len(read_names), _COLUMNS_AT_ONCE):
-        some = read_names[start : start + _COLUMNS_AT_ONCE]
+        batch_names = read_names[start : start + _COLUMNS_AT_ONCE]
         request = json.dumps(
-            {name: kind_of(name) in ("category", "date") for name in some}
+            {name: kind_of(name) in ("category", "date") for name in batch_names}
         ).encode()
-        limits = _compute_limits(size_bytes, rows * len(some), rows * (start + len(some)))
+        read_count = start + len(batch_names)
+        limits = _compute_limits(size_bytes, rows * len(batch_names), rows * read_count)
         try:
             answer = process.ask(READ, request, limits)
         except ChildLimitError as error:
             raise ValueError(
-                f"{error} to read {len(some):,} columns of {rows:,} rows from a file of "
+                f"{error} to read {len(batch_names):,} columns of {rows:,} rows from a file of "
                 f"{size_bytes:,} bytes"
             ) from error
-        columns |= zip(some, _parse_columns(memoryview(answer)), strict=True)
+        columns |= zip(batch_names, _parse_columns(memoryview(answer)), strict=True)
     for name, values in columns.items():
         if isinstance(values, Numbers):
             require_finite(name, values.values, place)
@@ -91,15 +90,13 @@ def _require_bounds(
     """Raise ValueError for too many columns or values, repeated columns, or too little memory."""
     if len(names) > MAX_COLUMNS:
         raise ValueError(f"has {len(names):,} columns; must have at most {MAX_COLUMNS:,}")
-    doubled = sorted({name for name in read_names if read_names.count(name) > 1})
-    if doubled:
-        raise ValueError(f"has the column {', '.join(map(show_name, doubled[:5]))} more than once")
+    require_unique(read_names)
     values = rows * len(read_names)
-    most = _BASE_VALUES + _VALUES_PER_BYTE * size_bytes
-    if values > most:
+    max_values = _BASE_VALUES + _VALUES_PER_BYTE * size_bytes
+    if values > max_values:
         raise ValueError(
             f"claims {rows:,} rows of {len(read_names):,} columns in {size_bytes:,} bytes; must "
-            f"have at most {most:,} values"
+            f"have at most {max_values:,} values"
         )
     require_room(_BYTES_A_VALUE * values, "its table")
 

@@ -35,8 +35,8 @@ def infer_task(table: RawTable, names: Sequence[str]) -> Task:
         return "classification"
     values = column.values[~np.isnan(column.values)]
     is_integer = np.array_equal(values, np.rint(values))
-    few = is_integer and len(np.unique(values)) <= FEW_CLASSES
-    return "classification" if few else "regression"
+    is_class = is_integer and len(np.unique(values)) <= FEW_CLASSES
+    return "classification" if is_class else "regression"
 
 
 def find_text_among_numbers(column: Texts) -> tuple[int, str, float] | None:
@@ -53,10 +53,10 @@ def find_text_among_numbers(column: Texts) -> tuple[int, str, float] | None:
 
 def require_one_type(name: str, column: Texts, table: RawTable) -> None:
     """Raise ValueError if more than half, but not all, of the texts are numbers."""
-    odd = find_text_among_numbers(column)
-    if odd is None:
+    mixed = find_text_among_numbers(column)
+    if mixed is None:
         return
-    row, text, share = odd
+    row, text, share = mixed
     raise ValueError(
         f"{table.place(row)}: {show_name(name)} = {text!r:.60}, and {share:.1%} of its values are "
         "numbers; correct it, or add it to dataset.missing_values, or the column to "
@@ -78,8 +78,8 @@ def list_target_classes(table: RawTable, name: str) -> tuple[str, ...]:
             "classes; set dataset.task=regression if they are numbers"
         )
     if len(names) < 2:
-        only = f"{show_name(names[0])} in every row" if names else "missing in every row"
-        raise ValueError(f"{show_name(name)} is {only}; nothing can be learned from it")
+        value_text = f"{show_name(names[0])} in every row" if names else "missing in every row"
+        raise ValueError(f"{show_name(name)} is {value_text}; nothing can be learned from it")
     return names
 
 

@@ -83,8 +83,8 @@ def _parse_rows(text: str, columns: tuple[str, str]) -> list[tuple[str, str]]:
     names = reader.fieldnames or []
     missing = [column for column in columns if column not in names]
     if missing:
-        has = ", ".join(map(show_name, names[:20])) or "nothing"
-        raise ValueError(f"has no column {', '.join(map(show_name, missing))}; it has {has}")
+        listed = ", ".join(map(show_name, names[:20])) or "nothing"
+        raise ValueError(f"has no column {', '.join(map(show_name, missing))}; it has {listed}")
     rows = []
     for row in reader:
         if None in row or None in row.values():

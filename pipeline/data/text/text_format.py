@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -13,7 +13,15 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_bytes
 from pipeline.core.files.error_text import show_name
-from pipeline.data.text.tokenizer import UNKNOWN, LibraryTokenizer, Tokenizer, parse_tokenizer
+from pipeline.data.text.tokenizer import (
+    UNKNOWN,
+    ByteTokenizer,
+    LibraryTokenizer,
+    Tokenizer,
+    make_character_tokenizer,
+    make_word_tokenizer,
+    parse_tokenizer,
+)
 
 TOKENIZER = "tokenizer.json"
 """The tokenizer's file in a run or an export."""
@@ -115,6 +123,23 @@ def read_tokenizer(path: Path, *, special_tokens: bool = False) -> Tokenizer:
         raise DataError(f"{path}: can't be read as a tokenizer: {error.strerror}") from error
     except ValueError as error:
         raise DataError(f"{path}: {error}") from error
+
+
+def make_tokenizer(
+    name: str, texts: Iterable[str], *, max_words: int | None = None, special_tokens: bool = False
+) -> Tokenizer:
+    """Make the tokenizer that a recipe names: bytes, characters, words or the path of a file.
+
+    `texts` have the vocabulary of characters or words. There is none of words without `max_words`.
+    """
+    match name:
+        case "bytes":
+            return ByteTokenizer()
+        case "characters":
+            return make_character_tokenizer(texts)
+        case "words" if max_words is not None:
+            return make_word_tokenizer(texts, max_words)
+    return read_tokenizer(Path(name).expanduser(), special_tokens=special_tokens)
 
 
 def read_text_format(folder: Path, about: Mapping[str, Any]) -> TextFormat | None:

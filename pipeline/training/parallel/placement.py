@@ -56,8 +56,8 @@ class DevicePlacement:
     def free_bytes(self) -> int | None:
         """Bytes that JAX can still allocate on the fullest GPU of this process; None for devices
         that don't report them."""
-        here = (d for d in self.devices if d.process_index == jax.process_index())
-        gpus = [device for device in here if platform_of(device.platform).reports_free_memory]
+        local = (d for d in self.devices if d.process_index == jax.process_index())
+        gpus = [device for device in local if platform_of(device.platform).reports_free_memory]
         stats = [statistics for device in gpus if (statistics := device.memory_stats())]
         free = (
             statistics.get("bytes_limit", 0) - statistics.get("bytes_in_use", 0)

@@ -182,7 +182,7 @@ def test_masks_in_deeper_folders_are_those_of_images_there(tmp_path: Path) -> No
         (
             {"classes": 2},
             "masks/0.png: has pixels of the value 2; the values of 2 classes are 0 to 1, or 255, "
-            "which is not counted",
+            "which is ignored",
         ),
         (
             {"classes": ["a", "b", "c"], "ignore_index": None},

@@ -159,7 +159,7 @@ def test_a_part_is_held_out_of_every_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("contents", "said"),
     [
-        ([plain(1), plain(2, [1, 2])], r"record 1: label holds 2 values, not one integer"),
+        ([plain(1), plain(2, [1, 2])], r"record 1: label has 2 values, not one integer"),
         ([plain(1, np.float32([np.inf]))], "must be finite"),
         ([make_example({"label": np.array([1])})], "has no feature image/encoded or"),
         ([make_example({"image": (b"x",), "label": (b"cat",)})], "label holds bytes"),

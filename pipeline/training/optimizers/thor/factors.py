@@ -99,8 +99,8 @@ def precondition(gradient: Array, inverses: Factors, positions: Array) -> Array:
     (rows, height, _) = inverses.inputs.shape
     (columns, width, _) = inverses.outputs.shape
     matrix = gradient.reshape(-1, gradient.shape[-1])
-    missing = [(0, rows * height - matrix.shape[0]), (0, columns * width - matrix.shape[1])]
-    padded = jnp.pad(matrix, missing).reshape(rows, height, -1)
+    padding = [(0, rows * height - matrix.shape[0]), (0, columns * width - matrix.shape[1])]
+    padded = jnp.pad(matrix, padding).reshape(rows, height, -1)
     left = (inverses.inputs @ padded).reshape(-1, columns, width).swapaxes(0, 1)
     product = (left @ inverses.outputs).swapaxes(0, 1).reshape(rows * height, -1) / positions
     return product[: matrix.shape[0], : matrix.shape[1]].reshape(gradient.shape)
