@@ -127,7 +127,7 @@ class SampleUnit:
     """Plural of a sample: images, rows, windows, texts."""
     counted: str = "images"
     """Plural of the unit of speed, as in tokens/s."""
-    each: int = 1
+    per_sample: int = 1
     """The number of units in a sample."""
     size: str | None = None
     """Size of a sample in words, such as "of 128 tokens"; None: its shape."""

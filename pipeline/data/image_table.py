@@ -101,10 +101,10 @@ def _resolve_paths(names: Sequence[str], folder: Path, *, follow_links: bool) ->
         if "\0" in name:
             raise ValueError(f"row {number}: {show_name(name)} isn't a path")
         path = os.path.normpath(os.path.join(root, name))
-        inside = _is_inside(path, root)
-        if inside and not follow_links:
-            inside = _is_inside(os.path.realpath(path), real_root)
-        if not inside:
+        is_inside = _is_inside(path, root)
+        if is_inside and not follow_links:
+            is_inside = _is_inside(os.path.realpath(path), real_root)
+        if not is_inside:
             raise ValueError(
                 f"row {number}: {show_name(name)} leads out of {folder}; paths must stay below it"
             )
@@ -195,8 +195,8 @@ def _infer_task(columns: Mapping[str, Sequence[str]]) -> Task:
     if len(numbers) > 1:
         is_flags = [column is not None and np.isin(column, (0, 1)).all() for column in numbers]
         return "multi_label" if all(is_flags) else "regression"
-    (only,) = numbers
-    return "classification" if only is None or (only == np.rint(only)).all() else "regression"
+    (column,) = numbers
+    return "classification" if column is None or (column == np.rint(column)).all() else "regression"
 
 
 def _parse_classes(values: Sequence[str]) -> LabelColumns:

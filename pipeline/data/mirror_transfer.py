@@ -113,7 +113,7 @@ def _append_rest(part: Path, file: RemoteFile, url: str, stall_s: float) -> None
 
 
 def _read_chunks(
-    response: HTTPResponse, name: str, done: int, total: int | None, stall_s: float
+    response: HTTPResponse, name: str, num_bytes: int, total: int | None, stall_s: float
 ) -> Iterator[bytes]:
     """Yield the body, up to `total` bytes, with a progress bar on a terminal. Raises TimeoutError
     if the mirror is too slow, ValueError for too many bytes, and ConnectionError for too few."""
@@ -126,25 +126,25 @@ def _read_chunks(
         disable=not sys.stderr.isatty(),
     )
     with progress:
-        task = progress.add_task(name, total=total, completed=done)
+        task = progress.add_task(name, total=total, completed=num_bytes)
         due_s = time.monotonic() + stall_s
-        due_bytes = done + MIN_BYTES_PER_STALL
-        while total is None or done < total:
+        due_bytes = num_bytes + MIN_BYTES_PER_STALL
+        while total is None or num_bytes < total:
             chunk = response.read1(_CHUNK_BYTES)
             if not chunk:
                 break
-            done += len(chunk)
-            if done > MAX_BYTES:
+            num_bytes += len(chunk)
+            if num_bytes > MAX_BYTES:
                 raise ValueError(f"sent more than {MAX_BYTES:,} bytes")
-            if done >= due_bytes:
+            if num_bytes >= due_bytes:
                 due_s = time.monotonic() + stall_s
-                due_bytes = done + MIN_BYTES_PER_STALL
+                due_bytes = num_bytes + MIN_BYTES_PER_STALL
             elif time.monotonic() > due_s:
                 raise TimeoutError
-            progress.update(task, completed=done)
+            progress.update(task, completed=num_bytes)
             yield chunk
-    if total is not None and done < total:
-        raise ConnectionError(f"closed after {done:,} of {total:,} bytes")
+    if total is not None and num_bytes < total:
+        raise ConnectionError(f"closed after {num_bytes:,} of {total:,} bytes")
 
 
 def _make_opener() -> OpenerDirector:

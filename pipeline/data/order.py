@@ -230,29 +230,29 @@ def _permute_digits(
     right = numbers.astype(np.uint32) - left * np.uint32(low)
     radices = high, low
     mixed = np.empty_like(left)
-    spare = np.empty_like(left)
-    wide = np.empty(left.shape, np.uint64)
+    buffer = np.empty_like(left)
+    products = np.empty(left.shape, np.uint64)
     for first, second in keys:
         np.bitwise_xor(right, first, out=mixed)
         np.add(mixed, second, out=mixed)
-        _mix_hash(mixed, spare)
+        _mix_hash(mixed, buffer)
         # Scale to below the radix: a remainder would take three times as long.
-        np.multiply(mixed, np.uint64(radices[0]), out=wide)
-        np.right_shift(wide, np.uint64(32), out=wide)
-        mixed[:] = wide
+        np.multiply(mixed, np.uint64(radices[0]), out=products)
+        np.right_shift(products, np.uint64(32), out=products)
+        mixed[:] = products
         np.add(left, mixed, out=left)
         # Modulo the radix: if the sum is below it, the difference wraps and is larger.
-        np.subtract(left, np.uint32(radices[0]), out=spare)
-        np.minimum(left, spare, out=left)
+        np.subtract(left, np.uint32(radices[0]), out=buffer)
+        np.minimum(left, buffer, out=left)
         left, right = right, left
         radices = radices[::-1]
     return left.astype(np.int64) * low + right
 
 
-def _mix_hash(values: np.ndarray, spare: np.ndarray) -> None:
+def _mix_hash(values: np.ndarray, buffer: np.ndarray) -> None:
     """Apply the finaliser of MurmurHash3 to uint32 values, in place."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, None)):
-        np.right_shift(values, np.uint32(shift), out=spare)
-        np.bitwise_xor(values, spare, out=values)
+        np.right_shift(values, np.uint32(shift), out=buffer)
+        np.bitwise_xor(values, buffer, out=values)
         if factor is not None:
             np.multiply(values, np.uint32(factor), out=values)

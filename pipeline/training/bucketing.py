@@ -18,20 +18,24 @@ T = TypeVar("T")
 
 
 def apply_in_bucket(
-    buckets: Sequence[Bucket], batch: Batch, compute: Callable[[Batch], T], *, drawn: bool = True
+    buckets: Sequence[Bucket],
+    batch: Batch,
+    compute: Callable[[Batch], T],
+    *,
+    is_random: bool = True,
 ) -> T:
     """Apply `compute` to a batch whose images are cropped to the smallest bucket that holds them.
 
     Images are padded to a size that holds all buckets, and are cropped to the first bucket that
     covers every image of the batch. A larger image is cropped at a random place, or in the middle
-    if not `drawn`. `compute` is traced once for each bucket. The program has a branch for each, so
-    that a sink needs no decision of the host.
+    if not `is_random`. `compute` is traced once for each bucket. The program has a branch for each,
+    so that a sink needs no decision of the host.
     """
     if not buckets:
         return compute(batch)
 
     def compute_in(bucket: Bucket, batch: Batch) -> T:
-        return compute(crop_to(jnp, bucket, batch, drawn=drawn))
+        return compute(crop_to(jnp, bucket, batch, is_random=is_random))
 
     largest = batch.columns[SIZE].max(axis=0)
     covers = (largest <= jnp.array(buckets, jnp.int32)).all(axis=-1)

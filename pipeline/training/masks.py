@@ -69,12 +69,12 @@ def mean_of_hardest(losses: Array, share: float, where: Array | None = None) -> 
     return masked_mean(losses, top_share_mask(losses, share, where))
 
 
-def _list_share_counts(share: float, most: int) -> np.ndarray:
-    """Return the number of losses in a share of 0 to `most` losses, int32 (most + 1,)."""
+def _list_share_counts(share: float, max_count: int) -> np.ndarray:
+    """Return the number of losses in a share of 0 to `max_count` losses, int32 (max_count + 1,)."""
     if not 0 < share <= 1:
         raise ValueError(f"a share of {share}: must be above 0 and at most 1")
     top, bottom = Fraction(repr(float(share))).as_integer_ratio()
-    return np.array([min(n, max(1, top * n // bottom)) for n in range(most + 1)], np.int32)
+    return np.array([min(n, max(1, top * n // bottom)) for n in range(max_count + 1)], np.int32)
 
 
 @register_dataclass

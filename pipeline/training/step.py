@@ -118,7 +118,7 @@ def make_train_step(config: StepConfig) -> TrainStep:
                 config.buckets,
                 batch,
                 lambda cropped: _evaluate(config, state, cropped, sums),
-                drawn=False,
+                is_random=False,
             )
 
         if config.shards is None:

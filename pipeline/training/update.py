@@ -64,10 +64,10 @@ def apply_if_finite(finite: Array, update: Callable[[State], State], state: Stat
         return jax.lax.cond(finite, update, lambda state: state, state)
 
     def choose(finite: Array, state: State) -> State:
-        chosen: State = jax.tree.map(
+        result: State = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old), update(state), state
         )
-        return chosen
+        return result
 
     result: State = jax.lax.platform_dependent(finite, state, cpu=branch, default=choose)
     return result

@@ -99,9 +99,9 @@ def _weigh_neighbour(fraction: Any, neighbour: int) -> Any:
 def _read_pixels(xp: Any, values: Any, rows: Any, columns: Any, fill: np.ndarray) -> Any:
     """Return the pixels at points; `fill` for points outside the image."""
     height, width = values.shape[1:3]
-    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+    is_inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
     read = read_points(xp, values, rows.clip(0, height - 1), columns.clip(0, width - 1))
-    return xp.where(inside[..., None], read, fill)
+    return xp.where(is_inside[..., None], read, fill)
 
 
 def rotation_map(degrees: np.ndarray, centre: tuple[float, float]) -> np.ndarray:

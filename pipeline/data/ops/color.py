@@ -74,8 +74,8 @@ class RandomColorAdjust(Op):
         def change_once(iteration: Any, values: Any) -> Any:
             turn = broadcast_per_image(order[:, iteration])
             changed = values
-            for which, (change, amounts, numbers) in enumerate(changes):
-                changed = xp.where(turn == which, change(xp, values, amounts, numbers), changed)
+            for index, (change, amounts, numbers) in enumerate(changes):
+                changed = xp.where(turn == index, change(xp, values, amounts, numbers), changed)
             return changed
 
         return repeat_op(xp, change_once, len(changes), values)

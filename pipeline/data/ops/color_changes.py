@@ -196,8 +196,8 @@ def smooth(xp: Any, values: Any) -> Any:
     for row in range(3):
         for column in range(3):
             total = total + levels[:, row : height - 2 + row, column : width - 2 + column]
-    inner = xp.pad((2 * total + 13) // 26, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    filtered = xp.pad((2 * total + 13) // 26, ((0, 0), (1, 1), (1, 1), (0, 0)))
     rows = np.arange(height)
     columns = np.arange(width)
     edge = ((rows == 0) | (rows == height - 1))[:, None] | (columns == 0) | (columns == width - 1)
-    return xp.where(edge[..., None], levels, inner)
+    return xp.where(edge[..., None], levels, filtered)

@@ -102,8 +102,8 @@ class RandomCrop(GeometricOp):
         if not any(self.padding):
             return pixels
         # Masking the padding is cheaper than gathering from a padded copy.
-        inside = row_in[:, :, None] & column_in[:, None, :]
-        return xp.where(inside[..., None], pixels, np.asarray(self.fill, pixels.dtype))
+        is_inside = row_in[:, :, None] & column_in[:, None, :]
+        return xp.where(is_inside[..., None], pixels, np.asarray(self.fill, pixels.dtype))
 
     def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
         return self.model_copy(update={"fill": fill})(xp, labels, uniforms)
@@ -162,8 +162,8 @@ class _Flip(GeometricOp):
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         places = [np.arange(n, dtype=np.int32)[None] for n in values.shape[1:3]]
         # One read by index: if it selected from two reads, XLA would compute their input twice.
-        along = places[self.axis]
-        places[self.axis] = xp.where(uniforms[:, :1] < self.prob, along[:, ::-1], along)
+        pixels = places[self.axis]
+        places[self.axis] = xp.where(uniforms[:, :1] < self.prob, pixels[:, ::-1], pixels)
         return read_crossings(xp, values, rows=places[0], columns=places[1])
 
 

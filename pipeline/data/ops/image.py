@@ -67,8 +67,8 @@ def read_along(xp: Any, values: Any, pixels: Any, axis: Axis) -> Any:
     if pixels.shape[0] == 1:
         # All indices are in range; "clip" avoids numpy's check, which doubles the time.
         return xp.take(values, pixels[0], axis=axis, mode="clip")
-    across = np.arange(values.shape[3 - axis], dtype=np.int32)[None]
-    rows, columns = (pixels, across) if axis == 1 else (across, pixels)
+    other_pixels = np.arange(values.shape[3 - axis], dtype=np.int32)[None]
+    rows, columns = (pixels, other_pixels) if axis == 1 else (other_pixels, pixels)
     return read_crossings(xp, values, rows, columns)
 
 

@@ -45,13 +45,14 @@ class Taps:
         return total
 
 
-def mix(xp: Any, values: Any, across: Taps, down: Taps) -> Any:
+def mix(xp: Any, values: Any, column_taps: Taps, row_taps: Taps) -> Any:
     """Interpolate along rows, then along columns. Bytes need two or four taps in fixed point."""
     if values.dtype != np.uint8:
-        return down.sum(xp, across.sum(xp, values.astype(np.float32), 2), 1).astype(values.dtype)
-    rows = across.sum(xp, values.astype(np.int32), 2)
-    if down.pixels.shape[-1] > 2:
-        total = down.sum(xp, rows, 1)
+        rows = column_taps.sum(xp, values.astype(np.float32), 2)
+        return row_taps.sum(xp, rows, 1).astype(values.dtype)
+    rows = column_taps.sum(xp, values.astype(np.int32), 2)
+    if row_taps.pixels.shape[-1] > 2:
+        total = row_taps.sum(xp, rows, 1)
         # OpenCV processes eight bytes at a time and rounds halves to even. It rounds halves up in
         # the remaining bytes at the end of a row.
         width, channels = total.shape[2:]
@@ -60,7 +61,7 @@ def mix(xp: Any, values: Any, across: Taps, down: Taps) -> Any:
         mixed = divide_rounded(total, 1 << (2 * WEIGHT_BITS), halves_up)
         return mixed.clip(0, 255).astype(np.uint8)
     # OpenCV has 16 bits for each product, and so rounds to quarters before it adds.
-    upper, lower = (((row >> 4) * weight) >> 16 for row, weight in down.read(xp, rows, 1))
+    upper, lower = (((row >> 4) * weight) >> 16 for row, weight in row_taps.read(xp, rows, 1))
     return ((upper + lower + 2) >> 2).astype(np.uint8)
 
 
@@ -118,15 +119,15 @@ def _make_neighbour_taps(
 
 def average_areas(xp: Any, values: Any, size: tuple[int, int]) -> Any:
     """Return the mean of the area that each target pixel covers, for images that shrink."""
-    (down, rows), (across, columns) = (
+    (row_taps, rows), (column_taps, columns) = (
         _make_overlap_taps(source, target)
         for source, target in zip(values.shape[1:3], size, strict=True)
     )
     area = rows * columns
     if values.dtype != np.uint8:
-        total = down.sum(xp, across.sum(xp, values.astype(np.float32), 2), 1)
+        total = row_taps.sum(xp, column_taps.sum(xp, values.astype(np.float32), 2), 1)
         return (total * np.float32(1 / area)).astype(values.dtype)
-    total = down.sum(xp, across.sum(xp, values.astype(np.int32), 2), 1)
+    total = row_taps.sum(xp, column_taps.sum(xp, values.astype(np.int32), 2), 1)
     if (rows, columns) == (2, 2):
         return ((total + 2) >> 2).astype(np.uint8)
     return divide_rounded(total, area).astype(np.uint8)
@@ -193,8 +194,8 @@ def _apply_cubic_kernel(distance: np.ndarray) -> np.ndarray:
 
 def _apply_lanczos_kernel(distance: np.ndarray) -> np.ndarray:
     """Return sinc(x) sinc(x / 3) within three pixels, else 0."""
-    inside = np.abs(distance) < 3
-    return np.where(inside, np.sinc(distance) * np.sinc(distance / 3), 0)
+    is_inside = np.abs(distance) < 3
+    return np.where(is_inside, np.sinc(distance) * np.sinc(distance / 3), 0)
 
 
 _KERNELS: dict[Pillow, tuple[Callable[[np.ndarray], np.ndarray], float]] = {

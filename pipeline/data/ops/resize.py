@@ -100,22 +100,22 @@ def resize_images(xp: Any, values: Any, size: Size, interpolation: Interpolation
         values = read_along(xp, values, find_nearest_pixels(height, rows)[None], 1)
         return read_along(xp, values, find_nearest_pixels(width, columns)[None], 2)
     if interpolation == "pil_cubic" or interpolation == "antialias":
-        down = make_pillow_taps(interpolation, height, rows)
-        across = make_pillow_taps(interpolation, width, columns)
+        row_taps = make_pillow_taps(interpolation, height, rows)
+        column_taps = make_pillow_taps(interpolation, width, columns)
         # Bytes are rounded between both axes, so the order matters. Pillow 13 begins with the
         # columns if that shrinks the image more; MindSpore never does.
         if interpolation == "antialias" and rows < height and 2 * (width - columns) < height - rows:
-            return filter_axis(xp, filter_axis(xp, values, down, 1), across, 2)
-        return filter_axis(xp, filter_axis(xp, values, across, 2), down, 1)
+            return filter_axis(xp, filter_axis(xp, values, row_taps, 1), column_taps, 2)
+        return filter_axis(xp, filter_axis(xp, values, column_taps, 2), row_taps, 1)
     if interpolation != "area":
-        across = make_opencv_taps(interpolation, width, columns, 2, fixed=fixed)
+        column_taps = make_opencv_taps(interpolation, width, columns, 2, fixed=fixed)
         return mix(
-            xp, values, across, make_opencv_taps(interpolation, height, rows, 1, fixed=fixed)
+            xp, values, column_taps, make_opencv_taps(interpolation, height, rows, 1, fixed=fixed)
         )
     if rows <= height and columns <= width:
         return average_areas(xp, values, size)
-    across = make_widening_taps(width, columns, fixed=fixed)
-    return mix(xp, values, across, make_widening_taps(height, rows, fixed=fixed))
+    column_taps = make_widening_taps(width, columns, fixed=fixed)
+    return mix(xp, values, column_taps, make_widening_taps(height, rows, fixed=fixed))
 
 
 @component("op")
@@ -256,10 +256,10 @@ def crop_and_resize(
         columns = box.left[:, None] + xp.asarray(_list_nearest_pixels(width, size[1]))[box.width]
         return read_crossings(xp, values, rows, columns)
     fixed = values.dtype == np.uint8
-    across = _list_taps(interpolation, width, size[1], 2, fixed)
-    down = _list_taps(interpolation, height, size[0], 1, fixed)
-    across = _select_taps(xp, across, box.left, box.width)
-    return mix(xp, values, across, _select_taps(xp, down, box.top, box.height))
+    column_taps = _list_taps(interpolation, width, size[1], 2, fixed)
+    row_taps = _list_taps(interpolation, height, size[0], 1, fixed)
+    column_taps = _select_taps(xp, column_taps, box.left, box.width)
+    return mix(xp, values, column_taps, _select_taps(xp, row_taps, box.top, box.height))
 
 
 def _select_taps(xp: Any, taps: Taps, first: Any, length: Any) -> Taps:

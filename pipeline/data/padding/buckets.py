@@ -193,15 +193,15 @@ def assign_buckets(
     return np.where(uncovered, areas.argmax(axis=1), covered.argmax(axis=1)).astype(np.int32)
 
 
-def require_used_buckets(numbers: np.ndarray, buckets: Sequence[Bucket], least: int) -> None:
-    """Raise ValueError for a bucket without samples, or with fewer than `least`, the batch size."""
+def require_used_buckets(numbers: np.ndarray, buckets: Sequence[Bucket], batch_size: int) -> None:
+    """Raise ValueError for a bucket without samples, or with fewer than `batch_size`."""
     counts = np.bincount(numbers, minlength=len(buckets)).tolist()
     for bucket, count in zip(buckets, counts, strict=True):
         if count == 0:
             raise ValueError(f"{list(bucket)} covers no sample that a smaller one does not cover")
-        if count < least:
+        if count < batch_size:
             raise ValueError(
-                f"{list(bucket)} has {count} samples, too few for a batch of {least}, so that "
+                f"{list(bucket)} has {count} samples, too few for a batch of {batch_size}, so that "
                 "drop_remainder would drop all of them"
             )
 

@@ -94,7 +94,7 @@ def _pad_labels(
     return PaddedColumn(positions, canvas, ignore_index)
 
 
-def crop_to(xp: Any, bucket: Bucket, batch: Batch, *, drawn: bool) -> Batch:
+def crop_to(xp: Any, bucket: Bucket, batch: Batch, *, is_random: bool) -> Batch:
     """Crop the images and labels of positions of a batch, padded by `pad_split`, to one bucket. A
     sample larger than the bucket is cropped at a place drawn from (seed, epoch, sample), or in the
     middle. Results with `xp`, numpy or jax.numpy, are the same."""
@@ -105,7 +105,7 @@ def crop_to(xp: Any, bucket: Bucket, batch: Batch, *, drawn: bool) -> Batch:
         cropped = {name: columns[name][region] for name in names}
         return replace(batch, columns={**columns, **cropped})
     room = columns[UNCROPPED_SIZE] - columns[SIZE]
-    if drawn:
+    if is_random:
         draws = uniforms(xp, batch.seed, batch.epoch, batch.sample, CROP_OP, len(bucket))
         corner = integers(xp, draws, (room + 1).astype(np.float32))
     else:

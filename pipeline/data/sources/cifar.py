@@ -111,13 +111,13 @@ class CifarDataset(DatasetSpec):
             path = downloads / self.archive.name
         if path is None:
             root = self.root or downloads
-            inner = root / self.release.folder
-            folder = inner if inner.is_dir() else root
+            unpacked = root / self.release.folder
+            folder = unpacked if unpacked.is_dir() else root
             missing = [name for name in self.release.file_bytes if not (folder / name).is_file()]
             raise DataError(
                 f"{folder} lacks {', '.join(missing)}; dataset.root must be the folder that holds "
-                f"them, the folder above {inner.name}, the archive {self.release.stem}.tar.gz or "
-                ".tar.xz, its folder, or null to download it"
+                f"them, the folder above {unpacked.name}, the archive {self.release.stem}.tar.gz "
+                "or .tar.xz, its folder, or null to download it"
             )
         if path.is_file():
             is_download = self.root is None and path.name == self.archive.name
@@ -258,8 +258,8 @@ class _BoundedStream(io.RawIOBase):
         self._left_bytes = max_bytes
 
     def read(self, size: int = -1) -> bytes:
-        most = self._left_bytes + 1
-        content = self._stream.read(most if size < 0 else min(size, most))
+        max_bytes = self._left_bytes + 1
+        content = self._stream.read(max_bytes if size < 0 else min(size, max_bytes))
         self._left_bytes -= len(content)
         if self._left_bytes < 0:
             raise ValueError(f"it unpacks to more than {self._max_bytes:,} bytes")

@@ -111,9 +111,9 @@ def _mark_eval_rows(names: Sequence[str], share: float) -> np.ndarray:
     seen: Counter[str] = Counter()
     is_eval = np.zeros(len(names), bool)
     for row, name in enumerate(names):
-        before = seen[name]
+        num_before = seen[name]
         seen[name] += 1
-        is_eval[row] = int((before + 1) * share) > int(before * share)
+        is_eval[row] = int((num_before + 1) * share) > int(num_before * share)
     if not is_eval.any() or is_eval.all():
         raise ValueError(
             f"dataset.eval_fraction = {share} of {len(names):,} rows leaves a split empty; use "

@@ -49,8 +49,8 @@ class EncodeTable(Op):
             first = (np.cumsum(sizes) - sizes).astype(np.float32)
             is_category = np.arange(len(sizes)) >= self.numbers
             weights = xp.where(is_category, (values > 0).astype(np.float32), values)
-            inside = xp.where(is_category, xp.maximum(values - 1, 0), np.float32(0))
-            return xp.stack([first + inside, weights], axis=-1)[:, :, None, :].astype(np.float32)
+            indices = xp.where(is_category, xp.maximum(values - 1, 0), np.float32(0))
+            return xp.stack([first + indices, weights], axis=-1)[:, :, None, :].astype(np.float32)
         if not self.categories:
             return values
         column = np.repeat(np.arange(len(self.categories)), self.categories)

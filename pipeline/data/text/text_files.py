@@ -32,9 +32,9 @@ def list_text_files(root: Path, pattern: str) -> list[Path]:
         raise DataError(
             f"{root}: holds no file that matches dataset.pattern = {show_name(pattern)}"
         )
-    inside = root.resolve()
+    resolved_root = root.resolve()
     for file in files:
-        if not file.resolve().is_relative_to(inside):
+        if not file.resolve().is_relative_to(resolved_root):
             raise DataError(f"{file}: leads out of {root}, to {file.resolve()}; copy its target")
     return files
 
@@ -46,8 +46,8 @@ def read_files(files: list[Path]) -> list[bytes]:
         with name_file(file):
             size_bytes += file.stat().st_size
     with name_file(files[0].parent):
-        what = f"{len(files):,} files of {size_bytes / 1e6:,.1f} MB"
-        require_room(ROOM_PER_BYTE * size_bytes, what)
+        description = f"{len(files):,} files of {size_bytes / 1e6:,.1f} MB"
+        require_room(ROOM_PER_BYTE * size_bytes, description)
     return [_read_file(file) for file in files]
 
 

@@ -59,16 +59,17 @@ class TextFormat:
         """The number of different tokens that the network reads."""
         return self.tokenizer.vocabulary + (len(SPECIAL) if self.adds_special else 0)
 
-    def encode(self, text: str, most: int) -> np.ndarray:
-        """Return the first `most` tokens of a text for classification, int32 (n,), at least one."""
+    def encode(self, text: str, max_tokens: int) -> np.ndarray:
+        """Return up to `max_tokens` tokens of a text for classification, int32 (n,), at least
+        one."""
         if not self.adds_special:
-            tokens = self.tokenizer.encode(text)[:most]
+            tokens = self.tokenizer.encode(text)[:max_tokens]
             return tokens if len(tokens) else np.zeros(1, np.int32)
         if self.tokenizer.kind in ("bytes", "characters"):
-            text = text[:most]  # each character has at least one token
+            text = text[:max_tokens]  # each character has at least one token
         tokens = self.tokenizer.encode(text)
         numbers = np.where(tokens == UNKNOWN, UNKNOWN_TOKEN, tokens + len(SPECIAL))
-        return np.concatenate([[START_TOKEN], numbers])[:most].astype(np.int32)
+        return np.concatenate([[START_TOKEN], numbers])[:max_tokens].astype(np.int32)
 
     def encode_all(self, texts: Sequence[str], length: int) -> np.ndarray:
         """Return the tokens of texts for classification, int32 (n, length, 1, 1), padded with

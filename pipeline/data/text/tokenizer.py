@@ -236,12 +236,12 @@ def make_character_tokenizer(texts: Iterable[str]) -> CharacterTokenizer:
     return CharacterTokenizer("".join(sorted(set(chain.from_iterable(texts)))))
 
 
-def make_word_tokenizer(texts: Iterable[str], most: int) -> WordTokenizer:
-    """Make a tokenizer of the `most` frequent words; of equally frequent words the first by
-    name."""
+def make_word_tokenizer(texts: Iterable[str], max_words: int) -> WordTokenizer:
+    """Make a tokenizer of the `max_words` most frequent words, ordered by name if equally
+    frequent."""
     counts = Counter(word for text in texts for word in split_words(text))
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    return WordTokenizer(tuple(ranked[:most]))
+    return WordTokenizer(tuple(ranked[:max_words]))
 
 
 def split_words(text: str) -> Sequence[str]:

@@ -58,15 +58,15 @@ class TokenizerProcess:
         """Return the library's text, without special tokens. Raises ValueError as `encode` does."""
         return self._compute(DECODE, tokens.astype(np.int32).tobytes(), "tokens").decode()
 
-    def _compute(self, kind: bytes, content: bytes, what: str) -> bytes:
+    def _compute(self, kind: bytes, content: bytes, description: str) -> bytes:
         try:
             return self._send(kind, content)
         except LibraryError as error:
-            raise ValueError(f"the tokenizer fails on {what}: {error}") from error
+            raise ValueError(f"the tokenizer fails on {description}: {error}") from error
         except ChildLimitError as error:
             raise ValueError(
-                f"the tokenizer {error} for {what} of {len(content):,} bytes; its replacements "
-                "must grow a text less, and its expressions match faster"
+                f"the tokenizer {error} for {description} of {len(content):,} bytes; its "
+                "replacements must grow a text less, and its expressions match faster"
             ) from error
 
     def _send(self, kind: bytes, content: bytes) -> bytes:

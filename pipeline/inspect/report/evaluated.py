@@ -195,7 +195,7 @@ def _compile(
     def program(sizes: Any) -> Any:
         return jax.jit(
             lambda weights, batch: apply_in_bucket(
-                sizes, batch, lambda cropped: outputs(weights, cropped), drawn=False
+                sizes, batch, lambda cropped: outputs(weights, cropped), is_random=False
             )
         )
 

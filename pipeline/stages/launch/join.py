@@ -117,7 +117,7 @@ def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[R
     except BaseException as error:
         if is_peer_error(error):
             gone = PeerGoneError(
-                f"process {ranks.own} of {ranks.size}: another one has gone ({first_line(error)})"
+                f"process {ranks.rank} of {ranks.size}: another one has gone ({first_line(error)})"
             )
             _leave_at_exit(gone)
             raise gone from error

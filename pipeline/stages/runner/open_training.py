@@ -291,7 +291,7 @@ def _record_results(
     started_at = context.options.started_at
     step_ms = history.step_ms
     first_step_at = history.first_step_at
-    per_step = context.recipe.train.batch_size * unit.each
+    per_step = context.recipe.train.batch_size * unit.per_sample
     summary.time |= {
         "first_dispatch_s": history.first_dispatch_s,
         "first_step_s": None if first_step_at is None else first_step_at - started_at,

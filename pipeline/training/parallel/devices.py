@@ -91,10 +91,10 @@ def describe_layout(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> st
     if parallel.mesh_sizes["model"] > 1:
         parts[0] += f" ({parallel.mesh_sizes['data']} data x {parallel.mesh_sizes['model']} model)"
     if ranks.size > 1:
-        parts.append(f"rank_id {ranks.own} of rank_size {ranks.size}")
+        parts.append(f"rank_id {ranks.rank} of rank_size {ranks.size}")
     shards = make_shards(parallel, batch_size, 1)
-    alone = parallel.devices is None and parallel.mesh is None
-    parts_of_batch = devices if alone else parallel.batch_parts
+    is_default = parallel.devices is None and parallel.mesh is None
+    parts_of_batch = devices if is_default else parallel.batch_parts
     batch_per_device = f"{batch_size // parts_of_batch} a device"
     parts.append(f"batch {batch_size:,}, {batch_per_device}")
     if shards is not None:

@@ -33,9 +33,9 @@ def decide_alone(decide: Callable[[], T], /) -> T:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The rank of this process in a run: number `own` of `size`."""
+    """The rank of this process in a run, from 0 to `size` - 1."""
 
-    own: int = 0
+    rank: int = 0
     size: int = 1
     timeout_s: float = 300.0
     """Seconds to wait for other processes."""
@@ -46,7 +46,7 @@ class Ranks:
     @property
     def is_first(self) -> bool:
         """Whether this process decides, and writes the run directory."""
-        return self.own == 0
+        return self.rank == 0
 
     def agree(self, decide: Callable[[], T], /, timeout_s: float | None = None) -> T:
         """Return the result of `decide` in the first process, which must be JSON. All processes
@@ -69,13 +69,13 @@ class Ranks:
         if self.size == 1:
             return
         number = next(self._numbers)
-        self._store.key_value_set(f"facts/{number}/{self.own}", json.dumps(facts))
-        for rank in range(self.size):
-            other = json.loads(self._get(f"facts/{number}/{rank}", self.timeout_s))
+        self._store.key_value_set(f"facts/{number}/{self.rank}", json.dumps(facts))
+        for peer in range(self.size):
+            other = json.loads(self._get(f"facts/{number}/{peer}", self.timeout_s))
             for name, value in facts.items():
                 if other.get(name) != value:
                     raise RunError(
-                        f"processes {self.own} and {rank} of {self.size} differ in {name}: "
+                        f"processes {self.rank} and {peer} of {self.size} differ in {name}: "
                         f"{value} and {other.get(name)}; start all with the same"
                     )
 
@@ -84,7 +84,7 @@ class Ranks:
             text: str = self._store.blocking_key_value_get(key, round(1000 * timeout_s))
         except Exception as error:  # jaxlib raises its own types, which it does not export
             raise PeerGoneError(
-                f"process {self.own} of {self.size}: no answer from another process within "
+                f"process {self.rank} of {self.size}: no answer from another process within "
                 f"{timeout_s:g} s"
             ) from error
         return text
