@@ -81,6 +81,7 @@ def turn_upright(image: Image.Image) -> Image.Image:
 
 
 def _find_turn(image: Image.Image) -> Image.Transpose | None:
+    """Return the turn for the image's EXIF orientation; None if it needs none."""
     try:
         # PNG's method would decode the whole image to find EXIF at its end.
         return _TURNS.get(Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1))
@@ -104,6 +105,7 @@ def require_whole(
 
 
 def _seems_complete(image: Image.Image, path: Path) -> bool:
+    """Return whether a file has its end and, for a PNG, valid checksums, without decoding it."""
     if image.format == "PNG":
         try:
             image.verify()

@@ -85,6 +85,7 @@ def _read_rows(file: Path) -> tuple[list[str], list[list[str]]]:
 
 
 def _find_column(names: Sequence[str], name: str, key: str) -> int:
+    """Return the position of a column. Raises ValueError if it is missing."""
     if name not in names:
         listed = ", ".join(map(show_name, names[:10]))
         raise ValueError(f"has no column {show_name(name)}, which {key} names; it has {listed}")
@@ -186,6 +187,7 @@ def parse_labels(
 
 
 def _infer_task(columns: Mapping[str, Sequence[str]]) -> Task:
+    """Infer the task from the values, as `parse_labels` describes."""
     numbers: list[np.ndarray | None] = []
     for values in columns.values():
         try:

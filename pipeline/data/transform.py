@@ -124,6 +124,7 @@ def make_joint_ops(
 
 
 def _join_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int | None) -> MapOp:
+    """Return the op, joined with labels if it moves pixels. Raises ValueError if it can't be."""
     moves_pixels = isinstance(op, Op) and op.moves_pixels and op.column == "image"
     if not moves_pixels or not _have_pixel_labels(specs["label"], specs["image"]):
         return op

@@ -225,6 +225,7 @@ def summarize(
 
 
 def _summarize_classes(sums: ClassSums, count: int, class_names: Sequence[str]) -> dict[str, Any]:
+    """Return the metrics of classes. Raises ValueError if the names don't fit them."""
     hits, actual, predicted = _count_by_class(sums)
     if len(set(class_names)) != len(hits) or len(class_names) != len(hits):
         raise ValueError(
@@ -240,6 +241,7 @@ def _summarize_classes(sums: ClassSums, count: int, class_names: Sequence[str]) 
 
 
 def _compute_component(metric: MetricSpec, sums: Any) -> float:
+    """Return the value of a metric component. Raises RunError if it fails."""
     try:
         return float(metric.value(sums))
     except Exception as error:

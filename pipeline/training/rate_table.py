@@ -90,6 +90,7 @@ def read_rates(file: Path) -> RateFile:
 
 
 def _parse_array(content: bytes) -> tuple[np.ndarray, str]:
+    """Parse a .npy file: rates, float64, and their dtype. Raises ValueError."""
     if not content.startswith(MAGIC_PREFIX):
         raise ValueError("isn't a file that numpy.save writes")
     array = parse_npy("its array", content)
@@ -101,6 +102,7 @@ def _parse_array(content: bytes) -> tuple[np.ndarray, str]:
 
 
 def _parse_text(content: bytes) -> tuple[np.ndarray, str]:
+    """Parse numbers, one per line: rates, float64, and "text". Raises ValueError."""
     try:
         lines = content.decode("utf-8").splitlines()
     except UnicodeDecodeError:
@@ -116,6 +118,7 @@ def _parse_text(content: bytes) -> tuple[np.ndarray, str]:
 
 
 def _require_rates(rates: np.ndarray) -> None:
+    """Raise ValueError for no rates, and for a rate that is negative or not finite."""
     if not len(rates):
         raise ValueError("has no rates; must have one for each update")
     # Comparisons with NaN are false, so NaN is wrong too.

@@ -397,6 +397,7 @@ def make_zero_sums(config: StepConfig) -> EvalSums:
 
 
 def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
+    """Add a batch, cropped to its bucket, to the sums of an evaluation."""
     images, labels = map_batch(config, config.eval_ops, batch)
     params = state.params
     if config.average is not None:

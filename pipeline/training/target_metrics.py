@@ -35,6 +35,7 @@ class NumberMetric(MetricSpec):
         return {"errors": np.zeros(classes, np.float32), "samples": np.zeros((), np.float32)}
 
     def _sum_errors(self, errors: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
+        """Return sums of errors (B, K) over valid samples, and the number of samples."""
         import jax.numpy as jnp
 
         valid = jnp.where(mask[:, None], errors, 0)

@@ -34,6 +34,8 @@ _SIXTH = 85
 def _make_range_check(
     least: float, most: float, quantity: str
 ) -> Callable[[tuple[float, float]], tuple[float, float]]:
+    """Return a validator that raises ValueError for a range beyond the bounds."""
+
     def check(bounds: tuple[float, float]) -> tuple[float, float]:
         if not least <= bounds[0] <= bounds[1] <= most:
             raise ValueError(f"{list(bounds)}: {quantity} must be from {least:g} to {most:g}")

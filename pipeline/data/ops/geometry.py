@@ -57,6 +57,7 @@ class Pad(GeometricOp):
 
 
 def _require_fill(fill: float, dtype: str) -> None:
+    """Raise ValueError if an integer dtype can't hold the fill."""
     if not np.issubdtype(dtype, np.integer):
         return
     limits = np.iinfo(dtype)
@@ -139,6 +140,7 @@ class CenterCrop(GeometricOp):
 
 
 def _require_crop(size: Size, image: tuple[int, int]) -> None:
+    """Raise ValueError for a crop that is larger than the padded image."""
     if size[0] > image[0] or size[1] > image[1]:
         raise ValueError(
             f"can't crop {size[0]}x{size[1]} from {image[0]}x{image[1]}, padding included; "

@@ -110,6 +110,7 @@ def _compute_cubic_weights(fraction: np.ndarray) -> tuple[np.ndarray, ...]:
 def _make_neighbour_taps(
     source: int, first: np.ndarray, weights: tuple[np.ndarray, ...], fixed: bool
 ) -> Taps:
+    """Make taps of pixels from `first` on, clamped to the source, and their weights."""
     pixels = first[:, None].astype(np.int32) + np.arange(len(weights), dtype=np.int32)
     stacked = np.stack(weights, axis=-1).astype(np.float32)
     if fixed:

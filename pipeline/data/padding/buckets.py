@@ -62,17 +62,14 @@ class RaggedArray(Ragged):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the values."""
         return self.flat.dtype
 
     def value(self, index: int) -> np.ndarray:
-        """Return one value, a view."""
         shape = (*self.sizes[index].tolist(), *self.trailing)
         start = int(self.starts[index])
         return self.flat[start : start + math.prod(shape)].reshape(shape)
 
     def sample_name(self, index: int) -> str:
-        """Return the sample's index, for messages."""
         return f"sample {index}"
 
 
@@ -102,28 +99,23 @@ class UniformColumn(Ragged):
 
     @property
     def sizes(self) -> np.ndarray:
-        """The leading dimensions of each value, int32 (samples, dimensions)."""
         leading = self.column.shape[1 : 1 + self.dimensions]
         return np.tile(np.array(leading, np.int32), (self.column.shape[0], 1))
 
     @property
     def trailing(self) -> tuple[int, ...]:
-        """The dimensions after them."""
         return tuple(self.column.shape[1 + self.dimensions :])
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the values."""
         return self.column.dtype
 
     def value(self, index: int) -> np.ndarray:
-        """Return one value. Raises DataError if it can't be read."""
         if isinstance(self.column, LazyColumn):
             return self.column.sample(index)
         return self.column[np.array([index])][0]
 
     def sample_name(self, index: int) -> str:
-        """Return the name of a sample for messages."""
         if isinstance(self.column, LazyColumn):
             return self.column.sample_name(index)
         return f"sample {index}"
@@ -140,7 +132,6 @@ class PaddedColumn:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the values."""
         return self.values.dtype
 
     @property
@@ -159,11 +150,9 @@ class PaddedColumn:
         return padded
 
     def sample(self, index: int) -> np.ndarray:
-        """Return one value. Raises DataError if it can't be read."""
         return self[np.array([index])][0]
 
     def sample_name(self, index: int) -> str:
-        """Return the name of a sample for messages."""
         return self.values.sample_name(index)
 
 

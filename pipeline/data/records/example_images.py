@@ -217,6 +217,7 @@ def _find_layout(features: Mapping[str, Feature], settings: ExampleSettings) -> 
 def _find_key(
     features: Mapping[str, Feature], name: str | None, defaults: Sequence[str], setting: str
 ) -> str:
+    """Return the first name that is a feature. Raises ValueError if none is."""
     for key in defaults if name is None else (name,):
         if key in features:
             return key
@@ -226,6 +227,7 @@ def _find_key(
 
 
 def _find_image(features: Mapping[str, Feature], key: str) -> bytes:
+    """Return the bytes of an image. Raises ValueError if the feature has none or several."""
     values = features.get(key)
     if not isinstance(values, tuple) or len(values) != 1:
         raise ValueError(f"{show_name(key)} must hold the bytes of one image")
@@ -238,6 +240,7 @@ def _read_encoded_size(content: bytes) -> tuple[int, int]:
 
 
 def _find_plain_shape(features: Mapping[str, Feature], image_key: str) -> Shape:
+    """Return (height, width, channels) of plain pixels. Raises ValueError if features lack it."""
     for keys in SIZE_KEYS:
         sizes = [features.get(key) for key in keys]
         if all(isinstance(size, np.ndarray) and len(size) == 1 for size in sizes):

@@ -110,6 +110,7 @@ def _write_split(folder: Path, split_name: str, split: Split, notify: Notify) ->
 def _write_column(
     folder: Path, stem: str, column: Column, samples: int, notify: Notify | None
 ) -> RecordColumnSpec:
+    """Write a column into files, and a column of sizes if they differ."""
     dtype = np.dtype(column.dtype)
     shape: tuple[int | None, ...] = tuple(column.shape[1:])
     value_bytes = math.prod(column.shape[1:]) * dtype.itemsize

@@ -99,6 +99,7 @@ def compute_masked_checksum(content: bytes) -> int:
 
 
 def _require_intact(record: int, content: bytes, length: int, checksum: bytes) -> None:
+    """Raise ValueError for a truncated record or a wrong checksum."""
     if len(content) < length or len(checksum) < _CHECKSUM.size:
         raise ValueError(f"record {record} is truncated: {len(content):,} bytes of {length:,}")
     if compute_masked_checksum(content) != _CHECKSUM.unpack(checksum)[0]:

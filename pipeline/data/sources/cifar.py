@@ -195,6 +195,7 @@ def unpack(
 
 
 def _hash_archive(archive: Path, release: Release) -> str:
+    """Return the checksum of an archive. Raises DataError if it is too large."""
     with name_file(archive):
         size_bytes = archive.stat().st_size
         if size_bytes > release.max_archive_bytes:
@@ -206,6 +207,7 @@ def _hash_archive(archive: Path, release: Release) -> str:
 
 
 def _unpack(archive: Path, release: Release, folder: Path) -> None:
+    """Unpack the .bin files and write their checksums. Raises DataError that names the archive."""
     scratch = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(scratch, ignore_errors=True)
     try:

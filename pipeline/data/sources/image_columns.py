@@ -79,7 +79,6 @@ class ImageFiles:
         return _decode(self.paths[index], self.height, self.width, self.masks)
 
     def sample_name(self, index: int) -> str:
-        """Return the file."""
         return self.paths[index]
 
 
@@ -104,7 +103,6 @@ class RaggedImageFiles(Ragged):
         return _decode(self.paths[index], height, width, self.masks)
 
     def sample_name(self, index: int) -> str:
-        """Return the file."""
         return self.paths[index]
 
 
@@ -113,6 +111,7 @@ def _list_trailing(masks: MaskValues | None) -> tuple[int, ...]:
 
 
 def _decode(path: str, height: int, width: int, masks: MaskValues | None) -> np.ndarray:
+    """Decode an image, or a mask whose values are checked."""
     if masks is None:
         return decode(path, height, width)
     mask = decode_mask(path, height, width)
@@ -176,6 +175,7 @@ def decode_mask(path: str, height: int, width: int) -> np.ndarray:
 
 
 def _require_one_channel(image: Image.Image) -> None:
+    """Raise ValueError for a mask with several channels or 16 bits."""
     if image.mode not in _MASK_MODES:
         raise ValueError(
             f"its pixels are {image.mode}; pixels of a mask must be classes, one 8-bit number "
@@ -206,6 +206,7 @@ def require_readable(paths: Sequence[str], *, masks: bool = False) -> None:
 
 @contextmanager
 def _open_named(path: str, formats: Sequence[str]) -> Iterator[Image.Image]:
+    """Open an image. Raises DataError with its path."""
     try:
         with open_image(Path(path), formats) as image:
             yield image

@@ -181,6 +181,7 @@ class ImageFolder(LocalDatasetSpec):
         )
 
     def _read_table(self, file: Path) -> ImageTable:
+        """Read a table of images. Raises DataError with its path."""
         with name_file(file):
             return read_image_table(
                 file,
@@ -316,6 +317,7 @@ def require_within(path: Path, folder: Path | None) -> None:
 
 
 def _scan_folder(folder: Path) -> list[os.DirEntry[str]]:
+    """Return the visible entries of a folder, sorted by name. Raises DataError."""
     try:
         with os.scandir(folder) as entries:
             visible = [entry for entry in entries if not entry.name.startswith(".")]

@@ -165,6 +165,7 @@ def _read_images(arrays: Mapping[str, np.ndarray]) -> dict[str, Column]:
 
 
 def _require_equal_lengths(images: Mapping[str, Column], labels: Mapping[str, Column]) -> None:
+    """Raise ValueError if a split has different numbers of images and labels."""
     for split in ("train", "test"):
         num_images = images[f"x_{split}"].shape[0]
         num_labels = labels[f"y_{split}"].shape[0]
@@ -209,6 +210,7 @@ def _as_int32(labels: np.ndarray | RaggedArray) -> Column:
 
 
 def _as_images(name: str, values: np.ndarray, sizes: np.ndarray | None) -> Column:
+    """Return images (n, H, W, C) or ragged images. Raises ValueError that names the array."""
     if values.dtype not in (np.uint8, np.float32):
         raise ValueError(f"{name} is {values.dtype}; images must be uint8 or float32")
     if sizes is None:
@@ -241,6 +243,7 @@ def _has_finite_values(values: np.ndarray) -> bool:
 
 
 def _as_labels(name: str, values: np.ndarray, sizes: np.ndarray | None) -> np.ndarray | RaggedArray:
+    """Return labels (n, ...) or ragged labels. Raises ValueError that names the array."""
     if values.dtype.kind not in "iu":
         raise ValueError(f"{name} is {values.dtype}; labels must be whole numbers")
     if sizes is not None:
@@ -255,6 +258,7 @@ def _as_labels(name: str, values: np.ndarray, sizes: np.ndarray | None) -> np.nd
 def _make_ragged(
     name: str, values: np.ndarray, sizes: np.ndarray, trailing: tuple[int, ...]
 ) -> RaggedArray:
+    """Make a ragged column. Raises ValueError with the name of the array."""
     try:
         return make_ragged_array(values, sizes, trailing)
     except ValueError as error:

@@ -103,6 +103,7 @@ def require_facts(source: str) -> Facts:
 
 
 def _find_facts(source: str) -> Facts | None:
+    """Return the sizes of a source by name; None if they depend on files or settings."""
     cls = components("dataset").get(source)
     unchecked = cls.model_construct() if cls else None
     try:

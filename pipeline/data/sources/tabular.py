@@ -188,6 +188,7 @@ class TableDataset(DatasetSpec):
         )
 
     def _read_train_file(self) -> RawTable:
+        """Read the training file. Raises DataError for a missing column and for no rows."""
         raw = read_table(self.file, self.form, self._find_kind)
         features = tuple(name for name in self.columns or () if name not in self.ignored)
         named = {"target": self.target, "columns": features}
@@ -202,6 +203,7 @@ class TableDataset(DatasetSpec):
         return raw
 
     def _find_kind(self, name: str) -> Kind:
+        """Return the kind of a column by its name, as the recipe sets it."""
         if name in self.target:
             return "auto"
         if name in self.ignored or (self.columns is not None and name not in self.columns):
@@ -213,6 +215,7 @@ class TableDataset(DatasetSpec):
         return "category" if name in self.categories else "auto"
 
     def _infer_targets(self, raw: RawTable) -> Targets:
+        """Return the targets. Raises ValueError if the columns don't suit the task."""
         task = infer_task(raw, self.target) if self.task == "auto" else self.task
         if task != "classification":
             return Targets(self.target, task)
@@ -245,6 +248,7 @@ class TableDataset(DatasetSpec):
     def _read_eval(
         self, path: Path, table: FittedTable, targets: Targets
     ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the encoded rows and the labels of the second file."""
         kinds = table.kinds
         kinds |= dict.fromkeys(self.target, "auto")
         raw = read_table(path, self.form, lambda name: kinds.get(name, "ignore"))

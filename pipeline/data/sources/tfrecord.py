@@ -114,6 +114,7 @@ class TFRecord(LocalDatasetSpec):
         )
 
     def _find_eval_pattern(self) -> str:
+        """Return the pattern of the evaluation files. Raises DataError if there are none."""
         if self.eval_files is not None:
             return self.eval_files
         for name in EVAL_FOLDERS:
@@ -125,6 +126,7 @@ class TFRecord(LocalDatasetSpec):
         )
 
     def _hold_out(self, examples: Examples, share: float) -> tuple[Examples, Examples]:
+        """Split examples by class, or evenly if labels are numbers."""
         labels = examples.labels
         with name_file(self.root):
             groups = np.zeros(len(labels), np.int64)

@@ -101,6 +101,7 @@ def _compute_position(days: np.ndarray, cycle: str) -> np.ndarray:
 
 
 def _parse(text: str, date_format: str) -> datetime | None:
+    """Return the date of a text; None if it doesn't have the format."""
     if date_format == ISO:
         with suppress(ValueError):
             if _ISO_DATE.match(text):

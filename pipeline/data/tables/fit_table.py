@@ -181,6 +181,7 @@ def _fit_column(
 def _fit_numbers(
     name: str, numbers: np.ndarray, options: FitOptions, date: DateColumn | None = None
 ) -> tuple[TableColumn, ...]:
+    """Fit a column of numbers, or a part of dates; none without a number."""
     present = numbers[~np.isnan(numbers)]
     if not present.size:
         return ()
@@ -242,6 +243,7 @@ def _parse_date_column(raw: RawTable, name: str, date_format: str) -> np.ndarray
 def _fit_category(
     name: str, column: Texts, rows: np.ndarray, options: FitOptions
 ) -> tuple[TableColumn, ...]:
+    """Fit a column of categories; none without a value."""
     counts = column.counts(rows)
     frequencies = {text: int(n) for text, n in zip(column.texts, counts, strict=True) if n}
     if not frequencies:

@@ -45,6 +45,7 @@ class _File:
         return [piece for column in columns for piece in column]
 
     def _open(self, path: Path) -> dict[str, Any]:
+        """Open a file and return its names and number of rows."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -56,6 +57,7 @@ class _File:
         return {"names": schema.names, "rows": metadata.num_rows}
 
     def _read(self, names: list[str]) -> Any:
+        """Return a pyarrow table of some columns."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 

@@ -99,6 +99,7 @@ def require_varied(labels: np.ndarray) -> None:
 
 
 def _read_classes(table: RawTable, name: str, classes: Sequence[str]) -> np.ndarray:
+    """Return the class of each row, int32. Raises ValueError for a missing or unknown class."""
     column = table.column(name)
     position = {text: n for n, text in enumerate(classes)}
     if isinstance(column, Numbers):
@@ -126,6 +127,7 @@ def _read_numbers(table: RawTable, name: str) -> np.ndarray:
 
 
 def _read_flag_labels(table: RawTable, name: str) -> np.ndarray:
+    """Return 0 or 1 for each row, float64. Raises ValueError for other or missing values."""
     column = table.column(name)
     missing = (np.isnan(column.values)) if isinstance(column, Numbers) else column.codes < 0
     _require_present(table, name, missing)
@@ -150,6 +152,7 @@ def _parse_flags(column: Numbers | Texts) -> np.ndarray | None:
 
 
 def _require_present(table: RawTable, name: str, missing: np.ndarray) -> None:
+    """Raise ValueError with the first row whose target is missing."""
     if missing.any():
         row = int(np.argmax(missing))
         raise ValueError(

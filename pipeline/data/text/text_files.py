@@ -79,6 +79,7 @@ def read_rows(file: Path, columns: tuple[str, str]) -> list[tuple[str, str]]:
 
 
 def _parse_rows(text: str, columns: tuple[str, str]) -> list[tuple[str, str]]:
+    """Parse two columns of a CSV. Raises ValueError for a missing column or field, or no rows."""
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     names = reader.fieldnames or []
     missing = [column for column in columns if column not in names]

@@ -81,7 +81,6 @@ class ByteTokenizer(Tokenizer):
         return bytes(map(int, tokens)).decode("utf-8", "replace")
 
     def to_bytes(self) -> bytes:
-        """Return the kind as JSON."""
         return _to_json({"kind": self.kind})
 
 
@@ -94,7 +93,6 @@ class CharacterTokenizer(Tokenizer):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The characters."""
         return tuple(self.characters)
 
     @cached_property
@@ -102,17 +100,14 @@ class CharacterTokenizer(Tokenizer):
         return _to_code_points(self.characters)
 
     def encode(self, text: str) -> np.ndarray:
-        """Return one token per character."""
         codes = _to_code_points(text)
         places = np.searchsorted(self._codes, codes).clip(max=len(self._codes) - 1)
         return np.where(self._codes[places] == codes, places, UNKNOWN).astype(np.int32)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the characters, one after the other."""
         return "".join(self.characters[token] for token in tokens)
 
     def to_bytes(self) -> bytes:
-        """Return kind and characters as JSON."""
         return _to_json({"kind": self.kind, "characters": self.characters})
 
 
@@ -125,7 +120,6 @@ class WordTokenizer(Tokenizer):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The words."""
         return self.words
 
     @cached_property
@@ -133,16 +127,13 @@ class WordTokenizer(Tokenizer):
         return {word: number for number, word in enumerate(self.words)}
 
     def encode(self, text: str) -> np.ndarray:
-        """Return one token per word."""
         numbers = [self._numbers.get(word, UNKNOWN) for word in split_words(text)]
         return np.array(numbers, np.int32)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the words, with a space between any two."""
         return " ".join(self.words[token] for token in tokens)
 
     def to_bytes(self) -> bytes:
-        """Return kind and words as JSON."""
         return _to_json({"kind": self.kind, "words": list(self.words)})
 
 
@@ -194,15 +185,12 @@ class LibraryTokenizer(Tokenizer):
             raise ValueError("has no tokens")
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the library's tokens."""
         return self._process.encode(text, special_tokens=self.special_tokens)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the library's text, without special tokens."""
         return self._process.decode(np.fromiter(tokens, np.int32))
 
     def to_bytes(self) -> bytes:
-        """Return the file, unchanged."""
         return self.content
 
 

@@ -59,6 +59,7 @@ class TokenizerProcess:
         return self._compute(DECODE, tokens.astype(np.int32).tobytes(), "tokens").decode()
 
     def _compute(self, kind: bytes, content: bytes, description: str) -> bytes:
+        """Send a request. Raises ValueError that describes its content."""
         try:
             return self._send(kind, content)
         except LibraryError as error:
@@ -70,6 +71,7 @@ class TokenizerProcess:
             ) from error
 
     def _send(self, kind: bytes, content: bytes) -> bytes:
+        """Send a request, with limits by the bytes of all requests."""
         self._total_bytes += len(content)
         limits = ChildLimits(
             _BASE_MEMORY_BYTES + _MEMORY_PER_BYTE * self._total_bytes,

@@ -33,7 +33,6 @@ class TokenWindows:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the tokens."""
         return self.tokens.dtype
 
     def __getitem__(self, indices: Any) -> np.ndarray:

@@ -139,6 +139,7 @@ def _make_spec(rule: ShardingSpec) -> PartitionSpec:
 def _require_divides(
     name: str, shape: Shape, spec: PartitionSpec, sizes: Mapping[str, int]
 ) -> None:
+    """Raise ValueError if a sharding has a wrong number of dimensions or can't divide a size."""
     if len(spec) != len(shape):
         raise ValueError(
             f"{name} has {len(shape)} dimensions, {list(shape)}, but axes has {len(spec)} entries"
@@ -157,6 +158,7 @@ def _require_divides(
 def _find_leaf_spec(
     path: str, leaf: Any, shapes: Mapping[Path, Any], rules: Mapping[Path, PartitionSpec]
 ) -> PartitionSpec:
+    """Return the sharding of the parameter whose path and shape fit a leaf, else replicated."""
     keys = tuple(path.split("/"))
     for length in range(len(keys), 0, -1):
         end = keys[-length:]
