@@ -20,10 +20,12 @@ from pipeline.data.columns import ColumnSpec, Facts, RawData
 
 
 class MapOp(Spec):
-    """A map op, which changes some columns of a batch. The array namespace `xp` of `map` is numpy
-    or jax.numpy, so that one definition runs on the host and in the compiled step. Random numbers
-    are `uniforms`, float32 in [0, 1), (batch, `draws`), a pure function of (seed, epoch, sample,
-    op)."""
+    """A map op, which changes some columns of a batch.
+
+    The array namespace `xp` of `map` is numpy or jax.numpy, so that one definition runs on the host
+    and in the compiled step. Random numbers are `uniforms`, float32 in [0, 1), (batch, `draws`), a
+    pure function of (seed, epoch, sample, op).
+    """
 
     name: str
 

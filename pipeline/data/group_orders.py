@@ -20,10 +20,12 @@ _MAX_INDEX = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class BalancedOrder(SampleOrder):
-    """An order whose epochs have all classes equally often, with differences of at most one. An
-    epoch has as many samples as the split. Each epoch continues the shuffles of a class, so that
+    """An order whose epochs have all classes equally often, with differences of at most one.
+
+    An epoch has as many samples as the split. Each epoch continues the shuffles of a class, so that
     all samples of the class are drawn before any is drawn again. An epoch is a pure function of
-    (seed, epoch)."""
+    (seed, epoch).
+    """
 
     labels: np.ndarray = field(compare=False)
     """The class of each sample, int (samples,)."""
@@ -80,10 +82,12 @@ def _shuffle_class(seed: int, kind: int, number: int, size: int) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class InterleavedOrder(SampleOrder):
-    """An order that reads `cycle_length` files at a time, one sample each in turn. As in tf.data's
-    `interleave`, the next file replaces one that has ended. With `shuffle` and a buffer the order
-    of files is drawn from (seed, epoch), and then samples are shuffled within `buffer_size`. A
-    shard reads every `num_shards`-th file, from `shard_id` on."""
+    """An order that reads `cycle_length` files at a time, one sample each in turn.
+
+    As in tf.data's `interleave`, the next file replaces one that has ended. With `shuffle` and a
+    buffer the order of files is drawn from (seed, epoch), and then samples are shuffled within
+    `buffer_size`. A shard reads every `num_shards`-th file, from `shard_id` on.
+    """
 
     cycle_length: int
     files: tuple[int, ...]
@@ -126,8 +130,10 @@ def _list_interleaved(order: InterleavedOrder, epoch: int) -> np.ndarray:
 
 def interleave(files: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the file, and the sample in it, at each position of files that are read in turn.
+
     `files` has the number of samples of each file, in the order of opening. Returns two int64
-    arrays with an entry for each sample."""
+    arrays with an entry for each sample.
+    """
     # As in tf.data, a place whose file has ended skips one turn, then opens the next file.
     free = [(0, place) for place in range(min(cycle_length, len(files)))]
     places = []
@@ -145,10 +151,12 @@ def interleave(files: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndar
 
 @dataclass(frozen=True, kw_only=True)
 class BucketedOrder(SampleOrder):
-    """An order in which all samples of a batch have one bucket. Samples of an epoch wait in their
-    bucket until a batch is full. Samples that still wait at the end are dropped, or form the last
-    batches, bucket by bucket, as in MindSpore's `bucket_batch_by_length`. The batches of an epoch
-    are a pure function of (seed, epoch)."""
+    """An order in which all samples of a batch have one bucket.
+
+    Samples of an epoch wait in their bucket until a batch is full. Samples that still wait at the
+    end are dropped, or form the last batches, bucket by bucket, as in MindSpore's
+    `bucket_batch_by_length`. The batches of an epoch are a pure function of (seed, epoch).
+    """
 
     buckets: np.ndarray = field(compare=False)
     """The bucket of each sample, int32 (samples,)."""

@@ -18,10 +18,12 @@ _STREAM = 1 << 62
 def hold_out(
     groups: np.ndarray, names: Sequence[str], share: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows for training and for evaluation, int64, each in ascending order. `groups` are
-    the classes of the samples, int (n,), and `names` the names of the classes. Of each class
-    `share` is evaluated, rounded, but at least one sample is in each split. The rows of a class are
-    a pure function of the seed and the class. Raises ValueError that names a class with one sample.
+    """Return the rows for training and for evaluation, int64, each in ascending order.
+
+    `groups` are the classes of the samples, int (n,), and `names` the names of the classes. Of each
+    class `share` is evaluated, rounded, but at least one sample is in each split. The rows of a
+    class are a pure function of the seed and the class. Raises ValueError that names a class with
+    one sample.
     """
     evaluated = []
     for group in np.unique(groups).tolist():

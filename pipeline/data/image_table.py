@@ -146,9 +146,11 @@ class LabelColumns:
     def split_labels(
         self, train: np.ndarray, evaluated: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, Targets]:
-        """Return the labels of the training rows, of the evaluated rows, and the targets. Classes
-        are int32 (n,); numbers and labels float32 (n, columns). Numbers are standardised. Raises
-        ValueError for numbers that are all the same."""
+        """Return the labels of the training rows, of the evaluated rows, and the targets.
+
+        Classes are int32 (n,); numbers and labels float32 (n, columns). Numbers are standardised.
+        Raises ValueError for numbers that are all the same.
+        """
         train_labels = self.labels[train]
         eval_labels = self.labels[evaluated]
         if self.task == "regression":
@@ -162,9 +164,12 @@ class LabelColumns:
 def parse_labels(
     columns: Mapping[str, Sequence[str]], task: Literal["auto"] | Task
 ) -> LabelColumns:
-    """Parse labels from columns of text of equal length. auto: one column has numbers if all values
-    are numbers and some aren't integers, else classes. Several columns have labels if all values
-    are 0 or 1, else numbers. Raises ValueError for values that don't suit the task."""
+    """Parse labels from columns of text of equal length.
+
+    auto: one column has numbers if all values are numbers and some aren't integers, else classes.
+    Several columns have labels if all values are 0 or 1, else numbers. Raises ValueError for values
+    that don't suit the task.
+    """
     names = tuple(columns)
     if task == "auto":
         task = _infer_task(columns)

@@ -72,9 +72,11 @@ def _shuffle_in_window(words: np.ndarray, window: int) -> np.ndarray:
 
 
 def list_shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarray:
-    """Return the positions of an epoch that a shard reads: shard_id, shard_id + num_shards, ... As
-    in MindSpore's DistributedSampler, samples from the start of the epoch make the shards equal, so
-    that up to num_shards - 1 samples occur twice. Returns int64 (ceil(samples / num_shards),)."""
+    """Return the positions of an epoch that a shard reads: shard_id, shard_id + num_shards, ...
+
+    As in MindSpore's DistributedSampler, samples from the start of the epoch make the shards equal,
+    so that up to num_shards - 1 samples occur twice. Returns int64 (ceil(samples / num_shards),).
+    """
     places = np.arange(shard_samples(samples, num_shards))
     return find_shard_positions(places, samples, num_shards, shard_id)
 
@@ -184,10 +186,12 @@ class SampleOrder(Batching):
         return np.arange(self.samples)
 
     def _find_samples(self, epoch: int, places: np.ndarray) -> np.ndarray:
-        """Return the samples at some positions of an epoch, in the shape of `places`. A full
-        shuffle precedes sharding, as in MindSpore's readers (`shuffle=True`), so that a shard has
-        different samples in each epoch. A shuffle within a window follows sharding, like
-        `shuffle(n)`, so that a shard has the same samples in each epoch."""
+        """Return the samples at some positions of an epoch, in the shape of `places`.
+
+        A full shuffle precedes sharding, as in MindSpore's readers (`shuffle=True`), so that a
+        shard has different samples in each epoch. A shuffle within a window follows sharding, like
+        `shuffle(n)`, so that a shard has the same samples in each epoch.
+        """
         if self.shuffle and self.buffer_size is not None:
             size = self.shard_samples
             places = compute_order_at(places, self.seed, epoch, size, True, self.buffer_size)
@@ -201,13 +205,15 @@ class SampleOrder(Batching):
 
 
 def permute(places: np.ndarray, size: int, seed: int, number: int) -> np.ndarray:
-    """Return the numbers at places (n,) of a permutation of 0 to size - 1, int64 (n,). The
-    permutation is chosen by (seed, number), and takes no memory. It is a Feistel network over pairs
-    of digits, with radices whose product is slightly larger than `size`. A number beyond `size` is
-    permuted again until it is below (Black and Rogaway, Ciphers with arbitrary finite domains,
-    CT-RSA 2002, sections 4 and 5). Round keys are raw Philox words. The round function is the
-    finaliser of MurmurHash3, which is no cipher, but suffices for samples. Raises ValueError unless
-    0 < size <= 2**32."""
+    """Return the numbers at places (n,) of a permutation of 0 to size - 1, int64 (n,).
+
+    The permutation is chosen by (seed, number), and takes no memory. It is a Feistel network over
+    pairs of digits, with radices whose product is slightly larger than `size`. A number beyond
+    `size` is permuted again until it is below (Black and Rogaway, Ciphers with arbitrary finite
+    domains, CT-RSA 2002, sections 4 and 5). Round keys are raw Philox words. The round function is
+    the finaliser of MurmurHash3, which is no cipher, but suffices for samples. Raises ValueError
+    unless 0 < size <= 2**32.
+    """
     if not 0 < size <= 2**32:
         raise ValueError(f"a permutation of {size} numbers: must be 1 to 2**32")
     words = np.random.Philox(key=np.array([seed, number], np.uint64)).random_raw(ROUNDS)

@@ -1,6 +1,8 @@
-"""Counter-based random numbers: a draw is a pure function of its key. All functions return the same
-bits with numpy and jax.numpy. So a batch is augmented in the same way on the host, in the compiled
-step, and after a resume."""
+"""Counter-based random numbers: a draw is a pure function of its key.
+
+All functions return the same bits with numpy and jax.numpy. So a batch is augmented in the same way
+on the host, in the compiled step, and after a resume.
+"""
 
 from __future__ import annotations
 

@@ -12,10 +12,12 @@ Task = Literal["classification", "regression", "multi_label", "next_token"]
 
 @dataclass(frozen=True)
 class Targets:
-    """The meaning of a network's outputs. classification: classes; regression: numbers;
-    multi_label: labels, any number of which a sample may have; next_token: the tokens of a
-    vocabulary. Numbers are standardised by the training split: `(number - mean) / std`. Metrics and
-    predictions are in the units of the data."""
+    """The meaning of a network's outputs.
+
+    classification: classes; regression: numbers; multi_label: labels, any number of which a sample
+    may have; next_token: the tokens of a vocabulary. Numbers are standardised by the training
+    split: `(number - mean) / std`. Metrics and predictions are in the units of the data.
+    """
 
     names: tuple[str, ...]
     """Names of the classes, numbers, labels or tokens, in the order of outputs."""

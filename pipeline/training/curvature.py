@@ -58,10 +58,12 @@ class Curvature:
 @dataclass(frozen=True)
 class CurvatureRule:
     """The sums of each layer that an optimizer needs, and the updates that need them.
+
     `moments(capture, mask)` returns sums over the samples that mask, bool (B,), marks. They are
     needed at updates 1, 1 + period, 1 + 2 * period, ... Devices exchange the sums of a group of
     layers together. `groups` has the number of each group's last layer; empty: all layers are one
-    group."""
+    group.
+    """
 
     moments: Callable[[LayerCapture, Array], Moments]
     positions: Callable[[LayerCapture], int]

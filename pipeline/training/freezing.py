@@ -1,6 +1,8 @@
-"""Phases of training, each of which trains more parameters, within one program. The program has a
-branch for each phase, chosen by the number of steps so far. So a sink may begin in one phase and
-end in another, and a resumed run needs no further state."""
+"""Phases of training, each of which trains more parameters, within one program.
+
+The program has a branch for each phase, chosen by the number of steps so far. So a sink may begin
+in one phase and end in another, and a resumed run needs no further state.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ T = TypeVar("T")
 
 
 def apply_phase(config: StepConfig, step: Array, compute: Callable[[StepConfig], T]) -> T:
-    """Apply `compute` to the configuration of a step's phase. `step`, int32 (), is the number of
-    steps before. The results of all phases must have the same shapes. In eager mode Python
-    branches, since jax would compile the branches again in every step."""
+    """Apply `compute` to the configuration of a step's phase.
+
+    `step`, int32 (), is the number of steps before. The results of all phases must have the same
+    shapes. In eager mode Python branches, since jax would compile the branches again in every step.
+    """
     starts = [phase.start for phase in config.phases]
     if not isinstance(step, jax.core.Tracer):
         return compute(select_phase(config, int(step)))
@@ -48,10 +52,12 @@ def optimize_by_phase(
     clip: optax.GradientTransformation,
     phases: Sequence[tuple[tuple[str, ...], optax.GradientTransformation]],
 ) -> optax.GradientTransformation:
-    """Use a separate optimizer for the new parameters of each phase. `phases` are the frozen
-    patterns of each phase, and the optimizer for its new parameters. Until a phase begins, its
-    state, including the count of updates, stays as `init` made it. So its parameters start as in a
-    new run. All gradients are clipped together."""
+    """Use a separate optimizer for the new parameters of each phase.
+
+    `phases` are the frozen patterns of each phase, and the optimizer for its new parameters. Until
+    a phase begins, its state, including the count of updates, stays as `init` made it. So its
+    parameters start as in a new run. All gradients are clipped together.
+    """
 
     def split_groups(tree: Any) -> Iterator[Any]:
         for patterns, _ in phases:

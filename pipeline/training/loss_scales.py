@@ -1,6 +1,8 @@
-"""Loss scales: factors on the loss, so that small gradients don't become 0 in float16. An
-*overflow* is a step with a finite loss and non-finite gradients. The criterion is the norm of all
-scaled gradients, float32, which is also infinite above 1.8e19."""
+"""Loss scales: factors on the loss, so that small gradients don't become 0 in float16.
+
+An *overflow* is a step with a finite loss and non-finite gradients. The criterion is the norm of
+all scaled gradients, float32, which is also infinite above 1.8e19.
+"""
 
 from __future__ import annotations
 

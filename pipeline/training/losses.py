@@ -178,9 +178,11 @@ class Huber(OutputLoss):
 
 @component("loss")
 class Quantile(OutputLoss):
-    """The loss whose minimum is a quantile of the targets (Koenker and Bassett 1978). With e =
-    target - output it is q e if e is positive, else (q - 1) e. The mean over the outputs of a
-    sample."""
+    """The loss whose minimum is a quantile of the targets (Koenker and Bassett 1978).
+
+    With e = target - output it is q e if e is positive, else (q - 1) e. The mean over the outputs
+    of a sample.
+    """
 
     tasks: ClassVar[tuple[Task, ...]] = ("regression",)
     name: Literal["quantile"] = "quantile"

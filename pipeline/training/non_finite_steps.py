@@ -47,9 +47,11 @@ class Skip(NonFinitePolicy):
 
 @component("on_nan")
 class Rollback(NonFinitePolicy):
-    """The state goes back to a checkpoint, and training continues with the next batch. The updates
-    since the checkpoint are dropped, as in Chowdhery et al. (2022), sec. 5.1. A run rolls back at
-    most `most` times; the next non-finite step ends it."""
+    """The state goes back to a checkpoint, and training continues with the next batch.
+
+    The updates since the checkpoint are dropped, as in Chowdhery et al. (2022), sec. 5.1. A run
+    rolls back at most `most` times; the next non-finite step ends it.
+    """
 
     counts_steps: ClassVar[bool] = True
     name: Literal["rollback"] = "rollback"

@@ -53,10 +53,12 @@ def decide_outcome(
 
 
 def apply_if_finite(finite: Array, update: Callable[[State], State], state: State) -> State:
-    """Return `update(state)` if `finite`, bool (), is true, else the same state. The CPU has a
-    branch, which needs no copies. Other devices select between both states: a branch would wait for
-    the host to read the condition. In eager mode Python branches, since jax would compile a branch
-    again in every step."""
+    """Return `update(state)` if `finite`, bool (), is true, else the same state.
+
+    The CPU has a branch, which needs no copies. Other devices select between both states: a branch
+    would wait for the host to read the condition. In eager mode Python branches, since jax would
+    compile a branch again in every step.
+    """
     if not isinstance(finite, jax.core.Tracer):
         return update(state) if finite else state
 

@@ -1,6 +1,8 @@
 """Affine maps of images, in the fixed point of OpenCV's warpAffine, and ops that draw such maps.
+
 Source coordinates are 1024ths of a pixel, so that every device reads the same pixels. A matrix is
-split into whole 1024ths and remainders, so that the device needs no float64."""
+split into whole 1024ths and remainders, so that the device needs no float64.
+"""
 
 from __future__ import annotations
 

@@ -131,9 +131,11 @@ def adjust_brightness(xp: Any, values: Any, factors: np.ndarray, numbers: Any) -
 
 
 def blend(xp: Any, base: Any, values: Any, factors: np.ndarray, numbers: Any) -> Any:
-    """Return base + (values - base) * factor, for bytes. Results for few factors are tabulated,
-    with the rounding of OpenCV's fused multiplication. Many factors are rounded to 16 bits, so that
-    results don't depend on fusion by a compiler."""
+    """Return base + (values - base) * factor, for bytes.
+
+    Results for few factors are tabulated, with the rounding of OpenCV's fused multiplication. Many
+    factors are rounded to 16 bits, so that results don't depend on fusion by a compiler.
+    """
     if len(factors) > _TABLES:
         factor = round_factors(factors)
         value_part = values.astype(np.float32) * broadcast_per_image(xp.asarray(factor)[numbers])

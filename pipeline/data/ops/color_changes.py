@@ -1,6 +1,8 @@
-"""Changes of images for policies, a different one for each image, without branches. Every change is
-a row of tables computed on the host: an affine map, a table of levels and a factor of a blend. Each
-sample selects its row, so the compiled step has each kind of change once."""
+"""Changes of images for policies, a different one for each image, without branches.
+
+Every change is a row of tables computed on the host: an affine map, a table of levels and a factor
+of a blend. Each sample selects its row, so the compiled step has each kind of change once.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,11 @@ class Change:
 
 @dataclass(frozen=True)
 class Changes:
-    """Tables of n changes: affine maps, levels int32 (n, 256), and names. `blends` has a table for
-    each factor, uint8 (blends, 256, 256), and `blend_numbers`, int32 (n,), the table of each
-    change."""
+    """Tables of n changes: affine maps, levels int32 (n, 256), and names.
+
+    `blends` has a table for each factor, uint8 (blends, 256, 256), and `blend_numbers`, int32 (n,),
+    the table of each change.
+    """
 
     maps: Maps
     levels: np.ndarray

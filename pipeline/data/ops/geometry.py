@@ -187,10 +187,12 @@ class RandomVerticalFlip(_Flip):
 
 @component("op")
 class Cutout(Op):
-    """Fill square holes of `size` pixels a side with zeros. A hole may be partly outside the image.
-    With convention `devries` (DeVries and Taylor, 2017) its centre is uniform over the image. With
-    `mindspore` the hole starts anywhere from right before to right after the image, so that some
-    holes have no effect."""
+    """Fill square holes of `size` pixels a side with zeros.
+
+    A hole may be partly outside the image. With convention `devries` (DeVries and Taylor, 2017) its
+    centre is uniform over the image. With `mindspore` the hole starts anywhere from right before to
+    right after the image, so that some holes have no effect.
+    """
 
     name: Literal["cutout"] = "cutout"
     size: PositiveInt

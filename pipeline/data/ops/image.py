@@ -82,9 +82,12 @@ def read_points(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
 
 
 def repeat_op(xp: Any, change: Callable[[Any, Any], Any], iterations: int, values: Any) -> Any:
-    """Apply values = change(iteration, values) repeatedly. Shape and dtype must stay. The compiled
-    step has a loop, too. If it were unrolled, XLA would fuse the iterations and compute inputs
-    repeatedly: 457 ms instead of 74 for four iterations of four changes."""
+    """Apply values = change(iteration, values) repeatedly.
+
+    Shape and dtype must stay. The compiled step has a loop, too. If it were unrolled, XLA would
+    fuse the iterations and compute inputs repeatedly: 457 ms instead of 74 for four iterations of
+    four changes.
+    """
     if xp is np or iterations < 2:
         for iteration in range(iterations):
             values = change(iteration, values)

@@ -1,7 +1,9 @@
-"""Interpolation of resized images from pixels of the source, as in OpenCV and Pillow. MindSpore
-resizes arrays with OpenCV, and with Pillow's algorithm for `Inter.PILCUBIC`. Bytes are mixed in the
-same fixed point, so that results are equal bit for bit, on every device. The formulas of OpenCV's
-imgproc/resize and Pillow's Resample were derived from their results."""
+"""Interpolation of resized images from pixels of the source, as in OpenCV and Pillow.
+
+MindSpore resizes arrays with OpenCV, and with Pillow's algorithm for `Inter.PILCUBIC`. Bytes are
+mixed in the same fixed point, so that results are equal bit for bit, on every device. The formulas
+of OpenCV's imgproc/resize and Pillow's Resample were derived from their results.
+"""
 
 from __future__ import annotations
 

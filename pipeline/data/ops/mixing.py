@@ -24,9 +24,11 @@ from pipeline.data.random import integers
 
 @component("op")
 class MixUp(BatchOp):
-    """Blend each image and its label with a partner's, in the ratio lambda to 1 - lambda. Lambda is
-    drawn from Beta(alpha, alpha) once per batch. The partners are a permutation of the batch (Zhang
-    et al., 2018; MindSpore's MixUpBatch)."""
+    """Blend each image and its label with a partner's, in the ratio lambda to 1 - lambda.
+
+    Lambda is drawn from Beta(alpha, alpha) once per batch. The partners are a permutation of the
+    batch (Zhang et al., 2018; MindSpore's MixUpBatch).
+    """
 
     name: Literal["mix_up"] = "mix_up"
     alpha: PositiveFloat = 1.0
@@ -95,9 +97,11 @@ def list_beta_steps(alpha: float) -> np.ndarray:
 @component("op")
 class CutMix(BatchOp):
     """Replace a box by the same box of a partner's image, and mix the labels by the box's area.
+
     Each image is changed with probability `prob`. Lambda is drawn from Beta(alpha, alpha), and the
     box has 1 - lambda of the area before it is clipped. The partners are a permutation of the batch
-    (Yun et al., 2019; MindSpore's CutMixBatch)."""
+    (Yun et al., 2019; MindSpore's CutMixBatch).
+    """
 
     name: Literal["cut_mix"] = "cut_mix"
     alpha: PositiveFloat = 1.0

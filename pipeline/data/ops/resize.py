@@ -48,9 +48,11 @@ MAX_SIZES = 32
 @component("op")
 class Resize(GeometricOp):
     """Scale to `size`, [height, width] or the length of the shorter edge, as in MindSpore.
+
     `linear`, `nearest`, `cubic` and `area` are OpenCV's methods. `pil_cubic` and `antialias`
     (Lanczos) are Pillow's, which widen the kernel if the image shrinks, and need uint8. Other
-    images are uint8, float16 or float32, and keep their dtype."""
+    images are uint8, float16 or float32, and keep their dtype.
+    """
 
     name: Literal["resize"] = "resize"
     size: Annotated[
@@ -120,9 +122,11 @@ def resize_images(xp: Any, values: Any, size: Size, interpolation: Interpolation
 
 @component("op")
 class RandomSize(GeometricOp):
-    """Scale all images of a batch to one of `sizes`, [height, width], drawn for each step. As in
-    YOLOv3's training at several scales. The compiled program has a branch for each size. The
-    network must support any size."""
+    """Scale all images of a batch to one of `sizes`, [height, width], drawn for each step.
+
+    As in YOLOv3's training at several scales. The compiled program has a branch for each size. The
+    network must support any size.
+    """
 
     name: Literal["random_size"] = "random_size"
     sizes: Annotated[Seq[Size], Field(min_length=2, max_length=MAX_SIZES)]
@@ -176,10 +180,12 @@ class Box:
 
 @component("op")
 class RandomResizedCrop(GeometricOp):
-    """Crop to a box of drawn area and aspect, and scale it to `size`: the Inception crop. `scale`
-    is the range of the box's share of the area, `ratio` the range of width / height, drawn evenly
-    in its logarithm. A box that doesn't fit is drawn again, up to `max_attempts` draws. If none
-    fits, it is the largest central box with a ratio in the range, as in MindSpore."""
+    """Crop to a box of drawn area and aspect, and scale it to `size`: the Inception crop.
+
+    `scale` is the range of the box's share of the area, `ratio` the range of width / height, drawn
+    evenly in its logarithm. A box that doesn't fit is drawn again, up to `max_attempts` draws. If
+    none fits, it is the largest central box with a ratio in the range, as in MindSpore.
+    """
 
     name: Literal["random_resized_crop"] = "random_resized_crop"
     size: Size

@@ -96,8 +96,11 @@ class TypeCast(Op):
 @component("op")
 class OneHot(Op):
     """Convert integer labels to one-hot, float32 (..., classes); zeros for labels outside
-    0..classes - 1. With `smoothing` s the one becomes 1 - s + s / classes and zeros become s /
-    classes, as in MindSpore's op. Its loss has another convention."""
+    0..classes - 1.
+
+    With `smoothing` s the one becomes 1 - s + s / classes and zeros become s / classes, as in
+    MindSpore's op. Its loss has another convention.
+    """
 
     name: Literal["one_hot"] = "one_hot"
     column: str = "label"

@@ -95,9 +95,11 @@ def _pad_labels(
 
 
 def crop_to(xp: Any, bucket: Bucket, batch: Batch, *, is_random: bool) -> Batch:
-    """Crop the images and labels of positions of a batch, padded by `pad_split`, to one bucket. A
-    sample larger than the bucket is cropped at a place drawn from (seed, epoch, sample), or in the
-    middle. Results with `xp`, numpy or jax.numpy, are the same."""
+    """Crop the images and labels of positions of a batch, padded by `pad_split`, to one bucket.
+
+    A sample larger than the bucket is cropped at a place drawn from (seed, epoch, sample), or in
+    the middle. Results with `xp`, numpy or jax.numpy, are the same.
+    """
     columns = batch.columns
     names = [name for name in ("image", "label") if columns[name].ndim > len(bucket)]
     if UNCROPPED_SIZE not in columns:

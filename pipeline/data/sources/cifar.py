@@ -179,9 +179,12 @@ def unpack(
     archive: Path, release: Release, cache: Path, published: RemoteFile | None = None
 ) -> Path:
     """Return the folder below `cache` with the archive's .bin files, unpacked if missing or
-    changed. The folder's name has the archive's checksum, so a changed archive is unpacked again. A
+    changed.
+
+    The folder's name has the archive's checksum, so a changed archive is unpacked again. A
     `published` archive has a known checksum, and is read only for unpacking. Raises DataError that
-    names the archive."""
+    names the archive.
+    """
     digest = published.md5 if published is not None else _hash_archive(archive, release)
     folder = cache / f"{release.folder}-{digest[:16]}"
     with lock_data_folder(cache):

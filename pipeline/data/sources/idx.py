@@ -119,9 +119,11 @@ def read_split(folder: Path, prefix: str, count: int) -> Split:
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Read the uint8 values of an IDX file, gzipped or not, which must have this shape. The file
-    has two zero bytes, a type, the number of dimensions, each dimension as a big-endian uint32, and
-    the values. Raises DataError that names the file."""
+    """Read the uint8 values of an IDX file, gzipped or not, which must have this shape.
+
+    The file has two zero bytes, a type, the number of dimensions, each dimension as a big-endian
+    uint32, and the values. Raises DataError that names the file.
+    """
     header = struct.Struct(f">HBB{len(shape)}I")
     values_bytes = math.prod(shape)
     # One more byte than expected reveals a longer file, and limits decompression.

@@ -53,9 +53,11 @@ class MaskValues:
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """A column of image files, decoded on demand and resized to one size. Images are RGB, uint8
-    (files, height, width, 3). If `masks` is set, the files are masks, uint8 (files, height, width),
-    whose pixels must have its values."""
+    """A column of image files, decoded on demand and resized to one size.
+
+    Images are RGB, uint8 (files, height, width, 3). If `masks` is set, the files are masks, uint8
+    (files, height, width), whose pixels must have its values.
+    """
 
     paths: Sequence[str]
     height: int
@@ -122,9 +124,12 @@ def _decode(path: str, height: int, width: int, masks: MaskValues | None) -> np.
 def make_image_columns(
     paths: Sequence[Sequence[str]], size: Sequence[int] | None, *, several_sizes: bool
 ) -> list[Column]:
-    """Make a column for each list of image files. All images are resized to `size` if it is set.
-    Else they keep their sizes if `several_sizes` is true, and must have one size if not. Raises
-    DataError that names an image of a wrong size, or an unreadable one."""
+    """Make a column for each list of image files.
+
+    All images are resized to `size` if it is set. Else they keep their sizes if `several_sizes` is
+    true, and must have one size if not. Raises DataError that names an image of a wrong size, or an
+    unreadable one.
+    """
     all_paths = [path for listed in paths for path in listed]
     require_readable(all_paths)
     if several_sizes and size is None:
@@ -163,9 +168,11 @@ def decode(path: str, height: int, width: int) -> np.ndarray:
 
 
 def decode_mask(path: str, height: int, width: int) -> np.ndarray:
-    """Decode a mask, resized to the nearest pixels if its size differs: uint8 (height, width). The
-    values are grey levels or entries of a palette. Raises DataError that names a file with several
-    channels."""
+    """Decode a mask, resized to the nearest pixels if its size differs: uint8 (height, width).
+
+    The values are grey levels or entries of a palette. Raises DataError that names a file with
+    several channels.
+    """
     with _open_named(path, _MASK_FORMATS) as image:
         _require_one_channel(image)
         mask = turn_upright(image).copy()

@@ -45,9 +45,11 @@ ClassNames = Annotated[Seq[str], Field(min_length=1, max_length=MAX_MASK_CLASSES
 @component("dataset")
 class ImageMasks(LocalDatasetSpec):
     """`images/*` and `masks/*` in train/ and in eval/, with the same names except for suffixes.
+
     With `split`, root has both folders, and a share is held out. A mask is a PNG or BMP, grey or
     with a palette, whose pixels have the value of their class, or `ignore_index`. Images are PNG,
-    JPEG, BMP, GIF and WebP of the same size as their masks, read as RGB and upright."""
+    JPEG, BMP, GIF and WebP of the same size as their masks, read as RGB and upright.
+    """
 
     root_must_be = "a folder with images/ and masks/ in train/ and eval/, or with dataset.split"
     name: Literal["image_masks"] = "image_masks"

@@ -35,11 +35,14 @@ CHECKED_VALUES = 1 << 20
 
 @component("dataset")
 class NumpyArchive(LocalDatasetSpec):
-    """Images, uint8 or float32, (n, H, W) or (n, H, W, C), and their targets. Numbers are floats,
-    (n,) or (n, K). Classes are whole numbers: (n,) or (n, 1), or one for each position, (n, tokens)
-    or (n, height, width). Images of several sizes are stored one after the other in x_train, with
-    x_train_sizes, (n, 1 to 3): (tokens,), (H, W) or (H, W, C). Labels of their positions are stored
-    likewise in y_train, with y_train_sizes, (n, 1 or 2). x_test and y_test have the same form."""
+    """Images, uint8 or float32, (n, H, W) or (n, H, W, C), and their targets.
+
+    Numbers are floats, (n,) or (n, K). Classes are whole numbers: (n,) or (n, 1), or one for each
+    position, (n, tokens) or (n, height, width). Images of several sizes are stored one after the
+    other in x_train, with x_train_sizes, (n, 1 to 3): (tokens,), (H, W) or (H, W, C). Labels of
+    their positions are stored likewise in y_train, with y_train_sizes, (n, 1 or 2). x_test and
+    y_test have the same form.
+    """
 
     root_must_be = f"an .npz file with {', '.join(ARRAYS)}"
     name: Literal["numpy"] = "numpy"

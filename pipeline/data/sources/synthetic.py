@@ -27,8 +27,11 @@ _PATTERN_CELLS = 4
 @component("dataset")
 class Synthetic(DatasetSpec):
     """Images with the sizes of another source: a pattern per class plus noise, so a network can
-    learn. `dataset.name=synthetic +dataset.like=mnist` replaces the source of a recipe and keeps
-    its ops. `root` and `mirrors` are ignored."""
+    learn.
+
+    `dataset.name=synthetic +dataset.like=mnist` replaces the source of a recipe and keeps its ops.
+    `root` and `mirrors` are ignored.
+    """
 
     name: Literal["synthetic"] = "synthetic"
     like: str

@@ -28,8 +28,10 @@ SHIPPED = Path(__file__).with_name("python_reference.txt")
 @component("dataset")
 class Text(DatasetSpec):
     """The text of a file, or of all files of a folder that match a pattern, as windows of tokens.
+
     Files are joined in the order of paths. The end of the text is the evaluation split, whose
-    windows don't overlap. An incomplete window is left out."""
+    windows don't overlap. An incomplete window is left out.
+    """
 
     name: Literal["text"] = "text"
     root: FilePath | None

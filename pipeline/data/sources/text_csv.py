@@ -28,9 +28,11 @@ MAX_CLASSES = 10_000
 
 @component("dataset")
 class TextCsv(DatasetSpec):
-    """Texts with a class each, for a network that classifies tokens, such as `bert`. A text is
-    truncated to the longest of `buckets` and padded to the smallest that holds it. The same share
-    of each class is for evaluation, evenly spread over the file."""
+    """Texts with a class each, for a network that classifies tokens, such as `bert`.
+
+    A text is truncated to the longest of `buckets` and padded to the smallest that holds it. The
+    same share of each class is for evaluation, evenly spread over the file.
+    """
 
     name: Literal["text_csv"] = "text_csv"
     root: FilePath | None

@@ -26,9 +26,12 @@ ImageShape = Annotated[Seq[PositiveInt], Field(min_length=3, max_length=3)]
 
 @component("dataset")
 class TFRecord(LocalDatasetSpec):
-    """TFRecord files of images with labels. Images are files such as PNG and JPEG, or plain 8-bit
-    pixels. Training files are `train*`, evaluation files `eval*`, `val*` or `test*`. All are read
-    once before training, for labels and checksums. Images are read again on demand."""
+    """TFRecord files of images with labels.
+
+    Images are files such as PNG and JPEG, or plain 8-bit pixels. Training files are `train*`,
+    evaluation files `eval*`, `val*` or `test*`. All are read once before training, for labels and
+    checksums. Images are read again on demand.
+    """
 
     root_must_be = "a folder with TFRecord files, train* and one of eval*, val* or test*"
     name: Literal["tfrecord"] = "tfrecord"

@@ -74,8 +74,11 @@ class _File:
 
 def _encode_column(name: str, values: Any, as_text: bool) -> list[bytes | memoryview]:
     """Return the bytes of a column: n and float64, or t, int32 codes and texts as JSON, with
-    lengths. Texts are in the order of first occurrence. Raises ValueError for values that are
-    neither numbers nor texts."""
+    lengths.
+
+    Texts are in the order of first occurrence. Raises ValueError for values that are neither
+    numbers nor texts.
+    """
     import pyarrow as pa
 
     dtype = values.type

@@ -43,9 +43,11 @@ _BYTES_PER_FIELD = 24
 
 
 def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
-    """Read a CSV file, without blank lines. A column is read as numbers if its kind is numeric or
-    auto and all present values are numbers, else as texts. Raises OSError, and ValueError with the
-    line."""
+    """Read a CSV file, without blank lines.
+
+    A column is read as numbers if its kind is numeric or auto and all present values are numbers,
+    else as texts. Raises OSError, and ValueError with the line.
+    """
     require_room(path.stat().st_size, "its table")
 
     def place(row: int) -> str:

@@ -139,9 +139,11 @@ class WordTokenizer(Tokenizer):
 
 @dataclass(frozen=True)
 class LibraryTokenizer(Tokenizer):
-    """A tokenizer.json of the library `tokenizers`, which runs in a child process. Raises
-    ValueError if the library isn't installed, can't read the file or a text, or exceeds the limits
-    of memory or time."""
+    """A tokenizer.json of the library `tokenizers`, which runs in a child process.
+
+    Raises ValueError if the library isn't installed, can't read the file or a text, or exceeds the
+    limits of memory or time.
+    """
 
     content: bytes
     special_tokens: bool = False
@@ -154,9 +156,12 @@ class LibraryTokenizer(Tokenizer):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The tokens of the file. Numbers without a token have the name "unused n". Raises
-        ValueError for numbers beyond `MAX_VOCABULARY`, and for two tokens with one number, since
-        the library's choice between them varies."""
+        """The tokens of the file.
+
+        Numbers without a token have the name "unused n". Raises ValueError for numbers beyond
+        `MAX_VOCABULARY`, and for two tokens with one number, since the library's choice between
+        them varies.
+        """
         numbers: Mapping[str, int] = self._process.metadata["vocabulary"]
         count = 1 + max(numbers.values(), default=-1)
         if not 0 < count <= MAX_VOCABULARY:

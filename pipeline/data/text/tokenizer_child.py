@@ -20,9 +20,12 @@ class _Library:
     tokenizer: Any
 
     def compute(self, kind: bytes, content: bytes) -> list[bytes]:
-        """Answer a request. FILE has a tokenizer.json; the answer is {"vocabulary", "dropout"} as
-        JSON. ENCODE and ENCODE_SPECIAL have a text; the answer has tokens, int32. DECODE has
-        tokens; the answer is a text."""
+        """Answer a request.
+
+        FILE has a tokenizer.json; the answer is {"vocabulary", "dropout"} as JSON. ENCODE and
+        ENCODE_SPECIAL have a text; the answer has tokens, int32. DECODE has tokens; the answer is a
+        text.
+        """
         if kind == FILE:
             from tokenizers import Tokenizer
 

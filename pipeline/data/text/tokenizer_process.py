@@ -1,6 +1,8 @@
-"""A tokenizer.json of the library `tokenizers`, in a process with limited memory and time. An
-untrusted file may have replacements that grow a text without end, or regular expressions that take
-hours."""
+"""A tokenizer.json of the library `tokenizers`, in a process with limited memory and time.
+
+An untrusted file may have replacements that grow a text without end, or regular expressions that
+take hours.
+"""
 
 from __future__ import annotations
 

@@ -109,9 +109,11 @@ class AdamW(Moments):
 
 def add_weight_decay(default: float, rules: Sequence[DecayRule]) -> optax.GradientTransformation:
     """Add rate * parameter to updates, with the rate of the last rule that covers it, else
-    `default`. A rule's glob covers a parameter, such as "conv_0/kernel", or a scope around it; its
-    * matches slashes too. `init` raises ValueError for a rule that covers nothing, `update` without
-    `params`."""
+    `default`.
+
+    A rule's glob covers a parameter, such as "conv_0/kernel", or a scope around it; its * matches
+    slashes too. `init` raises ValueError for a rule that covers nothing, `update` without `params`.
+    """
     import jax
     import optax
 

@@ -76,9 +76,11 @@ def place_host(parallel: ParallelSpec) -> DevicePlacement:
 
 
 def num_devices(parallel: ParallelSpec, processes: int | None = None) -> int:
-    """Return the number of devices of all processes: one each if the recipe doesn't set it. By
-    default `processes` is the number that have joined. No device is opened, since that would fix
-    the number of devices."""
+    """Return the number of devices of all processes: one each if the recipe doesn't set it.
+
+    By default `processes` is the number that have joined. No device is opened, since that would fix
+    the number of devices.
+    """
     if parallel.devices is None and parallel.mesh is None:
         return num_joined_processes() if processes is None else processes
     return parallel.num_devices

@@ -85,9 +85,12 @@ def _repeat(count: int, body: Callable[[Array, T], T], start: T) -> T:
 
 def copy_unfused(tree: T) -> T:
     """Copy a tree of float32 and integers, so that XLA doesn't fuse its computation with later
-    ones. XLA would fuse a sum with the operations that read it, such as the norm of the gradients,
-    and vectorize it differently than a sum from several devices. The copy is a loop of one
-    iteration, a number that XLA can't see."""
+    ones.
+
+    XLA would fuse a sum with the operations that read it, such as the norm of the gradients, and
+    vectorize it differently than a sum from several devices. The copy is a loop of one iteration, a
+    number that XLA can't see.
+    """
 
     def times_one(i: Array, values: T) -> T:
         return jax.tree.map(lambda x: x * (i + 1).astype(x.dtype), values)
@@ -96,9 +99,12 @@ def copy_unfused(tree: T) -> T:
 
 
 def add_devices(tree: T, axis: str, devices: int) -> T:
-    """Add the trees of the devices along a mesh axis, in order; every device gets the sum. It must
-    be called inside `shard_map`, on float32 and integers. Each device adds a part of the floats,
-    between an all-to-all and an all-gather. They move as many bytes as an all-reduce in a ring."""
+    """Add the trees of the devices along a mesh axis, in order; every device gets the sum.
+
+    It must be called inside `shard_map`, on float32 and integers. Each device adds a part of the
+    floats, between an all-to-all and an all-gather. They move as many bytes as an all-reduce in a
+    ring.
+    """
     leaves, structure = jax.tree.flatten(tree)
     are_integers = [jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in leaves]
     floats = [leaf for leaf, is_integer in zip(leaves, are_integers, strict=True) if not is_integer]

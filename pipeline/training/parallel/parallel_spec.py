@@ -30,9 +30,12 @@ class MeshSpec(Spec):
 
 
 class ShardingSpec(Spec):
-    """Axes of the mesh that shard the dimensions of parameters, or of results of layers. `axes` has
-    an entry for each dimension: an axis, several, or null if it is replicated. As in `freeze`, a
-    pattern for parameters covers a path and all below it. A pattern for layers covers a path."""
+    """Axes of the mesh that shard the dimensions of parameters, or of results of layers.
+
+    `axes` has an entry for each dimension: an axis, several, or null if it is replicated. As in
+    `freeze`, a pattern for parameters covers a path and all below it. A pattern for layers covers a
+    path.
+    """
 
     pattern: Annotated[str, Field(min_length=1)]
     axes: Seq[Axis | Seq[Axis] | None]
@@ -111,10 +114,12 @@ DEFAULT_PROCESSES = 2
 
 
 class LaunchSpec(Spec):
-    """Processes of one run: who starts them, and how long they wait for each other. `local` starts
-    `processes` on this machine. `slurm` and `env` read this process's rank from Slurm's variables,
-    or from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. `auto` reads whichever are set, `none`
-    none."""
+    """Processes of one run: who starts them, and how long they wait for each other.
+
+    `local` starts `processes` on this machine. `slurm` and `env` read this process's rank from
+    Slurm's variables, or from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. `auto` reads whichever
+    are set, `none` none.
+    """
 
     name: Literal["auto", "local", "slurm", "env", "none"]
     processes: PositiveInt | None

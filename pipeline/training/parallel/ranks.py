@@ -50,8 +50,11 @@ class Ranks:
 
     def agree(self, decide: Callable[[], T], /, timeout_s: float | None = None) -> T:
         """Return the result of `decide` in the first process, which must be JSON. All processes
-        must call it, in the same order. Errors of `decide` are raised in the first process only.
-        Raises PeerGoneError if the first process doesn't answer in `timeout_s`."""
+        must call it, in the same order.
+
+        Errors of `decide` are raised in the first process only. Raises PeerGoneError if the first
+        process doesn't answer in `timeout_s`.
+        """
         if self.size == 1:
             return decide()
         number = next(self._numbers)

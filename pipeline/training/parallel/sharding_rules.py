@@ -89,9 +89,11 @@ class ShardingRules:
                 raise ValueError(f"nothing is sharded along the axis {axis} of {size} devices")
 
     def require_layers(self, ranks: Mapping[str, AbstractSet[int]]) -> None:
-        """Check the constraints against the result of `list_layer_ranks`. Raises ValueError for a
-        pattern that matches no layer, and if all its layers have other numbers of dimensions than
-        entries."""
+        """Check the constraints against the result of `list_layer_ranks`.
+
+        Raises ValueError for a pattern that matches no layer, and if all its layers have other
+        numbers of dimensions than entries.
+        """
         for rule in self.constraints:
             layers = {path: n for path, n in ranks.items() if fnmatchcase(path, rule.pattern)}
             if not layers:

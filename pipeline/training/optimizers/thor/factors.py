@@ -77,9 +77,11 @@ def compute_factors(sums: Factors, rows: Array, scale: Array | float) -> Factors
 def invert_damped(
     factors: Mapping[str, Factors], damping: Array, positions: Mapping[str, Array]
 ) -> dict[str, Factors]:
-    """Return (A + r)^-1 and (G + r)^-1 of every layer, with r = sqrt(damping / positions). Their
-    product over `positions` approximates the inverse of T * A (x) G + damping. Both sides have the
-    same r, whatever the sizes of A and G, as in MindSpore."""
+    """Return (A + r)^-1 and (G + r)^-1 of every layer, with r = sqrt(damping / positions).
+
+    Their product over `positions` approximates the inverse of T * A (x) G + damping. Both sides
+    have the same r, whatever the sizes of A and G, as in MindSpore.
+    """
 
     def add_damping(blocks: Array, share: Array) -> Array:
         return blocks + share * jnp.eye(blocks.shape[-1], dtype=blocks.dtype)

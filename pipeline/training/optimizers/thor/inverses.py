@@ -16,8 +16,11 @@ they should fit into the cache of a core."""
 
 def invert_stacks(stacks: Sequence[Array]) -> list[Array]:
     """Return the inverses of stacks of symmetric positive definite matrices, float32 (number, n,
-    n). Matrices of one size are inverted together, so that the program grows with the number of
-    sizes, not of stacks. The inverse is NaN if a matrix isn't positive definite."""
+    n).
+
+    Matrices of one size are inverted together, so that the program grows with the number of sizes,
+    not of stacks. The inverse is NaN if a matrix isn't positive definite.
+    """
     places: dict[int, list[int]] = defaultdict(list)
     for place, stack in enumerate(stacks):
         places[stack.shape[-1]].append(place)
@@ -71,8 +74,10 @@ def invert_by_cholesky(matrices: Array) -> Array:
 
 def _invert_lower(lower: Array) -> Array:
     """Return the inverses of lower triangular matrices (batch, n, n), by blocks of doubling sizes.
+
     [[P, 0], [Q, R]]^-1 = [[P^-1, 0], [-R^-1 Q P^-1, R^-1]], for all blocks of one size at once.
-    This takes a few products for each power of two below n."""
+    This takes a few products for each power of two below n.
+    """
     n = lower.shape[-1]
     padded_size = 1 << (n - 1).bit_length()
     padding = jnp.pad(jnp.zeros(n, lower.dtype), (0, padded_size - n), constant_values=1)

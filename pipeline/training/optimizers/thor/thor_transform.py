@@ -1,7 +1,9 @@
-"""THOR as an optax transformation: precondition gradients by inverses, refreshed at intervals. An
-update that refreshes inverts the factors of all observed layers, computed from its batch alone;
+"""THOR as an optax transformation: precondition gradients by inverses, refreshed at intervals.
+
+An update that refreshes inverts the factors of all observed layers, computed from its batch alone;
 other updates reuse the inverses. Both are branches of one compiled step, chosen by the number of
-the update, so that a sink may end anywhere."""
+the update, so that a sink may end anywhere.
+"""
 
 from __future__ import annotations
 
