@@ -34,8 +34,8 @@ def _compute_cached(path: Path, algorithm: str, identity: tuple[int, ...]) -> st
 
 
 def format_checksums(folder: Path, names: Iterable[str]) -> str:
-    """Return the lines of `sha256sum` for files of a folder. Raises OSError if a file can't be
-    read."""
+    """Return the lines of `sha256sum` for files of a folder. Raises OSError for unreadable
+    files."""
     return "".join(f"{checksum(folder / name)}  {name}\n" for name in names)
 
 

@@ -50,8 +50,7 @@ class BatchedColumn(LazyColumn, Protocol):
     """A column that reads many samples faster in one request than one by one."""
 
     def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
-        """Read the samples at indices, int (n,), into `out`. Raises DataError if one can't be
-        read."""
+        """Read the samples at indices, int (n,), into `out`. Raises DataError if it can't."""
 
 
 def resolve_indices(indices: Any, samples: int) -> np.ndarray:
@@ -153,8 +152,7 @@ class RawData:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes in the order of labels, or of the numbers or labels to
-        predict."""
+        """The names of the classes in the order of labels, or of the numbers or labels."""
         return self.targets.names
 
 

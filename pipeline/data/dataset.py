@@ -16,8 +16,7 @@ from pipeline.data.text.text_format import TextFormat
 
 @dataclass(frozen=True)
 class Dataset:
-    """Both splits as read, specs of images and labels after the map ops, and the order of
-    samples."""
+    """Both splits as read, specs of images and labels after map ops, and the order of samples."""
 
     train: Split
     eval: Split
@@ -33,8 +32,7 @@ class Dataset:
     raw_image: ColumnSpec
     """Spec of an image before the map ops, padded to a size that holds all buckets."""
     train_images: tuple[ColumnSpec, ...]
-    """Specs of training images after the map ops, one for each size that an op draws; empty if all
-    are like `image`."""
+    """Specs of mapped training images, if an op draws their size; empty if all are like `image`."""
     whole_eval: Split
     """The evaluation split as read; `eval` may be a part of it."""
     table: FittedTable | None = None
@@ -44,8 +42,7 @@ class Dataset:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes in the order of labels, or of the numbers or labels to
-        predict."""
+        """The names of the classes in the order of labels, or of the numbers or labels."""
         return self.targets.names
 
     def train_sample(self) -> Split:

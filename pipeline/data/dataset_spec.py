@@ -268,8 +268,7 @@ class DatasetSpec(Spec):
 
     @abstractmethod
     def read(self, cache: Path) -> RawData:
-        """Read both splits, after downloading into `cache` if needed. Raises DataError that names
-        the file and the problem."""
+        """Read both splits, after a download into `cache` if needed. Raises DataError."""
 
 
 class LocalDatasetSpec(DatasetSpec):

@@ -31,8 +31,7 @@ class BalancedOrder(SampleOrder):
     """The class of each sample, int (samples,)."""
 
     def batches(self, first_step: int, count: int) -> Batches:
-        """Return the `count` batches that begin with global step `first_step`, the first step being
-        0."""
+        """Return `count` batches, from global step `first_step` on; the first step is 0."""
         return replace(super().batches(first_step, count), samples=self.samples)
 
     def _find_samples(self, epoch: int, places: np.ndarray) -> np.ndarray:
@@ -72,8 +71,7 @@ class BalancedOrder(SampleOrder):
 
 @lru_cache(maxsize=256)
 def _shuffle_class(seed: int, kind: int, number: int, size: int) -> np.ndarray:
-    """Return a permutation of a class's samples, int64 (size,), cached for all windows of an
-    epoch."""
+    """Return a permutation of a class's samples, int64 (size,), cached for an epoch."""
     key = np.array([seed, _CLASS_STREAM + (kind << 40) + number], np.uint64)
     order = np.argsort(np.random.Philox(key=key).random_raw(size), kind="stable")
     order.setflags(write=False)
@@ -111,8 +109,7 @@ class InterleavedOrder(SampleOrder):
 
 @lru_cache(maxsize=2)
 def _list_interleaved(order: InterleavedOrder, epoch: int) -> np.ndarray:
-    """Return the samples of a shard's epoch, in order, int64. Without a buffer nothing is
-    shuffled."""
+    """Return the samples of a shard's epoch, in order, int64; not shuffled without a buffer."""
     buffer_size = order.buffer_size if order.shuffle else None
     numbers = np.arange(order.shard_id, len(order.files), order.num_shards)
     if buffer_size is not None:
@@ -190,8 +187,7 @@ class BucketedOrder(SampleOrder):
         return 0 if self.drop_remainder or not sizes.any() else int(sizes[sizes > 0].min())
 
     def batches(self, first_step: int, count: int) -> Batches:
-        """Return the `count` batches that begin with global step `first_step`, the first step being
-        0."""
+        """Return `count` batches, from global step `first_step` on; the first step is 0."""
         steps = np.arange(first_step, first_step + count)
         epochs, batch = np.divmod(steps, self.batches_per_repetition)
         indices = np.empty((count, self.batch_size), np.int32)
@@ -204,8 +200,8 @@ class BucketedOrder(SampleOrder):
         return Batches(indices, epochs.astype(np.int32), counts)
 
     def _list_epoch_batches(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the samples of an epoch's batches (batches, batch size), and the number of valid
-        samples of each."""
+        """Return the samples of an epoch's batches (batches, batch size), and their valid
+        numbers."""
         order = self._compute_epoch(epoch)
         bucket_at = self.buckets[order]
         rows = []

@@ -36,8 +36,7 @@ _TURNS = {2: _TURN.FLIP_LEFT_RIGHT, 3: _TURN.ROTATE_180, 4: _TURN.FLIP_TOP_BOTTO
 """Turn that makes an image upright, by EXIF orientation; 1 needs none."""
 IGNORED_COLOUR = (128, 128, 128)
 _GOLDEN = 0.6180339887498949
-"""Fraction of the colour circle between two hues: the golden ratio keeps any number of hues
-apart."""
+"""Distance of successive hues, in turns: the golden ratio keeps any number of hues apart."""
 
 # Pillow warns of large images at another limit than MAX_PIXELS.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -134,8 +133,7 @@ def read_pixels(image: Image.Image, height: int, width: int, mode: str = "RGB") 
 
 
 def make_class_colours(classes: int) -> np.ndarray:
-    """Return a colour for each class, uint8 (classes, 3): black for the first, then hues far
-    apart."""
+    """Return a colour for each class, uint8 (classes, 3): first black, then hues far apart."""
     colours = np.zeros((classes, 3), np.uint8)
     for label in range(1, classes):
         hue = (0.11 + label * _GOLDEN) % 1

@@ -137,8 +137,7 @@ class LabelColumns:
 
     @property
     def groups(self) -> np.ndarray:
-        """The class of each sample, int (n,), for an even split by class; all 0 if there are no
-        classes."""
+        """The class of each sample, int (n,), for an even split by class; 0 without classes."""
         if self.task == "classification":
             return self.labels
         return np.zeros(len(self.labels), np.int32)

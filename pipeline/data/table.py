@@ -64,8 +64,7 @@ class DateColumn(Spec):
 
 
 class TableColumn(Spec):
-    """A column of a table, fitted on the training split. A column of dates becomes one for each
-    part."""
+    """A column of a table, or a part of a column of dates, fitted on the training split."""
 
     name: str
     kind: ColumnKind
@@ -97,12 +96,10 @@ class FittedTable(Spec):
 
     @property
     def numeric(self) -> tuple[TableColumn, ...]:
-        """The columns of numbers."""
         return tuple(column for column in self.columns if column.kind == "numeric")
 
     @property
     def categories(self) -> tuple[TableColumn, ...]:
-        """The columns of categories."""
         return tuple(column for column in self.columns if column.kind == "category")
 
     @property

@@ -37,8 +37,7 @@ class MetricSpec(Spec):
 
     @abstractmethod
     def zero(self, classes: int) -> Any:
-        """Return sums of zero samples, a pytree of arrays; `classes` is the network's number of
-        outputs."""
+        """Return sums of zero samples, a pytree of arrays, for a number of outputs."""
 
     @abstractmethod
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:

@@ -79,8 +79,7 @@ class CurvatureRule:
 def sum_layers(
     rule: CurvatureRule, captures: Observations, mask: Array, due: Array
 ) -> dict[str, LayerSums]:
-    """Return the sums of one backward pass. Raises RecipeError if a group ends after the last
-    layer."""
+    """Return the sums of one backward pass. Raises RecipeError for a group beyond the layers."""
     if rule.groups and rule.groups[-1] >= len(captures):
         raise RecipeError(
             [

@@ -32,8 +32,7 @@ class LabelLoss(LossSpec):
 
     @abstractmethod
     def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        """Return a function (logits, targets), both (B, ..., C) float32 -> loss of each label (B,
-        ...)."""
+        """Return a function (logits, targets), (B, ..., C) float32 each -> losses (B, ...)."""
 
     def build(self) -> Callable[..., jax.Array]:
         """Return the loss function (logits, labels, where=None) -> (B,) float32.
@@ -210,8 +209,7 @@ class BinaryCrossEntropy(OutputLoss):
 
 
 def _cast_to_float32(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return logits and one-hot targets, both (B, ..., C) float32. A class outside 0..C-1 has
-    zeros."""
+    """Return logits and one-hot targets, (B, ..., C) float32; zeros for classes outside 0..C-1."""
     import jax
     import jax.numpy as jnp
 
@@ -264,8 +262,7 @@ def is_label_mean(config: StepConfig) -> bool:
 
 
 def count_valid_labels(config: StepConfig, labels: jax.Array, mask: jax.Array) -> jax.Array | None:
-    """Return the number of valid labels of the valid samples, float32 (); None if all labels are
-    valid."""
+    """Return the number of valid labels of valid samples, float32 (); None if all are valid."""
     import jax.numpy as jnp
 
     weights = _count_sample_labels(config, labels)

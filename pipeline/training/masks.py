@@ -23,8 +23,7 @@ Axis = int | tuple[int, ...] | None
 
 
 def within(lengths: Array, size: int) -> Array:
-    """Return a mask of the positions within each length: bool (..., size), for lengths int
-    (...)."""
+    """Return a mask of the positions within each length, int (...): bool (..., size)."""
     return jnp.arange(size) < jnp.asarray(lengths)[..., None]
 
 

@@ -261,8 +261,7 @@ def _count_by_class(sums: ClassSums) -> tuple[np.ndarray, np.ndarray, np.ndarray
 def _average_ratios(
     parts: np.ndarray, wholes: np.ndarray, class_names: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the ratios part / whole per class, their mean, and the ratio of the totals. 0 / 0 is
-    0."""
+    """Return the ratios part / whole per class, their mean, and of the totals. 0 / 0 is 0."""
     ratios = np.divide(parts, wholes, out=np.zeros(len(parts)), where=wholes > 0)
     averages = {"macro": float(ratios.mean()), "micro": int(parts.sum()) / int(wholes.sum())}
     if len(ratios) > MAX_CONFUSION_CLASSES:

@@ -62,8 +62,7 @@ class TableSchedule(ScheduleSpec):
         return read_rates(self.file)
 
     def table(self, lr: float, steps: int, steps_per_epoch: int) -> np.ndarray:
-        """Return the first `steps` rates of the file, float32. Raises ValueError for any
-        problem."""
+        """Return the first `steps` rates of the file, float32. Raises ValueError if it can't."""
         rates = self.read().rates
         if len(rates) < steps:
             raise ValueError(

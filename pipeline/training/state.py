@@ -78,8 +78,7 @@ class StepConfig:
     layer_rates: tuple[tuple[str, float], ...] = ()
     """Factors on learning rates by outermost scope."""
     rate_groups: tuple[str, ...] = ()
-    """Patterns over parameters with separate learning rates; the last pattern that covers one
-    applies."""
+    """Patterns over parameters with separate learning rates; the last one that covers applies."""
     accumulate: int = 1
     """Number of microbatches, one after the other, whose gradients are summed."""
     average: AverageSpec | None = None
@@ -92,16 +91,14 @@ class StepConfig:
     class_counts: tuple[int, ...] = ()
     """Training labels of each class, if the loss depends on them."""
     train_images: tuple[ColumnSpec, ...] = ()
-    """Training images after the map ops, one for each size that an op draws; empty if all are like
-    `image`."""
+    """Mapped training images, if an op draws their size; empty if all are like `image`."""
     shards: Shards | None = None
     """Shards of a batch, also across devices; None if a batch stays whole."""
     lowerings: LoweringPolicy | None = None
     """Policy for a network whose layers don't choose lowerings; None: computed as it is written."""
 
     def lower(self, function: Lowered) -> Lowered:
-        """Return a function that applies the network, with the lowerings that the policy
-        chooses."""
+        """Return a function that applies the network, with the policy's lowerings."""
         if self.lowerings is None:
             return function
         return with_lowerings(function, self.lowerings, scope_root(self.network))
@@ -128,8 +125,7 @@ class OverflowCounts:
 @register_dataclass
 @dataclass(frozen=True)
 class NonFiniteStepCounts:
-    """Counts for a policy that continues after non-finite steps, int32 scalars. Checkpoints have
-    these names."""
+    """Counts of non-finite steps, int32 scalars. Checkpoints have these names."""
 
     in_a_row: Array
     """Consecutive non-finite steps up to now."""

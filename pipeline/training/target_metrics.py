@@ -26,12 +26,10 @@ class NumberMetric(MetricSpec):
 
     better: ClassVar[Direction] = "min"
     std: Seq[float] = ()
-    """Standard deviation of each number, which converts errors to the units of the data; empty: not
-    standardised."""
+    """Standard deviation of each number, in the units of the data; empty: not standardised."""
 
     def zero(self, classes: int) -> Any:
-        """Return the sums of absolute or squared errors, float32 (K,), and the number of
-        samples."""
+        """Return sums of absolute or squared errors, float32 (K,), and the number of samples."""
         return {"errors": np.zeros(classes, np.float32), "samples": np.zeros((), np.float32)}
 
     def _sum_errors(self, errors: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
@@ -87,8 +85,7 @@ class ExplainedShare(NumberMetric):
     name: Literal["r2"] = "r2"
 
     def zero(self, classes: int) -> Any:
-        """Return the sums of squared errors, of the numbers and of their squares, each float32
-        (K,)."""
+        """Return sums of squared errors, of numbers and of their squares, float32 (K,) each."""
         none = np.zeros(classes, np.float32)
         return {**super().zero(classes), "total": none, "squares": none}
 
@@ -202,8 +199,8 @@ class TokenAccuracy(TokenMetric):
 
 @component("metric")
 class Perplexity(TokenMetric):
-    """Exponential of the mean cross-entropy of the tokens, for any loss; infinite if the mean is
-    above 700."""
+    """Exponential of the mean cross-entropy of tokens, for any loss; infinite for a mean above
+    700."""
 
     better: ClassVar[Direction] = "min"
     name: Literal["perplexity"] = "perplexity"
@@ -252,8 +249,7 @@ class ClassCountMetric(MetricSpec):
         return self.model_copy(update={"ignore_index": label})
 
     def zero(self, classes: int) -> Any:
-        """Return counts by class, int32 (C,): of labels predicted right, labels, and
-        predictions."""
+        """Return counts by class, int32 (C,): labels predicted right, labels, predictions."""
         none = np.zeros(classes, np.int32)
         return {"hits": none, "actual": none, "predicted": none}
 
@@ -284,8 +280,7 @@ class ClassCountMetric(MetricSpec):
 
 @component("metric")
 class MeanIou(ClassCountMetric):
-    """The mean over classes of intersection over union. Classes without labels and predictions
-    don't count."""
+    """Mean intersection over union of the classes that have labels or predictions."""
 
     name: Literal["mean_iou"] = "mean_iou"
 
@@ -311,8 +306,7 @@ class PixelAccuracy(ClassCountMetric):
 
 @component("metric")
 class BalancedAccuracy(ClassCountMetric):
-    """The mean recall of the classes that have labels: the accuracy if all were equally
-    frequent."""
+    """Mean recall of the classes that have labels: the accuracy if all were equally frequent."""
 
     name: Literal["balanced_accuracy"] = "balanced_accuracy"
 

@@ -49,27 +49,22 @@ class Telemetry:
 
     @property
     def loss(self) -> np.ndarray:
-        """The loss of each step."""
         return self.columns["loss"]
 
     @property
     def learning_rate(self) -> np.ndarray:
-        """The learning rate of each step."""
         return self.columns["learning_rate"]
 
     @property
     def grad_norm(self) -> np.ndarray:
-        """The norm of the gradients of each step."""
         return self.columns["grad_norm"]
 
     @property
     def loss_scale(self) -> np.ndarray:
-        """The loss scale of each step."""
         return self.columns["loss_scale"]
 
     @property
     def skipped(self) -> np.ndarray:
-        """Whether the update of each step was skipped."""
         return self.columns["skipped"]
 
     def head(self, steps: int) -> Telemetry:
@@ -79,7 +74,6 @@ class Telemetry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all columns."""
         return sum(column.nbytes for column in self.columns.values())
 
     def outcome(self, *, skips_overflow: bool = True) -> StepOutcome:
@@ -90,15 +84,9 @@ class Telemetry:
         loss, grad_norm, skipped = (self.columns.get(name, zeros) for name in names)
         return StepOutcome.from_columns(np, loss, grad_norm, skipped, skips_overflow=skips_overflow)
 
-    @property
-    def finite(self) -> np.ndarray:
-        """Whether loss and gradient norm are finite, bool (steps,)."""
-        return self.outcome().applied
-
     @cached_property
     def non_finite_step(self) -> int | None:
-        """The first step, counted from 1, that ended training, neither finite nor skipped; None if
-        there is none."""
+        """The step, counted from 1, that ended training, neither finite nor skipped; else None."""
         continues = self.outcome().should_continue
         first = int(continues.argmin())
         return None if continues[first] else self.start + first + 1

@@ -141,8 +141,7 @@ def apply_directions(
 
 
 def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> Any:
-    """Return the moving average after an update; `updates`, int32 (), is the number of updates
-    before."""
+    """Return the moving average after an update; `updates`, int32 (), counts those before."""
     assert spec.decay is not None, "there is an average if there is a decay"
     count = updates.astype(jnp.float32)
     ramp = (1 + count) / (10 + count)

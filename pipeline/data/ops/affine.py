@@ -41,8 +41,7 @@ class Maps:
 
 
 def to_fixed_point(matrices: np.ndarray, height: int, width: int) -> Maps:
-    """Convert matrices from target to source, float64 (n, 2, 3), to fixed point for a size of
-    images."""
+    """Convert matrices from target to source, float64 (n, 2, 3), to fixed point."""
     bits = 29 - int(max(height, width)).bit_length()
     scaled = matrices * (1 << _UNIT_BITS)
     pixels = np.floor(scaled)
@@ -51,8 +50,7 @@ def to_fixed_point(matrices: np.ndarray, height: int, width: int) -> Maps:
 
 
 def _compute_sources(xp: Any, maps: Maps, height: int, width: int) -> tuple[Any, Any]:
-    """Return the source coordinates of each target pixel, x and y in 1024ths, int32 (batch, H,
-    W)."""
+    """Return the source x and y of each target pixel in 1024ths, int32 (batch, H, W) each."""
     row = np.arange(height, dtype=np.int32)
     column = np.arange(width, dtype=np.int32)
     bits = maps.remainder_bits
@@ -107,8 +105,7 @@ def _read_pixels(xp: Any, values: Any, rows: Any, columns: Any, fill: np.ndarray
 
 
 def rotation_map(degrees: np.ndarray, centre: tuple[float, float]) -> np.ndarray:
-    """Return the maps from target to source, (n, 2, 3), of counter-clockwise rotations about a
-    centre."""
+    """Return the maps from target to source, (n, 2, 3), of counter-clockwise rotations."""
     angle = np.deg2rad(degrees)
     cosine = np.cos(angle)
     sine = np.sin(angle)
@@ -171,8 +168,7 @@ class _AffineOp(GeometricOp):
 
     @abstractmethod
     def matrices(self, height: int, width: int) -> np.ndarray:
-        """Return the maps from target to source pixels, float64 (maps, 2, 3), for images of a
-        size."""
+        """Return the maps from target to source pixels, float64 (maps, 2, 3), for a size."""
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
         *_, channels = require_image(value)
@@ -284,8 +280,7 @@ class RandomAffine(_AffineOp):
 
 
 def _spread_evenly(column: int, bounds: Range) -> np.ndarray:
-    """Return the middles of MAPS even steps of a range, in a random order that depends on
-    `column`."""
+    """Return the middles of MAPS even steps of a range, in a random order for each column."""
     words = np.random.Philox(key=np.array([_TABLE_KEY, column], np.uint64)).random_raw(MAPS)
     places = (np.argsort(words, kind="stable") + 0.5) / MAPS
     least, most = bounds

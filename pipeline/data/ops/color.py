@@ -83,8 +83,7 @@ class RandomColorAdjust(Op):
         return repeat_op(xp, change_once, len(changes), values)
 
     def _list_changes(self, xp: Any, uniforms: Any) -> list[tuple[Adjust, np.ndarray, Any]]:
-        """Return the adjustments that change anything: function, amounts, and index of each image's
-        amount."""
+        """Return the adjustments in use: function, amounts, and index of each image's amount."""
         amounts: dict[Adjust, np.ndarray] = {
             adjust_brightness: list_steps(*self.brightness),
             adjust_contrast: list_steps(*self.contrast),
@@ -195,8 +194,7 @@ def adjust_hue(xp: Any, values: Any, shifts: np.ndarray, numbers: Any) -> Any:
 
 
 def to_hsv(xp: Any, rgb: Any) -> tuple[Any, Any, Any]:
-    """Return hue in 256ths of a circle, saturation and value, int32 0..255, as OpenCV's
-    HSV_FULL."""
+    """Return hue in 256ths of a circle, saturation and value, int32, as OpenCV's HSV_FULL."""
     red, green, blue = (rgb[..., channel] for channel in range(3))
     value = rgb.max(axis=-1)
     range_ = value - rgb.min(axis=-1)
@@ -215,8 +213,7 @@ def to_hsv(xp: Any, rgb: Any) -> tuple[Any, Any, Any]:
 
 
 def to_rgb(xp: Any, hue: Any, saturation: Any, value: Any) -> Any:
-    """Return RGB bytes from int32 hue, saturation and value. As in OpenCV, a circle has 255 hues
-    here."""
+    """Return RGB bytes of int32 hue, saturation and value. As in OpenCV, a circle has 255 hues."""
     sector = 2 * hue // _SIXTH % 6
     within = 2 * hue % _SIXTH
     unit = 255 * _SIXTH

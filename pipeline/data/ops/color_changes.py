@@ -125,8 +125,7 @@ def make_changes(
     interpolation: Interpolation,
     fill: np.ndarray,
 ) -> Any:
-    """Change each image of RGB bytes by a row of the tables; `numbers`, int32 (batch,), are the
-    rows."""
+    """Change each image of RGB bytes by the row of the tables in `numbers`, int32 (batch,)."""
     values = warp(xp, values, changes.maps.at(xp, numbers), interpolation, fill)
     counts = count_levels(xp, values)
     levels = xp.asarray(changes.levels)[numbers][:, None]

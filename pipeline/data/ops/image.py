@@ -31,8 +31,7 @@ digit, which rounding could turn into a whole pixel."""
 
 
 def require_image(value: ColumnSpec) -> tuple[int, int, int]:
-    """Return (height, width, channels) of an image. Raises ValueError for other values, and for
-    images with channels first."""
+    """Return (height, width, channels) of an image. Raises ValueError for other values."""
     if len(value.shape) != 3:
         raise ValueError(
             f"needs images of shape (height, width, channels), not values of shape {value.shape}"
@@ -108,8 +107,7 @@ Range = Annotated[tuple[float, float], Strict(False), AfterValidator(_require_or
 
 
 def list_steps(least: float, most: float) -> np.ndarray:
-    """Return the middles of a range's steps, float64 (STEPS,), or the value of a range of one
-    value."""
+    """Return the middles of a range's steps, float64 (STEPS,), or its only value."""
     if least == most:
         return np.array([least])
     return least + (most - least) * (np.arange(STEPS) + 0.5) / STEPS

@@ -89,8 +89,7 @@ def make_opencv_taps(
 
 
 def make_widening_taps(source: int, target: int, *, fixed: bool) -> Taps:
-    """Return the taps of OpenCV's "area" for a side that grows: linear between edges of source
-    pixels."""
+    """Return the taps of OpenCV's "area" for a side that grows: linear between pixel edges."""
     scale = 1 / (target / source)
     pixel = np.arange(target)
     first = np.floor(pixel * scale)
@@ -137,8 +136,7 @@ def average_areas(xp: Any, values: Any, size: tuple[int, int]) -> Any:
 
 
 def _make_overlap_taps(source: int, target: int) -> tuple[Taps, int]:
-    """Return taps with the overlaps of target and source pixels, int32, and their sum per
-    target."""
+    """Return taps with the overlaps of target and source pixels, and their sum per target."""
     unit = gcd(source, target)
     cell = source // unit
     pixel = target // unit
@@ -159,8 +157,7 @@ def divide_rounded(total: Any, divisor: int, halves_up: Any = False) -> Any:
 
 
 def make_pillow_taps(interpolation: Pillow, source: int, target: int) -> Taps:
-    """Return the taps of Pillow's kernel, widened if the image shrinks, in fixed point of 22
-    bits."""
+    """Return the taps of Pillow's kernel, widened if the image shrinks, with 22-bit weights."""
     kernel, radius = _KERNELS[interpolation]
     scale = source / target
     widened = max(scale, 1.0)

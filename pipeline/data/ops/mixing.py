@@ -87,8 +87,7 @@ def draw_partners(xp: Any, uniforms: Any) -> Any:
 
 @lru_cache
 def list_beta_steps(alpha: float) -> np.ndarray:
-    """Return the middles of STEPS equally likely steps of Beta(alpha, alpha), by
-    `round_factors`."""
+    """Return the middles of STEPS equally likely steps of Beta(alpha, alpha), 16-bit float32."""
     from scipy.special import betaincinv
 
     return round_factors(betaincinv(alpha, alpha, (np.arange(STEPS) + 0.5) / STEPS))

@@ -84,8 +84,7 @@ class Resize(GeometricOp):
 
 
 def compute_target_size(size: Size | int, height: int, width: int) -> Size:
-    """Return [height, width] after scaling. If `size` is the shorter edge, the other is rounded
-    down."""
+    """Return [height, width] after scaling. A longer edge without a size is rounded down."""
     if not isinstance(size, int):
         return size
     if height < width:
@@ -244,8 +243,7 @@ class RandomResizedCrop(GeometricOp):
         return rows.astype(np.int32), columns.astype(np.int32)
 
     def _find_central(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return top, left, height and width of the largest central box with a ratio in the
-        range."""
+        """Return top, left, height, width of the largest central box with a ratio in the range."""
         least, most = self.ratio
         rows = round(width / least) if width / height < least else height
         columns = round(height * most) if width / height > most else width

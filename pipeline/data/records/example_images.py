@@ -172,8 +172,7 @@ class _Layout:
                 )
 
     def label(self, features: Mapping[str, Feature]) -> int | np.ndarray:
-        """Return the label of an example. Raises ValueError if its dtype or length isn't the first
-        one's."""
+        """Return the label of an example. Raises ValueError for another dtype or length."""
         label = features.get(self.label_key)
         expected = "one integer" if self.num_floats is None else f"{self.num_floats} floats"
         dtype = np.int64 if self.num_floats is None else np.float32

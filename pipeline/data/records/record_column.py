@@ -23,8 +23,7 @@ BULK = 4096
 
 @dataclass(frozen=True)
 class FileSpan:
-    """A whole file in grain's terms. With its number of records grain doesn't open it for
-    counting."""
+    """A whole file in grain's terms, with its length, so that grain needn't open it."""
 
     filename: str
     skip: int
@@ -93,8 +92,7 @@ class RecordColumn:
             ) from error
 
     def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
-        """Read the samples at indices, int (n,), into `out`. Raises DataError that names a
-        record."""
+        """Read the samples at indices, int (n,), into `out`. Raises DataError with the record."""
         numbers = np.searchsorted(self._ends, indices, side="right")
         firsts = np.array([0, *self._ends[:-1]], np.int64)
         checksums = np.array([file.first_crc32 for file in self._spec.files], np.int64)
@@ -125,11 +123,9 @@ class RaggedRecordColumn(Ragged):
     dtype: np.dtype[Any]
 
     def value(self, index: int) -> np.ndarray:
-        """Return one value, (*sizes[index], *trailing). Raises DataError that names the record."""
         return self.records.sample(index)
 
     def sample_name(self, index: int) -> str:
-        """Return the sample's file and record."""
         return self.records.sample_name(index)
 
 

@@ -43,8 +43,7 @@ Feature = tuple[bytes, ...] | np.ndarray
 
 
 def parse_example(content: bytes) -> Mapping[str, Feature]:
-    """Return the features of an Example by name. Raises ValueError if `content` isn't an
-    Example."""
+    """Return the features of an Example by name. Raises ValueError if it isn't an Example."""
     from google.protobuf.message import DecodeError
 
     try:
@@ -84,8 +83,7 @@ def _convert_values(feature: Any) -> Feature:
 
 @cache
 def make_example_type() -> Any:
-    """Return the class of the message, in a separate pool, since TensorFlow may have loaded its
-    own."""
+    """Return the class of the message, in a pool apart from TensorFlow's, which may be loaded."""
     # Few runs need this slow import.
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 

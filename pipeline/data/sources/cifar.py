@@ -88,7 +88,6 @@ class CifarDataset(DatasetSpec):
     class_names: ClassVar[tuple[str, ...]]
 
     def facts(self) -> Facts:
-        """Return the sizes that the files must have."""
         return Facts(
             image=(_SIDE, _SIDE, _CHANNELS),
             classes=self.release.classes,
@@ -97,7 +96,6 @@ class CifarDataset(DatasetSpec):
         )
 
     def declare(self, cache: Path) -> RawData | None:
-        """Return data of zeros if the root is null and the cache lacks the release, else None."""
         if self.root is not None or find_release(cache / self.name, self.release) is not None:
             return None
         return make_blank_data(self.facts(), self.class_names)
@@ -164,8 +162,7 @@ class Cifar100(CifarDataset):
 
 
 def find_release(root: Path, release: Release) -> Path | None:
-    """Return the folder with the .bin files at `root`, or their archive; None if there is
-    neither."""
+    """Return the folder with the .bin files at `root`, or their archive; None without both."""
     if root.is_file():
         return root
     for folder in (root, root / release.folder):

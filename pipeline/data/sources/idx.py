@@ -30,11 +30,9 @@ class IdxDataset(DatasetSpec):
     class_names: ClassVar[tuple[str, ...]]
 
     def facts(self) -> Facts:
-        """Return the sizes that the files must have."""
         return Facts(image=(_SIDE, _SIDE, 1), classes=10, train_size=60_000, eval_size=10_000)
 
     def declare(self, cache: Path) -> RawData | None:
-        """Return data of zeros if the root is null and the cache lacks a file, else None."""
         if self.root is not None or not self._list_missing(cache / self.name):
             return None
         return make_blank_data(self.facts(), self.class_names)

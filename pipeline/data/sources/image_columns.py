@@ -72,8 +72,7 @@ class ImageFiles:
         return (len(self.paths), self.height, self.width, *_list_trailing(self.masks))
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """Return the images at an integer array of indices or a slice, uint8 (n, height, width,
-        ...)."""
+        """Return the images at an integer array of indices or a slice, uint8 (n, H, W, ...)."""
         return read_samples(self, indices)
 
     def sample(self, index: int) -> np.ndarray:
@@ -100,7 +99,6 @@ class RaggedImageFiles(Ragged):
         return _list_trailing(self.masks)
 
     def value(self, index: int) -> np.ndarray:
-        """Return one value, uint8 (height, width, ...). Raises DataError that names a bad file."""
         height, width = self.sizes[index].tolist()
         return _decode(self.paths[index], height, width, self.masks)
 
@@ -148,8 +146,7 @@ def read_sizes(paths: Sequence[str]) -> np.ndarray:
 
 
 def find_common_size(paths: Sequence[str]) -> tuple[int, int]:
-    """Return (height, width) of all images. Raises DataError that names an image of another
-    size."""
+    """Return (height, width) of all images. Raises DataError with an image of another size."""
     sizes = read_sizes(paths).tolist()
     height, width = sizes[0]
     for path, size in zip(paths, sizes, strict=True):

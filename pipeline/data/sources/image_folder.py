@@ -50,8 +50,7 @@ class ImageFolder(LocalDatasetSpec):
     split: Share | None = None
     """The share of the images of each class for evaluation; null: they are in another folder."""
     split_seed: NonNegativeInt = 0
-    """Seed of the split, separate from `seed`, so that runs with different seeds share the
-    split."""
+    """Seed of the split, apart from `seed`, so that runs with different seeds share the split."""
     labels_csv: FilePath | None = None
     """A CSV file with the paths of images, relative to `root`, and their targets."""
     eval_csv: FilePath | None = None
@@ -67,8 +66,7 @@ class ImageFolder(LocalDatasetSpec):
     follow_links: bool = False
     """Whether links to images and folders outside `root` are read."""
     image_size: ImageSize | None = None
-    """[height, width] that images are resized to; null: all must have one size, or are padded to
-    `buckets`."""
+    """[height, width] that images are resized to; null: one size for all, or `buckets`."""
 
     @model_validator(mode="after")
     def _require_one_split(self) -> Self:

@@ -61,16 +61,15 @@ class ImageMasks(LocalDatasetSpec):
     split: Share | None = None
     """The share of the images for evaluation; null: they are in another folder."""
     split_seed: NonNegativeInt = 0
-    """Seed of the split, separate from `seed`, so that runs with different seeds share the
-    split."""
+    """Seed of the split, apart from `seed`, so that runs with different seeds share the split."""
     classes: ClassCount | ClassNames | None = None
     """The number of classes, or their names in the order of values; null: one more than the largest
     value of all masks, which are read first."""
     follow_links: bool = False
     """Whether links to files and folders outside `root` are read."""
     image_size: ImageSize | None = None
-    """[height, width] that images are resized to, masks by nearest pixels; null: all have one size,
-    or are padded to `buckets`."""
+    """[height, width] that images and masks are resized to; null: one size for all, or
+    `buckets`."""
 
     def read(self, cache: Path) -> RawData:
         """Return images, uint8 (n, H, W, 3), and labels, uint8 (n, H, W), decoded on demand."""
@@ -141,8 +140,7 @@ class ImageMasks(LocalDatasetSpec):
 
 
 def _map_stems(paths: Sequence[str], folder: Path) -> dict[str, str]:
-    """Return files by path in a folder without suffix. Raises DataError for two with the same
-    path."""
+    """Return files by path in a folder without suffix. Raises DataError for equal paths."""
     files: dict[str, str] = {}
     for path in paths:
         other = files.setdefault(str(Path(path).relative_to(folder).with_suffix("")), path)
@@ -169,8 +167,7 @@ def _require_same_sizes(pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def find_largest_value(masks: Sequence[str], ignored: int | None) -> int:
-    """Return the largest value of masks, except `ignored`. Raises DataError if there is no
-    other."""
+    """Return the largest value of masks, except `ignored`. Raises DataError if there is none."""
 
     def find_largest(path: str) -> int:
         height, width = read_sizes([path])[0].tolist()

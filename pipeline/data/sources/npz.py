@@ -24,8 +24,7 @@ SIZES = ("x_train_sizes", "x_test_sizes", "y_train_sizes", "y_test_sizes")
 """Sizes of images, or labels, that are stored one after the other."""
 
 MAX_INFERRED_CLASSES = 10_000
-"""The most classes that are inferred from labels. Larger labels may be prices or times, so the
-recipe must set the number."""
+"""The most classes that are inferred from labels, since larger labels may be prices or times."""
 
 MAX_CLASSES = 1 << 20
 
@@ -55,8 +54,8 @@ class NumpyArchive(LocalDatasetSpec):
     """The number of classes; null: one more than the largest label, at most 10,000."""
 
     def read(self, cache: Path) -> RawData:
-        """Return images, uint8 or float32 (n, H, W, C), and labels, int32 (n,) or (n, ...), or
-        float32 (n, K)."""
+        """Return images, uint8 or float32 (n, H, W, C), and labels, int32 (n, ...) or float32 (n,
+        K)."""
         with name_file(self.root, SIZED_BY_FILE):
             arrays = load_arrays(self.root)
             task = self.task
@@ -87,8 +86,7 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
 def split_arrays(
     arrays: Mapping[str, np.ndarray], classes: int | None, ignore_index: int | None = None
 ) -> RawData:
-    """Check and return both splits with classes. Raises ValueError that names the array and the
-    problem."""
+    """Check and return both splits with classes. Raises ValueError that names the array."""
     images = _read_images(arrays)
     labels = {
         name: _as_labels(name, arrays[name], arrays.get(f"{name}_sizes"))

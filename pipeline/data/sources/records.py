@@ -26,8 +26,7 @@ class Records(LocalDatasetSpec):
     """The folder with records.json."""
 
     def read(self, cache: Path) -> RawData:
-        """Return columns with the shapes and dtypes of the source that the records were made
-        from."""
+        """Return columns with the shapes and dtypes of the source of the records."""
         spec = read_description(self.root)
         classes = tuple(spec.classes)
         return RawData(

@@ -83,8 +83,7 @@ class TableDataset(DatasetSpec):
     split: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """The share of the rows for evaluation, the same for each class if there are classes."""
     split_seed: NonNegativeInt = 0
-    """Seed of the split, separate from `seed`, so that runs with different seeds share the
-    split."""
+    """Seed of the split, apart from `seed`, so that runs with different seeds share the split."""
     columns: Seq[str] | None = None
     """Columns to predict from; null: all others."""
     numeric: Seq[str] = ()
@@ -102,8 +101,7 @@ class TableDataset(DatasetSpec):
     standardise: bool = True
     """Whether numbers become `(number - mean) / std`."""
     missing_indicators: bool = False
-    """Whether a column with missing numbers gets an indicator column, 1 if the number is
-    missing."""
+    """Whether a column with missing numbers gets an indicator column, 1 if it is missing."""
     max_categories: PositiveInt = 1_000
     """The most values of a category. The most frequent are encoded, others count as unknown."""
 
@@ -267,14 +265,12 @@ class CsvTable(TableDataset):
     root_must_be = "a CSV file; dataset.shipped names one of the package"
     name: Literal["csv"] = "csv"
     shipped: ShippedTable | None = None
-    """A table of this package in place of `root`. `tables.txt` beside the tables has their
-    sources."""
+    """A table of this package in place of `root`; `tables.txt` beside it has the sources."""
     delimiter: Delimiter | None = None
     """null: the most frequent of comma, semicolon, tab and bar in the first line, else spaces. A
     space matches one or more spaces."""
     header: bool = True
-    """Whether the first line has the names of the columns; else names are column 1, column 2,
-    ..."""
+    """Whether the first line has the names of columns; else they are column 1, column 2, ..."""
     decimal: Literal[".", ","] = "."
     """The decimal mark of numbers."""
     encoding: Encoding = "utf-8"

@@ -47,8 +47,7 @@ class TFRecord(LocalDatasetSpec):
     image_key: str | None = None
     """The feature with the image; null: image/encoded, image, image_raw or image/raw."""
     label_key: str | None = None
-    """The feature with the label: a class, or floats to predict; null: image/class/label or
-    label."""
+    """The feature with the label, a class or floats; null: image/class/label or label."""
     first_label: NonNegativeInt = 0
     """The label of the first class: 1 if 0 is the background, as in ImageNet's files."""
     classes: Seq[str] | None = None
@@ -71,8 +70,7 @@ class TFRecord(LocalDatasetSpec):
         return self
 
     def read(self, cache: Path) -> RawData:
-        """Return images, uint8 (n, H, W, C), read on demand, and labels, int32 (n,) or float32 (n,
-        K)."""
+        """Return images on demand, uint8 (n, H, W, C), and labels, int32 (n,) or float32 (n, K)."""
         train = self._read_matching(self.train_files)
         if self.split is None:
             evaluated = self._read_matching(self._find_eval_pattern())
@@ -143,8 +141,7 @@ class TFRecord(LocalDatasetSpec):
     def _make_targets(
         self, train: Examples, evaluated: Examples
     ) -> tuple[np.ndarray, np.ndarray, Targets]:
-        """Return the labels of both splits and the targets. Raises ValueError for classes out of
-        range."""
+        """Return the labels of both splits and the targets. Raises ValueError for wrong classes."""
         if train.labels.ndim > 1:
             count = train.labels.shape[1]
             key = train.label_key

@@ -14,8 +14,7 @@ import numpy as np
 from pipeline.data.table import DateColumn, DatePart
 
 ISO = "iso"
-"""Format such as 2024-01-31, also with a time. An offset from UTC is dropped, since local time is
-what follows cycles."""
+"""Format such as 2024-01-31, also with a time. Offsets from UTC are dropped."""
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?!\d)")
 _SNIFFED = 1000
 _YEAR = re.compile(r"\d{4}")
@@ -46,16 +45,14 @@ def find_date_formats(texts: Sequence[str]) -> list[str]:
 
 
 def parse_days(texts: Sequence[str], date_format: str) -> np.ndarray:
-    """Return days since 1970, float64 (texts,), with the time as a fraction. NaN if a text isn't a
-    date."""
+    """Return days since 1970, float64 (texts,), with times as fractions; NaN for other texts."""
     dates = (_parse(text, date_format) for text in texts)
     days = (np.nan if date is None else (date - _EPOCH).total_seconds() / 86_400 for date in dates)
     return np.fromiter(days, np.float64, len(texts))
 
 
 def format_example_date(date_format: str) -> str:
-    """Return an example of a date format. Raises ValueError for an invalid format or one without
-    year."""
+    """Return an example of a date format. Raises ValueError for a format without year."""
     date = datetime(2024, 1, 31)
     if date_format == ISO:
         return f"{date:%Y-%m-%d}"
@@ -68,8 +65,7 @@ def format_example_date(date_format: str) -> str:
 
 
 def list_date_parts(days: np.ndarray) -> tuple[DatePart, ...]:
-    """Return the names of the parts of dates. Parts of the day are included if a date has a
-    time."""
+    """Return the names of the parts of dates, with parts of the day if a date has a time."""
     has_hours = bool((days[~np.isnan(days)] % 1 != 0).any())
     return (*_DAY_PARTS, *_HOUR_PARTS) if has_hours else _DAY_PARTS
 

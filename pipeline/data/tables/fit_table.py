@@ -36,8 +36,7 @@ MISSING = ""
 """The category of a missing value."""
 
 FEWEST_ROWS = 20
-"""The fewest rows for a note about row numbers: in smaller tables all values may differ by
-chance."""
+"""The fewest rows for a note on row numbers. In small tables values may differ by chance."""
 
 
 @dataclass(frozen=True)

@@ -246,8 +246,7 @@ def _open_text(path: Path, form: TableFormat) -> Iterator[IO[str]]:
 
 
 def _read_lines(file: IO[str]) -> Iterator[str]:
-    """Yield the lines of a file. Raises csv.Error for a NUL character or a line that is too
-    long."""
+    """Yield the lines of a file. Raises csv.Error for a NUL character or too long a line."""
     while line := file.readline(MAX_LINE):
         if "\0" in line:
             raise csv.Error("has a NUL character; it isn't a CSV, or has another encoding")

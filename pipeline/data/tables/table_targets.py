@@ -140,8 +140,7 @@ def _read_flag_labels(table: RawTable, name: str) -> np.ndarray:
 
 
 def _parse_flags(column: Numbers | Texts) -> np.ndarray | None:
-    """Return 0 or 1 for each row, float64 (rows,), NaN if missing; None if the column has other
-    values."""
+    """Return 0 or 1 for each row, float64 (rows,), NaN if missing; None for other columns."""
     if isinstance(column, Numbers):
         values = column.values
         return values if np.isin(values[~np.isnan(values)], (0, 1)).all() else None

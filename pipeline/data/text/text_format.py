@@ -60,8 +60,7 @@ class TextFormat:
         return self.tokenizer.vocabulary + (len(SPECIAL) if self.adds_special else 0)
 
     def encode(self, text: str, max_tokens: int) -> np.ndarray:
-        """Return up to `max_tokens` tokens of a text for classification, int32 (n,), at least
-        one."""
+        """Return the first tokens of a text for classification, int32 (n,), at least one."""
         if not self.adds_special:
             tokens = self.tokenizer.encode(text)[:max_tokens]
             return tokens if len(tokens) else np.zeros(1, np.int32)
@@ -72,8 +71,7 @@ class TextFormat:
         return np.concatenate([[START_TOKEN], numbers])[:max_tokens].astype(np.int32)
 
     def encode_all(self, texts: Sequence[str], length: int) -> np.ndarray:
-        """Return the tokens of texts for classification, int32 (n, length, 1, 1), padded with
-        `NO_TOKEN`."""
+        """Return texts for classification, int32 (n, length, 1, 1), padded with `NO_TOKEN`."""
         samples = np.full((len(texts), length), NO_TOKEN, np.int32)
         for row, text in zip(samples, texts, strict=True):
             tokens = self.encode(text, length)

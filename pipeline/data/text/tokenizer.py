@@ -41,8 +41,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
-        """Return the tokens of a text, int32 (n,), `UNKNOWN` for tokens that the vocabulary
-        lacks."""
+        """Return the tokens of a text, int32 (n,), `UNKNOWN` if the vocabulary lacks one."""
 
     @abstractmethod
     def decode(self, tokens: Iterable[int]) -> str:
@@ -200,8 +199,7 @@ class LibraryTokenizer(Tokenizer):
 
 
 def parse_tokenizer(content: bytes, *, special_tokens: bool = False) -> Tokenizer:
-    """Return the tokenizer of a file, of this package or of the library. Raises ValueError for
-    other files."""
+    """Return the tokenizer of a file, of this package or the library. Raises ValueError."""
     try:
         tree = json.loads(decode_utf8(content))
     except RecursionError:
@@ -230,8 +228,7 @@ def make_character_tokenizer(texts: Iterable[str]) -> CharacterTokenizer:
 
 
 def make_word_tokenizer(texts: Iterable[str], max_words: int) -> WordTokenizer:
-    """Make a tokenizer of the `max_words` most frequent words, ordered by name if equally
-    frequent."""
+    """Make a tokenizer of the most frequent words, ordered by name if equally frequent."""
     counts = Counter(word for text in texts for word in split_words(text))
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     return WordTokenizer(tuple(ranked[:max_words]))

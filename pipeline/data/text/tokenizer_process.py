@@ -34,8 +34,7 @@ class TokenizerProcess:
     ValueError if the library isn't installed, can't read the file, or exceeds the limits."""
 
     metadata: Mapping[str, Any]
-    """`vocabulary`, the numbers by token, and `dropout`, the share of merges that are randomly
-    omitted."""
+    """`vocabulary`, the numbers by token, and `dropout`, the share of randomly omitted merges."""
 
     def __init__(self, content: bytes) -> None:
         self._process = LimitedProcess("pipeline.data.text.tokenizer_child")
@@ -50,8 +49,7 @@ class TokenizerProcess:
             raise ValueError(f"isn't a tokenizer.json: {error}") from error
 
     def encode(self, text: str, *, special_tokens: bool) -> np.ndarray:
-        """Return the library's tokens, int32 (n,). Raises ValueError for errors and exceeded
-        limits."""
+        """Return the library's tokens, int32 (n,). Raises ValueError also for limits."""
         content = text.encode()
         kind = ENCODE_SPECIAL if special_tokens else ENCODE
         return np.frombuffer(self._compute(kind, content, "a text"), np.int32)

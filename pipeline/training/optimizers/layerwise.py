@@ -86,8 +86,7 @@ class Muon(DecayedOptimizer):
     eps: PositiveFloat
 
     def transformations(self) -> tuple[optax.GradientTransformation, ...]:
-        """Return one transformation: kernels get the orthogonal factor of the momentum, others
-        Adam."""
+        """Return the transformation: orthogonal momentum for kernels, Adam for the others."""
         import optax
 
         muon = optax.contrib.muon(

@@ -198,8 +198,7 @@ def _explain_no_gpu(platform: str, reason: str) -> str:
 
 @contextmanager
 def _collect_plugin_failures() -> Iterator[list[str]]:
-    """Yield a list that collects why JAX's plug-ins fail to start. Their tracebacks aren't
-    logged."""
+    """Yield a list that collects why JAX's plug-ins fail to start, without logged tracebacks."""
     reasons: list[str] = []
 
     def filter_record(record: logging.LogRecord) -> bool:

@@ -74,8 +74,7 @@ class ParallelSpec(Spec):
     """exact: the same bits on any number of devices and processes; layout: the same bits on the
     same number of both; close: the same within rounding."""
     sync_batch_norm: bool
-    """Whether batch norm uses statistics of the whole batch, not of each shard; not with
-    `exact`."""
+    """Whether batch norm uses statistics of the whole batch, not of shards; not with `exact`."""
     mirror_mean: bool
     """Whether gradients of devices are averaged, else added."""
     batch_per_device: PositiveInt | None

@@ -90,8 +90,7 @@ class DevicePlacement:
         return slice(is_local.index(True) * size, (is_local.index(True) + sum(is_local)) * size)
 
     def put(self, tree: Any, shardings: Any = None) -> Any:
-        """Copy arrays of the host, which all processes have, to every device or by a tree of
-        shardings."""
+        """Copy arrays that all processes have to every device, or by a tree of shardings."""
         if shardings is not None:
             return jax.device_put(tree, shardings)
         sharding = self.replicated

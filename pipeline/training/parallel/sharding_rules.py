@@ -48,8 +48,7 @@ class ShardingRules:
         return _make_spec(covering[-1]) if covering else PartitionSpec()
 
     def constrain(self, placement: DevicePlacement) -> Callable[..., Any]:
-        """Return an interceptor of flax modules that shards the results of layers by
-        `constraints`."""
+        """Return an interceptor of flax modules that shards results by `constraints`."""
 
         def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
             result = call(*args, **kwargs)

@@ -48,15 +48,13 @@ class Factors(NamedTuple):
 
 
 def make_blocks(features: int, split_dim: int) -> Blocks:
-    """Return the fewest blocks of equal size, at most `split_dim` rows each, that hold
-    `features`."""
+    """Return the fewest blocks of equal size, at most `split_dim` rows, that hold `features`."""
     number = ceil(features / split_dim)
     return Blocks(number, ceil(features / number))
 
 
 def sum_moments(capture: LayerCapture, mask: Array, split_dim: int) -> Factors:
-    """Return the blocks of the sums of a a' and of d d' over the samples that mask, bool (batch,),
-    marks."""
+    """Return the blocks of the sums of a a' and d d' over samples of the mask, bool (batch,)."""
     inputs = batch_first(capture.inputs, capture.layout)
     cotangents = batch_first(capture.cotangents, capture.layout)
     inputs = jnp.where(mask.reshape(-1, *[1] * (inputs.ndim - 1)), inputs, 0)

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 
 class DampingSpec(Spec):
-    """Damping that is added to the curvature: initial * decay_rate^(t / decay_steps) after t
-    updates."""
+    """Damping of the curvature: initial * decay_rate^(t / decay_steps) after t updates."""
 
     initial: PositiveFloat
     decay_rate: Annotated[float, Field(gt=0, le=1)]

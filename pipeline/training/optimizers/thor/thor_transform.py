@@ -28,8 +28,7 @@ from pipeline.training.optimizers.thor.factors import (
 
 
 class ThorState(NamedTuple):
-    """`updates`, the number so far (int32 scalar), and the damped inverses by path of the
-    kernel."""
+    """The number of updates so far, int32 (), and the damped inverses by path of the kernel."""
 
     updates: Array
     inverses: dict[str, Factors]
