@@ -220,5 +220,5 @@ class BucketedOrder(SampleOrder):
                 rows.append(np.concatenate([remainder, padding])[None])
                 counts.append(np.array([len(remainder)]))
                 complete_at.append(np.array([self.samples + bucket]))
-        by_time = np.argsort(np.concatenate(complete_at))
-        return order[np.concatenate(rows)[by_time]], np.concatenate(counts)[by_time]
+        time_order = np.argsort(np.concatenate(complete_at))
+        return order[np.concatenate(rows)[time_order]], np.concatenate(counts)[time_order]

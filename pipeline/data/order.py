@@ -59,12 +59,12 @@ def _shuffle_in_window(words: np.ndarray, window: int) -> np.ndarray:
     refills = words.size - window
     slots = (words[:refills] % window).astype(np.int64)
     # A draw returns the sample that refilled the slot after the previous draw from it.
-    by_slot = np.argsort(slots, kind="stable")
-    samples = slots[by_slot]
+    slot_order = np.argsort(slots, kind="stable")
+    samples = slots[slot_order]
     is_repeated = samples[1:] == samples[:-1]
-    samples[1:][is_repeated] = window + by_slot[:-1][is_repeated]
+    samples[1:][is_repeated] = window + slot_order[:-1][is_repeated]
     order = np.empty(words.size, np.int32)
-    order[by_slot] = samples
+    order[slot_order] = samples
     buffer = np.arange(window)
     buffer[slots] = window + np.arange(refills)  # The last refill of a slot stays.
     order[refills:] = buffer[np.argsort(words[refills:], kind="stable")]

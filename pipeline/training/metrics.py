@@ -60,21 +60,21 @@ class EvalSums:
 
 
 def zero_sums(
-    outputs: int, metrics: Sequence[MetricSpec] = (), *, of_classes: bool = True
+    outputs: int, metrics: Sequence[MetricSpec] = (), *, has_classes: bool = True
 ) -> EvalSums:
     """Return sums of zero samples, for a network with this number of outputs."""
-    confused = outputs <= MAX_CONFUSION_CLASSES
+    has_matrix = outputs <= MAX_CONFUSION_CLASSES
     classes = ClassSums(
         top5=jnp.zeros((), jnp.int32),
-        confusion=jnp.zeros((outputs, outputs), jnp.int32) if confused and of_classes else None,
-        by_class=None if confused else jnp.zeros((3, outputs), jnp.int32),
+        confusion=jnp.zeros((outputs, outputs), jnp.int32) if has_matrix and has_classes else None,
+        by_class=None if has_matrix else jnp.zeros((3, outputs), jnp.int32),
     )
     return EvalSums(
         loss_sum=jnp.zeros((), jnp.float32),
         loss_carry=jnp.zeros((), jnp.float32),
         samples=jnp.zeros((), jnp.int32),
         count=jnp.zeros((), jnp.int32),
-        classes=classes if of_classes else None,
+        classes=classes if has_classes else None,
         component_sums=tuple(jax.tree.map(jnp.asarray, metric.zero(outputs)) for metric in metrics),
     )
 

@@ -392,8 +392,8 @@ def make_update_only_step(
 
 def make_zero_sums(config: StepConfig) -> EvalSums:
     """Return sums of zero samples."""
-    of_classes = config.task == "classification"
-    return zero_sums(config.classes, config.metrics, of_classes=of_classes)
+    has_classes = config.task == "classification"
+    return zero_sums(config.classes, config.metrics, has_classes=has_classes)
 
 
 def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:

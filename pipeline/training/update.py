@@ -98,8 +98,8 @@ def apply_update(
     directions, opt_state = config.optimizer.update(
         gradients.values, state.opt_state, trained, **curvature
     )
-    by_layer = dict(config.layer_rates)
-    updated = apply_directions(trained, directions, rates, config.rate_groups, by_layer)
+    layer_factors = dict(config.layer_rates)
+    updated = apply_directions(trained, directions, rates, config.rate_groups, layer_factors)
     params = merge_params(updated, frozen)
     average = state.average
     if config.average is not None:
@@ -120,20 +120,20 @@ def apply_directions(
     directions: Any,
     rates: Array | float,
     groups: Sequence[str],
-    by_layer: Mapping[str, float],
+    layer_factors: Mapping[str, float],
 ) -> Any:
     """Return p - rate * direction, with the rate of the last group that covers p, else the first.
-    `by_layer` has factors on the rate by outermost scope."""
-    if not groups and not by_layer:
+    `layer_factors` has factors on the rate by outermost scope."""
+    if not groups and not layer_factors:
         return jax.tree.map(lambda p, d: p - rates * d, params, directions)
-    by_group = jnp.asarray(rates)
+    group_rates = jnp.asarray(rates)
     flat = flatten_dict(dict(params))
     directions = flatten_dict(dict(directions))
 
     def find_rate(path: Path) -> Array:
         covering = [column for column, pattern in enumerate(groups, 1) if covers(pattern, path)]
-        rate = by_group[covering[-1] if covering else 0] if groups else by_group
-        return rate * by_layer[path[0]] if by_layer.get(path[0], 1.0) != 1.0 else rate
+        rate = group_rates[covering[-1] if covering else 0] if groups else group_rates
+        return rate * layer_factors[path[0]] if layer_factors.get(path[0], 1.0) != 1.0 else rate
 
     return unflatten_dict(
         {path: p - find_rate(path) * directions[path] for path, p in flat.items()}

@@ -19,7 +19,7 @@ SAMPLES, OUTPUTS = 24, 3
 def summary(outputs: np.ndarray, labels: np.ndarray, targets: Targets, batch: int) -> dict:
     """Evaluate in batches, the last padded by samples that do not count."""
     metrics = list_metrics(targets)
-    sums = zero_sums(len(targets), metrics, of_classes=False)
+    sums = zero_sums(len(targets), metrics, has_classes=False)
     for start in range(0, len(outputs), batch):
         rows = np.arange(start, start + batch)
         mask, rows = jnp.asarray(rows < len(outputs)), np.minimum(rows, len(outputs) - 1)
@@ -90,7 +90,7 @@ def test_tokens_are_counted_one_by_one(seed: int, batch: int, ignored: int | Non
     logits = 3 * draw.normal(size=(SAMPLES, 5, OUTPUTS)).astype(np.float32)
     labels = draw.integers(0, OUTPUTS, (SAMPLES, 5)).astype(np.uint8)
     metrics = list_metrics(Targets(("a", "b", "c"), "next_token"), ignored)
-    sums = zero_sums(OUTPUTS, metrics, of_classes=False)
+    sums = zero_sums(OUTPUTS, metrics, has_classes=False)
     for start in range(0, SAMPLES, batch):
         rows = np.arange(start, start + batch)
         mask, rows = jnp.asarray(rows < SAMPLES), np.minimum(rows, SAMPLES - 1)

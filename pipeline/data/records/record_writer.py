@@ -63,8 +63,8 @@ def write_records(
             train=_write_split(scratch, "train", data.train, notify),
             eval=_write_split(scratch, "eval", data.eval, notify),
         )
-        of_classes = {"task", "mean", "std"} if spec.task == "classification" else set()
-        tree = spec.model_dump(mode="json", exclude_none=True, exclude=of_classes)
+        unused_keys = {"task", "mean", "std"} if spec.task == "classification" else set()
+        tree = spec.model_dump(mode="json", exclude_none=True, exclude=unused_keys)
         text = json.dumps(tree, indent=1)
         (scratch / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
     return spec

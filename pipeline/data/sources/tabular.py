@@ -189,9 +189,13 @@ class TableDataset(DatasetSpec):
         """Read the training file. Raises DataError for a missing column and for no rows."""
         raw = read_table(self.file, self.form, self._find_kind)
         features = tuple(name for name in self.columns or () if name not in self.ignored)
-        named = {"target": self.target, "columns": features}
-        named |= {"numeric": self.numeric, "categories": self.categories, "dates": self.dates}
-        for key, names in named.items():
+        column_lists = {"target": self.target, "columns": features}
+        column_lists |= {
+            "numeric": self.numeric,
+            "categories": self.categories,
+            "dates": self.dates,
+        }
+        for key, names in column_lists.items():
             for name in (name for name in names if name not in raw.columns):
                 raise DataError(
                     f"{self.file}: {describe_missing_column(name, raw.names)} (dataset.{key})"

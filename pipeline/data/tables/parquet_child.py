@@ -51,9 +51,11 @@ class _File:
 
         metadata = pq.read_metadata(path)
         schema = metadata.schema.to_arrow_schema()
-        of_text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
+        text_types = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
         self.path = path
-        self.texts = [field.name for field in schema if any(kind(field.type) for kind in of_text)]
+        self.texts = [
+            field.name for field in schema if any(kind(field.type) for kind in text_types)
+        ]
         return {"names": schema.names, "rows": metadata.num_rows}
 
     def _read(self, names: list[str]) -> Any:

@@ -181,8 +181,10 @@ def _parse_numbers(values: pa.ChunkedArray, form: TableFormat) -> np.ndarray | N
                 return None
             parsed.append(value)
         numbers = np.array(parsed)[encoded.indices.fill_null(-1).to_numpy() + 1]
-    of_missing = [value for value in map(_parse_number, form.missing_values) if value is not None]
-    return np.where(np.isin(numbers, of_missing), nan, numbers) if of_missing else numbers
+    missing_numbers = [
+        value for value in map(_parse_number, form.missing_values) if value is not None
+    ]
+    return np.where(np.isin(numbers, missing_numbers), nan, numbers) if missing_numbers else numbers
 
 
 def _parse_number(text: str) -> float | None:

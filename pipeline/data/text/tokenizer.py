@@ -167,15 +167,15 @@ class LibraryTokenizer(Tokenizer):
             raise ValueError(
                 f"has tokens up to number {count - 1:,}; must have 1 to {MAX_VOCABULARY:,}"
             )
-        by_number: dict[int, str] = {}
+        names: dict[int, str] = {}
         for name, number in sorted(numbers.items()):
-            if number in by_number:
+            if number in names:
                 raise ValueError(
-                    f"has number {number:,} for the tokens {by_number[number]!r} and {name!r}; "
+                    f"has number {number:,} for the tokens {names[number]!r} and {name!r}; "
                     "must have one token a number"
                 )
-            by_number[number] = name
-        return tuple(by_number.get(number, f"unused {number}") for number in range(count))
+            names[number] = name
+        return tuple(names.get(number, f"unused {number}") for number in range(count))
 
     def require_usable(self) -> None:
         """Raise ValueError for a file without tokens, or with randomly drawn tokens."""

@@ -55,14 +55,14 @@ def place(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
         available = []
     devices = []
     for process in range(processes):
-        available_here = [d for d in available if d.process_index == process]
-        if len(available_here) < per_process:
+        local_devices = [d for d in available if d.process_index == process]
+        if len(local_devices) < per_process:
             process_text = f" of process {process}" if processes > 1 else ""
             raise RunError(
                 f"parallel.devices = {total}: {per_process} devices{process_text} are needed, and "
-                f"JAX sees {len(available_here)} of {platform}{_explain_no_gpu(platform, '')}"
+                f"JAX sees {len(local_devices)} of {platform}{_explain_no_gpu(platform, '')}"
             )
-        devices += available_here[:per_process]
+        devices += local_devices[:per_process]
     return DevicePlacement(tuple(devices), parallel.mesh_sizes["model"], tuple(parallel.batch_axes))
 
 

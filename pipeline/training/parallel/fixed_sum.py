@@ -27,17 +27,17 @@ STACKED_BYTES = 1 << 30
 """The most memory for all terms at once, which is faster than adding them one by one."""
 
 
-def sum_leaves(leaf: Callable[[Array], T], count: int, *, of: int | None = None) -> T:
+def sum_leaves(leaf: Callable[[Array], T], count: int, *, total_count: int | None = None) -> T:
     """Add the trees `leaf(0)` .. `leaf(count - 1)`, in order.
 
-    The index is int32 (). `of` is the number of terms on all devices; with their size it decides
-    between both methods. Fused operations may round once instead of twice. So a leaf is compiled
-    once, in a loop with a number of iterations that XLA can't see, even for one leaf. The additions
-    are outside of it.
+    The index is int32 (). `total_count` is the number of terms on all devices. With their size it
+    decides between both methods. Fused operations may round once instead of twice. So a leaf is
+    compiled once, in a loop with a number of iterations that XLA can't see, even for one leaf. The
+    additions are outside of it.
     """
     shapes = jax.eval_shape(leaf, jnp.int32(0))
     nbytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-    if nbytes * (of or count) <= STACKED_BYTES:
+    if nbytes * (total_count or count) <= STACKED_BYTES:
         return _sum_stacked(leaf, count, shapes)
     return _sum_nested(leaf, count, shapes)
 
@@ -163,7 +163,7 @@ def sum_local_shards(shards: Shards, batch: Batch, compute: Callable[[Batch, Arr
         shard = jax.lax.optimization_barrier(_slice_shard(shards, batch, i, first + i))
         return compute(shard, first + i)
 
-    return sum_leaves(leaf, shards.per_device, of=shards.count)
+    return sum_leaves(leaf, shards.per_device, total_count=shards.count)
 
 
 def sum_devices(shards: Shards, local: T) -> T:
