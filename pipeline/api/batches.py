@@ -10,7 +10,7 @@ import numpy as np
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
 from pipeline.data.random import seed_words
-from pipeline.data.transform import apply_ops, choices_among, draw_choice, select_ops
+from pipeline.data.transform import apply_ops, count_choices, draw_choice, select_ops
 
 SplitName = Literal["train", "eval"]
 
@@ -34,7 +34,7 @@ def dict_batches(
         batches = order.batches(step, 1)
         count = int(batches.counts[0])
         raw = {name: column[batches.rows[0]] for name, column in columns.items()}
-        step_ops = select_ops(ops, int(draw_choice(np, choices_among(ops), seed, step)))
+        step_ops = select_ops(ops, int(draw_choice(np, count_choices(ops), seed, step)))
         mapped = apply_ops(np, step_ops, raw, seed, batches.epochs[0], batches.indices[0])
         images = np.asarray(mapped["image"], np.float32)
         if dataset.image.layout != "hwc":

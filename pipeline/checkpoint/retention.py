@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.checkpoint.checkpoint_folder import MANIFEST, METRICS, checkpoint_path, draft_path
 from pipeline.checkpoint.manifest import SAVED_AT, DamagedError, read_json
 from pipeline.core.files.atomic_write import commit, sync
-from pipeline.training.component_specs import metric_directions
+from pipeline.training.component_specs import list_metric_directions
 
 
 def hold_nothing(step: int) -> bool:
@@ -74,7 +74,7 @@ def _select_spaced(root: Path, steps: Sequence[int], seconds: float) -> Iterator
 
 def _best(root: Path, steps: Sequence[int], metric: str) -> int | None:
     """Return the step with the best value, of equal ones the newest; None without any value."""
-    sign = 1 if metric_directions([metric])[metric] == "max" else -1
+    sign = 1 if list_metric_directions([metric])[metric] == "max" else -1
     readings = {
         step: _read_number(checkpoint_path(root, step) / METRICS / METRICS, metric)
         for step in steps

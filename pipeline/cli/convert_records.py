@@ -11,7 +11,7 @@ from pipeline.config.chosen import add_train_length
 from pipeline.config.compose import compose_and_check
 from pipeline.core.errors import RecipeError, UsageError
 from pipeline.core.reporter import Reporter
-from pipeline.data.records.record_writer import check_free, write_records
+from pipeline.data.records.record_writer import require_free, write_records
 
 
 def main(out: Path, overrides: Sequence[str], *, overwrite: bool = False) -> CommandResult:
@@ -24,7 +24,7 @@ def main(out: Path, overrides: Sequence[str], *, overwrite: bool = False) -> Com
     if "=" in out.name:
         raise UsageError([str(out)], "OUT must come first, a folder to write")
     recipe = compose_and_check(add_train_length(overrides))
-    check_free(out, overwrite)
+    require_free(out, overwrite)
     reporter = Reporter()
     dataset = recipe.dataset
     with reporter.clock(f"reading {dataset.name}"):

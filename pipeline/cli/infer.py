@@ -18,7 +18,7 @@ from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.core.files.csv_file import write_csv
 from pipeline.core.files.error_text import show_name
 from pipeline.data.targets import Targets
-from pipeline.data.text.text_files import read_lines_of_text
+from pipeline.data.text.text_files import read_text_lines
 from pipeline.data.text.text_format import TextFormat
 from pipeline.stages.export.export import is_export, read_export
 from pipeline.stages.export.inference_files import (
@@ -173,7 +173,7 @@ def _texts_to_classify(
     if arguments.texts:
         yield list(map(show_name, arguments.texts)), encode(arguments.texts)
     for file in arguments.files:
-        lines = read_lines_of_text(file)
+        lines = read_text_lines(file)
         names = [f"{file}[{number}]" for number in range(len(lines))] if len(lines) > 1 else []
         yield names or [str(file)], encode(lines)
 

@@ -14,12 +14,12 @@ from pipeline.core.files.error_text import no_such
 from pipeline.core.files.value_text import show
 from pipeline.data.columns import ColumnSpec, Facts
 from pipeline.data.order import Batching, shard_samples
-from pipeline.data.transform import column_specs
+from pipeline.data.transform import compute_column_specs
 from pipeline.engine.callbacks.metric_callbacks import ReduceOnPlateau, StopAt
 from pipeline.models.imported.model_specs import ImportedModelSpec
 from pipeline.training import target_metrics
 from pipeline.training.metric_names import METRICS
-from pipeline.training.parallel.microbatches import batch_multiple
+from pipeline.training.parallel.microbatches import compute_batch_multiple
 from pipeline.training.parallel.parallel_spec import MAX_DEVICES
 
 RESULTS = ("count", "step")
@@ -154,7 +154,7 @@ def one_source_of_types(recipe: Recipe) -> Iterator[str]:
 def microbatches_are_equal(recipe: Recipe) -> Iterator[str]:
     """Accumulation splits batches into equal microbatches."""
     train = recipe.train
-    if train.batch_size % batch_multiple(train.accumulate_steps):
+    if train.batch_size % compute_batch_multiple(train.accumulate_steps):
         yield (
             f"train.accumulate_steps = {train.accumulate_steps}: must divide train.batch_size = "
             f"{train.batch_size}, which is the number of samples of an update"
@@ -341,7 +341,7 @@ def ops_fit(recipe: Recipe) -> Iterator[str]:
     raw = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
     for key, split in (("train", recipe.dataset.train), ("eval", recipe.dataset.eval)):
         try:
-            images.append(column_specs(split.ops, raw)["image"])
+            images.append(compute_column_specs(split.ops, raw)["image"])
         except ValueError as error:
             yield f"dataset.{key}.{error}"
     if len(images) == 2 and images[0].shape != images[1].shape:

@@ -8,7 +8,7 @@ from pipeline.backends.devices.xla import Gpu
 from pipeline.backends.gpu.chip_target import read_target
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.value_text import show
-from pipeline.training.parallel.microbatches import batch_multiple
+from pipeline.training.parallel.microbatches import compute_batch_multiple
 from pipeline.training.parallel.parallel_spec import DEFAULT_PROCESSES
 from pipeline.training.parallel.shards import num_shards
 
@@ -80,7 +80,7 @@ def shards_divide(recipe: Recipe) -> Iterator[str]:
                 "shards"
             )
         for key, size in batches.items():
-            parts = batch_multiple(microbatches[key], devices)
+            parts = compute_batch_multiple(microbatches[key], devices)
             if size % parts:
                 times = f" times {train.accumulate_steps} microbatches" if parts > devices else ""
                 yield f"{key} = {size}: must be a multiple of the {devices} devices{times}"
@@ -94,7 +94,7 @@ def shards_divide(recipe: Recipe) -> Iterator[str]:
             "devices or shards, or parallel.reproducible=layout"
         )
     for key, size in batches.items():
-        parts = batch_multiple(microbatches[key], shards)
+        parts = compute_batch_multiple(microbatches[key], shards)
         if size % parts:
             pieces = f" of {train.accumulate_steps} microbatches" if parts != shards else ""
             yield (

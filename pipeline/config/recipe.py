@@ -41,7 +41,7 @@ from pipeline.training.loss_scales import LossScale
 from pipeline.training.non_finite_steps import OnNan
 from pipeline.training.optimizers.first_order import ClipSpec
 from pipeline.training.parallel.parallel_spec import LaunchSpec, ParallelSpec
-from pipeline.training.parallel.shards import default_shards
+from pipeline.training.parallel.shards import choose_num_shards
 
 Stage = Literal["data", "build", "compile", "train", "checkpoint", "eval"]
 STAGES: tuple[Stage, ...] = ("data", "build", "compile", "train", "checkpoint", "eval")
@@ -295,7 +295,7 @@ class Recipe(Spec):
                 train["batch_size"] = parallel.batch_per_device * parallel.num_devices
             shards = parallel.shards
             if shards is None and parallel.mode != "none" and parallel.reproducible == "exact":
-                shards = default_shards(train["batch_size"], parallel.num_devices)
+                shards = choose_num_shards(train["batch_size"], parallel.num_devices)
             return {**tree, "train": train, "parallel": {**tree["parallel"], "shards": shards}}
         except (KeyError, TypeError, ValueError):
             # Something else is missing or wrong, and reported when the fields are checked.

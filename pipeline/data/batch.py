@@ -14,9 +14,9 @@ from jax.tree_util import register_dataclass
 class Batch:
     """One batch as it was read, before map ops.
 
-    `columns` hold arrays (batch, ...). `seed` is uint32 (2,), `epoch` an int32 scalar and `sample`
-    int32 (batch,): the key of augmentation. The first `count` samples are valid, the
-    others pad a short last batch.
+    `columns` are arrays (batch, ...). `seed`, uint32 (2,), `epoch`, an int32 scalar, and `sample`,
+    int32 (batch,), are the key of augmentation. The first `count` samples are valid; the others pad
+    a short last batch.
     """
 
     columns: Mapping[str, Array]
@@ -25,5 +25,5 @@ class Batch:
     sample: Array
     count: Array
     samples: int | None = field(default=None, metadata={"static": True})
-    """The number of samples, if one may come several times in an epoch: `sample` is another key
-    each time, whose remainder is the sample."""
+    """The number of samples, if an epoch may repeat samples. Then `sample` differs for each
+    repetition, and modulo this number it is the sample's index."""

@@ -1,6 +1,6 @@
 """Checksums of data files, computed once per process for an unchanged file.
 
-A run computes them again, 0.3 s for CIFAR: size and time alone would miss a change in place.
+Each run computes them again, 0.3 s for CIFAR, since size and time don't reveal every change.
 """
 
 from __future__ import annotations
@@ -18,42 +18,40 @@ SUMS = "SHA256SUMS"
 
 
 def checksum(path: Path, algorithm: str = "sha256") -> str:
-    """The checksum of a file in hexadecimal. Raises OSError if it can't be read."""
-    status = path.stat()
-    # The time of the last change of state (ctime) can't be set, unlike mtime.
-    identity = (
-        *(status.st_dev, status.st_ino, status.st_size),
-        *(status.st_mtime_ns, status.st_ctime_ns),
-    )
-    return _checksum(path.absolute(), algorithm, identity)
+    """Return the checksum of a file in hexadecimal. Raises OSError if it can't be read."""
+    stat = path.stat()
+    # Programs can set mtime, but not ctime, the time of the last change of the file's status.
+    identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    return _compute_cached(path.absolute(), algorithm, identity)
 
 
 @lru_cache(maxsize=256)
-def _checksum(path: Path, algorithm: str, identity: tuple[int, ...]) -> str:
-    # Not used for security; some systems refuse MD5 otherwise.
+def _compute_cached(path: Path, algorithm: str, identity: tuple[int, ...]) -> str:
+    # Some systems allow MD5 only if it isn't used for security.
     start = partial(hashlib.new, algorithm, usedforsecurity=False)
     with path.open("rb") as content:
         return hashlib.file_digest(content, start).hexdigest()
 
 
-def list_sums(folder: Path, names: Iterable[str]) -> str:
-    """The lines of `sha256sum` for files of a folder. Raises OSError if one can't be read."""
+def format_checksums(folder: Path, names: Iterable[str]) -> str:
+    """Return the lines of `sha256sum` for files of a folder. Raises OSError for unreadable
+    files."""
     return "".join(f"{checksum(folder / name)}  {name}\n" for name in names)
 
 
-def is_as_written(folder: Path, names: Collection[str]) -> bool:
-    """Whether files of a folder match its list of checksums."""
+def has_recorded_sums(folder: Path, names: Collection[str]) -> bool:
+    """Return whether files of a folder match its list of checksums."""
     if not all((folder / name).is_file() for name in names):
         return False
     try:
-        return read_text(folder / SUMS) == list_sums(folder, names)
+        return read_text(folder / SUMS) == format_checksums(folder, names)
     except (OSError, ValueError):
         return False
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file as published: every mirror has it under this name."""
+    """A published file, which every mirror has under this name."""
 
     name: str
     md5: str

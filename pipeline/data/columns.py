@@ -1,4 +1,4 @@
-"""Raw data: named columns of equal length, in two splits."""
+"""Raw data: two splits of named columns of equal length."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pipeline.data.targets import Targets
 from pipeline.data.text.text_format import TextFormat
 
 DECODING_THREADS = min(8, os.cpu_count() or 1)
-"""Threads that read samples which are slow to read (`LazyColumn`)."""
+"""Threads that read the samples of a `LazyColumn`."""
 
 
 class Column(Protocol):
-    """One value per sample. A numpy array is a column. So is anything that decodes on demand."""
+    """One value per sample: a numpy array, or an object that decodes on demand."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -31,30 +31,30 @@ class Column(Protocol):
         """The dtype of the values."""
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """The values at an integer array of sample indices, stacked, or at a slice."""
+        """Return the stacked values at an integer array of sample indices or at a slice."""
 
 
 @runtime_checkable
 class LazyColumn(Column, Protocol):
-    """A column whose samples are slow to read: several threads read them one by one."""
+    """A column whose samples are slow to read, so that several threads read them one by one."""
 
     def sample(self, index: int) -> np.ndarray:
-        """One value. Raises DataError if it can't be read."""
+        """Return one value. Raises DataError if it can't be read."""
 
     def sample_name(self, index: int) -> str:
-        """Name of the sample for the user, such as its file."""
+        """Return the name of a sample for messages, such as its file."""
 
 
 @runtime_checkable
 class BatchedColumn(LazyColumn, Protocol):
-    """A column that reads many samples in one request faster than one by one."""
+    """A column that reads many samples faster in one request than one by one."""
 
     def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
-        """Read the samples at int (n,) into `out`. Raises DataError if one can't be read."""
+        """Read the samples at indices, int (n,), into `out`. Raises DataError if it can't."""
 
 
-def rows_at(indices: Any, samples: int) -> np.ndarray:
-    """Numbers of the samples at an array of indices, a mask or a slice: int64 (n,).
+def resolve_indices(indices: Any, samples: int) -> np.ndarray:
+    """Return the sample indices of an array of indices, a mask or a slice: int64 (n,).
 
     Raises IndexError for an index out of range.
     """
@@ -73,8 +73,8 @@ def rows_at(indices: Any, samples: int) -> np.ndarray:
 
 
 def read_samples(column: LazyColumn, indices: Any) -> np.ndarray:
-    """The values of a lazy column at an array of indices or a slice, read by several threads."""
-    rows = rows_at(indices, column.shape[0])
+    """Read the values of a lazy column at an array of indices or a slice, in several threads."""
+    rows = resolve_indices(indices, column.shape[0])
     values = np.empty((len(rows), *column.shape[1:]), column.dtype)
     with ThreadPoolExecutor(DECODING_THREADS) as pool:
         for position, value in enumerate(pool.map(column.sample, rows)):
@@ -93,25 +93,25 @@ class ColumnSpec:
 
 @dataclass(frozen=True)
 class Split:
-    """The training or evaluation half of a dataset, as read: columns of equal length."""
+    """The training or evaluation split of a dataset, before map ops: columns of equal length."""
 
     columns: Mapping[str, Column]
     files: tuple[int, ...] = ()
-    """Number of samples in each file; empty if samples don't come from files in sequence."""
+    """Number of samples in each file, in the order of samples; empty if unknown."""
 
     def __len__(self) -> int:
         return min(column.shape[0] for column in self.columns.values())
 
     @property
     def sample_bytes(self) -> int:
-        """The size of one sample as it was read, all columns together."""
+        """Bytes of one sample before map ops, in all columns."""
         return sum(
             math.prod(column.shape[1:]) * np.dtype(column.dtype).itemsize
             for column in self.columns.values()
         )
 
     def specs(self) -> dict[str, ColumnSpec]:
-        """Shape and dtype of one value, column by column."""
+        """Return the shape and dtype of one value, by column."""
         return {
             name: ColumnSpec(tuple(column.shape[1:]), np.dtype(column.dtype).name)
             for name, column in self.columns.items()
@@ -120,14 +120,14 @@ class Split:
 
 @dataclass(frozen=True)
 class SampleUnit:
-    """The words for samples, and the unit that speed is counted in."""
+    """The word for samples, and the unit of speed."""
 
     samples: str = "images"
     """Plural of a sample: images, rows, windows, texts."""
     counted: str = "images"
     """Plural of the unit of speed, as in tokens/s."""
-    each: int = 1
-    """The number of these units in a sample."""
+    per_sample: int = 1
+    """The number of units in a sample."""
     size: str | None = None
     """Size of a sample in words, such as "of 128 tokens"; None: its shape."""
 
@@ -137,7 +137,7 @@ IMAGES = SampleUnit()
 
 @dataclass(frozen=True)
 class RawData:
-    """Data of a source: both splits, and the targets of a sample."""
+    """Data of a source: both splits, and the targets."""
 
     train: Split
     eval: Split
@@ -146,13 +146,13 @@ class RawData:
     """The columns of a table, whose encoded rows are the "images"."""
     unit: SampleUnit = IMAGES
     text: TextFormat | None = None
-    """The tokenizer of texts, and their target; None for other samples."""
+    """The tokenizer of texts, and what a network predicts from them; None for other samples."""
     notes: tuple[str, ...] = ()
-    """Lines about the data for the user, such as the files that are left out."""
+    """Lines of the log about the data, such as files that are left out."""
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes in label order, or of the numbers or labels."""
+        """The names of the classes in the order of labels, or of the numbers or labels."""
         return self.targets.names
 
 
@@ -168,18 +168,18 @@ class Facts:
 
 @dataclass(frozen=True)
 class BlankColumn:
-    """Column of zeros in place of samples that aren't there. They take no memory."""
+    """Column of zeros in place of missing samples. It takes no memory."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """Zeros in the shape of the values at `indices`."""
+        """Return zeros in the shape of the values at `indices`."""
         return np.broadcast_to(np.zeros((), self.dtype), self.shape)[indices]
 
 
-def blank_data(sizes: Facts, class_names: tuple[str, ...]) -> RawData:
-    """Blank images, uint8 (n, height, width, channels), and labels, int32 (n,), of both splits."""
+def make_blank_data(sizes: Facts, class_names: tuple[str, ...]) -> RawData:
+    """Make splits of zeros: images, uint8 (n, height, width, channels), and labels, int32 (n,)."""
     train, evaluated = (
         Split(
             {

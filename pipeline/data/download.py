@@ -12,11 +12,11 @@ from pipeline.data.checksums import RemoteFile, checksum
 from pipeline.data.file_errors import name_file
 
 STALL_S = 30.0
-"""Seconds that a mirror may send nothing, while connecting or later, before the next is tried."""
+"""Seconds without data from a mirror, also while connecting, after which the next is tried."""
 
 
 class DownloadError(DataError):
-    """Data that is missing and that no mirror delivered."""
+    """Data is missing, and no mirror delivered it."""
 
 
 def fetch_all(
@@ -26,10 +26,8 @@ def fetch_all(
     directory: Path,
     stall_s: float = STALL_S,
 ) -> None:
-    """Bring all `files` of `dataset` into `directory`.
-
-    Raises DownloadError, which also says how to continue without the download.
-    """
+    """Download the missing `files` of `dataset` into `directory`. Raises DownloadError, whose
+    message explains how to continue without the download."""
     try:
         for file in files:
             fetch(file, mirrors, directory, stall_s)
@@ -46,18 +44,18 @@ def fetch_all(
 def fetch(
     file: RemoteFile, mirrors: Sequence[str], directory: Path, stall_s: float = STALL_S
 ) -> Path:
-    """The path of `file` in `directory`, downloaded from the first mirror that delivers it.
+    """Return the path of `file` in `directory`, downloaded from the first mirror that delivers it.
 
     `mirrors` are base addresses, http or https. An interrupted download is continued, by the
     next mirror or the next call. Of several processes one downloads and the others wait for it.
 
-    Raises DataError with each mirror's reason when none of them delivers.
+    Raises DataError with each mirror's reason if no mirror delivers it.
     """
     for mirror in mirrors:
         if not mirror.lower().startswith(("http://", "https://")):
             raise DataError(f"{mirror}: a mirror must be an http:// or https:// address")
     path = directory / file.name
-    with exclusive(directory):
+    with lock_data_folder(directory):
         if not path.exists():
             # Few runs download, and importing https takes a while.
             from pipeline.data.mirror_transfer import transfer
@@ -75,23 +73,21 @@ def require_published(path: Path, file: RemoteFile) -> None:
         md5 = checksum(path, "md5")
         if md5 != file.md5:
             raise ValueError(
-                f"is not the file that was published: md5 {md5} instead of {file.md5}; remove it "
-                "to have it downloaded again, or name your own data with dataset.root"
+                f"isn't the published file: md5 {md5} instead of {file.md5}; remove it "
+                "to download it again, or set dataset.root to use other data"
             )
 
 
 @contextmanager
-def exclusive(directory: Path) -> Iterator[None]:
-    """Lock `directory`, which is created if it is missing; waits until it is free.
-
-    Raises DataError if it can't be created or written.
-    """
+def lock_data_folder(directory: Path) -> Iterator[None]:
+    """Create `directory` if it is missing, wait until it is unlocked, and lock it. Raises DataError
+    if it can't be created or written."""
     with ExitStack() as stack:
         try:
             stack.enter_context(lock_folder(directory))
         except OSError as error:
             raise DataError(
                 f"{directory}: can't be written ({error.strerror}); "
-                "another cache folder is named with cache.root=DIR"
+                "set another cache folder with cache.root=DIR"
             ) from error
         yield

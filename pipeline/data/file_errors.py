@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pipeline.core.errors import DataError
 
 SIZED_BY_FILE = (ValueError, MemoryError)
-"""Errors of arrays whose sizes the file decides."""
+"""Errors of reading arrays whose sizes are in the file."""
 
 
 @contextmanager

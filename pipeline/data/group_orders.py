@@ -8,36 +8,36 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from pipeline.data.order import Batches, SampleOrder, epoch_order
+from pipeline.data.order import Batches, SampleOrder, compute_epoch_order
 
 _CLASS_STREAM = 1 << 63
-"""Keys of the draws of classes, different from the keys of epochs and splits."""
+"""Key offset of the draws of classes, so that no epoch and no split has the same key."""
 
 _FILE_STREAM = 3 << 61
-"""Keys of the draws of files, different from the keys of epochs, splits and classes."""
+"""Key offset of the draws of files, so that no epoch, split and class has the same key."""
 _MAX_INDEX = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class BalancedOrder(SampleOrder):
-    """The endless order of a split whose epochs have all classes equally often, give or take one.
+    """An order whose epochs have all classes equally often, with differences of at most one.
 
-    An epoch has as many samples as the split. The samples of a class come in an endless sequence of
-    shuffles, which each epoch continues: no sample is drawn again before all were drawn. Any epoch
-    is still a pure function of (seed, epoch).
+    An epoch has as many samples as the split. Each epoch continues the shuffles of a class, so that
+    all samples of the class are drawn before any is drawn again. An epoch is a pure function of
+    (seed, epoch).
     """
 
     labels: np.ndarray = field(compare=False)
     """The class of each sample, int (samples,)."""
 
     def batches(self, first_step: int, count: int) -> Batches:
-        """The `count` batches that begin with global step `first_step`, the first step being 0."""
+        """Return `count` batches, from global step `first_step` on; the first step is 0."""
         return replace(super().batches(first_step, count), samples=self.samples)
 
-    def _samples_at(self, epoch: int, places: np.ndarray) -> np.ndarray:
-        """The samples at some positions of an epoch, plus `samples` times the earlier draws of each
-        in this epoch."""
-        slots = super()._samples_at(epoch, places)
+    def _find_samples(self, epoch: int, places: np.ndarray) -> np.ndarray:
+        """Return the samples at some positions of an epoch, plus `samples` times the number of
+        earlier draws of the sample in the epoch."""
+        slots = super()._find_samples(epoch, places)
         classes = len(self._rows)
         kinds = slots % classes
         ranks = slots // classes
@@ -49,28 +49,29 @@ class BalancedOrder(SampleOrder):
         return indices.astype(np.int32)
 
     def _draw(self, kind: int, rows: np.ndarray, first: int, count: int) -> np.ndarray:
-        """Entries `first` and following of a class's sequence, and how often each came before."""
+        """Return `count` draws of a class from number `first` on, plus `samples` times the number
+        of earlier draws of the sample."""
         shuffles, offsets = np.divmod(np.arange(first, first + count), len(rows))
         samples = np.empty(count, np.int64)
         for shuffle in np.unique(shuffles).tolist():
             mask = shuffles == shuffle
             permutation = np.arange(len(rows))
             if self.shuffle:
-                permutation = _class_shuffle(self.seed, kind, shuffle, len(rows))
+                permutation = _shuffle_class(self.seed, kind, shuffle, len(rows))
             samples[mask] = rows[permutation[offsets[mask]]]
-        # A shuffle has each sample once, and so a sample comes at most once in each.
+        # Each shuffle has a sample once, so the number of earlier shuffles counts earlier draws.
         times = (shuffles - shuffles[0]) % max(1, _MAX_INDEX // self.samples)
         return samples + times * self.samples
 
     @cached_property
     def _rows(self) -> list[np.ndarray]:
-        """The samples of each class that has any."""
+        """The samples of each class, without empty classes."""
         return [np.flatnonzero(self.labels == kind) for kind in np.unique(self.labels)]
 
 
 @lru_cache(maxsize=256)
-def _class_shuffle(seed: int, kind: int, number: int, size: int) -> np.ndarray:
-    """A permutation of the samples of a class, int64 (size,); windows of one epoch share it."""
+def _shuffle_class(seed: int, kind: int, number: int, size: int) -> np.ndarray:
+    """Return a permutation of a class's samples, int64 (size,), cached for an epoch."""
     key = np.array([seed, _CLASS_STREAM + (kind << 40) + number], np.uint64)
     order = np.argsort(np.random.Philox(key=key).random_raw(size), kind="stable")
     order.setflags(write=False)
@@ -79,11 +80,11 @@ def _class_shuffle(seed: int, kind: int, number: int, size: int) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class InterleavedOrder(SampleOrder):
-    """The endless order of a split whose files are read `cycle_length` at a time, one sample each.
+    """An order that reads `cycle_length` files at a time, one sample each in turn.
 
-    As tf.data's `interleave`: when a file has ended, the next one takes its place. With `shuffle`
-    the files of an epoch come in an order drawn by (seed, epoch), and samples are then shuffled
-    within `buffer_size`. A shard reads every `num_shards`-th file, from `shard_id` on.
+    As in tf.data's `interleave`, the next file replaces one that has ended. With `shuffle` and a
+    buffer the order of files is drawn from (seed, epoch), and then samples are shuffled within
+    `buffer_size`. A shard reads every `num_shards`-th file, from `shard_id` on.
     """
 
     cycle_length: int
@@ -96,19 +97,19 @@ class InterleavedOrder(SampleOrder):
         return sum(self.files[self.shard_id :: self.num_shards])
 
     def reachable(self) -> np.ndarray:
-        """The samples of the shard's files, in ascending order, int64."""
+        """Return the samples of the shard's files, in ascending order, int64."""
         ends = np.cumsum(self.files)
         numbers = range(self.shard_id, len(self.files), self.num_shards)
         return np.concatenate([np.arange(ends[n] - self.files[n], ends[n]) for n in numbers])
 
-    def _samples_at(self, epoch: int, places: np.ndarray) -> np.ndarray:
-        """The samples at some positions of an epoch, int64 like `places`."""
-        return _interleaved_epoch(self, epoch)[places]
+    def _find_samples(self, epoch: int, places: np.ndarray) -> np.ndarray:
+        """Return the samples at some positions of an epoch, int64 like `places`."""
+        return _list_interleaved(self, epoch)[places]
 
 
 @lru_cache(maxsize=2)
-def _interleaved_epoch(order: InterleavedOrder, epoch: int) -> np.ndarray:
-    """The samples of a shard's epoch, in order, int64; without a buffer files are not shuffled."""
+def _list_interleaved(order: InterleavedOrder, epoch: int) -> np.ndarray:
+    """Return the samples of a shard's epoch, in order, int64; not shuffled without a buffer."""
     buffer_size = order.buffer_size if order.shuffle else None
     numbers = np.arange(order.shard_id, len(order.files), order.num_shards)
     if buffer_size is not None:
@@ -119,19 +120,18 @@ def _interleaved_epoch(order: InterleavedOrder, epoch: int) -> np.ndarray:
     file_of, sample_of = interleave(sizes, order.cycle_length)
     samples = (np.cumsum(order.files) - order.files)[numbers][file_of] + sample_of
     if buffer_size is not None:
-        samples = samples[epoch_order(order.seed, epoch, len(samples), True, buffer_size)]
+        samples = samples[compute_epoch_order(order.seed, epoch, len(samples), True, buffer_size)]
     samples.setflags(write=False)
     return samples
 
 
 def interleave(files: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The file, and the sample in it, at each position of files that are read in turn.
+    """Return the file, and the sample in it, at each position of files that are read in turn.
 
-    `files` are the numbers of samples, in the order in which files are opened. Returns two int64
+    `files` has the number of samples of each file, in the order of opening. Returns two int64
     arrays with an entry for each sample.
     """
-    # As in tf.data: at the end of its file a place loses one turn, and opens the next file in the
-    # turn after.
+    # As in tf.data, a place whose file has ended skips one turn, then opens the next file.
     free = [(0, place) for place in range(min(cycle_length, len(files)))]
     places = []
     turns = []
@@ -148,12 +148,11 @@ def interleave(files: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndar
 
 @dataclass(frozen=True, kw_only=True)
 class BucketedOrder(SampleOrder):
-    """The endless order of a split whose batches are each of one bucket.
+    """An order in which all samples of a batch have one bucket.
 
-    Samples come in the order of their epoch and wait in their bucket. When a batch is full, it is
-    next. Samples that wait at the end are dropped, or come last, bucket by bucket, as in
-    MindSpore's `bucket_batch_by_length`; here the batches of an epoch are a pure function of
-    (seed, epoch), computed with one permutation.
+    Samples of an epoch wait in their bucket until a batch is full. Samples that still wait at the
+    end are dropped, or form the last batches, bucket by bucket, as in MindSpore's
+    `bucket_batch_by_length`. The batches of an epoch are a pure function of (seed, epoch).
     """
 
     buckets: np.ndarray = field(compare=False)
@@ -161,45 +160,49 @@ class BucketedOrder(SampleOrder):
 
     def __post_init__(self) -> None:
         if len(self.buckets) != self.samples:
-            raise ValueError(f"{len(self.buckets)} samples have a bucket, of {self.samples}")
+            raise ValueError(
+                f"{len(self.buckets)} buckets for {self.samples} samples; must have one for each"
+            )
         if self.num_shards > 1:
             raise ValueError("shards of a bucketed split would differ in their number of batches")
         if self.batches_per_repetition == 0:
-            most = int(np.bincount(self.buckets).max())
+            max_size = int(np.bincount(self.buckets).max())
             raise ValueError(
-                f"a batch of {self.batch_size} can't be filled from any bucket, and drop_remainder "
-                f"drops what is not full; the batch size can be {most} at most"
+                f"a batch of {self.batch_size} can't be filled from any bucket, and "
+                "drop_remainder drops batches that aren't full; the batch size must be at most "
+                f"{max_size}"
             )
         super().__post_init__()
 
     @property
     def batches_per_repetition(self) -> int:
-        """Batches in one repetition of the dataset, of all buckets."""
+        """The number of batches in one repetition of the dataset."""
         full, remainders = np.divmod(np.bincount(self.buckets), self.batch_size)
         return int(full.sum()) + (0 if self.drop_remainder else int((remainders > 0).sum()))
 
     @property
     def short_batch(self) -> int:
-        """The size of the shortest batch if one isn't full, else 0."""
+        """The size of the shortest batch that isn't full; 0 if all are full."""
         sizes = np.bincount(self.buckets) % self.batch_size
         return 0 if self.drop_remainder or not sizes.any() else int(sizes[sizes > 0].min())
 
     def batches(self, first_step: int, count: int) -> Batches:
-        """The `count` batches that begin with global step `first_step`, the first step being 0."""
+        """Return `count` batches, from global step `first_step` on; the first step is 0."""
         steps = np.arange(first_step, first_step + count)
         epochs, batch = np.divmod(steps, self.batches_per_repetition)
         indices = np.empty((count, self.batch_size), np.int32)
         counts = np.empty(count, np.int32)
         for epoch in np.unique(epochs):
             rows = epochs == epoch
-            samples, num_valid = self._epoch_batches(int(epoch))
+            samples, num_valid = self._list_epoch_batches(int(epoch))
             indices[rows] = samples[batch[rows]]
             counts[rows] = num_valid[batch[rows]]
         return Batches(indices, epochs.astype(np.int32), counts)
 
-    def _epoch_batches(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Samples of the batches of an epoch (batches, batch size), and numbers of valid ones."""
-        order = self._epoch_order(epoch)
+    def _list_epoch_batches(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the samples of an epoch's batches (batches, batch size), and their valid
+        numbers."""
+        order = self._compute_epoch(epoch)
         bucket_at = self.buckets[order]
         rows = []
         counts = []
@@ -217,5 +220,5 @@ class BucketedOrder(SampleOrder):
                 rows.append(np.concatenate([remainder, padding])[None])
                 counts.append(np.array([len(remainder)]))
                 complete_at.append(np.array([self.samples + bucket]))
-        by_time = np.argsort(np.concatenate(complete_at))
-        return order[np.concatenate(rows)[by_time]], np.concatenate(counts)[by_time]
+        time_order = np.argsort(np.concatenate(complete_at))
+        return order[np.concatenate(rows)[time_order]], np.concatenate(counts)[time_order]

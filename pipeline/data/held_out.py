@@ -9,21 +9,21 @@ import numpy as np
 from pydantic import Field
 
 Share = Annotated[float, Field(gt=0, lt=1)]
-"""The share of the samples to evaluate and not to train on."""
+"""The share of the samples for evaluation."""
 
 _STREAM = 1 << 62
-"""Keys of these draws, different from the keys of epochs."""
+"""Key offset of these draws, so that no epoch has the same key."""
 
 
 def hold_out(
     groups: np.ndarray, names: Sequence[str], share: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows to train on and rows to evaluate, int64, each in ascending order.
+    """Return the rows for training and for evaluation, int64, each in ascending order.
 
     `groups` are the classes of the samples, int (n,), and `names` the names of the classes. Of each
-    class the nearest number to its share is evaluated, at least one, and at least one is trained
-    on. The rows are a pure function of the seed, and do not depend on other classes. Raises
-    ValueError that names a class with one sample.
+    class `share` is evaluated, rounded, but at least one sample is in each split. The rows of a
+    class are a pure function of the seed and the class. Raises ValueError that names a class with
+    one sample.
     """
     evaluated = []
     for group in np.unique(groups).tolist():
@@ -42,16 +42,16 @@ def hold_out(
 def split_rows(
     rows: int, share: float, seed: int, strata: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The rows for training and for evaluation, int64, each in the order of the file.
+    """Return the rows for training and for evaluation, int64, each in the order of the file.
 
-    `share` of them is for evaluation, rounded down. They are drawn by the seed alone; with
-    `strata`, integers (rows,), each stratum has its share to within one row, and its first row
-    drawn is for training. Only raw Philox words are used, the stream that numpy promises stable.
+    `share` of the rows is for evaluation, rounded down. They are drawn by the seed alone. With
+    `strata`, integers (rows,), each stratum has its share to within one row, and at least one row
+    for training. Only raw Philox words are used, whose stream numpy keeps stable (NEP 19).
     """
     order = np.argsort(np.random.Philox(key=np.uint64(seed)).random_raw(rows), kind="stable")
     if strata is not None:
         order = order[np.argsort(strata[order], kind="stable")]
-    # One of every 1 / share rows of this order, so each stratum has its share.
+    # Every 1 / share rows of this order one is for evaluation, so each stratum has its share.
     is_eval = np.floor(np.arange(1, rows + 1) * share) > np.floor(np.arange(rows) * share)
     if strata is not None:
         ordered = strata[order]

@@ -1,4 +1,4 @@
-"""Image files, opened within bounds: their formats, their pixels and the work to decode them."""
+"""Image files, opened with limits on format, pixels and decoding work."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 KINDS = "PNG, JPEG, BMP, GIF and WebP"
 MAX_PIXELS = 2**26
-"""A few kilobytes of PNG can stand for any number of them."""
+"""Limit, since a PNG of a few kilobytes can have any number of pixels."""
 MAX_SCANS = 200
-"""A progressive JPEG is decoded again for each of its scans. Encoders write about ten."""
+"""Limit, since each scan of a progressive JPEG is decoded separately. Encoders write about ten."""
 UNREADABLE_IMAGE = (
     *(OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, MemoryError),
     *(OverflowError, Image.DecompressionBombError, Image.DecompressionBombWarning),
@@ -33,23 +33,21 @@ _TAIL_BYTES = 4096
 _TURN = Image.Transpose
 _SIDEWAYS = {5: _TURN.TRANSPOSE, 6: _TURN.ROTATE_270, 7: _TURN.TRANSVERSE, 8: _TURN.ROTATE_90}
 _TURNS = {2: _TURN.FLIP_LEFT_RIGHT, 3: _TURN.ROTATE_180, 4: _TURN.FLIP_TOP_BOTTOM, **_SIDEWAYS}
-"""Turn that makes an image upright, for each orientation of EXIF but 1."""
+"""Turn that makes an image upright, by EXIF orientation; 1 needs none."""
 IGNORED_COLOUR = (128, 128, 128)
 _GOLDEN = 0.6180339887498949
-"""Hues this share of a turn apart stay apart, however many there are."""
+"""Distance of successive hues, in turns: the golden ratio keeps any number of hues apart."""
 
-# Pillow warns of images above a bound that is beyond ours.
+# Pillow warns of large images at another limit than MAX_PIXELS.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-# It also warns of damaged EXIF, which has nothing to do with the pixels.
+# It also warns of damaged EXIF, which doesn't affect the pixels.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImagePlugin")
 
 
 @contextmanager
 def open_image(source: Path | bytes, formats: Sequence[str]) -> Iterator[Image.Image]:
-    """Open an image, a file or its bytes, without decoding it.
-
-    Raises one of `UNREADABLE_IMAGE` if it is refused.
-    """
+    """Open an image, from a file or its bytes, without decoding it. Raises one of
+    `UNREADABLE_IMAGE` if the image is damaged or exceeds a limit."""
     opened = BytesIO(source) if isinstance(source, bytes) else source
     with Image.open(opened, formats=list(formats)) as image:
         if image.width * image.height > MAX_PIXELS:
@@ -69,24 +67,25 @@ def require_eight_bits(image: Image.Image) -> None:
         raise ValueError(f"its pixels are {image.mode}, not 8 bits per channel")
 
 
-def upright_size(image: Image.Image) -> tuple[int, int]:
-    """(height, width) of an opened image once it is turned by its EXIF orientation."""
+def read_upright_size(image: Image.Image) -> tuple[int, int]:
+    """Return (height, width) of an opened image after it is turned by its EXIF orientation."""
     size = image.height, image.width
-    return size[::-1] if _turn(image) in _SIDEWAYS.values() else size
+    return size[::-1] if _find_turn(image) in _SIDEWAYS.values() else size
 
 
-def upright(image: Image.Image) -> Image.Image:
-    """An opened image, of several frames the first, turned by its EXIF orientation."""
-    turn = _turn(image)
+def turn_upright(image: Image.Image) -> Image.Image:
+    """Return the first frame of an opened image, turned by its EXIF orientation."""
+    turn = _find_turn(image)
     return image if turn is None else image.transpose(turn)
 
 
-def _turn(image: Image.Image) -> Image.Transpose | None:
+def _find_turn(image: Image.Image) -> Image.Transpose | None:
+    """Return the turn for the image's EXIF orientation; None if it needs none."""
     try:
-        # Not the method of PNG, which decodes the image to look for EXIF behind it.
+        # PNG's method would decode the whole image to find EXIF at its end.
         return _TURNS.get(Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1))
     except (*UNREADABLE_IMAGE, struct.error, UserWarning):
-        return None  # The pixels are fine without EXIF.
+        return None  # The image is usable without EXIF.
 
 
 def require_whole(
@@ -105,6 +104,7 @@ def require_whole(
 
 
 def _seems_complete(image: Image.Image, path: Path) -> bool:
+    """Return whether a file has its end and, for a PNG, valid checksums, without decoding it."""
     if image.format == "PNG":
         try:
             image.verify()
@@ -123,19 +123,17 @@ def _seems_complete(image: Image.Image, path: Path) -> bool:
 
 
 def read_pixels(image: Image.Image, height: int, width: int, mode: str = "RGB") -> np.ndarray:
-    """An opened image, upright, as RGB or L, resized bilinearly if its size differs.
-
-    Returns uint8 (height, width, 3), or (height, width) of L. Raises one of `UNREADABLE_IMAGE`.
-    """
+    """Return an opened image, upright, resized bilinearly if its size differs. Returns uint8
+    (height, width, 3) for mode RGB, (height, width) for L. Raises one of `UNREADABLE_IMAGE`."""
     require_eight_bits(image)
-    converted = upright(image).convert(mode)
+    converted = turn_upright(image).convert(mode)
     if converted.size != (width, height):
         converted = converted.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(converted)
 
 
-def class_colours(classes: int) -> np.ndarray:
-    """A colour for each class, uint8 (classes, 3): black for the first, hues far apart after it."""
+def make_class_colours(classes: int) -> np.ndarray:
+    """Return a colour for each class, uint8 (classes, 3): first black, then hues far apart."""
     colours = np.zeros((classes, 3), np.uint8)
     for label in range(1, classes):
         hue = (0.11 + label * _GOLDEN) % 1
@@ -144,19 +142,20 @@ def class_colours(classes: int) -> np.ndarray:
     return colours
 
 
-def mask_picture(mask: np.ndarray, classes: int) -> np.ndarray:
+def draw_masks(mask: np.ndarray, classes: int) -> np.ndarray:
     """Draw integer masks (..., H, W) as RGB, uint8 (..., H, W, 3); other values are grey."""
-    colours = np.concatenate([class_colours(classes), np.array([IGNORED_COLOUR], np.uint8)])
+    colours = np.concatenate([make_class_colours(classes), np.array([IGNORED_COLOUR], np.uint8)])
     return colours[np.where((mask >= 0) & (mask < classes), mask, classes)]
 
 
-def mask_image(mask: np.ndarray, classes: int, size: tuple[int, int]) -> Image.Image:
-    """A mask of classes, uint8 (H, W), as an image with a palette, scaled to (width, height).
+def make_mask_image(mask: np.ndarray, classes: int, size: tuple[int, int]) -> Image.Image:
+    """Return a mask of classes, uint8 (H, W), as an image with a palette, scaled to (width,
+    height).
 
     The value of a pixel is its class, as in the masks that a network is trained on.
     """
     image = Image.fromarray(mask.astype(np.uint8))
-    image.putpalette(class_colours(classes).tobytes())
+    image.putpalette(make_class_colours(classes).tobytes())
     if image.size != size:
         image = image.resize(size, Image.Resampling.NEAREST)
     return image

@@ -1,4 +1,4 @@
-"""CSV files that name images and the targets of each."""
+"""CSV files with paths of images and their targets."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ def read_image_table(
 ) -> ImageTable:
     """Read a CSV file whose first row names its columns, and whose paths are relative to `folder`.
 
-    Without a path column it is the first one; without label columns they are all others. Raises
-    OSError if the file can't be read, and ValueError for a file that isn't a CSV, a missing column
-    or label, and a path that leads out of the folder or to no file.
+    By default the path column is the first, and label columns are all others. Raises OSError if the
+    file can't be read. Raises ValueError for a file that isn't a CSV, a missing column or label,
+    and a path out of the folder or to a missing file.
     """
     names, rows = _read_rows(file)
     path_at = 0 if path_column is None else _find_column(names, path_column, "path_column")
     label_at = [_find_column(names, name, "label_columns") for name in label_columns]
     label_at = label_at or [at for at in range(len(names)) if at != path_at]
     if not label_at:
-        raise ValueError(f"has the column {show_name(names[0])} alone; labels need another one")
+        raise ValueError(f"has only the column {show_name(names[0])}; labels need another column")
     if path_at in label_at:
-        raise ValueError(f"{show_name(names[path_at])} can't be a path and a label")
+        raise ValueError(f"{show_name(names[path_at])} must not be both the path and a label")
     if not rows:
         raise ValueError("has no rows below the names of its columns")
     for number, row in enumerate(rows, 2):
         if len(row) != len(names):
-            raise ValueError(f"row {number} has {len(row)} values, and {len(names)} columns")
+            raise ValueError(f"row {number} has {len(row)} values for {len(names)} columns")
     labels = {names[at]: [row[at].strip() for row in rows] for at in label_at}
     for name, values in labels.items():
         missing = [number for number, value in enumerate(values, 2) if not value]
@@ -69,52 +69,53 @@ def read_image_table(
 
 
 def _read_rows(file: Path) -> tuple[list[str], list[list[str]]]:
-    """The names of the columns, all different, and the rows that hold anything."""
+    """Return the names of the columns, all different, and the rows that aren't empty."""
     text = read_bytes(file, MAX_TABLE_BYTES).decode("utf-8-sig")
     try:
         rows = [row for row in csv.reader(StringIO(text, newline=""), strict=True) if row]
     except csv.Error as error:
-        raise ValueError(f"is no CSV: {error}") from error
+        raise ValueError(f"isn't a CSV: {error}") from error
     if not rows:
         raise ValueError("is empty; its first row must name the columns")
     names = rows[0]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"has several columns {show_name(twice[0])}; names must be different")
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"has several columns {show_name(repeated[0])}; names must be different")
     return names, rows[1:]
 
 
 def _find_column(names: Sequence[str], name: str, key: str) -> int:
+    """Return the position of a column. Raises ValueError if it is missing."""
     if name not in names:
-        there = ", ".join(map(show_name, names[:10]))
-        raise ValueError(f"has no column {show_name(name)}, which {key} names; it has {there}")
+        listed = ", ".join(map(show_name, names[:10]))
+        raise ValueError(f"has no column {show_name(name)}, which {key} names; it has {listed}")
     return names.index(name)
 
 
 def _resolve_paths(names: Sequence[str], folder: Path, *, follow_links: bool) -> list[str]:
-    """The image files at paths relative to a folder, none of which may lead out of it."""
+    """Return the full paths of image files. Raises ValueError for a path out of the folder."""
     root = os.path.normpath(folder)
     real_root = os.path.realpath(folder)
     paths = []
-    absent = []
+    missing_files = []
     for number, name in enumerate(names, 2):
         if "\0" in name:
-            raise ValueError(f"row {number}: {show_name(name)} is no path")
+            raise ValueError(f"row {number}: {show_name(name)} isn't a path")
         path = os.path.normpath(os.path.join(root, name))
-        inside = _is_inside(path, root)
-        if inside and not follow_links:
-            inside = _is_inside(os.path.realpath(path), real_root)
-        if not inside:
+        is_inside = _is_inside(path, root)
+        if is_inside and not follow_links:
+            is_inside = _is_inside(os.path.realpath(path), real_root)
+        if not is_inside:
             raise ValueError(
                 f"row {number}: {show_name(name)} leads out of {folder}; paths must stay below it"
             )
         if not os.path.isfile(path):
-            absent.append((number, name))
+            missing_files.append((number, name))
         paths.append(path)
-    if absent:
-        number, name = absent[0]
+    if missing_files:
+        number, name = missing_files[0]
         raise ValueError(
-            f"{len(absent):,} of {len(names):,} images are not in {folder}; the first is "
+            f"{len(missing_files):,} of {len(names):,} images are not in {folder}; the first is "
             f"{show_name(name)}, in row {number}"
         )
     return paths
@@ -132,11 +133,11 @@ class LabelColumns:
     names: tuple[str, ...]
     """Names of the classes in the order of their labels, or of the columns."""
     labels: np.ndarray
-    """int32 (n,) of classes; float64 (n, columns) of numbers, and of labels that are 0 or 1."""
+    """int32 (n,) for classes; float64 (n, columns) for numbers, and for labels of 0 or 1."""
 
     @property
     def groups(self) -> np.ndarray:
-        """The class of each sample, int (n,), for a split that is even by class; else all 0."""
+        """The class of each sample, int (n,), for an even split by class; 0 without classes."""
         if self.task == "classification":
             return self.labels
         return np.zeros(len(self.labels), np.int32)
@@ -144,10 +145,10 @@ class LabelColumns:
     def split_labels(
         self, train: np.ndarray, evaluated: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, Targets]:
-        """Labels of the rows to train on, labels of the rows to evaluate, and the targets.
+        """Return the labels of the training rows, of the evaluated rows, and the targets.
 
-        Classes are int32 (n,), all else float32 (n, columns). Numbers are standardised. Raises
-        ValueError for numbers that are all the same.
+        Classes are int32 (n,); numbers and labels float32 (n, columns). Numbers are standardised.
+        Raises ValueError for numbers that are all the same.
         """
         train_labels = self.labels[train]
         eval_labels = self.labels[evaluated]
@@ -162,11 +163,11 @@ class LabelColumns:
 def parse_labels(
     columns: Mapping[str, Sequence[str]], task: Literal["auto"] | Task
 ) -> LabelColumns:
-    """Labels from the text of columns of equal length.
+    """Parse labels from columns of text of equal length.
 
-    auto: one column is of classes, unless all its values are numbers and some aren't integers;
-    several are labels if all values are 0 or 1, else numbers. Raises ValueError for values that the
-    task does not take.
+    auto: one column has numbers if all values are numbers and some aren't integers, else classes.
+    Several columns have labels if all values are 0 or 1, else numbers. Raises ValueError for values
+    that don't suit the task.
     """
     names = tuple(columns)
     if task == "auto":
@@ -177,19 +178,20 @@ def parse_labels(
                 f"classes are in one column, not in {', '.join(map(show_name, names))}; name it in "
                 "label_columns, or set task"
             )
-        return _classes(columns[names[0]])
-    numbers = np.stack([_numbers(name, values) for name, values in columns.items()], axis=1)
+        return _parse_classes(columns[names[0]])
+    numbers = np.stack([_parse_numbers(name, values) for name, values in columns.items()], axis=1)
     if task == "multi_label":
         for name, values in zip(names, numbers.T, strict=True):
             if not np.isin(values, (0, 1)).all():
-                odd = values[~np.isin(values, (0, 1))][0]
+                first_other = values[~np.isin(values, (0, 1))][0]
                 raise ValueError(
-                    f"{show_name(name)} has the value {odd:g}; multi_label takes 0 and 1"
+                    f"{show_name(name)} has the value {first_other:g}; multi_label needs 0 or 1"
                 )
     return LabelColumns(task, names, numbers)
 
 
 def _infer_task(columns: Mapping[str, Sequence[str]]) -> Task:
+    """Infer the task from the values, as `parse_labels` describes."""
     numbers: list[np.ndarray | None] = []
     for values in columns.values():
         try:
@@ -199,12 +201,12 @@ def _infer_task(columns: Mapping[str, Sequence[str]]) -> Task:
     if len(numbers) > 1:
         is_flags = [column is not None and np.isin(column, (0, 1)).all() for column in numbers]
         return "multi_label" if all(is_flags) else "regression"
-    (only,) = numbers
-    return "classification" if only is None or (only == np.rint(only)).all() else "regression"
+    (column,) = numbers
+    return "classification" if column is None or (column == np.rint(column)).all() else "regression"
 
 
-def _classes(values: Sequence[str]) -> LabelColumns:
-    """Classes in the order of their names, or by number if all are whole numbers."""
+def _parse_classes(values: Sequence[str]) -> LabelColumns:
+    """Parse classes, sorted by name, or by number if all are whole numbers."""
     names = sorted(set(values))
     if all(name.isdecimal() and name.isascii() and len(name) < 10 for name in names):
         names.sort(key=int)
@@ -213,14 +215,14 @@ def _classes(values: Sequence[str]) -> LabelColumns:
     return LabelColumns("classification", tuple(names), labels)
 
 
-def _numbers(name: str, values: Sequence[str]) -> np.ndarray:
-    """Finite numbers, float64 (n,). Raises ValueError that names the first other value."""
+def _parse_numbers(name: str, values: Sequence[str]) -> np.ndarray:
+    """Parse finite numbers, float64 (n,). Raises ValueError that names the first other value."""
     for value in values:
         try:
             number = float(value)
         except ValueError:
             raise ValueError(
-                f"{show_name(name)} has {show_name(value)}, which is no number"
+                f"{show_name(name)} has {show_name(value)}, which isn't a number"
             ) from None
         if not math.isfinite(number):
             raise ValueError(f"{show_name(name)} has {show_name(value)}; must be finite")

@@ -32,11 +32,11 @@ from pipeline.core.files.atomic_write import commit
 from pipeline.data.checksums import RemoteFile, checksum
 
 MIN_BYTES_PER_STALL = 16 * 2**10
-"""A mirror that sends fewer bytes in that time is given up too."""
+"""Fewest bytes that a mirror must send per `stall_s`, else the next is tried."""
 MAX_BYTES = 2 * 2**30
-"""The largest file whose size was not published."""
+"""Most bytes of a file."""
 ROUNDS = 5
-"""The most rounds through all mirrors, as long as each round downloads more of the file."""
+"""The most rounds through all mirrors. A round that adds no bytes is the last."""
 _CHUNK_BYTES = 1 << 20
 
 log = logging.getLogger(__name__)
@@ -45,52 +45,52 @@ log = logging.getLogger(__name__)
 def transfer(file: RemoteFile, mirrors: Sequence[str], path: Path, stall_s: float) -> None:
     """Download a file to a path from the first mirror that delivers it.
 
-    Raises DataError with each mirror's reason when none of them does.
+    Raises DataError with each mirror's reason if no mirror delivers it.
     """
     if not mirrors:
         raise DataError(f"{file.name} could not be downloaded: dataset.mirrors is empty")
     part = path.with_name(f"{path.name}.part")
     for _ in range(ROUNDS):
-        size_before = _size(part)
+        size_before = _measure_file(part)
         reasons = []
         for mirror in mirrors:
             url = f"{mirror.rstrip('/')}/{file.name}"
             log.info("downloading %s", url)
             try:
-                _complete(part, file, url, stall_s)
+                _complete_file(part, file, url, stall_s)
             except (OSError, HTTPException, ValueError) as error:
-                reasons.append(f"{url}: {_reason(error, stall_s)}")
+                reasons.append(f"{url}: {_describe_error(error, stall_s)}")
             else:
                 commit(part, path)
                 log.info("downloaded %s", path)
                 return
-        if _size(part) <= size_before:
+        if _measure_file(part) <= size_before:
             break
     raise DataError("\n  ".join([f"{file.name} could not be downloaded:", *reasons]))
 
 
-def _complete(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
-    """Complete `part` from one mirror. Raises the error of that mirror."""
+def _complete_file(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
+    """Complete `part` from one mirror. Raises OSError, HTTPException or ValueError if it fails."""
     resumed = part.exists()
-    _append(part, file, url, stall_s)
+    _append_rest(part, file, url, stall_s)
     md5 = checksum(part, "md5")
     if md5 == file.md5:
         return
     part.unlink()
     if not resumed:
         raise ValueError(f"wrong checksum: md5 {md5} instead of {file.md5}")
-    # The bytes from before may be the wrong ones.
-    _complete(part, file, url, stall_s)
+    # The bytes before the resumption may be wrong.
+    _complete_file(part, file, url, stall_s)
 
 
-def _append(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
+def _append_rest(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
     """Download the bytes that `part` lacks, or all if the server can't send a range."""
-    present = _size(part)
+    present = _measure_file(part)
     headers = {"User-Agent": "recipe-pipeline"}
     if present:
         headers["Range"] = f"bytes={present}-"
     try:
-        response = _opener().open(Request(url, headers=headers), timeout=stall_s)
+        response = _make_opener().open(Request(url, headers=headers), timeout=stall_s)
     except HTTPError as error:
         error.close()
         if present and error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
@@ -100,25 +100,23 @@ def _append(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
         content_range = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
         start = int(content_range[1]) if content_range else 0
         if start not in (0, present):
-            raise ValueError(f"sent bytes from {start:,} where {present:,} was asked for")
+            raise ValueError(f"sent bytes from {start:,} instead of {present:,}")
         length = response.headers.get("Content-Length")
         total = start + int(length) if length else file.size_bytes
         if file.size_bytes not in (None, total):
             raise ValueError(f"offers {total:,} bytes instead of {file.size_bytes:,}")
         if total is not None and not 0 <= total <= MAX_BYTES:
-            raise ValueError(f"offers {total:,} bytes; must be {MAX_BYTES:,} at most")
+            raise ValueError(f"offers {total:,} bytes; must be at most {MAX_BYTES:,}")
         with part.open("ab" if start else "wb") as target:
-            for chunk in _chunks(response, file.name, start, total, stall_s):
+            for chunk in _read_chunks(response, file.name, start, total, stall_s):
                 target.write(chunk)
 
 
-def _chunks(
-    response: HTTPResponse, name: str, done: int, total: int | None, stall_s: float
+def _read_chunks(
+    response: HTTPResponse, name: str, num_bytes: int, total: int | None, stall_s: float
 ) -> Iterator[bytes]:
-    """Yield the body, up to `total` bytes, with a progress bar on a terminal.
-
-    Raises TimeoutError if it comes too slowly, and ValueError if it has too many bytes.
-    """
+    """Yield the body, up to `total` bytes, with a progress bar on a terminal. Raises TimeoutError
+    if the mirror is too slow, ValueError for too many bytes, and ConnectionError for too few."""
     progress = Progress(
         TextColumn(name),
         BarColumn(),
@@ -128,29 +126,29 @@ def _chunks(
         disable=not sys.stderr.isatty(),
     )
     with progress:
-        task = progress.add_task(name, total=total, completed=done)
+        task = progress.add_task(name, total=total, completed=num_bytes)
         due_s = time.monotonic() + stall_s
-        due_bytes = done + MIN_BYTES_PER_STALL
-        while total is None or done < total:
+        due_bytes = num_bytes + MIN_BYTES_PER_STALL
+        while total is None or num_bytes < total:
             chunk = response.read1(_CHUNK_BYTES)
             if not chunk:
                 break
-            done += len(chunk)
-            if done > MAX_BYTES:
+            num_bytes += len(chunk)
+            if num_bytes > MAX_BYTES:
                 raise ValueError(f"sent more than {MAX_BYTES:,} bytes")
-            if done >= due_bytes:
+            if num_bytes >= due_bytes:
                 due_s = time.monotonic() + stall_s
-                due_bytes = done + MIN_BYTES_PER_STALL
+                due_bytes = num_bytes + MIN_BYTES_PER_STALL
             elif time.monotonic() > due_s:
                 raise TimeoutError
-            progress.update(task, completed=done)
+            progress.update(task, completed=num_bytes)
             yield chunk
-    if total is not None and done < total:
-        raise ConnectionError(f"closed after {done:,} of {total:,} bytes")
+    if total is not None and num_bytes < total:
+        raise ConnectionError(f"closed after {num_bytes:,} of {total:,} bytes")
 
 
-def _opener() -> OpenerDirector:
-    """Speaks http and https only, also after a redirect, and verifies certificates."""
+def _make_opener() -> OpenerDirector:
+    """Return an opener for http and https only, also after redirects. It verifies certificates."""
     opener = OpenerDirector()
     for handler in (
         ProxyHandler(),
@@ -165,11 +163,12 @@ def _opener() -> OpenerDirector:
     return opener
 
 
-def _size(path: Path) -> int:
+def _measure_file(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _reason(error: Exception, stall_s: float) -> str:
+def _describe_error(error: Exception, stall_s: float) -> str:
+    """Return the reason of a failed download, for a message."""
     cause = error.reason if type(error) is URLError else error
     if isinstance(cause, TimeoutError):
         return f"sent nothing for {stall_s:g} s"

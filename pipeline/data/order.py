@@ -1,8 +1,8 @@
 """The order of samples: shuffling, sharding, batching and repeating, as pure functions.
 
-An epoch is the dataset, or this run's shard of it, repeated `repeat` times. Each repetition is
-shuffled again and has other random draws. Any step is computed without the steps before it, so a
-resumed run continues exactly where it stopped.
+An epoch reads the dataset, or this run's shard of it, `repeat` times. Each repetition has a
+different order and different random draws. The samples of a step are computed without the steps
+before, so a resumed run continues exactly where it stopped.
 """
 
 from __future__ import annotations
@@ -14,89 +14,88 @@ from functools import lru_cache
 import numpy as np
 
 LARGE = 2**20
-"""From this number of samples on, a full shuffle is computed without a list of the epoch."""
+"""Number of samples above which a full shuffle needs no list of the epoch."""
 
 ROUNDS = 4
 """A Feistel network of random functions is a random permutation from four rounds on (Luby and
-Rackoff, SIAM Journal on Computing 17, 1988). Even, so that each half ends with its radix."""
+Rackoff, SIAM Journal on Computing 17, 1988). An even number, so that the digits end in order."""
 
 
 @lru_cache(maxsize=2)
-def epoch_order(
+def compute_epoch_order(
     seed: int, epoch: int, samples: int, shuffle: bool, buffer_size: int | None
 ) -> np.ndarray:
-    """The sample at each position of an epoch: a read-only permutation, int32 (samples,).
+    """Return the sample at each position of an epoch: a read-only permutation, int32 (samples,).
 
-    A shuffle draws every sample from a buffer that is filled with the first `buffer_size` samples
-    and refilled with the next sample; None is a buffer as large as the dataset. Only raw Philox
-    words are used, the one stream that numpy keeps stable (NEP 19).
+    A shuffle draws each sample from a buffer of `buffer_size` samples, which is refilled with the
+    next sample. None is a buffer as large as the dataset. Only raw Philox words are used, whose
+    stream numpy keeps stable (NEP 19).
     """
     if shuffle and samples > LARGE and (buffer_size or samples) >= samples:
         order = permute(np.arange(samples), samples, seed, epoch).astype(np.int32)
     elif shuffle:
         words = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(samples)
-        order = _windowed_shuffle(words, min(buffer_size or samples, samples))
+        order = _shuffle_in_window(words, min(buffer_size or samples, samples))
     else:
         order = np.arange(samples, dtype=np.int32)
     order.setflags(write=False)
     return order
 
 
-def order_at(
+def compute_order_at(
     places: np.ndarray, seed: int, epoch: int, samples: int, shuffle: bool, buffer_size: int | None
 ) -> np.ndarray:
-    """`epoch_order` at some positions, like `places`. The order of a large epoch is rarely made."""
+    """Return the samples at some positions of `compute_epoch_order`, int like `places`."""
     if not shuffle:
         return places
     if samples > LARGE and (buffer_size or samples) >= samples:
         return permute(places.ravel(), samples, seed, epoch).reshape(places.shape)
-    return epoch_order(seed, epoch, samples, shuffle, buffer_size)[places]
+    return compute_epoch_order(seed, epoch, samples, shuffle, buffer_size)[places]
 
 
-def _windowed_shuffle(words: np.ndarray, window: int) -> np.ndarray:
-    """Draw from a buffer of `window` samples, one random 64-bit word a position.
-
-    The bias of the modulo is below window / 2**64.
-    """
+def _shuffle_in_window(words: np.ndarray, window: int) -> np.ndarray:
+    """Draw from a buffer of `window` samples, with one random 64-bit word per position. The bias of
+    the modulo is below window / 2**64."""
     refills = words.size - window
     slots = (words[:refills] % window).astype(np.int64)
-    # A draw takes the sample with which the previous draw from the same slot refilled it.
-    by_slot = np.argsort(slots, kind="stable")
-    samples = slots[by_slot]
-    again = samples[1:] == samples[:-1]
-    samples[1:][again] = window + by_slot[:-1][again]
+    # A draw returns the sample that refilled the slot after the previous draw from it.
+    slot_order = np.argsort(slots, kind="stable")
+    samples = slots[slot_order]
+    is_repeated = samples[1:] == samples[:-1]
+    samples[1:][is_repeated] = window + slot_order[:-1][is_repeated]
     order = np.empty(words.size, np.int32)
-    order[by_slot] = samples
+    order[slot_order] = samples
     buffer = np.arange(window)
     buffer[slots] = window + np.arange(refills)  # The last refill of a slot stays.
     order[refills:] = buffer[np.argsort(words[refills:], kind="stable")]
     return order
 
 
-def shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarray:
-    """The positions of an epoch that fall to a shard: shard_id, shard_id + num_shards, ...
+def list_shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarray:
+    """Return the positions of an epoch that a shard reads: shard_id, shard_id + num_shards, ...
 
-    As in MindSpore's DistributedSampler: if the shards can't be equal, samples from the start of
-    the epoch fill them up, so that up to num_shards - 1 samples occur twice and none is missing.
-    Returns int64 (ceil(samples / num_shards),).
+    As in MindSpore's DistributedSampler, samples from the start of the epoch make the shards equal,
+    so that up to num_shards - 1 samples occur twice. Returns int64 (ceil(samples / num_shards),).
     """
     places = np.arange(shard_samples(samples, num_shards))
-    return shard_positions(places, samples, num_shards, shard_id)
+    return find_shard_positions(places, samples, num_shards, shard_id)
 
 
-def shard_positions(places: np.ndarray, samples: int, num_shards: int, shard_id: int) -> np.ndarray:
-    """The positions of an epoch at these places of a shard, int64."""
+def find_shard_positions(
+    places: np.ndarray, samples: int, num_shards: int, shard_id: int
+) -> np.ndarray:
+    """Return the positions in an epoch of places in a shard, int64."""
     return (places.astype(np.int64) * num_shards + shard_id) % max(samples, 1)
 
 
 def shard_samples(samples: int, num_shards: int) -> int:
-    """The number of samples of each shard."""
+    """Return the number of samples of each shard."""
     return -(-samples // num_shards)
 
 
 @dataclass(frozen=True)
 class Batching:
-    """Numbers of batches of an epoch. Raises ValueError if it would have none."""
+    """The number and sizes of batches of an epoch. Raises ValueError if an epoch has no batch."""
 
     samples: int
     batch_size: int
@@ -112,17 +111,18 @@ class Batching:
             shard = f" of each of {self.num_shards} shards" if self.num_shards > 1 else ""
             raise ValueError(
                 f"a batch of {self.batch_size} can't be filled from {size} samples{shard}, and "
-                f"drop_remainder drops what is not full; the batch size can be {size} at most"
+                "drop_remainder drops batches that aren't full; the batch size must be at most "
+                f"{size}"
             )
 
     @property
     def shard_samples(self) -> int:
-        """The number of samples of one repetition of a shard."""
+        """The number of samples of the shard, without repetition."""
         return shard_samples(self.samples, self.num_shards)
 
     @property
     def batches_per_repetition(self) -> int:
-        """Batches in one repetition of the dataset, or of a shard of it."""
+        """The number of batches in one repetition of the dataset or shard."""
         full, remainder = divmod(self.shard_samples, self.batch_size)
         return full + (remainder > 0 and not self.drop_remainder)
 
@@ -133,7 +133,7 @@ class Batching:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in an epoch, which reads the dataset `repeat` times."""
+        """The number of batches in an epoch, which reads the dataset `repeat` times."""
         return self.batches_per_repetition * self.repeat
 
 
@@ -142,24 +142,24 @@ class Batches:
     """Sample indices of consecutive batches."""
 
     indices: np.ndarray
-    """int32 (count, batch). A short batch is filled up with its first sample."""
+    """int32 (count, batch). A short batch is padded with its first sample."""
     epochs: np.ndarray
-    """int32 (count,): epoch * repeat + repetition, the `epoch` that keys random draws."""
+    """int32 (count,): epoch * repeat + repetition, the `epoch` in the key of random draws."""
     counts: np.ndarray
     """int32 (count,): the number of valid samples of each batch."""
     samples: int | None = None
-    """Number of samples, if an epoch may draw one several times: an index is the sample plus a
-    multiple of this number, so that each draw has another key. None: indices are samples."""
+    """Number of samples, if an epoch may repeat samples. An index is the sample plus a multiple of
+    this number, so that each repetition has a different key. None: indices are samples."""
 
     @property
     def rows(self) -> np.ndarray:
-        """The samples themselves, like `indices`."""
+        """The samples, without multiples of `samples`, in the shape of `indices`."""
         return self.indices if self.samples is None else self.indices % self.samples
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOrder(Batching):
-    """The endless order of a split: the samples of each step."""
+    """The order of a split over any number of epochs: the samples of each step."""
 
     seed: int
     shuffle: bool
@@ -167,7 +167,7 @@ class SampleOrder(Batching):
     shard_id: int = 0
 
     def batches(self, first_step: int, count: int) -> Batches:
-        """The `count` batches that begin with global step `first_step`, the first step being 0."""
+        """Return `count` batches, from global step `first_step` on; the first step is 0."""
         steps = np.arange(first_step, first_step + count)
         epochs, batch = np.divmod(steps, self.batches_per_repetition)
         positions = batch[:, None] * self.batch_size + np.arange(self.batch_size)
@@ -176,42 +176,42 @@ class SampleOrder(Batching):
         indices = np.empty(positions.shape, np.int32)
         for epoch in np.unique(epochs):
             rows = epochs == epoch
-            indices[rows] = self._samples_at(int(epoch), positions[rows])
+            indices[rows] = self._find_samples(int(epoch), positions[rows])
         return Batches(indices, epochs.astype(np.int32), mask.sum(axis=1, dtype=np.int32))
 
     def reachable(self) -> np.ndarray:
-        """The samples that any epoch reads, int64: all, unless a shard is not shuffled."""
+        """Return the samples that some epoch reads, int64: all, unless a shard isn't shuffled."""
         if self.num_shards > 1 and not self.shuffle:
-            return shard_indices(self.samples, self.num_shards, self.shard_id)
+            return list_shard_indices(self.samples, self.num_shards, self.shard_id)
         return np.arange(self.samples)
 
-    def _samples_at(self, epoch: int, places: np.ndarray) -> np.ndarray:
-        """The samples at some positions of an epoch, int like `places`.
+    def _find_samples(self, epoch: int, places: np.ndarray) -> np.ndarray:
+        """Return the samples at some positions of an epoch, in the shape of `places`.
 
-        A full shuffle comes before sharding, so that a shard has other samples in every epoch: in
-        MindSpore it is the reader's (`shuffle=True`). A shuffle within a window comes after, as
-        `shuffle(n)` follows the reader: a shard has the same samples in every epoch.
+        A full shuffle precedes sharding, as in MindSpore's readers (`shuffle=True`), so that a
+        shard has different samples in each epoch. A shuffle within a window follows sharding, like
+        `shuffle(n)`, so that a shard has the same samples in each epoch.
         """
         if self.shuffle and self.buffer_size is not None:
             size = self.shard_samples
-            places = order_at(places, self.seed, epoch, size, True, self.buffer_size)
-            return shard_positions(places, self.samples, self.num_shards, self.shard_id)
-        positions = shard_positions(places, self.samples, self.num_shards, self.shard_id)
-        return order_at(positions, self.seed, epoch, self.samples, self.shuffle, None)
+            places = compute_order_at(places, self.seed, epoch, size, True, self.buffer_size)
+            return find_shard_positions(places, self.samples, self.num_shards, self.shard_id)
+        positions = find_shard_positions(places, self.samples, self.num_shards, self.shard_id)
+        return compute_order_at(positions, self.seed, epoch, self.samples, self.shuffle, None)
 
-    def _epoch_order(self, epoch: int) -> np.ndarray:
-        """The samples of an epoch, in order, int (samples of the shard,)."""
-        return self._samples_at(epoch, np.arange(self.shard_samples))
+    def _compute_epoch(self, epoch: int) -> np.ndarray:
+        """Return the samples of an epoch, in order, int (samples of the shard,)."""
+        return self._find_samples(epoch, np.arange(self.shard_samples))
 
 
 def permute(places: np.ndarray, size: int, seed: int, number: int) -> np.ndarray:
-    """The numbers at these places (n,) of a permutation of 0 to size - 1, int64 (n,).
+    """Return the numbers at places (n,) of a permutation of 0 to size - 1, int64 (n,).
 
-    (seed, number) choose the permutation, which takes no memory. It is a Feistel network over pairs
-    of digits, of two radices whose product is hardly larger than `size`. A number outside is
-    permuted again until it is inside (Black and Rogaway, Ciphers with arbitrary finite domains,
-    CT-RSA 2002, sections 4 and 5). Round keys are raw Philox words, the function of a round is the
-    finaliser of MurmurHash3, which suffices for samples but isn't a cipher. Raises ValueError
+    The permutation is chosen by (seed, number), and takes no memory. It is a Feistel network over
+    pairs of digits, with radices whose product is slightly larger than `size`. A number beyond
+    `size` is permuted again until it is below (Black and Rogaway, Ciphers with arbitrary finite
+    domains, CT-RSA 2002, sections 4 and 5). Round keys are raw Philox words. The round function is
+    the finaliser of MurmurHash3, which is no cipher, but suffices for samples. Raises ValueError
     unless 0 < size <= 2**32.
     """
     if not 0 < size <= 2**32:
@@ -220,45 +220,45 @@ def permute(places: np.ndarray, size: int, seed: int, number: int) -> np.ndarray
     keys = [(np.uint32(word & 0xFFFFFFFF), np.uint32(word >> 32)) for word in words.tolist()]
     high = math.isqrt(size - 1) + 1
     low = -(-size // high)
-    numbers = _feistel_network(places, high, low, keys)
+    numbers = _permute_digits(places, high, low, keys)
     outside = np.flatnonzero(numbers >= size)
     while outside.size:
-        numbers[outside] = _feistel_network(numbers[outside], high, low, keys)
+        numbers[outside] = _permute_digits(numbers[outside], high, low, keys)
         outside = outside[numbers[outside] >= size]
     return numbers
 
 
-def _feistel_network(
+def _permute_digits(
     numbers: np.ndarray, high: int, low: int, keys: list[tuple[np.uint32, np.uint32]]
 ) -> np.ndarray:
-    """Permute numbers below high * low, int (n,); int64 (n,)."""
+    """Permute numbers below high * low, int (n,). Returns int64 (n,)."""
     left = numbers.astype(np.uint32) // np.uint32(low)
     right = numbers.astype(np.uint32) - left * np.uint32(low)
     radices = high, low
     mixed = np.empty_like(left)
-    spare = np.empty_like(left)
-    wide = np.empty(left.shape, np.uint64)
+    buffer = np.empty_like(left)
+    products = np.empty(left.shape, np.uint64)
     for first, second in keys:
         np.bitwise_xor(right, first, out=mixed)
         np.add(mixed, second, out=mixed)
-        _mix(mixed, spare)
-        # A number below the radix, in proportion: a remainder would take three times as long.
-        np.multiply(mixed, np.uint64(radices[0]), out=wide)
-        np.right_shift(wide, np.uint64(32), out=wide)
-        mixed[:] = wide
+        _mix_hash(mixed, buffer)
+        # Scale to below the radix: a remainder would take three times as long.
+        np.multiply(mixed, np.uint64(radices[0]), out=products)
+        np.right_shift(products, np.uint64(32), out=products)
+        mixed[:] = products
         np.add(left, mixed, out=left)
-        # Modulo the radix: below it the difference wraps round, and is the larger one.
-        np.subtract(left, np.uint32(radices[0]), out=spare)
-        np.minimum(left, spare, out=left)
+        # Modulo the radix: if the sum is below it, the difference wraps and is larger.
+        np.subtract(left, np.uint32(radices[0]), out=buffer)
+        np.minimum(left, buffer, out=left)
         left, right = right, left
         radices = radices[::-1]
     return left.astype(np.int64) * low + right
 
 
-def _mix(values: np.ndarray, spare: np.ndarray) -> None:
-    """The finaliser of MurmurHash3, 32 bits, in place."""
+def _mix_hash(values: np.ndarray, buffer: np.ndarray) -> None:
+    """Apply the finaliser of MurmurHash3 to uint32 values, in place."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, None)):
-        np.right_shift(values, np.uint32(shift), out=spare)
-        np.bitwise_xor(values, spare, out=values)
+        np.right_shift(values, np.uint32(shift), out=buffer)
+        np.bitwise_xor(values, buffer, out=values)
         if factor is not None:
             np.multiply(values, np.uint32(factor), out=values)

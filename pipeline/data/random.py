@@ -1,7 +1,7 @@
-"""Counter-based randomness: a draw is a pure function of its key, not of history.
+"""Counter-based random numbers: a draw is a pure function of its key.
 
-Everything works on uint32 arrays of either numpy or jax.numpy and returns the same bits in both, so
-a batch is augmented the same on the host, inside the compiled step, and after a resume.
+All functions return the same bits with numpy and jax.numpy. So a batch is augmented in the same way
+on the host, in the compiled step, and after a resume.
 """
 
 from __future__ import annotations
@@ -18,26 +18,24 @@ MAX_SEED = 2**63 - 1
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 
-# jax.random folds small numbers into a key with this same cipher; counters up here stay clear of
-# them, so a crop is never drawn from the bits that also drew a weight or a dropout mask.
+# jax.random folds small numbers into keys with the same cipher. Larger counters ensure that map ops
+# never share bits with initial weights or dropout masks.
 _OPS_STREAM = 1 << 31
 
 
 def seed_words(seed: int) -> np.ndarray:
-    """A seed as uint32 (low, high), the form in which compiled programs take it.
+    """Return a seed as uint32 (low, high), the form in which compiled programs take it.
 
     Raises ValueError for a seed outside 0..2**63 - 1.
     """
     if not 0 <= seed <= MAX_SEED:
-        raise ValueError(f"a seed is a whole number from 0 to {MAX_SEED}, not {seed}")
+        raise ValueError(f"seed = {seed}: must be a whole number from 0 to {MAX_SEED}")
     return np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
 
 
 def threefry_2x32(key: Words, counter: Words) -> Words:
-    """Threefry-2x32 with 20 rounds (Salmon et al., SC'11): a bijection of counters for each key.
-
-    The four words broadcast against each other, and both results have the common shape.
-    """
+    """Encrypt counters by Threefry-2x32 with 20 rounds (Salmon et al., SC'11). The four words
+    broadcast, and both results have the common shape."""
     subkeys = (*key, key[0] ^ key[1] ^ _PARITY)
     left = counter[0] + subkeys[0]
     right = counter[1] + subkeys[1]
@@ -51,12 +49,12 @@ def threefry_2x32(key: Words, counter: Words) -> Words:
 
 
 def uniforms(xp: Any, seed: Any, epoch: Any, sample: Any, op: int, draws: int) -> Any:
-    """Uniform float32 in [0, 1), multiples of 2**-24, of shape (batch, draws).
+    """Return uniform float32 in [0, 1), multiples of 2**-24, of shape (batch, draws).
 
-    `seed` holds the uint32 words of `seed_words`, `sample` the sample indices (batch,), `epoch` the
-    epoch of each sample (batch,) or of all; `op` is the position of the op among the map ops. Seed,
-    epoch and op make the key and sample and draw the counter, so no two draws share their bits, and
-    a draw does not depend on how many follow it.
+    `seed` has the uint32 words of `seed_words`, `sample` the sample indices (batch,), `epoch` the
+    epoch of each sample, (batch,) or a scalar. `op` is the position of the op in the list. Seed,
+    epoch and op are the key, sample and draw the counter. So no two draws share bits, and a draw
+    doesn't depend on the number of draws.
     """
     sample = xp.asarray(sample).astype(np.uint32)[:, None]
     if draws == 0:
@@ -70,6 +68,6 @@ def uniforms(xp: Any, seed: Any, epoch: Any, sample: Any, op: int, draws: int) -
 
 
 def integers(xp: Any, uniforms: Any, bound: Any) -> Any:
-    """Uniforms of 24 bits as int32 in 0..bound - 1; up to 2**24 rounding never reaches `bound`,
-    which is a whole number or an array of them that broadcasts."""
+    """Convert uniforms of 24 bits to int32 in 0..bound - 1. `bound` is a whole number up to 2**24,
+    or an array that broadcasts."""
     return xp.floor(uniforms * bound).astype(np.int32)

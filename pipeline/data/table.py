@@ -1,4 +1,4 @@
-"""A table as a network reads it: columns, fitted on the training split and saved with the run."""
+"""The columns of a table, fitted on the training split and saved with the run."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pipeline.core.registry import Seq, Spec
 
 ColumnKind = Literal["numeric", "category"]
 Kind = Literal["auto", "numeric", "category", "date", "ignore"]
-"""Reading of a column: as numbers, texts, dates, not at all, or inferred (auto)."""
+"""How a column is read; auto: inferred from its values."""
 DatePart = Literal["days", "sin_year", "cos_year", "sin_week", "cos_week", "sin_day", "cos_day"]
 
 LISTED = 8
-"""Columns that a line of the log names of each kind."""
+"""The most columns of each kind that a line of the log names."""
 
 
-def _require_separating(delimiter: str) -> str:
+def _require_delimiter(delimiter: str) -> str:
     if len(delimiter) != 1 or delimiter in '"\r\n\0':
         raise ValueError(f"{delimiter!r:.60}: must be one character, and no quote or line break")
     return delimiter
 
 
-def _require_known(encoding: str) -> str:
-    """Raise ValueError for a name that no encoding of texts has."""
+def _require_encoding(encoding: str) -> str:
+    """Return the name. Raises ValueError if it isn't an encoding of texts."""
     try:
-        "a".encode(encoding)  # refuses base64 and the like, which `lookup` knows too
+        "a".encode(encoding)  # unlike `lookup`, refuses codecs such as base64
     except (LookupError, ValueError) as error:
         raise ValueError(
             f"{encoding!r:.60}: must be an encoding of texts, such as utf-8 or latin-1"
@@ -36,25 +36,25 @@ def _require_known(encoding: str) -> str:
     return encoding
 
 
-Delimiter = Annotated[str, AfterValidator(_require_separating)]
-Encoding = Annotated[str, AfterValidator(_require_known)]
+Delimiter = Annotated[str, AfterValidator(_require_delimiter)]
+Encoding = Annotated[str, AfterValidator(_require_encoding)]
 
 
 class TableFormat(Spec):
-    """How a CSV file is written."""
+    """The format of a CSV file."""
 
     delimiter: Delimiter | None = None
-    """null: whichever of comma, semicolon, tab and bar the first line has most of, else spaces; a
-    space stands for one or more of them."""
+    """null: the most frequent of comma, semicolon, tab and bar in the first line, else spaces. A
+    space matches one or more spaces."""
     header: bool = True
     decimal: Literal[".", ","] = "."
     encoding: Encoding = "utf-8"
     missing_values: Seq[str] = ()
-    """Texts that stand for a missing value, as the empty one always does."""
+    """Texts of missing values, besides the empty text."""
 
 
 class DateColumn(Spec):
-    """A part of a column of dates, which is a number."""
+    """A number that is computed from a column of dates."""
 
     format: str
     """The format of `datetime.strptime`, or iso."""
@@ -64,29 +64,29 @@ class DateColumn(Spec):
 
 
 class TableColumn(Spec):
-    """One column of a table, as the training split has it; of dates there is one for each part."""
+    """A column of a table, or a part of a column of dates, fitted on the training split."""
 
     name: str
     kind: ColumnKind
     mean: float = 0.0
-    """Mean of the numbers that aren't missing. A missing one becomes the mean."""
+    """Mean of the present numbers, which also replaces missing ones."""
     std: float = 1.0
     standardised: bool = True
-    """Whether numbers are encoded as `(number - mean) / std`, else as they are."""
+    """Whether numbers are encoded as `(number - mean) / std`, else unchanged."""
     indicator: bool = False
-    """Whether it has a second column, 1 if a number is missing."""
+    """Whether a second column is 1 for missing numbers."""
     categories: Seq[str] = ()
-    """The values in the training split. The empty text stands for missing values, if any."""
+    """The values in the training split; the empty text is for missing values."""
     date: DateColumn | None = None
-    """The part of a date that is the number; null: the column has numbers itself."""
+    """The part of a date that the column holds; null: the file has numbers."""
 
 
 class FittedTable(Spec):
     """The columns that a network reads, numbers before categories.
 
-    A row is encoded as float32 (width,): the numbers, standardised, then the indicators, then of
-    each category the position of its value from 1, and 0 for a value that the training
-    split lacks. `EncodeTable` makes the network's input of it, inside of the compiled step.
+    A row is encoded as float32 (width,): the numbers, the indicators, and for each category the
+    position of its value, from 1; 0 for a value that the training split lacks. `EncodeTable`
+    converts it to the network's input, in the compiled step.
     """
 
     columns: Seq[TableColumn]
@@ -96,22 +96,20 @@ class FittedTable(Spec):
 
     @property
     def numeric(self) -> tuple[TableColumn, ...]:
-        """The columns of numbers."""
         return tuple(column for column in self.columns if column.kind == "numeric")
 
     @property
     def categories(self) -> tuple[TableColumn, ...]:
-        """The columns of categories."""
         return tuple(column for column in self.columns if column.kind == "category")
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """How each column is to be read from another file."""
+        """The kind of each column, for reading another file."""
         return {column.name: "date" if column.date else column.kind for column in self.columns}
 
     @property
     def numbers(self) -> int:
-        """The number of values of an encoded row that are numbers, indicators among them."""
+        """The number of numbers in an encoded row, including indicators."""
         return len(self.numeric) + sum(column.indicator for column in self.numeric)
 
     @property
@@ -120,7 +118,7 @@ class FittedTable(Spec):
         return self.numbers + len(self.categories)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the table as JSON, from which `FittedTable.model_validate` makes it again."""
+        """Return the table as JSON, which `FittedTable.model_validate` reads."""
         return self.model_dump(mode="json")
 
     def __str__(self) -> str:

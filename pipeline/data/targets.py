@@ -1,4 +1,4 @@
-"""Targets: classes, numbers, labels or the next token, for a network to predict of a sample."""
+"""Targets of a network: classes, numbers, labels or the next token."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ Task = Literal["classification", "regression", "multi_label", "next_token"]
 
 @dataclass(frozen=True)
 class Targets:
-    """The outputs of a network: classes, numbers, labels of which a sample may have several, or the
-    tokens of a vocabulary, for the next one at each position.
+    """The meaning of a network's outputs.
 
-    Numbers are read as `(number - mean) / std`, by the training split. Metrics and predictions are
-    in the units of the data.
+    classification: classes; regression: numbers; multi_label: labels, any number of which a sample
+    may have; next_token: the tokens of a vocabulary. Numbers are standardised by the training
+    split: `(number - mean) / std`. Metrics and predictions are in the units of the data.
     """
 
     names: tuple[str, ...]
-    """Names of the classes in the order of their labels, or of the numbers, labels or tokens."""
+    """Names of the classes, numbers, labels or tokens, in the order of outputs."""
     task: Task = "classification"
     mean: tuple[float, ...] = ()
-    """Of each number, in the units of the data; empty for another task."""
+    """Mean of each number, in the units of the data; empty for other tasks."""
     std: tuple[float, ...] = ()
     counts: tuple[int, ...] = ()
-    """Training labels of each class; empty unless the loss depends on them."""
+    """Number of training labels of each class; empty unless the loss depends on them."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return task, mean and standard deviation, as JSON."""
+        """Return task, mean and standard deviation as JSON."""
         return {"task": self.task, "mean": list(self.mean), "std": list(self.std)}
 
     def to_data_units(self, outputs: np.ndarray) -> np.ndarray:
-        """Predictions (..., K); numbers in the units of the data."""
+        """Return outputs (..., K) in the units of the data; only numbers differ."""
         if self.task != "regression":
             return outputs
         return outputs * np.asarray(self.std) + np.asarray(self.mean)

@@ -1,4 +1,4 @@
-"""Run lists of map ops. Labels of pixels move with their pixels."""
+"""Application of lists of map ops. Labels of pixels move with their pixels."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pipeline.data.dataset_spec import GeometricOp, MapOp, Op, WrappedOp
 from pipeline.data.random import integers, uniforms
 
 CHOICE_OP = (1 << 30) + 1
-"""The op number that keys the op of a step: no list of map ops is as long."""
+"""Op number in the key of a step's choice, larger than any index of a map op."""
 
 
-def column_specs(ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec]) -> dict[str, ColumnSpec]:
-    """Specs of the columns after all ops.
-
-    Raises ValueError that opens with the op's position and name, such as `ops.2 (normalize): `.
-    """
+def compute_column_specs(
+    ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec]
+) -> dict[str, ColumnSpec]:
+    """Return the specs of the columns after all ops. Raises ValueError that begins with the op's
+    position and name, such as `ops.2 (normalize): `."""
     result = dict(specs)
     for position, op in enumerate(ops):
         try:
@@ -35,19 +35,19 @@ def column_specs(ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec]) -> dict[
     return result
 
 
-def choices_among(ops: Sequence[MapOp]) -> int:
-    """The number of lists of ops, one of which is drawn for each step; 1 if all are fixed."""
+def count_choices(ops: Sequence[MapOp]) -> int:
+    """Return the number of variants of a list of ops, one of which is drawn for each step."""
     return max((op.choices for op in ops), default=1)
 
 
 def select_ops(ops: Sequence[MapOp], number: int) -> tuple[MapOp, ...]:
-    """The list of ops of this number."""
+    """Return variant `number` of a list of ops."""
     return tuple(op.chosen(number) for op in ops)
 
 
 def draw_choice(xp: Any, choices: int, seed: Any, step: Any) -> Any:
-    """The number of the list of ops of a step, counted from 0: int32 (), a pure function of
-    (seed, step), the same in numpy and jax.numpy."""
+    """Draw the variant of a step, int32 (), from 0 on. It is a pure function of (seed, step), the
+    same with numpy and jax.numpy."""
     draws = uniforms(xp, seed, np.int32(0), xp.asarray(step).reshape(1), CHOICE_OP, 1)
     return integers(xp, draws, choices)[0, 0]
 
@@ -55,7 +55,7 @@ def draw_choice(xp: Any, choices: int, seed: Any, step: Any) -> Any:
 def apply_ops(
     xp: Any, ops: Sequence[MapOp], columns: Mapping[str, Any], seed: Any, epoch: Any, sample: Any
 ) -> dict[str, Any]:
-    """Map columns of shape (batch, *shape) through ops that `column_specs` has accepted.
+    """Map columns of shape (batch, *shape) through ops that `compute_column_specs` has accepted.
 
     `xp` is numpy or jax.numpy. `seed` are the words of `seed_words`, `sample` the sample indices
     (batch,) and `epoch` their epoch, (batch,) or a scalar: the key of the random ops.
@@ -69,11 +69,11 @@ def apply_ops(
 
 
 class JointGeometricOp(WrappedOp):
-    """An op on images, and the same on the labels of their pixels, from the same draws."""
+    """An op on images that also moves the labels of their pixels, with the same draws."""
 
     op: GeometricOp
     fill: int
-    """The label of pixels from outside of the image."""
+    """The label of pixels from outside the image."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -92,31 +92,30 @@ class JointGeometricOp(WrappedOp):
 
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
         images, labels = values
-        as_images = labels.reshape(*images.shape[:3], 1)
-        shifted = self.op.move_labels(xp, as_images, uniforms, self.fill)
+        label_images = labels.reshape(*images.shape[:3], 1)
+        shifted = self.op.move_labels(xp, label_images, uniforms, self.fill)
         return self.op(xp, images, uniforms), shifted.reshape(shifted.shape[: labels.ndim])
 
 
 def make_joint_ops(
     ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec], ignore_index: int | None
 ) -> tuple[MapOp, ...]:
-    """Make the ops that move pixels move their labels too, if pixels have labels.
-
-    Raises ValueError that opens with the op's position and name if labels can't follow it.
-    """
+    """Return ops that also move the labels of pixels, if pixels have labels. Raises ValueError that
+    begins with the op's position and name if labels can't be moved."""
     result: tuple[MapOp, ...] = ()
     for position, op in enumerate(ops):
-        before = column_specs(result, specs)
+        specs_before = compute_column_specs(result, specs)
         try:
-            result = *result, _with_labels(op, before, ignore_index)
+            result = *result, _join_labels(op, specs_before, ignore_index)
         except ValueError as error:
             raise ValueError(f"ops.{position} ({op.name}): {error}") from error
     return result
 
 
-def _with_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int | None) -> MapOp:
-    moves = isinstance(op, Op) and op.moves_pixels and op.column == "image"
-    if not moves or not _are_per_pixel(specs["label"], specs["image"]):
+def _join_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int | None) -> MapOp:
+    """Return the op, joined with labels if it moves pixels. Raises ValueError if it can't be."""
+    moves_pixels = isinstance(op, Op) and op.moves_pixels and op.column == "image"
+    if not moves_pixels or not _have_pixel_labels(specs["label"], specs["image"]):
         return op
     if not isinstance(op, GeometricOp):
         raise ValueError("moves pixels in a way that labels of pixels can't follow; leave it out")
@@ -128,18 +127,16 @@ def _with_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int |
     return JointGeometricOp(name=op.name, op=op, fill=ignore_index or 0)
 
 
-def _are_per_pixel(labels: ColumnSpec, image: ColumnSpec) -> bool:
-    """Whether an image has one label for each pixel or token.
-
-    Raises ValueError for labels of other positions, and for labels that are not integers.
-    """
+def _have_pixel_labels(labels: ColumnSpec, image: ColumnSpec) -> bool:
+    """Return whether an image has one label for each pixel or token. Raises ValueError for labels
+    of other positions, and for labels that aren't integers."""
     if image.layout != "hwc" or len(image.shape) != 3:
-        return False  # no op takes such images; the op raises its error
-    integer = np.issubdtype(np.dtype(labels.dtype), np.integer)
+        return False  # the op raises an error for such images
+    is_integer = np.issubdtype(np.dtype(labels.dtype), np.integer)
     if len(labels.shape) < 2:
-        # Labels of tokens have a position; a few labels of a sample, or a one-hot label, have none.
-        return integer and (*labels.shape, 1) == image.shape[:2]
-    if not integer:
+        # Labels of tokens have a position, unlike several labels of a sample or a one-hot label.
+        return is_integer and (*labels.shape, 1) == image.shape[:2]
+    if not is_integer:
         raise ValueError(
             f"moves pixels, and their labels are {labels.dtype} of shape {labels.shape}; list the "
             "op that makes them so, such as one_hot, after it"

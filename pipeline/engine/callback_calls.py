@@ -22,7 +22,7 @@ from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.events import Evaluation
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.parallel.ranks import Agree
-from pipeline.training.telemetry import updates_so_far
+from pipeline.training.telemetry import count_updates
 
 if TYPE_CHECKING:
     from pipeline.training.component_specs import RateRule
@@ -73,7 +73,7 @@ class RunView(RunControl):
     @property
     def learning_rate(self) -> float:
         """The learning rate of the next update, as far as it is known."""
-        done = 0 if self.state is None else int(updates_so_far(self.state))
+        done = 0 if self.state is None else int(count_updates(self.state))
         update = min(done, len(self.rates) - 1)
         changes = combine_changes((*self.granted_rates, *self.asked.rates))
         return float(np.ravel(change_rates(self.rates[update : update + 1], changes))[0])

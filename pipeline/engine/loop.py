@@ -20,7 +20,7 @@ from pipeline.engine.history import History, Progress
 from pipeline.engine.hooks import Hooks
 from pipeline.engine.non_finite_step import NonFiniteStepError, advise
 from pipeline.engine.schedule import DispatchSize, Event, RunSchedule, Schedule, Segment
-from pipeline.training.telemetry import Telemetry, num_skipped
+from pipeline.training.telemetry import Telemetry, count_skipped
 
 if TYPE_CHECKING:
     import numpy as np
@@ -246,7 +246,7 @@ def decide(hooks: Hooks, run: Progress, max_steps: int, *, is_last: bool) -> Dec
 def record_end(hooks: Hooks, run: Progress, decision: Decision, *, is_last: bool) -> None:
     """Record how training has ended."""
     history = run.history
-    history.left_out = num_skipped(run.state)
+    history.left_out = count_skipped(run.state)
     if run.pending is not None:
         history.status = "stopped"
         history.reason = decision.stop
@@ -344,7 +344,7 @@ def answer_non_finite_step(
     except RunError as error:
         why_not = f"; {error}"
     history.step = step - 1
-    history.left_out = num_skipped(progress.state)
+    history.left_out = count_skipped(progress.state)
     # A resumed run does the non-finite step again: no callback may be notified of it yet.
     good = telemetry.head(len(telemetry) - 1)
     if len(good):

@@ -126,8 +126,9 @@ class UserTelemetry(Telemetry):
 
     def join(self, later: Telemetry) -> UserTelemetry:
         """Return these steps and the ones that follow them."""
+        assert isinstance(later, UserTelemetry), "a custom step's telemetry follows its own"
         columns = super().join(later).columns
-        return UserTelemetry(self.start, columns, np.append(self.finite_loss, later.finite))
+        return UserTelemetry(self.start, columns, np.append(self.finite_loss, later.finite_loss))
 
     @property
     def loss(self) -> np.ndarray:
@@ -146,11 +147,6 @@ class UserTelemetry(Telemetry):
 
     def _column(self, name: str) -> np.ndarray:
         return self.columns.get(name, np.full(len(self), np.nan, np.float32))
-
-    @property
-    def finite(self) -> np.ndarray:
-        """Whether the loss of each step is finite, bool (steps,)."""
-        return self.finite_loss
 
     @cached_property
     def non_finite_step(self) -> int | None:

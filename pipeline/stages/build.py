@@ -21,7 +21,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.padding.buckets import sort_buckets
 from pipeline.data.random import seed_words
-from pipeline.data.tables.encode_table import encoded_features
+from pipeline.data.tables.encode_table import count_encoded_features
 from pipeline.data.targets import Targets
 from pipeline.engine.schedule import RunSchedule
 from pipeline.models.imported.imported_network import ImportedNetwork
@@ -40,12 +40,12 @@ from pipeline.stages.build_checks import (
 )
 from pipeline.stages.fine_tuning import fine_tuned
 from pipeline.training.component_specs import ScheduleSpec
-from pipeline.training.freezing import config_at
-from pipeline.training.parallel.shards import Shards, shards_of
+from pipeline.training.freezing import select_phase
+from pipeline.training.parallel.shards import Shards, make_shards
 from pipeline.training.rate_table import RateFile, TableSchedule
 from pipeline.training.state import StepConfig, TrainState, split_params
-from pipeline.training.step import TrainStep, initial_state, initial_variables, make_train_step
-from pipeline.training.target_metrics import metrics_of
+from pipeline.training.step import TrainStep, init_state, init_variables, make_train_step
+from pipeline.training.target_metrics import list_metrics
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     )
     seed = seed_words(recipe.seed)
     with blaming_key(f"model {recipe.model.name}"):
-        logits, variables = jax.eval_shape(
-            lambda words: initial_variables(step_config, words), seed
-        )
+        logits, variables = jax.eval_shape(lambda words: init_variables(step_config, words), seed)
     draft = StepDraft(recipe, dataset, step_config, seed, logits.shape[1:], variables)
     check_outputs(draft)
     require_all(LAYER_CHECKS, draft)
@@ -109,7 +107,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     require_all(TASK_CHECKS, draft)
     check_metrics(draft)
     with blaming_key("train.optimizer"):
-        state = jax.eval_shape(lambda initial: initial_state(step_config, initial), variables)
+        state = jax.eval_shape(lambda initial: init_state(step_config, initial), variables)
     require_all(STATE_CHECKS, replace(draft, state=state))
     leaves = jax.tree.leaves(state.params)
     built = Built(
@@ -151,7 +149,7 @@ def make_step_config(
         optimizer = optax.chain(train.clip.build(), train.optimizer.build())
     with blaming_key(f"train.gradients = {train.gradients.name}"):
         gradients = None if train.gradients.name == "plain" else train.gradients.build()
-    network = typed_network(recipe, len(targets), encoded_features(train_ops))
+    network = typed_network(recipe, len(targets), count_encoded_features(train_ops))
     # Eager mode runs the network as it was written. An imported one is traced in any case.
     traced = train.mode != "eager" or isinstance(network, ImportedNetwork)
     return StepConfig(
@@ -178,14 +176,14 @@ def make_step_config(
         accumulate=train.accumulate_steps,
         gradients=gradients,
         metrics=(
-            *metrics_of(targets, ignore_index),
+            *list_metrics(targets, ignore_index),
             *(metric.ignoring(ignore_index) for metric in recipe.eval.metrics),
         ),
         average=None if train.ema.decay is None else train.ema,
         on_nan=train.on_nan,
         buckets=sort_buckets(recipe.dataset.buckets or ()),
         padding_mask=recipe.dataset.padding_mask,
-        shards=shards_of(recipe.parallel, train.batch_size, devices=1),
+        shards=make_shards(recipe.parallel, train.batch_size, devices=1),
     )
 
 
@@ -226,7 +224,9 @@ def _line(recipe: Recipe, built: Built) -> str:
     if built.step_config.frozen:
 
         def count_trained(step: int) -> int:
-            trained, _ = split_params(built.state.params, config_at(built.step_config, step).frozen)
+            trained, _ = split_params(
+                built.state.params, select_phase(built.step_config, step).frozen
+            )
             return sum(leaf.size for leaf in jax.tree.leaves(trained))
 
         starts = [phase.start for phase in built.step_config.phases]

@@ -25,20 +25,20 @@ from pipeline.data.batch import Batch
 from pipeline.data.columns import Split
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp
-from pipeline.data.transform import choices_among, select_ops
+from pipeline.data.transform import count_choices, select_ops
 from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.layers.path_patterns import Path, require_covered
 from pipeline.models.layers.precision import PathListing
 from pipeline.models.layers.tokens import Lookup
 from pipeline.models.modules.jit_layers import list_layers
 from pipeline.models.modules.standard import Network
-from pipeline.training.component_specs import METRICS, MetricSpec, losses_for
-from pipeline.training.losses import label_mask, sample_losses
+from pipeline.training.component_specs import METRICS, MetricSpec, list_losses
+from pipeline.training.losses import make_label_mask, sample_losses
 from pipeline.training.metrics import ALL_IN_TOP5, add_metric_sums, zero_sums
-from pipeline.training.parallel.microbatches import batch_multiple
-from pipeline.training.parallel.sharding_rules import ranks_of_layers, sharding_rules_of
+from pipeline.training.parallel.microbatches import compute_batch_multiple
+from pipeline.training.parallel.sharding_rules import list_layer_ranks, make_sharding_rules
 from pipeline.training.state import StepConfig, TrainState, split_params
-from pipeline.training.step import gradients_of, initial_variables, make_train_step
+from pipeline.training.step import compute_step_gradients, init_variables, make_train_step
 from pipeline.training.target_metrics import ClassCountMetric
 
 UNTRACEABLE = (TypeError, ArithmeticError, LookupError, MemoryError, RecursionError, FlaxError)
@@ -168,7 +168,7 @@ def check_to_float(draft: StepDraft) -> None:
     listing = PathListing()
     traced = replace(draft.step_config, network=draft.step_config.network.clone(rules=(listing,)))
     with blaming_key("train.to_float"):
-        jax.eval_shape(lambda words: initial_variables(traced, words), draft.seed)
+        jax.eval_shape(lambda words: init_variables(traced, words), draft.seed)
         require_covered([rule.pattern for rule in rules], list(listing.paths), "layers")
 
 
@@ -180,7 +180,7 @@ def check_jit_layers(draft: StepDraft) -> None:
     paths: dict[Path, None] = {}
     with blaming_key("train.jit_layers"):
         with nn.intercept_methods(list_layers(paths)):
-            jax.eval_shape(lambda words: initial_variables(draft.step_config, words), draft.seed)
+            jax.eval_shape(lambda words: init_variables(draft.step_config, words), draft.seed)
         require_covered(patterns, list(paths), "layers")
 
 
@@ -200,7 +200,7 @@ def check_curvature(draft: StepDraft) -> None:
 def check_shardings(draft: StepDraft) -> None:
     """Require that the shardings of parameters fit the mesh."""
     parallel = draft.recipe.parallel
-    rules = sharding_rules_of(parallel)
+    rules = make_sharding_rules(parallel)
     if rules is None or parallel.mode != "semi_auto":
         return
     with blaming_key("parallel.specs"):
@@ -210,12 +210,12 @@ def check_shardings(draft: StepDraft) -> None:
 def check_constraints(draft: StepDraft) -> None:
     """Require that each constraint matches a layer with the same number of axes."""
     parallel = draft.recipe.parallel
-    rules = sharding_rules_of(parallel)
+    rules = make_sharding_rules(parallel)
     if rules is None or parallel.mode != "semi_auto" or not rules.constraints:
         return
-    trace = partial(jax.eval_shape, partial(initial_variables, draft.step_config), draft.seed)
+    trace = partial(jax.eval_shape, partial(init_variables, draft.step_config), draft.seed)
     with blaming_key("parallel.constraints"):
-        rules.require_layers(ranks_of_layers(trace))
+        rules.require_layers(list_layer_ranks(trace))
 
 
 def check_task(draft: StepDraft) -> None:
@@ -230,7 +230,7 @@ def check_task(draft: StepDraft) -> None:
         problem = f"predicts classes, or one number or label, and not {targets}"
         raise RecipeError(f"model {recipe.model.name}: {problem}")
     if task not in loss.tasks:
-        fitting = ", ".join(losses_for(task))
+        fitting = ", ".join(list_losses(task))
         raise RecipeError(f"train.loss = {loss.name}: must be one for {task}: {fitting}")
     of_classes = [metric.name for metric in metrics if isinstance(metric, ClassCountMetric)]
     if of_classes and task in ("regression", "multi_label"):
@@ -258,7 +258,7 @@ def check_metrics(draft: StepDraft) -> None:
     logits = jax.ShapeDtypeStruct((batch, *draft.outputs), np.float32)
     labels = jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
     mask = jax.ShapeDtypeStruct((batch,), np.bool_)
-    counted = jax.eval_shape(partial(label_mask, step_config), labels)
+    counted = jax.eval_shape(partial(make_label_mask, step_config), labels)
     for position, metric in enumerate(step_config.metrics):
         with blaming_key(f"eval.metrics.{position} ({metric.name})"):
             sums = jax.eval_shape(partial(zero_sums, step_config.classes, (metric,)))
@@ -335,7 +335,7 @@ def check_buckets(draft: StepDraft) -> None:
 def check_drawn_sizes(draft: StepDraft) -> None:
     """Refuse a network with weights that fit one size of images alone."""
     step_config = draft.step_config
-    choices = choices_among(step_config.train_ops)
+    choices = count_choices(step_config.train_ops)
     if choices == 1:
         return
     (position,) = (n for n, op in enumerate(step_config.train_ops) if op.choices > 1)
@@ -344,13 +344,15 @@ def check_drawn_sizes(draft: StepDraft) -> None:
         problem = "can't be had with an optimizer that looks at the inputs of layers; take another"
         raise RecipeError(f"{key}: {problem}")
     num_shards = 1 if step_config.shards is None else step_config.shards.count
-    batch = _batch_shapes(draft.dataset.train, batch_multiple(step_config.accumulate, num_shards))
+    batch = _batch_shapes(
+        draft.dataset.train, compute_batch_multiple(step_config.accumulate, num_shards)
+    )
     for number in range(choices):
         sized = replace(
             step_config, train_ops=select_ops(step_config.train_ops, number), shards=None
         )
         try:
-            jax.eval_shape(partial(gradients_of, sized), _state_of(draft), batch)
+            jax.eval_shape(partial(compute_step_gradients, sized), _state_of(draft), batch)
         except (ValueError, TypeError, FlaxError) as error:
             raise RecipeError(
                 f"{key}: the network can't take all sizes: {_line_of(error)}; take a network that "

@@ -22,9 +22,9 @@ from pipeline.backends.loading.window import batch_at
 from pipeline.data.batch import Batch
 from pipeline.engine.monitors.tensorboard import Histogram, histogram_of
 from pipeline.training.bucketing import apply_in_bucket
-from pipeline.training.freezing import config_at
+from pipeline.training.freezing import select_phase
 from pipeline.training.state import StepConfig, TrainState
-from pipeline.training.step import gradients_of
+from pipeline.training.step import compute_step_gradients
 
 WEIGHTS = "weights"
 GRADIENTS = "gradients"
@@ -72,7 +72,7 @@ class Collector:
 
     def _gradients(self, state: TrainState, step: int) -> Any:
         """Return the gradients of the loss of step `step + 1`, by trained parameter."""
-        step_config = config_at(self.step_config, step)
+        step_config = select_phase(self.step_config, step)
         program = self._programs.get(step_config.frozen)
         if program is None:
             program = partial(_gradients_of, step_config)
@@ -89,7 +89,7 @@ class Collector:
 
 def _gradients_of(step_config: StepConfig, state: TrainState, batch: Batch) -> Any:
     def compute(cropped: Batch) -> Any:
-        return gradients_of(step_config, state, cropped).values
+        return compute_step_gradients(step_config, state, cropped).values
 
     # Shards are cropped to their buckets one by one.
     buckets = () if step_config.shards is not None else step_config.buckets

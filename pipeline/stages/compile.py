@@ -38,8 +38,8 @@ from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built
 from pipeline.stages.build_checks import blaming_key
 from pipeline.stages.record.run_directory import COMPILED
-from pipeline.training.parallel.sharding_rules import sharding_rules_of
-from pipeline.training.parallel.shards import shards_of
+from pipeline.training.parallel.sharding_rules import make_sharding_rules
+from pipeline.training.parallel.shards import make_shards
 
 LONG_S = 2.0
 """Seconds of compiling from which on a line says how to do without."""
@@ -99,7 +99,7 @@ def compile_programs(
     if not count_blocks(built.step_config.network):
         reporter.warn(f"train.remat = auto: {line}, and {recipe.model.name} has no blocks")
         return executable
-    shards = shards_of(recipe.parallel, recipe.train.batch_size, backend.placement.parts)
+    shards = make_shards(recipe.parallel, recipe.train.batch_size, backend.placement.parts)
     step = recompute_blocks(built).step_on(shards)
     inputs = replace(inputs, step=step, recomputes=True, key=None)
     executable = compile_to_executable(inputs, recipe, backend, reporter)
@@ -135,14 +135,14 @@ def compile_inputs(
     if not train.sink or train.mechanism == "soft":
         dispatch_steps = 1
     return CompileInputs(
-        step=built.step_on(shards_of(recipe.parallel, train.batch_size, placement.parts)),
+        step=built.step_on(make_shards(recipe.parallel, train.batch_size, placement.parts)),
         train=make_loader(source, train.feed, report),
         eval=make_loader(eval_source, train.feed),
         learning_rates=built.learning_rates,
         seed=built.seed,
         eager=train.mode == "eager",
         jit_layers=train.jit_layers,
-        sharding_rules=sharding_rules_of(recipe.parallel),
+        sharding_rules=make_sharding_rules(recipe.parallel),
         single_steps=built.single_steps,
         recomputes=train.remat == "blocks",
         train_sample=_train_sample(recipe, dataset, backend) if recipe.eval.on_train else None,

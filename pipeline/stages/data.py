@@ -18,14 +18,14 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.group_orders import BalancedOrder, InterleavedOrder
 from pipeline.data.order import SampleOrder
-from pipeline.data.padding.buckets import Bucket, canvas, sort_buckets
+from pipeline.data.padding.buckets import Bucket, compute_canvas, sort_buckets
 from pipeline.data.random import seed_words
-from pipeline.data.tables.encode_table import encoding_ops
+from pipeline.data.tables.encode_table import make_encoding_ops
 from pipeline.data.targets import Targets
 from pipeline.data.transform import (
     apply_ops,
-    choices_among,
-    column_specs,
+    compute_column_specs,
+    count_choices,
     draw_choice,
     make_joint_ops,
     select_ops,
@@ -129,7 +129,7 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
         eval_order=order_in_buckets(eval_order, eval_split, buckets),
         train_ops=train_ops,
         eval_ops=eval_ops,
-        raw_image=(specs_in(canvas(buckets), raw_specs) if buckets else raw_specs)["image"],
+        raw_image=(specs_in(compute_canvas(buckets), raw_specs) if buckets else raw_specs)["image"],
         whole_eval=raw.eval,
         table=raw.table,
         unit=raw.unit,
@@ -173,7 +173,7 @@ def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
         rows = rows[:count]
     columns = {name: column[rows] for name, column in dataset.train.columns.items()}
     seed = seed_words(recipe.seed)
-    choices = choices_among(dataset.train_ops)
+    choices = count_choices(dataset.train_ops)
     ops = select_ops(dataset.train_ops, int(draw_choice(np, choices, seed, 0)))
     images = apply_ops(np, ops, columns, seed, batches.epochs[0], keys)["image"]
     images = images[:count].astype(np.float32)
@@ -189,12 +189,12 @@ def _map_specs(
     """
     split = raw.train if key == "train" else raw.eval
     ops = recipe.dataset.train.ops if key == "train" else recipe.dataset.eval.ops
-    encode = encoding_ops(raw.table, recipe.model.table_input)
+    encode = make_encoding_ops(raw.table, recipe.model.table_input)
     specs = split.specs() if bucket is None else specs_in(bucket, split.specs())
-    specs = column_specs(encode, specs)
+    specs = compute_column_specs(encode, specs)
     try:
         ops = make_joint_ops(ops, specs, recipe.dataset.ignore_index)
-        return (*encode, *ops), column_specs(ops, specs)
+        return (*encode, *ops), compute_column_specs(ops, specs)
     except ValueError as error:
         raise RecipeError(f"dataset.{key}.{error}") from error
 

@@ -18,7 +18,7 @@ from pipeline.stages.build import Built
 from pipeline.stages.plan_devices import describe_shardings
 from pipeline.stages.record.run_directory import RunFolder
 from pipeline.training.parallel.devices import num_devices
-from pipeline.training.parallel.microbatches import batch_multiple
+from pipeline.training.parallel.microbatches import compute_batch_multiple
 from pipeline.training.step import image_shape, make_update_only_step
 
 
@@ -102,7 +102,7 @@ def _count_devices(recipe: Recipe) -> int:
         problem = f"must be a multiple of the {devices} devices that it is priced for"
         raise RecipeError(f"train.batch_size = {size}: {problem}")
     microbatches = recipe.train.accumulate_steps
-    if size % batch_multiple(microbatches, devices):
+    if size % compute_batch_multiple(microbatches, devices):
         problem = f"must divide the {size // devices} samples that each of {devices} devices has"
         raise RecipeError(f"train.accumulate_steps = {microbatches}: {problem}")
     return devices

@@ -25,11 +25,11 @@ from pipeline.training.freezing import optimize_by_phase
 from pipeline.training.state import (
     FreezePhase,
     StepConfig,
-    paths_of,
+    list_paths,
     require_trainable,
     split_params,
 )
-from pipeline.training.step import initial_variables
+from pipeline.training.step import init_variables
 
 _NORMS = (standard.BatchNorm, standard.LayerNorm, standard.GroupNorm)
 """Layers that share the depth of the layer before them."""
@@ -67,7 +67,7 @@ def fine_tuned(
         _require_new_parameters(train, phases, params)
     with blaming_key("train.lr_rules"):
         patterns = [rule.pattern for rule in train.lr_rules]
-        require_covered(patterns, paths_of(params), "parameters")
+        require_covered(patterns, list_paths(params), "parameters")
     if phases:
         with blaming_key("train.optimizer"):
             optimizer = _optimizer_by_phase(train, phases, params)
@@ -102,12 +102,12 @@ def _optimizer_by_phase(
     trained, _ = split_params(params, phases[-1].frozen)
     rules = train.optimizer.decay_rules
     patterns = [rule.pattern for rule in rules]
-    require_covered(patterns, paths_of(trained), "parameters", "decay_rules: ")
+    require_covered(patterns, list_paths(trained), "parameters", "decay_rules: ")
     optimizers = []
     remaining: Any = params
     for frozen in (train.freeze, *(phase.frozen for phase in phases)):
         new, remaining = split_params(remaining, frozen)
-        applied = [r for r in rules if any(covers(r.pattern, path) for path in paths_of(new))]
+        applied = [r for r in rules if any(covers(r.pattern, path) for path in list_paths(new))]
         spec = train.optimizer.model_copy(update={"decay_rules": tuple(applied)})
         optimizers.append((frozen, spec.build()))
     return optimize_by_phase(train.clip.build(), optimizers)
@@ -117,7 +117,7 @@ def _require_new_parameters(
     train: TrainSpec, phases: Sequence[FreezePhase], params: Mapping[str, Any]
 ) -> None:
     """Require that every rule covers a parameter, and every phase trains more than the last."""
-    paths = paths_of(params)
+    paths = list_paths(params)
     require_covered([rule.pattern for rule in train.unfreeze], paths, "parameters")
     before = train.freeze
     for phase in phases:
@@ -165,7 +165,7 @@ def _depths(
     else:
         paths: dict[Path, None] = {}
         with nn.intercept_methods(list_layers(paths)):
-            jax.eval_shape(lambda words: initial_variables(step_config, words), seed)
+            jax.eval_shape(lambda words: init_variables(step_config, words), seed)
         # In the order in which they are called.
         order = [(name, False) for name in dict.fromkeys(path[0] for path in paths)]
     depths: list[list[str]] = []

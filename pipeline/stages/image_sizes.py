@@ -18,10 +18,10 @@ from pipeline.data.padding.buckets import (
     Bucket,
     RaggedColumn,
     assign_buckets,
-    check_every_bucket_is_used,
+    require_used_buckets,
 )
 from pipeline.data.padding.pad_images import pad_split
-from pipeline.data.transform import choices_among, column_specs, select_ops
+from pipeline.data.transform import compute_column_specs, count_choices, select_ops
 
 
 def pad_images(
@@ -83,9 +83,7 @@ def refuse_useless_buckets(order: SampleOrder, split: Split, buckets: Sequence[B
         return
     numbers = assign_buckets(split.columns[SIZE][:], buckets)
     try:
-        check_every_bucket_is_used(
-            numbers, buckets, order.batch_size if order.drop_remainder else 1
-        )
+        require_used_buckets(numbers, buckets, order.batch_size if order.drop_remainder else 1)
     except ValueError as error:
         raise RecipeError(f"dataset.buckets: {error}") from error
 
@@ -145,12 +143,12 @@ def drawn_specs(ops: Sequence[MapOp], split: Split) -> tuple[ColumnSpec, ...]:
 
     Raises RecipeError that names the op which can't be applied to a size.
     """
-    choices = choices_among(ops)
+    choices = count_choices(ops)
     if choices == 1:
         return ()
     sized = [select_ops(ops, number) for number in range(choices)]
     try:
-        return tuple(column_specs(sized_ops, split.specs())["image"] for sized_ops in sized)
+        return tuple(compute_column_specs(sized_ops, split.specs())["image"] for sized_ops in sized)
     except ValueError as error:
         raise RecipeError(f"dataset.train.{error}") from error
 

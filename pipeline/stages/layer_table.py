@@ -18,9 +18,9 @@ from pipeline.core.files.value_text import align_columns
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
-from pipeline.data.tables.encode_table import encoding_ops
+from pipeline.data.tables.encode_table import make_encoding_ops
 from pipeline.data.targets import Targets
-from pipeline.data.transform import column_specs
+from pipeline.data.transform import compute_column_specs
 from pipeline.models.layers.path_patterns import Path, is_frozen
 from pipeline.models.modules.apply_layers import record_layers
 from pipeline.models.modules.standard import Network
@@ -28,9 +28,9 @@ from pipeline.stages.build import make_step_config
 from pipeline.stages.build_checks import blaming_key
 from pipeline.stages.data import load_data
 from pipeline.stages.fine_tuning import fine_tuned
-from pipeline.training.freezing import config_at
+from pipeline.training.freezing import select_phase
 from pipeline.training.state import StepConfig
-from pipeline.training.step import initial_variables
+from pipeline.training.step import init_variables
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
     with blaming_key(f"model {recipe.model.name}"), record_layers(traced.note_layer):
         is_list = isinstance(step_config.network, Network)
         with nullcontext() if is_list else nn.intercept_methods(traced.note_module):
-            variables = jax.eval_shape(lambda words: initial_variables(step_config, words)[1], seed)
+            variables = jax.eval_shape(lambda words: init_variables(step_config, words)[1], seed)
     step_config = fine_tuned(recipe, step_config, variables, steps_per_epoch, seed)
     params = flatten_dict(dict(variables["params"]))
     statistics = jax.tree.leaves(variables.get("batch_stats", {}))
@@ -150,11 +150,11 @@ def _make_config(recipe: Recipe, reporter: Reporter) -> tuple[StepConfig, int]:
     facts = known_facts(recipe)
     if facts is None:
         dataset = load_data(recipe, reporter)
-        encoding = encoding_ops(dataset.table, recipe.model.table_input)
+        encoding = make_encoding_ops(dataset.table, recipe.model.table_input)
         step_config = make_step_config(recipe, dataset.targets, dataset.image, encoding, ())
         return step_config, dataset.train_order.steps_per_epoch
     columns = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
-    image = column_specs(recipe.dataset.eval.ops, columns)["image"]
+    image = compute_column_specs(recipe.dataset.eval.ops, columns)["image"]
     # Weights of classes change no layer.
     counts = (1,) * facts.classes
     targets = Targets(tuple(map(str, range(facts.classes))), counts=counts)
@@ -223,7 +223,7 @@ def _when_trained(path: Path, step_config: StepConfig) -> str:
 
 def _count_trained(params: Mapping[Path, Any], step_config: StepConfig, step: int) -> int:
     """Count the parameters that are trained after a number of steps."""
-    frozen = config_at(step_config, step).frozen
+    frozen = select_phase(step_config, step).frozen
     return sum(leaf.size for path, leaf in params.items() if not is_frozen(frozen, path))
 
 

@@ -50,10 +50,10 @@ from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, find_la
 from pipeline.models.modules.layout import LaidOutNetwork
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
-from pipeline.training.parallel.microbatches import microbatch_size
+from pipeline.training.parallel.microbatches import compute_microbatch_size
 from pipeline.training.parallel.ranks import Ranks
-from pipeline.training.parallel.sharding_rules import sharding_rules_of
-from pipeline.training.parallel.shards import shards_of
+from pipeline.training.parallel.sharding_rules import make_sharding_rules
+from pipeline.training.parallel.shards import make_shards
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import image_shape
 
@@ -85,7 +85,7 @@ def lower(
         built = replace(built, single_steps=_needs_single_steps(recipe, built, backend, reporter))
     elif not hasattr(step_config.network, "policy"):
         return built
-    if sharding_rules_of(recipe.parallel) is not None:
+    if make_sharding_rules(recipe.parallel) is not None:
         # XLA divides its own operations among devices, and no other ones.
         return built
 
@@ -153,13 +153,13 @@ class _LoweringRequest:
     def batch(self) -> int:
         """Samples in a microbatch."""
         train = self.recipe.train
-        return microbatch_size(train.batch_size, train.accumulate_steps, self.num_shards)
+        return compute_microbatch_size(train.batch_size, train.accumulate_steps, self.num_shards)
 
     @property
     def num_shards(self) -> int:
         """Number of shards of a batch, each computed by itself."""
         devices = self.backend.placement.parts
-        shards = shards_of(self.recipe.parallel, self.recipe.train.batch_size, devices)
+        shards = make_shards(self.recipe.parallel, self.recipe.train.batch_size, devices)
         return 1 if shards is None else shards.count
 
     @contextmanager

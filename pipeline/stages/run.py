@@ -42,7 +42,7 @@ from pipeline.stages.runner.open_training import (
     record_overflows,
     require_ready_callbacks,
 )
-from pipeline.training.parallel.devices import context_line
+from pipeline.training.parallel.devices import describe_layout
 
 
 def run(recipe: Recipe, options: RunOptions) -> Summary:
@@ -190,7 +190,7 @@ def open_backend(context: RunContext) -> Backend:
     backend = recipe.device.open(recipe.parallel)
     context.summary.versions = versions(backend.describe())
     if recipe.parallel.mode != "none":
-        line = context_line(recipe.parallel, recipe.train.batch_size, context.ranks)
+        line = describe_layout(recipe.parallel, recipe.train.batch_size, context.ranks)
         context.reporter.stage("parallel", line)
     return backend
 

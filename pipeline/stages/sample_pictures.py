@@ -15,7 +15,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.columns import IMAGES
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp
-from pipeline.data.image_file import mask_picture
+from pipeline.data.image_file import draw_masks
 from pipeline.data.padding.buckets import SIZE
 from pipeline.data.random import seed_words
 from pipeline.data.targets import Targets
@@ -24,7 +24,7 @@ from pipeline.models.modules.layout import batch_first
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built
 from pipeline.training.state import StepConfig, TrainState, merge_params
-from pipeline.training.step import network_inputs
+from pipeline.training.step import make_network_inputs
 
 MASK_GAP = 2
 """White pixels between an image, its mask and the predicted mask."""
@@ -92,7 +92,7 @@ def predict_samples(
 
     def predict(variables: Any, columns: Any) -> Any:
         mapped = apply_ops(jnp, config.eval_ops, columns, seed, np.int32(0), rows)
-        inputs = network_inputs(mapped["image"], config.image.layout, None)
+        inputs = make_network_inputs(mapped["image"], config.image.layout, None)
         return config.network.apply(variables, inputs, train=False)
 
     outputs = np.asarray(jax.jit(predict)(_variables_on_host(state), columns))
@@ -126,10 +126,12 @@ def mask_pictures(
     rows = np.arange(count)
     columns = {name: column[rows] for name, column in dataset.eval.columns.items()}
     mapped = apply_ops(np, dataset.eval_ops, columns, seed_words(recipe.seed), np.int32(0), rows)
-    inputs = np.asarray(network_inputs(jnp.asarray(mapped["image"]), dataset.image.layout, None))
+    inputs = np.asarray(
+        make_network_inputs(jnp.asarray(mapped["image"]), dataset.image.layout, None)
+    )
     images = _stretch_to_rgb(inputs)
     classes = len(dataset.targets)
-    truth = mask_picture(np.asarray(mapped["label"]), classes)
+    truth = draw_masks(np.asarray(mapped["label"]), classes)
     network = built.step_config.network
 
     @jax.jit
@@ -139,7 +141,7 @@ def mask_pictures(
 
     def draw(state: TrainState) -> np.ndarray:
         variables = {"params": _eval_params(state), "batch_stats": state.batch_stats}
-        predicted = mask_picture(np.asarray(predict(variables, inputs)), classes)
+        predicted = draw_masks(np.asarray(predict(variables, inputs)), classes)
         gap = np.full((*images.shape[:2], MASK_GAP, 3), 255, np.uint8)
         return np.concatenate([images, gap, truth, gap, predicted], axis=2)
 
@@ -196,7 +198,7 @@ def _embedding(config: StepConfig) -> Callable[..., Any]:
     def compute_embeddings(variables: Any, columns: Any, seed: Any, samples: Any) -> Any:
         mapped = apply_ops(jnp, config.eval_ops, columns, seed, np.int32(0), samples)
         sizes = columns[SIZE] if config.padding_mask else None
-        inputs = network_inputs(mapped["image"], config.image.layout, sizes)
+        inputs = make_network_inputs(mapped["image"], config.image.layout, sizes)
         layer_inputs: list[Any] = []
 
         def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:

@@ -20,7 +20,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.core.host.tree_paths import leaves_by_path
 from pipeline.data.dataset import Dataset
-from pipeline.data.tables.encode_table import encoded_features
+from pipeline.data.tables.encode_table import count_encoded_features
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import is_weight_file, read_weights
 from pipeline.stages.export.matching import match_weights
@@ -74,7 +74,7 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
             warn(f"{saved.where}: trained by another recipe: {join_problems(changes)}")
         return Restored(state, saved.step, f"weights of step {saved.step} from {path}")
     arrays, step = read_source(path, warn)
-    model = recipe.model.fit_to_table(encoded_features(dataset.eval_ops))
+    model = recipe.model.fit_to_table(count_encoded_features(dataset.eval_ops))
     network = arrays_of_model(model, len(dataset.classes), dataset.image)
     matching = match_weights(str(path), arrays, network, spec.renames, spec.rules)
     matching.require(partial=spec.partial)

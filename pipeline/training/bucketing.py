@@ -18,20 +18,24 @@ T = TypeVar("T")
 
 
 def apply_in_bucket(
-    buckets: Sequence[Bucket], batch: Batch, compute: Callable[[Batch], T], *, drawn: bool = True
+    buckets: Sequence[Bucket],
+    batch: Batch,
+    compute: Callable[[Batch], T],
+    *,
+    is_random: bool = True,
 ) -> T:
     """Apply `compute` to a batch whose images are cropped to the smallest bucket that holds them.
 
-    Images come padded to a size that holds all buckets, and are cropped to the first bucket that
-    covers every image of the batch. If an image was larger, the crop is at a random place, or
-    central if not `drawn`. `compute` is traced once for each bucket, and a program has a branch for
-    each: a sink runs over batches of any bucket without asking the host.
+    Images are padded to a size that holds all buckets, and are cropped to the first bucket that
+    covers every image of the batch. A larger image is cropped at a random place, or in the middle
+    if not `is_random`. `compute` is traced once for each bucket. The program has a branch for each,
+    so that a sink needs no decision of the host.
     """
     if not buckets:
         return compute(batch)
 
     def compute_in(bucket: Bucket, batch: Batch) -> T:
-        return compute(crop_to(jnp, bucket, batch, drawn=drawn))
+        return compute(crop_to(jnp, bucket, batch, is_random=is_random))
 
     largest = batch.columns[SIZE].max(axis=0)
     covers = (largest <= jnp.array(buckets, jnp.int32)).all(axis=-1)
@@ -39,7 +43,7 @@ def apply_in_bucket(
     return jax.lax.switch(jnp.argmax(covers), branches, batch)
 
 
-def with_padding_mask(images: Array, sizes: Array) -> Array:
+def add_padding_mask(images: Array, sizes: Array) -> Array:
     """Add a channel to images (B, H, W, C): 1 inside of sizes (B, 1 or 2), 0 on padding."""
     inside = jnp.ones((*images.shape[:3], 1), images.dtype)
     for axis in range(sizes.shape[1]):

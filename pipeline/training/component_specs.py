@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, get_args
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class MetricSpec(Spec):
-    """A metric of evaluations beside the standard ones: the component of kind "metric".
+    """A metric of evaluations, besides the standard ones: the component of kind "metric".
 
-    It is computed from sums over all valid samples, so that it does not depend on how they are
-    split into batches, shards and processes.
+    It is computed from sums over all valid samples, and so doesn't depend on batches, shards and
+    processes.
     """
 
     better: ClassVar[Direction] = "max"
@@ -32,29 +32,29 @@ class MetricSpec(Spec):
     name: str
 
     def ignoring(self, label: int | None) -> Self:
-        """The metric if `dataset.ignore_index` is this label; without labels it is the same."""
+        """Return the metric with `dataset.ignore_index`. By default it stays the same."""
         return self
 
     @abstractmethod
     def zero(self, classes: int) -> Any:
-        """The sums of no samples, for a network of that number of outputs: a pytree of arrays."""
+        """Return sums of zero samples, a pytree of arrays, for a number of outputs."""
 
     @abstractmethod
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
-        """The sums over a batch, in the form of `zero`; they are added over all batches.
+        """Return the sums over a batch, in the form of `zero`. They are added over all batches.
 
-        Takes logits (B, ..., C) float32, labels (B, ...) int or (B, ..., C) float, and `mask`,
-        bool (B,), of the valid samples: the others, which pad the batch, must add 0. With
-        `dataset.ignore_index` every label is a sample, and those to ignore are not valid.
+        Takes logits (B, ..., C) float32, labels (B, ...) int or (B, ..., C) float, and `mask`, bool
+        (B,), of the valid samples. Samples that pad the batch must add 0. With
+        `dataset.ignore_index` each label is a sample, and ignored labels aren't valid.
         """
 
     @abstractmethod
     def value(self, sums: Any) -> float:
-        """The metric from the sums over all samples, as numpy arrays."""
+        """Return the metric, from the sums over all samples as numpy arrays."""
 
 
-def metric_directions(names: Iterable[str]) -> dict[str, Direction]:
-    """The better direction by metric: of the standard ones, and of the metric components named."""
+def list_metric_directions(names: Iterable[str]) -> dict[str, Direction]:
+    """Return the better direction of each standard metric and of the metric components `names`."""
     component_names = [name for name in names if name not in METRICS]
     return {
         **METRICS,
@@ -63,7 +63,7 @@ def metric_directions(names: Iterable[str]) -> dict[str, Direction]:
 
 
 Backward = Callable[[Any], tuple[Any, Any]]
-"""(parameters) -> gradients of the loss like them, and auxiliary outputs."""
+"""(parameters) -> gradients of the loss, in the form of the parameters, and auxiliary outputs."""
 
 
 class GradientSpec(Spec):
@@ -73,33 +73,31 @@ class GradientSpec(Spec):
 
     @abstractmethod
     def build(self) -> Callable[[Backward, Any, jax.Array], tuple[Any, Any]]:
-        """A function (backward, parameters, key) -> what `backward` returns.
+        """Return a function (backward, parameters, key) -> what `backward` returns.
 
-        It may call `backward` several times, at other parameters, and change the gradients. The
-        gradients are of the loss times the loss scale; with `train.accumulate_steps` and in shards
-        the function is called for each part of the batch, whose gradients are added. `key` is a JAX
-        key, another one for each step and part.
+        The function can call `backward` several times, with other parameters, and change the
+        gradients. Gradients are of the loss times the loss scale. With `train.accumulate_steps` or
+        shards, the function is called for each part of the batch, and the results are added. `key`
+        is a JAX key that differs for each step and part.
         """
 
 
 Reduction = Literal["mean", "sum", "none"]
-"""The loss of a batch: the mean or the sum over its samples; or neither, as in MindSpore: the
-gradient is the sum's, and the reported loss of a step is the mean."""
+"""The loss of a batch: the mean or the sum over its samples. none, as in MindSpore: gradients are
+of the sum, and the reported loss is the mean."""
 
 
 class LossSpec(Spec):
     """The loss, which training minimises: the component of kind "loss"."""
 
-    tasks: ClassVar[tuple[Task, ...]] = (
-        *("classification", "regression", "multi_label", "next_token"),
-    )
-    """Tasks that it is a loss for."""
+    tasks: ClassVar[tuple[Task, ...]] = get_args(Task)
+    """Tasks that the loss supports."""
     masks_labels: ClassVar[bool] = False
-    """Whether the function takes `where` too, bool (B, ...), which marks the valid labels."""
+    """Whether the function also takes `where`, bool (B, ...), the mask of the valid labels."""
     name: str
     reduction: Reduction
     hardest_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Reduce only this share of each batch, the samples with the largest losses."""
+    """Share of each batch, the samples with the largest losses, that the loss is reduced over."""
 
     @property
     def counts_classes(self) -> bool:
@@ -107,17 +105,17 @@ class LossSpec(Spec):
         return False
 
     def fit_to_targets(self, targets: Targets) -> Self:
-        """The loss for these targets. Raises ValueError if it does not fit them."""
+        """Return the loss for these targets. Raises ValueError if it doesn't fit them."""
         return self
 
     @abstractmethod
     def build(self) -> Callable[..., Any]:
-        """A function (logits (B, ..., C), labels (B, ...) int or (B, ..., C) float) -> loss per
-        sample (B,); a sample has one label, or one at each of its positions."""
+        """Return a function (logits (B, ..., C), labels (B, ...) int or (B, ..., C) float) ->
+        losses (B,). A sample has one label, or one at each position."""
 
 
-def losses_for(task: Task) -> list[str]:
-    """The names of the losses for what is predicted."""
+def list_losses(task: Task) -> list[str]:
+    """Return the names of the losses for a task."""
     losses = cast(Mapping[str, type[LossSpec]], components("loss"))
     return [name for name, loss in losses.items() if task in loss.tasks]
 
@@ -133,14 +131,14 @@ class AverageSpec(Spec):
     """An exponential moving average of the weights, which evaluations use."""
 
     decay: Annotated[float, Field(gt=0, lt=1)] | None
-    """Share of the average that each update keeps; null: there is no average."""
+    """Share of the average that each update keeps; null: no average."""
     warmup: bool
-    """After n updates keep no more than (1 + n) / (10 + n), as TensorFlow's
-    ExponentialMovingAverage does with `num_updates`."""
+    """Whether the share after n updates is at most (1 + n) / (10 + n), as in TensorFlow's
+    ExponentialMovingAverage with `num_updates`."""
 
 
 class OptimizerSpec(Spec):
-    """An optimizer, from gradients to updates: the component of kind "optimizer"."""
+    """An optimizer, which turns gradients into updates: the component of kind "optimizer"."""
 
     observes_layers: ClassVar[bool] = False
     """Whether `update` takes `curvature`, sums of the inputs and output gradients of layers."""
@@ -148,14 +146,12 @@ class OptimizerSpec(Spec):
     lr: PositiveFloat
     weight_decay: NonNegativeFloat
     decay_rules: Seq[DecayRule]
-    """The last rule that covers a parameter wins over `weight_decay`."""
+    """Exceptions from `weight_decay`; the last rule that covers a parameter applies."""
 
     @abstractmethod
     def build(self) -> optax.GradientTransformation:
-        """Gradients -> descent direction, before the learning rate: p <- p - lr * direction.
-
-        The learning rate is not baked in, so that one compiled program serves every value of it.
-        """
+        """Return a transformation: gradients -> direction, for p <- p - lr * direction. The
+        learning rate isn't part of it, so that one compiled program serves every value."""
 
     def curvature(self) -> CurvatureRule | None:
         """Return the sums of layers that `update` needs; None if `observes_layers` is false."""
@@ -168,37 +164,37 @@ class ScheduleSpec(Spec):
     name: str
 
     def warmup(self, steps_per_epoch: int) -> int:
-        """The length of warmup in steps; 0 for a schedule without one."""
+        """Return the length of warmup in steps; 0 for a schedule without warmup."""
         return 0
 
     @abstractmethod
     def table(self, lr: float, steps: int, steps_per_epoch: int) -> np.ndarray:
-        """The learning rate of each of `steps` updates, float32.
+        """Return the learning rate of each of `steps` updates, float32.
 
         Raises ValueError if there is no such table.
         """
 
 
 class UnfreezeRule(Spec):
-    """Frozen parameters that are trained after some epochs, or steps, of the run."""
+    """Frozen parameters that are trained after some epochs or steps of the run."""
 
     pattern: Annotated[str, Field(min_length=1)]
-    """As of `train.freeze`; * is all."""
+    """A pattern as in `train.freeze`; * is all."""
     after_passes: PositiveInt | None = None
     after_steps: PositiveInt | None = None
 
     @model_validator(mode="after")
-    def _says_when(self) -> Self:
+    def _require_one_time(self) -> Self:
         if (self.after_passes is None) == (self.after_steps is None):
-            raise ValueError("give after_passes or after_steps, one of them")
+            raise ValueError("set exactly one of after_passes and after_steps")
         if self.pattern.startswith("!"):
             raise ValueError(
-                f"pattern = {self.pattern}: must be of what is trained then, without a !"
+                f"pattern = {self.pattern}: must name the parameters to train, without a !"
             )
         return self
 
     def start(self, steps_per_epoch: int) -> int:
-        """The number of steps before them."""
+        """Return the number of steps before the parameters are trained."""
         if self.after_passes is not None:
             return self.after_passes * steps_per_epoch
         assert self.after_steps is not None, "one of both is given"
@@ -214,7 +210,7 @@ class RateRule(Spec):
     """A schedule for these parameters, of the same `train.optimizer.lr`; null: the main one."""
 
     @model_validator(mode="after")
-    def _says_something(self) -> Self:
+    def _require_one_setting(self) -> Self:
         if not self.model_fields_set & {"factor", "schedule"}:
-            raise ValueError("give factor, schedule or both")
+            raise ValueError("set factor, schedule or both")
         return self

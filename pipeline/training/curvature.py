@@ -1,7 +1,7 @@
 """Sums over a batch from which a second-order optimizer computes the curvature of each layer.
 
-They are sums over samples, so microbatches, shards and devices add theirs. They are computed at the
-updates that refresh the curvature; between those the optimizer reuses its state.
+Microbatches, shards and devices add their sums. They are computed at updates that refresh the
+curvature; at other updates the optimizer reuses its state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LayerSums:
     """Sums over the valid samples of a batch, for one layer.
 
     `moments` is 0 at updates that don't refresh. `rows` (int32 scalar) is the number of positions
-    of all samples. `number` counts the layers in the order in which the network applies them.
+    of all samples. `number` is the layer's place in the order of the network.
     """
 
     moments: Moments
@@ -44,8 +44,8 @@ class LayerSums:
 class Curvature:
     """The sums of all layers, by the path of the layer's scope such as `stage_0/conv_1`.
 
-    `count` (int32 scalar) is the number of samples. `scale` (float32 scalar) times the captured
-    cotangents are the gradients of each sample's loss: the inverse of the loss scale, times the
+    `count` (int32 scalar) is the number of samples. Captured cotangents times `scale` (float32
+    scalar) are the gradients of each sample's loss. It is the inverse of the loss scale, times the
     number of samples if the loss is a mean. `due` (bool scalar) is whether this update refreshes.
     """
 
@@ -57,11 +57,12 @@ class Curvature:
 
 @dataclass(frozen=True)
 class CurvatureRule:
-    """The sums of each layer that an optimizer needs, and when.
+    """The sums of each layer that an optimizer needs, and the updates that need them.
 
-    `moments(capture, mask)` are sums over the samples for which mask, bool (B,), holds. They are
-    needed at updates 1, 1 + period, 1 + 2 * period, ... `groups` holds the number of the last layer
-    of each group whose sums devices exchange together; empty: all layers are one group.
+    `moments(capture, mask)` returns sums over the samples that mask, bool (B,), marks. They are
+    needed at updates 1, 1 + period, 1 + 2 * period, ... Devices exchange the sums of a group of
+    layers together. `groups` has the number of each group's last layer; empty: all layers are one
+    group.
     """
 
     moments: Callable[[LayerCapture, Array], Moments]
@@ -70,7 +71,7 @@ class CurvatureRule:
     groups: tuple[int, ...] = ()
 
     def due(self, updates: Array) -> Array:
-        """Whether the update after this number of them refreshes, bool ()."""
+        """Return whether the update after this number of updates refreshes, bool ()."""
         return updates % self.period == 0
 
 
@@ -78,7 +79,7 @@ class CurvatureRule:
 def sum_layers(
     rule: CurvatureRule, captures: Observations, mask: Array, due: Array
 ) -> dict[str, LayerSums]:
-    """The sums of one backward pass. Raises RecipeError if a group ends beyond the layers."""
+    """Return the sums of one backward pass. Raises RecipeError for a group beyond the layers."""
     if rule.groups and rule.groups[-1] >= len(captures):
         raise RecipeError(
             [
@@ -93,7 +94,7 @@ def sum_layers(
     def zeros() -> dict[str, Moments]:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(sum_moments))
 
-    moments = where_due(due, sum_moments, zeros)
+    moments = compute_if_due(due, sum_moments, zeros)
     count = jnp.sum(mask, dtype=jnp.int32)
     return {
         path: LayerSums(moments[path], count * rule.positions(capture), capture.number)
@@ -109,10 +110,8 @@ def exchange_moments(
     due: Array,
     add: Callable[[list[Moments]], list[Moments]],
 ) -> dict[str, LayerSums]:
-    """The sums of all devices: moments by `add`, a group at a time, and `rows` as they are.
-
-    Nothing is exchanged at an update that does not refresh.
-    """
+    """Return the sums of all devices. `add` sums the moments of a group; `rows` are sums already.
+    Nothing is exchanged at an update that doesn't refresh."""
     groups: list[list[str]] = [[] for _ in range(len(rule.groups) + 1)]
     for path in sorted(layers, key=lambda path: layers[path].number):
         groups[sum(end < layers[path].number for end in rule.groups)].append(path)
@@ -125,18 +124,16 @@ def exchange_moments(
         return total
 
     local = {path: layer.moments for path, layer in layers.items()}
-    moments = where_due(due, exchange, lambda: local)
+    moments = compute_if_due(due, exchange, lambda: local)
     return {
         path: replace(layer, moments=moments[path], rows=rows[path])
         for path, layer in layers.items()
     }
 
 
-def where_due(due: Array, compute: Callable[[], T], otherwise: Callable[[], T]) -> T:
-    """Return `compute()` if `due` holds, else `otherwise()`.
-
-    In eager mode Python chooses: jax would compile a branch again in every step.
-    """
+def compute_if_due(due: Array, compute: Callable[[], T], otherwise: Callable[[], T]) -> T:
+    """Return `compute()` if `due` is true, else `otherwise()`. In eager mode Python branches, since
+    jax would compile a branch again in every step."""
     if not isinstance(due, jax.core.Tracer):
         return compute() if due else otherwise()
     result: T = jax.lax.cond(due, compute, otherwise)

@@ -1,6 +1,6 @@
-"""Phases of training in which more and more parameters are trained, within one program.
+"""Phases of training, each of which trains more parameters, within one program.
 
-The program has a branch for each phase, and the number of steps done chooses it: a sink may begin
+The program has a branch for each phase, chosen by the number of steps so far. So a sink may begin
 in one phase and end in another, and a resumed run needs no further state.
 """
 
@@ -23,25 +23,25 @@ T = TypeVar("T")
 
 
 def apply_phase(config: StepConfig, step: Array, compute: Callable[[StepConfig], T]) -> T:
-    """Apply `compute` to the configuration of the phase of a step, int32 ().
+    """Apply `compute` to the configuration of a step's phase.
 
-    `step` counts the steps done. The results of all phases must have the same shapes. In eager mode
-    Python chooses: jax would compile the branches again in every step.
+    `step`, int32 (), is the number of steps before. The results of all phases must have the same
+    shapes. In eager mode Python branches, since jax would compile the branches again in every step.
     """
     starts = [phase.start for phase in config.phases]
     if not isinstance(step, jax.core.Tracer):
-        return compute(config_at(config, int(step)))
+        return compute(select_phase(config, int(step)))
     number = jnp.sum(step >= jnp.array(starts, jnp.int32), dtype=jnp.int32)
-    branches = [partial(compute, config_at(config, start)) for start in (0, *starts)]
+    branches = [partial(compute, select_phase(config, start)) for start in (0, *starts)]
     return jax.lax.switch(number, branches)
 
 
-def config_at(config: StepConfig, step: int) -> StepConfig:
-    """Return the configuration of the phase of a step, without other phases."""
-    begun = [phase for phase in config.phases if phase.start <= step]
-    if not begun:
+def select_phase(config: StepConfig, step: int) -> StepConfig:
+    """Return the configuration of a step's phase, without other phases."""
+    started = [phase for phase in config.phases if phase.start <= step]
+    if not started:
         return replace(config, phases=())
-    frozen = begun[-1].frozen
+    frozen = started[-1].frozen
     network = config.network
     if config.fix_statistics:
         network = network.clone(fixed_statistics=frozen)
@@ -52,27 +52,27 @@ def optimize_by_phase(
     clip: optax.GradientTransformation,
     phases: Sequence[tuple[tuple[str, ...], optax.GradientTransformation]],
 ) -> optax.GradientTransformation:
-    """Use another optimizer for the parameters that begin to be trained in each phase.
+    """Use a separate optimizer for the new parameters of each phase.
 
-    `phases` are the frozen patterns of each phase, the first one included, and the optimizer of its
-    new parameters. Until a phase begins its state stays as `init` made it, the count of updates
-    too: parameters that join later start as in a new run. Gradients are clipped all together.
+    `phases` are the frozen patterns of each phase, and the optimizer for its new parameters. Until
+    a phase begins, its state, including the count of updates, stays as `init` made it. So its
+    parameters start as in a new run. All gradients are clipped together.
     """
 
-    def groups(tree: Any) -> Iterator[Any]:
+    def split_groups(tree: Any) -> Iterator[Any]:
         for patterns, _ in phases:
             group, tree = split_params(tree, patterns)
             yield group
 
     def init(params: Any) -> tuple[Any, ...]:
-        pairs = zip(phases, groups(params), strict=True)
+        pairs = zip(phases, split_groups(params), strict=True)
         return tuple(optimizer.init(group) for (_, optimizer), group in pairs)
 
     def update(gradients: Any, state: tuple[Any, ...], params: Any = None) -> tuple[Any, Any]:
         clipped, _ = clip.update(gradients, clip.init(params), params)
         directions: dict[Any, Any] = {}
         after = []
-        pairs = zip(phases, groups(clipped), state, groups(params), strict=True)
+        pairs = zip(phases, split_groups(clipped), state, split_groups(params), strict=True)
         for (_, optimizer), group, before, trained in pairs:
             if not group:
                 after.append(before)

@@ -1,4 +1,4 @@
-"""Ways to get the gradients of a step: one backward pass, or two (SAM)."""
+"""Ways to compute the gradients of a step: one backward pass, or two (SAM)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class PlainGradients(GradientSpec):
 class SharpnessAware(GradientSpec):
     """Gradients at the highest loss within distance `rho` (SAM, arXiv 2010.01412, eq. 2).
 
-    That point is estimated by one step along the gradients, of the length `rho`. The recorded loss
-    is at the parameters themselves; running statistics are from the first pass.
+    The point of the highest loss is estimated by one step of length `rho` along the gradients. The
+    recorded loss and the running statistics are from the first pass, at the parameters themselves.
     """
 
     name: Literal["sam"] = "sam"

@@ -1,7 +1,7 @@
-"""Loss scales: factors on the loss, so that small gradients survive float16.
+"""Loss scales: factors on the loss, so that small gradients don't become 0 in float16.
 
-An *overflow* is a step whose loss is finite and whose gradients are not; the criterion is the norm
-of all scaled gradients, float32, which isn't finite above 1.8e19 either.
+An *overflow* is a step with a finite loss and non-finite gradients. The criterion is the norm of
+all scaled gradients, float32, which is also infinite above 1.8e19.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LossScaleSpec(Spec):
 
     @abstractmethod
     def at(self, level: Level) -> LossScaling:
-        """The loss scale at a level of precision."""
+        """Return the loss scale at a level of precision."""
 
 
 class LossScaling(LossScaleSpec):
@@ -48,10 +48,8 @@ class LossScaling(LossScaleSpec):
         return True
 
     def next(self, scale: Array, good_steps: Array, overflow: Array) -> tuple[Array, Array]:
-        """The scale of the step that follows, float32 (), and the counter it depends on, int32 ().
-
-        `good_steps` counts steps since the last overflow or change of the scale.
-        """
+        """Return the scale of the next step, float32 (), and the new `good_steps`, int32 ().
+        `good_steps` counts steps since the last overflow or change of the scale."""
         return scale, good_steps
 
 
@@ -69,9 +67,9 @@ class Auto(LossScaleSpec):
 class Fixed(LossScaling):
     """MindSpore's FixedLossScaleManager, with its defaults; a number alone drops no overflow.
 
-    With `drop_overflow_update` an overflow skips the update and training continues. Without,
-    MindSpore does not look for one: it is written into the weights, and the next loss is NaN. Here
-    the run ends at once instead, with the state before that step saved.
+    With `drop_overflow_update` an overflow skips the update and training continues. Without it,
+    MindSpore writes the overflow into the weights, and the next loss is NaN. Here the run ends at
+    once, and saves the state before that step.
     """
 
     name: Literal["fixed"] = "fixed"
@@ -91,8 +89,9 @@ class Fixed(LossScaling):
 class Dynamic(LossScaling):
     """MindSpore's DynamicLossScaleManager, with its defaults.
 
-    An overflow skips the update and divides the scale by `factor`, down to 1; `window` steps
-    without one multiply it (DynamicLossScaleUpdateCell, mindspore/nn/wrap/loss_scale.py).
+    An overflow skips the update and divides the scale by `factor`, down to 1. After `window` steps
+    without an overflow, `factor` multiplies it (DynamicLossScaleUpdateCell,
+    mindspore/nn/wrap/loss_scale.py).
     """
 
     name: Literal["dynamic"] = "dynamic"
@@ -121,7 +120,7 @@ class _NumberIsFixed:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(_fixed_if_number, handler(source))
+        return core_schema.no_info_before_validator_function(_convert_number, handler(source))
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
@@ -134,7 +133,7 @@ class _NumberIsFixed:
         }
 
 
-def _fixed_if_number(value: Any) -> Any:
+def _convert_number(value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not 0 < value < float("inf"):
             raise ValueError(f"{value} must be a finite number above 0")

@@ -1,8 +1,8 @@
 """Losses: one number per sample, and their reduction to the loss of a batch.
 
-A network may predict one of C classes at every position of a sample, of tokens or of pixels. Its
-logits are (B, ..., C) then and its labels (B, ...) int or (B, ..., C) float; the loss of a sample
-is the mean over its positions, or over the valid ones.
+A network may predict one of C classes at every position of a sample, such as tokens or pixels. Then
+logits are (B, ..., C), and labels (B, ...) int or (B, ..., C) float. The loss of a sample is the
+mean over its valid positions.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class LabelLoss(LossSpec):
 
     @abstractmethod
     def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        """A function (logits, targets), both (B, ..., C) float32 -> loss of each label (B, ...)."""
+        """Return a function (logits, targets), (B, ..., C) float32 each -> losses (B, ...)."""
 
     def build(self) -> Callable[..., jax.Array]:
-        """The loss function (logits, labels, where=None) -> (B,) float32.
+        """Return the loss function (logits, labels, where=None) -> (B,) float32.
 
-        `where` is bool (B, ...) like integer labels and marks the valid ones. A sample without a
-        valid label has loss 0, and logits of invalid labels get no gradient, whatever they are. The
-        function raises ValueError on labels whose shape does not fit the logits.
+        `where`, bool (B, ...), marks the valid labels. A sample without a valid label has loss 0,
+        and logits of invalid labels get no gradient. The function raises ValueError for labels
+        whose shape doesn't fit the logits.
         """
         import jax.numpy as jnp
 
@@ -62,10 +62,10 @@ class LabelLoss(LossSpec):
 class CrossEntropy(LabelLoss):
     """Softmax cross-entropy with label smoothing s over C classes.
 
-    A one-hot target becomes, under convention `mindspore`, 1 - s and s / (C - 1); under `uniform`,
-    which PyTorch, Keras and optax follow, 1 - s + s / C and s / C. Class weights multiply the loss
-    of each label by the weight of its class; the mean is over labels all the same, as in Keras.
-    PyTorch divides by the sum of the weights of a batch.
+    Smoothing replaces the 1 and the 0s of a one-hot target. Convention `mindspore` has 1 - s and s
+    / (C - 1); `uniform`, as in PyTorch, Keras and optax, has 1 - s + s / C and s / C. Class weights
+    multiply the loss of each label by the weight of its class. The mean divides by the number of
+    labels, as in Keras; PyTorch divides by the sum of the weights.
     """
 
     tasks: ClassVar[tuple[Task, ...]] = ("classification", "next_token")
@@ -76,17 +76,18 @@ class CrossEntropy(LabelLoss):
         Annotated[Seq[PositiveFloat], Field(min_length=1)] | Literal["balanced"] | None,
         Expected("balanced, one number above 0 for each class, or null"),
     ] = None
-    """The weight of each class. balanced: n / (C n_c) for n training labels, of which n_c
-    are of class c, so that all classes weigh the same and labels 1 on average."""
+    """The weight of each class. balanced: n / (C n_c), for n training labels and n_c of class c.
+    Then all classes weigh the same, and labels have weight 1 on average."""
 
     @property
     def counts_classes(self) -> bool:
         return self.class_weights == "balanced"
 
     def fit_to_targets(self, targets: Targets) -> Self:
-        """The loss with one weight for each class.
+        """Return the loss with a weight for each class.
 
-        Raises ValueError for another number of weights, and if a class to be balanced has no label.
+        Raises ValueError for a wrong number of weights, and if `balanced` meets a class without
+        labels.
         """
         weights = self.class_weights
         if weights is None:
@@ -94,8 +95,8 @@ class CrossEntropy(LabelLoss):
         if weights == "balanced":
             missing = [n for n, c in zip(targets.names, targets.counts, strict=False) if c == 0]
             if missing or not targets.counts:
-                what = show_name(missing[0]) if missing else "what is predicted"
-                raise ValueError(f"class_weights = balanced: {what} has no training label")
+                subject = show_name(missing[0]) if missing else "what is predicted"
+                raise ValueError(f"class_weights = balanced: {subject} has no training label")
             total = sum(targets.counts)
             weights = tuple(total / (len(targets) * count) for count in targets.counts)
         if len(weights) != len(targets):
@@ -111,7 +112,7 @@ class CrossEntropy(LabelLoss):
             if uniform and self.smoothing_convention == "mindspore":
                 if classes < 2:
                     raise ValueError(
-                        f"label smoothing {self.smoothing} needs 2 classes or more: {classes}"
+                        f"smoothing = {self.smoothing}: needs at least 2 classes, not {classes}"
                     )
                 uniform = self.smoothing * classes / (classes - 1)
             smoothed = optax.smooth_labels(targets, uniform)
@@ -162,8 +163,8 @@ class Mse(OutputLoss):
 
 @component("loss")
 class Huber(OutputLoss):
-    """Squared errors up to `delta`, absolute ones beyond (Huber 1964): e^2 / 2, delta |e| -
-    delta^2 / 2; the mean over the outputs of a sample."""
+    """e^2 / 2 for errors |e| up to `delta`, delta |e| - delta^2 / 2 beyond (Huber 1964). The mean
+    over the outputs of a sample."""
 
     name: Literal["huber"] = "huber"
     delta: PositiveFloat = 1.0
@@ -176,8 +177,11 @@ class Huber(OutputLoss):
 
 @component("loss")
 class Quantile(OutputLoss):
-    """The loss whose minimum is a quantile of the targets (Koenker and Bassett 1978): q e for a
-    target e above the output, (q - 1) e below; the mean over the outputs of a sample."""
+    """The loss whose minimum is a quantile of the targets (Koenker and Bassett 1978).
+
+    With e = target - output it is q e if e is positive, else (q - 1) e. The mean over the outputs
+    of a sample.
+    """
 
     tasks: ClassVar[tuple[Task, ...]] = ("regression",)
     name: Literal["quantile"] = "quantile"
@@ -192,8 +196,8 @@ class Quantile(OutputLoss):
 
 @component("loss")
 class BinaryCrossEntropy(OutputLoss):
-    """Cross-entropy of the sigmoid of each output, for labels that a sample has or has not; the
-    mean over the outputs of a sample."""
+    """Cross-entropy of the sigmoid of each output, for samples with any number of labels. The mean
+    over the outputs of a sample."""
 
     tasks: ClassVar[tuple[Task, ...]] = ("multi_label",)
     name: Literal["binary_cross_entropy"] = "binary_cross_entropy"
@@ -205,7 +209,7 @@ class BinaryCrossEntropy(OutputLoss):
 
 
 def _cast_to_float32(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Logits and targets, both (B, ..., C) float32; a class outside 0..C-1 has a target of 0s."""
+    """Return logits and one-hot targets, (B, ..., C) float32; zeros for classes outside 0..C-1."""
     import jax
     import jax.numpy as jnp
 
@@ -222,8 +226,8 @@ def _cast_to_float32(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, j
     return logits.astype(jnp.float32), targets
 
 
-def label_mask(config: StepConfig, labels: jax.Array) -> jax.Array | None:
-    """Mask of the valid labels, bool like the labels (B, ...); None if all are valid."""
+def make_label_mask(config: StepConfig, labels: jax.Array) -> jax.Array | None:
+    """Return a mask of the valid labels, bool (B, ...); None if all are valid."""
     import jax.numpy as jnp
 
     if config.ignore_index is None:
@@ -232,46 +236,46 @@ def label_mask(config: StepConfig, labels: jax.Array) -> jax.Array | None:
 
 
 def sample_losses(config: StepConfig, logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """The loss of every sample, float32 (B,): the mean over its valid labels."""
-    where = label_mask(config, labels)
+    """Return the loss of each sample, float32 (B,): the mean over its valid labels."""
+    where = make_label_mask(config, labels)
     return config.loss(logits, labels) if where is None else config.loss(logits, labels, where)
 
 
-def normalizer(
+def compute_divisor(
     config: StepConfig, labels: jax.Array, mask: jax.Array, count: jax.Array | int
 ) -> jax.Array | int:
-    """The divisor of the mean over a batch: its `count` valid samples, or their valid labels.
+    """Return the divisor of the mean over a batch: `count` valid samples, or their valid labels.
 
-    With an `ignore_index` every valid label weighs the same, as in PyTorch's `cross_entropy`, for
-    any number in a sample. If none is valid it is 1, which makes the loss 0; PyTorch's is NaN then.
+    With an `ignore_index` every valid label of the batch weighs the same, as in PyTorch's
+    `cross_entropy`. If no label is valid, the divisor is 1 and the loss 0; PyTorch's is NaN.
     """
     import jax.numpy as jnp
 
-    weight = label_weight(config, labels, mask) if divides_by_labels(config) else None
+    weight = count_valid_labels(config, labels, mask) if is_label_mean(config) else None
     return count if weight is None else jnp.maximum(weight, 1.0)
 
 
-def divides_by_labels(config: StepConfig) -> bool:
-    """Whether a mean is over valid labels. With reduction `none` it is over samples: MindSpore's
-    array has an entry for each, 0 if the label is ignored."""
+def is_label_mean(config: StepConfig) -> bool:
+    """Return whether the mean is over valid labels. With reduction `none` it is over samples:
+    MindSpore's array has an entry for each sample, 0 if the label is ignored."""
     return config.ignore_index is not None and config.reduction != "none"
 
 
-def label_weight(config: StepConfig, labels: jax.Array, mask: jax.Array) -> jax.Array | None:
-    """The number of valid labels of the valid samples, float32 (); None if all labels are valid."""
+def count_valid_labels(config: StepConfig, labels: jax.Array, mask: jax.Array) -> jax.Array | None:
+    """Return the number of valid labels of valid samples, float32 (); None if all are valid."""
     import jax.numpy as jnp
 
-    weights = _weights(config, labels)
+    weights = _count_sample_labels(config, labels)
     return None if weights is None else jnp.sum(jnp.where(mask, weights, 0.0))
 
 
 class BatchLoss(NamedTuple):
-    """The loss of a batch, or the share of a part of it; float32 scalars."""
+    """The loss of a batch, or a part's share of it; float32 scalars."""
 
     minimised: jax.Array
-    """The value that the gradients are of."""
+    """The value that is differentiated."""
     reported: jax.Array
-    """The loss of the step; it differs with reduction `none` alone."""
+    """The loss of the step; it differs from `minimised` only with reduction `none`."""
 
 
 def reduce_losses(
@@ -279,26 +283,25 @@ def reduce_losses(
     losses: jax.Array,
     labels: jax.Array,
     mask: jax.Array,
-    normalizer: jax.Array | int,
+    divisor: jax.Array | int,
 ) -> BatchLoss:
     """Reduce the losses (B,) of the samples that `mask`, bool (B,), marks as valid.
 
-    The losses of padding, and of samples without a valid label, may be anything. Gradients may not:
-    a value that is not finite in the network's pass over a sample reaches the weights also times 0,
-    so padding repeats a valid sample.
+    Losses of padding, and of samples without a valid label, may have any value. Padding repeats a
+    valid sample, since a non-finite value in the network reaches the weights even times 0.
     """
     import jax.numpy as jnp
 
-    weights = _weights(config, labels)
+    weights = _count_sample_labels(config, labels)
     valid = mask if weights is None else mask & (weights > 0)
     if config.hardest_share < 1:
         from pipeline.training.masks import top_share_mask
 
         valid = top_share_mask(losses, config.hardest_share, valid)
-        weighed = valid
-        if weights is not None and divides_by_labels(config):
-            weighed = jnp.where(valid, weights, 0.0)
-        normalizer = jnp.maximum(jnp.sum(weighed, dtype=jnp.float32), 1.0)
+        counted = valid
+        if weights is not None and is_label_mean(config):
+            counted = jnp.where(valid, weights, 0.0)
+        divisor = jnp.maximum(jnp.sum(counted, dtype=jnp.float32), 1.0)
     if weights is not None and config.reduction == "mean":
         losses = losses * weights
     losses = jnp.where(valid, losses, 0.0)
@@ -307,17 +310,17 @@ def reduce_losses(
         case "sum":
             return BatchLoss(total, total)
         case "none":
-            return BatchLoss(total, total / normalizer)
+            return BatchLoss(total, total / divisor)
         case "mean":
-            mean = total / normalizer
+            mean = total / divisor
             return BatchLoss(mean, mean)
 
 
-def _weights(config: StepConfig, labels: jax.Array) -> jax.Array | None:
-    """The number of valid labels of each sample, float32 (B,); None if all are valid."""
+def _count_sample_labels(config: StepConfig, labels: jax.Array) -> jax.Array | None:
+    """Return the number of valid labels of each sample, float32 (B,); None if all are valid."""
     import jax.numpy as jnp
 
-    where = label_mask(config, labels)
+    where = make_label_mask(config, labels)
     if where is None:
         return None
     return jnp.sum(where, axis=tuple(range(1, where.ndim)), dtype=jnp.float32)

@@ -1,10 +1,10 @@
 """Masked arrays, in place of shapes that depend on values, under jit.
 
-Positives alone, the tokens of a text, the hardest 70 % of a batch: their number is known only when
-the step runs, and a compiled program has one shape for each array. So the array stays whole and a
-mask marks the valid entries. Arrays derived from it have the same mask.
+The number of positive values, of tokens of a text, or of the hardest 70 % of a batch is known only
+when the step runs. But a compiled program has one shape for each array. So the array stays whole,
+and a mask marks the valid entries. Arrays derived from it have the same mask.
 
-A mask chooses (`jnp.where`); a product with it would let infinity through: 0 * inf is NaN.
+Values are selected with `jnp.where`, not multiplied by the mask, since 0 * inf is NaN.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Axis = int | tuple[int, ...] | None
 
 
 def within(lengths: Array, size: int) -> Array:
-    """Mask of the positions within each length, int (...): bool (..., size)."""
+    """Return a mask of the positions within each length, int (...): bool (..., size)."""
     return jnp.arange(size) < jnp.asarray(lengths)[..., None]
 
 
 def masked_sum(values: Array, where: Array, axis: Axis = None) -> Array:
-    """The sum of the valid entries. No gradient reaches the others."""
+    """Return the sum of the valid entries. Invalid entries get no gradient."""
     return jnp.sum(jnp.where(where, values, jnp.zeros((), values.dtype)), axis=axis)
 
 
 def masked_mean(values: Array, where: Array, axis: Axis = None) -> Array:
-    """The mean of the valid entries; 0 if none is valid. No gradient reaches the others.
+    """Return the mean of the valid entries; 0 if none is valid. Invalid entries get no gradient.
 
     `where` is bool, of the shape of the values or one that broadcasts to it.
     """
@@ -42,18 +42,18 @@ def masked_mean(values: Array, where: Array, axis: Axis = None) -> Array:
 
 
 def top_share_mask(losses: Array, share: float, where: Array | None = None) -> Array:
-    """Mask of the largest `share` of the valid losses, bool like the losses.
+    """Return a mask of the largest `share` of the valid losses, bool like the losses.
 
-    Of n losses these are floor(share * n), but one at least. Of equal losses the first come first,
-    and NaN is as large as infinity. `where` may broadcast. `share` is exact in decimal: 0.29 of 100
-    are 29. Raises ValueError for a share outside of (0, 1].
+    Of n losses it selects floor(share * n), at least one. Among equal losses the first are
+    selected, and NaN is as large as infinity. `where` may broadcast. `share` is exact in decimal:
+    0.29 of 100 are 29. Raises ValueError for a share outside (0, 1].
     """
     valid = jnp.broadcast_to(True if where is None else where, losses.shape)
     losses = jax.lax.stop_gradient(losses)
     key = jnp.where(jnp.isnan(losses), jnp.inf, losses)
     key = key.ravel()
-    num_selected = jnp.asarray(_count_shares(share, key.size))[jnp.sum(valid, dtype=jnp.int32)]
-    # Entries that are not valid come last, also after a loss of minus infinity.
+    num_selected = jnp.asarray(_list_share_counts(share, key.size))[jnp.sum(valid, dtype=jnp.int32)]
+    # Invalid entries come last, even after a loss of minus infinity.
     order = jnp.lexsort((-key, ~valid.ravel()))
     first = jnp.arange(key.size) < num_selected
     return jnp.zeros(key.size, bool).at[order].set(first).reshape(losses.shape) & valid
@@ -64,16 +64,16 @@ hardest = top_share_mask
 
 
 def mean_of_hardest(losses: Array, share: float, where: Array | None = None) -> Array:
-    """The mean of the largest `share` of the valid losses (Fan et al., 2017); 0 of none."""
+    """Return the mean of the largest `share` of the valid losses (Fan et al., 2017); 0 if none."""
     return masked_mean(losses, top_share_mask(losses, share, where))
 
 
-def _count_shares(share: float, most: int) -> np.ndarray:
-    """Return the number of losses in a share of 0 to `most` losses, int32 (most + 1,)."""
+def _list_share_counts(share: float, max_count: int) -> np.ndarray:
+    """Return the number of losses in a share of 0 to `max_count` losses, int32 (max_count + 1,)."""
     if not 0 < share <= 1:
-        raise ValueError(f"a share of {share}: must be above 0 and not above 1")
+        raise ValueError(f"a share of {share}: must be above 0 and at most 1")
     top, bottom = Fraction(repr(float(share))).as_integer_ratio()
-    return np.array([min(n, max(1, top * n // bottom)) for n in range(most + 1)], np.int32)
+    return np.array([min(n, max(1, top * n // bottom)) for n in range(max_count + 1)], np.int32)
 
 
 @register_dataclass
@@ -98,16 +98,16 @@ class Masked:
         return Masked(self.values, self.where & condition)
 
     def map(self, function: Callable[[Array], Array]) -> Masked:
-        """Apply a function to each entry. Invalid entries are 0 in it and get no gradient."""
+        """Apply a function to each entry. It gets 0 for invalid entries, which get no gradient."""
         entries = jnp.where(self.where, self.values, jnp.zeros((), self.values.dtype))
         return Masked(function(entries), self.where)
 
     def sum(self) -> Array:
-        """The sum of the valid entries, ()."""
+        """Return the sum of the valid entries, ()."""
         return masked_sum(self.values, self.where)
 
     def mean(self) -> Array:
-        """The mean of the valid entries, (); 0 if none is valid."""
+        """Return the mean of the valid entries, (); 0 if none is valid."""
         return masked_mean(self.values, self.where)
 
     def hardest(self, share: float) -> Masked:
@@ -116,7 +116,7 @@ class Masked:
 
 
 def choose(condition: Array, first: Masked, second: Masked) -> Masked:
-    """Select the first where a condition, bool (), holds, else the second, of one shape."""
+    """Return `first` if a condition, bool (), is true, else `second`, which has the same shape."""
     return Masked(
         jnp.where(condition, first.values, second.values),
         jnp.where(condition, first.where, second.where),

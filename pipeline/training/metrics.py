@@ -1,4 +1,4 @@
-"""Evaluation metrics: sums kept on the device, figures computed from them on the host."""
+"""Evaluation metrics: sums on the device, and figures computed from them on the host."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from pipeline.core.errors import RunError, first_line
 from pipeline.training.component_specs import MetricSpec
 
 MAX_CONFUSION_CLASSES = 10_000
-"""The most classes with a confusion matrix, which then has 400 MB."""
+"""The most classes with a confusion matrix, whose size is 400 MB then."""
 ALL_IN_TOP5 = 5
-"""The most classes of which each is among the highest five, so that top5 is meaningless."""
+"""Number of classes up to which top5 is always 1, so that it isn't reported."""
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class ClassSums:
-    """Sums over labels, each one of C classes.
+    """Sums over labels of C classes.
 
-    Up to MAX_CONFUSION_CLASSES classes have `confusion`, more have `by_class`; the other is None.
+    `by_class` is None up to MAX_CONFUSION_CLASSES classes, and `confusion` beyond.
     """
 
     top5: jax.Array
-    """int32 (): labels whose class is among the min(5, C) highest logits."""
+    """int32 (): labels whose class has one of the five highest logits."""
     confusion: jax.Array | None
     """int32 (C, C): labels by true class (row) and predicted class (column)."""
     by_class: jax.Array | None
-    """int32 (3, C): by class the labels predicted right, the labels, and the predictions."""
+    """int32 (3, C): labels predicted right, labels, and predictions, by class."""
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class EvalSums:
-    """Sums that evaluation adds up over batches.
+    """Sums of an evaluation over batches.
 
-    A sample has one label, or one at each of its positions, and sums are over the valid labels.
+    A sample has one label, or one at each position; sums are over the valid labels.
     """
 
     loss_sum: jax.Array
     """float32 ()."""
     loss_carry: jax.Array
-    """float32 (): the rounding error of `loss_sum` so far."""
+    """float32 (): the rounding error of `loss_sum`."""
     samples: jax.Array
     """int32 ()."""
     count: jax.Array
@@ -56,25 +56,25 @@ class EvalSums:
     classes: ClassSums | None
     """None if labels are not classes."""
     component_sums: tuple[Any, ...] = ()
-    """The sums of each metric component, in their order."""
+    """The sums of each metric component, in the order of the recipe."""
 
 
 def zero_sums(
-    outputs: int, metrics: Sequence[MetricSpec] = (), *, of_classes: bool = True
+    outputs: int, metrics: Sequence[MetricSpec] = (), *, has_classes: bool = True
 ) -> EvalSums:
-    """The sums of no samples, for a network with this number of outputs."""
-    confused = outputs <= MAX_CONFUSION_CLASSES
+    """Return sums of zero samples, for a network with this number of outputs."""
+    has_matrix = outputs <= MAX_CONFUSION_CLASSES
     classes = ClassSums(
         top5=jnp.zeros((), jnp.int32),
-        confusion=jnp.zeros((outputs, outputs), jnp.int32) if confused and of_classes else None,
-        by_class=None if confused else jnp.zeros((3, outputs), jnp.int32),
+        confusion=jnp.zeros((outputs, outputs), jnp.int32) if has_matrix and has_classes else None,
+        by_class=None if has_matrix else jnp.zeros((3, outputs), jnp.int32),
     )
     return EvalSums(
         loss_sum=jnp.zeros((), jnp.float32),
         loss_carry=jnp.zeros((), jnp.float32),
         samples=jnp.zeros((), jnp.int32),
         count=jnp.zeros((), jnp.int32),
-        classes=classes if of_classes else None,
+        classes=classes if has_classes else None,
         component_sums=tuple(jax.tree.map(jnp.asarray, metric.zero(outputs)) for metric in metrics),
     )
 
@@ -87,12 +87,11 @@ def add_batch(
     mask: jax.Array,
     where: jax.Array | None = None,
 ) -> EvalSums:
-    """Add the samples that `mask` (B,) bool marks as valid; the others pad the batch.
+    """Add the valid samples of a batch, which `mask`, bool (B,), marks.
 
     Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float, and losses (B,), each the
-    mean over the valid labels of its sample. Of integer labels only those that `where`, bool (B,
-    ...), marks are valid. Float labels have the class of their maximum; of equal logits the lower
-    class is first.
+    mean over the sample's valid labels, which `where`, bool (B, ...), marks. The class of float
+    labels is their maximum. Of equal logits the lower class ranks first.
     """
     samples = sums.samples + jnp.sum(mask, dtype=jnp.int32)
     if logits.ndim > 2:
@@ -115,7 +114,7 @@ def add_batch(
 def _add_classes(
     sums: ClassSums, logits: jax.Array, labels: jax.Array, mask: jax.Array
 ) -> ClassSums:
-    """Add labels (N,) int or (N, C) float, of which `mask` (N,) marks the valid ones."""
+    """Add labels (N,) int or (N, C) float; `mask`, bool (N,), marks the valid labels."""
     true = labels if jnp.issubdtype(labels.dtype, jnp.integer) else jnp.argmax(labels, axis=-1)
     true = jnp.where(mask, true, 0)
     predicted = jnp.argmax(logits, axis=-1)
@@ -141,11 +140,11 @@ def add_metric_sums(
     mask: jax.Array,
     where: jax.Array | None = None,
 ) -> EvalSums:
-    """Add a batch to the sums of the metric components, in their dtypes.
+    """Add a batch to the sums of the metric components.
 
-    Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float and mask, bool (B,). If some
-    labels are ignored, `where`, bool (B, ...), marks the others; every label is a sample for the
-    metrics then. Raises ValueError for sums of other shapes than the metric's `zero`.
+    Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float and mask, bool (B,). With
+    `where`, bool (B, ...), the mask of labels that aren't ignored, metrics get each label as a
+    sample. Raises ValueError if a metric's `sums` and `zero` have different shapes.
     """
     logits = logits.astype(jnp.float32)
     if where is not None:
@@ -166,19 +165,19 @@ def add_metric_sums(
     return replace(sums, component_sums=tuple(component_sums))
 
 
-def add_sums(sums: EvalSums, more: EvalSums) -> EvalSums:
-    """Add the sums of a batch, which began at zero."""
-    loss_sum, loss_carry = _compensated_add(sums.loss_sum, sums.loss_carry, more.loss_sum)
-    total = jax.tree.map(jnp.add, sums, more)
+def add_sums(sums: EvalSums, added: EvalSums) -> EvalSums:
+    """Add sums that began at zero, such as a batch's."""
+    loss_sum, loss_carry = _compensated_add(sums.loss_sum, sums.loss_carry, added.loss_sum)
+    total = jax.tree.map(jnp.add, sums, added)
     return replace(total, loss_sum=loss_sum, loss_carry=loss_carry)
 
 
 def _flatten_labels(
     logits: jax.Array, labels: jax.Array, losses: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Logits (N, C), labels (N,) or (N, C), losses and mask (N,) of all positions of all samples.
+    """Return logits (N, C), labels (N,) or (N, C), losses and mask (N,) of all positions.
 
-    The loss of a sample is the mean over its positions, so it is repeated for each of them.
+    The loss of a sample, the mean over its positions, is repeated for each position.
     """
     positions = math.prod(logits.shape[1:-1])
     flat_labels = labels.reshape(-1, *labels.shape[logits.ndim - 1 :])
@@ -189,17 +188,17 @@ def _flatten_labels(
 def _compensated_add(
     total: jax.Array, carry: jax.Array, value: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Kahan's sum: plain float32 drifts by 1e-5 over the 1875 batches of 60,000 samples."""
+    """Return Kahan's sum and the new carry. A plain float32 sum drifts by 1e-5 in 1875 batches."""
     exact = value + carry
     new_total = total + exact
     return new_total, exact - (new_total - total)
 
 
 def _is_in_top(k: int, logits: jax.Array, true: jax.Array) -> jax.Array:
-    """Whether fewer than k logits rank before the true class's, (B,) bool."""
+    """Return whether fewer than k logits rank before the true class's, (B,) bool."""
     classes = jnp.arange(logits.shape[-1])
     true_logit = jnp.take_along_axis(logits, true[:, None], axis=-1)
-    # Counted from below, where NaN never is: a network that diverged gets no hits.
+    # NaN is never lower, so that a network that diverged has no hits.
     lower = (logits < true_logit) | ((logits == true_logit) & (classes > true[:, None]))
     return logits.shape[-1] - 1 - jnp.sum(lower, axis=-1) < k
 
@@ -207,41 +206,42 @@ def _is_in_top(k: int, logits: jax.Array, true: jax.Array) -> jax.Array:
 def summarize(
     sums: EvalSums, class_names: Sequence[str], metrics: Sequence[MetricSpec] = ()
 ) -> dict[str, Any]:
-    """Mean loss, count and the metric components of `sums`; of classes also accuracy, precision,
-    recall and f1, and top5 if there are more than ALL_IN_TOP5 of them.
+    """Return mean loss, count and metric components, and for classes the standard metrics.
 
-    Precision, recall and f1 are {"macro", "micro", "per_class": {name: value}}. A ratio whose
-    denominator is 0, such as the precision of a class never predicted, is 0, and the macro mean is
-    over all classes. With one label per sample each micro mean equals the accuracy. More than
-    MAX_CONFUSION_CLASSES classes have no "per_class". Raises ValueError if there are no samples or
-    the names do not fit the classes, RunError if a metric component fails.
+    These are accuracy, top5 for more than ALL_IN_TOP5 classes, precision, recall and f1. The last
+    three are {"macro", "micro", "per_class": {name: value}}, without "per_class" for more than
+    MAX_CONFUSION_CLASSES classes. A ratio is 0 if its denominator is 0, such as the precision of a
+    class that is never predicted. The macro mean is over all classes. Raises ValueError if there
+    are no samples or the names don't fit the classes, RunError if a metric component fails.
     """
     count = int(sums.count)
     if count == 0:
-        raise ValueError("no samples were evaluated; give the evaluation split at least one")
-    classes = {} if sums.classes is None else _class_metrics(sums.classes, count, class_names)
+        raise ValueError("no samples were evaluated; the evaluation split must have at least one")
+    classes = {} if sums.classes is None else _summarize_classes(sums.classes, count, class_names)
     shares = {name: classes.pop(name) for name in ("accuracy", "top5") if name in classes}
     components = zip(metrics, sums.component_sums, strict=True)
-    values = {metric.name: _component_value(metric, added) for metric, added in components}
+    values = {metric.name: _compute_component(metric, added) for metric, added in components}
     return {**shares, "loss": float(sums.loss_sum) / count, "count": count, **classes, **values}
 
 
-def _class_metrics(sums: ClassSums, count: int, class_names: Sequence[str]) -> dict[str, Any]:
+def _summarize_classes(sums: ClassSums, count: int, class_names: Sequence[str]) -> dict[str, Any]:
+    """Return the metrics of classes. Raises ValueError if the names don't fit them."""
     hits, actual, predicted = _count_by_class(sums)
     if len(set(class_names)) != len(hits) or len(class_names) != len(hits):
         raise ValueError(
-            f"{len(hits)} classes need as many different names; given: {list(class_names)}"
+            f"{len(hits)} classes need {len(hits)} different names, not {list(class_names)}"
         )
     return {
         "accuracy": int(hits.sum()) / count,
         **({"top5": int(sums.top5) / count} if len(hits) > ALL_IN_TOP5 else {}),
-        "precision": _averages(hits, predicted, class_names),
-        "recall": _averages(hits, actual, class_names),
-        "f1": _averages(2 * hits, actual + predicted, class_names),
+        "precision": _average_ratios(hits, predicted, class_names),
+        "recall": _average_ratios(hits, actual, class_names),
+        "f1": _average_ratios(2 * hits, actual + predicted, class_names),
     }
 
 
-def _component_value(metric: MetricSpec, sums: Any) -> float:
+def _compute_component(metric: MetricSpec, sums: Any) -> float:
+    """Return the value of a metric component. Raises RunError if it fails."""
     try:
         return float(metric.value(sums))
     except Exception as error:
@@ -250,7 +250,7 @@ def _component_value(metric: MetricSpec, sums: Any) -> float:
 
 
 def _count_by_class(sums: ClassSums) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """By class, int64 (C,) each: labels predicted right, labels, predictions."""
+    """Return counts by class, int64 (C,) each: labels predicted right, labels, predictions."""
     if sums.confusion is None:
         hits, actual, predicted = np.asarray(sums.by_class, np.int64)
         return hits, actual, predicted
@@ -258,8 +258,10 @@ def _count_by_class(sums: ClassSums) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return np.diag(confusion), confusion.sum(axis=1), confusion.sum(axis=0)
 
 
-def _averages(parts: np.ndarray, wholes: np.ndarray, class_names: Sequence[str]) -> dict[str, Any]:
-    """Ratios part / whole, 0 if the whole is 0: per class, their mean, and of the totals."""
+def _average_ratios(
+    parts: np.ndarray, wholes: np.ndarray, class_names: Sequence[str]
+) -> dict[str, Any]:
+    """Return the ratios part / whole per class, their mean, and of the totals. 0 / 0 is 0."""
     ratios = np.divide(parts, wholes, out=np.zeros(len(parts)), where=wholes > 0)
     averages = {"macro": float(ratios.mean()), "micro": int(parts.sum()) / int(wholes.sum())}
     if len(ratios) > MAX_CONFUSION_CLASSES:

@@ -1,4 +1,4 @@
-"""Policies for non-finite steps, whose loss or gradient is not finite; not for overflows."""
+"""Policies for non-finite steps, whose loss or gradient isn't finite, except overflows."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Skip(NonFinitePolicy):
 
 @component("on_nan")
 class Rollback(NonFinitePolicy):
-    """The state goes back to a checkpoint, the data do not: training continues after the batch.
+    """The state goes back to a checkpoint, and training continues with the next batch.
 
-    The updates of the batches between are dropped, as in Chowdhery et al. (2022), sec. 5.1.
-    `most` times a run; the next non-finite step ends it.
+    The updates since the checkpoint are dropped, as in Chowdhery et al. (2022), sec. 5.1. A run
+    rolls back at most `most` times; the next non-finite step ends it.
     """
 
     counts_steps: ClassVar[bool] = True

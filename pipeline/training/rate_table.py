@@ -26,34 +26,34 @@ FLOATS = ("float16", "float32", "float64")
 
 @dataclass(frozen=True)
 class RateFile:
-    """The rates of a file, and what identifies it."""
+    """The rates of a file, its type and its checksum."""
 
     rates: np.ndarray
-    """One for each update, float64 (updates,), finite and not negative."""
+    """Rate of each update, float64 (updates,), finite and not negative."""
     dtype: str
-    """Type of the numbers in the file; `text` for a text."""
+    """Dtype of the numbers in the file; `text` for a text file."""
     sha256: str
-    """Of the file's bytes."""
+    """SHA-256 of the file's bytes, in hexadecimal."""
 
 
 @component("schedule")
 class TableSchedule(ScheduleSpec):
     """The learning rates in a file: row i is the rate of update i, as in MindSpore.
 
-    `train.optimizer.lr` does not multiply them. A file may have more rows than training needs.
-    MindSpore 2.10 stops in the middle of training if a list ends; here a shorter file is refused
-    before anything is compiled.
+    `train.optimizer.lr` doesn't multiply them. A file may have more rows than training needs. A
+    file with fewer rows is refused before compilation; MindSpore 2.10 stops in the middle of
+    training.
     """
 
     name: Literal["table"] = "table"
     file: FilePath | None = None
-    """A `.npy` file of shape (updates,) and a floating type, or a text, `.csv` or `.txt`, with one
-    number a line, in which empty lines and those that begin with # do not count."""
+    """A `.npy` file, floats (updates,), or a text, `.csv` or `.txt`, with one number per line.
+    Empty lines and lines that begin with # don't count."""
 
     @model_validator(mode="after")
-    def _names_a_file(self) -> Self:
+    def _require_file(self) -> Self:
         if self.file is None:
-            raise ValueError(f"file is null; must name a file that ends in {', '.join(_READERS)}")
+            raise ValueError(f"file = null: must be a file that ends in {', '.join(_READERS)}")
         return self
 
     def read(self) -> RateFile:
@@ -62,7 +62,7 @@ class TableSchedule(ScheduleSpec):
         return read_rates(self.file)
 
     def table(self, lr: float, steps: int, steps_per_epoch: int) -> np.ndarray:
-        """The first `steps` rates of the file, float32. Raises ValueError for any problem."""
+        """Return the first `steps` rates of the file, float32. Raises ValueError if it can't."""
         rates = self.read().rates
         if len(rates) < steps:
             raise ValueError(
@@ -89,8 +89,9 @@ def read_rates(file: Path) -> RateFile:
 
 
 def _parse_array(content: bytes) -> tuple[np.ndarray, str]:
+    """Parse a .npy file: rates, float64, and their dtype. Raises ValueError."""
     if not content.startswith(MAGIC_PREFIX):
-        raise ValueError("is no file that numpy.save writes")
+        raise ValueError("isn't a file that numpy.save writes")
     array = parse_npy("its array", content)
     if array.dtype.name not in FLOATS:
         raise ValueError(f"holds {array.dtype}; must be one of {', '.join(FLOATS)}")
@@ -100,10 +101,11 @@ def _parse_array(content: bytes) -> tuple[np.ndarray, str]:
 
 
 def _parse_text(content: bytes) -> tuple[np.ndarray, str]:
+    """Parse numbers, one per line: rates, float64, and "text". Raises ValueError."""
     try:
         lines = content.decode("utf-8").splitlines()
     except UnicodeDecodeError:
-        raise ValueError("is no text in UTF-8; must have one number a line") from None
+        raise ValueError("isn't text in UTF-8; must have one number a line") from None
     rates = []
     for number, line in enumerate(map(str.strip, lines), 1):
         if line and not line.startswith("#"):
@@ -115,15 +117,16 @@ def _parse_text(content: bytes) -> tuple[np.ndarray, str]:
 
 
 def _require_rates(rates: np.ndarray) -> None:
+    """Raise ValueError for no rates, and for a rate that is negative or not finite."""
     if not len(rates):
-        raise ValueError("holds no rate; must have one for each update")
-    # NaN compares as false, so it is wrong too.
+        raise ValueError("has no rates; must have one for each update")
+    # Comparisons with NaN are false, so NaN is wrong too.
     (wrong,) = np.nonzero(~((rates >= 0) & (rates <= MAX_FLOAT)))
     if len(wrong):
-        more = f", and {len(wrong) - 1:,} more are wrong" if len(wrong) > 1 else ""
+        more_text = f", and {len(wrong) - 1:,} more are wrong" if len(wrong) > 1 else ""
         raise ValueError(
-            f"the rate of update {wrong[0]:,} is {rates[wrong[0]]:g}{more}; must be finite and "
-            "not negative"
+            f"the rate of update {wrong[0]:,} is {rates[wrong[0]]:g}{more_text}; must be finite "
+            "and not negative"
         )
 
 

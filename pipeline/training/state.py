@@ -31,7 +31,7 @@ from pipeline.training.parallel.shards import Shards
 Array = jax.Array
 Lowered = TypeVar("Lowered", bound=Callable[..., Any])
 SampleLoss = Callable[..., Array]
-"""(logits, labels, where) -> loss per sample; `where` is given only with an `ignore_index`."""
+"""(logits, labels, where) -> loss per sample; `where` is passed only with an `ignore_index`."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,15 @@ class StepConfig:
     frozen: tuple[str, ...] = ()
     """Patterns over parameters that are not trained, or not before the first of `phases`."""
     phases: tuple[FreezePhase, ...] = ()
-    """Later phases, in each of which more parameters are trained; the optimizer has a separate
-    state for the new parameters of each (`freezing.optimize_by_phase`)."""
+    """Later phases, each with more trained parameters. The optimizer has a separate state for the
+    new parameters of a phase (`freezing.optimize_by_phase`)."""
     fix_statistics: bool = False
-    """Whether batch norm with frozen parameters uses and doesn't update its running statistics.
-    In the first phase the network itself has that setting."""
+    """Whether batch norm with frozen parameters uses its running statistics and doesn't update
+    them. In the first phase the network itself has that setting."""
     layer_rates: tuple[tuple[str, float], ...] = ()
     """Factors on learning rates by outermost scope."""
     rate_groups: tuple[str, ...] = ()
-    """Patterns over parameters with separate learning rates; the last that covers one decides."""
+    """Patterns over parameters with separate learning rates; the last one that covers applies."""
     accumulate: int = 1
     """Number of microbatches, one after the other, whose gradients are summed."""
     average: AverageSpec | None = None
@@ -86,20 +86,19 @@ class StepConfig:
     gradients: Callable[[Backward, Any, Array], tuple[Any, Any]] | None = None
     """(backward, parameters, key) -> gradients, auxiliary outputs; None: one backward pass."""
     metrics: tuple[MetricSpec, ...] = ()
-    """Metrics of evaluations besides the metrics of classes."""
+    """Metrics of evaluations, besides the standard ones for classes."""
     task: Task = "classification"
     class_counts: tuple[int, ...] = ()
     """Training labels of each class, if the loss depends on them."""
     train_images: tuple[ColumnSpec, ...] = ()
-    """Training images after the map ops, if an op draws their size; empty if all are like
-    `image`."""
+    """Mapped training images, if an op draws their size; empty if all are like `image`."""
     shards: Shards | None = None
-    """Shards of a batch, on several devices; None if one device takes a batch as a whole."""
+    """Shards of a batch, also across devices; None if a batch stays whole."""
     lowerings: LoweringPolicy | None = None
     """Policy for a network whose layers don't choose lowerings; None: computed as it is written."""
 
     def lower(self, function: Lowered) -> Lowered:
-        """Return a function that applies the network, with its computations as chosen."""
+        """Return a function that applies the network, with the policy's lowerings."""
         if self.lowerings is None:
             return function
         return with_lowerings(function, self.lowerings, scope_root(self.network))
@@ -113,7 +112,7 @@ class StepConfig:
 @register_dataclass
 @dataclass(frozen=True)
 class OverflowCounts:
-    """Counts of a loss scale that skips overflows, int32 scalars."""
+    """Counts for a loss scale that skips overflows, int32 scalars."""
 
     good_steps: Array
     """Steps since the last overflow, or since the scale was last changed."""
@@ -126,10 +125,7 @@ class OverflowCounts:
 @register_dataclass
 @dataclass(frozen=True)
 class NonFiniteStepCounts:
-    """Counts of a policy that continues after non-finite steps, int32 scalars.
-
-    Checkpoints hold them by these names.
-    """
+    """Counts of non-finite steps, int32 scalars. Checkpoints have these names."""
 
     in_a_row: Array
     """Consecutive non-finite steps up to now."""
@@ -140,11 +136,11 @@ class NonFiniteStepCounts:
 @register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """All that training changes; the content of a checkpoint.
+    """Everything that training changes, the content of a checkpoint.
 
-    `step` (int32 scalar) counts steps, including those without an update. Random draws are keyed by
-    (seed, step), so the state of the random generator is the seed and this counter. `loss_scale` is
-    a float32 scalar. Fields of features that a recipe does not use are None.
+    `step` (int32 scalar) counts steps, including steps without an update. Random draws are keyed by
+    (seed, step), so no generator has a state. `loss_scale` is a float32 scalar. Fields that a
+    recipe doesn't need are None.
     """
 
     step: Array
@@ -179,10 +175,10 @@ def split_params(params: Any, frozen: Sequence[str]) -> tuple[Any, Any]:
     if not frozen:
         return params, {}
     flat = flatten_dict(dict(params))
-    stays = {path for path in flat if is_frozen(frozen, path)}
+    frozen_paths = {path for path in flat if is_frozen(frozen, path)}
     return (
-        unflatten_dict({path: leaf for path, leaf in flat.items() if path not in stays}),
-        unflatten_dict({path: flat[path] for path in stays}),
+        unflatten_dict({path: leaf for path, leaf in flat.items() if path not in frozen_paths}),
+        unflatten_dict({path: flat[path] for path in frozen_paths}),
     )
 
 
@@ -193,14 +189,14 @@ def merge_params(trained: Any, frozen: Any) -> Any:
     return unflatten_dict({**flatten_dict(dict(trained)), **flatten_dict(dict(frozen))})
 
 
-def paths_of(params: Mapping[str, Any]) -> list[Path]:
+def list_paths(params: Mapping[str, Any]) -> list[Path]:
     """Return the paths of all parameters."""
     return list(flatten_dict(dict(params)))
 
 
 def require_trainable(params: Any, frozen: Sequence[str]) -> None:
     """Raise ValueError for a pattern that freezes nothing, and if all is frozen."""
-    paths = paths_of(params)
+    paths = list_paths(params)
     require_covered([pattern.removeprefix(EXCEPT) for pattern in frozen], paths, "parameters")
     if not jax.tree.leaves(split_params(params, frozen)[0]):
         raise ValueError(
@@ -232,4 +228,4 @@ def restart_average(average: Any, params: Any) -> Any:
     if average is None:
         return None
     flat = flatten_dict(dict(params))
-    return unflatten_dict({path: flat[path] for path in paths_of(average)})
+    return unflatten_dict({path: flat[path] for path in list_paths(average)})

@@ -1,8 +1,8 @@
 """One training step, its initial state and its evaluation, as pure functions.
 
-A step reads top to bottom: `_step` maps the batch, computes gradients (here), the loss (losses.py)
-and its outcome, and updates the state (update.py); the types are in state.py. Sink and backend
-decide how often, on which device and in what order the functions are called.
+`_step` maps the batch, computes the loss (losses.py) and its gradients, decides the outcome and
+updates the state (update.py). The types are in state.py. Sink and backend decide when and on which
+device the functions are called.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Ops
 from pipeline.data.padding.buckets import SIZE
-from pipeline.data.transform import apply_ops, choices_among, draw_choice, select_ops
+from pipeline.data.transform import apply_ops, count_choices, draw_choice, select_ops
 from pipeline.models.modules.layer_capture import grad_observing_layers
 from pipeline.models.modules.name_stack import DATA, UPDATE
-from pipeline.training.bucketing import apply_in_bucket, with_padding_mask
+from pipeline.training.bucketing import add_padding_mask, apply_in_bucket
 from pipeline.training.curvature import LayerSums, exchange_moments, sum_layers
-from pipeline.training.freezing import apply_phase, config_at
+from pipeline.training.freezing import apply_phase, select_phase
 from pipeline.training.losses import (
-    divides_by_labels,
-    label_mask,
-    label_weight,
-    normalizer,
+    compute_divisor,
+    count_valid_labels,
+    is_label_mean,
+    make_label_mask,
     reduce_losses,
     sample_losses,
 )
@@ -50,7 +50,7 @@ from pipeline.training.state import (
     split_params,
 )
 from pipeline.training.step_record import Record, record_step
-from pipeline.training.telemetry import updates_so_far
+from pipeline.training.telemetry import count_updates
 from pipeline.training.update import (
     apply_if_finite,
     apply_update,
@@ -62,19 +62,19 @@ from pipeline.training.update import (
 T = TypeVar("T")
 
 GRADIENTS_DRAW = 2**31 - 1
-"""Number of the key for custom gradients, which no microbatch and no shard has."""
+"""Number that derives the key of custom gradients; no microbatch and no shard has it."""
 
 
 @dataclass(frozen=True)
 class TrainStep:
     """The three pure functions that a backend compiles.
 
-    `init(seed)` makes the state at step 0 from uint32 (2,). `step(state, batch, learning_rates)`
-    does one update; the table is float32 (total steps,), a row for each update, and with rate
-    groups (total steps, 1 + groups). A step whose loss or gradient is not finite changes nothing
-    but the counts of such steps. `evaluate(state, batch, sums)` adds a batch to the sums. If
-    several runs share a step, both also take the values of the constants that differ between runs,
-    each as one more argument.
+    `init(seed)` makes the state at step 0; the seed is uint32 (2,). `step(state, batch,
+    learning_rates)` does one update. The rates are float32 (total steps,), or (total steps, 1 +
+    groups) with rate groups. A step whose loss or gradient isn't finite changes only the counts of
+    such steps. `evaluate(state, batch, sums)` adds a batch to the sums. If several runs share a
+    step, `step` and `evaluate` have one more argument for each constant that differs between the
+    runs.
     """
 
     init: Callable[[Array], TrainState]
@@ -84,23 +84,23 @@ class TrainStep:
 
 
 class MappedBatch(NamedTuple):
-    """A batch, or a microbatch of it, after its map ops."""
+    """A batch, or a microbatch, after the map ops."""
 
     images: Array
     """(B, H, W, C) float32."""
     labels: Array
     """(B, ...) int or (B, ..., C) float."""
     mask: Array
-    """bool (B,): the valid samples; the others are padding."""
+    """bool (B,): True for samples, False for padding."""
     dropout: Array
-    """A key."""
+    """A JAX key."""
 
 
 def make_train_step(config: StepConfig) -> TrainStep:
     """Make the functions of a step from its configuration."""
 
     def init(seed: Array) -> TrainState:
-        return initial_state(config, initial_variables(config, seed)[1])
+        return init_state(config, init_variables(config, seed)[1])
 
     def step(state: TrainState, batch: Batch, learning_rates: Array) -> tuple[TrainState, Record]:
         def compute(phase: StepConfig) -> tuple[TrainState, Record]:
@@ -118,21 +118,23 @@ def make_train_step(config: StepConfig) -> TrainStep:
                 config.buckets,
                 batch,
                 lambda cropped: _evaluate(config, state, cropped, sums),
-                drawn=False,
+                is_random=False,
             )
 
         if config.shards is None:
             return add(sums, batch)
-        added = sum_shards(config.shards, batch, lambda shard, _: add(no_sums(config), shard))
+        added = sum_shards(
+            config.shards, batch, lambda shard, _: add(make_zero_sums(config), shard)
+        )
         return add_sums(sums, added)
 
-    return TrainStep(init, step, evaluate, lambda: no_sums(config))
+    return TrainStep(init, step, evaluate, lambda: make_zero_sums(config))
 
 
 def _step(
     config: StepConfig, state: TrainState, batch: Batch, learning_rates: Array
 ) -> tuple[TrainState, Record]:
-    gradients = gradients_of(config, state, batch)
+    gradients = compute_step_gradients(config, state, batch)
     return _update_state(config, state, gradients, batch.count, learning_rates)
 
 
@@ -144,14 +146,14 @@ def _update_state(
     count: Array,
     learning_rates: Array,
 ) -> tuple[TrainState, Record]:
-    """The state after a step with these gradients, over `count` samples, and its record."""
-    # Times the inverse, which XLA computes at each use of a gradient: a quotient it would store, a
-    # pass over all parameters more. The norm is the scaled gradients' for the same reason.
+    """Return the state after a step with gradients over `count` samples, and the step's record."""
+    # XLA fuses a product with each use of a gradient, but stores a quotient, which is one more pass
+    # over all parameters. For the same reason the norm is of the scaled gradients.
     unscale = 1 / state.loss_scale
-    rates = learning_rates[jnp.minimum(updates_so_far(state), learning_rates.shape[0] - 1)]
+    rates = learning_rates[jnp.minimum(count_updates(state), learning_rates.shape[0] - 1)]
     rate = rates[0] if config.rate_groups else rates
     loss = gradients.loss
-    norm = norm_of(gradients.values, unscale)
+    norm = compute_norm(gradients.values, unscale)
     outcome = decide_outcome(config.on_nan, state, loss, norm)
     record = record_step(state, gradients, rate, norm, outcome)
 
@@ -165,36 +167,36 @@ def _update_state(
     return count_non_finite_step(config.on_nan, after, outcome), record
 
 
-def gradients_of(config: StepConfig, state: TrainState, batch: Batch) -> Gradients:
-    """Gradients of the loss times its scale, of a batch that is cropped to its bucket; with
-    shards it is not cropped yet."""
-    dropout = dropout_key(batch, state.step)
+def compute_step_gradients(config: StepConfig, state: TrainState, batch: Batch) -> Gradients:
+    """Return the gradients of the scaled loss of a batch. Without shards, the batch is cropped to
+    its bucket already."""
+    dropout = make_dropout_key(batch, state.step)
     if config.shards is not None:
         return _shard_gradients(config, config.shards, state, batch, dropout)
 
     def compute(ops: Ops) -> Gradients:
-        images, labels = mapped_batch(config, ops, batch)
+        images, labels = map_batch(config, ops, batch)
         mapped = mask_batch(images, labels, batch.count, dropout)
-        divisor = normalizer(config, labels, mapped.mask, batch.count)
+        divisor = compute_divisor(config, labels, mapped.mask, batch.count)
         return compute_gradients(config, state, mapped, divisor, state.loss_scale)
 
-    return _with_drawn_ops(config, batch, state.step, compute)
+    return _apply_drawn_ops(config, batch, state.step, compute)
 
 
-def dropout_key(batch: Batch, step: Array | int) -> Array:
-    """The key of the dropout of a step; `step` counts the steps before it."""
-    return jax.random.fold_in(_key(batch.seed, 1), step)
+def make_dropout_key(batch: Batch, step: Array | int) -> Array:
+    """Return the dropout key of a step; `step` is the number of steps before it."""
+    return jax.random.fold_in(_make_key(batch.seed, 1), step)
 
 
-def _with_drawn_ops(
+def _apply_drawn_ops(
     config: StepConfig, batch: Batch, step: Array, compute: Callable[[Ops], T]
 ) -> T:
     """Apply `compute` to the map ops of a training step.
 
-    If an op is drawn for each step, `compute` is traced once for each choice, and a program has a
-    branch for each: a sink runs over steps of any size without asking the host.
+    If an op is drawn for each step, `compute` is traced once for each choice. The program has a
+    branch for each, so that a sink needs no decision of the host.
     """
-    choices = choices_among(config.train_ops)
+    choices = count_choices(config.train_ops)
     if choices == 1:
         return compute(config.train_ops)
     number = draw_choice(jnp, choices, batch.seed, step)
@@ -205,43 +207,43 @@ def _with_drawn_ops(
 def _shard_gradients(
     config: StepConfig, shards: Shards, state: TrainState, batch: Batch, dropout: Array
 ) -> Gradients:
-    """Gradients of a batch as the sum over its shards.
+    """Return the gradients of a batch, summed over its shards.
 
-    Batch norm sees one shard at a time; the running statistics are the mean over shards. Dropout
-    draws by the number of the shard.
+    Batch norm normalizes each shard by itself; the running statistics are the mean over shards. The
+    dropout key of a shard is derived from its number.
     """
 
     def count_labels(cropped: Batch, ops: Ops, number: Array) -> Array:
-        _, labels = mapped_batch(config, ops, cropped)
-        weight = label_weight(config, labels, jnp.arange(labels.shape[0]) < cropped.count)
+        _, labels = map_batch(config, ops, cropped)
+        weight = count_valid_labels(config, labels, jnp.arange(labels.shape[0]) < cropped.count)
         assert weight is not None, "there is a label to ignore"
         return weight
 
     def compute(cropped: Batch, ops: Ops, number: Array) -> Gradients:
-        images, labels = mapped_batch(config, ops, cropped)
+        images, labels = map_batch(config, ops, cropped)
         key = jax.random.fold_in(dropout, number)
         mapped = mask_batch(images, labels, cropped.count, key)
         return compute_gradients(config, state, mapped, divisor, state.loss_scale)
 
     def apply_to_shard(compute: Callable[[Batch, Ops, Array], T], shard: Batch, number: Array) -> T:
-        """Apply `compute` to a shard that is cropped to its bucket, and the map ops of the step."""
+        """Apply `compute` to a shard cropped to its bucket, and to the map ops of the step."""
 
         def with_ops(cropped: Batch) -> T:
-            return _with_drawn_ops(
+            return _apply_drawn_ops(
                 config, cropped, state.step, lambda ops: compute(cropped, ops, number)
             )
 
         return apply_in_bucket(config.buckets, shard, with_ops)
 
     divisor = batch.count
-    if divides_by_labels(config):
+    if is_label_mean(config):
         divisor = jnp.maximum(sum_shards(shards, batch, partial(apply_to_shard, count_labels)), 1.0)
     local = sum_local_shards(shards, batch, partial(apply_to_shard, compute))
     rows = {path: layer.rows for path, layer in local.layers.items()}
     total, rows = sum_devices(shards, (local._replace(layers={}), rows))
     layers: Mapping[str, LayerSums] = {}
     if config.curvature is not None:
-        due = config.curvature.due(updates_so_far(state))
+        due = config.curvature.due(count_updates(state))
         add = partial(sum_devices, shards)
         layers = exchange_moments(config.curvature, local.layers, rows, due, add)
     batch_stats = jax.tree.map(lambda x: x / shards.count, total.batch_stats)
@@ -252,21 +254,22 @@ def _shard_gradients(
 
 
 @jax.named_scope(DATA)
-def mapped_batch(config: StepConfig, ops: Ops, batch: Batch) -> tuple[Array, Array]:
-    """Images NHWC float32 and labels of a batch after its map ops."""
+def map_batch(config: StepConfig, ops: Ops, batch: Batch) -> tuple[Array, Array]:
+    """Return the images, NHWC float32, and the labels of a batch after its map ops."""
     columns = apply_ops(jnp, ops, batch.columns, batch.seed, batch.epoch, batch.sample)
     sizes = batch.columns[SIZE] if config.padding_mask else None
-    return network_inputs(columns["image"], config.image.layout, sizes), columns["label"]
+    return make_network_inputs(columns["image"], config.image.layout, sizes), columns["label"]
 
 
-def network_inputs(images: Array, layout: str, sizes: Array | None) -> Array:
+def make_network_inputs(images: Array, layout: str, sizes: Array | None) -> Array:
     """Convert images as the map ops return them to a network's input, NHWC float32.
 
-    With their true sizes (B, 1 or 2) it has one more channel, which marks padding.
+    With `sizes` (B, 1 or 2), the sizes without padding, it has one more channel, which marks
+    padding.
     """
     images = images.astype(jnp.float32)
     images = images if layout == "hwc" else images.transpose(0, 2, 3, 1)
-    return images if sizes is None else with_padding_mask(images, sizes)
+    return images if sizes is None else add_padding_mask(images, sizes)
 
 
 def mask_batch(images: Array, labels: Array, count: Array | int, dropout: Array) -> MappedBatch:
@@ -284,10 +287,11 @@ def compute_gradients(
     divisor: Array | int,
     scale: Array | float,
 ) -> Gradients:
-    """Gradients of `scale` times the loss of the valid samples of a mapped batch.
+    """Return the gradients of `scale` times the loss of the valid samples of a mapped batch.
 
-    A mean divides by `divisor`. With `accumulate` microbatches their gradients are summed one after
-    the other: the same sum except for batch norm, which sees one at a time, and dropout's draws.
+    A mean divides by `divisor`. Gradients of `accumulate` microbatches are summed one after the
+    other. The sum differs from the whole batch's only by batch norm, which normalizes each
+    microbatch by itself, and by the draws of dropout.
     """
     if config.accumulate == 1:
         return _microbatch_gradients(config, state, state.batch_stats, batch, divisor, scale)
@@ -324,8 +328,8 @@ def _microbatch_gradients(
     divisor: Array | int,
     scale: Array | float,
 ) -> Gradients:
-    """The share of a microbatch in the loss of its batch, and the gradients of that share; a mean
-    divides by `divisor`, the number of samples or labels of the whole batch."""
+    """Return a microbatch's share of the loss, and the share's gradients. A mean divides by
+    `divisor`, the number of samples or labels of the whole batch."""
     trained, frozen = split_params(state.params, config.frozen)
 
     def scaled_loss(trained: Any) -> tuple[Array, tuple[Array, Any]]:
@@ -343,7 +347,7 @@ def _microbatch_gradients(
     if config.curvature is not None:
         observed = grad_observing_layers(scaled_loss, config.lower)
         values, (loss, batch_stats), captures = observed(trained)
-        due = config.curvature.due(updates_so_far(state))
+        due = config.curvature.due(count_updates(state))
         layers = sum_layers(config.curvature, captures, batch.mask, due)
         return Gradients(values, loss, batch_stats, layers)
     backward = jax.grad(config.lower(scaled_loss), has_aux=True)
@@ -355,22 +359,22 @@ def _microbatch_gradients(
     return Gradients(values, loss, batch_stats, {})
 
 
-def norm_of(gradients: Any, unscale: Array) -> Array:
-    """The norm of the gradients of the loss, float32 (), from gradients of the scaled loss."""
+def compute_norm(gradients: Any, unscale: Array) -> Array:
+    """Return the norm of the unscaled gradients, float32 (), from gradients of the scaled loss."""
     return optax.tree.norm(gradients) * unscale
 
 
 def make_update_only_step(
     config: StepConfig, learning_rate: float
 ) -> Callable[[TrainState, tuple[Array, Array]], tuple[TrainState, Array]]:
-    """Make the update alone, on mapped images (B, H, W, C) float32 and labels, to be priced.
+    """Make a step for cost estimates: only the update, on mapped images and labels.
 
-    Of several phases of training it is the last, which trains most. It leaves out the map ops,
-    which run on the host there, the loss scale, the gradient's norm and the guard against values
-    that are not finite: these are this pipeline's telemetry.
+    Images are (B, H, W, C) float32. Of several phases of training it is the last, which trains the
+    most parameters. The step has no map ops, loss scale, gradient norm or check for non-finite
+    values.
     """
 
-    config = config_at(config, config.phases[-1].start if config.phases else 0)
+    config = select_phase(config, config.phases[-1].start if config.phases else 0)
     groups = len(config.rate_groups)
     rates = jnp.full(1 + groups, learning_rate) if groups else learning_rate
 
@@ -379,21 +383,22 @@ def make_update_only_step(
         count = images.shape[0]
         dropout = jax.random.fold_in(jax.random.key(0), state.step)
         mapped = mask_batch(images, labels, count, dropout)
-        divisor = normalizer(config, labels, mapped.mask, count)
+        divisor = compute_divisor(config, labels, mapped.mask, count)
         gradients = compute_gradients(config, state, mapped, divisor, 1.0)
         return apply_update(config, state, gradients, count, 1.0, rates), gradients.loss
 
     return step
 
 
-def no_sums(config: StepConfig) -> EvalSums:
-    """The sums of no samples."""
-    of_classes = config.task == "classification"
-    return zero_sums(config.classes, config.metrics, of_classes=of_classes)
+def make_zero_sums(config: StepConfig) -> EvalSums:
+    """Return sums of zero samples."""
+    has_classes = config.task == "classification"
+    return zero_sums(config.classes, config.metrics, has_classes=has_classes)
 
 
 def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
-    images, labels = mapped_batch(config, config.eval_ops, batch)
+    """Add a batch, cropped to its bucket, to the sums of an evaluation."""
+    images, labels = map_batch(config, config.eval_ops, batch)
     params = state.params
     if config.average is not None:
         params = merge_params(params, state.average)
@@ -401,24 +406,24 @@ def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSum
     logits: Any = config.lower(partial(config.network.apply, train=False))(weights, images)
     mask = jnp.arange(images.shape[0]) < batch.count
     losses = sample_losses(config, logits, labels)
-    where = label_mask(config, labels)
+    where = make_label_mask(config, labels)
     total = add_batch(sums, logits, labels, losses, mask, where)
     return add_metric_sums(total, config.metrics, logits, labels, mask, where)
 
 
-def initial_variables(config: StepConfig, seed: Array) -> tuple[Array, Mapping[str, Any]]:
-    """Logits of one blank image, and fresh parameters and batch statistics.
+def init_variables(config: StepConfig, seed: Array) -> tuple[Array, Mapping[str, Any]]:
+    """Return the logits of one blank image, and initial parameters and batch statistics.
 
-    Raises ValueError if layers, or a rule for initialisation, don't fit.
+    Raises ValueError if the layers, or a rule for initialisation, don't fit.
     """
     image = jnp.zeros((1, *image_shape(config.image)), jnp.float32)
-    logits, variables = config.network.init_with_output(_key(seed, 0), image, train=False)
-    params = reinitialize(variables["params"], config.init_rules, _key(seed, 2))
+    logits, variables = config.network.init_with_output(_make_key(seed, 0), image, train=False)
+    params = reinitialize(variables["params"], config.init_rules, _make_key(seed, 2))
     return logits, {**variables, "params": params}
 
 
-def initial_state(config: StepConfig, variables: Mapping[str, Any]) -> TrainState:
-    """The state at step 0 of fresh parameters and batch statistics."""
+def init_state(config: StepConfig, variables: Mapping[str, Any]) -> TrainState:
+    """Return the state at step 0, from initial parameters and batch statistics."""
     params = variables["params"]
     trained, _ = split_params(params, config.never_trained)
     zero = jnp.zeros((), jnp.int32)
@@ -434,13 +439,13 @@ def initial_state(config: StepConfig, variables: Mapping[str, Any]) -> TrainStat
     )
 
 
-def _key(seed: Array, stream: int) -> Array:
-    """A JAX key from the two words of the seed; streams 0 to 2 are initialisation, dropout, and
-    initialisation by rules."""
+def _make_key(seed: Array, stream: int) -> Array:
+    """Return a JAX key from a seed, uint32 (2,). Stream 0 is for initialisation, 1 for dropout, 2
+    for initialisation by rules."""
     key = jax.random.wrap_key_data(seed.astype(jnp.uint32), impl="threefry2x32")
     return jax.random.fold_in(key, stream)
 
 
 def image_shape(image: ColumnSpec) -> tuple[int, ...]:
-    """Height, width and channels of an image, in either layout of the map ops."""
+    """Return the height, width and channels of an image, in either layout of the map ops."""
     return image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])

@@ -1,4 +1,4 @@
-"""Record of a step: the names of the metrics of every step, and their values.
+"""The record of a step: names and values of its metrics.
 
 The columns of the telemetry, the keys of metrics.jsonl, and the tags of TensorBoard and trackers
 are the fields of `Record`, in this order.

@@ -1,4 +1,4 @@
-"""Metrics of numbers, of classes, of several labels a sample, of next tokens, of probabilities."""
+"""Metrics for numbers, classes, several labels per sample, next tokens and probabilities."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ OF_TOKENS = ("token_accuracy", "perplexity")
 
 
 class NumberMetric(MetricSpec):
-    """Base of the metrics of K numbers, which networks predict standardised."""
+    """Base of the metrics of K standardised numbers."""
 
     better: ClassVar[Direction] = "min"
     std: Seq[float] = ()
-    """By number the unit of the data in standardised ones; empty: they are not standardised."""
+    """Standard deviation of each number, in the units of the data; empty: not standardised."""
 
     def zero(self, classes: int) -> Any:
-        """By number the sum of errors, absolute or squared; and the samples."""
+        """Return sums of absolute or squared errors, float32 (K,), and the number of samples."""
         return {"errors": np.zeros(classes, np.float32), "samples": np.zeros((), np.float32)}
 
     def _sum_errors(self, errors: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
+        """Return sums of errors (B, K) over valid samples, and the number of samples."""
         import jax.numpy as jnp
 
         valid = jnp.where(mask[:, None], errors, 0)
         return {"errors": valid.sum(axis=0), "samples": mask.sum().astype(jnp.float32)}
 
     def _mean_in_data_units(self, errors: np.ndarray) -> float:
-        """The mean over numbers of standardised errors, float64 (K,), in the units of the data."""
+        """Return the mean of standardised errors, float64 (K,), in the units of the data."""
         units = np.asarray(self.std, np.float64) if self.std else np.ones(len(errors))
         return float((errors * units).mean())
 
@@ -77,14 +78,14 @@ class RootMeanSquareError(NumberMetric):
 
 @component("metric")
 class ExplainedShare(NumberMetric):
-    """R squared: 1 - the squared error over the spread around the mean of the evaluated samples;
-    the mean over several numbers. A constant number has 0."""
+    """R squared: 1 - squared error / squared deviation from the mean of the evaluated samples. The
+    mean over several numbers; a constant number counts as 0."""
 
     better: ClassVar[Direction] = "max"
     name: Literal["r2"] = "r2"
 
     def zero(self, classes: int) -> Any:
-        """By number the sums of squared errors, of the numbers and of their squares."""
+        """Return sums of squared errors, of numbers and of their squares, float32 (K,) each."""
         none = np.zeros(classes, np.float32)
         return {**super().zero(classes), "total": none, "squares": none}
 
@@ -108,11 +109,11 @@ class ExplainedShare(NumberMetric):
 
 
 class MultiLabelMetric(MetricSpec):
-    """Base of the metrics of K labels, each of which a sample has or has not."""
+    """Base of the metrics of K labels, any number of which a sample may have."""
 
     def zero(self, classes: int) -> Any:
-        """By label the hits, the labels and the predictions; and samples whose labels are all
-        right, and all samples."""
+        """Return counts by label, int32 (K,): of hits, labels and predictions. Also the number of
+        samples whose labels are all right, and of all samples."""
         none = np.zeros(classes, np.int32)
         counts = {"hits": none, "actual": none, "predicted": none}
         return {**counts, "exact": np.zeros((), np.int32), "samples": np.zeros((), np.int32)}
@@ -130,7 +131,7 @@ class MultiLabelMetric(MetricSpec):
 
 @component("metric")
 class ExactMatch(MultiLabelMetric):
-    """The share of samples all of whose labels are predicted right."""
+    """The share of samples whose labels are all predicted right."""
 
     name: Literal["exact_match"] = "exact_match"
 
@@ -145,8 +146,8 @@ class MicroF1(MultiLabelMetric):
     name: Literal["micro_f1"] = "micro_f1"
 
     def value(self, sums: Any) -> float:
-        both = int(sums["actual"].sum()) + int(sums["predicted"].sum())
-        return 2 * int(sums["hits"].sum()) / both if both else 0.0
+        totals = int(sums["actual"].sum()) + int(sums["predicted"].sum())
+        return 2 * int(sums["hits"].sum()) / totals if totals else 0.0
 
 
 @component("metric")
@@ -156,23 +157,23 @@ class MacroF1(MultiLabelMetric):
     name: Literal["macro_f1"] = "macro_f1"
 
     def value(self, sums: Any) -> float:
-        both = np.asarray(sums["actual"] + sums["predicted"], np.float64)
-        f1 = np.divide(2.0 * sums["hits"], both, out=np.zeros_like(both), where=both > 0)
+        totals = np.asarray(sums["actual"] + sums["predicted"], np.float64)
+        f1 = np.divide(2.0 * sums["hits"], totals, out=np.zeros_like(totals), where=totals > 0)
         return float(f1.mean())
 
 
 class TokenMetric(MetricSpec):
-    """Base of the metrics of tokens, of which one is to be predicted at each position."""
+    """Base of the metrics for networks that predict a token at each position."""
 
     ignore_index: int | None = None
-    """The label of positions that are not counted; null: all are."""
+    """The label of positions that don't count; null: all count."""
 
     def zero(self, classes: int) -> Any:
-        """The sum of a number of each token, and the tokens."""
+        """Return the sum of a value of each token, and the number of tokens."""
         return {"total": np.zeros((), np.float32), "tokens": np.zeros((), np.int32)}
 
     def _sums(self, values: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
-        """The sums over the valid tokens of values (B, ...)."""
+        """Return the sum of values (B, ...) over the valid tokens, and their number."""
         import jax.numpy as jnp
 
         valid = mask.reshape(-1, *(1,) * (labels.ndim - 1))
@@ -185,7 +186,7 @@ class TokenMetric(MetricSpec):
 
 @component("metric")
 class TokenAccuracy(TokenMetric):
-    """The share of tokens that are the most probable ones."""
+    """The share of tokens that the network predicts as the most probable."""
 
     name: Literal["token_accuracy"] = "token_accuracy"
 
@@ -198,7 +199,7 @@ class TokenAccuracy(TokenMetric):
 
 @component("metric")
 class Perplexity(TokenMetric):
-    """Exponential of the mean cross-entropy of the tokens, for any loss; infinite if that is above
+    """Exponential of the mean cross-entropy of tokens, for any loss; infinite for a mean above
     700."""
 
     better: ClassVar[Direction] = "min"
@@ -217,10 +218,10 @@ class Perplexity(TokenMetric):
         return math.inf if mean > 700 else math.exp(mean)
 
 
-def metrics_of(targets: Targets, ignore_index: int | None = None) -> Sequence[MetricSpec]:
-    """The metrics of every evaluation of such targets, except the metrics of classes.
+def list_metrics(targets: Targets, ignore_index: int | None = None) -> Sequence[MetricSpec]:
+    """Return the metrics of every evaluation of these targets, except the metrics of classes.
 
-    Labels that are `ignore_index` are not counted.
+    Labels equal to `ignore_index` don't count.
     """
     match targets.task:
         case "regression":
@@ -234,9 +235,9 @@ def metrics_of(targets: Targets, ignore_index: int | None = None) -> Sequence[Me
 
 
 class ClassCountMetric(MetricSpec):
-    """Base of the metrics of class labels, one for a sample or one for each of its positions.
+    """Base of the metrics of class labels, one per sample or one per position.
 
-    Labels outside of the classes, and `ignore_index`, don't count.
+    Labels outside the classes, and labels equal to `ignore_index`, don't count.
     """
 
     ignore_index: int | None = None
@@ -248,7 +249,7 @@ class ClassCountMetric(MetricSpec):
         return self.model_copy(update={"ignore_index": label})
 
     def zero(self, classes: int) -> Any:
-        """By class the labels predicted right, the labels, and the predictions."""
+        """Return counts by class, int32 (C,): labels predicted right, labels, predictions."""
         none = np.zeros(classes, np.int32)
         return {"hits": none, "actual": none, "predicted": none}
 
@@ -266,7 +267,7 @@ class ClassCountMetric(MetricSpec):
             valid &= labels != self.ignore_index
 
         def count(indices: jax.Array, where: jax.Array) -> jax.Array:
-            # One more entry takes what is not counted.
+            # The last entry collects what doesn't count.
             place = jnp.where(where, indices, classes).ravel()
             return jnp.zeros(classes + 1, jnp.int32).at[place].add(1)[:classes]
 
@@ -279,8 +280,7 @@ class ClassCountMetric(MetricSpec):
 
 @component("metric")
 class MeanIou(ClassCountMetric):
-    """The mean over classes of intersection over union: of the labels that are of a class or
-    predicted as it, the share that is both. Classes that are neither don't count."""
+    """Mean intersection over union of the classes that have labels or predictions."""
 
     name: Literal["mean_iou"] = "mean_iou"
 
@@ -289,13 +289,13 @@ class MeanIou(ClassCountMetric):
             np.asarray(sums[key], np.float64) for key in ("hits", "actual", "predicted")
         )
         union = actual + predicted - hits
-        there = union > 0
-        return float((hits[there] / union[there]).mean()) if there.any() else 0.0
+        is_present = union > 0
+        return float((hits[is_present] / union[is_present]).mean()) if is_present.any() else 0.0
 
 
 @component("metric")
 class PixelAccuracy(ClassCountMetric):
-    """The share of labels that are predicted right; of masks, of their pixels."""
+    """The share of labels that are predicted right, such as the pixels of masks."""
 
     name: Literal["pixel_accuracy"] = "pixel_accuracy"
 
@@ -306,14 +306,14 @@ class PixelAccuracy(ClassCountMetric):
 
 @component("metric")
 class BalancedAccuracy(ClassCountMetric):
-    """The mean recall of the classes that have labels: accuracy if all were equally frequent."""
+    """Mean recall of the classes that have labels: the accuracy if all were equally frequent."""
 
     name: Literal["balanced_accuracy"] = "balanced_accuracy"
 
     def value(self, sums: Any) -> float:
         hits, actual = (np.asarray(sums[key], np.float64) for key in ("hits", "actual"))
-        there = actual > 0
-        return float((hits[there] / actual[there]).mean()) if there.any() else 0.0
+        is_present = actual > 0
+        return float((hits[is_present] / actual[is_present]).mean()) if is_present.any() else 0.0
 
 
 @component("metric")
@@ -321,7 +321,7 @@ class CalibrationError(MetricSpec):
     """Expected calibration error (Guo et al. 2017, arXiv 1706.04599, eq. 3), in `bins` equal bins.
 
     The mean distance between the probability of the predicted class and the share of right
-    predictions, over bins of that probability. For one label a sample.
+    predictions, over bins of that probability. Samples have one label each.
     """
 
     better: ClassVar[Direction] = "min"
@@ -329,20 +329,20 @@ class CalibrationError(MetricSpec):
     bins: PositiveInt = 15
 
     def zero(self, classes: int) -> Any:
-        """By bin the samples, the right predictions, and the sum of probabilities: (3, bins)."""
+        """Return sums by bin, (3, bins): of samples, right predictions, and probabilities."""
         return np.zeros((3, self.bins), np.float32)
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
         import jax
         import jax.numpy as jnp
 
-        true = true_classes(logits, labels)
+        true = find_true_classes(logits, labels)
         probability = jax.nn.softmax(logits).max(axis=-1)
-        # Bins are open below: 1 belongs to the last one.
-        which = jnp.clip(jnp.ceil(probability * self.bins) - 1, 0, self.bins - 1).astype(jnp.int32)
+        # Bins include their upper end: 1 belongs to the last bin.
+        places = (jnp.ceil(probability * self.bins) - 1).clip(0, self.bins - 1).astype(jnp.int32)
         right = logits.argmax(axis=-1) == true
         values = jnp.stack([jnp.ones_like(probability), right, probability])
-        return jnp.zeros((3, self.bins)).at[:, which].add(jnp.where(mask, values, 0))
+        return jnp.zeros((3, self.bins)).at[:, places].add(jnp.where(mask, values, 0))
 
     def value(self, sums: Any) -> float:
         samples, right, probability = np.asarray(sums, np.float64)
@@ -353,14 +353,14 @@ class CalibrationError(MetricSpec):
 class BrierScore(MetricSpec):
     """Brier score (Brier 1950): the squared distance of all probabilities from the true class.
 
-    For one label a sample, or probabilities as labels; 0 is best, 2 is worst.
+    Samples have one label each, or probabilities as labels. 0 is best, 2 is worst.
     """
 
     better: ClassVar[Direction] = "min"
     name: Literal["brier"] = "brier"
 
     def zero(self, classes: int) -> Any:
-        """The sum of squared distances, and the samples."""
+        """Return the sum of squared distances, and the number of samples."""
         return np.zeros(2, np.float32)
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
@@ -378,8 +378,8 @@ class BrierScore(MetricSpec):
         return float(sums[0] / sums[1])
 
 
-def true_classes(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """The true class of every sample, int (B,), of integer labels or of one value for each class.
+def find_true_classes(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Return the true class of every sample, int (B,), from integer labels or a value per class.
 
     Raises ValueError if samples have several labels.
     """
@@ -391,4 +391,4 @@ def true_classes(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 def _require_one_label(logits: jax.Array) -> None:
     if logits.ndim != 2:
-        raise ValueError(f"takes logits (batch, classes); these have shape {logits.shape}")
+        raise ValueError(f"needs logits (batch, classes); these have shape {logits.shape}")

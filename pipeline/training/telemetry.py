@@ -1,4 +1,4 @@
-"""Telemetry of a sink: the record of every step that ran, and the outcome of each."""
+"""Telemetry of a sink: the records and outcomes of its steps."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from pipeline.training.state import TrainState
 
 PLACES = ("step", "pass", "sink")
-"""Keys of a step's place in the run; its other keys in metrics.jsonl are its numbers."""
+"""Keys of metrics.jsonl that locate a step in the run; all other keys are metrics."""
 
 
 @dataclass(frozen=True)
 class Telemetry:
-    """Steps `start + 1 .. start + len`, from device to host.
+    """Records of the steps `start + 1 .. start + len`.
 
-    `columns` has a value of each step by name, arrays of equal length (steps,): float32, and bool
-    for flags. Monitors write every column, and flags for the steps that have them.
+    `columns` has arrays (steps,) by name, float32, or bool for flags. Monitors write every column;
+    flags only where they are true.
     """
 
     start: int
@@ -33,10 +33,8 @@ class Telemetry:
     def from_rows(
         start: int, rows: np.ndarray, names: Sequence[str], flags: Collection[str] = ()
     ) -> Telemetry:
-        """Make telemetry of rows of the device's buffer, (steps, columns); `flags` become bool.
-
-        Raises ValueError if there isn't one name for each column.
-        """
+        """Make telemetry from rows of the device's buffer, (steps, columns); `flags` become bool.
+        Raises ValueError if the number of names differs from the number of columns."""
         numbers = zip(names, np.asarray(rows, np.float32).T, strict=True)
         columns = {name: column > 0 if name in flags else column for name, column in numbers}
         return Telemetry(start, columns)
@@ -51,31 +49,26 @@ class Telemetry:
 
     @property
     def loss(self) -> np.ndarray:
-        """The loss of each step."""
         return self.columns["loss"]
 
     @property
     def learning_rate(self) -> np.ndarray:
-        """The learning rate of each step."""
         return self.columns["learning_rate"]
 
     @property
     def grad_norm(self) -> np.ndarray:
-        """The norm of the gradients of each step."""
         return self.columns["grad_norm"]
 
     @property
     def loss_scale(self) -> np.ndarray:
-        """The loss scale of each step."""
         return self.columns["loss_scale"]
 
     @property
     def skipped(self) -> np.ndarray:
-        """Whether the update of each step was skipped."""
         return self.columns["skipped"]
 
     def head(self, steps: int) -> Telemetry:
-        """The first `steps` steps."""
+        """Return the telemetry of the first `steps` steps."""
         columns = {name: column[:steps] for name, column in self.columns.items()}
         return Telemetry(self.start, columns)
 
@@ -85,33 +78,26 @@ class Telemetry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all columns."""
         return sum(column.nbytes for column in self.columns.values())
 
     def outcome(self, *, skips_overflow: bool = True) -> StepOutcome:
-        """The outcome of each step, masks (steps,); `skips_overflow` of the loss scale separates
-        the two kinds of skipped steps."""
+        """Return the outcome of each step, masks (steps,). `skips_overflow`, whether the loss scale
+        skips overflows, separates the two kinds of skipped steps."""
         zeros = np.zeros(len(self), np.float32)
         names = ("loss", "grad_norm", "skipped")
         loss, grad_norm, skipped = (self.columns.get(name, zeros) for name in names)
         return StepOutcome.from_columns(np, loss, grad_norm, skipped, skips_overflow=skips_overflow)
 
-    @property
-    def finite(self) -> np.ndarray:
-        """Whether loss and gradient norm are finite, bool (steps,)."""
-        return self.outcome().applied
-
     @cached_property
     def non_finite_step(self) -> int | None:
-        """The first step, counted from 1, that ended training: neither finite nor skipped. None
-        without one."""
-        good = self.outcome().should_continue
-        first = int(good.argmin())
-        return None if good[first] else self.start + first + 1
+        """The step, counted from 1, that ended training, neither finite nor skipped; else None."""
+        continues = self.outcome().should_continue
+        first = int(continues.argmin())
+        return None if continues[first] else self.start + first + 1
 
 
 def concatenate_columns(parts: Sequence[Telemetry]) -> dict[str, np.ndarray]:
-    """Return the columns of parts that have the same names, one after the other."""
+    """Join the columns of several parts, which have the same names."""
     names = parts[0].columns
     return {name: np.concatenate([part.columns[name] for part in parts]) for name in names}
 
@@ -119,19 +105,19 @@ def concatenate_columns(parts: Sequence[Telemetry]) -> dict[str, np.ndarray]:
 class StepOutcome(NamedTuple):
     """Outcome of steps as bool masks, () or (steps,), of numpy or jax.
 
-    At most one holds for a step; if none does, the step is non-finite and ends the run.
+    At most one is true for a step. If none is, the step is non-finite and ends the run.
     """
 
     applied: Any
-    """Loss and gradient are finite, so the update was applied."""
+    """The update was applied: loss and gradient are finite."""
     overflow: Any
-    """The update was skipped by the loss scale: the loss is finite, the gradient is not."""
+    """The loss scale skipped the update: the loss is finite, the gradient isn't."""
     skipped_non_finite: Any
-    """The step is non-finite, no overflow, and its update was skipped by `on_nan: skip`."""
+    """`on_nan: skip` skipped the update: the step is non-finite, but no overflow."""
 
     @property
     def skipped(self) -> Any:
-        """Whether there was no update, and training continues."""
+        """Whether the update was skipped and training continues."""
         return self.overflow | self.skipped_non_finite
 
     @property
@@ -153,8 +139,8 @@ class StepOutcome(NamedTuple):
         return StepOutcome(applied, overflow, was_skipped & ~overflow)
 
 
-def updates_so_far(state: TrainState) -> Array:
-    """The number of updates applied, int32 (), which selects the learning rate."""
+def count_updates(state: TrainState) -> Array:
+    """Return the number of applied updates, int32 (), which selects the learning rate."""
     updates = state.step
     if state.overflows is not None:
         updates = updates - state.overflows.skipped_steps
@@ -163,6 +149,6 @@ def updates_so_far(state: TrainState) -> Array:
     return updates
 
 
-def num_skipped(state: TrainState) -> int:
-    """The number of steps without an update because of a non-finite step."""
+def count_skipped(state: TrainState) -> int:
+    """Return the number of steps without an update because of a non-finite step."""
     return 0 if state.bad_steps is None else int(state.bad_steps.left_out)

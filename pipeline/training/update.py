@@ -26,7 +26,7 @@ from pipeline.training.state import (
     restart_average,
     split_params,
 )
-from pipeline.training.telemetry import StepOutcome, updates_so_far
+from pipeline.training.telemetry import StepOutcome, count_updates
 
 State = TypeVar("State")
 """A pytree of arrays."""
@@ -38,10 +38,8 @@ MAX_CONSECUTIVE_OVERFLOWS = 1000
 def decide_outcome(
     policy: NonFinitePolicy, state: TrainState, loss: Array, grad_norm: Array
 ) -> StepOutcome:
-    """Decide whether a step is applied, skipped or ends the run; masks are bool ().
-
-    A loss that is not finite isn't an overflow: no scale would have changed it.
-    """
+    """Decide whether a step is applied, is skipped or ends the run; masks are bool (). A non-finite
+    loss isn't an overflow, since no scale changes it."""
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     overflow = skipped_non_finite = jnp.zeros((), bool)
     if state.overflows is not None:
@@ -55,10 +53,10 @@ def decide_outcome(
 
 
 def apply_if_finite(finite: Array, update: Callable[[State], State], state: State) -> State:
-    """Return `update(state)` if `finite`, bool (), holds, else the state as it was.
+    """Return `update(state)` if `finite`, bool (), is true, else the same state.
 
-    The CPU branches, which spares it the copies that a choice between two states needs. Elsewhere a
-    branch would wait for the host to read the condition. In eager mode Python chooses: jax would
+    The CPU has a branch, which needs no copies. Other devices select between both states: a branch
+    would wait for the host to read the condition. In eager mode Python branches, since jax would
     compile a branch again in every step.
     """
     if not isinstance(finite, jax.core.Tracer):
@@ -68,10 +66,10 @@ def apply_if_finite(finite: Array, update: Callable[[State], State], state: Stat
         return jax.lax.cond(finite, update, lambda state: state, state)
 
     def choose(finite: Array, state: State) -> State:
-        chosen: State = jax.tree.map(
-            lambda now, before: jnp.where(finite, now, before), update(state), state
+        result: State = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old), update(state), state
         )
-        return chosen
+        return result
 
     result: State = jax.lax.platform_dependent(finite, state, cpu=branch, default=choose)
     return result
@@ -85,28 +83,28 @@ def apply_update(
     unscale: Array | float,
     rates: Array | float,
 ) -> TrainState:
-    """The state after an update: p <- p - rate * direction, for trained parameters p.
+    """Return the state after an update: p <- p - rate * direction, for trained parameters p.
 
-    `rates` is one rate, (), or one of all parameters and one of each group, (1 + groups,). The
-    gradients are of the loss itself, over `count` samples; the sums of layers are still to be
-    multiplied by `unscale`, the inverse of the loss scale.
+    `rates` is one rate, (), or the rate without a group and the rate of each group, (1 + groups,).
+    Gradients are unscaled, over `count` samples. The sums of layers are scaled; `unscale` is the
+    inverse of the loss scale.
     """
     curvature = {}
     if config.curvature is not None:
         scale = unscale * count if config.reduction == "mean" else unscale
-        due = config.curvature.due(updates_so_far(state))
+        due = config.curvature.due(count_updates(state))
         curvature = {"curvature": Curvature(gradients.layers, count, scale, due)}
     trained, frozen = split_params(state.params, config.frozen)
     directions, opt_state = config.optimizer.update(
         gradients.values, state.opt_state, trained, **curvature
     )
-    by_layer = dict(config.layer_rates)
-    updated = apply_directions(trained, directions, rates, config.rate_groups, by_layer)
+    layer_factors = dict(config.layer_rates)
+    updated = apply_directions(trained, directions, rates, config.rate_groups, layer_factors)
     params = merge_params(updated, frozen)
     average = state.average
     if config.average is not None:
         followed = restart_average(average, params)
-        average = update_ema(average, followed, config.average, updates_so_far(state))
+        average = update_ema(average, followed, config.average, count_updates(state))
     return replace(
         state,
         step=state.step + 1,
@@ -122,28 +120,28 @@ def apply_directions(
     directions: Any,
     rates: Array | float,
     groups: Sequence[str],
-    by_layer: Mapping[str, float],
+    layer_factors: Mapping[str, float],
 ) -> Any:
-    """p - rate * direction, with the rate of the last group that covers p, else the first.
-
-    It is multiplied by the factor of p's outermost scope, if `by_layer` has one.
-    """
-    if not groups and not by_layer:
+    """Return p - rate * direction, with the rate of the last group that covers p, else the first.
+    `layer_factors` has factors on the rate by outermost scope."""
+    if not groups and not layer_factors:
         return jax.tree.map(lambda p, d: p - rates * d, params, directions)
-    by_group = jnp.asarray(rates)
+    group_rates = jnp.asarray(rates)
     flat = flatten_dict(dict(params))
-    down = flatten_dict(dict(directions))
+    directions = flatten_dict(dict(directions))
 
-    def rate_of(path: Path) -> Array:
+    def find_rate(path: Path) -> Array:
         covering = [column for column, pattern in enumerate(groups, 1) if covers(pattern, path)]
-        rate = by_group[covering[-1] if covering else 0] if groups else by_group
-        return rate * by_layer[path[0]] if by_layer.get(path[0], 1.0) != 1.0 else rate
+        rate = group_rates[covering[-1] if covering else 0] if groups else group_rates
+        return rate * layer_factors[path[0]] if layer_factors.get(path[0], 1.0) != 1.0 else rate
 
-    return unflatten_dict({path: p - rate_of(path) * down[path] for path, p in flat.items()})
+    return unflatten_dict(
+        {path: p - find_rate(path) * directions[path] for path, p in flat.items()}
+    )
 
 
 def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> Any:
-    """The moving average after update number `updates` (int32 (), counted from 0)."""
+    """Return the moving average after an update; `updates`, int32 (), counts those before."""
     assert spec.decay is not None, "there is an average if there is a decay"
     count = updates.astype(jnp.float32)
     ramp = (1 + count) / (10 + count)
@@ -152,9 +150,9 @@ def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> 
 
 
 def count_overflow(loss_scale: LossScaling, state: TrainState, outcome: StepOutcome) -> TrainState:
-    """Set the loss scale of the next step and count an overflow.
+    """Set the loss scale of the next step, and count an overflow.
 
-    A step that was neither applied nor an overflow changes nothing.
+    Nothing changes for a step that was neither applied nor an overflow.
     """
     before = state.overflows
     if before is None:
@@ -167,7 +165,7 @@ def count_overflow(loss_scale: LossScaling, state: TrainState, outcome: StepOutc
     after = (state.step + overflow, scale, counts)
     unchanged = (state.step, state.loss_scale, before)
     step, scale, counts = jax.tree.map(
-        lambda now, then: jnp.where(outcome.applied | overflow, now, then), after, unchanged
+        lambda new, old: jnp.where(outcome.applied | overflow, new, old), after, unchanged
     )
     return replace(state, step=step, loss_scale=scale, overflows=counts)
 
@@ -175,10 +173,8 @@ def count_overflow(loss_scale: LossScaling, state: TrainState, outcome: StepOutc
 def count_non_finite_step(
     policy: NonFinitePolicy, state: TrainState, outcome: StepOutcome
 ) -> TrainState:
-    """Count a non-finite step that the policy skips: the step and the counts alone change.
-
-    An applied step ends a row of non-finite ones, an overflow does not.
-    """
+    """Count a non-finite step that the policy skips: only the step and the counts change. An
+    applied step ends a row of non-finite steps, an overflow doesn't."""
     before = state.bad_steps
     if before is None or not policy.skips_in_a_row:
         return state

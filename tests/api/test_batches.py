@@ -52,7 +52,7 @@ def test_batches_are_those_that_training_sees(
 ) -> None:
     """In eager mode, where the values of a step can be looked at; over two epochs."""
     seen: list[tuple[np.ndarray, np.ndarray]] = []
-    mapped: Any = stage.mapped_batch
+    mapped: Any = stage.map_batch
 
     def note(config: Any, ops: Any, batch: Batch) -> Any:
         images, labels = mapped(config, ops, batch)
@@ -60,7 +60,7 @@ def test_batches_are_those_that_training_sees(
             seen.append((np.asarray(images), np.asarray(labels)))
         return images, labels
 
-    monkeypatch.setattr(stage, "mapped_batch", note)
+    monkeypatch.setattr(stage, "map_batch", note)
     recipe = tiny("model=mlp", "train.steps=8", "train.mode=eager", OPS, "eval.every_passes=null")
     run(recipe, tmp_path / "run")
     trainer = Trainer(recipe)

@@ -131,7 +131,7 @@ CASES = {
     "batches mixed in evaluation": (
         ["dataset.eval.ops=[{name: one_hot, classes: 10}, mix_up]"],
         "dataset.eval: ops.1 (mix_up): mixes the samples of a batch, and evaluation measures each "
-        "by itself; list it under dataset.train.ops alone",
+        "by itself; list it only under dataset.train.ops",
     ),
     "key of a component by itself": (
         ["train.on_nan.most=5"],
@@ -212,7 +212,7 @@ CASES = {
     ),
     "warmup in two units": (
         ["train.schedule.warmup_steps=3", "train.schedule.warmup_passes=1.0"],
-        "train.schedule: warmup_steps = 3 and warmup_passes = 1.0: give at most one",
+        "train.schedule: warmup_steps = 3 and warmup_passes = 1.0: set at most one",
     ),
     "layers compiled in a compiled step": (
         ["train.jit_layers=[conv_0]"],

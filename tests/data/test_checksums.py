@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.data import checksums
-from pipeline.data.checksums import checksum, is_as_written, list_sums
+from pipeline.data.checksums import checksum, format_checksums, has_recorded_sums
 
 
 @pytest.fixture
@@ -46,13 +46,13 @@ def test_a_change_is_seen_also_where_the_time_was_put_back(tmp_path: Path) -> No
 
 def test_what_is_as_it_was_written(tmp_path: Path) -> None:
     names = ("a", "b")
-    assert not is_as_written(tmp_path, names)
+    assert not has_recorded_sums(tmp_path, names)
     for name in names:
         (tmp_path / name).write_text(name)
-    assert not is_as_written(tmp_path, names)
-    (tmp_path / "SHA256SUMS").write_text(list_sums(tmp_path, names))
-    assert is_as_written(tmp_path, names)
-    assert not is_as_written(tmp_path, ["a"])
+    assert not has_recorded_sums(tmp_path, names)
+    (tmp_path / "SHA256SUMS").write_text(format_checksums(tmp_path, names))
+    assert has_recorded_sums(tmp_path, names)
+    assert not has_recorded_sums(tmp_path, ["a"])
     (tmp_path / "b").unlink()
     os.mkfifo(tmp_path / "b")
-    assert not is_as_written(tmp_path, names)
+    assert not has_recorded_sums(tmp_path, names)

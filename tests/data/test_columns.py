@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.data.columns import BlankColumn, ColumnSpec, Facts, blank_data
+from pipeline.data.columns import BlankColumn, ColumnSpec, Facts, make_blank_data
 
 
 def test_a_blank_column_has_shape_and_type_and_takes_no_memory() -> None:
@@ -17,7 +17,7 @@ def test_a_blank_column_has_shape_and_type_and_takes_no_memory() -> None:
 
 
 def test_blank_data_has_the_sizes_and_names_of_a_source() -> None:
-    data = blank_data(Facts((28, 20, 1), 2, 60, 10), ("cat", "dog"))
+    data = make_blank_data(Facts((28, 20, 1), 2, 60, 10), ("cat", "dog"))
     assert (len(data.train), len(data.eval), data.classes) == (60, 10, ("cat", "dog"))
     expected = {"image": ColumnSpec((28, 20, 1), "uint8"), "label": ColumnSpec((), "int32")}
     assert data.train.specs() == data.eval.specs() == expected

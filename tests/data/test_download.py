@@ -20,7 +20,7 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.data.checksums import RemoteFile
-from pipeline.data.download import exclusive, fetch, fetch_all
+from pipeline.data.download import fetch, fetch_all, lock_data_folder
 
 CONTENT = bytes(index * index % 251 for index in range(10_240))
 FILE = RemoteFile("data.bin", hashlib.md5(CONTENT).hexdigest())
@@ -244,7 +244,7 @@ def test_part_that_is_complete_is_taken(server: Server, tmp_path: Path) -> None:
 def test_bytes_from_elsewhere_in_the_file_are_refused(server: Server, tmp_path: Path) -> None:
     part = part_of(tmp_path, CONTENT[:1_000])
 
-    with pytest.raises(DataError, match="sent bytes from 5 where 1,000 was asked for"):
+    with pytest.raises(DataError, match="sent bytes from 5 instead of 1,000"):
         fetch(FILE, [server.mirror("shifted")], tmp_path)
     assert part.read_bytes() == CONTENT[:1_000]
 
@@ -351,7 +351,7 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "file" / "cache"
 
     message = rf"{folder}: can't be written .*cache.root=DIR"
-    with pytest.raises(DataError, match=message), exclusive(folder):
+    with pytest.raises(DataError, match=message), lock_data_folder(folder):
         pass
 
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.data.group_orders import BalancedOrder, BucketedOrder, InterleavedOrder, interleave
-from pipeline.data.order import epoch_order
+from pipeline.data.order import compute_epoch_order
 from pipeline.data.padding.buckets import assign_buckets
 
 BUCKETED_GOLDEN = json.loads(
@@ -62,7 +62,9 @@ def list_batches(order: BucketedOrder, epochs: int) -> list[tuple[int, list[int]
     result = []
     for epoch in range(epochs * order.repeat):
         waiting: dict[int, list[int]] = {}
-        walk = epoch_order(order.seed, epoch, order.samples, order.shuffle, order.buffer_size)
+        walk = compute_epoch_order(
+            order.seed, epoch, order.samples, order.shuffle, order.buffer_size
+        )
         for sample in walk.tolist():
             queue = waiting.setdefault(int(order.buckets[sample]), [])
             queue.append(sample)

@@ -1,4 +1,4 @@
-"""Image files: upright pixels, masks with a palette, and files that are cut off."""
+"""Image files: turn_upright pixels, masks with a palette, and files that are cut off."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pipeline.data.image_file import (
     FORMATS,
     IGNORED_COLOUR,
     UNREADABLE_IMAGE,
-    class_colours,
-    mask_image,
-    mask_picture,
+    draw_masks,
+    make_class_colours,
+    make_mask_image,
     open_image,
     read_pixels,
+    read_upright_size,
     require_eight_bits,
     require_whole,
-    upright_size,
 )
 
 PIXELS = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3) * 10
@@ -42,7 +42,7 @@ def test_images_are_turned_by_their_orientation(tmp_path: Path, orientation: int
     exif[ExifTags.Base.Orientation] = orientation
     Image.fromarray(PIXELS).save(tmp_path / "image.png", exif=exif)
     with open_image(tmp_path / "image.png", FORMATS) as image:
-        height, width = upright_size(image)
+        height, width = read_upright_size(image)
         np.testing.assert_array_equal(read_pixels(image, height, width), UPRIGHT[orientation])
 
 
@@ -75,16 +75,16 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, suffix: str) -> None:
 
 
 def test_classes_have_colours_of_their_own() -> None:
-    colours = class_colours(40)
+    colours = make_class_colours(40)
     assert colours[0].tolist() == [0, 0, 0]
     assert len({tuple(colour) for colour in colours.tolist()}) == 40
 
 
 def test_a_mask_is_drawn_and_stored_by_class() -> None:
     mask = np.array([[0, 1, 2], [255, 1, 0]])
-    picture = mask_picture(mask, 3)
-    np.testing.assert_array_equal(picture[0], class_colours(3))
+    picture = draw_masks(mask, 3)
+    np.testing.assert_array_equal(picture[0], make_class_colours(3))
     assert tuple(picture[1, 0]) == IGNORED_COLOUR
-    image = mask_image(mask, 3, (6, 4))
+    image = make_mask_image(mask, 3, (6, 4))
     assert image.size == (6, 4)
     np.testing.assert_array_equal(np.asarray(image), mask.repeat(2, axis=0).repeat(2, axis=1))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.data import order as orders
-from pipeline.data.order import Batching, SampleOrder, epoch_order
+from pipeline.data.order import Batching, SampleOrder, compute_epoch_order
 
 SEEDS = st.integers(0, 2**63 - 1)
 EPOCHS = st.integers(0, 2**31 - 1)
@@ -16,7 +16,7 @@ EPOCHS = st.integers(0, 2**31 - 1)
 
 @given(seed=SEEDS, epoch=EPOCHS, samples=st.integers(1, 60), window=st.integers(1, 80) | st.none())
 def test_a_shuffled_epoch_is_a_permutation_that_keeps_to_its_window(seed, epoch, samples, window):
-    order = epoch_order(seed, epoch, samples, True, window)
+    order = compute_epoch_order(seed, epoch, samples, True, window)
     assert order.dtype == np.int32
     assert sorted(order) == list(range(samples))
     latest = np.arange(samples) + (window or samples) - 1  # D-08: what has entered the buffer
@@ -25,36 +25,36 @@ def test_a_shuffled_epoch_is_a_permutation_that_keeps_to_its_window(seed, epoch,
 
 @given(seed=SEEDS, epoch=EPOCHS)
 def test_without_shuffle_the_order_is_that_of_the_files(seed, epoch):
-    np.testing.assert_array_equal(epoch_order(seed, epoch, 9, False, 4), range(9))
+    np.testing.assert_array_equal(compute_epoch_order(seed, epoch, 9, False, 4), range(9))
 
 
 def test_a_window_of_one_moves_nothing():
-    np.testing.assert_array_equal(epoch_order(3, 0, 20, True, 1), range(20))
+    np.testing.assert_array_equal(compute_epoch_order(3, 0, 20, True, 1), range(20))
 
 
 @pytest.mark.parametrize("window", [20, 21, 10**6])
 def test_a_window_of_the_whole_dataset_is_a_full_shuffle(window):
     np.testing.assert_array_equal(
-        epoch_order(3, 0, 20, True, window), epoch_order(3, 0, 20, True, None)
+        compute_epoch_order(3, 0, 20, True, window), compute_epoch_order(3, 0, 20, True, None)
     )
 
 
 @pytest.mark.parametrize("window", [None, 10])
 def test_epochs_and_seeds_differ_and_repeat_exactly(window):
     drawn = {
-        (seed, epoch): epoch_order(seed, epoch, 100, True, window).tobytes()
+        (seed, epoch): compute_epoch_order(seed, epoch, 100, True, window).tobytes()
         for seed in (0, 1, 2**62)
         for epoch in range(4)
     }
     assert len(set(drawn.values())) == 12
-    epoch_order.cache_clear()
+    compute_epoch_order.cache_clear()
     for (seed, epoch), order in drawn.items():
-        assert epoch_order(seed, epoch, 100, True, window).tobytes() == order
+        assert compute_epoch_order(seed, epoch, 100, True, window).tobytes() == order
 
 
 def test_orders_of_a_seed_never_change_between_versions():
-    assert epoch_order(42, 3, 10, True, None).tolist() == [1, 6, 3, 4, 5, 9, 2, 8, 0, 7]
-    assert epoch_order(42, 3, 10, True, 4).tolist() == [3, 1, 0, 5, 7, 2, 6, 4, 9, 8]
+    assert compute_epoch_order(42, 3, 10, True, None).tolist() == [1, 6, 3, 4, 5, 9, 2, 8, 0, 7]
+    assert compute_epoch_order(42, 3, 10, True, 4).tolist() == [3, 1, 0, 5, 7, 2, 6, 4, 9, 8]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,8 @@ def test_orders_of_a_seed_never_change_between_versions():
 def test_every_order_that_a_window_allows_is_equally_likely(samples, window, possible):
     draws = 400 * len(possible)
     seen = Counter(
-        "".join(map(str, epoch_order(1, epoch, samples, True, window))) for epoch in range(draws)
+        "".join(map(str, compute_epoch_order(1, epoch, samples, True, window)))
+        for epoch in range(draws)
     )
     assert set(seen) == possible
     assert all(abs(count - 400) < 80 for count in seen.values())  # 4 standard deviations
@@ -85,13 +86,13 @@ def test_a_window_is_a_buffer_that_is_refilled(seed, epoch, samples, window):
         drawn.append(buffer[slot])
         buffer[slot] = newcomer
     drawn += [buffer[k] for k in sorted(range(size), key=lambda k: words[samples - size + k])]
-    assert epoch_order(seed, epoch, samples, True, window).tolist() == drawn
+    assert compute_epoch_order(seed, epoch, samples, True, window).tolist() == drawn
 
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_steps_of_a_large_dataset_are_those_of_its_whole_epoch(monkeypatch, shards):
     monkeypatch.setattr(orders, "LARGE", 50)
-    epoch_order.cache_clear()
+    compute_epoch_order.cache_clear()
     for shuffle, buffer_size in ((True, None), (True, 1000), (True, 7), (False, None)):
         whole = SampleOrder(
             seed=3,
@@ -104,17 +105,17 @@ def test_steps_of_a_large_dataset_are_those_of_its_whole_epoch(monkeypatch, shar
             num_shards=shards,
             shard_id=shards - 1,
         )
-        epoch_samples = whole._epoch_order(1)
+        epoch_samples = whole._compute_epoch(1)
         batches = whole.batches(whole.steps_per_epoch, whole.steps_per_epoch).indices
         assert batches.ravel().tolist() == epoch_samples[: batches.size].tolist()
         if shards == 1:
             assert sorted(epoch_samples.tolist()) == list(range(101))
-    epoch_order.cache_clear()
+    compute_epoch_order.cache_clear()
 
 
 def test_an_order_that_others_share_can_not_be_written_to():
     with pytest.raises(ValueError, match="read-only"):
-        epoch_order(0, 0, 5, True, None)[0] = 1
+        compute_epoch_order(0, 0, 5, True, None)[0] = 1
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_the_last_batch_of_60000_by_64_holds_32_samples():
 
 
 def test_a_batch_that_can_never_be_full_is_refused():
-    with pytest.raises(ValueError, match=r"batch of 65 .* 64 samples, .* can be 64 at most"):
+    with pytest.raises(ValueError, match=r"batch of 65 .* 64 samples, .* must be at most 64"):
         Batching(64, 65, drop_remainder=True, repeat=1)
 
 
@@ -175,7 +176,7 @@ def make_order(
 def list_batches(order, epochs):
     """The batches of the first epochs as (epoch for draws, indices, count), by plain loops."""
     for number in range(epochs * order.repeat):
-        left = epoch_order(
+        left = compute_epoch_order(
             order.seed, number, order.samples, order.shuffle, order.buffer_size
         ).tolist()
         while left:
@@ -229,9 +230,9 @@ def test_repetitions_within_an_epoch_are_shuffled_apart():
 
 def test_a_far_step_costs_no_more_than_a_near_one():
     order = make_order(samples=60_000, batch_size=32, shuffle=True)
-    epoch_order.cache_clear()
+    compute_epoch_order.cache_clear()
     batches = order.batches(1875 * 1_000_000 + 5, 1)
-    assert epoch_order.cache_info().misses == 1
+    assert compute_epoch_order.cache_info().misses == 1
     assert batches.epochs.tolist() == [1_000_000]
-    expected = epoch_order(0, 1_000_000, 60_000, True, None)[5 * 32 : 6 * 32]
+    expected = compute_epoch_order(0, 1_000_000, 60_000, True, None)[5 * 32 : 6 * 32]
     np.testing.assert_array_equal(batches.indices[0], expected)

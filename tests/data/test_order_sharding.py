@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data.order import SampleOrder, shard_indices
+from pipeline.data.order import SampleOrder, list_shard_indices
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/sharding/mindspore.json").read_text())
 
@@ -30,7 +30,7 @@ def make_order(**changed: Any) -> SampleOrder:
     return SampleOrder(**{**settings, **changed})
 
 
-def shards_of(epoch: int = 0, **settings: Any) -> list[list[int]]:
+def make_shards(epoch: int = 0, **settings: Any) -> list[list[int]]:
     """The samples of one epoch, shard by shard."""
     result = []
     for shard in range(settings["num_shards"]):
@@ -43,14 +43,14 @@ def shards_of(epoch: int = 0, **settings: Any) -> list[list[int]]:
 @pytest.mark.parametrize("case", GOLDEN["in_order"], ids=str)
 def test_shards_in_order_are_those_of_mindspore_golden(case: dict[str, Any]) -> None:
     """Equal and unequal lengths; NumpySlicesDataset(shuffle=False, num_shards, shard_id)."""
-    own = shards_of(samples=case["samples"], num_shards=case["num_shards"], shuffle=False)
+    own = make_shards(samples=case["samples"], num_shards=case["num_shards"], shuffle=False)
     assert own == case["shards"]
 
 
 def test_shards_of_files_are_those_of_mindspore_golden() -> None:
     """D-01: Cifar10Dataset deals as every other reader does."""
     case = GOLDEN["cifar10"]
-    own = shards_of(samples=case["samples"], num_shards=case["num_shards"], shuffle=False)
+    own = make_shards(samples=case["samples"], num_shards=case["num_shards"], shuffle=False)
     seen = [{"samples": len(shard), "first": shard[:4], "last": shard[-4:]} for shard in own]
     assert seen == case["shards"]
 
@@ -61,12 +61,12 @@ def test_shards_are_dealt_from_one_shuffled_order_golden(case: dict[str, Any]) -
     samples, shards = case["samples"], case["num_shards"]
     there = np.array(case["whole"])
     assert sorted(there) == list(range(samples))
-    assert [there[shard_indices(samples, shards, i)].tolist() for i in range(shards)] == case[
+    assert [there[list_shard_indices(samples, shards, i)].tolist() for i in range(shards)] == case[
         "shards"
     ]
-    (whole,) = shards_of(samples=samples, num_shards=1)
-    here = [np.array(whole)[shard_indices(samples, shards, i)].tolist() for i in range(shards)]
-    assert shards_of(samples=samples, num_shards=shards) == here
+    (whole,) = make_shards(samples=samples, num_shards=1)
+    here = [np.array(whole)[list_shard_indices(samples, shards, i)].tolist() for i in range(shards)]
+    assert make_shards(samples=samples, num_shards=shards) == here
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_a_window_shuffles_within_its_shard_golden(case: dict[str, Any]) -> None
     """D-08: `shuffle(buffer_size)` follows the reader, so a shard keeps its samples."""
     samples, shards = case["samples"], case["num_shards"]
     for epoch in range(3):
-        own = shards_of(epoch, samples=samples, num_shards=shards, buffer_size=3)
+        own = make_shards(epoch, samples=samples, num_shards=shards, buffer_size=3)
         assert list(map(sorted, own)) == list(map(sorted, case["shards"]))
-    dealt_in_order = [shard_indices(samples, shards, shard) for shard in range(shards)]
+    dealt_in_order = [list_shard_indices(samples, shards, shard) for shard in range(shards)]
     for files, there in zip(dealt_in_order, case["shards"], strict=True):
         assert sorted(files) == sorted(there)
 
@@ -95,7 +95,7 @@ SETTINGS = {
 @given(epoch=st.integers(0, 2**20), settings=st.fixed_dictionaries(SETTINGS))
 def test_the_shards_of_an_epoch_part_the_data(epoch: int, settings: dict[str, Any]) -> None:
     """Every sample is dealt; shards are equally long, so the fewest possible are dealt again."""
-    own = shards_of(epoch, **settings)
+    own = make_shards(epoch, **settings)
     samples, shards = settings["samples"], settings["num_shards"]
     assert {len(shard) for shard in own} == {-(-samples // shards)}
     counts = Counter(sample for shard in own for sample in shard)
@@ -124,7 +124,7 @@ def test_a_step_of_a_shard_depends_on_nothing_but_its_number(
 
 
 def test_a_whole_shuffle_deals_other_samples_in_every_epoch() -> None:
-    epochs = [shards_of(epoch, samples=40, num_shards=4) for epoch in range(3)]
+    epochs = [make_shards(epoch, samples=40, num_shards=4) for epoch in range(3)]
     assert len({tuple(sorted(shards[0])) for shards in epochs}) == 3
 
 
@@ -136,6 +136,6 @@ def test_one_shard_is_the_whole() -> None:
 
 
 def test_a_batch_larger_than_a_shard_is_refused() -> None:
-    expected = r"batch of 5 .* 4 samples of each of 4 shards, .* can be 4 at most"
+    expected = r"batch of 5 .* 4 samples of each of 4 shards, .* must be at most 4"
     with pytest.raises(ValueError, match=expected):
         make_order(batch_size=5, num_shards=4, shard_id=0)

@@ -25,7 +25,7 @@ from pipeline.data.ops.policies import AutoAugment, RandAugment
 from pipeline.data.ops.resize import RandomResizedCrop, RandomSize, Resize
 from pipeline.data.ops.values import Hwc2Chw, OneHot, Rescale
 from pipeline.data.random import seed_words
-from pipeline.data.transform import apply_ops, column_specs, make_joint_ops
+from pipeline.data.transform import apply_ops, compute_column_specs, make_joint_ops
 
 BATCH, HEIGHT, WIDTH = 6, 9, 12
 SPECS = {
@@ -78,7 +78,7 @@ def test_every_label_goes_where_its_pixel_goes(op: MapOp) -> None:
         assert result["image"][sample, row, column].tolist() == expected
     uncovered = result["image"][result["label"] == NONE]
     assert (uncovered == (255 if getattr(op, "fill", 0) == 255 else 0)).all()
-    specs = column_specs(ops, SPECS)
+    specs = compute_column_specs(ops, SPECS)
     assert (BATCH, *specs["label"].shape) == result["label"].shape
     assert result["label"].dtype == np.int32
 
@@ -124,7 +124,7 @@ def test_labels_of_tokens_follow_too() -> None:
     assert np.array_equal(result["image"][..., 0, 0], result["label"])
     assert len({int(row[0]) % 10 for row in result["label"]}) > 1
     with pytest.raises(ValueError, match=r"^ops\.0 \(pad\): makes \(10, 3, 1\) of .* the width 1"):
-        column_specs(make_joint_ops((Pad(padding=(0, 0, 1, 1)),), specs, 0), specs)
+        compute_column_specs(make_joint_ops((Pad(padding=(0, 0, 1, 1)),), specs, 0), specs)
 
 
 @pytest.mark.parametrize(

@@ -130,5 +130,7 @@ def test_seed_words_are_low_then_high(seed, words):
 
 @pytest.mark.parametrize("seed", [-1, 2**63])
 def test_a_seed_out_of_range_is_refused(seed):
-    with pytest.raises(ValueError, match=f"from 0 to 9223372036854775807, not {seed}"):
+    with pytest.raises(
+        ValueError, match=f"seed = {seed}: must be a whole number from 0 to 9223372036854775807"
+    ):
         seed_words(seed)

@@ -10,7 +10,7 @@ from pipeline.data.ops.geometry import CenterCrop, Cutout, RandomCrop, RandomHor
 from pipeline.data.ops.resize import Resize
 from pipeline.data.ops.values import Hwc2Chw, Normalize, OneHot, Rescale, TypeCast
 from pipeline.data.random import seed_words, uniforms
-from pipeline.data.transform import apply_ops, column_specs
+from pipeline.data.transform import apply_ops, compute_column_specs
 
 SPECS = {"image": ColumnSpec((8, 8, 3), "uint8"), "label": ColumnSpec((), "uint8")}
 RNG = np.random.default_rng(0)
@@ -33,20 +33,20 @@ TRAINING = (
 
 
 def test_specs_follow_the_list_column_by_column():
-    assert column_specs(TRAINING, SPECS) == {
+    assert compute_column_specs(TRAINING, SPECS) == {
         "image": ColumnSpec((3, 12, 12), "float32", "chw"),
         "label": ColumnSpec((), "int32"),
     }
 
 
 def test_no_ops_change_nothing():
-    assert column_specs((), SPECS) == SPECS
+    assert compute_column_specs((), SPECS) == SPECS
     assert apply_ops(np, (), COLUMNS, SEED, 0, SAMPLE) == COLUMNS
 
 
 def test_what_the_specs_say_is_what_comes_out():
     result = apply_ops(np, TRAINING, COLUMNS, SEED, 0, SAMPLE)
-    specs = column_specs(TRAINING, SPECS)
+    specs = compute_column_specs(TRAINING, SPECS)
     assert set(result) == set(specs)
     for name, values in result.items():
         assert (values.shape[1:], values.dtype.name) == (specs[name].shape, specs[name].dtype)
@@ -106,11 +106,11 @@ def test_one_compiled_program_serves_every_seed_and_epoch_and_agrees_with_the_ho
 def test_an_op_that_does_not_fit_is_named_by_position_and_name():
     ops = (CenterCrop(size=(4, 4)), CenterCrop(size=(6, 6)))
     with pytest.raises(ValueError, match=r"^ops\.1 \(center_crop\): can't crop 6x6 from 4x4"):
-        column_specs(ops, SPECS)
+        compute_column_specs(ops, SPECS)
 
 
 def test_an_unknown_column_is_refused_with_the_columns_there_are():
     ops = (OneHot(classes=10), OneHot(column="labels", classes=10))
     expected = r"^ops\.1 \(one_hot\): there is no column 'labels'; the columns are image, label$"
     with pytest.raises(ValueError, match=expected):
-        column_specs(ops, SPECS)
+        compute_column_specs(ops, SPECS)

@@ -233,7 +233,7 @@ def test_a_pipe_among_images_does_not_count(tmp_path: Path) -> None:
         ("[" * 100_000, "is nested too deeply"),
         ('{"format": "pipeline.records", "version": 1}', "missing; it needs a value"),
         ('{"a": ' + "9" * 5000 + "}", "is damaged, not JSON: "),
-        ("null", "is not of this program"),
+        ("null", "isn't a file of this program"),
     ],
 )
 def test_a_description_of_records_is_plain(text: str, message: str, tmp_path: Path) -> None:

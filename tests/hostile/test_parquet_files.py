@@ -83,15 +83,15 @@ def test_rows_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     file = write(tmp_path, {"y": pa.nulls(1_000_000, pa.float32())})
     size_bytes = file.stat().st_size
     assert refusal(file) == (
-        f"claims 1,000,000 rows of 1 columns in {size_bytes:,} bytes; must have "
-        f"{1_000 + 10 * size_bytes:,} values at most"
+        f"claims 1,000,000 rows of 1 columns in {size_bytes:,} bytes; must have at most "
+        f"{1_000 + 10 * size_bytes:,} values"
     )
 
 
 def test_columns_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "MAX_COLUMNS", 10)
     file = write(tmp_path, {f"c{n}": [1] for n in range(11)})
-    assert refusal(file) == "has 11 columns; must have 10 at most"
+    assert refusal(file) == "has 11 columns; must have at most 10"
 
 
 def test_a_damaged_file_says_what_is_wrong(tmp_path: Path) -> None:

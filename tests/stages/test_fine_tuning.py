@@ -156,11 +156,11 @@ REFUSED = {
     ),
     "never": (
         ["train.freeze=[conv_0]", "train.unfreeze=[{pattern: conv_0}]"],
-        "train.unfreeze.0: give after_passes or after_steps, one of them",
+        "train.unfreeze.0: set exactly one of after_passes and after_steps",
     ),
     "except": (
         ["train.freeze=[conv_0]", "train.unfreeze=[{pattern: '!conv_0', after_steps: 1}]"],
-        "train.unfreeze.0: pattern = !conv_0: must be of what is trained then, without a !",
+        "train.unfreeze.0: pattern = !conv_0: must name the parameters to train, without a !",
     ),
     "thor": (
         [

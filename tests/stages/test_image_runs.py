@@ -283,12 +283,12 @@ def test_numbers_of_a_table_are_regressed(compose: Compose, folders: Path, tmp_p
         (
             "flat",
             [f"dataset.eval.ops=[{SIZES},{RESCALE}]"],
-            r"ops.0 \(random_size\): draws a size for each step of training; evaluation takes one",
+            r"ops.0 \(random_size\): draws a size for each step of training; evaluation needs",
         ),
         (
             "flat",
             [f"dataset.train.ops=[{SIZES},{SIZES},{RESCALE}]"],
-            "ops.1: a size is drawn by ops.0 already",
+            "ops.1: draws a size, as ops.0 does; only one op can",
         ),
         (
             "flat",
@@ -298,12 +298,12 @@ def test_numbers_of_a_table_are_regressed(compose: Compose, folders: Path, tmp_p
         (
             "flat",
             [f"dataset.train.ops=[{SIZES},{RESCALE}]", "dataset.buckets=[[8,8]]"],
-            "buckets: can't be had with random_size, which gives sizes of its own",
+            "buckets: can't be combined with random_size, which changes the sizes",
         ),
         (
             "flat",
             ["dataset.train.balance=true", "dataset.buckets=[[8,8]]"],
-            "buckets: can't be had with train.balance",
+            "buckets: can't be combined with train.balance",
         ),
         (
             "masked",

@@ -23,7 +23,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.padding.buckets import SIZE
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
-from pipeline.training.bucketing import with_padding_mask
+from pipeline.training.bucketing import add_padding_mask
 from pipeline.training.step import make_train_step
 from tests import outcome
 from tests.command_line import convert_records
@@ -199,7 +199,7 @@ def test_the_mask_is_a_channel_that_the_network_reads(ragged: Compose) -> None:
     assert masked.parameters == plain.parameters + 3 * 3 * 4
     dataset = loaded(ragged())
     batch = small_batch(dataset, [0, 1, 5])
-    seen = with_padding_mask(batch.columns["image"].astype(jnp.float32), batch.columns[SIZE])
+    seen = add_padding_mask(batch.columns["image"].astype(jnp.float32), batch.columns[SIZE])
     assert seen.shape == (3, 8, 12, 2)
     for image, (height, width) in zip(np.asarray(seen), [(6, 5), (8, 8), (2, 2)], strict=True):
         assert image[:height, :width, 1].all()
@@ -241,8 +241,8 @@ def test_evaluation_counts_every_sample_once(ragged: Compose, tmp_path: Path) ->
         ),
         (
             ["dataset.buckets=[[8,8]]"],
-            "dataset.buckets: training images: 23 of 61 samples are larger than every bucket; one "
-            "of [5, 12] would hold them, and dataset.oversized=crop uses a part of each",
+            "dataset.buckets: training images: 23 of 61 samples are larger than every bucket; a "
+            "bucket of [5, 12] would hold them; dataset.oversized=crop uses a part of each",
         ),
         (
             ["dataset.buckets=[[8,8],[6,12],[8,12]]"],
@@ -250,8 +250,8 @@ def test_evaluation_counts_every_sample_once(ragged: Compose, tmp_path: Path) ->
         ),
         (
             ["train.batch_size=40"],
-            "dataset.buckets: [8, 8] has 38 samples, which fill no batch of 40, and "
-            "drop_remainder drops what is not full: it would drop all of them",
+            "dataset.buckets: [8, 8] has 38 samples, too few for a batch of 40, so that "
+            "drop_remainder would drop all of them",
         ),
         (
             ["dataset.buckets=[[40]]"],
@@ -309,8 +309,8 @@ def test_buckets_that_do_not_fit_are_refused_before_compiling(
         ),
         (
             ["dataset.train.num_shards=2", "dataset.train.shard_id=0"],
-            "dataset: buckets: can't be had with train.num_shards; shards would differ in their "
-            "number of batches",
+            "dataset: buckets: can't be combined with train.num_shards; shards would differ in "
+            "their number of batches",
         ),
     ],
 )

@@ -56,7 +56,7 @@ def test_a_column_for_each_rule_follows_that_of_the_schedule(tiny: Compose) -> N
         ),
         (
             ["train.lr_rules=[{pattern: conv_0}]"],
-            "train.lr_rules.0: give factor, schedule or both",
+            "train.lr_rules.0: set factor, schedule or both",
         ),
         (
             ["train.lr_rules=[{pattern: conv_0, schedule: {name: cosinus}}]"],
@@ -64,7 +64,7 @@ def test_a_column_for_each_rule_follows_that_of_the_schedule(tiny: Compose) -> N
         ),
         (
             ["schedule=table"],
-            "train.schedule: file is null; must name a file that ends in .npy, .csv, .txt",
+            "train.schedule: file = null: must be a file that ends in .npy, .csv, .txt",
         ),
     ],
 )

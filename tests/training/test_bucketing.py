@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.training.bucketing import apply_in_bucket, with_padding_mask
+from pipeline.training.bucketing import add_padding_mask, apply_in_bucket
 from tests.training.test_step import make_batch
 
 
@@ -14,7 +14,7 @@ from tests.training.test_step import make_batch
 def test_the_mask_is_1_inside_of_each_size(axes: int) -> None:
     images = np.zeros((3, 4, 5, 2), np.float32)
     sizes = np.array([[4, 5], [2, 3], [0, 1]])[:, :axes]
-    mask = with_padding_mask(jnp.asarray(images), jnp.asarray(sizes))[..., -1]
+    mask = add_padding_mask(jnp.asarray(images), jnp.asarray(sizes))[..., -1]
     for n, size in enumerate(sizes):
         for y in range(4):
             for x in range(5):

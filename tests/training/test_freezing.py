@@ -20,7 +20,7 @@ from pipeline.models.layers import standard
 from pipeline.models.layers.path_patterns import is_frozen
 from pipeline.stages.fine_tuning import rates_by_depth
 from pipeline.training.component_specs import AverageSpec
-from pipeline.training.freezing import config_at, optimize_by_phase
+from pipeline.training.freezing import optimize_by_phase, select_phase
 from pipeline.training.optimizers.first_order import Adam, ClipSpec, Momentum
 from pipeline.training.state import FreezePhase, TrainState, split_params
 from pipeline.training.step import TrainStep
@@ -80,7 +80,7 @@ def arrays_at(when: str) -> dict[str, np.ndarray]:
     return {key.removeprefix(f"{when} "): a for key, a in found if key.startswith(f"{when} ")}
 
 
-def paths_of(state: TrainState) -> dict[str, np.ndarray]:
+def list_paths(state: TrainState) -> dict[str, np.ndarray]:
     """Parameters and statistics by path."""
     tree = {"params": state.params, "batch_stats": state.batch_stats}
     return {path: np.asarray(leaf) for path, leaf in flatten_dict(tree, sep="/").items()}
@@ -105,7 +105,7 @@ def test_fine_tuning_parity_with_pytorch(name: str) -> None:
         losses.append(float(record.loss))
         when = {2: f"{name} thaws", 5: f"{name} ends"}.get(number)
         if when is not None:
-            own, expected = paths_of(state), arrays_at(when)
+            own, expected = list_paths(state), arrays_at(when)
             assert own.keys() == expected.keys()
             for path, array in expected.items():
                 np.testing.assert_allclose(own[path], array, rtol=2e-4, atol=2e-5, err_msg=path)
@@ -208,7 +208,7 @@ def test_a_state_goes_from_phase_to_phase(changed: dict[str, Any]) -> None:
 
 def test_a_config_is_that_of_its_phase() -> None:
     config = make_config(**thawing())
-    assert [config_at(config, step).frozen for step in (0, 1, 2, 9)] == [
+    assert [select_phase(config, step).frozen for step in (0, 1, 2, 9)] == [
         *(("Dense_0",), ("Dense_0",), ("Dense_0", "!*"), ("Dense_0", "!*")),
     ]
     assert config.never_trained == ("Dense_0", "!*")

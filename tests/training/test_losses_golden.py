@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.training.losses import CrossEntropy, normalizer, reduce_losses, sample_losses
+from pipeline.training.losses import CrossEntropy, compute_divisor, reduce_losses, sample_losses
 from pipeline.training.state import StepConfig
 from tests.golden.make_losses import CLASSES, FOLDER, IGNORED, SHAPES, SHARE, SMOOTHINGS, cases
 from tests.training.test_step import make_config
@@ -21,7 +21,7 @@ LOSSES = json.loads((FOLDER / "losses.json").read_text())["losses"]
 def loss_of(parts: StepConfig, logits: jax.Array, labels: np.ndarray) -> jax.Array:
     """The loss of a batch, as a step computes it."""
     valid = jnp.ones(len(labels), bool)
-    whole = normalizer(parts, jnp.asarray(labels), valid, len(labels))
+    whole = compute_divisor(parts, jnp.asarray(labels), valid, len(labels))
     losses = sample_losses(parts, logits, jnp.asarray(labels))
     return reduce_losses(parts, losses, jnp.asarray(labels), valid, whole).minimised
 

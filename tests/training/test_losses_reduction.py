@@ -11,7 +11,7 @@ import pytest
 from flax import linen as nn
 
 from pipeline.data.batch import Batch
-from pipeline.training.losses import normalizer, reduce_losses
+from pipeline.training.losses import compute_divisor, reduce_losses
 from pipeline.training.metrics import summarize
 from pipeline.training.parallel.shards import Shards
 from tests.training.test_step import (
@@ -187,7 +187,7 @@ def test_losses_of_what_does_not_count_may_be_anything(
     losses = jnp.array([2.0, jnp.nan, 3.0, jnp.inf])
     if share < 1:
         expected = 3.0
-    loss = reduce_losses(parts, losses, labels, valid, normalizer(parts, labels, valid, 3))
+    loss = reduce_losses(parts, losses, labels, valid, compute_divisor(parts, labels, valid, 3))
     assert float(loss.minimised) == pytest.approx(expected)
 
 

@@ -91,7 +91,7 @@ def test_what_is_no_number_is_the_hardest() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 1.5, -0.1])
 def test_a_share_of_nothing_is_refused(share: float) -> None:
-    with pytest.raises(ValueError, match=r"a share of .*: must be above 0 and not above 1"):
+    with pytest.raises(ValueError, match=r"a share of .*: must be above 0 and at most 1"):
         top_share_mask(jnp.ones(3), share)
 
 

@@ -16,7 +16,7 @@ from pipeline.training.state import (
     TrainState,
 )
 from pipeline.training.step_record import Record
-from pipeline.training.telemetry import StepOutcome, updates_so_far
+from pipeline.training.telemetry import StepOutcome, count_updates
 from pipeline.training.update import count_non_finite_step, decide_outcome
 from tests.step_rows import telemetry_of
 from tests.training.test_step import LOUD, RATES, assert_same, make_batch, make_step, start
@@ -81,7 +81,7 @@ def test_telemetry_reads_the_outcome_that_the_step_decided(skips_overflow: bool)
 
 
 def test_a_skipped_step_is_no_update() -> None:
-    assert int(updates_so_far(state(left_out=3))) == 4
+    assert int(count_updates(state(left_out=3))) == 4
 
 
 @pytest.mark.slow

@@ -88,7 +88,11 @@ WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda file: save_npy(file, np.array([0.1, {}], object), pickled=True),
         "its array holds objects; must be plain numbers",
     ),
-    "a pickle": ("a.npy", lambda file: file.write_bytes(b"\x80\x04\x95"), "is no file that numpy"),
+    "a pickle": (
+        "a.npy",
+        lambda file: file.write_bytes(b"\x80\x04\x95"),
+        "isn't a file that numpy",
+    ),
     "truncated": (
         "a.npy",
         lambda file: (save_npy(file, RATES), os.truncate(file, 150)),
@@ -96,8 +100,8 @@ WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
     ),
     "columns": ("a.csv", lambda file: file.write_text("1,2\n"), "line 1 is 1,2; must be one num"),
     "heading": ("a.csv", lambda file: file.write_text("lr\n1\n"), "line 1 is lr; must be one num"),
-    "no text": ("a.txt", lambda file: file.write_bytes(b"\xff\xfe"), "is no text in UTF-8; must"),
-    "empty": ("a.txt", lambda file: file.write_text("# none\n"), "holds no rate; must have one"),
+    "no text": ("a.txt", lambda file: file.write_bytes(b"\xff\xfe"), "isn't text in UTF-8; must"),
+    "empty": ("a.txt", lambda file: file.write_text("# none\n"), "has no rates; must have one"),
     "suffix": ("a.pt", lambda file: file.touch(), "must end in .npy, .csv, .txt"),
     "missing": ("a.npy", lambda file: None, "can't be read: No such file or directory"),
     "huge": (

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from pipeline.data.targets import Targets
 from pipeline.training.metrics import add_batch, add_metric_sums, summarize, zero_sums
-from pipeline.training.target_metrics import metrics_of
+from pipeline.training.target_metrics import list_metrics
 
 SAMPLES, OUTPUTS = 24, 3
 
 
 def summary(outputs: np.ndarray, labels: np.ndarray, targets: Targets, batch: int) -> dict:
     """Evaluate in batches, the last padded by samples that do not count."""
-    metrics = metrics_of(targets)
-    sums = zero_sums(len(targets), metrics, of_classes=False)
+    metrics = list_metrics(targets)
+    sums = zero_sums(len(targets), metrics, has_classes=False)
     for start in range(0, len(outputs), batch):
         rows = np.arange(start, start + batch)
         mask, rows = jnp.asarray(rows < len(outputs)), np.minimum(rows, len(outputs) - 1)
@@ -89,8 +89,8 @@ def test_tokens_are_counted_one_by_one(seed: int, batch: int, ignored: int | Non
     draw = np.random.default_rng(seed)
     logits = 3 * draw.normal(size=(SAMPLES, 5, OUTPUTS)).astype(np.float32)
     labels = draw.integers(0, OUTPUTS, (SAMPLES, 5)).astype(np.uint8)
-    metrics = metrics_of(Targets(("a", "b", "c"), "next_token"), ignored)
-    sums = zero_sums(OUTPUTS, metrics, of_classes=False)
+    metrics = list_metrics(Targets(("a", "b", "c"), "next_token"), ignored)
+    sums = zero_sums(OUTPUTS, metrics, has_classes=False)
     for start in range(0, SAMPLES, batch):
         rows = np.arange(start, start + batch)
         mask, rows = jnp.asarray(rows < SAMPLES), np.minimum(rows, SAMPLES - 1)
@@ -112,5 +112,5 @@ def test_tokens_are_counted_one_by_one(seed: int, batch: int, ignored: int | Non
 
 
 def test_a_perplexity_without_bound_is_infinite() -> None:
-    _, perplexity = metrics_of(Targets(("a",), "next_token"))
+    _, perplexity = list_metrics(Targets(("a",), "next_token"))
     assert perplexity.value({"total": np.float32(8e5), "tokens": np.int32(1000)}) == np.inf

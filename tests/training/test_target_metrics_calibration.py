@@ -103,7 +103,7 @@ def test_a_network_that_is_sure_is_in_the_last_bin() -> None:
 def test_samples_with_several_labels_are_refused(metric: MetricSpec) -> None:
     """Also where a batch is as large as a sample, whose shapes would fit."""
     logits, labels = jnp.zeros((4, 4, 3)), jnp.zeros((4, 4), jnp.int32)
-    with pytest.raises(ValueError, match=r"takes logits \(batch, classes\); these have shape"):
+    with pytest.raises(ValueError, match=r"needs logits \(batch, classes\); these have shape"):
         add_metric_sums(zero_sums(3, (metric,)), (metric,), logits, labels, jnp.ones(4, bool))
 
 

@@ -56,14 +56,14 @@ def test_rows_of_another_width_are_refused() -> None:
 
 def test_a_clean_sink_has_no_non_finite_step() -> None:
     telemetry = telemetry_of(0, rows(2.0, 1.0))
-    assert telemetry.finite.tolist() == [True, True]
+    assert telemetry.outcome().applied.tolist() == [True, True]
     assert telemetry.non_finite_step is None
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_the_first_non_finite_loss_is_named_by_its_true_step(value: float) -> None:
     telemetry = telemetry_of(100, rows(2.0, value, 1.0, value))
-    assert telemetry.finite.tolist() == [True, False, True, False]
+    assert telemetry.outcome().applied.tolist() == [True, False, True, False]
     assert telemetry.non_finite_step == 102
 
 
@@ -80,5 +80,5 @@ def test_learning_rate_and_loss_scale_decide_nothing() -> None:
 def test_a_skipped_step_is_left_out() -> None:
     broken = np.array([[1.0, 0.1, np.inf, 8.0, 1.0], [np.nan, 0.1, np.nan, 4.0, 0.0]])
     telemetry = telemetry_of(3, broken)
-    assert telemetry.finite.tolist() == [False, False]
+    assert telemetry.outcome().applied.tolist() == [False, False]
     assert telemetry.non_finite_step == 5

@@ -15,7 +15,7 @@ from pipeline.backends.graph.tracing import trace_graph
 from pipeline.backends.planner.dimension_groups import PRODUCTS, REDUCTIONS
 from pipeline.core.host.item_sizes import stored_bytes
 from pipeline.core.host.tree_paths import leaf_paths
-from pipeline.training.losses import normalizer, reduce_losses, sample_losses
+from pipeline.training.losses import compute_divisor, reduce_losses, sample_losses
 from pipeline.training.state import StepConfig, TrainState
 
 VIEWS = frozenset(
@@ -188,7 +188,7 @@ def make_loss(
             rngs={"dropout": jax.random.key(0)},
         )
         losses = sample_losses(config, logits, labels)
-        divisor = normalizer(config, labels, mask, count)
+        divisor = compute_divisor(config, labels, mask, count)
         return reduce_losses(config, losses, labels, mask, divisor).minimised
 
     leaves = jax.tree.leaves(state.opt_state)

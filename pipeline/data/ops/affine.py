@@ -1,7 +1,7 @@
-"""Affine maps of images, in the fixed point of OpenCV's warpAffine, and the ops that draw them.
+"""Affine maps of images, in the fixed point of OpenCV's warpAffine, and ops that draw such maps.
 
-Source coordinates are 1024ths of a pixel, so that the pixels read are the same on every device. A
-matrix is split into whole 1024ths and their remainders, and so needs no float64 on the device.
+Source coordinates are 1024ths of a pixel, so that every device reads the same pixels. A matrix is
+split into whole 1024ths and remainders, so that the device needs no float64.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import Field, NonNegativeFloat, Strict, model_validator
 from pipeline.core.registry import Expected, Seq, component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import GeometricOp
-from pipeline.data.ops.image import Range, image_shape, pixels_at_points, steps
+from pipeline.data.ops.image import Range, list_steps, read_points, require_image
 from pipeline.data.random import integers
 
 Interpolation = Literal["linear", "nearest"]
@@ -27,23 +27,21 @@ _FRACTION_BITS = 5
 
 @dataclass(frozen=True)
 class Maps:
-    """Maps from target to source pixels, (n, 2, 3): the source's x, then its y.
-
-    `pixels` are 1024ths of a pixel and `remainders` are in 2**-remainder_bits of them, int32.
-    """
+    """Maps from target to source pixels, (n, 2, 3): for the source's x, then its y. `pixels` are
+    1024ths of a pixel, and `remainders` are in units of 2**-remainder_bits 1024ths, int32."""
 
     pixels: Any
     remainders: Any
     remainder_bits: int
 
     def at(self, xp: Any, numbers: Any) -> Maps:
-        """The maps with these numbers, int32 (batch,)."""
+        """Return the maps with these numbers, int32 (batch,)."""
         pixels = xp.asarray(self.pixels)[numbers]
         return Maps(pixels, xp.asarray(self.remainders)[numbers], self.remainder_bits)
 
 
-def fixed_maps(matrices: np.ndarray, height: int, width: int) -> Maps:
-    """Matrices from target to source, float64 (n, 2, 3), for images of a size, in fixed point."""
+def to_fixed_point(matrices: np.ndarray, height: int, width: int) -> Maps:
+    """Convert matrices from target to source, float64 (n, 2, 3), to fixed point."""
     bits = 29 - int(max(height, width)).bit_length()
     scaled = matrices * (1 << _UNIT_BITS)
     pixels = np.floor(scaled)
@@ -51,8 +49,8 @@ def fixed_maps(matrices: np.ndarray, height: int, width: int) -> Maps:
     return Maps(pixels.astype(np.int32), remainders.astype(np.int32), bits)
 
 
-def _source_coordinates(xp: Any, maps: Maps, height: int, width: int) -> tuple[Any, Any]:
-    """Source coordinates of each target pixel, x and y in 1024ths, int32 (batch, H, W)."""
+def _compute_sources(xp: Any, maps: Maps, height: int, width: int) -> tuple[Any, Any]:
+    """Return the source x and y of each target pixel in 1024ths, int32 (batch, H, W) each."""
     row = np.arange(height, dtype=np.int32)
     column = np.arange(width, dtype=np.int32)
     bits = maps.remainder_bits
@@ -69,17 +67,14 @@ def _source_coordinates(xp: Any, maps: Maps, height: int, width: int) -> tuple[A
 
 
 def warp(xp: Any, values: Any, maps: Maps, interpolation: Interpolation, fill: np.ndarray) -> Any:
-    """Read bytes (batch, height, width, channels) through one map per sample.
-
-    Pixels outside of the source are `fill`, (channels,) of their dtype. "nearest" reads any integer
-    dtype.
-    """
-    x, y = _source_coordinates(xp, maps, *values.shape[1:3])
+    """Transform bytes (batch, height, width, channels) by one map per sample. Pixels outside the
+    source are `fill`, (channels,) of the same dtype. "nearest" supports any integer dtype."""
+    x, y = _compute_sources(xp, maps, *values.shape[1:3])
     if interpolation == "nearest":
         half = 1 << (_UNIT_BITS - 1)
         rows = (y + half) >> _UNIT_BITS
         columns = (x + half) >> _UNIT_BITS
-        return _pixels(xp, values, rows, columns, fill).astype(values.dtype)
+        return _read_pixels(xp, values, rows, columns, fill).astype(values.dtype)
     shift = _UNIT_BITS - _FRACTION_BITS
     half = 1 << (shift - 1)
     mask = (1 << _FRACTION_BITS) - 1
@@ -90,27 +85,27 @@ def warp(xp: Any, values: Any, maps: Maps, interpolation: Interpolation, fill: n
         rows = (y >> _FRACTION_BITS) + down
         for right in range(2):
             columns = (x >> _FRACTION_BITS) + right
-            weight = _neighbour_weight(y & mask, down) * _neighbour_weight(x & mask, right)
-            pixels = _pixels(xp, values, rows, columns, fill)
+            weight = _weigh_neighbour(y & mask, down) * _weigh_neighbour(x & mask, right)
+            pixels = _read_pixels(xp, values, rows, columns, fill)
             total = total + weight[..., None] * pixels.astype(np.int32)
     return (total >> (2 * _FRACTION_BITS)).astype(np.uint8)
 
 
-def _neighbour_weight(fraction: Any, neighbour: int) -> Any:
-    """The weight in 32nds of the pixel before (0) or after (1) a place."""
+def _weigh_neighbour(fraction: Any, neighbour: int) -> Any:
+    """Return the weight, in 32nds, of the pixel before (0) or after (1) a place."""
     return fraction if neighbour else (1 << _FRACTION_BITS) - fraction
 
 
-def _pixels(xp: Any, values: Any, rows: Any, columns: Any, fill: np.ndarray) -> Any:
-    """Pixels at points; `fill` for points outside of the image."""
+def _read_pixels(xp: Any, values: Any, rows: Any, columns: Any, fill: np.ndarray) -> Any:
+    """Return the pixels at points; `fill` for points outside the image."""
     height, width = values.shape[1:3]
-    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-    read = pixels_at_points(xp, values, rows.clip(0, height - 1), columns.clip(0, width - 1))
-    return xp.where(inside[..., None], read, fill)
+    is_inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+    read = read_points(xp, values, rows.clip(0, height - 1), columns.clip(0, width - 1))
+    return xp.where(is_inside[..., None], read, fill)
 
 
-def rotation(degrees: np.ndarray, centre: tuple[float, float]) -> np.ndarray:
-    """Maps from target to source, (n, 2, 3), of counter-clockwise rotations about a centre."""
+def rotation_map(degrees: np.ndarray, centre: tuple[float, float]) -> np.ndarray:
+    """Return the maps from target to source, (n, 2, 3), of counter-clockwise rotations."""
     angle = np.deg2rad(degrees)
     cosine = np.cos(angle)
     sine = np.sin(angle)
@@ -120,8 +115,8 @@ def rotation(degrees: np.ndarray, centre: tuple[float, float]) -> np.ndarray:
     return np.stack([np.stack(along, -1), np.stack(across, -1)], axis=-2)
 
 
-def shear(along: float, across: float, centre: tuple[float, float]) -> np.ndarray:
-    """The map from target to source, (2, 3), of shears by angles in radians about `centre`.
+def shear_map(along: float, across: float, centre: tuple[float, float]) -> np.ndarray:
+    """Return the map from target to source, (2, 3), of shears by angles in radians about `centre`.
 
     Rows move by `along` and columns by `across`, as in MindSpore's Affine.
     """
@@ -133,8 +128,8 @@ def shear(along: float, across: float, centre: tuple[float, float]) -> np.ndarra
     return np.linalg.inv(forth)[:2]
 
 
-def translation(right: float, down: float) -> np.ndarray:
-    """The map from target to source, (2, 3), of a shift by numbers of pixels."""
+def translation_map(right: float, down: float) -> np.ndarray:
+    """Return the map from target to source, (2, 3), of a shift by numbers of pixels."""
     return np.array([[1, 0, -right], [0, 1, -down]], np.float64)
 
 
@@ -146,17 +141,16 @@ Point = Annotated[tuple[float, float], Strict(False)]
 
 
 MAPS = 4096
-"""Maps of which one is drawn for each sample: enough that few come twice in an epoch, few enough
-for a table of 200 kB."""
+"""Size of a table of maps, one of which is drawn for each sample. It takes 200 kB."""
 
 LEAST_SCALE = 0.01
-"""Below, coordinates in fixed point would not fit in int32."""
+"""With smaller scales, coordinates in fixed point wouldn't fit into int32."""
 
 _TABLE_KEY = 0xAFF1
 
 
-def fill_levels(fill: int | tuple[int, ...], channels: int) -> np.ndarray:
-    """The fill of each channel, uint8 (channels,). Raises ValueError for another number of them."""
+def list_fill_levels(fill: int | tuple[int, ...], channels: int) -> np.ndarray:
+    """Return the fill of each channel, uint8 (channels,). Raises ValueError for a wrong number."""
     levels = (fill,) * channels if isinstance(fill, int) else fill
     if len(levels) != channels:
         raise ValueError(f"fill has {len(levels)} values for images of {channels} channels")
@@ -164,9 +158,9 @@ def fill_levels(fill: int | tuple[int, ...], channels: int) -> np.ndarray:
 
 
 class _AffineOp(GeometricOp):
-    """Base of the ops that draw one of a table of affine maps for each image, and keep its size."""
+    """Base of the ops that draw an affine map from a table for each image, and keep its size."""
 
-    if TYPE_CHECKING:  # Each op declares them, as its last keys in a recipe.
+    if TYPE_CHECKING:  # Each op declares them last, for the order of a recipe's keys.
         interpolation: Interpolation
         fill: Fill
 
@@ -174,13 +168,13 @@ class _AffineOp(GeometricOp):
 
     @abstractmethod
     def matrices(self, height: int, width: int) -> np.ndarray:
-        """The maps from target to source pixels, float64 (maps, 2, 3), for images of a size."""
+        """Return the maps from target to source pixels, float64 (maps, 2, 3), for a size."""
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        *_, channels = image_shape(value)
+        *_, channels = require_image(value)
         if value.dtype != "uint8":
-            raise ValueError(f"takes uint8 images, not {value.dtype}; list it before rescale")
-        fill_levels(self.fill, channels)
+            raise ValueError(f"needs uint8 images, not {value.dtype}; list it before rescale")
+        list_fill_levels(self.fill, channels)
         return value
 
     @property
@@ -188,7 +182,7 @@ class _AffineOp(GeometricOp):
         return True
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        fill = fill_levels(self.fill, values.shape[-1])
+        fill = list_fill_levels(self.fill, values.shape[-1])
         return warp(xp, values, self._draw_maps(xp, values, uniforms), self.interpolation, fill)
 
     def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
@@ -197,7 +191,7 @@ class _AffineOp(GeometricOp):
 
     def _draw_maps(self, xp: Any, values: Any, uniforms: Any) -> Maps:
         height, width = values.shape[1:3]
-        maps = fixed_maps(self.matrices(height, width), height, width)
+        maps = to_fixed_point(self.matrices(height, width), height, width)
         return maps.at(xp, integers(xp, uniforms[:, 0], len(maps.pixels)))
 
 
@@ -205,8 +199,8 @@ class _AffineOp(GeometricOp):
 class RandomRotation(_AffineOp):
     """Rotate the image counter-clockwise by an angle drawn from `degrees`, keeping its size.
 
-    `degrees` are [least, most], or one number d for [-d, d]. `center` is [x, y] in pixels from the
-    top left, null the image's middle. Pixels from outside are `fill`.
+    `degrees` is [least, most], or one number d for [-d, d]. `center` is [x, y] in pixels from the
+    top left; null: the middle of the image. Pixels from outside are `fill`.
     """
 
     name: Literal["random_rotation"] = "random_rotation"
@@ -221,20 +215,21 @@ class RandomRotation(_AffineOp):
         degrees = self.degrees if isinstance(self.degrees, tuple) else (-self.degrees, self.degrees)
         centre = self.center or ((width - 1) / 2, (height - 1) / 2)
         least, most = degrees
-        return rotation(steps(least, most), centre)
+        return rotation_map(list_steps(least, most), centre)
 
 
 @component("op")
 class RandomAffine(_AffineOp):
     """Rotate by `degrees`, scale, shear and move the image, keeping its size.
 
-    Of a pixel's place relative to the middle, x is sheared by `shear_x` degrees and y by
-    `shear_y`, then both are scaled, rotated counter-clockwise and moved by the shares of the width
-    and of the height. Each is drawn from [least, most]. `degrees` may be one number d for [-d, d].
-    Pixels from outside are `fill`.
+    Relative to the middle, x is sheared by `shear_x` degrees and y by `shear_y`. Then both are
+    scaled, rotated counter-clockwise, and moved by shares of the width and of the height. Each
+    amount is drawn from [least, most]. `degrees` may be one number d for [-d, d]. Pixels from
+    outside are `fill`.
 
     One of 4,096 maps is drawn, whose parameters fill their ranges evenly in separate random orders
-    (McKay et al. 1979). Maps computed on the host are the same to the bit on every device.
+    (McKay et al. 1979). The maps are computed on the host, so that they are the same bit for bit on
+    every device.
     """
 
     name: Literal["random_affine"] = "random_affine"
@@ -250,28 +245,30 @@ class RandomAffine(_AffineOp):
     fill: Fill = 0
 
     @model_validator(mode="after")
-    def _can_be_turned_back(self) -> Self:
+    def _require_invertible(self) -> Self:
         if self.scale[0] < LEAST_SCALE:
             raise ValueError(f"scale = {list(self.scale)}: must be {LEAST_SCALE} or more")
-        for name, shear in (("shear_x", self.shear_x), ("shear_y", self.shear_y)):
-            if max(map(abs, shear)) >= 90:
-                raise ValueError(f"{name} = {list(shear)}: must be within -90 and 90 degrees")
+        for name, bounds in (("shear_x", self.shear_x), ("shear_y", self.shear_y)):
+            if max(map(abs, bounds)) >= 90:
+                raise ValueError(f"{name} = {list(bounds)}: must be within -90 and 90 degrees")
         steep = np.tan(np.deg2rad([max(map(abs, self.shear_x)), max(map(abs, self.shear_y))]))
         if steep.prod() >= 1:
-            raise ValueError("shear_x, shear_y: too much of both, which turns images inside out")
+            raise ValueError(
+                "shear_x, shear_y: too large together: the image would be turned inside out"
+            )
         return self
 
     def matrices(self, height: int, width: int) -> np.ndarray:
         degrees = self.degrees if isinstance(self.degrees, tuple) else (-self.degrees, self.degrees)
-        angle = np.deg2rad(_spread(0, degrees))
-        right = _spread(1, self.translate_x)
-        down = _spread(2, self.translate_y)
-        scale = _spread(3, self.scale)
-        along = np.tan(np.deg2rad(_spread(4, self.shear_x)))
-        across = np.tan(np.deg2rad(_spread(5, self.shear_y)))
+        angle = np.deg2rad(_spread_evenly(0, degrees))
+        right = _spread_evenly(1, self.translate_x)
+        down = _spread_evenly(2, self.translate_y)
+        scale = _spread_evenly(3, self.scale)
+        along = np.tan(np.deg2rad(_spread_evenly(4, self.shear_x)))
+        across = np.tan(np.deg2rad(_spread_evenly(5, self.shear_y)))
         cosine = scale * np.cos(angle)
         sine = scale * np.sin(angle)
-        # Rows point down, so that this matrix turns counter-clockwise.
+        # The y axis points down, so this matrix rotates counter-clockwise.
         turned = np.array([[cosine, sine], [-sine, cosine]]).transpose(2, 0, 1)
         ones = np.ones(MAPS)
         sheared = np.array([[ones, along], [across, ones]]).transpose(2, 0, 1)
@@ -282,8 +279,8 @@ class RandomAffine(_AffineOp):
         return np.concatenate([back, shift[..., None]], axis=-1)
 
 
-def _spread(column: int, bounds: Range) -> np.ndarray:
-    """The middles of MAPS even steps of a range, in a random order for each column."""
+def _spread_evenly(column: int, bounds: Range) -> np.ndarray:
+    """Return the middles of MAPS even steps of a range, in a random order for each column."""
     words = np.random.Philox(key=np.array([_TABLE_KEY, column], np.uint64)).random_raw(MAPS)
     places = (np.argsort(words, kind="stable") + 0.5) / MAPS
     least, most = bounds

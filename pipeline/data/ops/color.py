@@ -1,7 +1,5 @@
-"""Brightness, contrast, saturation and hue, computed on bytes as OpenCV computes them.
-
-Amounts come as an array of all that can be drawn, with the number of the one that each image gets.
-"""
+"""Brightness, contrast, saturation and hue of bytes, computed as in OpenCV. Functions take all
+amounts that can be drawn, and the index of each image's amount."""
 
 from __future__ import annotations
 
@@ -16,44 +14,46 @@ from pydantic import AfterValidator
 from pipeline.core.registry import component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Op
-from pipeline.data.ops.image import Range, image_shape, pick, repeat_op, steps
-from pipeline.data.ops.interpolation import rounded_quotient
+from pipeline.data.ops.image import Range, draw_rows, list_steps, repeat_op, require_image
+from pipeline.data.ops.interpolation import divide_rounded
 from pipeline.data.random import integers
 
 Adjust = Callable[[Any, Any, np.ndarray, Any], Any]
-"""(xp, bytes, amounts (n,), which of them each image gets, int32 (batch,)) -> bytes."""
+"""(xp, bytes, amounts (n,), index of each image's amount, int32 (batch,)) -> bytes."""
 
 _FACTOR_BITS = 16
 _TABLES = 32
-"""The most factors of a blend that are tabulated, in 64 KiB each."""
+"""The most factors of a blend with a table, of 64 KiB each."""
 _GREY_BITS = 15
 _GREY = np.array([9798, 19235, 3735], np.int32)
 _HUE_BITS = 12
 _SIXTH = 85
-"""A sixth of the colour circle, of which OpenCV has 255ths, doubled."""
+"""A sixth of the colour circle, in OpenCV's doubled 255ths."""
 
 
-def _check_within(
+def _make_range_check(
     least: float, most: float, quantity: str
 ) -> Callable[[tuple[float, float]], tuple[float, float]]:
+    """Return a validator that raises ValueError for a range beyond the bounds."""
+
     def check(bounds: tuple[float, float]) -> tuple[float, float]:
         if not least <= bounds[0] <= bounds[1] <= most:
-            raise ValueError(f"{quantity} is from {least:g} to {most:g}, not {list(bounds)}")
+            raise ValueError(f"{list(bounds)}: {quantity} must be from {least:g} to {most:g}")
         return bounds
 
     return check
 
 
-FactorRange = Annotated[Range, AfterValidator(_check_within(0, 128, "a factor"))]
-HueRange = Annotated[Range, AfterValidator(_check_within(-0.5, 0.5, "a shift of the hue"))]
+FactorRange = Annotated[Range, AfterValidator(_make_range_check(0, 128, "a factor"))]
+HueRange = Annotated[Range, AfterValidator(_make_range_check(-0.5, 0.5, "a shift of the hue"))]
 
 
 @component("op")
 class RandomColorAdjust(Op):
     """Change brightness, contrast, saturation and hue in an order drawn for each sample.
 
-    The first three are factors, 1 changes nothing. `hue` is a shift in rotations of the colour
-    circle. Each is drawn evenly from its range [least, most]. RGB bytes only.
+    The first three are factors; 1 changes nothing. `hue` is a shift in rotations of the colour
+    circle. Each is drawn evenly from its range [least, most]. Images must be RGB bytes.
     """
 
     name: Literal["random_color_adjust"] = "random_color_adjust"
@@ -65,30 +65,30 @@ class RandomColorAdjust(Op):
     draws: ClassVar[int] = 5
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        check_rgb_bytes(value)
+        require_rgb_bytes(value)
         return value
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        changes = self._changes(xp, uniforms)
+        changes = self._list_changes(xp, uniforms)
         orders = np.array(list(permutations(range(len(changes)))), np.int32)
-        order = pick(xp, uniforms[:, 4], orders)
+        order = draw_rows(xp, uniforms[:, 4], orders)
 
         def change_once(iteration: Any, values: Any) -> Any:
-            turn = per_image(order[:, iteration])
+            turn = broadcast_per_image(order[:, iteration])
             changed = values
-            for which, (change, amounts, numbers) in enumerate(changes):
-                changed = xp.where(turn == which, change(xp, values, amounts, numbers), changed)
+            for index, (change, amounts, numbers) in enumerate(changes):
+                changed = xp.where(turn == index, change(xp, values, amounts, numbers), changed)
             return changed
 
         return repeat_op(xp, change_once, len(changes), values)
 
-    def _changes(self, xp: Any, uniforms: Any) -> list[tuple[Adjust, np.ndarray, Any]]:
-        """The adjustments that are not the identity: function, amounts and their numbers."""
+    def _list_changes(self, xp: Any, uniforms: Any) -> list[tuple[Adjust, np.ndarray, Any]]:
+        """Return the adjustments in use: function, amounts, and index of each image's amount."""
         amounts: dict[Adjust, np.ndarray] = {
-            adjust_brightness: steps(*self.brightness),
-            adjust_contrast: steps(*self.contrast),
-            adjust_saturation: steps(*self.saturation),
-            adjust_hue: steps(*self.hue),
+            adjust_brightness: list_steps(*self.brightness),
+            adjust_contrast: list_steps(*self.contrast),
+            adjust_saturation: list_steps(*self.saturation),
+            adjust_hue: list_steps(*self.hue),
         }
         idle: dict[Adjust, float] = {adjust_hue: 0.0}
         return [
@@ -98,64 +98,62 @@ class RandomColorAdjust(Op):
         ]
 
 
-def check_rgb_bytes(value: ColumnSpec) -> None:
+def require_rgb_bytes(value: ColumnSpec) -> None:
     """Raise ValueError for values other than images of three channels of bytes."""
-    *_, channels = image_shape(value)
+    *_, channels = require_image(value)
     if value.dtype != "uint8" or channels != 3:
         raise ValueError(
-            f"takes uint8 images of 3 channels, not {value.dtype} of {channels}; list it before "
+            f"needs uint8 images of 3 channels, not {value.dtype} of {channels}; list it before "
             "rescale and normalize"
         )
 
 
-def exact_factors(factors: np.ndarray) -> np.ndarray:
-    """Factors f of 16 bits, float32: the products of bytes with f and with 1 - f are exact."""
+def round_factors(factors: np.ndarray) -> np.ndarray:
+    """Round factors f to 16 bits, float32, so that products of bytes with f and 1 - f are exact."""
     unit = np.maximum(np.frexp(factors)[1], 0) - _FACTOR_BITS
     return np.ldexp(np.rint(np.ldexp(factors, -unit)), unit).astype(np.float32)
 
 
-def per_image(amount: Any) -> Any:
-    """Reshape one number for each image so that it broadcasts over the pixels."""
+def broadcast_per_image(amount: Any) -> Any:
+    """Reshape a number per image, (batch,), so that it broadcasts over pixels."""
     return amount[:, None, None, None]
 
 
-def _as_bytes(xp: Any, levels: Any) -> Any:
+def _round_to_bytes(xp: Any, levels: Any) -> Any:
     return xp.rint(levels).clip(0, 255).astype(np.uint8)
 
 
 def adjust_brightness(xp: Any, values: Any, factors: np.ndarray, numbers: Any) -> Any:
-    """Bytes times the factors."""
+    """Multiply bytes by the factors."""
     factor = xp.asarray(factors.astype(np.float32))[numbers]
-    return _as_bytes(xp, values.astype(np.float32) * per_image(factor))
+    return _round_to_bytes(xp, values.astype(np.float32) * broadcast_per_image(factor))
 
 
 def blend(xp: Any, base: Any, values: Any, factors: np.ndarray, numbers: Any) -> Any:
-    """base + (values - base) * factor, on bytes.
+    """Return base + (values - base) * factor, for bytes.
 
-    Of few factors the results are tabulated, rounding as OpenCV's fused multiplication does. Of
-    many, each has 16 bits: one rounding is left, whether or not a compiler fuses.
+    Results for few factors are tabulated, with the rounding of OpenCV's fused multiplication. Many
+    factors are rounded to 16 bits, so that results don't depend on fusion by a compiler.
     """
     if len(factors) > _TABLES:
-        factor = exact_factors(factors)
-        value_part = values.astype(np.float32) * per_image(xp.asarray(factor)[numbers])
-        base_part = base.astype(np.float32) * per_image(xp.asarray(1 - factor)[numbers])
-        return _as_bytes(xp, base_part + value_part)
-    tables = np.concatenate([blend_table(factor, "base") for factor in factors.tolist()])
+        factor = round_factors(factors)
+        value_part = values.astype(np.float32) * broadcast_per_image(xp.asarray(factor)[numbers])
+        base_part = base.astype(np.float32) * broadcast_per_image(xp.asarray(1 - factor)[numbers])
+        return _round_to_bytes(xp, base_part + value_part)
+    tables = np.concatenate([make_blend_table(factor, "base") for factor in factors.tolist()])
     return look_up_blend(xp, base, values, tables, numbers)
 
 
 def look_up_blend(xp: Any, base: Any, values: Any, tables: np.ndarray, numbers: Any) -> Any:
     """Blend bytes with their base by tables, uint8 (n, 256, 256)."""
-    row = per_image(numbers) * 256 + base.astype(np.int32)
+    row = broadcast_per_image(numbers) * 256 + base.astype(np.int32)
     return xp.take(tables.reshape(-1), row * 256 + values.astype(np.int32), mode="clip")
 
 
 @lru_cache(maxsize=_TABLES)
-def blend_table(factor: float, fused: Literal["base", "value"]) -> np.ndarray:
-    """Blend of every base and value by a factor: uint8 (1, 256, 256).
-
-    `fused` is the product that is added unrounded, which OpenCV's order of operands decides.
-    """
+def make_blend_table(factor: float, fused: Literal["base", "value"]) -> np.ndarray:
+    """Return the blends of every base and value by a factor: uint8 (1, 256, 256). `fused` is the
+    product that isn't rounded before the addition, by OpenCV's order of operands."""
     byte = np.arange(256, dtype=np.float32)
     share = np.float32(factor)
     if fused == "base":
@@ -165,38 +163,38 @@ def blend_table(factor: float, fused: Literal["base", "value"]) -> np.ndarray:
     return np.rint(total.astype(np.float32)).clip(0, 255).astype(np.uint8)[None]
 
 
-def grey(values: Any) -> Any:
-    """The luma of RGB bytes, int32 (batch, height, width)."""
+def compute_luma(values: Any) -> Any:
+    """Return the luma of RGB bytes, int32 (batch, height, width)."""
     weighted = (values.astype(np.int32) * _GREY).sum(axis=-1, dtype=np.int32)
     return (weighted + (1 << (_GREY_BITS - 1))) >> _GREY_BITS
 
 
-def mean_grey(values: Any) -> Any:
-    """The rounded mean of each image's luma, int32 (batch, 1, 1, 1)."""
-    luma = grey(values)
+def compute_mean_luma(values: Any) -> Any:
+    """Return the rounded mean of each image's luma, int32 (batch, 1, 1, 1)."""
+    luma = compute_luma(values)
     total = luma.sum(axis=(1, 2), dtype=np.int32)
-    return per_image(rounded_quotient(total, luma.shape[1] * luma.shape[2]))
+    return broadcast_per_image(divide_rounded(total, luma.shape[1] * luma.shape[2]))
 
 
 def adjust_contrast(xp: Any, values: Any, factors: np.ndarray, numbers: Any) -> Any:
     """Blend with the mean luma of each image."""
-    return blend(xp, mean_grey(values), values, factors, numbers)
+    return blend(xp, compute_mean_luma(values), values, factors, numbers)
 
 
 def adjust_saturation(xp: Any, values: Any, factors: np.ndarray, numbers: Any) -> Any:
     """Blend with the luma of each pixel."""
-    return blend(xp, grey(values)[..., None], values, factors, numbers)
+    return blend(xp, compute_luma(values)[..., None], values, factors, numbers)
 
 
 def adjust_hue(xp: Any, values: Any, shifts: np.ndarray, numbers: Any) -> Any:
-    """Shift the hue, in rotations of the colour circle."""
+    """Shift the hue by rotations of the colour circle."""
     shift = xp.asarray((shifts * 255).astype(np.int32))[numbers]
     hue, saturation, value = to_hsv(xp, values.astype(np.int32))
     return to_rgb(xp, (hue + shift[:, None, None]) & 255, saturation, value)
 
 
 def to_hsv(xp: Any, rgb: Any) -> tuple[Any, Any, Any]:
-    """Hue in 256ths of a circle, saturation and value, int32 0..255, as OpenCV's HSV_FULL."""
+    """Return hue in 256ths of a circle, saturation and value, int32, as OpenCV's HSV_FULL."""
     red, green, blue = (rgb[..., channel] for channel in range(3))
     value = rgb.max(axis=-1)
     range_ = value - rgb.min(axis=-1)
@@ -215,7 +213,7 @@ def to_hsv(xp: Any, rgb: Any) -> tuple[Any, Any, Any]:
 
 
 def to_rgb(xp: Any, hue: Any, saturation: Any, value: Any) -> Any:
-    """RGB bytes of int32 hue, saturation and value. OpenCV goes back with a circle of 255ths."""
+    """Return RGB bytes of int32 hue, saturation and value. As in OpenCV, a circle has 255 hues."""
     sector = 2 * hue // _SIXTH % 6
     within = 2 * hue % _SIXTH
     unit = 255 * _SIXTH

@@ -1,8 +1,7 @@
-"""One change of many to each image of a batch, without a branch, for policies.
+"""Changes of images for policies, a different one for each image, without branches.
 
-Every change a policy can make is a row of tables computed on the host: an affine map, a table of
-levels, a factor of a blend. A sample picks its row, so the compiled step has each kind of change
-once, however many rows there are.
+Every change is a row of tables computed on the host: an affine map, a table of levels and a factor
+of a blend. Each sample selects its row, so the compiled step has each kind of change once.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import numpy as np
 from pipeline.data.ops.affine import (
     Interpolation,
     Maps,
-    fixed_maps,
-    rotation,
-    shear,
-    translation,
+    rotation_map,
+    shear_map,
+    to_fixed_point,
+    translation_map,
     warp,
 )
-from pipeline.data.ops.color import blend_table, grey, look_up_blend, mean_grey
+from pipeline.data.ops.color import compute_luma, compute_mean_luma, look_up_blend, make_blend_table
 from pipeline.data.ops.image import Size
 
 BLENDS = ("Contrast", "Color", "Sharpness")
@@ -30,12 +29,12 @@ LEVELS = 256
 _IDENTITY = np.arange(LEVELS, dtype=np.int32)
 _SPREAD = np.maximum(_IDENTITY, 1).astype(np.float32)[:, None]
 _STRETCHED = _IDENTITY.astype(np.float32) * (np.float32(255) / _SPREAD)
-"""Levels times 255 / spread by spread and level, each product rounded to float32 as MindSpore's."""
+"""Level * 255 / spread, by spread and level, rounded to float32 at each step as in MindSpore."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change and its magnitude, in the terms of MindSpore's policies."""
+    """A change and its magnitude, in the units of `list_strengths`."""
 
     name: str
     magnitude: float = 0.0
@@ -43,9 +42,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Changes:
-    """Tables of n changes: affine maps, levels int32 (n, 256), names, and numbers of blends.
+    """Tables of n changes: affine maps, levels int32 (n, 256), and names.
 
-    `blends` are tables of all factors, uint8 (blends, 256, 256), `blend_numbers` int32 (n,).
+    `blends` has a table for each factor, uint8 (blends, 256, 256), and `blend_numbers`, int32 (n,),
+    the table of each change.
     """
 
     maps: Maps
@@ -56,54 +56,58 @@ class Changes:
 
 
 def tabulate(changes: Sequence[Change], size: Size) -> Changes:
-    """The tables of changes to images of a size, (height, width)."""
+    """Return the tables of changes to images of a size, (height, width)."""
     height, width = size
-    blends = [_blend(change) for change in changes]
+    blends = [_find_blend(change) for change in changes]
     numbers = {blend: number for number, blend in enumerate(dict.fromkeys(blends))}
     return Changes(
-        fixed_maps(np.stack([_matrix(change, height, width) for change in changes]), height, width),
-        np.stack([level_table(change) for change in changes]).astype(np.int32),
+        to_fixed_point(
+            np.stack([_make_matrix(change, height, width) for change in changes]), height, width
+        ),
+        np.stack([make_level_table(change) for change in changes]).astype(np.int32),
         np.array([change.name for change in changes]),
-        np.concatenate([blend_table(factor, fused) for factor, fused in numbers]),
+        np.concatenate([make_blend_table(factor, fused) for factor, fused in numbers]),
         np.array([numbers[blend] for blend in blends], np.int32),
     )
 
 
-def _blend(change: Change) -> tuple[float, Literal["base", "value"]]:
-    """The arguments of `blend_table` for a change."""
+def _find_blend(change: Change) -> tuple[float, Literal["base", "value"]]:
+    """Return the arguments of `make_blend_table` for a change."""
     if change.name not in BLENDS:
         return 1.0, "base"
-    return _factor(change), "value" if change.name == "Sharpness" else "base"
+    return _compute_factor(change), "value" if change.name == "Sharpness" else "base"
 
 
-def _factor(change: Change) -> float:
-    """1 + the magnitude, which MindSpore adds in float32."""
+def _compute_factor(change: Change) -> float:
+    """Return 1 + magnitude, added in float32 as in MindSpore."""
     return float(np.float32(1) + np.float32(change.magnitude))
 
 
-def _matrix(change: Change, height: int, width: int) -> np.ndarray:
-    """The map from target to source pixels, float64 (2, 3)."""
+def _make_matrix(change: Change, height: int, width: int) -> np.ndarray:
+    """Return the map from target to source pixels, float64 (2, 3)."""
     centre = ((width - 1) / 2, (height - 1) / 2)
     amount = change.magnitude
     match change.name:
         case "ShearX":
-            return shear(amount, 0, centre)
+            return shear_map(amount, 0, centre)
         case "ShearY":
-            return shear(0, amount, centre)
+            return shear_map(0, amount, centre)
         case "TranslateX":
-            return translation(amount, 0)
+            return translation_map(amount, 0)
         case "TranslateY":
-            return translation(0, amount)
+            return translation_map(0, amount)
         case "Rotate":
-            return rotation(np.array(amount), centre)
-    return translation(0, 0)
+            return rotation_map(np.array(amount), centre)
+    return translation_map(0, 0)
 
 
-def level_table(change: Change) -> np.ndarray:
-    """The table of levels of a change, (256,)."""
+def make_level_table(change: Change) -> np.ndarray:
+    """Return the table of levels of a change, (256,)."""
     match change.name:
         case "Brightness":  # as `adjust_brightness` computes it
-            return np.rint(_IDENTITY.astype(np.float32) * np.float32(_factor(change))).clip(0, 255)
+            return np.rint(_IDENTITY.astype(np.float32) * np.float32(_compute_factor(change))).clip(
+                0, 255
+            )
         case "Posterize":  # the highest bits of a level
             return _IDENTITY & (LEVELS - (1 << (8 - int(change.magnitude))))
         case "Solarize":  # inverted from a threshold up
@@ -121,42 +125,42 @@ def make_changes(
     interpolation: Interpolation,
     fill: np.ndarray,
 ) -> Any:
-    """Change each image of RGB bytes by the row of its number, int32 (batch,)."""
+    """Change each image of RGB bytes by the row of the tables in `numbers`, int32 (batch,)."""
     values = warp(xp, values, changes.maps.at(xp, numbers), interpolation, fill)
-    counts = histograms(xp, values)
+    counts = count_levels(xp, values)
     levels = xp.asarray(changes.levels)[numbers][:, None]
     for name, table in (
-        ("AutoContrast", stretch_table(xp, counts)),
-        ("Equalize", equalize_table(xp, counts)),
+        ("AutoContrast", make_stretch_table(xp, counts)),
+        ("Equalize", make_equalize_table(xp, counts)),
     ):
-        levels = xp.where(_is(xp, changes, numbers, (name,))[..., 0], table, levels)
+        levels = xp.where(_has_name(xp, changes, numbers, (name,))[..., 0], table, levels)
     values = look_up(xp, values, levels)
-    base = mean_grey(values)
+    base = compute_mean_luma(values)
     for name, candidate in (
-        ("Color", grey(values)[..., None]),
+        ("Color", compute_luma(values)[..., None]),
         ("Sharpness", smooth(xp, values)),
     ):
-        base = xp.where(_is(xp, changes, numbers, (name,)), candidate, base)
+        base = xp.where(_has_name(xp, changes, numbers, (name,)), candidate, base)
     blend = xp.asarray(changes.blend_numbers)[numbers]
     blended = look_up_blend(xp, base, values, changes.blends, blend)
-    return xp.where(_is(xp, changes, numbers, BLENDS), blended, values)
+    return xp.where(_has_name(xp, changes, numbers, BLENDS), blended, values)
 
 
-def _is(xp: Any, changes: Changes, numbers: Any, names: Sequence[str]) -> Any:
-    """Whether each image's change has one of these names, bool (batch, 1, 1, 1)."""
+def _has_name(xp: Any, changes: Changes, numbers: Any, names: Sequence[str]) -> Any:
+    """Return whether each image's change is one of `names`, bool (batch, 1, 1, 1)."""
     return xp.asarray(np.isin(changes.names, names))[numbers][:, None, None, None]
 
 
 def look_up(xp: Any, values: Any, tables: Any) -> Any:
-    """Map bytes through the tables of each sample's channels, (batch, channels or 1, 256)."""
+    """Replace bytes by tables of each sample and channel, (batch, channels or 1, 256)."""
     batch, channels = tables.shape[:2]
     row = np.arange(batch, dtype=np.int32)[:, None] * channels + np.arange(channels, dtype=np.int32)
     places = row[:, None, None, :] * LEVELS + values.astype(np.int32)
     return xp.take(tables.reshape(-1), places, mode="clip").astype(np.uint8)
 
 
-def histograms(xp: Any, values: Any) -> Any:
-    """Histograms of the levels of each channel, int32 (batch, channels, 256)."""
+def count_levels(xp: Any, values: Any) -> Any:
+    """Return the histogram of levels of each channel, int32 (batch, channels, 256)."""
     batch, *_, channels = values.shape
     row = np.arange(batch, dtype=np.int32)[:, None] * channels + np.arange(channels, dtype=np.int32)
     places = (row[:, None, None, :] * LEVELS + values.astype(np.int32)).reshape(-1)
@@ -165,8 +169,8 @@ def histograms(xp: Any, values: Any) -> Any:
     return counts.reshape(batch, channels, LEVELS).astype(np.int32)
 
 
-def stretch_table(xp: Any, counts: Any) -> Any:
-    """Tables that spread the levels of each channel over 0..255, as MindSpore's AutoContrast."""
+def make_stretch_table(xp: Any, counts: Any) -> Any:
+    """Return tables that stretch each channel's levels to 0..255, as MindSpore's AutoContrast."""
     least = xp.argmax(counts > 0, axis=-1)[..., None]
     most = LEVELS - 1 - xp.argmax(counts[..., ::-1] > 0, axis=-1)[..., None]
     scaled = xp.asarray(_STRETCHED)[(most - least)[..., 0]]
@@ -174,8 +178,8 @@ def stretch_table(xp: Any, counts: Any) -> Any:
     return xp.where(most > least, table.clip(0, 255), _IDENTITY)
 
 
-def equalize_table(xp: Any, counts: Any) -> Any:
-    """Tables that make the levels of each channel equally frequent, as OpenCV's equalizeHist."""
+def make_equalize_table(xp: Any, counts: Any) -> Any:
+    """Return tables that equalize each channel's levels, as OpenCV's equalizeHist."""
     least = xp.argmax(counts > 0, axis=-1)[..., None]
     first = xp.take_along_axis(counts, least, axis=-1)
     above = xp.cumsum(counts, axis=-1) - first
@@ -186,7 +190,7 @@ def equalize_table(xp: Any, counts: Any) -> Any:
 
 
 def smooth(xp: Any, values: Any) -> Any:
-    """Filter bytes with the kernel [1 1 1; 1 5 1; 1 1 1] / 13, the outermost pixels as they are."""
+    """Filter bytes with the kernel [1 1 1; 1 5 1; 1 1 1] / 13. The outermost pixels stay."""
     height, width = values.shape[1:3]
     levels = values.astype(np.int32)
     if min(height, width) < 3:
@@ -195,8 +199,8 @@ def smooth(xp: Any, values: Any) -> Any:
     for row in range(3):
         for column in range(3):
             total = total + levels[:, row : height - 2 + row, column : width - 2 + column]
-    inner = xp.pad((2 * total + 13) // 26, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    filtered = xp.pad((2 * total + 13) // 26, ((0, 0), (1, 1), (1, 1), (0, 0)))
     rows = np.arange(height)
     columns = np.arange(width)
     edge = ((rows == 0) | (rows == height - 1))[:, None] | (columns == 0) | (columns == width - 1)
-    return xp.where(edge[..., None], levels, inner)
+    return xp.where(edge[..., None], levels, filtered)

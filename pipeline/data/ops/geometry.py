@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 from pipeline.core.registry import component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import GeometricOp, Op
-from pipeline.data.ops.image import Padding, Probability, Size, image_shape, pixels_at
+from pipeline.data.ops.image import Padding, Probability, Size, read_crossings, require_image
 from pipeline.data.random import integers
 
 
@@ -19,8 +19,8 @@ from pipeline.data.random import integers
 class Pad(GeometricOp):
     """Surround the image with pixels of the value `fill`, or with pixels of the image.
 
-    `mode` edge repeats the outermost pixels, symmetric mirrors the image with them and reflect
-    without them.
+    `mode` edge repeats the outermost pixels. symmetric mirrors the image with the outermost pixels,
+    and reflect without them.
     """
 
     name: Literal["pad"] = "pad"
@@ -29,17 +29,17 @@ class Pad(GeometricOp):
     mode: Literal["constant", "edge", "reflect", "symmetric"] = "constant"
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        height, width, channels = image_shape(value)
-        _check_fill(self.fill, value.dtype)
+        height, width, channels = require_image(value)
+        _require_fill(self.fill, value.dtype)
         if self.mode in ("reflect", "symmetric"):
             top, bottom, left, right = self.padding
             edge = 1 if self.mode == "reflect" else 0
             if max(top, bottom) > height - edge or max(left, right) > width - edge:
                 raise ValueError(
                     f"can't mirror {list(self.padding)} pixels of an image of {height}x{width}; "
-                    f"{self.mode} takes {height - edge} rows and {width - edge} columns at most"
+                    f"{self.mode} allows at most {height - edge} rows and {width - edge} columns"
                 )
-        return replace(value, shape=(*_padded_size(height, width, self.padding), channels))
+        return replace(value, shape=(*_compute_padded_size(height, width, self.padding), channels))
 
     @property
     def creates_border(self) -> bool:
@@ -56,18 +56,19 @@ class Pad(GeometricOp):
         return self.model_copy(update={"fill": fill})(xp, labels, uniforms)
 
 
-def _check_fill(fill: float, dtype: str) -> None:
+def _require_fill(fill: float, dtype: str) -> None:
+    """Raise ValueError if an integer dtype can't hold the fill."""
     if not np.issubdtype(dtype, np.integer):
         return
     limits = np.iinfo(dtype)
     if fill not in range(limits.min, limits.max + 1):
         raise ValueError(
             f"can't fill {dtype} images with {fill}; "
-            f"take a whole number from {limits.min} to {limits.max}"
+            f"must be a whole number from {limits.min} to {limits.max}"
         )
 
 
-def _padded_size(height: int, width: int, padding: Padding) -> tuple[int, int]:
+def _compute_padded_size(height: int, width: int, padding: Padding) -> tuple[int, int]:
     top, bottom, left, right = padding
     return top + height + bottom, left + width + right
 
@@ -88,9 +89,9 @@ class RandomCrop(GeometricOp):
         return any(self.padding)
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        height, width, channels = image_shape(value)
-        _check_fill(self.fill, value.dtype)
-        _check_crop(self.size, _padded_size(height, width, self.padding))
+        height, width, channels = require_image(value)
+        _require_fill(self.fill, value.dtype)
+        _require_crop(self.size, _compute_padded_size(height, width, self.padding))
         return replace(value, shape=(*self.size, channels))
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
@@ -98,12 +99,12 @@ class RandomCrop(GeometricOp):
         top, bottom, left, right = self.padding
         rows, row_in = _crop_axis(xp, uniforms[:, :1], self.size[0], height, (top, bottom))
         columns, column_in = _crop_axis(xp, uniforms[:, 1:], self.size[1], width, (left, right))
-        pixels = pixels_at(xp, values, rows, columns)
+        pixels = read_crossings(xp, values, rows, columns)
         if not any(self.padding):
             return pixels
         # Masking the padding is cheaper than gathering from a padded copy.
-        inside = row_in[:, :, None] & column_in[:, None, :]
-        return xp.where(inside[..., None], pixels, np.asarray(self.fill, pixels.dtype))
+        is_inside = row_in[:, :, None] & column_in[:, None, :]
+        return xp.where(is_inside[..., None], pixels, np.asarray(self.fill, pixels.dtype))
 
     def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
         return self.model_copy(update={"fill": fill})(xp, labels, uniforms)
@@ -112,10 +113,8 @@ class RandomCrop(GeometricOp):
 def _crop_axis(
     xp: Any, uniforms: Any, size: int, length: int, padding: tuple[int, int]
 ) -> tuple[Any, Any]:
-    """Pixels of a crop along an axis of `length` pixels, padded before and after.
-
-    Returns the pixels, clamped to the image, int32 (batch, size), and a mask of those within it.
-    """
+    """Draw the pixels of a crop along an axis of `length` pixels, padded before and after. Returns
+    pixels, int32 (batch, size), clamped to the image, and a mask of those in the image."""
     first = integers(xp, uniforms, sum(padding) + length - size + 1) - padding[0]
     pixel = first + np.arange(size, dtype=np.int32)
     return pixel.clip(0, length - 1), (pixel >= 0) & (pixel < length)
@@ -123,14 +122,14 @@ def _crop_axis(
 
 @component("op")
 class CenterCrop(GeometricOp):
-    """Crop to `size` in the middle; of an odd remainder the larger half is at the end."""
+    """Crop to `size` in the middle. If the border is odd, its larger half is at the end."""
 
     name: Literal["center_crop"] = "center_crop"
     size: Size
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        height, width, channels = image_shape(value)
-        _check_crop(self.size, (height, width))
+        height, width, channels = require_image(value)
+        _require_crop(self.size, (height, width))
         return replace(value, shape=(*self.size, channels))
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
@@ -140,7 +139,8 @@ class CenterCrop(GeometricOp):
         return values[:, top : top + height, left : left + width]
 
 
-def _check_crop(size: Size, image: tuple[int, int]) -> None:
+def _require_crop(size: Size, image: tuple[int, int]) -> None:
+    """Raise ValueError for a crop that is larger than the padded image."""
     if size[0] > image[0] or size[1] > image[1]:
         raise ValueError(
             f"can't crop {size[0]}x{size[1]} from {image[0]}x{image[1]}, padding included; "
@@ -158,15 +158,15 @@ class _Flip(GeometricOp):
     """0: top to bottom, 1: left to right."""
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        image_shape(value)
+        require_image(value)
         return value
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         places = [np.arange(n, dtype=np.int32)[None] for n in values.shape[1:3]]
-        # One read at an index; with a choice between two reads XLA computes their input twice.
-        along = places[self.axis]
-        places[self.axis] = xp.where(uniforms[:, :1] < self.prob, along[:, ::-1], along)
-        return pixels_at(xp, values, rows=places[0], columns=places[1])
+        # One read by index: if it selected from two reads, XLA would compute their input twice.
+        pixels = places[self.axis]
+        places[self.axis] = xp.where(uniforms[:, :1] < self.prob, pixels[:, ::-1], pixels)
+        return read_crossings(xp, values, rows=places[0], columns=places[1])
 
 
 @component("op")
@@ -187,11 +187,11 @@ class RandomVerticalFlip(_Flip):
 
 @component("op")
 class Cutout(Op):
-    """Blank square holes with zeros, `size` pixels a side.
+    """Fill square holes of `size` pixels a side with zeros.
 
-    A hole may be partly outside of the image. By the convention `devries` (DeVries and Taylor,
-    2017) its centre is uniform over the image; by `mindspore` the hole is anywhere between the
-    places right before and right after the image, so that some holes have no effect.
+    A hole may be partly outside the image. With convention `devries` (DeVries and Taylor, 2017) its
+    centre is uniform over the image. With `mindspore` the hole starts anywhere from right before to
+    right after the image, so that some holes have no effect.
     """
 
     name: Literal["cutout"] = "cutout"
@@ -204,7 +204,7 @@ class Cutout(Op):
         return 2 * self.holes
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        height, width, _ = image_shape(value)
+        height, width, _ = require_image(value)
         if self.size > min(height, width):
             raise ValueError(
                 f"a hole of {self.size}x{self.size} is larger than the image of {height}x{width}"
@@ -213,13 +213,13 @@ class Cutout(Op):
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         _, height, width, _ = values.shape
-        rows = self._holes_along(xp, uniforms[:, : self.holes], height)
-        columns = self._holes_along(xp, uniforms[:, self.holes :], width)
+        rows = self._mark_holes(xp, uniforms[:, : self.holes], height)
+        columns = self._mark_holes(xp, uniforms[:, self.holes :], width)
         hole = (rows[:, :, :, None] & columns[:, :, None, :]).any(axis=1)
         return xp.where(hole[..., None], 0, values)
 
-    def _holes_along(self, xp: Any, uniforms: Any, length: int) -> Any:
-        """Mask of the pixels of each hole along an axis: bool (batch, holes, length)."""
+    def _mark_holes(self, xp: Any, uniforms: Any, length: int) -> Any:
+        """Return a mask of the pixels of each hole along an axis: bool (batch, holes, length)."""
         if self.convention == "devries":
             first = integers(xp, uniforms, length)[:, :, None] - self.size // 2
         else:

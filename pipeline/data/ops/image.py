@@ -1,4 +1,4 @@
-"""Common types and functions of image ops: sizes, ranges, shapes, reading pixels."""
+"""Types and functions of image ops: sizes, ranges, shapes and reading of pixels."""
 
 from __future__ import annotations
 
@@ -22,26 +22,23 @@ Padding = Annotated[
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 Axis = Literal[1, 2]
-"""The axis of a batch of images that runs down (rows) or across (columns)."""
+"""The axis of rows (1) or columns (2) in a batch of images."""
 
 STEPS = 4096
-"""A drawn number is one of this many even steps of its range. Functions of it, a sine or a square
-root, are computed on the host in float64 for all steps, and looked up: XLA's functions differ from
-numpy's in the last place, which a rounding after them could make a whole pixel."""
+"""Number of even steps of a range, one of which is drawn. Functions such as sine are computed on
+the host in float64 for all steps, and looked up. XLA's functions differ from numpy's in the last
+digit, which rounding could turn into a whole pixel."""
 
 
-def image_shape(value: ColumnSpec) -> tuple[int, int, int]:
-    """(height, width, channels) of an image.
-
-    Raises ValueError for other values, and for images with channels first.
-    """
+def require_image(value: ColumnSpec) -> tuple[int, int, int]:
+    """Return (height, width, channels) of an image. Raises ValueError for other values."""
     if len(value.shape) != 3:
         raise ValueError(
-            f"takes images of shape (height, width, channels), not values of shape {value.shape}"
+            f"needs images of shape (height, width, channels), not values of shape {value.shape}"
         )
     if value.layout != "hwc":
         raise ValueError(
-            f"takes images with channels last, not the {value.shape} that hwc2chw made of them; "
+            f"needs images with channels last, not the {value.shape} that hwc2chw made of them; "
             "list it before hwc2chw"
         )
     height, width, channels = value.shape
@@ -49,47 +46,46 @@ def image_shape(value: ColumnSpec) -> tuple[int, int, int]:
 
 
 def require_image_dtype(dtype: str) -> None:
-    """Raise ValueError for a dtype that ops of interpolation don't take."""
+    """Raise ValueError for a dtype that interpolating ops don't support."""
     if dtype not in ("uint8", "float16", "float32"):
-        raise ValueError(f"takes uint8, float16 or float32 images, not {dtype}")
+        raise ValueError(f"needs uint8, float16 or float32 images, not {dtype}")
 
 
-def pixels_at(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
-    """The pixels at the crossings of `rows` and `columns` of each image.
+def read_crossings(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
+    """Return the pixels at the crossings of `rows` and `columns` of each image.
 
     `values` are (batch, height, width, channels), `rows` int32 (batch or 1, I) and `columns`
     int32 (batch or 1, J), all within the image. The result is (batch, I, J, channels).
     """
-    return pixels_at_points(xp, values, rows[:, :, None], columns[:, None, :])
+    return read_points(xp, values, rows[:, :, None], columns[:, None, :])
 
 
-def pixels_along(xp: Any, values: Any, pixels: Any, axis: Axis) -> Any:
-    """The rows (axis 1) or columns (axis 2) `pixels` of each image.
-
-    `pixels` are int32 (batch or 1, length), all within the image. One row is for all images.
-    """
+def read_along(xp: Any, values: Any, pixels: Any, axis: Axis) -> Any:
+    """Return some rows (axis 1) or columns (axis 2) of each image. `pixels` are their indices,
+    int32 (batch or 1, length), all within the image."""
     if pixels.shape[0] == 1:
-        # The indices are in range; "clip" avoids a check of numpy that doubles the time.
+        # All indices are in range; "clip" avoids numpy's check, which doubles the time.
         return xp.take(values, pixels[0], axis=axis, mode="clip")
-    across = np.arange(values.shape[3 - axis], dtype=np.int32)[None]
-    rows, columns = (pixels, across) if axis == 1 else (across, pixels)
-    return pixels_at(xp, values, rows, columns)
+    other_pixels = np.arange(values.shape[3 - axis], dtype=np.int32)[None]
+    rows, columns = (pixels, other_pixels) if axis == 1 else (other_pixels, pixels)
+    return read_crossings(xp, values, rows, columns)
 
 
-def pixels_at_points(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
-    """The pixels at (rows, columns) of each image, int32 that broadcast to (batch, I, J)."""
+def read_points(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
+    """Return the pixels at (rows, columns) of each image, int32 that broadcast to (batch, I, J)."""
     index = np.arange(len(values), dtype=np.int32)[:, None, None], rows, columns
     if xp is np:
         return values[index]
-    # By default jax.numpy checks and wraps every index, which doubles the time of a gather.
+    # By default jax.numpy checks and wraps indices, which doubles the time of a gather.
     return values.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def repeat_op(xp: Any, change: Callable[[Any, Any], Any], iterations: int, values: Any) -> Any:
-    """Apply values = change(iteration, values) repeatedly. Shape and dtype stay.
+    """Apply values = change(iteration, values) repeatedly.
 
-    A loop in the compiled step, too. Unrolled, XLA would fuse the iterations and compute an input
-    again for each reader: 457 ms instead of 74 for four iterations of four changes.
+    Shape and dtype must stay. The compiled step has a loop, too. If it were unrolled, XLA would
+    fuse the iterations and compute inputs repeatedly: 457 ms instead of 74 for four iterations of
+    four changes.
     """
     if xp is np or iterations < 2:
         for iteration in range(iterations):
@@ -100,23 +96,23 @@ def repeat_op(xp: Any, change: Callable[[Any, Any], Any], iterations: int, value
     return lax.fori_loop(0, iterations, change, values)
 
 
-def _check_order(bounds: tuple[float, float]) -> tuple[float, float]:
+def _require_order(bounds: tuple[float, float]) -> tuple[float, float]:
     if bounds[0] > bounds[1]:
-        raise ValueError(f"the range {list(bounds)} ends before it begins; give [least, most]")
+        raise ValueError(f"the range {list(bounds)} must be [least, most]")
     return bounds
 
 
-Range = Annotated[tuple[float, float], Strict(False), AfterValidator(_check_order)]
-"""[least, most]; drawn evenly between them."""
+Range = Annotated[tuple[float, float], Strict(False), AfterValidator(_require_order)]
+"""[least, most], for numbers that are drawn evenly from the range."""
 
 
-def steps(least: float, most: float) -> np.ndarray:
-    """The middles of a range's steps, float64 (STEPS,); of a range of one value, that value."""
+def list_steps(least: float, most: float) -> np.ndarray:
+    """Return the middles of a range's steps, float64 (STEPS,), or its only value."""
     if least == most:
         return np.array([least])
     return least + (most - least) * (np.arange(STEPS) + 0.5) / STEPS
 
 
-def pick(xp: Any, uniforms: Any, table: np.ndarray) -> Any:
-    """Draw rows of a table uniformly: (*uniforms.shape, *table.shape[1:])."""
+def draw_rows(xp: Any, uniforms: Any, table: np.ndarray) -> Any:
+    """Draw rows of a table evenly. Returns (*uniforms.shape, *table.shape[1:])."""
     return xp.asarray(table)[integers(xp, uniforms, len(table))]

@@ -1,8 +1,8 @@
 """Interpolation of resized images from pixels of the source, as in OpenCV and Pillow.
 
-MindSpore resizes arrays through OpenCV and `Inter.PILCUBIC` through Pillow's algorithm. Bytes are
-mixed in the same fixed point as there, so that results are equal to the bit, on every device. The
-formulas of OpenCV's imgproc/resize and Pillow's Resample were rebuilt from their results.
+MindSpore resizes arrays with OpenCV, and with Pillow's algorithm for `Inter.PILCUBIC`. Bytes are
+mixed in the same fixed point, so that results are equal bit for bit, on every device. The formulas
+of OpenCV's imgproc/resize and Pillow's Resample were derived from their results.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipeline.data.ops.image import Axis, pixels_along
+from pipeline.data.ops.image import Axis, read_along
 
 OpenCv = Literal["linear", "cubic"]
 Pillow = Literal["pil_cubic", "antialias"]
@@ -26,23 +26,20 @@ _LANES = 8
 
 @dataclass(frozen=True)
 class Taps:
-    """Source pixels and weights of each of `length` target pixels along an axis.
-
-    Both arrays are (1 or batch, length, taps): source pixels, int32, and their weights, float32 or,
-    in fixed point, int32.
-    """
+    """Source pixels and weights of each of `length` target pixels along an axis. Both arrays are (1
+    or batch, length, taps). `pixels` are int32. `weights` are float32, or int32 in fixed point."""
 
     pixels: Any
     weights: Any
 
     def read(self, xp: Any, values: Any, axis: Axis) -> Iterator[tuple[Any, Any]]:
-        """Iterate over taps: the source pixels and their weights, in shapes that broadcast."""
+        """Yield the source pixels and the weights of each tap, in shapes that broadcast."""
         for tap in range(self.pixels.shape[-1]):
             weights = xp.expand_dims(self.weights[..., tap], (3 - axis, 3))
-            yield pixels_along(xp, values, self.pixels[..., tap], axis), weights
+            yield read_along(xp, values, self.pixels[..., tap], axis), weights
 
     def sum(self, xp: Any, values: Any, axis: Axis) -> Any:
-        """The weighted sum over all taps."""
+        """Return the weighted sum over all taps."""
         terms = (pixels * weights for pixels, weights in self.read(xp, values, axis))
         total = next(terms)
         for term in terms:
@@ -50,57 +47,59 @@ class Taps:
         return total
 
 
-def mix(xp: Any, values: Any, across: Taps, down: Taps) -> Any:
-    """Mix along rows, then along columns. Bytes need taps in fixed point, two or four of them."""
+def mix(xp: Any, values: Any, column_taps: Taps, row_taps: Taps) -> Any:
+    """Interpolate along rows, then along columns. Bytes need two or four taps in fixed point."""
     if values.dtype != np.uint8:
-        return down.sum(xp, across.sum(xp, values.astype(np.float32), 2), 1).astype(values.dtype)
-    rows = across.sum(xp, values.astype(np.int32), 2)
-    if down.pixels.shape[-1] > 2:
-        total = down.sum(xp, rows, 1)
-        # OpenCV's vectors take eight bytes at a time, and round halves to even. It rounds halves up
-        # in the bytes after them, at the end of a row.
+        rows = column_taps.sum(xp, values.astype(np.float32), 2)
+        return row_taps.sum(xp, rows, 1).astype(values.dtype)
+    rows = column_taps.sum(xp, values.astype(np.int32), 2)
+    if row_taps.pixels.shape[-1] > 2:
+        total = row_taps.sum(xp, rows, 1)
+        # OpenCV processes eight bytes at a time and rounds halves to even. It rounds halves up in
+        # the remaining bytes at the end of a row.
         width, channels = total.shape[2:]
         place = np.arange(width * channels).reshape(width, channels)
         halves_up = place >= width * channels // _LANES * _LANES
-        mixed = rounded_quotient(total, 1 << (2 * WEIGHT_BITS), halves_up)
+        mixed = divide_rounded(total, 1 << (2 * WEIGHT_BITS), halves_up)
         return mixed.clip(0, 255).astype(np.uint8)
-    # OpenCV has 16 bits for either product here, and so it rounds to quarters before it adds.
-    upper, lower = (((row >> 4) * weight) >> 16 for row, weight in down.read(xp, rows, 1))
+    # OpenCV has 16 bits for each product, and so rounds to quarters before it adds.
+    upper, lower = (((row >> 4) * weight) >> 16 for row, weight in row_taps.read(xp, rows, 1))
     return ((upper + lower + 2) >> 2).astype(np.uint8)
 
 
-def nearest_pixels(source: int, target: int) -> np.ndarray:
-    """The source pixel at the floor of each target pixel's place, int32 (target,)."""
+def find_nearest_pixels(source: int, target: int) -> np.ndarray:
+    """Return the source pixel of each target pixel, rounded down, int32 (target,)."""
     pixels = np.floor(np.arange(target) * (1 / (target / source)))
     return np.minimum(pixels, source - 1).astype(np.int32)
 
 
-def opencv_taps(
+def make_opencv_taps(
     interpolation: OpenCv, source: int, target: int, axis: Axis, *, fixed: bool
 ) -> Taps:
-    """Two or four neighbours of each target pixel's centre, edges clamped, no antialiasing."""
+    """Return the taps of two (linear) or four (cubic) neighbours of each target pixel's centre.
+    Neighbours are clamped to the image, and there is no antialiasing."""
     place = ((np.arange(target) + 0.5) * (1 / (target / source)) - 0.5).astype(np.float32)
     first = np.floor(place)
     fraction = place - first
     if interpolation == "cubic":
-        return _neighbours(source, first - 1, _cubic_weights(fraction), fixed)
-    if axis == 2:  # Down the columns the weights stay, though both taps are the pixel of the edge.
+        return _make_neighbour_taps(source, first - 1, _compute_cubic_weights(fraction), fixed)
+    if axis == 2:  # Along columns the weights stay, though both taps are the pixel of the edge.
         fraction = np.where((first < 0) | (first >= source - 1), np.float32(0), fraction)
-    return _neighbours(source, first, (1 - fraction, fraction), fixed)
+    return _make_neighbour_taps(source, first, (1 - fraction, fraction), fixed)
 
 
-def widening_taps(source: int, target: int, *, fixed: bool) -> Taps:
-    """OpenCV's "area" for a side that grows: linear, between the edges of source pixels."""
+def make_widening_taps(source: int, target: int, *, fixed: bool) -> Taps:
+    """Return the taps of OpenCV's "area" for a side that grows: linear between pixel edges."""
     scale = 1 / (target / source)
     pixel = np.arange(target)
     first = np.floor(pixel * scale)
     past = (pixel + 1 - (first + 1) * (target / source)).astype(np.float32)
     fraction = np.where(past <= 0, np.float32(0), past - np.floor(past))
-    return _neighbours(source, first, (1 - fraction, fraction), fixed)
+    return _make_neighbour_taps(source, first, (1 - fraction, fraction), fixed)
 
 
-def _cubic_weights(fraction: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Keys' kernel with a = -0.75, in float32 and in OpenCV's order."""
+def _compute_cubic_weights(fraction: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return the four weights of Keys' kernel with a = -0.75, in float32 and in OpenCV's order."""
     a = np.float32(-0.75)
     x = fraction
     before = ((a * (x + 1) - 5 * a) * (x + 1) + 8 * a) * (x + 1) - 4 * a
@@ -109,9 +108,10 @@ def _cubic_weights(fraction: np.ndarray) -> tuple[np.ndarray, ...]:
     return before, near, far, 1 - before - near - far
 
 
-def _neighbours(
+def _make_neighbour_taps(
     source: int, first: np.ndarray, weights: tuple[np.ndarray, ...], fixed: bool
 ) -> Taps:
+    """Make taps of pixels from `first` on, clamped to the source, and their weights."""
     pixels = first[:, None].astype(np.int32) + np.arange(len(weights), dtype=np.int32)
     stacked = np.stack(weights, axis=-1).astype(np.float32)
     if fixed:
@@ -119,23 +119,24 @@ def _neighbours(
     return Taps(pixels.clip(0, source - 1)[None], stacked[None])
 
 
-def average(xp: Any, values: Any, size: tuple[int, int]) -> Any:
-    """The mean of the area that each target pixel covers. No side may grow."""
-    (down, rows), (across, columns) = (
-        _overlaps(source, target) for source, target in zip(values.shape[1:3], size, strict=True)
+def average_areas(xp: Any, values: Any, size: tuple[int, int]) -> Any:
+    """Return the mean of the area that each target pixel covers, for images that shrink."""
+    (row_taps, rows), (column_taps, columns) = (
+        _make_overlap_taps(source, target)
+        for source, target in zip(values.shape[1:3], size, strict=True)
     )
     area = rows * columns
     if values.dtype != np.uint8:
-        total = down.sum(xp, across.sum(xp, values.astype(np.float32), 2), 1)
+        total = row_taps.sum(xp, column_taps.sum(xp, values.astype(np.float32), 2), 1)
         return (total * np.float32(1 / area)).astype(values.dtype)
-    total = down.sum(xp, across.sum(xp, values.astype(np.int32), 2), 1)
+    total = row_taps.sum(xp, column_taps.sum(xp, values.astype(np.int32), 2), 1)
     if (rows, columns) == (2, 2):
         return ((total + 2) >> 2).astype(np.uint8)
-    return rounded_quotient(total, area).astype(np.uint8)
+    return divide_rounded(total, area).astype(np.uint8)
 
 
-def _overlaps(source: int, target: int) -> tuple[Taps, int]:
-    """The overlap of each target pixel with source pixels, int32, and its total."""
+def _make_overlap_taps(source: int, target: int) -> tuple[Taps, int]:
+    """Return taps with the overlaps of target and source pixels, and their sum per target."""
     unit = gcd(source, target)
     cell = source // unit
     pixel = target // unit
@@ -147,16 +148,16 @@ def _overlaps(source: int, target: int) -> tuple[Taps, int]:
     return Taps(pixels, overlap.clip(0)[None].astype(np.int32)), cell
 
 
-def rounded_quotient(total: Any, divisor: int, halves_up: Any = False) -> Any:
-    """total / divisor to the nearest integer, halves to the even one or to the upper."""
+def divide_rounded(total: Any, divisor: int, halves_up: Any = False) -> Any:
+    """Return total / divisor, rounded to the nearest integer, halves to even or up."""
     quotient = total // divisor
     doubled = 2 * (total - quotient * divisor)
     half = (doubled == divisor) & ((quotient % 2 == 1) | halves_up)
     return quotient + ((doubled > divisor) | half).astype(np.int32)
 
 
-def pillow_taps(interpolation: Pillow, source: int, target: int) -> Taps:
-    """Pillow's kernel, widened if the image shrinks, in fixed point of 22 bits."""
+def make_pillow_taps(interpolation: Pillow, source: int, target: int) -> Taps:
+    """Return the taps of Pillow's kernel, widened if the image shrinks, with 22-bit weights."""
     kernel, radius = _KERNELS[interpolation]
     scale = source / target
     widened = max(scale, 1.0)
@@ -174,7 +175,7 @@ def pillow_taps(interpolation: Pillow, source: int, target: int) -> Taps:
 
 
 def filter_axis(xp: Any, values: Any, taps: Taps, axis: Axis) -> Any:
-    """Bytes filtered along one axis and rounded to bytes."""
+    """Return bytes filtered along one axis and rounded to bytes."""
     if taps.pixels.shape[1] == values.shape[axis]:
         return values
     total = taps.sum(xp, values.astype(np.int32), axis)
@@ -182,8 +183,8 @@ def filter_axis(xp: Any, values: Any, taps: Taps, axis: Axis) -> Any:
     return ((total + half) >> _PILLOW_BITS).clip(0, 255).astype(np.uint8)
 
 
-def _cubic(distance: np.ndarray) -> np.ndarray:
-    """Keys' kernel with a = -0.5."""
+def _apply_cubic_kernel(distance: np.ndarray) -> np.ndarray:
+    """Return Keys' kernel with a = -0.5."""
     x = np.abs(distance)
     a = -0.5
     near = ((a + 2) * x - (a + 3)) * x * x + 1
@@ -191,13 +192,13 @@ def _cubic(distance: np.ndarray) -> np.ndarray:
     return np.where(x < 1, near, np.where(x < 2, far, 0))
 
 
-def _lanczos(distance: np.ndarray) -> np.ndarray:
-    """sinc(x) sinc(x / 3) within three pixels."""
-    inside = np.abs(distance) < 3
-    return np.where(inside, np.sinc(distance) * np.sinc(distance / 3), 0)
+def _apply_lanczos_kernel(distance: np.ndarray) -> np.ndarray:
+    """Return sinc(x) sinc(x / 3) within three pixels, else 0."""
+    is_inside = np.abs(distance) < 3
+    return np.where(is_inside, np.sinc(distance) * np.sinc(distance / 3), 0)
 
 
 _KERNELS: dict[Pillow, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
-    "pil_cubic": (_cubic, 2.0),
-    "antialias": (_lanczos, 3.0),
+    "pil_cubic": (_apply_cubic_kernel, 2.0),
+    "antialias": (_apply_lanczos_kernel, 3.0),
 }

@@ -11,17 +11,23 @@ from pydantic import PositiveFloat
 from pipeline.core.registry import component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import BatchOp
-from pipeline.data.ops.color import blend, exact_factors
-from pipeline.data.ops.image import STEPS, Probability, image_shape, pick, require_image_dtype
+from pipeline.data.ops.color import blend, round_factors
+from pipeline.data.ops.image import (
+    STEPS,
+    Probability,
+    draw_rows,
+    require_image,
+    require_image_dtype,
+)
 from pipeline.data.random import integers
 
 
 @component("op")
 class MixUp(BatchOp):
-    """Blend each image with a partner's, lambda to 1 - lambda, and the labels alike.
+    """Blend each image and its label with a partner's, in the ratio lambda to 1 - lambda.
 
-    Lambda is drawn from Beta(alpha, alpha) once for the batch. The partners are a permutation of
-    it (Zhang et al., 2018; MindSpore's MixUpBatch).
+    Lambda is drawn from Beta(alpha, alpha) once per batch. The partners are a permutation of the
+    batch (Zhang et al., 2018; MindSpore's MixUpBatch).
     """
 
     name: Literal["mix_up"] = "mix_up"
@@ -32,13 +38,13 @@ class MixUp(BatchOp):
     def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
         image, label = values
         require_image_dtype(image.dtype)
-        _check_one_hot(label)
+        _require_one_hot(label)
         return image, label
 
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
-        partner = partners(xp, uniforms[:, 0])
-        shares = beta_steps(self.alpha)
-        # The first sample draws for the batch.
+        partner = draw_partners(xp, uniforms[:, 0])
+        shares = list_beta_steps(self.alpha)
+        # The draw of the first sample is used for the whole batch.
         number = integers(xp, uniforms[:1, 1], len(shares))
         return mix_up(xp, values, partner, shares, number)
 
@@ -46,22 +52,24 @@ class MixUp(BatchOp):
 def mix_up(
     xp: Any, values: tuple[Any, ...], partner: Any, shares: np.ndarray, number: Any
 ) -> tuple[Any, ...]:
-    """Mix images and labels with the rows `partner`. The first ones weigh shares[number]."""
+    """Mix images and labels with the rows `partner`. Their own weight is shares[number]."""
     images, labels = values
     share = xp.asarray(shares)[number]
     if images.dtype == np.uint8:
-        return blend(xp, images[partner], images, shares, number), _mix(labels, partner, share)
-    return _mix(images, partner, share), _mix(labels, partner, share)
+        return blend(xp, images[partner], images, shares, number), _mix_with_partner(
+            labels, partner, share
+        )
+    return _mix_with_partner(images, partner, share), _mix_with_partner(labels, partner, share)
 
 
-def _mix(values: Any, partner: Any, share: Any) -> Any:
-    """Mix `share` (batch or 1,) of each sample with 1 - share of its partner, in the same dtype."""
+def _mix_with_partner(values: Any, partner: Any, share: Any) -> Any:
+    """Mix `share`, (batch or 1,), of each sample with 1 - share of its partner. The dtype stays."""
     share = share.reshape(-1, *(1,) * (values.ndim - 1))
     other = values[partner].astype(np.float32)
     return (values.astype(np.float32) * share + other * (1 - share)).astype(values.dtype)
 
 
-def _check_one_hot(label: ColumnSpec) -> None:
+def _require_one_hot(label: ColumnSpec) -> None:
     """Raise ValueError for labels that can't be mixed."""
     if len(label.shape) != 1 or label.dtype != "float32":
         raise ValueError(
@@ -70,28 +78,28 @@ def _check_one_hot(label: ColumnSpec) -> None:
         )
 
 
-def partners(xp: Any, uniforms: Any) -> Any:
-    """The row that each sample is mixed with: a uniform random permutation of the batch."""
+def draw_partners(xp: Any, uniforms: Any) -> Any:
+    """Return the row that each sample is mixed with: a uniform random permutation of the batch."""
     if xp is np:
         return np.argsort(uniforms, kind="stable")
     return xp.argsort(uniforms, stable=True)
 
 
 @lru_cache
-def beta_steps(alpha: float) -> np.ndarray:
-    """The middles of STEPS equally likely steps of Beta(alpha, alpha), float32 of 16 bits."""
+def list_beta_steps(alpha: float) -> np.ndarray:
+    """Return the middles of STEPS equally likely steps of Beta(alpha, alpha), 16-bit float32."""
     from scipy.special import betaincinv
 
-    return exact_factors(betaincinv(alpha, alpha, (np.arange(STEPS) + 0.5) / STEPS))
+    return round_factors(betaincinv(alpha, alpha, (np.arange(STEPS) + 0.5) / STEPS))
 
 
 @component("op")
 class CutMix(BatchOp):
-    """Put a box of a partner's image in place, and mix the labels by the box's share of the area.
+    """Replace a box by the same box of a partner's image, and mix the labels by the box's area.
 
-    With probability `prob`, for each image. Lambda is drawn from Beta(alpha, alpha) and the box has
-    1 - lambda of the area before it is clipped; the partners are a permutation of the batch (Yun et
-    al., 2019; MindSpore's CutMixBatch).
+    Each image is changed with probability `prob`. Lambda is drawn from Beta(alpha, alpha), and the
+    box has 1 - lambda of the area before it is clipped. The partners are a permutation of the batch
+    (Yun et al., 2019; MindSpore's CutMixBatch).
     """
 
     name: Literal["cut_mix"] = "cut_mix"
@@ -102,32 +110,32 @@ class CutMix(BatchOp):
 
     def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
         image, label = values
-        image_shape(image)
-        _check_one_hot(label)
+        require_image(image)
+        _require_one_hot(label)
         return image, label
 
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
         images, labels = values
         height, width = images.shape[1:3]
-        sides = np.sqrt(1 - beta_steps(self.alpha))[:, None] * np.array([height, width])
-        extents = pick(xp, uniforms[:, 2], sides.astype(np.int32))
-        rows = _extent(xp, uniforms[:, 3], extents[:, 0], height)
-        columns = _extent(xp, uniforms[:, 4], extents[:, 1], width)
-        done = uniforms[:, 1] < self.prob
-        rows = rows & done[:, None]
+        sides = np.sqrt(1 - list_beta_steps(self.alpha))[:, None] * np.array([height, width])
+        extents = draw_rows(xp, uniforms[:, 2], sides.astype(np.int32))
+        rows = _mark_extent(xp, uniforms[:, 3], extents[:, 0], height)
+        columns = _mark_extent(xp, uniforms[:, 4], extents[:, 1], width)
+        is_changed = uniforms[:, 1] < self.prob
+        rows = rows & is_changed[:, None]
         box = rows[:, :, None] & columns[:, None, :]
-        partner = partners(xp, uniforms[:, 0])
+        partner = draw_partners(xp, uniforms[:, 0])
         outside = height * width - rows.sum(axis=1) * columns.sum(axis=1)
         share = outside.astype(np.float32) * np.float32(1 / (height * width))
         mixed = xp.where(box[..., None], images[partner], images)
-        return mixed, _mix(labels, partner, share)
+        return mixed, _mix_with_partner(labels, partner, share)
 
 
-def _extent(xp: Any, uniforms: Any, extent: Any, length: int) -> Any:
-    """Mask of the pixels of a box along an axis of `length`, bool (batch, length).
+def _mark_extent(xp: Any, uniforms: Any, extent: Any, length: int) -> Any:
+    """Return a mask of the pixels of a box along an axis of `length`, bool (batch, length).
 
-    As in MindSpore, its centre may be right after the axis, its clipped end excludes the last
-    pixel, and it has one pixel at least.
+    As in MindSpore, the centre may be right after the last pixel, a clipped end excludes the last
+    pixel, and the box has at least one pixel.
     """
     centre = integers(xp, uniforms, length + 1)
     half = extent // 2

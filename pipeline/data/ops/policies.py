@@ -13,8 +13,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from pipeline.core.registry import component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Op
-from pipeline.data.ops.affine import Fill, Interpolation, fill_levels
-from pipeline.data.ops.color import check_rgb_bytes
+from pipeline.data.ops.affine import Fill, Interpolation, list_fill_levels
+from pipeline.data.ops.color import require_rgb_bytes
 from pipeline.data.ops.color_changes import Change, Changes, make_changes, tabulate
 from pipeline.data.ops.image import Size, repeat_op
 from pipeline.data.random import integers
@@ -30,16 +30,16 @@ _RANDOM = (
 )
 _POLICIES = Path(__file__).with_name("auto_augment.json")
 """Policies of 25 pairs of (change, probability, magnitude of 10 or None): tables 7 to 9 of Cubuk et
-al., "AutoAugment: Learning Augmentation Policies from Data", 2019, as MindSpore has them."""
+al., "AutoAugment: Learning Augmentation Policies from Data", 2019, as in MindSpore."""
 
 Convention = Literal["mindspore", "paper"]
-"""MindSpore multiplies a move in pixels by the image's side again, so that most leave only `fill`.
-Its RandAugment negates a magnitude once in three times and draws auto-contrast twice as often as
-any other change. `paper` has moves in pixels and even chances."""
+"""mindspore: translations are multiplied by the image's side twice, so that most leave only `fill`;
+RandAugment negates a third of magnitudes and draws AutoContrast twice as often. paper: translations
+in pixels and even chances."""
 
 
 class Policy(Op):
-    """Base of the policies. RGB bytes only."""
+    """Base of the policies, for RGB bytes."""
 
     moves_pixels: ClassVar[bool] = True
     convention: Convention = "mindspore"
@@ -47,13 +47,13 @@ class Policy(Op):
     fill: Fill = 0
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        check_rgb_bytes(value)
-        fill_levels(self.fill, 3)
+        require_rgb_bytes(value)
+        list_fill_levels(self.fill, 3)
         return value
 
     def _change(self, xp: Any, values: Any, changes: Changes, numbers: Any) -> Any:
-        """Change each image by the rows `numbers`, int32 (batch, iterations), in order."""
-        fill = fill_levels(self.fill, 3)
+        """Apply changes to each image in order: rows of a table, int32 (batch, iterations)."""
+        fill = list_fill_levels(self.fill, 3)
 
         def change_once(iteration: Any, values: Any) -> Any:
             row = numbers[:, iteration]
@@ -64,10 +64,8 @@ class Policy(Op):
 
 @component("op")
 class RandAugment(Policy):
-    """`num_ops` changes drawn of 14, each of strength `magnitude` of `num_magnitude_bins`.
-
-    Cubuk et al., 2020, with MindSpore's changes and magnitudes.
-    """
+    """Apply `num_ops` changes, drawn from 14, with strength `magnitude` of `num_magnitude_bins`. As
+    in Cubuk et al., 2020, with MindSpore's changes and magnitudes."""
 
     name: Literal["rand_augment"] = "rand_augment"
     num_ops: PositiveInt = 2
@@ -79,10 +77,10 @@ class RandAugment(Policy):
         return 2 * self.num_ops
 
     @model_validator(mode="after")
-    def _check_magnitude(self) -> Self:
+    def _require_magnitude(self) -> Self:
         if self.magnitude >= self.num_magnitude_bins:
             raise ValueError(
-                f"magnitude {self.magnitude} must be below num_magnitude_bins "
+                f"magnitude = {self.magnitude}: must be below num_magnitude_bins = "
                 f"{self.num_magnitude_bins}"
             )
         return self
@@ -90,7 +88,7 @@ class RandAugment(Policy):
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         size = values.shape[1], values.shape[2]
         bins = self.num_magnitude_bins
-        changes, rows = _random_changes(self.magnitude, bins, self.convention, size)
+        changes, rows = _tabulate_random_changes(self.magnitude, bins, self.convention, size)
         negative = np.float32(1 / 3 if self.convention == "mindspore" else 1 / 2)
         number = integers(xp, uniforms[:, : self.num_ops], len(rows))
         side = (uniforms[:, self.num_ops :] < negative).astype(np.int32)
@@ -99,10 +97,8 @@ class RandAugment(Policy):
 
 @component("op")
 class AutoAugment(Policy):
-    """One of the 25 pairs of changes of a learned policy, each change with its probability.
-
-    Cubuk et al., 2019, with MindSpore's changes and magnitudes.
-    """
+    """Apply one of 25 pairs of changes of a learned policy, each change with its probability. As in
+    Cubuk et al., 2019, with MindSpore's changes and magnitudes."""
 
     name: Literal["auto_augment"] = "auto_augment"
     policy: Literal["imagenet", "cifar10", "svhn"] = "imagenet"
@@ -111,82 +107,79 @@ class AutoAugment(Policy):
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         size = values.shape[1], values.shape[2]
-        changes, rows, probabilities = _policy_changes(self.policy, self.convention, size)
+        changes, rows, probabilities = _tabulate_policy(self.policy, self.convention, size)
         pair = integers(xp, uniforms[:, 0], len(rows))
-        done = uniforms[:, 1:3] < xp.asarray(probabilities)[pair]
+        is_changed = uniforms[:, 1:3] < xp.asarray(probabilities)[pair]
         side = integers(xp, uniforms[:, 3:5], 2)
         numbers = xp.asarray(rows)[pair[:, None], np.arange(2), side]
-        return self._change(xp, values, changes, xp.where(done, numbers, 0))
+        return self._change(xp, values, changes, xp.where(is_changed, numbers, 0))
 
 
-def magnitudes(
+def list_strengths(
     name: str, bins: int, convention: Convention, size: Size, solarize_from: int
 ) -> np.ndarray:
-    """The strength of a change at each of `bins` magnitudes, float64 (bins,).
+    """Return the strength of a change at each of `bins` magnitudes, float64 (bins,).
 
-    Shears are in radians, translations in pixels, rotations in degrees. Thresholds of solarize go
-    down from `solarize_from`.
+    Shears are in radians, translations in pixels, rotations in degrees. Thresholds of Solarize fall
+    from `solarize_from` to 0.
     """
     height, width = size
     squared = 1 if convention == "paper" else 2
     match name:
         case "ShearX" | "ShearY":
-            return _evenly(0, 0.3, bins)
+            return _space_evenly(0, 0.3, bins)
         case "TranslateX":
             return 150 / 331 * width**squared * np.linspace(0, 1, bins)
         case "TranslateY":
             return 150 / 331 * height**squared * np.linspace(0, 1, bins)
         case "Rotate":
-            return _evenly(0, 30, bins)
+            return _space_evenly(0, 30, bins)
         case "Brightness" | "Color" | "Contrast" | "Sharpness":
-            return _evenly(0, 0.9, bins)
+            return _space_evenly(0, 0.9, bins)
         case "Posterize":
             return 8 - np.rint(np.arange(bins) / ((bins - 1) / 4))
         case "Solarize":
-            return _evenly(solarize_from, 0, bins)
+            return _space_evenly(solarize_from, 0, bins)
     return np.zeros(bins)
 
 
-def _evenly(first: float, last: float, count: int) -> np.ndarray:
-    """Numbers from first to last in the float32 steps of MindSpore, float64 (count,)."""
+def _space_evenly(first: float, last: float, count: int) -> np.ndarray:
+    """Return evenly spaced numbers in MindSpore's float32 steps, float64 (count,)."""
     step = (np.float32(last) - np.float32(first)) / np.float32(count - 1)
     numbers = np.float32(first) + np.arange(count, dtype=np.float32) * step
     numbers[-1] = last
     return numbers.astype(np.float64)
 
 
-def _both_signs(name: str, magnitude: float) -> tuple[Change, Change]:
+def _make_both_signs(name: str, magnitude: float) -> tuple[Change, Change]:
     return Change(name, magnitude), Change(name, -magnitude if name in _SIGNED else magnitude)
 
 
 @lru_cache
-def _random_changes(
+def _tabulate_random_changes(
     magnitude: int, bins: int, convention: Convention, size: Size
 ) -> tuple[Changes, np.ndarray]:
-    """All changes at a magnitude, and their rows by name and sign, int32 (14 or 15, 2)."""
+    """Return all changes of RandAugment, and their rows by name and sign, int32 (14 or 15, 2)."""
     names = _RANDOM if convention == "paper" else (*_RANDOM, "AutoContrast")
     changes: list[Change] = []
     for name in names:
-        strengths = magnitudes(name, bins, convention, size, 255)
-        changes.extend(_both_signs(name, float(strengths[magnitude])))
+        strengths = list_strengths(name, bins, convention, size, 255)
+        changes.extend(_make_both_signs(name, float(strengths[magnitude])))
     rows = np.arange(len(changes), dtype=np.int32).reshape(-1, 2)
     return tabulate(changes, size), rows
 
 
 @lru_cache
-def _policy_changes(
+def _tabulate_policy(
     policy: str, convention: Convention, size: Size
 ) -> tuple[Changes, np.ndarray, np.ndarray]:
-    """All changes of a policy, after an identity.
-
-    Also their rows by pair, position and sign, int32 (25, 2, 2), and their probabilities, float32
-    (25, 2).
-    """
+    """Return an identity and all changes of a policy, their rows, and their probabilities. Rows are
+    int32 (25, 2, 2), by pair, position and sign, and probabilities float32 (25, 2)."""
     pairs = json.loads(_POLICIES.read_bytes())[policy]
     changes = [Change("Identity")]
     for name, _, bin_ in (step for pair in pairs for step in pair):
-        strengths = magnitudes(name, _BINS, convention, size, 256)
-        changes.extend(_both_signs(name, 0.0 if bin_ is None else float(strengths[bin_])))
+        strengths = list_strengths(name, _BINS, convention, size, 256)
+        changes.extend(_make_both_signs(name, 0.0 if bin_ is None else float(strengths[bin_])))
     rows = np.arange(1, len(changes), dtype=np.int32).reshape(-1, 2, 2)
     probabilities = [[probability for _, probability, _ in pair] for pair in pairs]
     return tabulate(changes, size), rows, np.array(probabilities, np.float32)

@@ -17,41 +17,41 @@ from pipeline.data.ops.image import (
     Axis,
     Range,
     Size,
-    image_shape,
-    pick,
-    pixels_along,
-    pixels_at,
+    draw_rows,
+    list_steps,
+    read_along,
+    read_crossings,
+    require_image,
     require_image_dtype,
-    steps,
 )
 from pipeline.data.ops.interpolation import (
     Taps,
-    average,
+    average_areas,
     filter_axis,
+    find_nearest_pixels,
+    make_opencv_taps,
+    make_pillow_taps,
+    make_widening_taps,
     mix,
-    nearest_pixels,
-    opencv_taps,
-    pillow_taps,
-    widening_taps,
 )
 from pipeline.data.random import integers
 
 Interpolation = Literal["linear", "nearest", "cubic", "area", "pil_cubic", "antialias"]
 
 _AREA_LIMIT = 2**31 // 255
-"""Sums of bytes weighted by areas up to this one fit in int32."""
+"""The largest area of an image whose weighted sum of bytes fits into int32."""
 
 MAX_SIZES = 32
-"""Each size is a branch of the compiled program."""
+"""Limit, since each size is a branch of the compiled program."""
 
 
 @component("op")
 class Resize(GeometricOp):
-    """Scale to `size`, [height, width] or the length of the shorter edge, as MindSpore does.
+    """Scale to `size`, [height, width] or the length of the shorter edge, as in MindSpore.
 
-    `linear`, `nearest`, `cubic` and `area` are OpenCV's, `pil_cubic` and `antialias` (Lanczos)
-    Pillow's, which widen their kernel if the image shrinks. The images are uint8, float16 or
-    float32 and keep their dtype. Pillow's take uint8 alone.
+    `linear`, `nearest`, `cubic` and `area` are OpenCV's methods. `pil_cubic` and `antialias`
+    (Lanczos) are Pillow's, which widen the kernel if the image shrinks, and need uint8. Other
+    images are uint8, float16 or float32, and keep their dtype.
     """
 
     name: Literal["resize"] = "resize"
@@ -61,28 +61,30 @@ class Resize(GeometricOp):
     interpolation: Interpolation = "linear"
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        height, width, channels = image_shape(value)
+        height, width, channels = require_image(value)
         if self.interpolation not in ("pil_cubic", "antialias"):
             require_image_dtype(value.dtype)
         elif value.dtype != "uint8":
             raise ValueError(
-                f"{self.interpolation} takes uint8 images, not {value.dtype}; resize before "
-                "rescale, or take linear, nearest, cubic or area"
+                f"{self.interpolation} needs uint8 images, not {value.dtype}; resize before "
+                "rescale, or use linear, nearest, cubic or area"
             )
         if self.interpolation == "area" and value.dtype == "uint8" and height * width > _AREA_LIMIT:
             raise ValueError(f"can't average over images as large as {height}x{width}; crop first")
-        return replace(value, shape=(*target_size(self.size, height, width), channels))
+        return replace(value, shape=(*compute_target_size(self.size, height, width), channels))
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        size = target_size(self.size, *values.shape[1:3])
+        size = compute_target_size(self.size, *values.shape[1:3])
         return resize_images(xp, values, size, self.interpolation)
 
     def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
-        return resize_images(xp, labels, target_size(self.size, *labels.shape[1:3]), "nearest")
+        return resize_images(
+            xp, labels, compute_target_size(self.size, *labels.shape[1:3]), "nearest"
+        )
 
 
-def target_size(size: Size | int, height: int, width: int) -> Size:
-    """[height, width] after scaling. One number is the shorter edge's, the other side's floor."""
+def compute_target_size(size: Size | int, height: int, width: int) -> Size:
+    """Return [height, width] after scaling. A longer edge without a size is rounded down."""
     if not isinstance(size, int):
         return size
     if height < width:
@@ -91,36 +93,38 @@ def target_size(size: Size | int, height: int, width: int) -> Size:
 
 
 def resize_images(xp: Any, values: Any, size: Size, interpolation: Interpolation) -> Any:
-    """Images (batch, height, width, channels) scaled to `size`."""
+    """Return images (batch, height, width, channels) scaled to `size`."""
     height, width = values.shape[1:3]
     rows, columns = size
     fixed = values.dtype == np.uint8
     if interpolation == "nearest":
-        values = pixels_along(xp, values, nearest_pixels(height, rows)[None], 1)
-        return pixels_along(xp, values, nearest_pixels(width, columns)[None], 2)
+        values = read_along(xp, values, find_nearest_pixels(height, rows)[None], 1)
+        return read_along(xp, values, find_nearest_pixels(width, columns)[None], 2)
     if interpolation == "pil_cubic" or interpolation == "antialias":
-        down = pillow_taps(interpolation, height, rows)
-        across = pillow_taps(interpolation, width, columns)
-        # Bytes are rounded between the axes, so their order matters. Pillow 13 begins with the
+        row_taps = make_pillow_taps(interpolation, height, rows)
+        column_taps = make_pillow_taps(interpolation, width, columns)
+        # Bytes are rounded between both axes, so the order matters. Pillow 13 begins with the
         # columns if that shrinks the image more; MindSpore never does.
         if interpolation == "antialias" and rows < height and 2 * (width - columns) < height - rows:
-            return filter_axis(xp, filter_axis(xp, values, down, 1), across, 2)
-        return filter_axis(xp, filter_axis(xp, values, across, 2), down, 1)
+            return filter_axis(xp, filter_axis(xp, values, row_taps, 1), column_taps, 2)
+        return filter_axis(xp, filter_axis(xp, values, column_taps, 2), row_taps, 1)
     if interpolation != "area":
-        across = opencv_taps(interpolation, width, columns, 2, fixed=fixed)
-        return mix(xp, values, across, opencv_taps(interpolation, height, rows, 1, fixed=fixed))
+        column_taps = make_opencv_taps(interpolation, width, columns, 2, fixed=fixed)
+        return mix(
+            xp, values, column_taps, make_opencv_taps(interpolation, height, rows, 1, fixed=fixed)
+        )
     if rows <= height and columns <= width:
-        return average(xp, values, size)
-    across = widening_taps(width, columns, fixed=fixed)
-    return mix(xp, values, across, widening_taps(height, rows, fixed=fixed))
+        return average_areas(xp, values, size)
+    column_taps = make_widening_taps(width, columns, fixed=fixed)
+    return mix(xp, values, column_taps, make_widening_taps(height, rows, fixed=fixed))
 
 
 @component("op")
 class RandomSize(GeometricOp):
-    """Scale every image of a batch to one of `sizes`, [height, width], drawn for each step.
+    """Scale all images of a batch to one of `sizes`, [height, width], drawn for each step.
 
-    All batches of a size share one branch of the compiled program, so a fixed set of sizes is
-    compiled once, as in YOLOv3's training at several scales. The network must take any size.
+    As in YOLOv3's training at several scales. The compiled program has a branch for each size. The
+    network must support any size.
     """
 
     name: Literal["random_size"] = "random_size"
@@ -129,7 +133,7 @@ class RandomSize(GeometricOp):
 
     @field_validator("sizes")
     @classmethod
-    def _are_different(cls, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
+    def _require_different(cls, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
         if len(set(sizes)) < len(sizes):
             raise ValueError(f"sizes = {[list(size) for size in sizes]}: must be different")
         return sizes
@@ -139,33 +143,33 @@ class RandomSize(GeometricOp):
         return len(self.sizes)
 
     def chosen(self, number: int) -> Resize:
-        """The op that scales to one of the sizes."""
+        """Return the op that scales to one of the sizes."""
         return Resize(size=self.sizes[number], interpolation=self.interpolation, column=self.column)
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        """Spec of an image of the first size."""
+        """Return the spec of an image of the first size."""
         return self.chosen(0).output(value)
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        """Images of the first size. A step applies the op that `chosen` returns for it."""
+        """Return images of the first size. Training applies the op that `chosen` returns."""
         return self.chosen(0)(xp, values, uniforms)
 
 
 CropInterpolation = Literal["linear", "nearest", "cubic"]
 
 
-def _check_positive(bounds: tuple[float, float]) -> tuple[float, float]:
+def _require_positive(bounds: tuple[float, float]) -> tuple[float, float]:
     if bounds[0] <= 0:
         raise ValueError(f"the range {list(bounds)} must be above 0")
     return bounds
 
 
-PositiveRange = Annotated[Range, AfterValidator(_check_positive)]
+PositiveRange = Annotated[Range, AfterValidator(_require_positive)]
 
 
 @dataclass(frozen=True)
 class Box:
-    """A crop of each image in pixels, all int32 (batch,)."""
+    """The crop of each image in pixels, int32 (batch,) each."""
 
     top: Any
     left: Any
@@ -175,11 +179,11 @@ class Box:
 
 @component("op")
 class RandomResizedCrop(GeometricOp):
-    """Crop to a box of drawn area and aspect and scale it to `size`, the Inception crop.
+    """Crop to a box of drawn area and aspect, and scale it to `size`: the Inception crop.
 
     `scale` is the range of the box's share of the area, `ratio` the range of width / height, drawn
-    evenly in its logarithm. A box that does not fit is drawn again, `max_attempts` times at most;
-    then the largest central box of a ratio in the range is taken, as in MindSpore.
+    evenly in its logarithm. A box that doesn't fit is drawn again, up to `max_attempts` draws. If
+    none fits, it is the largest central box with a ratio in the range, as in MindSpore.
     """
 
     name: Literal["random_resized_crop"] = "random_resized_crop"
@@ -194,7 +198,7 @@ class RandomResizedCrop(GeometricOp):
         return 2 * self.max_attempts + 2
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        *_, channels = image_shape(value)
+        *_, channels = require_image(value)
         require_image_dtype(value.dtype)
         return replace(value, shape=(*self.size, channels))
 
@@ -207,13 +211,13 @@ class RandomResizedCrop(GeometricOp):
         return crop_and_resize(xp, labels, box, self.size, "nearest")
 
     def box(self, xp: Any, uniforms: Any, height: int, width: int) -> Box:
-        """The box of each sample, within images of height x width."""
-        rows, columns = self._tries(xp, uniforms, height, width)
+        """Draw the box of each sample, within images of height x width."""
+        rows, columns = self._draw_sides(xp, uniforms, height, width)
         fits = (rows <= height) & (columns <= width)
         first = xp.argmax(fits, axis=1)[:, None]
         any_fits = fits.any(axis=1)
         rows, columns = (xp.take_along_axis(n, first, axis=1)[:, 0] for n in (rows, columns))
-        central = self._central(height, width)
+        central = self._find_central(height, width)
         top, left = (
             xp.floor(uniforms[:, place] * (length - taken + 1).astype(np.float32)).astype(np.int32)
             for place, length, taken in ((-2, height, rows), (-1, width, columns))
@@ -225,20 +229,21 @@ class RandomResizedCrop(GeometricOp):
             )
         )
 
-    def _tries(self, xp: Any, uniforms: Any, height: int, width: int) -> tuple[Any, Any]:
-        """Height and width of every attempt's box, int32 (batch, attempts)."""
-        tries = self.max_attempts
-        side = np.sqrt(steps(*self.scale) * height * width).astype(np.float32)
-        aspect = np.exp(steps(log(self.ratio[0]), log(self.ratio[1])))
+    def _draw_sides(self, xp: Any, uniforms: Any, height: int, width: int) -> tuple[Any, Any]:
+        """Draw the height and width of the box of each attempt, int32 (batch, attempts)."""
+        attempts = self.max_attempts
+        side = np.sqrt(list_steps(*self.scale) * height * width).astype(np.float32)
+        aspect = np.exp(list_steps(log(self.ratio[0]), log(self.ratio[1])))
         root = np.sqrt(aspect).astype(np.float32)
         inverse = (1 / aspect).astype(np.float32)
-        number = integers(xp, uniforms[:, tries : 2 * tries], len(aspect))
-        columns = xp.rint(pick(xp, uniforms[:, :tries], side) * xp.asarray(root)[number]).clip(1)
+        number = integers(xp, uniforms[:, attempts : 2 * attempts], len(aspect))
+        sides = draw_rows(xp, uniforms[:, :attempts], side)
+        columns = xp.rint(sides * xp.asarray(root)[number]).clip(1)
         rows = xp.rint(columns * xp.asarray(inverse)[number]).clip(1)
         return rows.astype(np.int32), columns.astype(np.int32)
 
-    def _central(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Top, left, height and width of the largest central box of a ratio in the range."""
+    def _find_central(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """Return top, left, height, width of the largest central box with a ratio in the range."""
         least, most = self.ratio
         rows = round(width / least) if width / height < least else height
         columns = round(height * most) if width / height > most else width
@@ -248,39 +253,39 @@ class RandomResizedCrop(GeometricOp):
 def crop_and_resize(
     xp: Any, values: Any, box: Box, size: Size, interpolation: CropInterpolation
 ) -> Any:
-    """Each image's box scaled to `size`, without the pixels around it."""
+    """Return each image's box, scaled to `size`. Pixels outside the box have no influence."""
     height, width = values.shape[1:3]
     if interpolation == "nearest":
-        rows = box.top[:, None] + xp.asarray(_nearest(height, size[0]))[box.height]
-        columns = box.left[:, None] + xp.asarray(_nearest(width, size[1]))[box.width]
-        return pixels_at(xp, values, rows, columns)
+        rows = box.top[:, None] + xp.asarray(_list_nearest_pixels(height, size[0]))[box.height]
+        columns = box.left[:, None] + xp.asarray(_list_nearest_pixels(width, size[1]))[box.width]
+        return read_crossings(xp, values, rows, columns)
     fixed = values.dtype == np.uint8
-    across = _taps(interpolation, width, size[1], 2, fixed)
-    down = _taps(interpolation, height, size[0], 1, fixed)
-    across = _select_taps(xp, across, box.left, box.width)
-    return mix(xp, values, across, _select_taps(xp, down, box.top, box.height))
+    column_taps = _list_taps(interpolation, width, size[1], 2, fixed)
+    row_taps = _list_taps(interpolation, height, size[0], 1, fixed)
+    column_taps = _select_taps(xp, column_taps, box.left, box.width)
+    return mix(xp, values, column_taps, _select_taps(xp, row_taps, box.top, box.height))
 
 
 def _select_taps(xp: Any, taps: Taps, first: Any, length: Any) -> Taps:
-    """The taps of a crop that begins at `first` and is `length` pixels long."""
+    """Return the taps of a crop that begins at `first` and is `length` pixels long."""
     pixels = first[:, None, None] + xp.asarray(taps.pixels)[length]
     return Taps(pixels, xp.asarray(taps.weights)[length])
 
 
 @lru_cache
-def _nearest(longest: int, target: int) -> np.ndarray:
-    """The pixels of crops of every length from 0, which stands for none, to the longest."""
-    lengths = [nearest_pixels(max(length, 1), target) for length in range(longest + 1)]
+def _list_nearest_pixels(longest: int, target: int) -> np.ndarray:
+    """Return the nearest pixels for crops of each length from 0, which is unused, to `longest`."""
+    lengths = [find_nearest_pixels(max(length, 1), target) for length in range(longest + 1)]
     return np.stack(lengths)
 
 
 @lru_cache
-def _taps(
+def _list_taps(
     interpolation: Literal["linear", "cubic"], longest: int, target: int, axis: Axis, fixed: bool
 ) -> Taps:
-    """The taps of crops of every length from 0, which stands for none, to the longest."""
+    """Return the taps for crops of each length from 0, which is unused, to `longest`."""
     lengths = [
-        opencv_taps(interpolation, max(length, 1), target, axis, fixed=fixed)
+        make_opencv_taps(interpolation, max(length, 1), target, axis, fixed=fixed)
         for length in range(longest + 1)
     ]
     return Taps(

@@ -1,4 +1,4 @@
-"""Map ops on values: scale, dtype, encoding, axis order."""
+"""Map ops that change values: scale, dtype, encoding, order of axes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import PositiveFloat, PositiveInt, model_validator
 from pipeline.core.registry import Seq, component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Op
-from pipeline.data.ops.image import Probability, image_shape
+from pipeline.data.ops.image import Probability, require_image
 
 
 @component("op")
@@ -31,45 +31,45 @@ class Rescale(Op):
 
 @component("op")
 class Normalize(Op):
-    """(image - mean) / std in float32, with one mean and std for each channel."""
+    """(image - mean) / std in float32, with a mean and a std for each channel."""
 
     name: Literal["normalize"] = "normalize"
     mean: Seq[float]
     std: Seq[PositiveFloat]
 
     @model_validator(mode="after")
-    def _check_lengths(self) -> Self:
+    def _require_equal_lengths(self) -> Self:
         if len(self.mean) != len(self.std):
             raise ValueError(
                 f"mean has {len(self.mean)} values and std has {len(self.std)}; "
-                "give one of each per channel"
+                "must have one of each for each channel"
             )
         return self
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        *_, channels = image_shape(value)
+        *_, channels = require_image(value)
         if len(self.mean) != channels:
             raise ValueError(
                 f"mean and std have {len(self.mean)} values for images of {channels} channels; "
-                "give one per channel"
+                "must have one for each channel"
             )
         return replace(value, dtype="float32")
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         mean = np.array(self.mean, np.float32)
         std = np.array(self.std, np.float32)
-        # XLA replaces division by a constant with this product, and numpy doesn't.
+        # XLA replaces division by a constant with this product, but numpy doesn't.
         return (values.astype(np.float32) - mean) * (1 / std)
 
 
 @component("op")
 class Hwc2Chw(Op):
-    """Move the channels of an image first, the layout of MindSpore networks."""
+    """Move the channels of an image to the front, the layout of MindSpore's networks."""
 
     name: Literal["hwc2chw"] = "hwc2chw"
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        height, width, channels = image_shape(value)
+        height, width, channels = require_image(value)
         return replace(value, shape=(channels, height, width), layout="chw")
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
@@ -95,10 +95,11 @@ class TypeCast(Op):
 
 @component("op")
 class OneHot(Op):
-    """An integer label as float32 (..., classes); one outside 0..classes - 1 becomes all zeros.
+    """Convert integer labels to one-hot, float32 (..., classes); zeros for labels outside
+    0..classes - 1.
 
-    `smoothing` s makes 1 - s + s / classes of the one and s / classes of the zeros, as MindSpore's
-    op does (its loss has another convention).
+    With `smoothing` s the one becomes 1 - s + s / classes and zeros become s / classes, as in
+    MindSpore's op. Its loss has another convention.
     """
 
     name: Literal["one_hot"] = "one_hot"
@@ -109,7 +110,7 @@ class OneHot(Op):
     def output(self, value: ColumnSpec) -> ColumnSpec:
         if not np.issubdtype(np.dtype(value.dtype), np.integer):
             raise ValueError(
-                f"takes integer labels, not {value.dtype}; list a type_cast to int32 before it"
+                f"needs integer labels, not {value.dtype}; list a type_cast to int32 before it"
             )
         return replace(value, shape=(*value.shape, self.classes), dtype="float32")
 
@@ -135,7 +136,7 @@ class Whiten(Op):
     name: Literal["whiten"] = "whiten"
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
-        image_shape(value)
+        require_image(value)
         return replace(value, dtype="float32")
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:

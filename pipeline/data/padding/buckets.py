@@ -1,4 +1,4 @@
-"""Values of several sizes, padded to one or to the smallest of several buckets."""
+"""Columns of values of several sizes, and their padding to one size or to buckets."""
 
 from __future__ import annotations
 
@@ -9,39 +9,37 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from pipeline.data.columns import Column, LazyColumn, rows_at
+from pipeline.data.columns import Column, LazyColumn, resolve_indices
 
 Bucket = tuple[int, ...]
 """The leading dimensions that values are padded to: (tokens,) or (height, width)."""
 
 SIZE = "size"
-"""The column of the sizes of images without padding, int32 (dimensions,)."""
+"""Column of the sizes of images without padding, int32 (dimensions,)."""
 
 
 @runtime_checkable
 class RaggedColumn(Column, Protocol):
-    """A column whose values differ in their leading dimensions.
-
-    When it is indexed, it pads them with zeros to a size that holds the largest.
-    """
+    """A column whose values differ in their leading dimensions. Indexing pads the values with zeros
+    to a size that holds the largest."""
 
     @property
     def sizes(self) -> np.ndarray:
-        """Those dimensions of each value, int32 (samples, dimensions)."""
+        """The leading dimensions of each value, int32 (samples, dimensions)."""
 
     @property
     def trailing(self) -> tuple[int, ...]:
-        """The dimensions after them, which all values share."""
+        """The other dimensions, which all values share."""
 
     def value(self, index: int) -> np.ndarray:
-        """One value, (*sizes[index], *trailing). Raises DataError if it can't be read."""
+        """Return one value, (*sizes[index], *trailing). Raises DataError if it can't be read."""
 
     def sample_name(self, index: int) -> str:
-        """Name of the sample for the user."""
+        """Return the name of a sample for messages."""
 
 
 class Ragged:
-    """Base of the ragged columns: properties that follow from their sizes."""
+    """Base of the ragged columns, with shape and indexing by `sizes`."""
 
     @property
     def shape(self: RaggedColumn) -> tuple[int, ...]:
@@ -49,13 +47,13 @@ class Ragged:
         return (len(self.sizes), *self.sizes.max(axis=0).tolist(), *self.trailing)
 
     def __getitem__(self: RaggedColumn, indices: Any) -> np.ndarray:
-        """The values at an integer array of sample indices, or at a slice, padded."""
+        """Return the values at an integer array of sample indices, or at a slice, padded."""
         return PaddedColumn(self, self.shape[1 : 1 + self.sizes.shape[1]])[indices]
 
 
 @dataclass(frozen=True)
 class RaggedArray(Ragged):
-    """A ragged column in memory: all values one after the other, and the start of each."""
+    """A ragged column in memory: all values in one array, and the start of each."""
 
     flat: np.ndarray
     starts: np.ndarray
@@ -64,32 +62,29 @@ class RaggedArray(Ragged):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the values."""
         return self.flat.dtype
 
     def value(self, index: int) -> np.ndarray:
-        """One value, a view."""
         shape = (*self.sizes[index].tolist(), *self.trailing)
         start = int(self.starts[index])
         return self.flat[start : start + math.prod(shape)].reshape(shape)
 
     def sample_name(self, index: int) -> str:
-        """Its number."""
         return f"sample {index}"
 
 
-def ragged_array(
+def make_ragged_array(
     flat: np.ndarray, sizes: np.ndarray, trailing: tuple[int, ...] = ()
 ) -> RaggedArray:
-    """A ragged column of values stored one after the other.
+    """Make a ragged column of values stored one after the other.
 
-    Takes `flat` (values in all,) and `sizes` (samples, dimensions), whole numbers above 0. Raises
-    ValueError if they don't fit together.
+    Takes `flat` (numbers of all values,) and `sizes` (samples, dimensions), whole numbers above 0.
+    Raises ValueError if the total of the sizes differs from the length of `flat`.
     """
     if sizes.ndim != 2 or sizes.dtype.kind not in "iu" or sizes.size == 0:
         raise ValueError(f"sizes are {sizes.dtype} {sizes.shape}; must be whole numbers (n, d)")
     if sizes.min() < 1:
-        raise ValueError(f"sizes go down to {sizes.min()}; must be 1 at least")
+        raise ValueError(f"sizes go down to {sizes.min()}; must be at least 1")
     lengths = sizes.astype(np.int64).prod(axis=1) * math.prod(trailing)
     if flat.shape != (lengths.sum(),):
         raise ValueError(f"values have shape {flat.shape}; the sizes ask for ({lengths.sum()},)")
@@ -99,35 +94,30 @@ def ragged_array(
 
 @dataclass(frozen=True)
 class UniformColumn(Ragged):
-    """A column of one shape as a ragged column, all of whose sizes are equal."""
+    """A column of one shape as a ragged column with equal sizes."""
 
     column: Column
     dimensions: int
 
     @property
     def sizes(self) -> np.ndarray:
-        """The leading dimensions of each value, int32 (samples, dimensions)."""
         leading = self.column.shape[1 : 1 + self.dimensions]
         return np.tile(np.array(leading, np.int32), (self.column.shape[0], 1))
 
     @property
     def trailing(self) -> tuple[int, ...]:
-        """The dimensions after them."""
         return tuple(self.column.shape[1 + self.dimensions :])
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the values."""
         return self.column.dtype
 
     def value(self, index: int) -> np.ndarray:
-        """One value. Raises DataError if it can't be read."""
         if isinstance(self.column, LazyColumn):
             return self.column.sample(index)
         return self.column[np.array([index])][0]
 
     def sample_name(self, index: int) -> str:
-        """Name of the sample for the user."""
         if isinstance(self.column, LazyColumn):
             return self.column.sample_name(index)
         return f"sample {index}"
@@ -135,10 +125,8 @@ class UniformColumn(Ragged):
 
 @dataclass(frozen=True)
 class PaddedColumn:
-    """A ragged column as one of a single shape: each value at the start, `fill` after it.
-
-    It is lazy (`LazyColumn`): several threads may read a stream of it.
-    """
+    """A ragged column padded to one shape: `fill` follows each value along each dimension. It is a
+    `LazyColumn`, which several threads can read."""
 
     values: RaggedColumn
     bucket: Bucket
@@ -146,7 +134,6 @@ class PaddedColumn:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the values."""
         return self.values.dtype
 
     @property
@@ -155,8 +142,8 @@ class PaddedColumn:
         return (len(self.values.sizes), *self.bucket, *self.values.trailing)
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """The values at an integer array of sample indices, or at a slice."""
-        rows = rows_at(indices, len(self.values.sizes)).tolist()
+        """Return the values at an integer array of sample indices, or at a slice."""
+        rows = resolve_indices(indices, len(self.values.sizes)).tolist()
         padded = np.full((len(rows), *self.shape[1:]), self.fill, self.dtype)
         for position, index in enumerate(rows):
             value = self.values.value(index)
@@ -165,26 +152,24 @@ class PaddedColumn:
         return padded
 
     def sample(self, index: int) -> np.ndarray:
-        """One value. Raises DataError if it can't be read."""
         return self[np.array([index])][0]
 
     def sample_name(self, index: int) -> str:
-        """Name of the sample for the user."""
         return self.values.sample_name(index)
 
 
 def sort_buckets(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
-    """By volume, the smallest first."""
+    """Return the buckets in ascending order of volume."""
     return tuple(sorted(map(tuple, buckets), key=lambda bucket: (math.prod(bucket), bucket)))
 
 
 def assign_buckets(
     sizes: np.ndarray, buckets: Sequence[Bucket], *, crop: bool = False
 ) -> np.ndarray:
-    """The first bucket that covers each sample, int32 (samples,); sizes are (samples, d).
+    """Return the first bucket that covers each sample, int32 (samples,); sizes are (samples, d).
 
-    With `crop`, a sample that is larger than every bucket goes to the bucket that covers most of
-    it. Raises ValueError for such a sample without `crop`.
+    With `crop`, a sample larger than every bucket has the bucket that covers most of it. Without
+    `crop`, it raises ValueError.
     """
     bounds = np.array(buckets)
     covered = np.all(sizes[:, None] <= bounds, axis=-1)
@@ -193,25 +178,25 @@ def assign_buckets(
         largest = sizes[uncovered].max(axis=0).tolist()
         raise ValueError(
             f"{uncovered.sum():,} of {len(sizes):,} samples are larger than every bucket; "
-            f"one of {largest} would hold them, and dataset.oversized=crop uses a part of each"
+            f"a bucket of {largest} would hold them; dataset.oversized=crop uses a part of each"
         )
     areas = np.minimum(sizes[:, None], bounds).astype(np.int64).prod(axis=-1)
     return np.where(uncovered, areas.argmax(axis=1), covered.argmax(axis=1)).astype(np.int32)
 
 
-def check_every_bucket_is_used(numbers: np.ndarray, buckets: Sequence[Bucket], least: int) -> None:
-    """Raise ValueError for a bucket that has fewer than `least` samples: none of them is read."""
+def require_used_buckets(numbers: np.ndarray, buckets: Sequence[Bucket], batch_size: int) -> None:
+    """Raise ValueError for a bucket without samples, or with fewer than `batch_size`."""
     counts = np.bincount(numbers, minlength=len(buckets)).tolist()
     for bucket, count in zip(buckets, counts, strict=True):
         if count == 0:
             raise ValueError(f"{list(bucket)} covers no sample that a smaller one does not cover")
-        if count < least:
+        if count < batch_size:
             raise ValueError(
-                f"{list(bucket)} has {count} samples, which fill no batch of {least}, and "
-                "drop_remainder drops what is not full: it would drop all of them"
+                f"{list(bucket)} has {count} samples, too few for a batch of {batch_size}, so that "
+                "drop_remainder would drop all of them"
             )
 
 
-def canvas(buckets: Sequence[Bucket]) -> Bucket:
-    """The size that holds every bucket: one may be the widest, another the highest."""
+def compute_canvas(buckets: Sequence[Bucket]) -> Bucket:
+    """Return the smallest size that holds every bucket, the maximum along each dimension."""
     return tuple(np.array(buckets).max(axis=0).tolist())

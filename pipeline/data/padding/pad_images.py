@@ -1,4 +1,4 @@
-"""Padding of images, and of labels that each position has, to buckets; crops to one bucket."""
+"""Padding of images and of labels of positions to buckets, and crops to one bucket."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ from pipeline.data.padding.buckets import (
     RaggedColumn,
     UniformColumn,
     assign_buckets,
-    canvas,
+    compute_canvas,
 )
 from pipeline.data.random import integers, uniforms
 
 UNCROPPED_SIZE = "uncut_size"
-"""Column of the sizes of images before any crop, int32 (dimensions,).
-
-It is present if some images are cropped to a bucket.
-"""
+"""Column of the sizes of images before a crop, int32 (dimensions,). It exists if some images are
+larger than every bucket."""
 
 CROP_OP = 1 << 30
 """Op number in the key of random crops, larger than any index of a map op."""
@@ -41,11 +39,11 @@ def pad_split(
     """Pad images to a size that holds all buckets, and add a column of their sizes.
 
     Labels of positions are padded with `ignore_index`. With `crop`, samples may be larger than
-    every bucket. Then all are padded to a size that holds the largest sample too, and the column
-    has the sizes after `crop_to`. Raises ValueError if an image is larger than every bucket without
-    `crop`, or has other dimensions, and if labels can't be padded.
+    every bucket. Then all are padded to a size that also holds the largest sample, and the column
+    has the sizes after `crop_to`. Raises ValueError if images have a wrong number of dimensions, if
+    an image is larger than every bucket without `crop`, and if labels can't be padded.
     """
-    images = _as_ragged(split.columns["image"], len(buckets[0]))
+    images = _make_ragged(split.columns["image"], len(buckets[0]))
     full_sizes = images.sizes
     if full_sizes.shape[1] != len(buckets[0]):
         listed = [list(bucket) for bucket in buckets]
@@ -53,21 +51,21 @@ def pad_split(
     numbers = assign_buckets(full_sizes, buckets, crop=crop)
     sizes = np.minimum(full_sizes, np.array(buckets)[numbers]).astype(np.int32)
     columns: dict[str, Column] = {**split.columns, SIZE: sizes}
-    canvas_size = canvas(buckets)
+    canvas = compute_canvas(buckets)
     if not np.array_equal(sizes, full_sizes):
         columns[UNCROPPED_SIZE] = full_sizes
-        canvas_size = canvas([canvas_size, tuple(full_sizes.max(axis=0).tolist())])
-    columns["image"] = PaddedColumn(images, canvas_size)
-    columns["label"] = _pad_labels(split.columns["label"], full_sizes, canvas_size, ignore_index)
+        canvas = compute_canvas([canvas, tuple(full_sizes.max(axis=0).tolist())])
+    columns["image"] = PaddedColumn(images, canvas)
+    columns["label"] = _pad_labels(split.columns["label"], full_sizes, canvas, ignore_index)
     return Split(columns)
 
 
-def _as_ragged(column: Column, dimensions: int) -> RaggedColumn:
+def _make_ragged(column: Column, dimensions: int) -> RaggedColumn:
     return column if isinstance(column, RaggedColumn) else UniformColumn(column, dimensions)
 
 
 def _pad_labels(
-    labels: Column, sizes: np.ndarray, canvas_size: Bucket, ignore_index: int | None
+    labels: Column, sizes: np.ndarray, canvas: Bucket, ignore_index: int | None
 ) -> Column:
     """Pad labels of positions like the images; return labels of whole samples as they are.
 
@@ -76,7 +74,7 @@ def _pad_labels(
     dimensions = len(labels.shape) - 1
     if dimensions == 0:
         return labels
-    positions = _as_ragged(labels, dimensions)
+    positions = _make_ragged(labels, dimensions)
     if not np.array_equal(positions.sizes, sizes):
         raise ValueError(
             f"labels of shape {labels.shape[1:]} don't have the sizes of the images, so that "
@@ -93,23 +91,23 @@ def _pad_labels(
             f"labels are {labels.dtype}, which can't hold dataset.ignore_index = "
             f"{ignore_index}; must be {bounds.min} to {bounds.max}"
         )
-    return PaddedColumn(positions, canvas_size, ignore_index)
+    return PaddedColumn(positions, canvas, ignore_index)
 
 
-def crop_to(xp: Any, bucket: Bucket, batch: Batch, *, drawn: bool) -> Batch:
-    """Crop a batch of `pad_split`'s columns, its images and labels of positions, to one bucket.
+def crop_to(xp: Any, bucket: Bucket, batch: Batch, *, is_random: bool) -> Batch:
+    """Crop the images and labels of positions of a batch, padded by `pad_split`, to one bucket.
 
-    A larger sample is cropped: at a place drawn from (seed, epoch, sample), or in the middle. `xp`
-    is numpy or jax.numpy, and both return the same.
+    A sample larger than the bucket is cropped at a place drawn from (seed, epoch, sample), or in
+    the middle. Results with `xp`, numpy or jax.numpy, are the same.
     """
     columns = batch.columns
     names = [name for name in ("image", "label") if columns[name].ndim > len(bucket)]
     if UNCROPPED_SIZE not in columns:
-        inside = (slice(None), *(slice(length) for length in bucket))
-        cropped = {name: columns[name][inside] for name in names}
+        region = (slice(None), *(slice(length) for length in bucket))
+        cropped = {name: columns[name][region] for name in names}
         return replace(batch, columns={**columns, **cropped})
     room = columns[UNCROPPED_SIZE] - columns[SIZE]
-    if drawn:
+    if is_random:
         draws = uniforms(xp, batch.seed, batch.epoch, batch.sample, CROP_OP, len(bucket))
         corner = integers(xp, draws, (room + 1).astype(np.float32))
     else:

@@ -1,4 +1,4 @@
-"""Images and labels of TFRecord files: the features of each tf.train.Example, and its pixels."""
+"""Images and labels from the features of tf.train.Examples in TFRecord files."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from pipeline.data.image_file import (
     UNREADABLE_IMAGE,
     open_image,
     read_pixels,
-    upright_size,
+    read_upright_size,
 )
 from pipeline.data.records.tf_example import Feature, parse_example
-from pipeline.data.records.tfrecord_file import RecordSpans, scan
+from pipeline.data.records.tfrecord_file import RecordSpans, scan_records
 
 IMAGE_KEYS = ("image/encoded", "image", "image_raw", "image/raw")
 LABEL_KEYS = ("image/class/label", "label")
 SIZE_KEYS = (("height", "width", "depth"), ("image/height", "image/width", "image/channels"))
-"""Names of the features with the size of plain pixels."""
+"""Names of the features with the height, width and channels of plain pixels."""
 _SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"GIF8", b"RIFF")
-"""First bytes of the files that `open_image` reads."""
+"""First bytes of image files that `open_image` reads."""
 
 Shape = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class ExampleSettings:
-    """Settings of a recipe for examples; None is inferred from the first example."""
+    """Settings of a recipe for examples; None: inferred from the first example."""
 
     image_key: str | None = None
     label_key: str | None = None
@@ -49,15 +49,15 @@ class ExampleSettings:
 
 @dataclass(frozen=True)
 class ExampleImages:
-    """A column of the images of examples, read and decoded when they are indexed."""
+    """A column of images of examples, read and decoded on demand."""
 
     files: Sequence[RecordSpans]
     rows: np.ndarray
-    """The file and the record in it of each sample, int64 (n, 2)."""
+    """The file of each sample and the record in the file, int64 (n, 2)."""
     key: str
     value_shape: Shape
     encoded: bool
-    """Whether images are files such as PNG, read as RGB, else plain pixels."""
+    """Whether images are files such as PNG, which are decoded as RGB, else plain pixels."""
 
     dtype = np.dtype(np.uint8)
 
@@ -67,15 +67,15 @@ class ExampleImages:
         return (len(self.rows), *self.value_shape)
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """The images at an integer array of indices or a slice, uint8 (n, H, W, C)."""
+        """Return the images at an integer array of indices or a slice, uint8 (n, H, W, C)."""
         return read_samples(self, indices)
 
     def sample(self, index: int) -> np.ndarray:
-        """One image, uint8 (H, W, C). Raises DataError that names a bad record."""
+        """Return one image, uint8 (H, W, C). Raises DataError that names a bad record."""
         file, record = self.rows[index].tolist()
         try:
             features = parse_example(self.files[file].read(record))
-            content = _image_bytes(features, self.key)
+            content = _find_image(features, self.key)
             if not self.encoded:
                 return np.frombuffer(content, np.uint8).reshape(self.value_shape)
             with open_image(content, FORMATS) as image:
@@ -84,12 +84,12 @@ class ExampleImages:
             raise DataError(f"{self.sample_name(index)}: {error}") from error
 
     def sample_name(self, index: int) -> str:
-        """The sample's file and record."""
+        """Return the file and record of a sample, for messages."""
         file, record = self.rows[index].tolist()
         return f"{self.files[file].path}, record {record}"
 
-    def files_samples(self) -> tuple[int, ...]:
-        """The number of samples of each file, 0 among them."""
+    def count_by_file(self) -> tuple[int, ...]:
+        """Return the number of samples of each file, which may be 0."""
         return tuple(np.bincount(self.rows[:, 0], minlength=len(self.files)).tolist())
 
 
@@ -99,20 +99,18 @@ class Examples:
 
     images: ExampleImages
     labels: np.ndarray
-    """int64 (n,) of classes, or float32 (n, K) of numbers."""
+    """int64 (n,) for classes, float32 (n, K) for numbers."""
     label_key: str
 
     def at(self, rows: np.ndarray) -> Examples:
-        """The examples of these rows."""
+        """Return the examples of these rows."""
         images = replace(self.images, rows=self.images.rows[rows])
         return replace(self, images=images, labels=self.labels[rows])
 
 
 def read_examples(paths: Sequence[Path], settings: ExampleSettings) -> Examples:
-    """Read files from start to end: labels, sizes, and the position of each record.
-
-    Raises DataError that names the file, the record and the problem.
-    """
+    """Read the labels of all records, the positions of records, and the size of images. Raises
+    DataError that names the file, the record and the problem."""
     spans = []
     rows = []
     labels: list[int | np.ndarray] = []
@@ -121,7 +119,7 @@ def read_examples(paths: Sequence[Path], settings: ExampleSettings) -> Examples:
         starts: list[int] = []
         lengths: list[int] = []
         with name_file(path):
-            for start, content in scan(path):
+            for start, content in scan_records(path):
                 record = len(starts)
                 try:
                     features = parse_example(content)
@@ -144,7 +142,7 @@ def read_examples(paths: Sequence[Path], settings: ExampleSettings) -> Examples:
 
 @dataclass(frozen=True)
 class _Layout:
-    """The layout that every example of a dataset must have, as the first one does."""
+    """The layout of the first example, which all examples must have."""
 
     image_key: str
     label_key: str
@@ -152,36 +150,36 @@ class _Layout:
     encoded: bool
     resized: bool
     num_floats: int | None
-    """Floats of a label; None for a class."""
+    """Number of floats of a label; None for a class."""
 
     def require(self, features: Mapping[str, Feature]) -> None:
-        """Raise an error of `UNREADABLE_IMAGE` if an image is not like the first one."""
-        content = _image_bytes(features, self.image_key)
+        """Raise an error of `UNREADABLE_IMAGE` if the image has another layout."""
+        content = _find_image(features, self.image_key)
         if not self.encoded:
             if len(content) != math.prod(self.shape):
                 height, width, channels = self.shape
                 raise ValueError(
                     f"{show_name(self.image_key)} has {len(content):,} bytes; {height}x{width} "
                     f"pixels of {channels} channels are {math.prod(self.shape):,}; "
-                    "dataset.image_shape says otherwise"
+                    "must match dataset.image_shape"
                 )
         elif not self.resized:
-            height, width = _encoded_size(content)
+            height, width = _read_encoded_size(content)
             if (height, width) != self.shape[:2]:
                 raise ValueError(
-                    f"is {height}x{width} where the first is {self.shape[0]}x{self.shape[1]}; "
-                    "give dataset.image_size=[H,W] to resize all"
+                    f"is {height}x{width}, but the first is {self.shape[0]}x{self.shape[1]}; "
+                    "set dataset.image_size=[H,W] to resize all"
                 )
 
     def label(self, features: Mapping[str, Feature]) -> int | np.ndarray:
-        """The label of an example. Raises ValueError for another dtype or length than the first."""
+        """Return the label of an example. Raises ValueError for another dtype or length."""
         label = features.get(self.label_key)
-        right = "one integer" if self.num_floats is None else f"{self.num_floats} floats"
+        expected = "one integer" if self.num_floats is None else f"{self.num_floats} floats"
         dtype = np.int64 if self.num_floats is None else np.float32
         if not isinstance(label, np.ndarray) or label.dtype != dtype:
-            raise ValueError(f"{show_name(self.label_key)} must hold {right}")
+            raise ValueError(f"{show_name(self.label_key)} must hold {expected}")
         if len(label) != (self.num_floats or 1):
-            raise ValueError(f"{show_name(self.label_key)} holds {len(label)} values, not {right}")
+            raise ValueError(f"{show_name(self.label_key)} has {len(label)} values, not {expected}")
         if self.num_floats is None:
             return int(label[0])
         if not np.isfinite(label).all():
@@ -190,21 +188,21 @@ class _Layout:
 
 
 def _find_layout(features: Mapping[str, Feature], settings: ExampleSettings) -> _Layout:
-    """The layout of the first example. Raises ValueError that names a missing feature."""
+    """Return the layout of the first example. Raises ValueError that names a missing feature."""
     image_key = _find_key(features, settings.image_key, IMAGE_KEYS, "image_key")
     label_key = _find_key(features, settings.label_key, LABEL_KEYS, "label_key")
-    content = _image_bytes(features, image_key)
+    content = _find_image(features, image_key)
     label = features[label_key]
     if isinstance(label, tuple):
-        raise ValueError(f"{show_name(label_key)} holds bytes; a label is a number")
+        raise ValueError(f"{show_name(label_key)} holds bytes; a label must be a number")
     encoded = settings.image_shape is None and content.startswith(_SIGNATURES)
     if settings.image_shape is not None:
         height, width, channels = settings.image_shape
     elif encoded:
-        height, width = settings.image_size or _encoded_size(content)
+        height, width = settings.image_size or _read_encoded_size(content)
         channels = 3
     else:
-        height, width, channels = _plain_shape(features, image_key)
+        height, width, channels = _find_plain_shape(features, image_key)
     return _Layout(
         image_key,
         label_key,
@@ -218,27 +216,30 @@ def _find_layout(features: Mapping[str, Feature], settings: ExampleSettings) -> 
 def _find_key(
     features: Mapping[str, Feature], name: str | None, defaults: Sequence[str], setting: str
 ) -> str:
+    """Return the first name that is a feature. Raises ValueError if none is."""
     for key in defaults if name is None else (name,):
         if key in features:
             return key
-    there = ", ".join(show_name(key) for key in sorted(features)[:10]) or "nothing"
-    looked = " or ".join(defaults) if name is None else show_name(name)
-    raise ValueError(f"has no feature {looked}, but {there}; dataset.{setting} names one")
+    key_list = ", ".join(show_name(key) for key in sorted(features)[:10]) or "nothing"
+    names_text = " or ".join(defaults) if name is None else show_name(name)
+    raise ValueError(f"has no feature {names_text}; it has {key_list}; set dataset.{setting}")
 
 
-def _image_bytes(features: Mapping[str, Feature], key: str) -> bytes:
+def _find_image(features: Mapping[str, Feature], key: str) -> bytes:
+    """Return the bytes of an image. Raises ValueError if the feature has none or several."""
     values = features.get(key)
     if not isinstance(values, tuple) or len(values) != 1:
         raise ValueError(f"{show_name(key)} must hold the bytes of one image")
     return values[0]
 
 
-def _encoded_size(content: bytes) -> tuple[int, int]:
+def _read_encoded_size(content: bytes) -> tuple[int, int]:
     with open_image(content, FORMATS) as image:
-        return upright_size(image)
+        return read_upright_size(image)
 
 
-def _plain_shape(features: Mapping[str, Feature], image_key: str) -> Shape:
+def _find_plain_shape(features: Mapping[str, Feature], image_key: str) -> Shape:
+    """Return (height, width, channels) of plain pixels. Raises ValueError if features lack it."""
     for keys in SIZE_KEYS:
         sizes = [features.get(key) for key in keys]
         if all(isinstance(size, np.ndarray) and len(size) == 1 for size in sizes):

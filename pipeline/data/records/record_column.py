@@ -1,4 +1,4 @@
-"""Columns of ArrayRecord files, read through grain: any sample at the cost of one read."""
+"""Columns of ArrayRecord files, read with grain, with random access to samples."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.errors import DataError
-from pipeline.data.columns import Column, rows_at
+from pipeline.data.columns import Column, resolve_indices
 from pipeline.data.file_errors import name_file
 from pipeline.data.padding.buckets import Ragged
-from pipeline.data.records.record_format import RecordColumnSpec, decode, decode_many
+from pipeline.data.records.record_format import RecordColumnSpec, decode, decode_batch
 
 BULK = 4096
 """The most records of one request to grain."""
@@ -23,7 +23,7 @@ BULK = 4096
 
 @dataclass(frozen=True)
 class FileSpan:
-    """A whole file as grain takes it: with its length, grain need not open it."""
+    """A whole file in grain's terms, with its length, so that grain needn't open it."""
 
     filename: str
     skip: int
@@ -32,15 +32,13 @@ class FileSpan:
 
 
 class RecordColumn:
-    """A column of record files, read when it is indexed: `records`, and one sample in each.
-
-    `read` also reads records of many samples, and with `sizes`, samples of several sizes.
-    """
+    """A column of record files with one sample per record, read on demand. Only `read` supports
+    records of several samples and, with `sizes`, samples of several sizes."""
 
     def __init__(
         self, folder: Path, spec: RecordColumnSpec, sizes: np.ndarray | None = None
     ) -> None:
-        # Importing it takes 0.1 s, and few runs need it.
+        # The import takes 0.1 s, and few runs need it.
         from grain.sources import ArrayRecordDataSource
 
         self._folder = folder
@@ -62,62 +60,62 @@ class RecordColumn:
         return (self._spec.samples, *self._spec.trailing)
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """The values at an integer array of sample indices, or at a slice."""
-        rows = rows_at(indices, self._spec.samples)
+        """Return the values at an integer array of sample indices, or at a slice."""
+        rows = resolve_indices(indices, self._spec.samples)
         values = np.empty((len(rows), *self._spec.trailing), self.dtype)
         self.read_into(rows, values)
         return values
 
     def sample(self, index: int) -> np.ndarray:
-        """One value. Raises DataError that names the record."""
+        """Return one value. Raises DataError that names the record."""
         return self.read(index)[0]
 
     def sample_name(self, index: int) -> str:
-        """The file and the number of a record."""
-        number, inside = self._place(index)
-        return f"{self._folder / self._spec.files[number].name}, record {inside}"
+        """Return the file and record of a sample, for messages."""
+        number, position = self._locate(index)
+        return f"{self._folder / self._spec.files[number].name}, record {position}"
 
     def read(self, record: int) -> np.ndarray:
-        """The samples of a record. Raises DataError that names it."""
-        number, inside = self._place(record)
+        """Return the samples of a record. Raises DataError that names the record."""
+        number, position = self._locate(record)
         file = self._spec.files[number]
         per_record = self._spec.samples_per_record
-        samples = min(per_record, file.samples - inside * per_record)
+        samples = min(per_record, file.samples - position * per_record)
         sizes = () if self._sizes is None else self._sizes[record].tolist()
         shape = (samples, *sizes, *self._spec.trailing)
         try:
             content = self._source[record]
-            return decode(content, self.dtype, shape, file.first_crc32, inside)
+            return decode(content, self.dtype, shape, file.first_crc32, position)
         except Exception as error:  # grain has no error class
             raise DataError(
                 f"{self.sample_name(record)}: is damaged or of another dataset: {error}"
             ) from error
 
     def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
-        """Read the samples at int (n,) into `out`. Raises DataError that names a record."""
+        """Read the samples at indices, int (n,), into `out`. Raises DataError with the record."""
         numbers = np.searchsorted(self._ends, indices, side="right")
         firsts = np.array([0, *self._ends[:-1]], np.int64)
         checksums = np.array([file.first_crc32 for file in self._spec.files], np.int64)
         seeds = indices - firsts[numbers] + checksums[numbers]
         for first in range(0, len(indices), BULK):
-            some = slice(first, first + BULK)
-            requested = indices[some].tolist()
+            batch = slice(first, first + BULK)
+            requested = indices[batch].tolist()
             try:
                 contents = self._source.__getitems__(requested)
-                out[some] = decode_many(contents, out.dtype, out.shape[1:], seeds[some].tolist())
+                out[batch] = decode_batch(contents, out.dtype, out.shape[1:], seeds[batch].tolist())
             except Exception:
-                # Read them one by one to find the damaged one.
-                out[some] = np.stack([self.sample(index) for index in requested])
+                # Single reads find the damaged record.
+                out[batch] = np.stack([self.sample(index) for index in requested])
 
-    def _place(self, record: int) -> tuple[int, int]:
-        """The number of the file that has a record, and the record's number in it."""
+    def _locate(self, record: int) -> tuple[int, int]:
+        """Return the number of the file that has a record, and the record's number in the file."""
         number = bisect.bisect_right(self._ends, record)
         return number, record - (self._ends[number - 1] if number else 0)
 
 
 @dataclass(frozen=True)
 class RaggedRecordColumn(Ragged):
-    """A column of values of several sizes (`RaggedColumn`), read one by one."""
+    """A `RaggedColumn` of record files, with one sample per record."""
 
     records: RecordColumn
     sizes: np.ndarray
@@ -125,16 +123,14 @@ class RaggedRecordColumn(Ragged):
     dtype: np.dtype[Any]
 
     def value(self, index: int) -> np.ndarray:
-        """One value, (*sizes[index], *trailing). Raises DataError that names the record."""
         return self.records.sample(index)
 
     def sample_name(self, index: int) -> str:
-        """The sample's file and record."""
         return self.records.sample_name(index)
 
 
 def open_column(folder: Path, spec: RecordColumnSpec) -> Column:
-    """A column of a folder: in memory if a record holds many samples, else read on demand.
+    """Open a column of a folder: in memory if a record has many samples, else read on demand.
 
     Raises DataError that names a missing, truncated or damaged file.
     """

@@ -1,4 +1,4 @@
-"""A dataset as ArrayRecord files: their contents, and the description beside them.
+"""The format of datasets in ArrayRecord files, and the file that describes them.
 
     records.json                                    the description of these files
     train-image-00000-of-00003.array_record         one record a sample
@@ -6,8 +6,8 @@
     eval-...
 
 A record is a checksum, uint32, and the values, both little-endian. The checksum is the CRC-32 of
-the values, started from that of the file's first record plus the record's number: a record that was
-changed, moved or copied from another dataset is detected when it is read.
+the values, with a start value: the CRC-32 of the file's first record, plus the record's number. So
+reading detects a record that was changed, moved or copied from another dataset.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RecordFile(Spec):
     samples: PositiveInt
     size_bytes: Annotated[int, Field(gt=0, lt=2**63)]
     first_crc32: Annotated[int, Field(ge=0, lt=2**32)]
-    """Of the values in the first record."""
+    """CRC-32 of the values in the first record."""
 
 
 class RecordColumnSpec(Spec):
@@ -48,11 +48,11 @@ class RecordColumnSpec(Spec):
 
     dtype: Dtype
     shape: Seq[PositiveInt | None]
-    """Shape of one value; null for a dimension that differs from value to value."""
+    """Shape of one value; null for a dimension that differs between values."""
     samples_per_record: PositiveInt
     files: Seq[RecordFile]
     sizes: RecordColumnSpec | None = None
-    """A column of the leading dimensions of values, int32, if these differ."""
+    """Column of the leading dimensions of values, int32, if they differ."""
 
     @property
     def trailing(self) -> tuple[int, ...]:
@@ -61,11 +61,11 @@ class RecordColumnSpec(Spec):
 
     @property
     def samples(self) -> int:
-        """The number of samples of the files."""
+        """The number of samples in all files."""
         return sum(file.samples for file in self.files)
 
     @model_validator(mode="after")
-    def _has_sizes_where_they_differ(self) -> Self:
+    def _require_sizes(self) -> Self:
         differing = len(self.shape) - len(self.trailing)
         if any(length is not None for length in self.shape[:differing]):
             raise ValueError(f"shape {list(self.shape)} must have its nulls first")
@@ -76,7 +76,7 @@ class RecordColumnSpec(Spec):
             raise ValueError("values of several sizes have int32 sizes and a record each")
         value_bytes = math.prod(self.trailing) * np.dtype(self.dtype).itemsize
         for file in self.files:
-            # Records are not compressed, so that nothing small stands for much.
+            # Records aren't compressed, so small files can't claim large values.
             if file.size_bytes < file.samples * value_bytes:
                 raise ValueError(
                     f"{file.name} has {file.size_bytes:,} bytes, too few for {file.samples:,} "
@@ -87,7 +87,7 @@ class RecordColumnSpec(Spec):
         return self
 
     def records(self, file: RecordFile) -> int:
-        """The number of records of a file."""
+        """Return the number of records of a file."""
         return -(-file.samples // self.samples_per_record)
 
 
@@ -98,7 +98,7 @@ class RecordSplitSpec(Spec):
     columns: Mapping[Annotated[str, Field(pattern=r"^\w+$")], RecordColumnSpec]
 
     @model_validator(mode="after")
-    def _is_whole(self) -> RecordSplitSpec:
+    def _require_equal_lengths(self) -> RecordSplitSpec:
         for name, column in self.columns.items():
             if column.samples != self.samples:
                 raise ValueError(
@@ -115,31 +115,31 @@ class RecordsSpec(Spec):
     source: str
     """The dataset that the records were made from."""
     classes: Annotated[Seq[str], Field(min_length=1)]
-    """The names of the classes, or of the numbers or labels."""
+    """The names of the classes, numbers or labels to predict."""
     task: Task = "classification"
     mean: Seq[float] = ()
     std: Seq[PositiveFloat] = ()
-    """Of each number, in the units of the data; empty for another task."""
+    """Mean and deviation of each number, in the units of the data; empty for other tasks."""
     train: RecordSplitSpec
     eval: RecordSplitSpec
 
     @property
     def targets(self) -> Targets:
-        """Classes, numbers or labels that are to be predicted."""
+        """The classes, numbers or labels to predict."""
         return Targets(tuple(self.classes), self.task, tuple(self.mean), tuple(self.std))
 
     @model_validator(mode="after")
-    def _has_units_of_numbers(self) -> RecordsSpec:
-        right = len(self.classes) if self.task == "regression" else 0
-        if not len(self.mean) == len(self.std) == right:
+    def _require_units(self) -> RecordsSpec:
+        expected_length = len(self.classes) if self.task == "regression" else 0
+        if not len(self.mean) == len(self.std) == expected_length:
             raise ValueError(
                 f"mean and std have {len(self.mean)} and {len(self.std)} values; {self.task} of "
-                f"{len(self.classes)} names takes {right}"
+                f"{len(self.classes)} names needs {expected_length}"
             )
         return self
 
     @model_validator(mode="after")
-    def _has_one_kind_of_sample(self) -> RecordsSpec:
+    def _require_same_columns(self) -> RecordsSpec:
         kinds = [
             {name: (column.dtype, tuple(column.shape)) for name, column in split.columns.items()}
             for split in (self.train, self.eval)
@@ -153,7 +153,7 @@ class RecordsSpec(Spec):
 
 
 def read_description(folder: Path) -> RecordsSpec:
-    """The description in a folder. Raises DataError if it is missing or not valid."""
+    """Read the description in a folder. Raises DataError if it is missing or invalid."""
     file = folder / DESCRIPTION
     try:
         tree = read_json(file)
@@ -165,7 +165,7 @@ def read_description(folder: Path) -> RecordsSpec:
     except ValueError as error:
         raise DataError(f"{file}: is damaged, not JSON: {error}") from error
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
-        raise DataError(f"{file}: is not of this program; its format must be {FORMAT}")
+        raise DataError(f"{file}: isn't a file of this program; its format must be {FORMAT}")
     try:
         return RecordsSpec.model_validate(tree)
     except ValidationError as error:
@@ -173,50 +173,53 @@ def read_description(folder: Path) -> RecordsSpec:
 
 
 def encode(values: np.ndarray, first_crc32: int, number: int) -> bytes:
-    """Record `number` of a file: checksum and values, C order, little-endian."""
-    body = body_of(values)
-    return _checksum(body, first_crc32, number).to_bytes(CHECKSUM_BYTES, "little") + body
+    """Return record `number` of a file: checksum and values, in C order, little-endian."""
+    body = to_stored_bytes(values)
+    return _compute_checksum(body, first_crc32, number).to_bytes(CHECKSUM_BYTES, "little") + body
 
 
-def body_of(values: np.ndarray) -> bytes:
-    """The values as they are stored."""
+def to_stored_bytes(values: np.ndarray) -> bytes:
+    """Return the bytes of values, little-endian."""
     return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def decode(
     record: bytes, dtype: Any, shape: tuple[int, ...], first_crc32: int, number: int
 ) -> np.ndarray:
-    """The values of a record, read-only. Raises ValueError if it was changed."""
+    """Return the values of a record, read-only. Raises ValueError for a wrong size or checksum."""
     dtype = np.dtype(dtype)
-    right_bytes = CHECKSUM_BYTES + math.prod(shape) * dtype.itemsize
-    if len(record) != right_bytes:
-        raise ValueError(f"has {len(record):,} bytes instead of {right_bytes:,}")
+    expected_bytes = CHECKSUM_BYTES + math.prod(shape) * dtype.itemsize
+    if len(record) != expected_bytes:
+        raise ValueError(f"has {len(record):,} bytes instead of {expected_bytes:,}")
     body = memoryview(record)[CHECKSUM_BYTES:]
-    if int.from_bytes(record[:CHECKSUM_BYTES], "little") != _checksum(body, first_crc32, number):
+    if int.from_bytes(record[:CHECKSUM_BYTES], "little") != _compute_checksum(
+        body, first_crc32, number
+    ):
         raise ValueError("its checksum is wrong")
     values = np.frombuffer(body, dtype.newbyteorder("<")).reshape(shape)
     return values.astype(dtype, copy=False)
 
 
-def decode_many(
+def decode_batch(
     records: Sequence[bytes], dtype: np.dtype[Any], shape: tuple[int, ...], seeds: Sequence[int]
 ) -> np.ndarray:
-    """The values (n, *shape) of records of one value each, as `decode` does for one.
+    """Return the values (n, *shape) of records of one value each, as `decode` does for one.
 
-    `seeds` are the starts of the checksums: the file's first one plus the record's number. Raises
-    ValueError if any record was changed.
+    `seeds` are the start values of the checksums. Raises ValueError for a wrong size or checksum.
     """
-    right_bytes = CHECKSUM_BYTES + math.prod(shape) * dtype.itemsize
-    if any(len(record) != right_bytes for record in records):
-        raise ValueError("a record has another size")
-    rows = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), right_bytes)
+    expected_bytes = CHECKSUM_BYTES + math.prod(shape) * dtype.itemsize
+    if any(len(record) != expected_bytes for record in records):
+        raise ValueError("a record has a wrong size")
+    rows = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), expected_bytes)
     checksums = np.ascontiguousarray(rows[:, :CHECKSUM_BYTES]).view("<u4").ravel().tolist()
     bodies = (memoryview(record)[CHECKSUM_BYTES:] for record in records)
-    if [_checksum(body, seed, 0) for body, seed in zip(bodies, seeds, strict=True)] != checksums:
+    if [
+        _compute_checksum(body, seed, 0) for body, seed in zip(bodies, seeds, strict=True)
+    ] != checksums:
         raise ValueError("a checksum is wrong")
     values = np.ascontiguousarray(rows[:, CHECKSUM_BYTES:]).view(dtype.newbyteorder("<"))
     return values.reshape((len(records), *shape)).astype(dtype, copy=False)
 
 
-def _checksum(body: bytes | memoryview, first_crc32: int, number: int) -> int:
+def _compute_checksum(body: bytes | memoryview, first_crc32: int, number: int) -> int:
     return zlib.crc32(body, (first_crc32 + number) % 2**32)

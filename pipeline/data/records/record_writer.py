@@ -1,4 +1,4 @@
-"""Write a dataset as ArrayRecord files: whole or not at all, with little in memory."""
+"""Writing of datasets as ArrayRecord files: whole or not at all, with little memory."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from pipeline.data.records.record_format import (
     RecordFile,
     RecordSplitSpec,
     RecordsSpec,
-    body_of,
     encode,
+    to_stored_bytes,
 )
 
 FILE_BYTES = 256 << 20
 """A column is split into files of about this size."""
 
 NARROW_BYTES = 64
-"""Limit of a sample to be stored with many others in a record. Such columns stay in memory."""
+"""Size up to which many samples share a record. Columns of such samples stay in memory."""
 
 SAMPLES_PER_NARROW_RECORD = 4096
 
@@ -39,10 +39,10 @@ CHUNK_SAMPLES = 256
 """Samples that are read from the source at once."""
 
 OPTIONS = "group_size:1,uncompressed"
-"""A record can be read without its neighbours."""
+"""ArrayRecord options that make each record readable without others."""
 
 Notify = Callable[[str, int, int], None]
-"""(column of a split, samples written, samples in all): called as a column is written."""
+"""(column of a split, samples written, all samples), called while a column is written."""
 
 
 def write_records(
@@ -50,8 +50,8 @@ def write_records(
 ) -> RecordsSpec:
     """Write both splits of a dataset into `folder`, which appears when it is complete.
 
-    Raises RunError if the folder exists already, unless it holds records that may be overwritten,
-    and if it can't be written; DataError if a sample can't be read.
+    Raises RunError if the folder exists, unless it has records and `overwrite` is true, and if it
+    can't be written. Raises DataError if a sample can't be read.
     """
     with _replace_folder(folder, overwrite) as scratch:
         spec = RecordsSpec(
@@ -63,8 +63,8 @@ def write_records(
             train=_write_split(scratch, "train", data.train, notify),
             eval=_write_split(scratch, "eval", data.eval, notify),
         )
-        of_classes = {"task", "mean", "std"} if spec.task == "classification" else set()
-        tree = spec.model_dump(mode="json", exclude_none=True, exclude=of_classes)
+        unused_keys = {"task", "mean", "std"} if spec.task == "classification" else set()
+        tree = spec.model_dump(mode="json", exclude_none=True, exclude=unused_keys)
         text = json.dumps(tree, indent=1)
         (scratch / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
     return spec
@@ -72,8 +72,8 @@ def write_records(
 
 @contextmanager
 def _replace_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
-    """A scratch folder to write into, which replaces `folder` in the end."""
-    check_free(folder, overwrite)
+    """Yield a scratch folder, which replaces `folder` at the end of the block."""
+    require_free(folder, overwrite)
     scratch = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     replaced = folder.with_name(f"{folder.name}.{os.getpid()}.old")
     try:
@@ -89,12 +89,12 @@ def _replace_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
         shutil.rmtree(replaced, ignore_errors=True)
 
 
-def check_free(folder: Path, overwrite: bool) -> None:
+def require_free(folder: Path, overwrite: bool) -> None:
     """Raise RunError if `folder` must not be written to."""
     if not os.path.lexists(folder):
         return
     if not (folder / DESCRIPTION).is_file():
-        raise RunError(f"{folder}: is there already and holds no records; name another folder")
+        raise RunError(f"{folder}: exists already and holds no records; name another folder")
     if not overwrite:
         raise RunError(f"{folder}: holds records already; name another folder, or add --overwrite")
 
@@ -110,6 +110,7 @@ def _write_split(folder: Path, split_name: str, split: Split, notify: Notify) ->
 def _write_column(
     folder: Path, stem: str, column: Column, samples: int, notify: Notify | None
 ) -> RecordColumnSpec:
+    """Write a column into files, and a column of sizes if they differ."""
     dtype = np.dtype(column.dtype)
     shape: tuple[int | None, ...] = tuple(column.shape[1:])
     value_bytes = math.prod(column.shape[1:]) * dtype.itemsize
@@ -124,7 +125,7 @@ def _write_column(
     elif value_bytes <= NARROW_BYTES:
         per_record = SAMPLES_PER_NARROW_RECORD
     count = max(1, -(-size_bytes // FILE_BYTES))
-    # A file ends with a record: whole records are distributed evenly.
+    # Whole records are distributed evenly over the files.
     records = -(-samples // per_record)
     ends = [min(samples, records * n // count * per_record) for n in range(count + 1)]
     files = []
@@ -144,15 +145,15 @@ def _write_column(
 
 
 def _write_file(path: Path, column: Column, rows: range, per_record: int) -> RecordFile:
-    """One file with the samples `rows` of a column. Raises RunError if it can't be written."""
+    """Write the samples `rows` of a column into a file. Raises RunError if it can't be written."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
     first_crc32 = 0
     try:
         writer = ArrayRecordWriter(str(path), OPTIONS)
-        for number, values in enumerate(_records(column, rows, per_record)):
+        for number, values in enumerate(_read_chunks(column, rows, per_record)):
             if number == 0:
-                first_crc32 = zlib.crc32(body_of(values))
+                first_crc32 = zlib.crc32(to_stored_bytes(values))
             writer.write(encode(values, first_crc32, number))
         writer.close()
         size_bytes = path.stat().st_size
@@ -163,8 +164,8 @@ def _write_file(path: Path, column: Column, rows: range, per_record: int) -> Rec
     )
 
 
-def _records(column: Column, rows: range, per_record: int) -> Iterator[np.ndarray]:
-    """The samples of each record, (samples, *shape), reading several records' at once."""
+def _read_chunks(column: Column, rows: range, per_record: int) -> Iterator[np.ndarray]:
+    """Yield the samples of each record, (samples, *shape). Several records are read at once."""
     if isinstance(column, RaggedColumn):
         for index in rows:
             yield column.value(index)[np.newaxis]

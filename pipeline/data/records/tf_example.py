@@ -1,4 +1,4 @@
-"""The message tf.train.Example, as protobuf reads it: named lists of bytes, floats or integers.
+"""The protobuf message tf.train.Example: named lists of bytes, floats or integers.
 
 Source of the field numbers: tensorflow/core/example/example.proto and feature.proto.
 """
@@ -36,25 +36,25 @@ message_type { name: "FloatList"
 message_type { name: "Int64List"
   field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
 """
-"""The message, as the text format of protobuf describes it."""
+"""The message's definition, in protobuf's text format."""
 
 Feature = tuple[bytes, ...] | np.ndarray
 """Values of a feature: bytes, or float32 or int64 (n,)."""
 
 
 def parse_example(content: bytes) -> Mapping[str, Feature]:
-    """The features of an Example by name. Raises ValueError for bytes that aren't an Example."""
+    """Return the features of an Example by name. Raises ValueError if it isn't an Example."""
     from google.protobuf.message import DecodeError
 
     try:
-        example = example_type().FromString(content)
+        example = make_example_type().FromString(content)
     except DecodeError as error:
-        raise ValueError(f"is no tf.train.Example: {error}") from error
+        raise ValueError(f"isn't a tf.train.Example: {error}") from error
     return _Features(example.features.feature)
 
 
 class _Features(Mapping[str, Feature]):
-    """Features whose values are converted when they are read: records may hold large others."""
+    """Features by name. Values are converted on demand, since unused ones may be large."""
 
     def __init__(self, features: Any) -> None:
         self._features = features
@@ -62,7 +62,7 @@ class _Features(Mapping[str, Feature]):
     def __getitem__(self, name: str) -> Feature:
         if name not in self._features:
             raise KeyError(name)
-        return _values(self._features[name])
+        return _convert_values(self._features[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._features)
@@ -71,7 +71,8 @@ class _Features(Mapping[str, Feature]):
         return len(self._features)
 
 
-def _values(feature: Any) -> Feature:
+def _convert_values(feature: Any) -> Feature:
+    """Return the values of a protobuf feature."""
     kind = feature.WhichOneof("kind")
     if kind == "bytes_list":
         return tuple(feature.bytes_list.value)
@@ -81,9 +82,9 @@ def _values(feature: Any) -> Feature:
 
 
 @cache
-def example_type() -> Any:
-    """The class of the message, in another pool than TensorFlow's, which may be loaded too."""
-    # Few runs read such records, and all would wait for its import.
+def make_example_type() -> Any:
+    """Return the class of the message, in a pool apart from TensorFlow's, which may be loaded."""
+    # Few runs need this slow import.
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
     pool = descriptor_pool.DescriptorPool()

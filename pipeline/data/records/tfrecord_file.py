@@ -1,4 +1,4 @@
-"""TFRecord files: the positions of their records, and their bytes, checked by checksums.
+"""TFRecord files: the positions and bytes of their records, checked by checksums.
 
 A record is its length as uint64, the length's checksum, the bytes, and their checksum, all little
 endian; a checksum is a masked CRC-32C
@@ -25,7 +25,7 @@ _GZIP = b"\x1f\x8b"
 
 @dataclass(frozen=True)
 class RecordSpans:
-    """The records of a file that was read once from its start to its end."""
+    """The positions of the records of a file, and the access to each."""
 
     path: Path
     starts: np.ndarray
@@ -37,7 +37,7 @@ class RecordSpans:
         return len(self.starts)
 
     def read(self, record: int) -> bytes:
-        """The bytes of a record. Raises OSError, and ValueError if they have changed."""
+        """Return the bytes of a record. Raises OSError, and ValueError if the file has changed."""
         length = int(self.lengths[record])
         with self.path.open("rb") as file:
             file.seek(int(self.starts[record]))
@@ -47,8 +47,8 @@ class RecordSpans:
         return content
 
 
-def scan(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Each record's position in a file and its bytes, in order.
+def scan_records(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield each record's position in a file and its bytes, in order.
 
     Raises OSError, and ValueError that names the record which is truncated, damaged or longer than
     `MAX_RECORD_BYTES`.
@@ -64,10 +64,10 @@ def scan(path: Path) -> Iterator[tuple[int, bytes]]:
                     f"record {record} is truncated: {len(header):,} bytes of its length"
                 )
             length, checksum = _HEADER.unpack(header)
-            if masked_checksum(header[:8]) != checksum:
+            if compute_masked_checksum(header[:8]) != checksum:
                 raise ValueError(
-                    f"record {record}: its length has another checksum; the file is damaged, or "
-                    "no TFRecord"
+                    f"record {record}: its length doesn't match its checksum; the file is damaged "
+                    "or isn't a TFRecord"
                 )
             start = file.tell()
             if length > MAX_RECORD_BYTES:
@@ -85,11 +85,9 @@ def scan(path: Path) -> Iterator[tuple[int, bytes]]:
             record += 1
 
 
-def masked_checksum(content: bytes) -> int:
-    """The CRC-32C of bytes, masked as TFRecord files have it.
-
-    Raises DataError without google-crc32c, which is an extra of the package.
-    """
+def compute_masked_checksum(content: bytes) -> int:
+    """Return the masked CRC-32C of bytes, as in TFRecord files. Raises DataError if google-crc32c,
+    an extra of the package, isn't installed."""
     try:
         import google_crc32c
     except ImportError:
@@ -101,7 +99,10 @@ def masked_checksum(content: bytes) -> int:
 
 
 def _require_intact(record: int, content: bytes, length: int, checksum: bytes) -> None:
+    """Raise ValueError for a truncated record or a wrong checksum."""
     if len(content) < length or len(checksum) < _CHECKSUM.size:
         raise ValueError(f"record {record} is truncated: {len(content):,} bytes of {length:,}")
-    if masked_checksum(content) != _CHECKSUM.unpack(checksum)[0]:
-        raise ValueError(f"record {record} is damaged: its {length:,} bytes have another checksum")
+    if compute_masked_checksum(content) != _CHECKSUM.unpack(checksum)[0]:
+        raise ValueError(
+            f"record {record} is damaged: its {length:,} bytes don't match its checksum"
+        )

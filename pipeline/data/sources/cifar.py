@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in their binary form: records of label bytes and 3x32x32 pixels."""
+"""CIFAR-10 and CIFAR-100 in their binary format: records of label bytes and 3x32x32 pixels."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import commit
 from pipeline.core.files.ownership import make_private
 from pipeline.core.registry import component
-from pipeline.data.checksums import SUMS, RemoteFile, checksum, is_as_written, list_sums
-from pipeline.data.columns import Facts, RawData, Split, blank_data
+from pipeline.data.checksums import SUMS, RemoteFile, checksum, format_checksums, has_recorded_sums
+from pipeline.data.columns import Facts, RawData, Split, make_blank_data
 from pipeline.data.dataset_spec import DatasetSpec
-from pipeline.data.download import exclusive, fetch_all, require_published
+from pipeline.data.download import fetch_all, lock_data_folder, require_published
 from pipeline.data.file_errors import name_file
 from pipeline.data.targets import Targets
 
@@ -38,7 +38,7 @@ _OPENERS: Mapping[str, Callable[..., Any]] = {
 }
 _CHUNK_BYTES = 1 << 20
 _OTHER_BYTES = 16 << 20
-"""Limit of an archive's other content: a readme, the names of classes, headers."""
+"""Limit for other content of an archive: a readme, the names of classes, headers."""
 _CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100_CLASSES = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
@@ -56,16 +56,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Release:
-    """Layout of one CIFAR: file name -> records for each split, and the format of a record."""
+    """Layout of a CIFAR release. `train` and `eval` have the number of records by file name."""
 
     stem: str
-    """The archive's name without suffix."""
+    """Name of the archive, without suffix."""
     folder: str
-    """The folder in the archive."""
+    """Folder in the archive."""
     train: Mapping[str, int]
     eval: Mapping[str, int]
     label_bytes: int
-    """Bytes of labels in a record; the last is the label."""
+    """Bytes of labels in a record; the last one is read."""
     classes: int
 
     @property
@@ -81,14 +81,13 @@ class Release:
 
 
 class CifarDataset(DatasetSpec):
-    """Colour images of 32x32, as a folder of .bin files or the archive that they come in."""
+    """Colour images of 32x32, from a folder of .bin files or their archive."""
 
     release: ClassVar[Release]
     archive: ClassVar[RemoteFile]
     class_names: ClassVar[tuple[str, ...]]
 
     def facts(self) -> Facts:
-        """Sizes that the files must have."""
         return Facts(
             image=(_SIDE, _SIDE, _CHANNELS),
             classes=self.release.classes,
@@ -97,13 +96,12 @@ class CifarDataset(DatasetSpec):
         )
 
     def declare(self, cache: Path) -> RawData | None:
-        """Blank data, if the release is neither in the cache nor in a folder of the user's."""
         if self.root is not None or find_release(cache / self.name, self.release) is not None:
             return None
-        return blank_data(self.facts(), self.class_names)
+        return make_blank_data(self.facts(), self.class_names)
 
     def read(self, cache: Path) -> RawData:
-        """Images uint8 (n, 32, 32, 3), labels int32 (n,)."""
+        """Return images, uint8 (n, 32, 32, 3), and labels, int32 (n,)."""
         downloads = cache / self.name
         path = find_release(self.root or downloads, self.release)
         if path is None and self.root is None:
@@ -111,13 +109,13 @@ class CifarDataset(DatasetSpec):
             path = downloads / self.archive.name
         if path is None:
             root = self.root or downloads
-            inner = root / self.release.folder
-            folder = inner if inner.is_dir() else root
+            unpacked = root / self.release.folder
+            folder = unpacked if unpacked.is_dir() else root
             missing = [name for name in self.release.file_bytes if not (folder / name).is_file()]
             raise DataError(
                 f"{folder} lacks {', '.join(missing)}; dataset.root must be the folder that holds "
-                f"them, the folder above {inner.name}, the archive {self.release.stem}.tar.gz or "
-                ".tar.xz, its folder, or null to download it"
+                f"them, the folder above {unpacked.name}, the archive {self.release.stem}.tar.gz "
+                "or .tar.xz, its folder, or null to download it"
             )
         if path.is_file():
             is_download = self.root is None and path.name == self.archive.name
@@ -131,7 +129,7 @@ class CifarDataset(DatasetSpec):
 
 @component("dataset")
 class Cifar10(CifarDataset):
-    """Ten kinds of animals and vehicles, of A. Krizhevsky, V. Nair and G. Hinton."""
+    """Ten kinds of animals and vehicles, by A. Krizhevsky, V. Nair and G. Hinton."""
 
     name: Literal["cifar10"] = "cifar10"
     release = Release(
@@ -148,7 +146,7 @@ class Cifar10(CifarDataset):
 
 @component("dataset")
 class Cifar100(CifarDataset):
-    """A hundred classes. Each record also has one of 20 coarse classes, which is not read."""
+    """A hundred classes. The 20 coarse classes of the records aren't read."""
 
     name: Literal["cifar100"] = "cifar100"
     release = Release(
@@ -164,7 +162,7 @@ class Cifar100(CifarDataset):
 
 
 def find_release(root: Path, release: Release) -> Path | None:
-    """Find the folder with the .bin files or an archive of them at `root`; None without either."""
+    """Return the folder with the .bin files at `root`, or their archive; None without both."""
     if root.is_file():
         return root
     for folder in (root, root / release.folder):
@@ -177,16 +175,17 @@ def find_release(root: Path, release: Release) -> Path | None:
 def unpack(
     archive: Path, release: Release, cache: Path, published: RemoteFile | None = None
 ) -> Path:
-    """The folder below `cache` with the archive's .bin files, unpacked if it is missing or changed.
+    """Return the folder below `cache` with the archive's .bin files, unpacked if missing or
+    changed.
 
-    The folder is named after the archive's content, so a changed archive is unpacked again. A
-    `published` archive is identified by its published checksum, and read only to unpack it. Raises
-    DataError that names the archive.
+    The folder's name has the archive's checksum, so a changed archive is unpacked again. A
+    `published` archive has a known checksum, and is read only for unpacking. Raises DataError that
+    names the archive.
     """
     digest = published.md5 if published is not None else _hash_archive(archive, release)
     folder = cache / f"{release.folder}-{digest[:16]}"
-    with exclusive(cache):
-        if not is_as_written(folder, release.file_bytes):
+    with lock_data_folder(cache):
+        if not has_recorded_sums(folder, release.file_bytes):
             if published is not None:
                 require_published(archive, published)
             if (folder / SUMS).exists():
@@ -196,6 +195,7 @@ def unpack(
 
 
 def _hash_archive(archive: Path, release: Release) -> str:
+    """Return the checksum of an archive. Raises DataError if it is too large."""
     with name_file(archive):
         size_bytes = archive.stat().st_size
         if size_bytes > release.max_archive_bytes:
@@ -207,14 +207,15 @@ def _hash_archive(archive: Path, release: Release) -> str:
 
 
 def _unpack(archive: Path, release: Release, folder: Path) -> None:
+    """Unpack the .bin files and write their checksums. Raises DataError that names the archive."""
     scratch = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         make_private(scratch)
         _copy_members(archive, release, scratch)
-        (scratch / SUMS).write_text(list_sums(scratch, release.file_bytes))
+        (scratch / SUMS).write_text(format_checksums(scratch, release.file_bytes))
         make_private(folder)
-        # One by one: another process may be reading the folder. The list comes last.
+        # Files are moved one by one, since another process may read the folder, and the list last.
         for name in (*release.file_bytes, SUMS):
             commit(scratch / name, folder / name)
     except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error, ValueError) as error:
@@ -224,34 +225,34 @@ def _unpack(archive: Path, release: Release, folder: Path) -> None:
 
 
 def _copy_members(archive: Path, release: Release, folder: Path) -> None:
-    """Copy the .bin files into `folder`. The paths in the archive are not used."""
+    """Copy the .bin files into `folder`. The paths in the archive aren't used."""
     missing = dict(release.file_bytes)
     openers = (opener for suffix, opener in _OPENERS.items() if archive.name.endswith(suffix))
     opener = next(openers, None)
     if opener is None:
         raise ValueError(f"it must be one of {', '.join(_OPENERS)}")
     with opener(archive, "rb") as unbounded:
-        stream = _Bounded(unbounded, release.max_archive_bytes)
+        stream = _BoundedStream(unbounded, release.max_archive_bytes)
         with tarfile.open(fileobj=stream, mode="r|") as tar:
             for member in tar:
                 name = PurePosixPath(member.name).name
                 content = tar.extractfile(member) if member.isfile() else None
                 if content is None or name not in missing:
                     continue
-                right_bytes = missing.pop(name)
-                if member.size != right_bytes:
-                    raise ValueError(f"{name} has {member.size:,} bytes instead of {right_bytes:,}")
+                expected_bytes = missing.pop(name)
+                if member.size != expected_bytes:
+                    raise ValueError(f"{name} has {member.size:,} bytes, not {expected_bytes:,}")
                 with (folder / name).open("wb") as target:
                     shutil.copyfileobj(content, target, _CHUNK_BYTES)
-        # The checksum of the content is at the very end.
+        # Reading to the end verifies the checksum of the compressed content.
         while stream.read(_CHUNK_BYTES):
             pass
     if missing:
         raise ValueError(f"it lacks {', '.join(sorted(missing))}")
 
 
-class _Bounded(io.RawIOBase):
-    """A stream that raises ValueError beyond a number of bytes."""
+class _BoundedStream(io.RawIOBase):
+    """A stream that raises ValueError after a number of bytes."""
 
     def __init__(self, stream: IO[bytes], max_bytes: int) -> None:
         self._stream = stream
@@ -259,8 +260,8 @@ class _Bounded(io.RawIOBase):
         self._left_bytes = max_bytes
 
     def read(self, size: int = -1) -> bytes:
-        most = self._left_bytes + 1
-        content = self._stream.read(most if size < 0 else min(size, most))
+        max_bytes = self._left_bytes + 1
+        content = self._stream.read(max_bytes if size < 0 else min(size, max_bytes))
         self._left_bytes -= len(content)
         if self._left_bytes < 0:
             raise ValueError(f"it unpacks to more than {self._max_bytes:,} bytes")
@@ -268,7 +269,7 @@ class _Bounded(io.RawIOBase):
 
 
 def read_split(folder: Path, files: Mapping[str, int], release: Release) -> Split:
-    """Read the records of the files, one after the other. Raises DataError that names the file."""
+    """Read the records of all files, in order. Raises DataError that names the file."""
     pieces = [read_records(folder / name, count, release) for name, count in files.items()]
     images = np.concatenate([images for images, _ in pieces])
     labels = np.concatenate([labels for _, labels in pieces])
@@ -276,18 +277,16 @@ def read_split(folder: Path, files: Mapping[str, int], release: Release) -> Spli
 
 
 def read_records(path: Path, count: int, release: Release) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 (count, 32, 32, 3) and labels int32 (count,) of one .bin file.
-
-    A record is the label bytes, then the red, green and blue plane, each row by row.
-    """
+    """Read images, uint8 (count, 32, 32, 3), and labels, int32 (count,), from one .bin file. A
+    record has the label bytes, then the red, green and blue planes, row by row."""
     record_bytes = release.label_bytes + _IMAGE_BYTES
-    right_bytes = count * record_bytes
+    expected_bytes = count * record_bytes
     with name_file(path):
         size_bytes = path.stat().st_size
-        content = np.fromfile(path, np.uint8, right_bytes)
-        if size_bytes != right_bytes:
+        content = np.fromfile(path, np.uint8, expected_bytes)
+        if size_bytes != expected_bytes:
             raise ValueError(
-                f"has {size_bytes:,} bytes instead of {right_bytes:,} "
+                f"has {size_bytes:,} bytes instead of {expected_bytes:,} "
                 f"({count:,} records of {record_bytes:,} bytes)"
             )
         records = content.reshape(count, record_bytes)

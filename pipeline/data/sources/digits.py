@@ -27,7 +27,7 @@ class Digits(DatasetSpec):
 
     @field_validator("root")
     @classmethod
-    def _ships_with_the_package(cls, root: Path | None) -> Path | None:
+    def _require_no_root(cls, root: Path | None) -> Path | None:
         if root is not None:
             raise ValueError(f"{root}: must be null; the digits are shipped with this package")
         return root
@@ -37,7 +37,7 @@ class Digits(DatasetSpec):
         return Facts(image=(8, 8, 1), classes=10, train_size=1_438, eval_size=359)
 
     def read(self, cache: Path) -> RawData:
-        """Return images uint8 (n, 8, 8, 1) and labels int32 (n,)."""
+        """Return images, uint8 (n, 8, 8, 1), and labels, int32 (n,)."""
         with np.load(_ARRAYS, allow_pickle=False) as arrays:
             images = arrays["image"][..., np.newaxis]
             labels = arrays["label"].astype(np.int32)

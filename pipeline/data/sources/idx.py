@@ -1,4 +1,4 @@
-"""MNIST and its drop-in relatives: four IDX files of 28x28 grey images and their labels."""
+"""MNIST and Fashion-MNIST: four IDX files of 28x28 grey images and their labels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.core.errors import DataError
 from pipeline.core.registry import component
 from pipeline.data.checksums import RemoteFile
-from pipeline.data.columns import Facts, RawData, Split, blank_data
+from pipeline.data.columns import Facts, RawData, Split, make_blank_data
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.download import fetch_all, require_published
 from pipeline.data.targets import Targets
@@ -30,27 +30,25 @@ class IdxDataset(DatasetSpec):
     class_names: ClassVar[tuple[str, ...]]
 
     def facts(self) -> Facts:
-        """Sizes that the files must have."""
         return Facts(image=(_SIDE, _SIDE, 1), classes=10, train_size=60_000, eval_size=10_000)
 
     def declare(self, cache: Path) -> RawData | None:
-        """Blank data, if a file is neither in the cache nor in a folder of the user's."""
-        if self.root is not None or not self._missing(cache / self.name):
+        if self.root is not None or not self._list_missing(cache / self.name):
             return None
-        return blank_data(self.facts(), self.class_names)
+        return make_blank_data(self.facts(), self.class_names)
 
-    def _missing(self, folder: Path) -> list[RemoteFile]:
+    def _list_missing(self, folder: Path) -> list[RemoteFile]:
         return [file for file in self.files if not find_idx(folder, file.name).is_file()]
 
     def read(self, cache: Path) -> RawData:
-        """Images uint8 (n, 28, 28, 1), labels int32 (n,)."""
+        """Return images, uint8 (n, 28, 28, 1), and labels, int32 (n,)."""
         folder = self.root or cache / self.name
-        missing = self._missing(folder)
+        missing = self._list_missing(folder)
         if self.root is None:
             fetch_all(self.name, missing, self.mirrors, folder)
             for file in self.files:
                 path = find_idx(folder, file.name)
-                # No checksum was published for unpacked files.
+                # Unpacked files have no published checksum.
                 if path.name == file.name:
                     require_published(path, file)
         elif missing:
@@ -69,7 +67,7 @@ class IdxDataset(DatasetSpec):
 
 @component("dataset")
 class Mnist(IdxDataset):
-    """Handwritten digits of Y. LeCun, C. Cortes and C. Burges."""
+    """Handwritten digits, by Y. LeCun, C. Cortes and C. Burges."""
 
     name: Literal["mnist"] = "mnist"
     files = (
@@ -83,7 +81,7 @@ class Mnist(IdxDataset):
 
 @component("dataset")
 class FashionMnist(IdxDataset):
-    """Zalando's articles of clothing, as large and as grey as MNIST."""
+    """Zalando's articles of clothing, in the format and sizes of MNIST."""
 
     name: Literal["fashion_mnist"] = "fashion_mnist"
     files = (
@@ -99,13 +97,13 @@ class FashionMnist(IdxDataset):
 
 
 def find_idx(folder: Path, name: str) -> Path:
-    """Path of the file of this name in `folder`: unpacked if that exists, else .gz."""
+    """Return the path of a file in `folder`: the unpacked file if it exists, else the .gz file."""
     unpacked = folder / name.removesuffix(".gz")
     return unpacked if unpacked.is_file() else folder / f"{unpacked.name}.gz"
 
 
 def read_split(folder: Path, prefix: str, count: int) -> Split:
-    """The split whose two files in `folder` begin with `prefix`: `count` images and labels.
+    """Read `count` images and labels from the two files in `folder` that begin with `prefix`.
 
     Raises DataError that names the file.
     """
@@ -119,14 +117,14 @@ def read_split(folder: Path, prefix: str, count: int) -> Split:
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """The uint8 values of an IDX file, gzipped or not, that must have exactly this shape.
+    """Read the uint8 values of an IDX file, gzipped or not, which must have this shape.
 
-    The format is two zero bytes, a type, the number of dimensions, each dimension as a big-endian
-    uint32, then the values. Raises DataError that names the file.
+    The file has two zero bytes, a type, the number of dimensions, each dimension as a big-endian
+    uint32, and the values. Raises DataError that names the file.
     """
     header = struct.Struct(f">HBB{len(shape)}I")
     values_bytes = math.prod(shape)
-    # One byte more than expected detects a longer file, and bounds the decompression.
+    # One more byte than expected reveals a longer file, and limits decompression.
     at_most_bytes = header.size + values_bytes + 1
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
@@ -137,8 +135,8 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
         raise DataError(f"{path}: {len(content)} bytes are too short for an IDX header")
     zero, dtype, dimensions, *sizes = header.unpack_from(content)
     if (zero, dtype, dimensions) != (0, _UINT8, len(shape)):
-        right = struct.pack(">HBB", 0, _UINT8, len(shape)).hex()
-        raise DataError(f"{path}: opens with {content[:4].hex()}; IDX values as these have {right}")
+        expected = struct.pack(">HBB", 0, _UINT8, len(shape)).hex()
+        raise DataError(f"{path}: begins with {content[:4].hex()}; must begin with {expected}")
     if tuple(sizes) != shape:
         raise DataError(f"{path}: has shape {tuple(sizes)} instead of {shape}")
     if len(content) - header.size != values_bytes:

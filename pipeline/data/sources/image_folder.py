@@ -1,4 +1,4 @@
-"""Image files of the user, in a folder for each class or named in a CSV file."""
+"""The user's image files, in a folder for each class or listed in a CSV file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.image_file import KINDS, SUFFIXES
 from pipeline.data.image_table import ImageTable, parse_labels, read_image_table
-from pipeline.data.sources.image_columns import image_columns
+from pipeline.data.sources.image_columns import make_image_columns
 from pipeline.data.targets import Targets, Task
 
 EVAL_FOLDERS = ("eval", "val", "test")
@@ -34,10 +34,10 @@ ImageSize = Annotated[Seq[PositiveInt], Field(min_length=2, max_length=2)]
 class ImageFolder(LocalDatasetSpec):
     """`train/<class>/*.png` and `eval/<class>/*.png`; eval may be called val or test.
 
-    With `split`, `<class>/*.png` in one folder, of which a share is held out. With `labels_csv`, a
-    table has the paths of the images and their targets. PNG, JPEG, BMP, GIF (its
-    first frame) and WebP are read, as RGB and upright. Classes are the folders' names in
-    alphabetical order. Images in deeper folders belong to the first.
+    With `split`, `<class>/*.png` in one folder, and a share is held out. With `labels_csv`, a table
+    has the paths of the images and their targets. Formats are PNG, JPEG, BMP, GIF (first frame) and
+    WebP, read as RGB and upright. Classes are the folders' names in alphabetical order, and include
+    images in subfolders.
     """
 
     root_must_be = (
@@ -46,33 +46,34 @@ class ImageFolder(LocalDatasetSpec):
     )
     name: Literal["image_folder"] = "image_folder"
     root: GivenRoot
-    """The folder of train and eval, of the classes, or of the paths of a table."""
+    """The folder with train and eval, with the classes, or with the images of a table."""
     split: Share | None = None
-    """The share of the images, of each class, to evaluate and not to train on; null: they are in
-    other folders."""
+    """The share of the images of each class for evaluation; null: they are in another folder."""
     split_seed: NonNegativeInt = 0
-    """The seed of the split. `seed` does not change it, so that runs with other seeds compare."""
+    """Seed of the split, apart from `seed`, so that runs with different seeds share the split."""
     labels_csv: FilePath | None = None
-    """A CSV file of the paths of images, relative to `root`, and of their targets."""
+    """A CSV file with the paths of images, relative to `root`, and their targets."""
     eval_csv: FilePath | None = None
-    """A CSV file of the images to evaluate, with the same columns; null: a `split`."""
+    """A CSV file of images for evaluation, with the same columns; null: `split` is used."""
     path_column: str | None = None
     """The column of the paths; null: the first."""
     label_columns: Seq[str] = ()
     """The columns to predict; []: all others."""
     task: Literal["auto"] | Task = "auto"
-    """The meaning of the label columns. auto: classes in one column, unless it has numbers that
-    aren't whole (regression); several of 0 and 1 are multi_label, other numbers regression."""
+    """The task of the label columns. auto: one column has classes, unless it has numbers that
+    aren't whole (regression); several columns of 0 and 1 are multi_label, of other numbers
+    regression."""
     follow_links: bool = False
-    """Read links to images and folders outside of `root` too."""
+    """Whether links to images and folders outside `root` are read."""
     image_size: ImageSize | None = None
-    """[height, width] to resize to on decoding; null: all images must have one size, or are padded
-    to `buckets`."""
+    """[height, width] that images are resized to; null: one size for all, or `buckets`."""
 
     @model_validator(mode="after")
-    def _splits_once(self) -> Self:
+    def _require_one_split(self) -> Self:
         if self.labels_csv is None and self.eval_csv is not None:
-            raise ValueError(f"eval_csv = {self.eval_csv}: needs labels_csv, that of training")
+            raise ValueError(
+                f"eval_csv = {self.eval_csv}: needs labels_csv, the table for training"
+            )
         if self.labels_csv is not None and (self.split is None) == (self.eval_csv is None):
             raise ValueError(
                 f"labels_csv = {self.labels_csv}: needs either split, the share of its rows to "
@@ -81,36 +82,37 @@ class ImageFolder(LocalDatasetSpec):
         return self
 
     def read(self, cache: Path) -> RawData:
-        """Images uint8 (n, H, W, 3), decoded on demand.
-
-        Labels are classes int32 (n,), or numbers or labels of a table, float32 (n, K).
-        """
+        """Return images, uint8 (n, H, W, 3), decoded on demand, and labels. Labels are int32 (n,)
+        for classes, float32 (n, K) for numbers or labels of a table."""
         if self.labels_csv is not None:
             return self._read_tables(self.labels_csv)
         if self.split is not None:
             return self._read_one_folder(self.split)
         train_folder, eval_folder = find_splits(self.root)
-        classes = class_names(train_folder)
-        if class_names(eval_folder) != classes:
-            odd = sorted(set(classes) ^ set(class_names(eval_folder)))
+        classes = list_class_folders(train_folder)
+        if list_class_folders(eval_folder) != classes:
+            different = sorted(set(classes) ^ set(list_class_folders(eval_folder)))
             raise DataError(
                 f"{train_folder} and {eval_folder} must have the same class folders; "
-                f"only one of them has {', '.join(odd)}"
+                f"only one of them has {', '.join(different)}"
             )
         halves = [list_classes(half, classes, self._within) for half in (train_folder, eval_folder)]
-        columns = self._images([half.paths for half in halves])
+        columns = self._make_columns([half.paths for half in halves])
         train, evaluated = (
             Split({"image": column, "label": half.labels})
             for column, half in zip(columns, halves, strict=True)
         )
         left_out = [path for half in halves for path in half.left_out]
         return RawData(
-            train, evaluated, Targets(classes), notes=left_out_notes(left_out, "folders of classes")
+            train,
+            evaluated,
+            Targets(classes),
+            notes=describe_left_out(left_out, "folders of classes"),
         )
 
     @property
     def _within(self) -> Path | None:
-        """The folder that no link may lead out of."""
+        """The folder that links must stay inside; None: no limit."""
         return None if self.follow_links else self.root.resolve()
 
     def _read_one_folder(self, share: float) -> RawData:
@@ -121,21 +123,23 @@ class ImageFolder(LocalDatasetSpec):
                 f"{self.root}: has the folders train and {halves[1]}, so that dataset.split = "
                 f"{share} has nothing to split; leave it out, or name the folder of the classes"
             )
-        classes = class_names(self.root)
+        classes = list_class_folders(self.root)
         images = list_classes(self.root, classes, self._within)
         labels = images.labels
         with name_file(self.root):
             train, evaluated = hold_out(labels, classes, share, self.split_seed)
-        columns = self._images([[images.paths[n] for n in rows] for rows in (train, evaluated)])
+        columns = self._make_columns(
+            [[images.paths[n] for n in rows] for rows in (train, evaluated)]
+        )
         return RawData(
             train=Split({"image": columns[0], "label": labels[train]}),
             eval=Split({"image": columns[1], "label": labels[evaluated]}),
             targets=Targets(classes),
-            notes=left_out_notes(images.left_out, "folders of classes"),
+            notes=describe_left_out(images.left_out, "folders of classes"),
         )
 
     def _read_tables(self, labels_csv: Path) -> RawData:
-        """Images and labels of a table, of which a share is held out, or of two tables."""
+        """Read the images and labels of one table, whose rows are split, or of two tables."""
         tables = [self._read_table(labels_csv)]
         if self.eval_csv is not None:
             tables.append(self._read_table(self.eval_csv))
@@ -163,9 +167,11 @@ class ImageFolder(LocalDatasetSpec):
         untrained = set(parsed.groups.tolist()) - set(parsed.groups[train_rows].tolist())
         if untrained:
             name = targets.names[min(untrained)]
-            raise DataError(f"{self.eval_csv}: has the class {name}, which {labels_csv} has not")
+            raise DataError(f"{self.eval_csv}: has the class {name}, which {labels_csv} lacks")
         rows_by_split = (train_rows, eval_rows)
-        train, evaluated = self._images([[paths[row] for row in rows] for rows in rows_by_split])
+        train, evaluated = self._make_columns(
+            [[paths[row] for row in rows] for rows in rows_by_split]
+        )
         return RawData(
             train=Split({"image": train, "label": train_labels}),
             eval=Split({"image": evaluated, "label": eval_labels}),
@@ -173,6 +179,7 @@ class ImageFolder(LocalDatasetSpec):
         )
 
     def _read_table(self, file: Path) -> ImageTable:
+        """Read a table of images. Raises DataError with its path."""
         with name_file(file):
             return read_image_table(
                 file,
@@ -182,13 +189,13 @@ class ImageFolder(LocalDatasetSpec):
                 follow_links=self.follow_links,
             )
 
-    def _images(self, paths: Sequence[Sequence[str]]) -> list[Column]:
-        """The images of each list, of one size unless they are to be padded."""
-        return image_columns(paths, self.image_size, several_sizes=self.buckets is not None)
+    def _make_columns(self, paths: Sequence[Sequence[str]]) -> list[Column]:
+        """Make a column for each list of paths, of one size unless there are buckets."""
+        return make_image_columns(paths, self.image_size, several_sizes=self.buckets is not None)
 
 
 def find_splits(root: Path, content: str = "") -> tuple[Path, Path]:
-    """The training and the evaluation folder of `root`; `content` is what each must hold, in words.
+    """Return the training and the evaluation folder of `root`; `content` is for the message.
 
     Raises DataError if one is missing.
     """
@@ -203,8 +210,8 @@ def find_splits(root: Path, content: str = "") -> tuple[Path, Path]:
     return train, evaluation
 
 
-def class_names(folder: Path) -> tuple[str, ...]:
-    """The names of the folders in `folder`, sorted; hidden ones don't count."""
+def list_class_folders(folder: Path) -> tuple[str, ...]:
+    """Return the sorted names of the folders in `folder`, without hidden ones."""
     with os.scandir(folder) as entries:
         names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
     if not names:
@@ -214,7 +221,7 @@ def class_names(folder: Path) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ClassImages:
-    """The image files of each class in turn, their labels, int32, and the files left out."""
+    """The image files, class by class, their labels, int32 (n,), and the files left out."""
 
     paths: Sequence[str]
     labels: np.ndarray
@@ -222,21 +229,19 @@ class ClassImages:
 
 
 def list_classes(folder: Path, classes: Sequence[str], within: Path | None = None) -> ClassImages:
-    """The image files of each class in `folder`, in folders of its folder too.
-
-    Raises DataError for a class without images, and for a link that leads out of `within`.
-    """
+    """List the image files of each class in `folder`, including subfolders. Raises DataError for a
+    class without images, and for a link out of `within`."""
     listings = [list_images(folder / name, within) for name in classes]
     counts = [len(listing.images) for listing in listings]
     labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
     paths = [path for listing in listings for path in listing.images]
     if len(classes) == 1 and not any(Path(path).parent == folder / classes[0] for path in paths):
         raise DataError(
-            f"{folder}: must have one folder per class; it has {classes[0]} alone, whose images "
-            f"are in folders of their own: is dataset.root={folder / classes[0]} meant?"
+            f"{folder}: must have one folder per class; it has only {classes[0]}, whose images "
+            f"are in subfolders; did you mean dataset.root={folder / classes[0]}?"
         )
     left_out = [
-        *files_beside_folders(folder),
+        *list_files_beside(folder),
         *(path for listing in listings for path in listing.left_out),
     ]
     return ClassImages(paths, labels, tuple(left_out))
@@ -244,22 +249,19 @@ def list_classes(folder: Path, classes: Sequence[str], within: Path | None = Non
 
 @dataclass(frozen=True)
 class Listing:
-    """Files below a folder. Hidden ones don't count."""
+    """The files below a folder, without hidden ones."""
 
     images: tuple[str, ...]
-    """The files of a folder by name, then the files of the folders in it."""
+    """Image files: of a folder by name, then of its subfolders."""
     left_out: tuple[str, ...]
-    """Files of other kinds, and entries that aren't files: to read a pipe would never end."""
+    """Files of other kinds, and entries that aren't files, such as pipes."""
 
 
 def list_images(
     folder: Path, within: Path | None = None, suffixes: Sequence[str] = SUFFIXES
 ) -> Listing:
-    """List a folder and all folders in it.
-
-    Raises DataError if there is no image, for a link that leads out of `within`, and for a folder
-    that can't be read.
-    """
+    """List a folder and its subfolders. Raises DataError if there is no image, for a link out of
+    `within`, and for an unreadable folder."""
     require_within(folder, within)
     images = []
     left_out = []
@@ -268,7 +270,7 @@ def list_images(
         current, ancestors = waiting.pop()
         real = current.resolve()
         if real in ancestors:
-            continue  # A link to a folder that contains it.
+            continue  # a link to a folder that contains it
         folders = []
         for entry in _scan_folder(current):
             if entry.is_symlink():
@@ -285,35 +287,35 @@ def list_images(
     return Listing(tuple(images), tuple(left_out))
 
 
-def files_beside_folders(folder: Path) -> tuple[str, ...]:
-    """The entries of a folder that aren't folders, sorted by name."""
+def list_files_beside(folder: Path) -> tuple[str, ...]:
+    """Return the entries of a folder that aren't folders, sorted by name."""
     return tuple(entry.path for entry in _scan_folder(folder) if not entry.is_dir())
 
 
-def left_out_notes(left_out: Sequence[str], folders: str) -> tuple[str, ...]:
-    """A line about files that aren't read, unlike images in `folders`; none without any."""
+def describe_left_out(left_out: Sequence[str], folders: str) -> tuple[str, ...]:
+    """Return a line of the log about files that aren't read; none if all are read."""
     if not left_out:
         return ()
     kinds = Counter(Path(path).suffix.lower() or "no suffix" for path in left_out).most_common()
     listed = ", ".join(f"{count:,} of {show_name(kind)}" for kind, count in kinds[:_LISTED_KINDS])
-    more = f", {len(kinds) - _LISTED_KINDS} more kinds" if len(kinds) > _LISTED_KINDS else ""
+    more_kinds = f", {len(kinds) - _LISTED_KINDS} more kinds" if len(kinds) > _LISTED_KINDS else ""
     count = f"{len(left_out):,} file" + "s" * (len(left_out) > 1)
     example = show_name(left_out[0])
-    return (
-        f"left out: {count} ({listed}{more}), such as {example}; {KINDS} in {folders} are read",
-    )
+    kinds_text = f"{listed}{more_kinds}"
+    return (f"left out: {count} ({kinds_text}), such as {example}; {KINDS} in {folders} are read",)
 
 
 def require_within(path: Path, folder: Path | None) -> None:
-    """Raise DataError for a path that leads out of a folder; None allows every path."""
+    """Raise DataError for a path out of a folder; None allows every path."""
     if folder is not None and not path.resolve().is_relative_to(folder):
         raise DataError(
-            f"{path}: leads out of {folder}, to {path.resolve()}; copy what is there, or give "
+            f"{path}: leads out of {folder}, to {path.resolve()}; copy its target, or set "
             "dataset.follow_links=true on the command line"
         )
 
 
 def _scan_folder(folder: Path) -> list[os.DirEntry[str]]:
+    """Return the visible entries of a folder, sorted by name. Raises DataError."""
     try:
         with os.scandir(folder) as entries:
             visible = [entry for entry in entries if not entry.name.startswith(".")]

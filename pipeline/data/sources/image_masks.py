@@ -1,4 +1,4 @@
-"""Images of the user and their masks, the class of every pixel."""
+"""The user's images and their masks, which have the class of every pixel."""
 
 from __future__ import annotations
 
@@ -21,15 +21,20 @@ from pipeline.data.sources.image_columns import (
     MaskValues,
     RaggedImageFiles,
     decode_mask,
-    image_columns,
+    make_image_columns,
     read_sizes,
     require_readable,
 )
-from pipeline.data.sources.image_folder import ImageSize, find_splits, left_out_notes, list_images
+from pipeline.data.sources.image_folder import (
+    ImageSize,
+    describe_left_out,
+    find_splits,
+    list_images,
+)
 from pipeline.data.targets import Targets
 
 MASK_SUFFIXES = (".png", ".bmp")
-"""Formats that keep every value, as JPEG does not."""
+"""Lossless formats."""
 MAX_MASK_CLASSES = 256
 
 FolderName = Annotated[str, Field(pattern=r"^\w[\w .+-]*$", max_length=255)]
@@ -39,44 +44,44 @@ ClassNames = Annotated[Seq[str], Field(min_length=1, max_length=MAX_MASK_CLASSES
 
 @component("dataset")
 class ImageMasks(LocalDatasetSpec):
-    """`images/*` and `masks/*` with the same names but for the suffix, in train/ and in eval/.
+    """`images/*` and `masks/*` in train/ and in eval/, with the same names except for suffixes.
 
-    With `split`, both folders are in one, of which a share is held out. A mask is a grey PNG or
-    BMP, or one with a palette: the value of a pixel is its class, or `ignore_index`. Images are
-    PNG, JPEG, BMP, GIF and WebP, read as RGB and upright, and have the size of their masks.
+    With `split`, root has both folders, and a share is held out. A mask is a PNG or BMP, grey or
+    with a palette, whose pixels have the value of their class, or `ignore_index`. Images are PNG,
+    JPEG, BMP, GIF and WebP of the same size as their masks, read as RGB and upright.
     """
 
     root_must_be = "a folder with images/ and masks/ in train/ and eval/, or with dataset.split"
     name: Literal["image_masks"] = "image_masks"
     root: GivenRoot
-    """The folder that holds train and eval, or images and masks."""
+    """The folder with train and eval, or with images and masks."""
     images: FolderName = "images"
     masks: FolderName = "masks"
-    """The names of the folders of images and of masks."""
+    """Names of the folders of images and of masks."""
     split: Share | None = None
-    """The share of the images to evaluate and not to train on; null: they are in other folders."""
+    """The share of the images for evaluation; null: they are in another folder."""
     split_seed: NonNegativeInt = 0
-    """The seed of the split. `seed` does not change it, so that runs with other seeds compare."""
+    """Seed of the split, apart from `seed`, so that runs with different seeds share the split."""
     classes: ClassCount | ClassNames | None = None
-    """The number of classes, or their names in the order of their values; null: one more than the
-    largest value of all masks, which are read first."""
+    """The number of classes, or their names in the order of values; null: one more than the largest
+    value of all masks, which are read first."""
     follow_links: bool = False
-    """Read links to files and folders outside of `root` too."""
+    """Whether links to files and folders outside `root` are read."""
     image_size: ImageSize | None = None
-    """[height, width] to resize to on decoding, masks to the nearest pixels; null: all have one
-    size, or are padded to `buckets`."""
+    """[height, width] that images and masks are resized to; null: one size for all, or
+    `buckets`."""
 
     def read(self, cache: Path) -> RawData:
-        """Images uint8 (n, H, W, 3) and labels uint8 (n, H, W), decoded on demand."""
-        halves, left_out = self._halves()
+        """Return images, uint8 (n, H, W, 3), and labels, uint8 (n, H, W), decoded on demand."""
+        halves, left_out = self._list_splits()
         masks = [mask for half in halves for _, mask in half]
         if isinstance(self.classes, tuple):
             names = self.classes
         else:
-            count = self.classes or 1 + largest_value(masks, self.ignore_index)
+            count = self.classes or 1 + find_largest_value(masks, self.ignore_index)
             names = tuple(str(label) for label in range(count))
         values = MaskValues(len(names), self.ignore_index)
-        images = image_columns(
+        images = make_image_columns(
             [[image for image, _ in half] for half in halves],
             self.image_size,
             several_sizes=self.buckets is not None,
@@ -92,25 +97,23 @@ class ImageMasks(LocalDatasetSpec):
                 labels = ImageFiles(paths, height, width, values)
             splits.append(Split({"image": column, "label": labels}))
         train, evaluated = splits
-        notes = left_out_notes(left_out, f"{self.images} and {self.masks}")
+        notes = describe_left_out(left_out, f"{self.images} and {self.masks}")
         return RawData(train, evaluated, Targets(names), notes=notes)
 
-    def _halves(self) -> tuple[list[list[tuple[str, str]]], list[str]]:
-        """Pairs of image and mask to train on and to evaluate, and the files left out."""
+    def _list_splits(self) -> tuple[list[list[tuple[str, str]]], list[str]]:
+        """Return the pairs of image and mask of both splits, and the files left out."""
         if self.split is None:
             folders = find_splits(self.root, f", each with {self.images} and {self.masks}")
-            halves = [self._pairs(folder) for folder in folders]
+            halves = [self._pair_files(folder) for folder in folders]
             return [pairs for pairs, _ in halves], [path for _, out in halves for path in out]
-        pairs, left_out = self._pairs(self.root)
+        pairs, left_out = self._pair_files(self.root)
         with name_file(self.root):
             rows = hold_out(np.zeros(len(pairs), int), [self.images], self.split, self.split_seed)
         return [[pairs[row] for row in half] for half in rows], left_out
 
-    def _pairs(self, folder: Path) -> tuple[list[tuple[str, str]], list[str]]:
-        """Each image with its mask, and the files left out.
-
-        Raises DataError for an image without a mask and the reverse, and for other sizes.
-        """
+    def _pair_files(self, folder: Path) -> tuple[list[tuple[str, str]], list[str]]:
+        """Return pairs of image and mask, and the files left out. Raises DataError for an image
+        without a mask, a mask without an image, and different sizes."""
         within = None if self.follow_links else self.root.resolve()
         for name in (self.images, self.masks):
             if not (folder / name).is_dir():
@@ -119,16 +122,16 @@ class ImageMasks(LocalDatasetSpec):
             list_images(folder / self.images, within),
             list_images(folder / self.masks, within, MASK_SUFFIXES),
         ]
-        images = _name_without_suffix(listings[0].images, folder / self.images)
-        masks = _name_without_suffix(listings[1].images, folder / self.masks)
-        for alone, partner, partners in (
+        images = _map_stems(listings[0].images, folder / self.images)
+        masks = _map_stems(listings[1].images, folder / self.masks)
+        for unpaired, partner, partners in (
             ([images[stem] for stem in images.keys() - masks.keys()], "mask", self.masks),
             ([masks[stem] for stem in masks.keys() - images.keys()], "image", self.images),
         ):
-            if alone:
-                count = f"; nor have {len(alone) - 1:,} others" if len(alone) > 1 else ""
+            if unpaired:
+                count = f"; nor have {len(unpaired) - 1:,} others" if len(unpaired) > 1 else ""
                 raise DataError(
-                    f"{min(alone)}: has no {partner} of its name in {folder / partners}{count}"
+                    f"{min(unpaired)}: has no {partner} of its name in {folder / partners}{count}"
                 )
         pairs = [(images[stem], masks[stem]) for stem in sorted(images)]
         _require_same_sizes(pairs)
@@ -136,41 +139,43 @@ class ImageMasks(LocalDatasetSpec):
         return pairs, [path for listing in listings for path in listing.left_out]
 
 
-def _name_without_suffix(paths: Sequence[str], folder: Path) -> dict[str, str]:
-    """Files by path in a folder, without suffix. Raises DataError for two of a name."""
-    named: dict[str, str] = {}
+def _map_stems(paths: Sequence[str], folder: Path) -> dict[str, str]:
+    """Return files by path in a folder without suffix. Raises DataError for equal paths."""
+    files: dict[str, str] = {}
     for path in paths:
-        other = named.setdefault(str(Path(path).relative_to(folder).with_suffix("")), path)
+        other = files.setdefault(str(Path(path).relative_to(folder).with_suffix("")), path)
         if other is not path:
-            raise DataError(f"{path}: has the same name as {other}; which one is meant?")
-    return named
+            raise DataError(
+                f"{path}: has the same name as {other} but for the suffix; must be different"
+            )
+    return files
 
 
 def _require_same_sizes(pairs: Sequence[tuple[str, str]]) -> None:
-    """Raise DataError that names the first mask of another size than its image."""
+    """Raise DataError that names the first mask whose size differs from its image's."""
     image_sizes = read_sizes([image for image, _ in pairs])
     mask_sizes = read_sizes([mask for _, mask in pairs])
-    odd = np.flatnonzero((image_sizes != mask_sizes).any(axis=1))
-    if odd.size:
-        image, mask = pairs[odd[0]]
-        height, width = image_sizes[odd[0]].tolist()
-        rows, columns = mask_sizes[odd[0]].tolist()
+    different = np.flatnonzero((image_sizes != mask_sizes).any(axis=1))
+    if different.size:
+        image, mask = pairs[different[0]]
+        height, width = image_sizes[different[0]].tolist()
+        rows, columns = mask_sizes[different[0]].tolist()
         raise DataError(
             f"{mask}: is {rows}x{columns}, and its image {image} {height}x{width}; masks must have "
-            f"the size of their images, and {odd.size:,} of {len(pairs):,} have not"
+            f"the size of their images, but {different.size:,} of {len(pairs):,} don't"
         )
 
 
-def largest_value(masks: Sequence[str], ignored: int | None) -> int:
-    """The largest value of masks except the one to ignore. Raises DataError without one."""
+def find_largest_value(masks: Sequence[str], ignored: int | None) -> int:
+    """Return the largest value of masks, except `ignored`. Raises DataError if there is none."""
 
-    def largest(path: str) -> int:
+    def find_largest(path: str) -> int:
         height, width = read_sizes([path])[0].tolist()
         values = np.unique(decode_mask(path, height, width)).astype(np.int32)
         return int(values[values != ignored].max(initial=-1))
 
     with ThreadPoolExecutor(DECODING_THREADS) as pool:
-        maximum = max(pool.map(largest, masks))
+        maximum = max(pool.map(find_largest, masks))
     if maximum < 0:
-        raise DataError(f"{masks[0]}: this and all other masks have no value but {ignored}")
+        raise DataError(f"{masks[0]}: this and all other masks have only the value {ignored}")
     return maximum

@@ -1,4 +1,4 @@
-"""Arrays of the user in one .npz file, named as in Keras: x_train, y_train, x_test, y_test."""
+"""The user's arrays in an .npz file, named as in Keras: x_train, y_train, x_test, y_test."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ from pipeline.core.registry import component
 from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
-from pipeline.data.padding.buckets import RaggedArray, RaggedColumn, ragged_array
+from pipeline.data.padding.buckets import RaggedArray, RaggedColumn, make_ragged_array
 from pipeline.data.targets import Targets, Task, standardise_targets
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 SIZES = ("x_train_sizes", "x_test_sizes", "y_train_sizes", "y_test_sizes")
-"""With these, images of several sizes and their labels are stored one after the other."""
+"""Sizes of images, or labels, that are stored one after the other."""
 
 MAX_INFERRED_CLASSES = 10_000
-"""The most classes that are inferred from labels. Larger labels may be prices or times, so the
-recipe has to give the number."""
+"""The most classes that are inferred from labels, since larger labels may be prices or times."""
 
 MAX_CLASSES = 1 << 20
 
 CHECKED_VALUES = 1 << 20
-"""Values that are checked at once."""
+"""Number of values that are checked at once."""
 
 
 @component("dataset")
 class NumpyArchive(LocalDatasetSpec):
-    """Images uint8 or float32, (n, H, W) or (n, H, W, C), and their targets.
+    """Images, uint8 or float32, (n, H, W) or (n, H, W, C), and their targets.
 
-    Numbers are floats, (n,) or (n, K). Classes are whole numbers, (n,) or (n, 1), one a sample, or
-    (n, ...), one for each of its positions: (n, tokens) or (n, height, width). Images of several
-    sizes come as x_train (values in all,), one after the other, and x_train_sizes (n, 1 to 3):
-    (tokens,), (H, W) or (H, W, C); x_test likewise. Labels of their positions are y_train (labels
-    in all,) and y_train_sizes (n, 1 or 2) then.
+    Numbers are floats, (n,) or (n, K). Classes are whole numbers: (n,) or (n, 1), or one for each
+    position, (n, tokens) or (n, height, width). Images of several sizes are stored one after the
+    other in x_train, with x_train_sizes, (n, 1 to 3): (tokens,), (H, W) or (H, W, C). Labels of
+    their positions are stored likewise in y_train, with y_train_sizes, (n, 1 or 2). x_test and
+    y_test have the same form.
     """
 
     root_must_be = f"an .npz file with {', '.join(ARRAYS)}"
@@ -49,13 +48,14 @@ class NumpyArchive(LocalDatasetSpec):
     root: GivenRoot
     """The .npz file."""
     task: Literal["auto"] | Task = "auto"
-    """The meaning of y. auto: classes if it has whole numbers, else numbers to predict
-    (regression); multi_label: 0 or 1 for each of several labels."""
+    """The task of y. auto: classes if it has whole numbers, else numbers to predict (regression).
+    multi_label: 0 or 1 for each of several labels."""
     classes: Annotated[PositiveInt, Field(le=MAX_CLASSES)] | None
-    """null: one more than the largest label, 10,000 at most."""
+    """The number of classes; null: one more than the largest label, at most 10,000."""
 
     def read(self, cache: Path) -> RawData:
-        """Images uint8 or float32 (n, H, W, C), labels int32 (n,) or (n, ...)."""
+        """Return images, uint8 or float32 (n, H, W, C), and labels, int32 (n, ...) or float32 (n,
+        K)."""
         with name_file(self.root, SIZED_BY_FILE):
             arrays = load_arrays(self.root)
             task = self.task
@@ -68,7 +68,7 @@ class NumpyArchive(LocalDatasetSpec):
 
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The four arrays of an .npz file. Raises ValueError that names a missing or damaged one."""
+    """Read the arrays of an .npz file. Raises ValueError that names a missing or damaged array."""
     arrays = {}
     with open_archive(path) as archive:
         missing = [name for name in ARRAYS if name not in archive.names]
@@ -86,7 +86,7 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
 def split_arrays(
     arrays: Mapping[str, np.ndarray], classes: int | None, ignore_index: int | None = None
 ) -> RawData:
-    """Both splits, checked. Raises ValueError that names the array and what is expected."""
+    """Check and return both splits with classes. Raises ValueError that names the array."""
     images = _read_images(arrays)
     labels = {
         name: _as_labels(name, arrays[name], arrays.get(f"{name}_sizes"))
@@ -94,19 +94,21 @@ def split_arrays(
     }
     _require_equal_lengths(images, labels)
     shapes = {
-        # Of ragged labels only the number of dimensions must agree.
+        # For ragged labels only the number of dimensions must be equal.
         name: ("any",) * values.sizes.shape[1]
         if isinstance(values, RaggedArray)
         else values.shape[1:]
         for name, values in labels.items()
     }
     if len(set(shapes.values())) > 1:
-        raise ValueError(f"y_train and y_test must have as many labels a sample, not {shapes}")
+        raise ValueError(
+            f"y_train and y_test must have the same number of labels per sample, not {shapes}"
+        )
     flat = {
         name: values.flat if isinstance(values, RaggedArray) else values.ravel()
         for name, values in labels.items()
     }
-    names = _class_names(flat, classes, ignore_index)
+    names = _name_classes(flat, classes, ignore_index)
     return RawData(
         train=Split({"image": images["x_train"], "label": _as_int32(labels["y_train"])}),
         eval=Split({"image": images["x_test"], "label": _as_int32(labels["y_test"])}),
@@ -115,10 +117,8 @@ def split_arrays(
 
 
 def split_numbers(arrays: Mapping[str, np.ndarray], task: Task) -> RawData:
-    """Both splits with numbers or several labels a sample, float32 (n, K), checked.
-
-    Numbers are standardised by the training split. Raises ValueError that names the array.
-    """
+    """Check and return both splits with numbers or labels, float32 (n, K). Numbers are standardised
+    by the training split. Raises ValueError that names the array."""
     images = _read_images(arrays)
     numbers = {}
     for name in ("y_train", "y_test"):
@@ -131,7 +131,7 @@ def split_numbers(arrays: Mapping[str, np.ndarray], task: Task) -> RawData:
     _require_equal_lengths(images, numbers)
     columns = {name: values.shape[1] for name, values in numbers.items()}
     if len(set(columns.values())) > 1:
-        raise ValueError(f"y_train and y_test must have as many columns, not {columns}")
+        raise ValueError(f"y_train and y_test must have the same number of columns, not {columns}")
     train = numbers["y_train"]
     evaluated = numbers["y_test"]
     count = train.shape[1]
@@ -142,7 +142,7 @@ def split_numbers(arrays: Mapping[str, np.ndarray], task: Task) -> RawData:
     else:
         for name, values in numbers.items():
             if not np.isin(values, (0, 1)).all():
-                raise ValueError(f"{name} has other values than 0 and 1, which multi_label takes")
+                raise ValueError(f"{name} has values other than 0 and 1, which multi_label needs")
     return RawData(
         train=Split({"image": images["x_train"], "label": train.astype(np.float32)}),
         eval=Split({"image": images["x_test"], "label": evaluated.astype(np.float32)}),
@@ -151,7 +151,7 @@ def split_numbers(arrays: Mapping[str, np.ndarray], task: Task) -> RawData:
 
 
 def _read_images(arrays: Mapping[str, np.ndarray]) -> dict[str, Column]:
-    """The images of both splits. Raises ValueError if they have several shapes or dtypes."""
+    """Return the images of both splits. Raises ValueError if they have several shapes or dtypes."""
     images = {}
     kinds = {}
     for name in ("x_train", "x_test"):
@@ -166,6 +166,7 @@ def _read_images(arrays: Mapping[str, np.ndarray]) -> dict[str, Column]:
 
 
 def _require_equal_lengths(images: Mapping[str, Column], labels: Mapping[str, Column]) -> None:
+    """Raise ValueError if a split has different numbers of images and labels."""
     for split in ("train", "test"):
         num_images = images[f"x_{split}"].shape[0]
         num_labels = labels[f"y_{split}"].shape[0]
@@ -175,19 +176,19 @@ def _require_equal_lengths(images: Mapping[str, Column], labels: Mapping[str, Co
             )
 
 
-def _class_names(
+def _name_classes(
     labels: Mapping[str, np.ndarray], classes: int | None, ignore_index: int | None
 ) -> tuple[str, ...]:
-    """The names of the classes: their numbers. Raises ValueError for other labels."""
+    """Return the numbers of the classes as names. Raises ValueError for labels of no class."""
     valid = {name: values[values != ignore_index] for name, values in labels.items()}
     for name, values in valid.items():
         if not values.size:
-            raise ValueError(f"{name} has no label but {ignore_index}, the one that is not counted")
+            raise ValueError(f"{name} has only the label {ignore_index}, which is ignored")
     inferred = 1 + max(int(values.max()) for values in valid.values())
     if classes is None and inferred > MAX_INFERRED_CLASSES:
         raise ValueError(
-            f"labels go up to {inferred - 1}; set dataset.classes where they are more than "
-            f"{MAX_INFERRED_CLASSES:,} classes indeed"
+            f"labels go up to {inferred - 1}; set dataset.classes if there are more than "
+            f"{MAX_INFERRED_CLASSES:,} classes"
         )
     if classes is None and inferred < 1:
         lowest = min(int(values.min()) for values in valid.values())
@@ -195,10 +196,10 @@ def _class_names(
     classes = classes or inferred
     for name, values in valid.items():
         if values.min() < 0 or values.max() >= classes:
-            but = "" if ignore_index is None else f", or {ignore_index}"
+            ignored_text = "" if ignore_index is None else f", or {ignore_index}"
             raise ValueError(
                 f"{name} has labels from {values.min()} to {values.max()}; "
-                f"they must be 0 to {classes - 1}{but}"
+                f"they must be 0 to {classes - 1}{ignored_text}"
             )
     return tuple(str(label) for label in range(classes))
 
@@ -210,16 +211,17 @@ def _as_int32(labels: np.ndarray | RaggedArray) -> Column:
 
 
 def _as_images(name: str, values: np.ndarray, sizes: np.ndarray | None) -> Column:
+    """Return images (n, H, W, C) or ragged images. Raises ValueError that names the array."""
     if values.dtype not in (np.uint8, np.float32):
         raise ValueError(f"{name} is {values.dtype}; images must be uint8 or float32")
     if sizes is None:
         if values.ndim in (3, 4) and not len(values):
-            raise ValueError(f"{name} has no images; must have one at least")
+            raise ValueError(f"{name} has no images; must have at least one")
         if values.ndim not in (3, 4) or 0 in values.shape:
             raise ValueError(f"{name} has shape {values.shape}; must be (n, H, W) or (n, H, W, C)")
     elif sizes.ndim != 2 or not 1 <= sizes.shape[1] <= 3:
         raise ValueError(f"{name}_sizes has shape {sizes.shape}; must be (n, 1), (n, 2) or (n, 3)")
-    if not _is_finite(values):
+    if not _has_finite_values(values):
         raise ValueError(f"{name} has values that are not finite")
     if sizes is None:
         return values if values.ndim == 4 else values[..., np.newaxis]
@@ -232,8 +234,8 @@ def _as_images(name: str, values: np.ndarray, sizes: np.ndarray | None) -> Colum
     return _make_ragged(name, values, sizes, trailing)
 
 
-def _is_finite(values: np.ndarray) -> bool:
-    # In chunks: a mask of all values would be as large as bytes.
+def _has_finite_values(values: np.ndarray) -> bool:
+    # Chunks save memory: a mask of all values takes a byte for each.
     if values.dtype.kind != "f":
         return True
     step = max(1, CHECKED_VALUES * len(values) // max(1, values.size))
@@ -242,6 +244,7 @@ def _is_finite(values: np.ndarray) -> bool:
 
 
 def _as_labels(name: str, values: np.ndarray, sizes: np.ndarray | None) -> np.ndarray | RaggedArray:
+    """Return labels (n, ...) or ragged labels. Raises ValueError that names the array."""
     if values.dtype.kind not in "iu":
         raise ValueError(f"{name} is {values.dtype}; labels must be whole numbers")
     if sizes is not None:
@@ -256,7 +259,8 @@ def _as_labels(name: str, values: np.ndarray, sizes: np.ndarray | None) -> np.nd
 def _make_ragged(
     name: str, values: np.ndarray, sizes: np.ndarray, trailing: tuple[int, ...]
 ) -> RaggedArray:
+    """Make a ragged column. Raises ValueError with the name of the array."""
     try:
-        return ragged_array(values, sizes, trailing)
+        return make_ragged_array(values, sizes, trailing)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error

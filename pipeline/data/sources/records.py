@@ -1,4 +1,4 @@
-"""Datasets that `python -m pipeline convert records` has written as ArrayRecord files."""
+"""Datasets in ArrayRecord files, written by `python -m pipeline convert records`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from pipeline.data.records.record_format import DESCRIPTION, RecordSplitSpec, re
 
 @component("dataset")
 class Records(LocalDatasetSpec):
-    """Samples as they were read from another source, one record each, read at random as needed.
-
-    Data larger than memory is streamed. Labels stay in memory.
-    """
+    """Samples that were read from another source, in ArrayRecord files with random access. Data
+    larger than memory is streamed. Labels stay in memory."""
 
     root_must_be = f"a folder with {DESCRIPTION}"
     name: Literal["records"] = "records"
@@ -28,7 +26,7 @@ class Records(LocalDatasetSpec):
     """The folder with records.json."""
 
     def read(self, cache: Path) -> RawData:
-        """Columns with the shapes and dtypes of the source that the records were made from."""
+        """Return columns with the shapes and dtypes of the source of the records."""
         spec = read_description(self.root)
         classes = tuple(spec.classes)
         return RawData(
@@ -41,7 +39,7 @@ class Records(LocalDatasetSpec):
 def open_split(
     folder: Path, spec: RecordSplitSpec, classes: int, ignore_index: int | None = None
 ) -> Split:
-    """The columns of a split. Raises DataError that names the file and the problem."""
+    """Return the columns of a split. Raises DataError that names the file and the problem."""
     columns = {name: open_column(folder, column) for name, column in spec.columns.items()}
     label = columns["label"]
     if isinstance(label, np.ndarray) and label.dtype.kind in "iu":

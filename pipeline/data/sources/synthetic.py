@@ -1,4 +1,4 @@
-"""Random images with the sizes of another source, which need no download."""
+"""Random images with the sizes of another source, without a download."""
 
 from __future__ import annotations
 
@@ -26,28 +26,29 @@ _PATTERN_CELLS = 4
 
 @component("dataset")
 class Synthetic(DatasetSpec):
-    """Images of another source's sizes: a pattern per class under noise, so a network can learn.
+    """Images with the sizes of another source: a pattern per class plus noise, so a network can
+    learn.
 
-    `dataset.name=synthetic +dataset.like=mnist` replaces the source of any dataset section and
-    keeps its ops. Its root and mirrors may stay, and are ignored.
+    `dataset.name=synthetic +dataset.like=mnist` replaces the source of a recipe and keeps its ops.
+    `root` and `mirrors` are ignored.
     """
 
     name: Literal["synthetic"] = "synthetic"
     like: str
-    """The source whose sizes to take."""
+    """The source whose sizes are used."""
     train_size: PositiveInt | None = None
     eval_size: PositiveInt | None = None
-    """Samples of each split; null: as many as `like` has."""
+    """Numbers of samples of both splits; null: as in `like`."""
 
     @field_validator("like")
     @classmethod
-    def _has_known_sizes(cls, like: str) -> str:
-        facts_of(like)
+    def _require_known_sizes(cls, like: str) -> str:
+        require_facts(like)
         return like
 
     def facts(self) -> Facts:
         """Return the sizes of `like`, with the recipe's numbers of samples."""
-        source = facts_of(self.like)
+        source = require_facts(self.like)
         return replace(
             source,
             train_size=self.train_size or source.train_size,
@@ -55,7 +56,7 @@ class Synthetic(DatasetSpec):
         )
 
     def read(self, cache: Path) -> RawData:
-        """Return images uint8 (n, H, W, C) and labels int32 (n,), the same in every run.
+        """Return images, uint8 (n, H, W, C), and labels, int32 (n,), the same in every run.
 
         Raises DataError if they don't fit into memory.
         """
@@ -72,7 +73,7 @@ class Synthetic(DatasetSpec):
 
 
 def draw_patterns(classes: int, image: tuple[int, int, int]) -> np.ndarray:
-    """Return an image per class of 4x4 flat cells, uint8 (classes, H, W, C) from 0 to 127."""
+    """Draw an image of 4x4 plain cells for each class, uint8 (classes, H, W, C) from 0 to 127."""
     height, width, channels = image
     shape = (classes, _PATTERN_CELLS, _PATTERN_CELLS, channels)
     cells = np.random.default_rng(_PATTERN_SEED).integers(0, 128, shape, np.uint8)
@@ -82,14 +83,12 @@ def draw_patterns(classes: int, image: tuple[int, int, int]) -> np.ndarray:
 
 
 def draw_split(patterns: np.ndarray, size: int, seed: int) -> Split:
-    """Return `size` samples: the pattern of the class plus noise from 0 to 127, uint8.
-
-    Classes have equal numbers of samples, or differ by one.
-    """
+    """Draw `size` samples: the pattern of the class plus noise from 0 to 127, uint8. Numbers of
+    samples of classes differ by at most one."""
     rng = np.random.default_rng(seed)
     labels = (rng.permutation(size) % len(patterns)).astype(np.int32)
     shape = (size, *patterns.shape[1:])
-    # Eight pixels per draw: ten times as fast as drawing bytes.
+    # A draw of eight pixels at once is ten times as fast as draws of bytes.
     words = rng.integers(0, 2**64, math.ceil(math.prod(shape) / 8), np.uint64)
     images = words.view(np.uint8)[: math.prod(shape)].reshape(shape)
     images >>= 1
@@ -97,7 +96,7 @@ def draw_split(patterns: np.ndarray, size: int, seed: int) -> Split:
     return Split({"image": images, "label": labels})
 
 
-def facts_of(source: str) -> Facts:
+def require_facts(source: str) -> Facts:
     """Return the sizes of a source by name. Raises ValueError if they depend on its files."""
     facts = _find_facts(source)
     if facts is None:
@@ -107,6 +106,7 @@ def facts_of(source: str) -> Facts:
 
 
 def _find_facts(source: str) -> Facts | None:
+    """Return the sizes of a source by name; None if they depend on files or settings."""
     cls = components("dataset").get(source)
     unchecked = cls.model_construct() if cls else None
     try:

@@ -1,4 +1,4 @@
-"""A user's table, CSV or Parquet: some columns to predict, others to predict them from."""
+"""The user's tables, CSV or Parquet, with columns to predict and columns to predict from."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from pipeline.data.dataset_spec import DatasetSpec, GivenRoot, LocalDatasetSpec
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.held_out import split_rows
 from pipeline.data.table import Delimiter, Encoding, FittedTable, Kind, TableFormat
-from pipeline.data.tables.dates import date_example
+from pipeline.data.tables.dates import format_example_date
 from pipeline.data.tables.fit_table import (
     FitOptions,
-    column_notes,
+    describe_columns,
     encode_rows,
     fit_table,
     read_table,
 )
-from pipeline.data.tables.raw_table import RawTable, missing_column
+from pipeline.data.tables.raw_table import RawTable, describe_missing_column
 from pipeline.data.tables.table_targets import (
+    infer_task,
+    list_target_classes,
     read_labels,
     require_varied,
-    target_classes,
-    task_of,
 )
 from pipeline.data.targets import Targets, Task, standardise_targets
 
@@ -49,7 +49,7 @@ ShippedTable = Literal["breast_cancer", "diabetes", "wine"]
 
 
 def _require_date_format(date_format: str) -> str:
-    date_example(date_format)
+    format_example_date(date_format)
     return date_format
 
 
@@ -61,74 +61,72 @@ Targeted = Annotated[
         {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": {"type": "string"}}]},
     ),
 ]
-"""A name or several; null in conf/, and a recipe must not have it."""
+"""One name or several; null in conf/, so that a recipe must set it."""
 
 DateFormat = Annotated[str, AfterValidator(_require_date_format)]
 
 
 class TableDataset(DatasetSpec):
-    """Base of the tables: rows are samples, float32 (columns,), standardised and encoded.
-
-    Means, deviations and categories are fitted on the training split, and saved with the run.
-    """
+    """Base of the tables: samples are rows, float32 (columns,), standardised and encoded. Means,
+    deviations and categories are fitted on the training split and saved with the run."""
 
     root_must_be: ClassVar[str]
     root: FilePath | None
     """The file."""
     target: Targeted
-    """The column to predict, or several: numbers, or labels of 0 and 1."""
+    """The column to predict, or several columns of numbers, or of labels 0 and 1."""
     task: Literal["auto"] | Task = "auto"
-    """auto: classification for a column of texts or of at most 20 different whole numbers,
-    multi_label for several columns of 0 and 1, else regression."""
+    """The task. auto: classification for a column of texts or of at most 20 different whole
+    numbers, multi_label for several columns of 0 and 1, else regression."""
     eval_path: FilePath | None = None
-    """A second file, for evaluation; null: a part of `root`."""
+    """A second file, for evaluation; null: a share of the rows of `root`."""
     split: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The share of the rows for evaluation, in equal parts of each class if there are classes."""
+    """The share of the rows for evaluation, the same for each class if there are classes."""
     split_seed: NonNegativeInt = 0
-    """Rows are drawn by this seed alone, so that runs with different seeds share the split."""
+    """Seed of the split, apart from `seed`, so that runs with different seeds share the split."""
     columns: Seq[str] | None = None
     """Columns to predict from; null: all others."""
     numeric: Seq[str] = ()
-    """Columns of numbers. A column in none of these lists is numeric if all its values are numbers
-    or missing, else a category."""
+    """Columns of numbers. A column without a list is numeric if all its values are numbers or
+    missing, else a category."""
     categories: Seq[str] = ()
-    """Columns of categories, numbers among them, such as a year or a postcode."""
+    """Columns of categories, which may be numbers, such as years or postcodes."""
     dates: Seq[str] = ()
-    """Columns of dates. One that is in none of these lists is of dates if all its values in the
-    training split are, under one format."""
+    """Columns of dates. A column without a list has dates if one format fits all its values in the
+    training split."""
     date_format: DateFormat | None = None
-    """The format of dates, as `datetime.strptime` has it, such as %d/%m/%Y; null: found."""
+    """The format of dates for `datetime.strptime`, such as %d/%m/%Y; null: inferred."""
     ignored: Seq[str] = ()
-    """Columns that are not read, such as row numbers."""
+    """Columns that aren't read, such as row numbers."""
     standardise: bool = True
     """Whether numbers become `(number - mean) / std`."""
     missing_indicators: bool = False
-    """Whether a column with missing numbers gets an indicator column, 1 if one is missing."""
+    """Whether a column with missing numbers gets an indicator column, 1 if it is missing."""
     max_categories: PositiveInt = 1_000
-    """The most values of a category, the most frequent ones; all others count as unknown."""
+    """The most values of a category. The most frequent are encoded, others count as unknown."""
 
     @field_validator("target", mode="before")
     @classmethod
-    def _is_named(cls, target: Any) -> Any:
+    def _require_target(cls, target: Any) -> Any:
         if target is None:
             raise ValueError("missing; it must be the name of the column to predict, or several")
         return target
 
     @model_validator(mode="after")
-    def _has_no_images(self) -> Self:
+    def _require_no_image_settings(self) -> Self:
         for key, value in (("buckets", self.buckets), ("ignore_index", self.ignore_index)):
             if value is not None:
                 raise ValueError(f"{key}: must be null; the rows of a table have one shape")
         return self
 
     @model_validator(mode="after")
-    def _names_a_column_once(self) -> Self:
+    def _require_columns_once(self) -> Self:
         lists = self.target, self.numeric, self.categories, self.dates, self.ignored
         counts = Counter(name for names in lists for name in names)
-        doubled = [name for name, count in counts.items() if count > 1]
-        if doubled:
+        repeated = [name for name, count in counts.items() if count > 1]
+        if repeated:
             problem = "is named more than once by target, numeric, categories, dates and ignored"
-            raise ValueError(f"{show_name(doubled[0])} {problem}")
+            raise ValueError(f"{show_name(repeated[0])} {problem}")
         return self
 
     @property
@@ -138,21 +136,19 @@ class TableDataset(DatasetSpec):
 
     @property
     def form(self) -> TableFormat:
-        """How the file is written."""
+        """The format of the file."""
         return TableFormat()
 
     def read(self, cache: Path) -> RawData:
-        """Rows float32 (n, columns); labels int32 (n,) of classes, else float32 (n, K).
-
-        Numbers to predict are standardised by the training split.
-        """
+        """Return rows, float32 (n, columns), and labels, int32 (n,) for classes, else float32 (n,
+        K). Numbers to predict are standardised by the training split."""
         raw = self._read_train_file()
         with name_file(self.file, SIZED_BY_FILE):
-            targets = self._targets(raw)
+            targets = self._infer_targets(raw)
             labels = read_labels(raw, targets, self.target)
             train_rows, eval_rows = self._choose_rows(raw, targets, labels)
             options = FitOptions(
-                self._kind_of,
+                self._find_kind,
                 self.standardise,
                 self.missing_indicators,
                 self.max_categories,
@@ -160,10 +156,12 @@ class TableDataset(DatasetSpec):
             )
             features = [name for name in raw.columns if name not in self.target]
             if not features:
-                raise ValueError("has no column but targets; a network needs one to predict from")
+                raise ValueError(
+                    "has only target columns; a network needs another one to predict from"
+                )
             table = fit_table(raw, features, train_rows, self.form, options)
             rows = encode_rows(table, raw)
-            notes = column_notes(raw, train_rows, table, self._kind_of)
+            notes = describe_columns(raw, train_rows, table, self._find_kind)
         train_labels = labels[train_rows]
         eval_inputs = rows[eval_rows]
         eval_labels = labels[eval_rows]
@@ -188,18 +186,26 @@ class TableDataset(DatasetSpec):
         )
 
     def _read_train_file(self) -> RawTable:
-        raw = read_table(self.file, self.form, self._kind_of)
+        """Read the training file. Raises DataError for a missing column and for no rows."""
+        raw = read_table(self.file, self.form, self._find_kind)
         features = tuple(name for name in self.columns or () if name not in self.ignored)
-        named = {"target": self.target, "columns": features}
-        named |= {"numeric": self.numeric, "categories": self.categories, "dates": self.dates}
-        for key, names in named.items():
+        column_lists = {"target": self.target, "columns": features}
+        column_lists |= {
+            "numeric": self.numeric,
+            "categories": self.categories,
+            "dates": self.dates,
+        }
+        for key, names in column_lists.items():
             for name in (name for name in names if name not in raw.columns):
-                raise DataError(f"{self.file}: {missing_column(name, raw.names)} (dataset.{key})")
+                raise DataError(
+                    f"{self.file}: {describe_missing_column(name, raw.names)} (dataset.{key})"
+                )
         if not raw.rows:
             raise DataError(f"{self.file}: has no rows")
         return raw
 
-    def _kind_of(self, name: str) -> Kind:
+    def _find_kind(self, name: str) -> Kind:
+        """Return the kind of a column by its name, as the recipe sets it."""
         if name in self.target:
             return "auto"
         if name in self.ignored or (self.columns is not None and name not in self.columns):
@@ -210,20 +216,21 @@ class TableDataset(DatasetSpec):
             return "date"
         return "category" if name in self.categories else "auto"
 
-    def _targets(self, raw: RawTable) -> Targets:
-        task = task_of(raw, self.target) if self.task == "auto" else self.task
+    def _infer_targets(self, raw: RawTable) -> Targets:
+        """Return the targets. Raises ValueError if the columns don't suit the task."""
+        task = infer_task(raw, self.target) if self.task == "auto" else self.task
         if task != "classification":
             return Targets(self.target, task)
         if len(self.target) > 1:
             raise ValueError(
-                f"dataset.target has {len(self.target)} columns; classification takes one of them"
+                f"dataset.target has {len(self.target)} columns; classification needs exactly one"
             )
-        return Targets(target_classes(raw, self.target[0]), task)
+        return Targets(list_target_classes(raw, self.target[0]), task)
 
     def _choose_rows(
         self, raw: RawTable, targets: Targets, labels: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of both splits. Raises ValueError if one is empty."""
+        """Return the rows of both splits. Raises ValueError if one is empty."""
         if self.eval_path is not None:
             return np.arange(raw.rows), np.arange(0)
         strata = None
@@ -235,13 +242,15 @@ class TableDataset(DatasetSpec):
         if not len(train) or not len(evaluated):
             raise ValueError(
                 f"has {raw.rows:,} rows, of which dataset.split = {self.split:g} leaves "
-                f"{len(train):,} for training and {len(evaluated):,} for evaluation; both need one"
+                f"{len(train):,} for training and {len(evaluated):,} for evaluation; both need at "
+                "least one"
             )
         return train, evaluated
 
     def _read_eval(
         self, path: Path, table: FittedTable, targets: Targets
     ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the encoded rows and the labels of the second file."""
         kinds = table.kinds
         kinds |= dict.fromkeys(self.target, "auto")
         raw = read_table(path, self.form, lambda name: kinds.get(name, "ignore"))
@@ -255,26 +264,26 @@ class TableDataset(DatasetSpec):
 
 @component("dataset")
 class CsvTable(TableDataset):
-    """A CSV file with a line of names, and any delimiter."""
+    """A CSV file, with any delimiter."""
 
     root_must_be = "a CSV file; dataset.shipped names one of the package"
     name: Literal["csv"] = "csv"
     shipped: ShippedTable | None = None
-    """A table of this package in place of `root`; `tables.txt` beside them has their sources."""
+    """A table of this package in place of `root`; `tables.txt` beside it has the sources."""
     delimiter: Delimiter | None = None
-    """null: whichever of comma, semicolon, tab and bar the first line has most of, else spaces; a
-    space stands for one or more of them."""
+    """null: the most frequent of comma, semicolon, tab and bar in the first line, else spaces. A
+    space matches one or more spaces."""
     header: bool = True
-    """Whether the first line has the names of the columns; else they are column 1, column 2, ..."""
+    """Whether the first line has the names of columns; else they are column 1, column 2, ..."""
     decimal: Literal[".", ","] = "."
     """The decimal mark of numbers."""
     encoding: Encoding = "utf-8"
     """The encoding of the file, such as latin-1 or utf-16."""
     missing_values: Seq[str] = ("NA", "N/A", "NaN", "nan", "null", "NULL", "?")
-    """Texts that stand for a missing value, as the empty one always does."""
+    """Texts of missing values, besides the empty text."""
 
     @model_validator(mode="after")
-    def _has_one_file(self) -> Self:
+    def _require_one_file(self) -> Self:
         if (self.root is None) == (self.shipped is None):
             problem = "missing" if self.root is None else "must be null with dataset.shipped"
             raise ValueError(f"root: {problem}; it must be {self.root_must_be}")
@@ -288,13 +297,7 @@ class CsvTable(TableDataset):
 
     @property
     def form(self) -> TableFormat:
-        return TableFormat(
-            delimiter=self.delimiter,
-            header=self.header,
-            decimal=self.decimal,
-            encoding=self.encoding,
-            missing_values=self.missing_values,
-        )
+        return TableFormat(**{key: getattr(self, key) for key in TableFormat.model_fields})
 
 
 @component("dataset")

@@ -1,7 +1,8 @@
-"""Texts of files, split into windows of tokens. The label of a token is the token after it."""
+"""Text files, split into windows of tokens. The label of a token is the next token."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -17,47 +18,47 @@ from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share
 from pipeline.data.targets import Targets
 from pipeline.data.text.text_files import list_text_files, read_files
-from pipeline.data.text.text_format import TextFormat, read_tokenizer
-from pipeline.data.text.tokenizer import ByteTokenizer, Tokenizer, characters_of, decode_utf8
-from pipeline.data.text.windows import narrow, window_columns
+from pipeline.data.text.text_format import TextFormat, make_tokenizer
+from pipeline.data.text.tokenizer import Tokenizer, decode_utf8
+from pipeline.data.text.windows import make_window_columns, to_narrow_dtype
 
 SHIPPED = Path(__file__).with_name("python_reference.txt")
 
 
 @component("dataset")
 class Text(DatasetSpec):
-    """A text of one file or of all files of a folder that match a pattern, as windows of tokens.
+    """The text of a file, or of all files of a folder that match a pattern, as windows of tokens.
 
-    Files are joined in the order of their paths. The end of the text is the evaluation
-    split, whose windows don't overlap. An incomplete window is left out.
+    Files are joined in the order of paths. The end of the text is the evaluation split, whose
+    windows don't overlap. An incomplete window is left out.
     """
 
     name: Literal["text"] = "text"
     root: FilePath | None
-    """A file or a folder; null reads 128 KiB of the Python reference, shipped with this package."""
+    """A file or a folder; null: 128 KiB of the Python reference, shipped with this package."""
     pattern: str
-    """Pattern of the files to read in a folder, such as **/*.txt."""
+    """Pattern of the files in a folder, such as **/*.txt."""
     separator: str
-    """Text after each file but the last."""
+    """Text that is inserted between files."""
     tokenizer: str
-    """bytes, characters or the path of a tokenizer.json of the library `tokenizers`."""
+    """bytes, characters, or the path of a tokenizer.json of the library `tokenizers`."""
     length: PositiveInt
     """Tokens of a window."""
     stride: PositiveInt | None
-    """Tokens from one training window to the next; null: `length`."""
+    """Tokens between the starts of two training windows; null: `length`."""
     eval_fraction: Share
     """Share of the tokens, at the end of the text, for evaluation."""
 
     @field_validator("pattern")
     @classmethod
-    def _stays_inside(cls, pattern: str) -> str:
+    def _require_inside(cls, pattern: str) -> str:
         path = PurePosixPath(pattern)
         if not path.parts or path.is_absolute() or ".." in path.parts:
             raise ValueError(f"{pattern}: must be a pattern inside of the folder, as in **/*.txt")
         return pattern
 
     @model_validator(mode="after")
-    def _has_no_buckets(self) -> Text:
+    def _require_no_buckets(self) -> Text:
         if self.buckets is not None:
             raise ValueError(
                 f"buckets = {show(list(self.buckets))}: must be null; all windows have one length"
@@ -65,7 +66,7 @@ class Text(DatasetSpec):
         return self
 
     def read(self, cache: Path) -> RawData:
-        """Return tokens (n, length, 1, 1) and the token after each (n, length), uint8 or int32.
+        """Return tokens, (n, length, 1, 1), and the token after each, (n, length), uint8 or int32.
 
         Raises DataError if files can't be read or encoded, or a split has no complete window.
         """
@@ -74,7 +75,7 @@ class Text(DatasetSpec):
         source = files[0] if len(files) == 1 else self.root
         if not any(contents):
             raise DataError(f"{source}: holds no text, so that there is no vocabulary")
-        tokenizer = self._make_tokenizer(files, contents)
+        tokenizer = make_tokenizer(self.tokenizer, self._decode_files(files, contents))
         tokens = self._encode_files(tokenizer, files, contents)
         train_tokens = len(tokens) - round(len(tokens) * self.eval_fraction)
         splits = []
@@ -83,10 +84,10 @@ class Text(DatasetSpec):
             ("evaluation", tokens[train_tokens:], self.length),
         ):
             try:
-                splits.append(Split(window_columns(part_of_text, self.length, stride)))
+                splits.append(Split(make_window_columns(part_of_text, self.length, stride)))
             except ValueError as error:
                 raise DataError(
-                    f"{source}: the {split} split has {error}; give a longer text, or a shorter "
+                    f"{source}: the {split} split has {error}; use a longer text, or a shorter "
                     "dataset.length"
                 ) from error
         train, evaluated = splits
@@ -98,17 +99,13 @@ class Text(DatasetSpec):
             text=TextFormat(tokenizer, "next_token"),
         )
 
-    def _make_tokenizer(self, files: list[Path], contents: list[bytes]) -> Tokenizer:
-        match self.tokenizer:
-            case "bytes":
-                return ByteTokenizer()
-            case "characters":
-                texts = [self.separator]
-                for file, content in zip(files, contents, strict=True):
-                    with name_file(file):
-                        texts.append(decode_utf8(content))
-                return characters_of(texts)
-        return read_tokenizer(Path(self.tokenizer).expanduser())
+    def _decode_files(self, files: list[Path], contents: list[bytes]) -> Iterator[str]:
+        """Yield the separator and the texts of files. Raises DataError if one isn't UTF-8."""
+        yield self.separator
+        for file, content in zip(files, contents, strict=True):
+            with name_file(file):
+                text = decode_utf8(content)
+            yield text
 
     def _encode_files(
         self, tokenizer: Tokenizer, files: list[Path], contents: list[bytes]
@@ -119,5 +116,5 @@ class Text(DatasetSpec):
         for number, (file, content) in enumerate(zip(files, contents, strict=True), start=1):
             text = content + separator if number < len(files) else content
             with name_file(file):
-                pieces.append(narrow(tokenizer.encode_file(text), tokenizer.vocabulary))
+                pieces.append(to_narrow_dtype(tokenizer.encode_file(text), tokenizer.vocabulary))
         return np.concatenate(pieces)

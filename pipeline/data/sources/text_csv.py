@@ -1,4 +1,4 @@
-"""Texts and their classes, from two columns of a CSV, as padded tokens."""
+"""Texts with classes, from two columns of a CSV, as padded tokens."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share
-from pipeline.data.padding.buckets import ragged_array
+from pipeline.data.padding.buckets import make_ragged_array
 from pipeline.data.targets import Targets
 from pipeline.data.text.text_files import read_rows
-from pipeline.data.text.text_format import TextFormat, read_tokenizer
-from pipeline.data.text.tokenizer import ByteTokenizer, Tokenizer, characters_of, frequent_words
+from pipeline.data.text.text_format import TextFormat, make_tokenizer
 
 SHIPPED = Path(__file__).with_name("python_docstrings.csv")
 MAX_CLASSES = 10_000
@@ -31,25 +30,25 @@ MAX_CLASSES = 10_000
 class TextCsv(DatasetSpec):
     """Texts with a class each, for a network that classifies tokens, such as `bert`.
 
-    A text is truncated to the longest of `buckets` and padded to the smallest that holds it. Each
-    class gives the same share of its rows to evaluation, evenly spread over the file.
+    A text is truncated to the longest of `buckets` and padded to the smallest that holds it. The
+    same share of each class is for evaluation, evenly spread over the file.
     """
 
     name: Literal["text_csv"] = "text_csv"
     root: FilePath | None
-    """The CSV, in UTF-8, its columns named by the first line; null reads 2,400 first lines of
-    docstrings of Python's library, which ship."""
+    """The CSV, in UTF-8, with names of columns in the first line; null: 2,400 first lines of
+    docstrings of Python's library, shipped with this package."""
     text_column: str
     class_column: str
     tokenizer: str
-    """words, characters, bytes or the path of a tokenizer.json of the library `tokenizers`."""
+    """words, characters, bytes, or the path of a tokenizer.json of the library `tokenizers`."""
     max_words: PositiveInt
-    """Words of the vocabulary, the most frequent ones of the training split."""
+    """The most words of the vocabulary: the most frequent of the training split."""
     eval_fraction: Share
     """Share of the rows of each class for evaluation."""
 
     @model_validator(mode="after")
-    def _pads_tokens(self) -> TextCsv:
+    def _require_token_buckets(self) -> TextCsv:
         if self.buckets is None or any(len(bucket) != 1 for bucket in self.buckets):
             raise ValueError(
                 "buckets: must be lengths that texts are padded to, as in [[32], [64]]"
@@ -58,74 +57,68 @@ class TextCsv(DatasetSpec):
 
     @property
     def longest(self) -> int:
-        """The most tokens of a text that are read."""
+        """The most tokens of a text, the length of the longest bucket."""
         return max(bucket[0] for bucket in self.buckets or ())
 
     def read(self, cache: Path) -> RawData:
-        """Tokens int32 (tokens, 1, 1) of several lengths, and classes int32 (n,)."""
+        """Return texts, int32 (tokens, 1, 1) of several lengths, and classes, int32 (n,)."""
         file = self.root or SHIPPED
         rows = read_rows(file, (self.text_column, self.class_column))
         texts = [text for text, _ in rows]
         names = [name for _, name in rows]
         with name_file(file):
             require_room(8 * len(rows) * self.longest, f"{len(rows):,} texts")
-            classes = _class_names(names)
-            is_eval = _spread_evenly(names, self.eval_fraction)
+            classes = _name_classes(names)
+            is_eval = _mark_eval_rows(names, self.eval_fraction)
         numbers = {name: number for number, name in enumerate(classes)}
         labels = np.array([numbers[name] for name in names], np.int32)
         train_rows = np.flatnonzero(~is_eval)
-        text = TextFormat(self._make_tokenizer([texts[row] for row in train_rows]), "class")
+        train_texts = [texts[row] for row in train_rows]
+        tokenizer = make_tokenizer(
+            self.tokenizer, train_texts, max_words=self.max_words, special_tokens=True
+        )
+        text = TextFormat(tokenizer, "class")
         splits = []
         for split_rows in (train_rows, np.flatnonzero(is_eval)):
             with name_file(file):
                 encoded = [text.encode(texts[row], self.longest) for row in split_rows]
                 sizes = np.array([[len(tokens)] for tokens in encoded], np.int32)
-                images = ragged_array(np.concatenate(encoded), sizes, (1, 1))
+                images = make_ragged_array(np.concatenate(encoded), sizes, (1, 1))
             splits.append(Split({"image": images, "label": labels[split_rows]}))
         train, evaluated = splits
         unit = SampleUnit("texts", "texts", size=f"of at most {self.longest} tokens")
         return RawData(train, evaluated, Targets(classes), unit=unit, text=text)
 
-    def _make_tokenizer(self, texts: Sequence[str]) -> Tokenizer:
-        match self.tokenizer:
-            case "bytes":
-                return ByteTokenizer()
-            case "characters":
-                return characters_of(texts)
-            case "words":
-                return frequent_words(texts, self.max_words)
-        return read_tokenizer(Path(self.tokenizer).expanduser(), special_tokens=True)
 
-
-def _class_names(names: Sequence[str]) -> tuple[str, ...]:
-    """The names of the classes, sorted. Raises ValueError for no classes that can be learned."""
+def _name_classes(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the sorted names of the classes. Raises ValueError for a single class or too many."""
     counts = Counter(names)
     if len(counts) < 2:
         raise ValueError(
-            f"all rows have class {show_name(names[0])}; must have two classes at least"
+            f"all rows have class {show_name(names[0])}; must have at least two classes"
         )
     if len(counts) > min(MAX_CLASSES, len(names) // 2):
         raise ValueError(
-            f"{len(names):,} rows have {len(counts):,} classes; must be {MAX_CLASSES:,} at most, "
+            f"{len(names):,} rows have {len(counts):,} classes; must be at most {MAX_CLASSES:,}, "
             "with two rows each on average"
         )
     return tuple(sorted(counts))
 
 
-def _spread_evenly(names: Sequence[str], share: float) -> np.ndarray:
-    """Mask of the rows for evaluation, bool (rows,): of each class every n-th row.
+def _mark_eval_rows(names: Sequence[str], share: float) -> np.ndarray:
+    """Return a mask of the rows for evaluation, bool (rows,), evenly spread over each class.
 
     Raises ValueError if a split would be empty.
     """
     seen: Counter[str] = Counter()
     is_eval = np.zeros(len(names), bool)
     for row, name in enumerate(names):
-        before = seen[name]
+        num_before = seen[name]
         seen[name] += 1
-        is_eval[row] = int((before + 1) * share) > int(before * share)
+        is_eval[row] = int((num_before + 1) * share) > int(num_before * share)
     if not is_eval.any() or is_eval.all():
         raise ValueError(
-            f"dataset.eval_fraction = {share} of {len(names):,} rows leaves a split empty; give "
+            f"dataset.eval_fraction = {share} of {len(names):,} rows leaves a split empty; use "
             "more rows, or another share"
         )
     return is_eval

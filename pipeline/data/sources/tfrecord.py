@@ -1,4 +1,4 @@
-"""Images in TFRecord files, one tf.train.Example each, as tf.data pipelines read them."""
+"""Images in TFRecord files, one tf.train.Example each."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ ImageShape = Annotated[Seq[PositiveInt], Field(min_length=3, max_length=3)]
 
 @component("dataset")
 class TFRecord(LocalDatasetSpec):
-    """TFRecord files of images with labels: files such as PNG and JPEG, or plain pixels of 8 bits.
+    """TFRecord files of images with labels.
 
-    Training files are `train*`, evaluation files `eval*`, `val*` or `test*`. All are read once
-    before training, for their labels and checksums. Images are then read again as they are needed.
+    Images are files such as PNG and JPEG, or plain 8-bit pixels. Training files are `train*`,
+    evaluation files `eval*`, `val*` or `test*`. All are read once before training, for labels and
+    checksums. Images are read again on demand.
     """
 
     root_must_be = "a folder with TFRecord files, train* and one of eval*, val* or test*"
@@ -37,41 +38,42 @@ class TFRecord(LocalDatasetSpec):
     root: GivenRoot
     """The folder with the files."""
     train_files: Pattern = "train*"
-    """The names of the training files, with * for any letters."""
+    """The names of the training files; * matches any letters."""
     eval_files: Pattern | None = None
-    """The names of the files to evaluate; null: eval*, val* or test*, or a `split`."""
+    """The names of the evaluation files; null: eval*, val* or test*, unless `split` is set."""
     split: Share | None = None
-    """The share of the training files' images, of each class, to evaluate instead."""
+    """The share of each class of the training files for evaluation, in place of `eval_files`."""
     split_seed: NonNegativeInt = 0
     image_key: str | None = None
     """The feature with the image; null: image/encoded, image, image_raw or image/raw."""
     label_key: str | None = None
-    """The feature with the label: a class, or numbers to predict if it holds floats; null:
-    image/class/label or label."""
+    """The feature with the label, a class or floats; null: image/class/label or label."""
     first_label: NonNegativeInt = 0
-    """The label of the first class: 1 if 0 stands for the background, as in ImageNet's files."""
+    """The label of the first class: 1 if 0 is the background, as in ImageNet's files."""
     classes: Seq[str] | None = None
     """The names of the classes; null: their numbers."""
     image_size: ImageSize | None = None
-    """[height, width] to resize image files to; null: all images must have one size."""
+    """[height, width] that image files are resized to; null: all must have one size."""
     image_shape: ImageShape | None = None
     """[height, width, channels] of plain pixels; null: their features height, width and depth."""
 
     @model_validator(mode="after")
-    def _says_one_thing(self) -> Self:
+    def _require_compatible(self) -> Self:
         if self.split is not None and self.eval_files is not None:
-            raise ValueError(f"split = {self.split}: can't be had with eval_files, which are all")
+            raise ValueError(f"split = {self.split}: can't be combined with eval_files")
         if self.image_size is not None and self.image_shape is not None:
-            raise ValueError("image_shape: can't be had with image_size; plain pixels keep theirs")
+            raise ValueError(
+                "image_shape: can't be combined with image_size; plain pixels aren't resized"
+            )
         if self.buckets is not None:
-            raise ValueError("buckets: can't be had with tfrecord; images have one shape")
+            raise ValueError("buckets: can't be combined with tfrecord; images have one shape")
         return self
 
     def read(self, cache: Path) -> RawData:
-        """Images uint8 (n, H, W, C), read on demand; labels int32 (n,), or float32 (n, K)."""
-        train = self._examples(self.train_files)
+        """Return images on demand, uint8 (n, H, W, C), and labels, int32 (n,) or float32 (n, K)."""
+        train = self._read_matching(self.train_files)
         if self.split is None:
-            evaluated = self._examples(self._eval_pattern())
+            evaluated = self._read_matching(self._find_eval_pattern())
             both = {file.path for file in train.images.files}
             both &= {file.path for file in evaluated.images.files}
             if both:
@@ -93,15 +95,15 @@ class TFRecord(LocalDatasetSpec):
                 f"evaluate {evaluated.labels.shape[1:]}"
             )
         with name_file(self.root):
-            labels, eval_labels, targets = self._targets(train, evaluated)
+            labels, eval_labels, targets = self._make_targets(train, evaluated)
         return RawData(
-            train=Split({"image": train.images, "label": labels}, train.images.files_samples()),
+            train=Split({"image": train.images, "label": labels}, train.images.count_by_file()),
             eval=Split({"image": evaluated.images, "label": eval_labels}),
             targets=targets,
         )
 
-    def _examples(self, pattern: str) -> Examples:
-        """The examples of the files with names like `pattern`, in the order of the names."""
+    def _read_matching(self, pattern: str) -> Examples:
+        """Read the examples of the files that match `pattern`, in the order of names."""
         paths = sorted(path for path in self.root.glob(pattern) if path.is_file())
         if not paths:
             raise DataError(f"{self.root}: has no files {pattern}")
@@ -112,7 +114,8 @@ class TFRecord(LocalDatasetSpec):
             ExampleSettings(self.image_key, self.label_key, self.image_size, self.image_shape),
         )
 
-    def _eval_pattern(self) -> str:
+    def _find_eval_pattern(self) -> str:
+        """Return the pattern of the evaluation files. Raises DataError if there are none."""
         if self.eval_files is not None:
             return self.eval_files
         for name in EVAL_FOLDERS:
@@ -124,6 +127,7 @@ class TFRecord(LocalDatasetSpec):
         )
 
     def _hold_out(self, examples: Examples, share: float) -> tuple[Examples, Examples]:
+        """Split examples by class, or evenly if labels are numbers."""
         labels = examples.labels
         with name_file(self.root):
             groups = np.zeros(len(labels), np.int64)
@@ -134,10 +138,10 @@ class TFRecord(LocalDatasetSpec):
             train, evaluated = hold_out(groups, names, share, self.split_seed)
         return examples.at(train), examples.at(evaluated)
 
-    def _targets(
+    def _make_targets(
         self, train: Examples, evaluated: Examples
     ) -> tuple[np.ndarray, np.ndarray, Targets]:
-        """Labels of both splits and their targets. Raises ValueError for classes out of range."""
+        """Return the labels of both splits and the targets. Raises ValueError for wrong classes."""
         if train.labels.ndim > 1:
             count = train.labels.shape[1]
             key = train.label_key

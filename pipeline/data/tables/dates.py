@@ -1,4 +1,4 @@
-"""Dates of a table: their format, which all values of a column share, and their parts."""
+"""Dates of a table: the common format of a column, and numbers computed from dates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.data.table import DateColumn, DatePart
 
 ISO = "iso"
-"""2024-01-31, also with a time. An offset from UTC is dropped: clocks have the cycles."""
+"""Format such as 2024-01-31, also with a time. Offsets from UTC are dropped."""
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?!\d)")
 _SNIFFED = 1000
 _YEAR = re.compile(r"\d{4}")
@@ -30,13 +30,13 @@ _EPOCH = datetime(1970, 1, 1)
 
 
 def find_date_formats(texts: Sequence[str]) -> list[str]:
-    """The formats under which every text is a date: none, one, or two if days and months may be
-    swapped. Of formats under which they are the same dates it is the first."""
+    """Return the formats that fit all texts: none, one, or two if days and months are ambiguous. Of
+    formats with the same dates only the first is returned."""
     if not texts or not _YEAR.search(texts[0]):
         return []
-    fitting = [name for name in FORMATS if _parse(texts[0], name) is not None]
+    candidates = [name for name in FORMATS if _parse(texts[0], name) is not None]
     formats: dict[bytes, str] = {}
-    for name in fitting:
+    for name in candidates:
         if all(_parse(text, name) is not None for text in texts[:_SNIFFED]):
             days = parse_days(texts, name)
             if not np.isnan(days).any():
@@ -45,14 +45,14 @@ def find_date_formats(texts: Sequence[str]) -> list[str]:
 
 
 def parse_days(texts: Sequence[str], date_format: str) -> np.ndarray:
-    """Days since 1970, float64 (texts,), with the time as a fraction; NaN for other texts."""
+    """Return days since 1970, float64 (texts,), with times as fractions; NaN for other texts."""
     dates = (_parse(text, date_format) for text in texts)
     days = (np.nan if date is None else (date - _EPOCH).total_seconds() / 86_400 for date in dates)
     return np.fromiter(days, np.float64, len(texts))
 
 
-def date_example(date_format: str) -> str:
-    """A date of a format. Raises ValueError for a format that no date with its year has."""
+def format_example_date(date_format: str) -> str:
+    """Return an example of a date format. Raises ValueError for a format without year."""
     date = datetime(2024, 1, 31)
     if date_format == ISO:
         return f"{date:%Y-%m-%d}"
@@ -64,30 +64,33 @@ def date_example(date_format: str) -> str:
     return example
 
 
-def date_parts(days: np.ndarray) -> tuple[DatePart, ...]:
-    """The parts of dates; sine and cosine of the day only if there are hours."""
+def list_date_parts(days: np.ndarray) -> tuple[DatePart, ...]:
+    """Return the names of the parts of dates, with parts of the day if a date has a time."""
     has_hours = bool((days[~np.isnan(days)] % 1 != 0).any())
     return (*_DAY_PARTS, *_HOUR_PARTS) if has_hours else _DAY_PARTS
 
 
-def part_values(days: np.ndarray, date: DateColumn) -> np.ndarray:
-    """A part of dates, float64 (dates,): days since the first of the training split, or the sine
-    or cosine of the position in the year, the week or the day. NaN for a missing date."""
+def compute_part_values(days: np.ndarray, date: DateColumn) -> np.ndarray:
+    """Return a part of dates, float64 (dates,), NaN for a missing date.
+
+    It is the number of days since the first date of the training split, or sine or cosine of the
+    position in the year, week or day.
+    """
     if date.part == "days":
         return days - date.first_day
     wave, _, cycle = date.part.partition("_")
-    position = _position(days, cycle)
+    position = _compute_position(days, cycle)
     return np.sin(2 * np.pi * position) if wave == "sin" else np.cos(2 * np.pi * position)
 
 
-def _position(days: np.ndarray, cycle: str) -> np.ndarray:
-    """The fraction of a cycle that is over, 0 to 1. 1970 began on a Thursday."""
+def _compute_position(days: np.ndarray, cycle: str) -> np.ndarray:
+    """Return the position in a cycle, from 0 to 1. 1970 began on a Thursday."""
     if cycle == "day":
         return days % 1
     if cycle == "week":
         return (np.floor(days) + 3) % 7 / 7
-    there = np.where(np.isnan(days), 0, days)
-    date = np.floor(there).astype("datetime64[D]")
+    filled = np.where(np.isnan(days), 0, days)
+    date = np.floor(filled).astype("datetime64[D]")
     year = date.astype("datetime64[Y]")
     first = year.astype("datetime64[D]")
     following = (year + np.timedelta64(1, "Y")).astype("datetime64[D]")
@@ -96,6 +99,7 @@ def _position(days: np.ndarray, cycle: str) -> np.ndarray:
 
 
 def _parse(text: str, date_format: str) -> datetime | None:
+    """Return the date of a text; None if it doesn't have the format."""
     if date_format == ISO:
         with suppress(ValueError):
             if _ISO_DATE.match(text):
@@ -104,7 +108,7 @@ def _parse(text: str, date_format: str) -> datetime | None:
     time_at = max(date_format.find(" %H"), date_format.find(" %I"))
     if time_at < 0:
         return _parse_part(text, date_format)
-    # Of a column of many moments there are few days and few times, which are parsed once.
+    # A column of many dates with times has few different days and times, which are parsed once.
     words = text.rsplit(" ", date_format.count(" ", time_at))
     day = _parse_part(words[0], date_format[:time_at])
     time = _parse_part(" ".join(words[1:]), date_format[time_at + 1 :])

@@ -1,4 +1,4 @@
-"""The op that makes a network's input of encoded rows of a table."""
+"""The op that converts encoded rows of a table to a network's input."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ TableInput = Literal["features", "fields"]
 class EncodeTable(Op):
     """Rows (batch, numbers + categories) as the input of a network, float32.
 
-    features: (batch, F), the numbers followed by a one-hot vector for each category. A value that
-    the training split lacks, of position 0, is a vector of zeros. fields: (batch, columns, 1, 2),
-    of each column the number of its feature and its value, as wide_deep reads them: a number has
-    one feature, a category one for each of its values with the value 1, and 0 for position 0.
+    features: (batch, F), the numbers followed by a one-hot vector for each category; zeros for
+    position 0, a value that the training split lacks. fields: (batch, columns, 1, 2), for
+    wide_deep: the index of a feature and its value. A number has one feature. A category has a
+    feature for each value, whose value is 1, or 0 for position 0.
     """
 
     name: Literal["encode_table"] = "encode_table"
     numbers: int
     categories: Seq[int]
-    """The number of values of each category."""
+    """Number of values of each category."""
     reads: TableInput
 
     @property
     def features(self) -> int:
-        """The number of features: one for each number, and for each value of each category."""
+        """The number of features: one for each number and each value of a category."""
         return self.numbers + sum(self.categories)
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
         columns = self.numbers + len(self.categories)
         if value.shape != (columns,):
-            raise ValueError(f"takes rows of {columns} columns, not {value.shape}")
+            raise ValueError(f"needs rows of {columns} columns, not {value.shape}")
         shape = (self.features,) if self.reads == "features" else (columns, 1, 2)
         return replace(value, shape=shape, dtype="float32")
 
@@ -49,8 +49,8 @@ class EncodeTable(Op):
             first = (np.cumsum(sizes) - sizes).astype(np.float32)
             is_category = np.arange(len(sizes)) >= self.numbers
             weights = xp.where(is_category, (values > 0).astype(np.float32), values)
-            inside = xp.where(is_category, xp.maximum(values - 1, 0), np.float32(0))
-            return xp.stack([first + inside, weights], axis=-1)[:, :, None, :].astype(np.float32)
+            indices = xp.where(is_category, xp.maximum(values - 1, 0), np.float32(0))
+            return xp.stack([first + indices, weights], axis=-1)[:, :, None, :].astype(np.float32)
         if not self.categories:
             return values
         column = np.repeat(np.arange(len(self.categories)), self.categories)
@@ -59,14 +59,14 @@ class EncodeTable(Op):
         return xp.concatenate([values[:, : self.numbers], one_hot.astype(np.float32)], axis=1)
 
 
-def encoding_ops(table: FittedTable | None, reads: TableInput) -> tuple[EncodeTable, ...]:
-    """The op for the rows of a table and a network of features or fields; none without a table."""
+def make_encoding_ops(table: FittedTable | None, reads: TableInput) -> tuple[EncodeTable, ...]:
+    """Make the op for a table and a network that reads features or fields; none without a table."""
     if table is None:
         return ()
     sizes = tuple(len(column.categories) for column in table.categories)
     return (EncodeTable(numbers=table.numbers, categories=sizes, reads=reads),)
 
 
-def encoded_features(ops: Sequence[MapOp]) -> int | None:
-    """The number of features of the table that the first op encodes; None without such an op."""
+def count_encoded_features(ops: Sequence[MapOp]) -> int | None:
+    """Return the number of features if the first op encodes a table, else None."""
     return ops[0].features if ops and isinstance(ops[0], EncodeTable) else None

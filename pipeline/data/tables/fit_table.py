@@ -1,4 +1,4 @@
-"""A table fitted on the training rows, and rows encoded with it."""
+"""Fitting of tables on training rows, and encoding of rows."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pipeline.core.files.error_text import show_name
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.table import DateColumn, FittedTable, TableColumn, TableFormat
 from pipeline.data.tables.dates import (
-    date_example,
-    date_parts,
+    compute_part_values,
     find_date_formats,
+    format_example_date,
+    list_date_parts,
     parse_days,
-    part_values,
 )
 from pipeline.data.tables.raw_table import (
     KindOf,
     Numbers,
     RawTable,
     Texts,
-    missing_column,
+    describe_missing_column,
     require_numbers,
 )
 from pipeline.data.tables.read_parquet import read_parquet
@@ -31,24 +31,24 @@ from pipeline.data.tables.table_targets import require_one_type
 
 PARQUET = (".parquet", ".pq")
 MAX_SAVED_BYTES = 4 << 20
-"""Of a table as JSON, so that the summary of the run can be read again."""
+"""The most bytes of a table as JSON, so that the summary of the run stays readable."""
 MISSING = ""
 """The category of a missing value."""
 
 FEWEST_ROWS = 20
-"""In a smaller table values may all differ by chance."""
+"""The fewest rows for a note on row numbers. In small tables values may differ by chance."""
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """Choices of a recipe for the columns."""
+    """Settings of a recipe for the columns."""
 
     kind_of: KindOf
     standardise: bool
     indicators: bool
     max_categories: int
     date_format: str | None = None
-    """The format of dates; None: found."""
+    """The format of dates; None: inferred."""
 
 
 def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
@@ -57,6 +57,8 @@ def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     Raises DataError that names the file and the problem.
     """
     with name_file(path, SIZED_BY_FILE):
+        if not path.is_file():
+            raise ValueError("isn't a regular file" if path.exists() else "there is no such file")
         if path.suffix.lower() in PARQUET:
             return read_parquet(path, kind_of)
         # Few runs read tables, and importing pyarrow takes a while.
@@ -68,13 +70,11 @@ def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
 def fit_table(
     raw: RawTable, names: Sequence[str], rows: np.ndarray, form: TableFormat, options: FitOptions
 ) -> FittedTable:
-    """Find the columns `names`, as the training rows have them, without empty ones.
-
-    Raises ValueError for a column that isn't of its type, and if no column is left.
-    """
-    columns = [column for name in names for column in _fit(raw, name, rows, options)]
+    """Fit the columns `names` on the training rows, without empty columns. Raises ValueError for a
+    column with values of a wrong type, and if no column is left."""
+    columns = [column for name in names for column in _fit_column(raw, name, rows, options)]
     if not columns:
-        raise ValueError("has no column but targets that holds a value; a network needs one")
+        raise ValueError("has no column with values besides the targets; a network needs one")
     fitted = {column.name for column in columns}
     left_out = tuple(name for name in names if name not in fitted)
     ordered = sorted(columns, key=lambda column: column.kind, reverse=True)
@@ -89,19 +89,19 @@ def fit_table(
 
 
 def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
-    """The rows as the table has them, float32 (rows, width).
-
-    Raises ValueError with the row of a value that must be a number and isn't.
-    """
+    """Encode rows by a fitted table, float32 (rows, width). Raises ValueError with the row of a
+    value that isn't a number or a date, or is too large."""
     encoded = np.empty((raw.rows, table.width), np.float32)
     indicators = len(table.numeric)
     formats = {column.name: column.date.format for column in table.numeric if column.date}
-    days = {name: _days(raw, name, date_format) for name, date_format in formats.items()}
+    days = {
+        name: _parse_date_column(raw, name, date_format) for name, date_format in formats.items()
+    }
     for position, column in enumerate(table.numeric):
         if column.date is None:
             values = require_numbers(column.name, raw.column(column.name), raw.place).values
         else:
-            values = part_values(days[column.name], column.date)
+            values = compute_part_values(days[column.name], column.date)
         missing = np.isnan(values)
         scaled = np.where(missing, column.mean, values)
         with np.errstate(over="ignore"):
@@ -113,14 +113,14 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
             row = int(np.argmax(overflowed))
             raise ValueError(
                 f"{raw.place(row)}: {show_name(column.name)} = {values[row]:g} is too far from the "
-                f"mean {column.mean:g} of the training split, of which one standard deviation is "
+                f"mean {column.mean:g} of the training split, whose standard deviation is "
                 f"{column.std:g}"
             )
         if column.indicator:
             encoded[:, indicators] = missing
             indicators += 1
     for position, column in enumerate(table.categories, start=table.numbers):
-        texts = as_texts(raw.column(column.name))
+        texts = to_texts(raw.column(column.name))
         number_of = {text: number for number, text in enumerate(column.categories, start=1)}
         numbers = [number_of.get(text, 0) for text in (*texts.texts, MISSING)]
         encoded[:, position] = np.array(numbers, np.float32)[texts.codes]
@@ -128,23 +128,21 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
 
 
 def read_rows(path: Path, table: FittedTable) -> np.ndarray:
-    """The rows of another file with the columns of a table, encoded, float32 (rows, width).
-
-    Other columns are not read. Raises DataError that names the file and the problem.
-    """
+    """Read another file with the columns of a table, and encode its rows, float32 (rows, width).
+    Other columns aren't read. Raises DataError that names the file and the problem."""
     kinds = table.kinds
     raw = read_table(path, table.format, lambda name: kinds.get(name, "ignore"))
     with name_file(path):
         for name in kinds:
             if name not in raw.columns:
-                raise ValueError(missing_column(name, raw.names))
+                raise ValueError(describe_missing_column(name, raw.names))
         if not raw.rows:
             raise ValueError("has no rows")
         return encode_rows(table, raw)
 
 
-def as_texts(column: Numbers | Texts) -> Texts:
-    """A column as texts, as a Parquet file may have numbers for a category."""
+def to_texts(column: Numbers | Texts) -> Texts:
+    """Convert a column to texts, since a Parquet file may have numbers as categories."""
     if isinstance(column, Texts):
         return column
     values, codes = np.unique(column.values, return_inverse=True)
@@ -152,29 +150,29 @@ def as_texts(column: Numbers | Texts) -> Texts:
     return Texts(codes, tuple(f"{value:.15g}" for value in values))
 
 
-def _fit(
+def _fit_column(
     raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
 ) -> tuple[TableColumn, ...]:
-    """A column fitted on the training rows: one for each part of a date; none without a value."""
+    """Fit a column on the training rows: one column for each part of dates, none if it is empty."""
     column = raw.column(name)
     kind = options.kind_of(name)
     if kind == "date" or (kind == "auto" and isinstance(column, Texts)):
-        date_format = _date_format(raw, name, rows, options)
+        date_format = _find_date_format(raw, name, rows, options)
         if date_format is not None:
-            days = _days(raw, name, date_format)[rows]
+            days = _parse_date_column(raw, name, date_format)[rows]
             if np.isnan(days).all():
                 return ()
             columns: list[TableColumn] = []
-            for part in date_parts(days):
+            for part in list_date_parts(days):
                 date = DateColumn(format=date_format, part=part, first_day=float(np.nanmin(days)))
-                columns += _fit_numbers(name, part_values(days, date), options, date)
+                columns += _fit_numbers(name, compute_part_values(days, date), options, date)
             return tuple(columns)
         if kind == "date":
             return ()
     if kind == "auto" and isinstance(column, Texts):
         require_one_type(name, column, raw)
     if kind == "category" or (kind == "auto" and isinstance(column, Texts)):
-        return _fit_category(name, as_texts(column), rows, options)
+        return _fit_category(name, to_texts(column), rows, options)
     numbers = require_numbers(name, column, raw.place).values[rows]
     return _fit_numbers(name, numbers, options)
 
@@ -182,30 +180,31 @@ def _fit(
 def _fit_numbers(
     name: str, numbers: np.ndarray, options: FitOptions, date: DateColumn | None = None
 ) -> tuple[TableColumn, ...]:
-    there = numbers[~np.isnan(numbers)]
-    if not there.size:
+    """Fit a column of numbers, or a part of dates; none without a number."""
+    present = numbers[~np.isnan(numbers)]
+    if not present.size:
         return ()
-    # Sines and cosines are in one range as they are, and there is one indicator for a date.
+    # Sines and cosines need no scaling, and a date has one indicator.
     is_wave = date is not None and date.part != "days"
     column = TableColumn(
         name=name,
         kind="numeric",
-        mean=float(there.mean()),
-        # A column that is the same in all training rows becomes 0.
-        std=float(there.std()) or 1.0,
+        mean=float(present.mean()),
+        # A constant column becomes 0.
+        std=float(present.std()) or 1.0,
         standardised=options.standardise and not is_wave,
-        indicator=options.indicators and there.size < numbers.size and not is_wave,
+        indicator=options.indicators and present.size < numbers.size and not is_wave,
         date=date,
     )
     return (column,)
 
 
-def _date_format(raw: RawTable, name: str, rows: np.ndarray, options: FitOptions) -> str | None:
-    """The one format of all dates of the training rows; None for a column that isn't of dates.
-
-    Raises ValueError for a column that must be of dates and has another value.
-    """
-    column = as_texts(raw.column(name))
+def _find_date_format(
+    raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
+) -> str | None:
+    """Return the format of all dates in the training rows; None if the column doesn't have dates.
+    Raises ValueError for a column of `dates` with several formats or other values."""
+    column = to_texts(raw.column(name))
     must_be = options.kind_of(name) == "date"
     counts = column.counts(rows)
     texts = [text for text, count in zip(column.texts, counts, strict=True) if count]
@@ -216,20 +215,18 @@ def _date_format(raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
     if len(formats) == 1:
         return formats[0]
     if must_be and texts:
-        problem = f"fit the formats {' and '.join(formats)}" if formats else "are of no one format"
+        problem = f"fit the formats {' and '.join(formats)}" if formats else "have several formats"
         raise ValueError(
-            f"{show_name(name)} = {texts[0]!r:.60}: must be dates, and the values {problem}; "
-            "dataset.date_format names one, such as %d/%m/%Y"
+            f"{show_name(name)} = {texts[0]!r:.60}: must be dates, but the values {problem}; "
+            "set dataset.date_format, such as %d/%m/%Y"
         )
     return None
 
 
-def _days(raw: RawTable, name: str, date_format: str) -> np.ndarray:
-    """The dates of a column as days since 1970, float64 (rows,), NaN if missing.
-
-    Raises ValueError with the row of a value that isn't a date of the format.
-    """
-    column = as_texts(raw.column(name))
+def _parse_date_column(raw: RawTable, name: str, date_format: str) -> np.ndarray:
+    """Return the dates of a column as days since 1970, float64 (rows,), NaN if missing. Raises
+    ValueError with the row of a value that isn't a date in this format."""
+    column = to_texts(raw.column(name))
     days = np.append(parse_days(column.texts, date_format), np.nan)[column.codes]
     wrong = np.flatnonzero(np.isnan(days) & (column.codes >= 0))
     if wrong.size:
@@ -237,7 +234,7 @@ def _days(raw: RawTable, name: str, date_format: str) -> np.ndarray:
         text = column.texts[column.codes[row]]
         raise ValueError(
             f"{raw.place(row)}: {show_name(name)} = {text!r:.60}: must be a date such as "
-            f"{date_example(date_format)}, as in the training split, or missing"
+            f"{format_example_date(date_format)}, as in the training split, or missing"
         )
     return days
 
@@ -245,6 +242,7 @@ def _days(raw: RawTable, name: str, date_format: str) -> np.ndarray:
 def _fit_category(
     name: str, column: Texts, rows: np.ndarray, options: FitOptions
 ) -> tuple[TableColumn, ...]:
+    """Fit a column of categories; none without a value."""
     counts = column.counts(rows)
     frequencies = {text: int(n) for text, n in zip(column.texts, counts, strict=True) if n}
     if not frequencies:
@@ -255,25 +253,27 @@ def _fit_category(
     return (TableColumn(name=name, kind="category", categories=(*missing, *sorted(frequent))),)
 
 
-def column_notes(
+def describe_columns(
     raw: RawTable, rows: np.ndarray, table: FittedTable, kind_of: KindOf
 ) -> tuple[str, ...]:
-    """Lines about columns that number the rows, have too many categories, or dates of two possible
-    formats. `rows` are the rows of the training split."""
+    """Return lines of the log about columns of row numbers, too many categories and ambiguous
+    dates. `rows` are the training rows."""
     return tuple(
         f"column {show_name(column.name)}: {note}"
         for column in table.columns
         if column.date is None
-        for note in _notes(raw.column(column.name), rows, column, kind_of(column.name) == "auto")
+        for note in _describe_column(
+            raw.column(column.name), rows, column, kind_of(column.name) == "auto"
+        )
     )
 
 
-def _notes(
+def _describe_column(
     values: Numbers | Texts, rows: np.ndarray, column: TableColumn, is_found: bool
 ) -> Iterator[str]:
-    """Notes on a column, whose type is inferred (`is_found`) or set by the recipe."""
+    """Yield notes on a column; `is_found`: its kind is inferred."""
     name = show_name(column.name)
-    if is_found and _numbers_rows(values):
+    if is_found and _has_row_numbers(values):
         yield (
             "every value differs, as a row's number does; leave it out by "
             f"dataset.ignored=[{name}] if it is one"
@@ -287,8 +287,8 @@ def _notes(
         categories = set(column.categories)
         missed = [n for text, n in zip(values.texts, counts, strict=True) if text not in categories]
         yield (
-            f"the {encoded:,} most frequent of {count:,} categories are told apart, others are not "
-            f"known ({sum(missed):,} training rows); dataset.max_categories sets how many"
+            f"the {encoded:,} most frequent of {count:,} categories are encoded, others count as "
+            f"unknown ({sum(missed):,} training rows); dataset.max_categories sets how many"
         )
     formats = find_date_formats(values.texts) if is_found else []
     if len(formats) > 1:
@@ -298,8 +298,8 @@ def _notes(
         )
 
 
-def _numbers_rows(values: Numbers | Texts) -> bool:
-    """Whether all values differ and are texts, or whole numbers in sequence."""
+def _has_row_numbers(values: Numbers | Texts) -> bool:
+    """Return whether all values differ, and are texts or consecutive whole numbers."""
     if isinstance(values, Texts):
         return len(values.texts) == len(values.codes) >= FEWEST_ROWS
     numbers = values.values

@@ -1,4 +1,4 @@
-"""Child process of `read_parquet`, which computes with pyarrow."""
+"""Child process of `read_parquet`, which reads with pyarrow."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ LENGTH = struct.Struct("<Q")
 
 
 class _File:
-    """The file that was opened last."""
+    """The opened file."""
 
     path: Path
     texts: Sequence[str]
 
     def compute(self, kind: bytes, content: bytes) -> list[bytes | memoryview]:
-        """About the file of a path as JSON, or the columns of some names."""
+        """Answer a request. OPEN has a path as JSON; the answer is {"names", "rows"} as JSON. READ
+        has {name: as text} as JSON; the answer has the columns."""
         import pyarrow as pa
 
         request = json.loads(content)
@@ -40,40 +41,45 @@ class _File:
             lines = map(str.strip, str(error).splitlines())
             reason = next(filter(None, lines), type(error).__name__)
             raise ValueError(f"can't be read as Parquet: {reason}") from error
-        columns = (_column(name, read.column(name), text) for name, text in request.items())
+        columns = (_encode_column(name, read.column(name), text) for name, text in request.items())
         return [piece for column in columns for piece in column]
 
     def _open(self, path: Path) -> dict[str, Any]:
+        """Open a file and return its names and number of rows."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         metadata = pq.read_metadata(path)
         schema = metadata.schema.to_arrow_schema()
-        of_text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
+        text_types = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
         self.path = path
-        self.texts = [field.name for field in schema if any(kind(field.type) for kind in of_text)]
+        self.texts = [
+            field.name for field in schema if any(kind(field.type) for kind in text_types)
+        ]
         return {"names": schema.names, "rows": metadata.num_rows}
 
     def _read(self, names: list[str]) -> Any:
+        """Return a pyarrow table of some columns."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         texts = [name for name in names if name in self.texts]
         try:
-            # A text is read once for all rows that have it.
+            # Repeated texts are read once.
             with pq.ParquetFile(self.path, read_dictionary=texts) as file:
                 return file.read(columns=names, use_threads=False)
         except (pa.ArrowException, OSError):
-            # Some encodings can't be read in this way; others than these fail again.
+            # Some encodings don't support dictionaries. Other errors are raised again.
             with pq.ParquetFile(self.path) as file:
                 return file.read(columns=names, use_threads=False)
 
 
-def _column(name: str, values: Any, as_text: bool) -> list[bytes | memoryview]:
-    """A column: n and float64, or t, int32 codes and its texts as JSON, each after its length.
+def _encode_column(name: str, values: Any, as_text: bool) -> list[bytes | memoryview]:
+    """Return the bytes of a column: n and float64, or t, int32 codes and texts as JSON, with
+    lengths.
 
-    Texts are in the order of the first row that has each. Raises ValueError for values that are
-    neither numbers nor texts.
+    Texts are in the order of first occurrence. Raises ValueError for values that are neither
+    numbers nor texts.
     """
     import pyarrow as pa
 
@@ -81,12 +87,12 @@ def _column(name: str, values: Any, as_text: bool) -> list[bytes | memoryview]:
     is_number = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     if any(is_kind(dtype) for is_kind in is_number) and not as_text:
         numbers = values.cast(pa.float64(), safe=False).to_numpy()
-        return [b"n", *_with_length(np.ascontiguousarray(numbers, np.float64))]
+        return [b"n", *_add_length(np.ascontiguousarray(numbers, np.float64))]
     try:
         if not pa.types.is_dictionary(dtype):
             values = values.cast(pa.string()).dictionary_encode()
         chunks = values.unify_dictionaries().chunks or [values.combine_chunks()]
-        # A dictionary may repeat a text, and have some that no row has.
+        # A dictionary may have repeated and unused texts.
         texts = chunks[0].dictionary.cast(pa.string()).dictionary_encode()
         codes = np.concatenate(
             [
@@ -104,13 +110,13 @@ def _column(name: str, values: Any, as_text: bool) -> list[bytes | memoryview]:
     numbers = np.full(len(texts.dictionary) + 1, -1, np.int32)
     numbers[used] = np.arange(len(used))
     listed = json.dumps(names).encode()
-    return [b"t", *_with_length(numbers[codes]), *_with_length(listed)]
+    return [b"t", *_add_length(numbers[codes]), *_add_length(listed)]
 
 
-def _with_length(content: Any) -> list[bytes | memoryview]:
-    """The bytes of an array or of bytes, after their number."""
+def _add_length(content: Any) -> list[bytes | memoryview]:
+    """Return the number of bytes of an array or of bytes, and the bytes."""
     view = memoryview(content)
-    # A view of nothing can't be cast.
+    # An empty view can't be cast.
     return [LENGTH.pack(view.nbytes), view.cast("B") if view.nbytes else b""]
 
 

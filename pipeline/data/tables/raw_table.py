@@ -1,7 +1,8 @@
-"""Columns of a table as they were read, before anything is fitted."""
+"""Columns of a table, as read from a file."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -26,20 +27,20 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Texts:
-    """A column of texts: the number of each row's text, int32 (rows,), -1 if it is missing."""
+    """A column of texts: the index of each row's text, int32 (rows,), -1 if it is missing."""
 
     codes: np.ndarray
     texts: tuple[str, ...]
 
     def counts(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """The rows that have each text, int64 (texts,)."""
+        """Return the number of rows with each text, int64 (texts,)."""
         codes = self.codes[rows]
         return np.bincount(codes[codes >= 0], minlength=len(self.texts))
 
 
 @dataclass(frozen=True)
 class RawTable:
-    """The columns of a file by name, and the names of its rows in messages."""
+    """The columns of a file by name, and the place of rows for messages."""
 
     columns: Mapping[str, Numbers | Texts]
     """The columns that were read."""
@@ -47,23 +48,30 @@ class RawTable:
     """The names of all columns of the file."""
     rows: int
     place: Callable[[int], str]
-    """The line or the row of the file, in words, for a row counted from 0."""
+    """The place of a row, counted from 0, in the file, such as "line 2"."""
 
     def column(self, name: str) -> Numbers | Texts:
-        """A column. Raises ValueError with the nearest name if it is missing."""
+        """Return a column. Raises ValueError with the nearest name if it is missing."""
         if name not in self.columns:
-            raise ValueError(missing_column(name, self.names))
+            raise ValueError(describe_missing_column(name, self.names))
         return self.columns[name]
 
 
-def missing_column(name: str, names: Iterable[str]) -> str:
-    """The message that a table lacks a column."""
+def describe_missing_column(name: str, names: Iterable[str]) -> str:
+    """Return a message for a missing column, with the nearest name."""
     names = list(names)
     guess = nearest(name, names)
     question = f"; did you mean {show_name(guess)}?" if guess else ";"
-    more = ", ..." if len(names) > 20 else ""
+    ellipsis = ", ..." if len(names) > 20 else ""
     columns = ", ".join(map(show_name, names[:20]))
-    return f"has no column {show_name(name)}{question} it has {columns}{more}"
+    return f"has no column {show_name(name)}{question} it has {columns}{ellipsis}"
+
+
+def require_unique(names: Iterable[str]) -> None:
+    """Raise ValueError for repeated names of columns."""
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise ValueError(f"has the column {', '.join(map(show_name, repeated[:5]))} more than once")
 
 
 def require_finite(name: str, values: np.ndarray, place: Callable[[int], str]) -> None:
@@ -78,7 +86,7 @@ def require_finite(name: str, values: np.ndarray, place: Callable[[int], str]) -
 
 
 def require_numbers(name: str, column: Numbers | Texts, place: Callable[[int], str]) -> Numbers:
-    """The numbers of a column. Raises ValueError with the first row that has another text."""
+    """Return the numbers of a column. Raises ValueError with the first row that has no number."""
     if isinstance(column, Numbers):
         return column
     rows = np.flatnonzero(column.codes >= 0)
@@ -91,7 +99,7 @@ def require_numbers(name: str, column: Numbers | Texts, place: Callable[[int], s
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a number, as a column of numbers may have it."""
+    """Return whether a text is a number without underscores."""
     try:
         float(text)
     except ValueError:

@@ -1,10 +1,9 @@
-"""CSV files: split by pyarrow, and by Python's stricter reader if they may be damaged."""
+"""CSV files, split by pyarrow, or by Python's stricter reader if they may be damaged."""
 
 from __future__ import annotations
 
 import csv
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ import pyarrow as pa
 from pyarrow import compute
 from pyarrow import csv as arrow_csv
 
-from pipeline.core.files.error_text import show_name
 from pipeline.core.files.unpacked_file import open_unpacked
 from pipeline.core.host.memory import require_room
 from pipeline.data.table import Kind, TableFormat
@@ -30,27 +28,26 @@ from pipeline.data.tables.raw_table import (
     RawTable,
     Texts,
     require_finite,
+    require_unique,
 )
 
 CHUNK = 1 << 15
-"""Rows that are converted together, of wide tables fewer."""
+"""Rows that are converted together; fewer in wide tables."""
 CHUNK_VALUES = 1 << 22
 MAX_LINE = 1 << 24
 """Characters of the longest line that is read."""
 DELIMITERS = ",;\t|"
 SNIFFED_LINES = 20
 _BYTES_PER_FIELD = 24
-"""Memory for each field besides its text: its start, its trimmed copy, its number."""
+"""Memory for each field besides its text, for its start, its trimmed copy and its number."""
 
 
 def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
-    """Read a CSV file, without its blank lines.
+    """Read a CSV file, without blank lines.
 
-    A column is read as numbers if `kind_of` its name is numeric or auto and every value that isn't
-    missing is a number, else as texts. Raises OSError, and ValueError with the line.
+    A column is read as numbers if its kind is numeric or auto and all present values are numbers,
+    else as texts. Raises OSError, and ValueError with the line.
     """
-    if not path.is_file():
-        raise ValueError("is no regular file" if path.exists() else "there is no such file")
     require_room(path.stat().st_size, "its table")
 
     def place(row: int) -> str:
@@ -68,10 +65,10 @@ def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     read: dict[str, Numbers | Texts] = {}
     fields.reverse()
     for name in names:
-        values = fields.pop()  # each is freed before the next one is converted
-        # A column without a name is an index, the order of the rows, and is not read.
+        values = fields.pop()  # a column is freed before the next one is converted
+        # A column without a name is an index of rows, and isn't read.
         if name and (kind := kind_of(name)) != "ignore":
-            read[name] = column = _column(values, kind, form)
+            read[name] = column = _convert_column(values, kind, form)
             if isinstance(column, Numbers):
                 require_finite(name, column.values, place)
     return RawTable(read, names, rows, place)
@@ -80,15 +77,13 @@ def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
 def _split_by_arrow(
     path: Path, form: TableFormat, delimiter: str, columns: int
 ) -> list[pa.ChunkedArray] | None:
-    """Return the fields of each column, large_string (rows,); None if they need a stricter reader.
-
-    Arrow accepts texts after a closing quote, and a quote that only the end of the file closes.
-    """
+    """Return the fields of each column, large_string (rows,); None if a stricter reader is needed.
+    Arrow accepts texts after a closing quote, and a quote that isn't closed."""
     end = re.escape(delimiter).encode() + rb"\r\n"
     quoted = rb'(?<![^%b])"(?:[^"]++|"")*+"(?=[%b]|\Z)' % (end, end)
     try:
-        # Arrow would count an empty line before the header as the header.
-        text = _utf8(path, form).lstrip(b"\r\n")
+        # Arrow would read an empty line before the header as the header.
+        text = _read_as_utf8(path, form).lstrip(b"\r\n")
         if delimiter == " " or not delimiter.isascii() or b"\0" in text:
             return None
         num_fields = text.count(delimiter.encode()) + text.count(b"\n") + 1
@@ -116,8 +111,8 @@ def _split_by_arrow(
     return list(table.columns) if is_whole else None
 
 
-def _utf8(path: Path, form: TableFormat) -> bytes:
-    """Return the text of a file in UTF-8."""
+def _read_as_utf8(path: Path, form: TableFormat) -> bytes:
+    """Read a file and convert it to UTF-8."""
     pieces = []
     with _open_text(path, form) as file:
         while piece := file.read(MAX_LINE):
@@ -127,10 +122,8 @@ def _utf8(path: Path, form: TableFormat) -> bytes:
 
 
 def _split_strictly(path: Path, form: TableFormat) -> list[pa.ChunkedArray]:
-    """Return the fields of each column, large_string (rows,), as Python's strict reader has them.
-
-    Raises ValueError for a file that isn't a table.
-    """
+    """Return the fields of each column, large_string (rows,), by Python's strict reader. Raises
+    ValueError for a file that isn't a table."""
     with _open_rows(path, form) as opened:
         chunk = max(1, min(CHUNK, CHUNK_VALUES // len(opened.names)))
         chunks: list[list[pa.Array]] = [[] for _ in opened.names]
@@ -142,19 +135,19 @@ def _split_strictly(path: Path, form: TableFormat) -> list[pa.ChunkedArray]:
 
 
 def _complete_rows(opened: _Rows) -> Iterator[list[str]]:
-    """Yield the rows. Raises ValueError for one with more or fewer fields than columns."""
+    """Yield the rows. Raises ValueError for a row with a wrong number of fields."""
     for row in opened.rows:
         if len(row) != len(opened.names):
             raise ValueError(
-                f"line {opened.line():,}: has {len(row)} fields, and there are "
+                f"line {opened.line():,}: has {len(row)} fields for "
                 f"{len(opened.names)} columns; quote a field that has the delimiter in it"
             )
         yield row
 
 
-def _column(values: pa.ChunkedArray, kind: Kind, form: TableFormat) -> Numbers | Texts:
-    """Return a column as numbers if its kind and all its values allow it, else as texts."""
-    if kind in ("auto", "numeric") and (numbers := _as_numbers(values, form)) is not None:
+def _convert_column(values: pa.ChunkedArray, kind: Kind, form: TableFormat) -> Numbers | Texts:
+    """Convert a column to numbers if its kind and values allow it, else to texts."""
+    if kind in ("auto", "numeric") and (numbers := _parse_numbers(values, form)) is not None:
         return Numbers(numbers)
     encoded = values.combine_chunks().dictionary_encode()
     names: dict[str, int] = {}
@@ -165,34 +158,36 @@ def _column(values: pa.ChunkedArray, kind: Kind, form: TableFormat) -> Numbers |
     return Texts(merged[encoded.indices.to_numpy()], tuple(names))
 
 
-def _as_numbers(values: pa.ChunkedArray, form: TableFormat) -> np.ndarray | None:
-    """Return float64 (rows,), NaN if a value is missing; None if one isn't a number."""
+def _parse_numbers(values: pa.ChunkedArray, form: TableFormat) -> np.ndarray | None:
+    """Return numbers, float64 (rows,), NaN if missing; None if a value isn't a number."""
     missing = pa.array(["", *form.missing_values], pa.large_string())
     bare = compute.utf8_trim_whitespace(values)
     texts = compute.if_else(compute.is_in(bare, missing), None, bare)
     if form.decimal == ",":
         if compute.any(compute.match_substring(texts, ".")).as_py():
-            # A point between thousands would be read as one before decimals.
+            # A point between thousands would be read as a decimal point.
             return None
         texts = compute.replace_substring(texts, ",", ".")
     try:
         numbers = compute.cast(texts, pa.float64()).to_numpy()
     except pa.ArrowInvalid:
         numbers = None
-    # Python has more numbers, such as digits of other scripts, and Arrow more texts for NaN.
+    # Python accepts more numbers, such as digits of other scripts, and Arrow more texts for NaN.
     if numbers is None or np.isnan(numbers).sum() > texts.null_count:
         encoded = texts.combine_chunks().dictionary_encode()
         parsed = [nan]
         for text in encoded.dictionary.to_pylist():
-            if "_" in text or (value := _number(text)) is None:
+            if "_" in text or (value := _parse_number(text)) is None:
                 return None
             parsed.append(value)
         numbers = np.array(parsed)[encoded.indices.fill_null(-1).to_numpy() + 1]
-    of_missing = [value for value in map(_number, form.missing_values) if value is not None]
-    return np.where(np.isin(numbers, of_missing), nan, numbers) if of_missing else numbers
+    missing_numbers = [
+        value for value in map(_parse_number, form.missing_values) if value is not None
+    ]
+    return np.where(np.isin(numbers, missing_numbers), nan, numbers) if missing_numbers else numbers
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
@@ -201,7 +196,7 @@ def _number(text: str) -> float | None:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows of an open file, and the line that the last one ended in."""
+    """The rows of an open file, and the line number of the last row's end."""
 
     names: tuple[str, ...]
     delimiter: str
@@ -211,7 +206,7 @@ class _Rows:
 
 @contextmanager
 def _open_rows(path: Path, form: TableFormat) -> Iterator[_Rows]:
-    """The names and rows of a file. Raises ValueError for a file that isn't a CSV."""
+    """Open a file and yield its names and rows. Raises ValueError if it isn't a CSV."""
     line = 0
     try:
         with _open_text(path, form) as file:
@@ -225,7 +220,7 @@ def _open_rows(path: Path, form: TableFormat) -> Iterator[_Rows]:
                     raise ValueError("has no rows")
                 names = tuple(f"column {n}" for n in range(1, len(first) + 1))
                 if form.header:
-                    names = _column_names(first)
+                    names = _parse_column_names(first)
                 else:
                     rows = chain([first], rows)
                 yield _Rows(names, delimiter, rows, lambda: reader.line_num)
@@ -237,60 +232,59 @@ def _open_rows(path: Path, form: TableFormat) -> Iterator[_Rows]:
         byte = ""
         if isinstance(error, UnicodeDecodeError):
             byte = f" has the byte 0x{error.object[error.start]:02x} and"
-        where = f"after line {line:,}" if line else "among its first lines"
+        place_text = f"after line {line:,}" if line else "among its first lines"
         raise ValueError(
-            f"{where}{byte} is not {form.encoding}; give dataset.encoding, such as "
+            f"{place_text}{byte} is not {form.encoding}; give dataset.encoding, such as "
             "latin-1 or utf-16"
         ) from error
 
 
 @contextmanager
 def _open_text(path: Path, form: TableFormat) -> Iterator[IO[str]]:
-    # The byte order mark that Windows writes doesn't belong to the first name.
+    # The byte order mark of Windows isn't a part of the first name.
     is_utf8 = form.encoding.lower() in ("utf-8", "utf8")
     with open_unpacked(path) as file:
         yield TextIOWrapper(file, "utf-8-sig" if is_utf8 else form.encoding, newline="")
 
 
 def _read_lines(file: IO[str]) -> Iterator[str]:
-    """The lines of a file. Raises csv.Error for a line that no CSV has."""
+    """Yield the lines of a file. Raises csv.Error for a NUL character or too long a line."""
     while line := file.readline(MAX_LINE):
         if "\0" in line:
-            raise csv.Error("has a NUL character; it is no CSV, or is in another encoding")
+            raise csv.Error("has a NUL character; it isn't a CSV, or has another encoding")
         if len(line) == MAX_LINE:
             raise csv.Error(f"has more than {MAX_LINE:,} characters")
         yield line
 
 
 def _split_fields(lines: Iterator[str], delimiter: str) -> Any:
-    """A reader of the fields of each line."""
+    """Return a `csv.reader` of the lines."""
     if delimiter != " ":
         return csv.reader(lines, delimiter=delimiter, strict=True)
-    # The reader skips spaces before a field; spaces at the end would be one more field.
+    # The reader skips spaces before a field, but spaces at the end would be one more field.
     bare = (f"{line.rstrip()}\n" for line in lines)
     return csv.reader(bare, delimiter=" ", skipinitialspace=True, strict=True)
 
 
 def _find_delimiter(lines: Iterator[str]) -> str:
-    """The most frequent delimiter of the first line.
+    """Return the most frequent delimiter of the first line.
 
-    If it has none: spaces, if they divide each line into the same number of fields, else comma.
+    If the line has none, it is the space if it splits all lines into equal numbers of fields, else
+    the comma.
     """
     first = next(lines, "")
     if not any(delimiter in first for delimiter in DELIMITERS):
         rows = _split_fields(chain([first], lines), " ")
         fields = set()
-        # What is wrong with a line is reported when it is read again, with its number.
+        # Problems of a line are reported when it is read again, with its number.
         with suppress(csv.Error, UnicodeError):
             fields = {len(row) for row in islice(rows, SNIFFED_LINES) if row}
         return " " if len(fields) == 1 and max(fields) > 1 else ","
     return max(DELIMITERS, key=lambda delimiter: (first.count(delimiter), delimiter == ","))
 
 
-def _column_names(header: list[str]) -> tuple[str, ...]:
-    """The names of the columns; the empty text for one without."""
+def _parse_column_names(header: list[str]) -> tuple[str, ...]:
+    """Return the names of the columns, which may be empty. Raises ValueError for repeated names."""
     names = tuple(text.strip() for text in header)
-    doubled = [name for name, count in Counter(names).items() if name and count > 1]
-    if doubled:
-        raise ValueError(f"has the column {', '.join(map(show_name, doubled[:5]))} more than once")
+    require_unique(filter(None, names))
     return names

@@ -1,8 +1,5 @@
-"""Parquet files, by pyarrow.
-
-A file of 1 kB can claim a billion rows, or unpack to gigabytes. So a child process of limited
-memory and time reads it.
-"""
+"""Parquet files, read by pyarrow. A file of 1 kB can claim a billion rows, or unpack to gigabytes.
+So a child process with limited memory and time reads it."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.core.files.error_text import show_name
 from pipeline.core.host.limited_process import ChildLimitError, ChildLimits, LimitedProcess
 from pipeline.core.host.memory import require_room
 from pipeline.data.tables.parquet_child import LENGTH, OPEN, READ
@@ -23,6 +19,7 @@ from pipeline.data.tables.raw_table import (
     RawTable,
     Texts,
     require_finite,
+    require_unique,
 )
 
 _BYTES_A_VALUE = 8
@@ -30,24 +27,22 @@ _COLUMNS_AT_ONCE = 64
 
 _BASE_VALUES = 10_000_000
 _VALUES_PER_BYTE = 1_000
-"""Most values of a file for each byte; 1 bit a row and 50 constant columns make 400."""
+"""The most values per byte of a file. 50 constant columns with 1 bit per row have 400."""
 _BASE_MEMORY_BYTES = 2**30
 _MEMORY_PER_BYTE = 256
 _MEMORY_PER_VALUE = 40
-"""Addresses of the child process for bytes of the file, and for values that are read at once."""
+"""Address space of the child process: a base, per byte of the file, and per value read at once."""
 _BASE_CPU_S = 10
 _BYTES_PER_CPU_S = 2_000_000
 _VALUES_PER_CPU_S = 200_000
-"""Slowest speed."""
+"""CPU time of the child process: a base, and the slowest speeds that are accepted."""
 
 
 def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
-    """Read a Parquet file: numbers as float64, texts, truth values and dictionaries as texts.
+    """Read a Parquet file: numbers as float64; texts, booleans and dictionaries as texts.
 
     Raises OSError, and ValueError with the problem of the file.
     """
-    if not path.is_file():
-        raise ValueError("is no regular file" if path.exists() else "there is no such file")
 
     def place(row: int) -> str:
         return f"row {row + 1:,}"
@@ -55,33 +50,34 @@ def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
     size_bytes = path.stat().st_size
     process = LimitedProcess("pipeline.data.tables.parquet_child")
     request = json.dumps(str(path.resolve())).encode()
-    metadata = json.loads(process.ask(OPEN, request, _limits(size_bytes, 0, 0)))
+    metadata = json.loads(process.ask(OPEN, request, _compute_limits(size_bytes, 0, 0)))
     names = metadata["names"]
     rows = metadata["rows"]
     read_names = [name for name in names if kind_of(name) != "ignore"]
     _require_bounds(names, read_names, rows, size_bytes)
     columns: dict[str, Numbers | Texts] = {}
     for start in range(0, len(read_names), _COLUMNS_AT_ONCE):
-        some = read_names[start : start + _COLUMNS_AT_ONCE]
+        batch_names = read_names[start : start + _COLUMNS_AT_ONCE]
         request = json.dumps(
-            {name: kind_of(name) in ("category", "date") for name in some}
+            {name: kind_of(name) in ("category", "date") for name in batch_names}
         ).encode()
-        limits = _limits(size_bytes, rows * len(some), rows * (start + len(some)))
+        read_count = start + len(batch_names)
+        limits = _compute_limits(size_bytes, rows * len(batch_names), rows * read_count)
         try:
             answer = process.ask(READ, request, limits)
         except ChildLimitError as error:
             raise ValueError(
-                f"{error} to read {len(some):,} columns of {rows:,} rows from a file of "
+                f"{error} to read {len(batch_names):,} columns of {rows:,} rows from a file of "
                 f"{size_bytes:,} bytes"
             ) from error
-        columns |= zip(some, _columns(memoryview(answer)), strict=True)
+        columns |= zip(batch_names, _parse_columns(memoryview(answer)), strict=True)
     for name, values in columns.items():
         if isinstance(values, Numbers):
             require_finite(name, values.values, place)
     return RawTable(columns, tuple(names), rows, place)
 
 
-def _limits(size_bytes: int, values: int, total_values: int) -> ChildLimits:
+def _compute_limits(size_bytes: int, values: int, total_values: int) -> ChildLimits:
     return ChildLimits(
         _BASE_MEMORY_BYTES + _MEMORY_PER_BYTE * size_bytes + _MEMORY_PER_VALUE * values,
         _BASE_CPU_S + size_bytes // _BYTES_PER_CPU_S + total_values // _VALUES_PER_CPU_S,
@@ -91,24 +87,22 @@ def _limits(size_bytes: int, values: int, total_values: int) -> ChildLimits:
 def _require_bounds(
     names: Sequence[str], read_names: Sequence[str], rows: int, size_bytes: int
 ) -> None:
-    """Raise ValueError for a file with too many columns or values, or one column twice."""
+    """Raise ValueError for too many columns or values, repeated columns, or too little memory."""
     if len(names) > MAX_COLUMNS:
-        raise ValueError(f"has {len(names):,} columns; must have {MAX_COLUMNS:,} at most")
-    doubled = sorted({name for name in read_names if read_names.count(name) > 1})
-    if doubled:
-        raise ValueError(f"has the column {', '.join(map(show_name, doubled[:5]))} more than once")
+        raise ValueError(f"has {len(names):,} columns; must have at most {MAX_COLUMNS:,}")
+    require_unique(read_names)
     values = rows * len(read_names)
-    most = _BASE_VALUES + _VALUES_PER_BYTE * size_bytes
-    if values > most:
+    max_values = _BASE_VALUES + _VALUES_PER_BYTE * size_bytes
+    if values > max_values:
         raise ValueError(
             f"claims {rows:,} rows of {len(read_names):,} columns in {size_bytes:,} bytes; must "
-            f"have {most:,} values at most"
+            f"have at most {max_values:,} values"
         )
     require_room(_BYTES_A_VALUE * values, "its table")
 
 
-def _columns(answer: memoryview) -> Iterator[Numbers | Texts]:
-    """The columns that `parquet_child` wrote."""
+def _parse_columns(answer: memoryview) -> Iterator[Numbers | Texts]:
+    """Yield the columns that `parquet_child` wrote."""
     at = 0
 
     def take() -> memoryview:

@@ -1,4 +1,4 @@
-"""Targets of a table: the task that its columns are for, and their labels."""
+"""Targets of a table: the task of its columns, and their labels."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pipeline.data.tables.raw_table import Numbers, RawTable, Texts, is_number, 
 from pipeline.data.targets import Targets, Task
 
 FEW_CLASSES = 20
-"""The most different whole numbers that are taken for classes without being asked to."""
+"""The most different whole numbers that are inferred as classes."""
 MAX_TABLE_CLASSES = 10_000
 _FLAGS = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0, "no": 0.0, "yes": 1.0}
 
 
-def task_of(table: RawTable, names: Sequence[str]) -> Task:
-    """The task of target columns: classification for one of texts or of few whole numbers, labels
-    for several of 0 and 1, else regression.
+def infer_task(table: RawTable, names: Sequence[str]) -> Task:
+    """Infer the task of target columns. It is classification for one column of texts or few whole
+    numbers, multi_label for several of 0 and 1, else regression.
 
     Raises ValueError for a column that mixes numbers and texts, and for several of texts.
     """
     columns = {name: table.column(name) for name in names}
     if len(names) > 1:
-        if all(_flags(column) is not None for column in columns.values()):
+        if all(_parse_flags(column) is not None for column in columns.values()):
             return "multi_label"
         for name, column in columns.items():
             require_numbers(name, column, table.place)
@@ -35,15 +35,13 @@ def task_of(table: RawTable, names: Sequence[str]) -> Task:
         return "classification"
     values = column.values[~np.isnan(column.values)]
     is_integer = np.array_equal(values, np.rint(values))
-    few = is_integer and len(np.unique(values)) <= FEW_CLASSES
-    return "classification" if few else "regression"
+    is_class = is_integer and len(np.unique(values)) <= FEW_CLASSES
+    return "classification" if is_class else "regression"
 
 
 def find_text_among_numbers(column: Texts) -> tuple[int, str, float] | None:
-    """The first row without a number, its text, and the share of numbers, if that is over half.
-
-    None for other columns.
-    """
+    """Return the first row whose text isn't a number, the text, and the share of numbers. None if
+    at most half of the values, or all, are numbers."""
     counts = column.counts()
     numbers = np.array([is_number(text) for text in column.texts], bool)
     share = float(counts[numbers].sum() / max(1, counts.sum()))
@@ -54,67 +52,66 @@ def find_text_among_numbers(column: Texts) -> tuple[int, str, float] | None:
 
 
 def require_one_type(name: str, column: Texts, table: RawTable) -> None:
-    """Raise ValueError for texts more than half of which are numbers."""
-    odd = find_text_among_numbers(column)
-    if odd is None:
+    """Raise ValueError if more than half, but not all, of the texts are numbers."""
+    mixed = find_text_among_numbers(column)
+    if mixed is None:
         return
-    row, text, share = odd
+    row, text, share = mixed
     raise ValueError(
         f"{table.place(row)}: {show_name(name)} = {text!r:.60}, and {share:.1%} of its values are "
-        "numbers; mend it, or add it to dataset.missing_values, or the column to "
+        "numbers; correct it, or add it to dataset.missing_values, or the column to "
         "dataset.categories"
     )
 
 
-def target_classes(table: RawTable, name: str) -> tuple[str, ...]:
-    """The classes of a column, sorted. Raises ValueError for fewer than two, and for too many."""
+def list_target_classes(table: RawTable, name: str) -> tuple[str, ...]:
+    """Return the sorted classes of a column. Raises ValueError for fewer than two, or too many."""
     column = table.column(name)
     if isinstance(column, Numbers):
         values = np.unique(column.values[~np.isnan(column.values)])
-        names = tuple(map(_number_name, values[: MAX_TABLE_CLASSES + 1]))
+        names = tuple(map(_format_number, values[: MAX_TABLE_CLASSES + 1]))
     else:
         names = tuple(sorted(column.texts))
     if len(names) > MAX_TABLE_CLASSES:
         raise ValueError(
             f"{show_name(name)} has more than {MAX_TABLE_CLASSES:,} different values, too many "
-            "classes; set dataset.task=regression where they are numbers"
+            "classes; set dataset.task=regression if they are numbers"
         )
     if len(names) < 2:
-        only = f"{show_name(names[0])} in every row" if names else "missing in every row"
-        raise ValueError(f"{show_name(name)} is {only}; nothing can be learned of it")
+        value_text = f"{show_name(names[0])} in every row" if names else "missing in every row"
+        raise ValueError(f"{show_name(name)} is {value_text}; nothing can be learned from it")
     return names
 
 
 def read_labels(table: RawTable, targets: Targets, columns: Sequence[str]) -> np.ndarray:
-    """The labels of all rows: int32 (rows,) of classes, float64 (rows, K) of numbers and labels.
-
-    Raises ValueError with the row of a value that is missing, or that no target is.
-    """
+    """Return the labels of all rows: int32 (rows,) for classes, else float64 (rows, K). Raises
+    ValueError with the row of a missing value or an unknown class."""
     if targets.task == "classification":
-        return _classes(table, columns[0], targets.names)
-    read = _numbers if targets.task == "regression" else _labels
+        return _read_classes(table, columns[0], targets.names)
+    read = _read_numbers if targets.task == "regression" else _read_flag_labels
     return np.stack([read(table, name) for name in columns], axis=1)
 
 
 def require_varied(labels: np.ndarray) -> None:
     """Raise ValueError if labels (rows, K) of 0 and 1 are the same in all rows."""
     if len(labels) and (labels == labels[0]).all():
-        raise ValueError("the labels are the same in all rows; nothing can be learned of them")
+        raise ValueError("the labels are the same in all rows; nothing can be learned from them")
 
 
-def _classes(table: RawTable, name: str, classes: Sequence[str]) -> np.ndarray:
+def _read_classes(table: RawTable, name: str, classes: Sequence[str]) -> np.ndarray:
+    """Return the class of each row, int32. Raises ValueError for a missing or unknown class."""
     column = table.column(name)
     position = {text: n for n, text in enumerate(classes)}
     if isinstance(column, Numbers):
         values, codes = np.unique(column.values, return_inverse=True)
-        texts = tuple("" if value != value else _number_name(value) for value in values)
+        texts = tuple("" if value != value else _format_number(value) for value in values)
         column = Texts(np.where(np.isnan(column.values), -1, codes), texts)
     labels = np.array([*(position.get(text, -1) for text in column.texts), -1], np.int32)
     labels = labels[column.codes]
     wrong = np.flatnonzero(labels < 0)
     if wrong.size:
         row = int(wrong[0])
-        _require_there(table, name, column.codes < 0)
+        _require_present(table, name, column.codes < 0)
         text = column.texts[column.codes[row]]
         raise ValueError(
             f"{table.place(row)}: {show_name(name)} = {text!r:.60}: no row of the training split "
@@ -123,26 +120,27 @@ def _classes(table: RawTable, name: str, classes: Sequence[str]) -> np.ndarray:
     return labels
 
 
-def _numbers(table: RawTable, name: str) -> np.ndarray:
+def _read_numbers(table: RawTable, name: str) -> np.ndarray:
     column = require_numbers(name, table.column(name), table.place)
-    _require_there(table, name, np.isnan(column.values))
+    _require_present(table, name, np.isnan(column.values))
     return column.values
 
 
-def _labels(table: RawTable, name: str) -> np.ndarray:
+def _read_flag_labels(table: RawTable, name: str) -> np.ndarray:
+    """Return 0 or 1 for each row, float64. Raises ValueError for other or missing values."""
     column = table.column(name)
     missing = (np.isnan(column.values)) if isinstance(column, Numbers) else column.codes < 0
-    _require_there(table, name, missing)
-    flags = _flags(column)
+    _require_present(table, name, missing)
+    flags = _parse_flags(column)
     if flags is None:
         raise ValueError(
-            f"{show_name(name)} has other values than 0 and 1, which multi_label takes"
+            f"{show_name(name)} has values other than 0 and 1, which multi_label needs"
         )
     return flags
 
 
-def _flags(column: Numbers | Texts) -> np.ndarray | None:
-    """0 or 1 of each row, float64, NaN if it is missing; None for a column of other values."""
+def _parse_flags(column: Numbers | Texts) -> np.ndarray | None:
+    """Return 0 or 1 for each row, float64 (rows,), NaN if missing; None for other columns."""
     if isinstance(column, Numbers):
         values = column.values
         return values if np.isin(values[~np.isnan(values)], (0, 1)).all() else None
@@ -152,7 +150,8 @@ def _flags(column: Numbers | Texts) -> np.ndarray | None:
     return np.array([*flags, np.nan], np.float64)[column.codes]
 
 
-def _require_there(table: RawTable, name: str, missing: np.ndarray) -> None:
+def _require_present(table: RawTable, name: str, missing: np.ndarray) -> None:
+    """Raise ValueError with the first row whose target is missing."""
     if missing.any():
         row = int(np.argmax(missing))
         raise ValueError(
@@ -161,5 +160,5 @@ def _require_there(table: RawTable, name: str, missing: np.ndarray) -> None:
         )
 
 
-def _number_name(value: float) -> str:
+def _format_number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(float(value))

@@ -1,1 +1,1 @@
-"""Texts as numbers of tokens: tokenizers, windows of tokens, and the files that hold them."""
+"""Texts as numbers of tokens: files, tokenizers and windows of tokens."""

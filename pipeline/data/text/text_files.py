@@ -1,4 +1,4 @@
-"""Files of texts: one, or the files of a folder that match a pattern, in the order of names."""
+"""Text files: a single one, or the files of a folder that match a pattern, and CSVs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from pipeline.data.text.tokenizer import decode_utf8
 
 MAX_TEXT_BYTES = 16 * 2**30
 ROOM_PER_BYTE = 24
-"""The most memory to read a text: as bytes, characters and tokens, some of them twice."""
+"""Memory for each byte of a text: bytes, characters and tokens, with copies."""
 MAX_FIELD = 2**20
-"""Characters of a field of a CSV."""
+"""The most characters of a field of a CSV."""
 
 
 def list_text_files(root: Path, pattern: str) -> list[Path]:
-    """The file `root`, or the files of the folder that match, sorted by path.
-
-    Raises DataError if there is no such file, and for a link out of the folder.
-    """
+    """List the file `root`, or the matching files of the folder, sorted by path. Raises DataError
+    if there is none, and for a link out of the folder."""
     if root.is_file():
         return [root]
     if not root.is_dir():
@@ -34,29 +32,29 @@ def list_text_files(root: Path, pattern: str) -> list[Path]:
         raise DataError(
             f"{root}: holds no file that matches dataset.pattern = {show_name(pattern)}"
         )
-    inside = root.resolve()
+    resolved_root = root.resolve()
     for file in files:
-        if not file.resolve().is_relative_to(inside):
-            raise DataError(f"{file}: leads out of {root}, to {file.resolve()}; copy what is there")
+        if not file.resolve().is_relative_to(resolved_root):
+            raise DataError(f"{file}: leads out of {root}, to {file.resolve()}; copy its target")
     return files
 
 
 def read_files(files: list[Path]) -> list[bytes]:
-    """The contents of files. Raises DataError for one that can't be read, or has no room."""
+    """Read files. Raises DataError for an unreadable file, or too little memory."""
     size_bytes = 0
     for file in files:
         with name_file(file):
             size_bytes += file.stat().st_size
     with name_file(files[0].parent):
-        what = f"{len(files):,} files of {size_bytes / 1e6:,.1f} MB"
-        require_room(ROOM_PER_BYTE * size_bytes, what)
-    return [_read(file) for file in files]
+        description = f"{len(files):,} files of {size_bytes / 1e6:,.1f} MB"
+        require_room(ROOM_PER_BYTE * size_bytes, description)
+    return [_read_file(file) for file in files]
 
 
-def read_lines_of_text(file: Path) -> list[str]:
-    """The lines of a text file that are not empty. Raises DataError if it has no line."""
+def read_text_lines(file: Path) -> list[str]:
+    """Read the lines of a text file that aren't empty. Raises DataError if there is none."""
     with name_file(file):
-        lines = [line.strip() for line in decode_utf8(_read(file)).splitlines()]
+        lines = [line.strip() for line in decode_utf8(_read_file(file)).splitlines()]
     texts = [line for line in lines if line]
     if not texts:
         raise DataError(f"{file}: holds no text; must have one on each line")
@@ -64,15 +62,13 @@ def read_lines_of_text(file: Path) -> list[str]:
 
 
 def read_rows(file: Path, columns: tuple[str, str]) -> list[tuple[str, str]]:
-    """Two columns of a CSV whose first line names them, row by row.
-
-    Raises DataError for a file that isn't a CSV, lacks a column or a field, or has no rows.
-    """
+    """Read two columns of a CSV, row by row. The first line has their names. Raises DataError for a
+    file that isn't a CSV, lacks a column or a field, or has no rows."""
     with name_file(file):
-        # Excel begins a file with a mark of its encoding.
-        text = decode_utf8(_read(file)).removeprefix("\ufeff")
+        # Excel writes a byte order mark.
+        text = decode_utf8(_read_file(file)).removeprefix("\ufeff")
         if "\0" in text:
-            raise ValueError("is no CSV: it holds zero bytes")
+            raise ValueError("isn't a CSV: it holds zero bytes")
         limit = csv.field_size_limit(MAX_FIELD)
         try:
             return _parse_rows(text, columns)
@@ -83,17 +79,18 @@ def read_rows(file: Path, columns: tuple[str, str]) -> list[tuple[str, str]]:
 
 
 def _parse_rows(text: str, columns: tuple[str, str]) -> list[tuple[str, str]]:
+    """Parse two columns of a CSV. Raises ValueError for a missing column or field, or no rows."""
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     names = reader.fieldnames or []
     missing = [column for column in columns if column not in names]
     if missing:
-        has = ", ".join(map(show_name, names[:20])) or "nothing"
-        raise ValueError(f"has no column {', '.join(map(show_name, missing))}; it has {has}")
+        listed = ", ".join(map(show_name, names[:20])) or "nothing"
+        raise ValueError(f"has no column {', '.join(map(show_name, missing))}; it has {listed}")
     rows = []
     for row in reader:
         if None in row or None in row.values():
             raise ValueError(
-                f"line {reader.line_num} has other than {len(names)} fields; a field with a "
+                f"line {reader.line_num} doesn't have {len(names)} fields; a field with a "
                 "comma must be quoted"
             )
         rows.append((row[columns[0]], row[columns[1]]))
@@ -102,7 +99,7 @@ def _parse_rows(text: str, columns: tuple[str, str]) -> list[tuple[str, str]]:
     return rows
 
 
-def _read(file: Path) -> bytes:
+def _read_file(file: Path) -> bytes:
     with name_file(file):
         require_room(ROOM_PER_BYTE * file.stat().st_size, f"the text of {file.name}")
         return read_bytes(file, MAX_TEXT_BYTES)

@@ -1,8 +1,8 @@
-"""The format of a network's texts: its tokenizer, and the target of its predictions."""
+"""The format of a network's texts: the tokenizer, and what is predicted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -13,19 +13,27 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_bytes
 from pipeline.core.files.error_text import show_name
-from pipeline.data.text.tokenizer import UNKNOWN, LibraryTokenizer, Tokenizer, parse_tokenizer
+from pipeline.data.text.tokenizer import (
+    UNKNOWN,
+    ByteTokenizer,
+    LibraryTokenizer,
+    Tokenizer,
+    make_character_tokenizer,
+    make_word_tokenizer,
+    parse_tokenizer,
+)
 
 TOKENIZER = "tokenizer.json"
 """The tokenizer's file in a run or an export."""
 MAX_TOKENIZER_BYTES = 64 * 2**20
 
 SPECIAL = ("<padding>", "<unknown>", "<start>")
-"""The first three tokens of texts that are classified with a tokenizer of this package."""
+"""The first three tokens for text classification with a tokenizer of this package."""
 UNKNOWN_TOKEN = 1
 START_TOKEN = 2
 
 NO_TOKEN = -1
-"""Padding of texts up to the length of the longest, in requests that have no sizes."""
+"""Padding of short texts in requests that have no sizes."""
 
 Predicts = Literal["next_token", "class"]
 
@@ -34,8 +42,8 @@ Predicts = Literal["next_token", "class"]
 class TextFormat:
     """The tokenizer of texts, and whether a network continues or classifies them.
 
-    Texts to be classified begin with a special token, as in BERT: the last of `SPECIAL`, or one
-    that a tokenizer.json puts around a text.
+    Texts to be classified begin with a special token, as in BERT: `SPECIAL[START_TOKEN]`, or the
+    special tokens of a tokenizer.json.
     """
 
     tokenizer: Tokenizer
@@ -43,7 +51,7 @@ class TextFormat:
 
     @property
     def adds_special(self) -> bool:
-        """Whether tokens are numbered from 3, after `SPECIAL`."""
+        """Whether the first tokens are `SPECIAL`, and others are numbered from 3 on."""
         return self.predicts == "class" and not isinstance(self.tokenizer, LibraryTokenizer)
 
     @property
@@ -51,19 +59,19 @@ class TextFormat:
         """The number of different tokens that the network reads."""
         return self.tokenizer.vocabulary + (len(SPECIAL) if self.adds_special else 0)
 
-    def encode(self, text: str, most: int) -> np.ndarray:
-        """The first `most` tokens of a text to be classified, int32 (n,), one at least."""
+    def encode(self, text: str, max_tokens: int) -> np.ndarray:
+        """Return the first tokens of a text for classification, int32 (n,), at least one."""
         if not self.adds_special:
-            tokens = self.tokenizer.encode(text)[:most]
+            tokens = self.tokenizer.encode(text)[:max_tokens]
             return tokens if len(tokens) else np.zeros(1, np.int32)
         if self.tokenizer.kind in ("bytes", "characters"):
-            text = text[:most]  # each character has a token at least
+            text = text[:max_tokens]  # each character has at least one token
         tokens = self.tokenizer.encode(text)
         numbers = np.where(tokens == UNKNOWN, UNKNOWN_TOKEN, tokens + len(SPECIAL))
-        return np.concatenate([[START_TOKEN], numbers])[:most].astype(np.int32)
+        return np.concatenate([[START_TOKEN], numbers])[:max_tokens].astype(np.int32)
 
     def encode_all(self, texts: Sequence[str], length: int) -> np.ndarray:
-        """Texts to be classified, int32 (n, length, 1, 1), filled up with `NO_TOKEN`."""
+        """Return texts for classification, int32 (n, length, 1, 1), padded with `NO_TOKEN`."""
         samples = np.full((len(texts), length), NO_TOKEN, np.int32)
         for row, text in zip(samples, texts, strict=True):
             tokens = self.encode(text, length)
@@ -71,19 +79,19 @@ class TextFormat:
         return samples[..., np.newaxis, np.newaxis]
 
     def encode_prompt(self, prompt: str) -> np.ndarray:
-        """The tokens of a text to be continued, int32 (n,).
+        """Return the tokens of a text to be continued, int32 (n,).
 
         Raises DataError for a text without tokens, and for one that the vocabulary lacks.
         """
         if not prompt:
-            raise DataError("the prompt is empty; must have one token at least to be continued")
+            raise DataError("the prompt is empty; must have at least one token")
         try:
             tokens = self.tokenizer.encode(prompt)
         except Exception as error:  # the library has no error class
             raise DataError(f"the prompt can't be read by the tokenizer: {error}") from error
         unknown = np.flatnonzero(tokens == UNKNOWN)
         if len(unknown):
-            # Only a tokenizer of characters has unknown tokens, and they are one to one.
+            # Only a tokenizer of characters has unknown tokens, one for each character.
             missing = ", ".join(map(repr, dict.fromkeys(prompt[n] for n in unknown.tolist())))
             raise DataError(
                 f"the prompt has {show_name(missing)}, not among the {self.tokenizer.vocabulary:,} "
@@ -91,12 +99,12 @@ class TextFormat:
             )
         if not len(tokens):
             raise DataError(
-                f"the prompt {show_name(prompt)!r} has no tokens; must have one at least"
+                f"the prompt {show_name(prompt)!r} has no tokens; must have at least one"
             )
         return tokens
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is predicted, as JSON. The tokenizer has a separate file."""
+        """Return what is predicted as JSON. The tokenizer has a separate file."""
         return {"predicts": self.predicts}
 
 
@@ -116,10 +124,26 @@ def read_tokenizer(path: Path, *, special_tokens: bool = False) -> Tokenizer:
         raise DataError(f"{path}: {error}") from error
 
 
-def read_text_format(folder: Path, about: Mapping[str, Any]) -> TextFormat | None:
-    """The format of texts of a run or an export, which `about` describes; None for other samples.
+def make_tokenizer(
+    name: str, texts: Iterable[str], *, max_words: int | None = None, special_tokens: bool = False
+) -> Tokenizer:
+    """Make the tokenizer that a recipe names: bytes, characters, words or the path of a file.
 
-    Raises DataError if the tokenizer is missing or damaged, ValueError for another description.
+    `texts` have the vocabulary of characters or words. There is none of words without `max_words`.
+    """
+    match name:
+        case "bytes":
+            return ByteTokenizer()
+        case "characters":
+            return make_character_tokenizer(texts)
+        case "words" if max_words is not None:
+            return make_word_tokenizer(texts, max_words)
+    return read_tokenizer(Path(name).expanduser(), special_tokens=special_tokens)
+
+
+def read_text_format(folder: Path, about: Mapping[str, Any]) -> TextFormat | None:
+    """Read the text format of a run or an export, by its description; None for other samples.
+    Raises DataError if the tokenizer is missing or damaged, ValueError for an invalid description.
     """
     match about.get("text"):
         case None:

@@ -1,4 +1,4 @@
-"""Tokenizers: texts to numbers of tokens and back, and their file `tokenizer.json`."""
+"""Tokenizers, which convert texts to numbers of tokens and back, and their tokenizer.json."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WORDS = re.compile(r"\w+|[^\w\s]")
 
 
 class Tokenizer(ABC):
-    """A vocabulary of tokens, which have the numbers 0 to `vocabulary` - 1."""
+    """A vocabulary of tokens with the numbers 0 to `vocabulary` - 1."""
 
     kind: str
 
@@ -41,18 +41,18 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
-        """The tokens of a text, int32 (n,); `UNKNOWN` for one that the vocabulary lacks."""
+        """Return the tokens of a text, int32 (n,), `UNKNOWN` if the vocabulary lacks one."""
 
     @abstractmethod
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
 
     @abstractmethod
     def to_bytes(self) -> bytes:
-        """The content of a file that `parse_tokenizer` reads as this tokenizer."""
+        """Return the content of a tokenizer.json, which `parse_tokenizer` reads."""
 
     def encode_file(self, content: bytes) -> np.ndarray:
-        """The tokens of a file, int32 (n,). Raises ValueError if it isn't UTF-8."""
+        """Return the tokens of a file, int32 (n,). Raises ValueError if it isn't UTF-8."""
         return self.encode(decode_utf8(content))
 
 
@@ -64,67 +64,61 @@ class ByteTokenizer(Tokenizer):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Printable ASCII as it is, other bytes as 0x0a."""
+        """Printable ASCII characters, and other bytes in hexadecimal, such as 0x0a."""
         return tuple(chr(n) if 33 <= n < 127 else f"0x{n:02x}" for n in range(256))
 
     def encode(self, text: str) -> np.ndarray:
-        """One token a byte; none is unknown."""
+        """Return one token per byte; none is unknown."""
         return self.encode_file(text.encode("utf-8", "surrogateescape"))
 
     def encode_file(self, content: bytes) -> np.ndarray:
-        """One token a byte, whatever they mean."""
+        """Return one token per byte, for any content."""
         return np.frombuffer(content, np.uint8).astype(np.int32)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text, with the replacement character for bytes that aren't UTF-8."""
+        """Return the text, with replacement characters for bytes that aren't UTF-8."""
         return bytes(map(int, tokens)).decode("utf-8", "replace")
 
     def to_bytes(self) -> bytes:
-        """The kind, as JSON."""
-        return _as_json({"kind": self.kind})
+        return _to_json({"kind": self.kind})
 
 
 @dataclass(frozen=True)
 class CharacterTokenizer(Tokenizer):
-    """The characters of a text. `characters` is the vocabulary, sorted."""
+    """The characters of a text. `characters` is the sorted vocabulary."""
 
     characters: str
     kind = "characters"
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The characters."""
         return tuple(self.characters)
 
     @cached_property
     def _codes(self) -> np.ndarray:
-        return _code_points(self.characters)
+        return _to_code_points(self.characters)
 
     def encode(self, text: str) -> np.ndarray:
-        """One token a character."""
-        codes = _code_points(text)
+        codes = _to_code_points(text)
         places = np.searchsorted(self._codes, codes).clip(max=len(self._codes) - 1)
         return np.where(self._codes[places] == codes, places, UNKNOWN).astype(np.int32)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The characters, one after the other."""
         return "".join(self.characters[token] for token in tokens)
 
     def to_bytes(self) -> bytes:
-        """Kind and characters, as JSON."""
-        return _as_json({"kind": self.kind, "characters": self.characters})
+        return _to_json({"kind": self.kind, "characters": self.characters})
 
 
 @dataclass(frozen=True)
 class WordTokenizer(Tokenizer):
-    """Words in lower case, and each character that is neither in a word nor white space."""
+    """Words in lower case, and each other character except white space."""
 
     words: tuple[str, ...]
     kind = "words"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The words."""
         return self.words
 
     @cached_property
@@ -132,30 +126,27 @@ class WordTokenizer(Tokenizer):
         return {word: number for number, word in enumerate(self.words)}
 
     def encode(self, text: str) -> np.ndarray:
-        """One token a word."""
-        numbers = [self._numbers.get(word, UNKNOWN) for word in words_of(text)]
+        numbers = [self._numbers.get(word, UNKNOWN) for word in split_words(text)]
         return np.array(numbers, np.int32)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The words, with a space between any two."""
         return " ".join(self.words[token] for token in tokens)
 
     def to_bytes(self) -> bytes:
-        """Kind and words, as JSON."""
-        return _as_json({"kind": self.kind, "words": list(self.words)})
+        return _to_json({"kind": self.kind, "words": list(self.words)})
 
 
 @dataclass(frozen=True)
 class LibraryTokenizer(Tokenizer):
-    """A tokenizer.json of the library `tokenizers`, which computes it in a child process.
+    """A tokenizer.json of the library `tokenizers`, which runs in a child process.
 
-    Raises ValueError when the library isn't installed, can't read the file or a text, or takes more
-    memory or time than a tokenizer needs.
+    Raises ValueError if the library isn't installed, can't read the file or a text, or exceeds the
+    limits of memory or time.
     """
 
     content: bytes
     special_tokens: bool = False
-    """Whether a text gets the tokens that the file puts around one, such as [CLS] and [SEP]."""
+    """Whether texts get the file's special tokens, such as [CLS] and [SEP]."""
     kind = "tokenizer.json"
 
     @cached_property
@@ -164,10 +155,11 @@ class LibraryTokenizer(Tokenizer):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The tokens as the file has them. Numbers without a token are called unused.
+        """The tokens of the file.
 
-        Raises ValueError for numbers beyond `MAX_VOCABULARY`, and for two tokens of one number, of
-        which the library chooses another each time.
+        Numbers without a token have the name "unused n". Raises ValueError for numbers beyond
+        `MAX_VOCABULARY`, and for two tokens with one number, since the library's choice between
+        them varies.
         """
         numbers: Mapping[str, int] = self._process.metadata["vocabulary"]
         count = 1 + max(numbers.values(), default=-1)
@@ -175,18 +167,18 @@ class LibraryTokenizer(Tokenizer):
             raise ValueError(
                 f"has tokens up to number {count - 1:,}; must have 1 to {MAX_VOCABULARY:,}"
             )
-        by_number: dict[int, str] = {}
+        names: dict[int, str] = {}
         for name, number in sorted(numbers.items()):
-            if number in by_number:
+            if number in names:
                 raise ValueError(
-                    f"has number {number:,} for the tokens {by_number[number]!r} and {name!r}; "
+                    f"has number {number:,} for the tokens {names[number]!r} and {name!r}; "
                     "must have one token a number"
                 )
-            by_number[number] = name
-        return tuple(by_number.get(number, f"unused {number}") for number in range(count))
+            names[number] = name
+        return tuple(names.get(number, f"unused {number}") for number in range(count))
 
     def require_usable(self) -> None:
-        """Raise ValueError for a file without tokens, or one whose tokens are drawn at random."""
+        """Raise ValueError for a file without tokens, or with randomly drawn tokens."""
         dropout = self._process.metadata["dropout"]
         if dropout:
             raise ValueError(
@@ -197,29 +189,23 @@ class LibraryTokenizer(Tokenizer):
             raise ValueError("has no tokens")
 
     def encode(self, text: str) -> np.ndarray:
-        """The library's tokens."""
         return self._process.encode(text, special_tokens=self.special_tokens)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The library's text, without special tokens."""
         return self._process.decode(np.fromiter(tokens, np.int32))
 
     def to_bytes(self) -> bytes:
-        """The file, unchanged."""
         return self.content
 
 
 def parse_tokenizer(content: bytes, *, special_tokens: bool = False) -> Tokenizer:
-    """The tokenizer of a file: one of this package's kinds, or the library's.
-
-    Raises ValueError for anything else.
-    """
+    """Return the tokenizer of a file, of this package or the library. Raises ValueError."""
     try:
         tree = json.loads(decode_utf8(content))
     except RecursionError:
-        raise ValueError("is no tokenizer.json: it is nested too deeply") from None
+        raise ValueError("isn't a tokenizer.json: it is nested too deeply") from None
     except ValueError as error:
-        raise ValueError(f"is no tokenizer.json: {error}") from error
+        raise ValueError(f"isn't a tokenizer.json: {error}") from error
     match tree:
         case {"kind": "bytes"}:
             return ByteTokenizer()
@@ -233,28 +219,28 @@ def parse_tokenizer(content: bytes, *, special_tokens: bool = False) -> Tokenize
             library = LibraryTokenizer(content, special_tokens)
             library.require_usable()
             return library
-    raise ValueError("is no tokenizer.json: it has no model")
+    raise ValueError("isn't a tokenizer.json: it has no model")
 
 
-def characters_of(texts: Iterable[str]) -> CharacterTokenizer:
-    """The tokenizer of all characters of some texts."""
+def make_character_tokenizer(texts: Iterable[str]) -> CharacterTokenizer:
+    """Make a tokenizer of all characters in some texts."""
     return CharacterTokenizer("".join(sorted(set(chain.from_iterable(texts)))))
 
 
-def frequent_words(texts: Iterable[str], most: int) -> WordTokenizer:
-    """The tokenizer of the `most` frequent words; of equally frequent ones the first by name."""
-    counts = Counter(word for text in texts for word in words_of(text))
+def make_word_tokenizer(texts: Iterable[str], max_words: int) -> WordTokenizer:
+    """Make a tokenizer of the most frequent words, ordered by name if equally frequent."""
+    counts = Counter(word for text in texts for word in split_words(text))
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    return WordTokenizer(tuple(ranked[:most]))
+    return WordTokenizer(tuple(ranked[:max_words]))
 
 
-def words_of(text: str) -> Sequence[str]:
-    """The words of a text in lower case, and its punctuation."""
+def split_words(text: str) -> Sequence[str]:
+    """Return the words of a text in lower case, and its punctuation."""
     return _WORDS.findall(text.lower())
 
 
 def decode_utf8(content: bytes) -> str:
-    """The text of a file. Raises ValueError that names the first byte which is not UTF-8."""
+    """Decode UTF-8. Raises ValueError with the first invalid byte."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -263,10 +249,10 @@ def decode_utf8(content: bytes) -> str:
         ) from error
 
 
-def _code_points(text: str) -> np.ndarray:
-    """The numbers of the characters, uint32 (n,)."""
+def _to_code_points(text: str) -> np.ndarray:
+    """Return the code points of the characters, uint32 (n,)."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
-def _as_json(tree: Any) -> bytes:
+def _to_json(tree: Any) -> bytes:
     return (json_text(tree) + "\n").encode()

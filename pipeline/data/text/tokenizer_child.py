@@ -1,4 +1,4 @@
-"""Child process of `tokenizer_process`, which computes with the library `tokenizers`."""
+"""Child process of `tokenizer_process`, which runs the library `tokenizers`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ DECODE = b"d"
 
 
 class _Library:
-    """The tokenizer that was read last."""
+    """The library's tokenizer, set by FILE."""
 
     tokenizer: Any
 
     def compute(self, kind: bytes, content: bytes) -> list[bytes]:
-        """About a file as JSON, the tokens of a text as int32, or the text of tokens."""
+        """Answer a request.
+
+        FILE has a tokenizer.json; the answer is {"vocabulary", "dropout"} as JSON. ENCODE and
+        ENCODE_SPECIAL have a text; the answer has tokens, int32. DECODE has tokens; the answer is a
+        text.
+        """
         if kind == FILE:
             from tokenizers import Tokenizer
 

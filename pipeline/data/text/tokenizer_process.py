@@ -1,7 +1,7 @@
-"""A tokenizer.json of the library `tokenizers`, computed by a process of limited memory and time.
+"""A tokenizer.json of the library `tokenizers`, in a process with limited memory and time.
 
-The file may be a stranger's: its replacements can grow a text without end, and its regular
-expressions can take hours.
+An untrusted file may have replacements that grow a text without end, or regular expressions that
+take hours.
 """
 
 from __future__ import annotations
@@ -21,57 +21,57 @@ from pipeline.core.host.limited_process import (
 from pipeline.data.text.tokenizer_child import DECODE, ENCODE, ENCODE_SPECIAL, FILE
 
 _BASE_MEMORY_BYTES = 2**30
-"""Addresses of a process that has read nothing, with the library's allocations in advance."""
+"""Address space of a process that has read nothing, with the library's allocations."""
 _MEMORY_PER_BYTE = 512
-"""Addresses for a byte of the file or of a text; 100 to 180 were measured."""
+"""Address space per byte of the file or of a text; 100 to 180 were measured."""
 _BASE_CPU_S = 10
 _BYTES_PER_CPU_S = 100_000
-"""Slowest speed, of all requests together; 550,000 to 860,000 were measured on busy cores."""
+"""The slowest accepted speed over all requests; 550,000 to 860,000 were measured on busy cores."""
 
 
 class TokenizerProcess:
-    """A child process that has read a tokenizer.json. It ends when this object is dropped.
-
-    Raises ValueError when the library isn't installed, can't read the file, or exceeds the limits.
-    """
+    """A child process that has read a tokenizer.json. It ends when this object is deleted. Raises
+    ValueError if the library isn't installed, can't read the file, or exceeds the limits."""
 
     metadata: Mapping[str, Any]
-    """`vocabulary`, numbers by token, and `dropout`, the share of merges left out at random."""
+    """`vocabulary`, the numbers by token, and `dropout`, the share of randomly omitted merges."""
 
     def __init__(self, content: bytes) -> None:
         self._process = LimitedProcess("pipeline.data.text.tokenizer_child")
         self._total_bytes = 0
         try:
-            self.metadata = json.loads(self._ask(FILE, content))
+            self.metadata = json.loads(self._send(FILE, content))
         except ImportError as error:
             raise ValueError(
                 f"needs the library tokenizers: pip install 'recipe-pipeline[text]' ({error})"
             ) from error
         except LibraryError as error:
-            raise ValueError(f"is no tokenizer.json: {error}") from error
+            raise ValueError(f"isn't a tokenizer.json: {error}") from error
 
     def encode(self, text: str, *, special_tokens: bool) -> np.ndarray:
-        """The library's tokens, int32 (n,). Raises ValueError for its errors and limits."""
+        """Return the library's tokens, int32 (n,). Raises ValueError also for limits."""
         content = text.encode()
         kind = ENCODE_SPECIAL if special_tokens else ENCODE
         return np.frombuffer(self._compute(kind, content, "a text"), np.int32)
 
     def decode(self, tokens: np.ndarray) -> str:
-        """The library's text, without special tokens. Raises ValueError as `encode` does."""
+        """Return the library's text, without special tokens. Raises ValueError as `encode` does."""
         return self._compute(DECODE, tokens.astype(np.int32).tobytes(), "tokens").decode()
 
-    def _compute(self, kind: bytes, content: bytes, what: str) -> bytes:
+    def _compute(self, kind: bytes, content: bytes, description: str) -> bytes:
+        """Send a request. Raises ValueError that describes its content."""
         try:
-            return self._ask(kind, content)
+            return self._send(kind, content)
         except LibraryError as error:
-            raise ValueError(f"the tokenizer fails on {what}: {error}") from error
+            raise ValueError(f"the tokenizer fails on {description}: {error}") from error
         except ChildLimitError as error:
             raise ValueError(
-                f"the tokenizer {error} for {what} of {len(content):,} bytes; its replacements "
-                "must grow a text less, and its expressions match faster"
+                f"the tokenizer {error} for {description} of {len(content):,} bytes; its "
+                "replacements must grow a text less, and its expressions match faster"
             ) from error
 
-    def _ask(self, kind: bytes, content: bytes) -> bytes:
+    def _send(self, kind: bytes, content: bytes) -> bytes:
+        """Send a request, with limits by the bytes of all requests."""
         self._total_bytes += len(content)
         limits = ChildLimits(
             _BASE_MEMORY_BYTES + _MEMORY_PER_BYTE * self._total_bytes,

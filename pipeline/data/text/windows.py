@@ -1,4 +1,4 @@
-"""Windows of a text: the tokens that a network reads, and the token after each as its label."""
+"""Windows of a text: the tokens that a network reads, and the next token as the label of each."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import numpy as np
 @dataclass(frozen=True)
 class TokenWindows:
     """A column of windows of consecutive tokens. Window n begins at token `first + n * stride`.
-
-    Windows share the memory of one text, however much they overlap.
-    """
+    Windows share the memory of one text."""
 
     tokens: np.ndarray
     """The whole text, uint8 or int32 (tokens,)."""
@@ -22,9 +20,9 @@ class TokenWindows:
     length: int
     """Tokens of a window."""
     stride: int
-    """Tokens from the start of a window to that of the next."""
+    """Tokens between the starts of two windows."""
     first: int
-    """0 for the tokens that a network reads, 1 for the tokens after them."""
+    """0 for the tokens that a network reads, 1 for the next tokens, their labels."""
     trailing: tuple[int, ...] = ()
     """Dimensions of size 1 after the tokens: (1, 1) makes images of them."""
 
@@ -35,7 +33,6 @@ class TokenWindows:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the tokens."""
         return self.tokens.dtype
 
     def __getitem__(self, indices: Any) -> np.ndarray:
@@ -45,22 +42,22 @@ class TokenWindows:
         return self.tokens[token_indices].reshape(*starts.shape, self.length, *self.trailing)
 
 
-def window_columns(tokens: np.ndarray, length: int, stride: int) -> dict[str, TokenWindows]:
+def make_window_columns(tokens: np.ndarray, length: int, stride: int) -> dict[str, TokenWindows]:
     """Return the columns of a language model: `image` (n, length, 1, 1), `label` (n, length).
 
-    Inputs have the rank of images; labels are the tokens after them. `length` and `stride` are in
-    tokens. Raises ValueError if the text has no complete window.
+    Inputs have the rank of images; labels are the next tokens. `length` and `stride` are in tokens.
+    Raises ValueError if the text has no complete window.
     """
     count = (len(tokens) - 1 - length) // stride + 1
     if len(tokens) <= length:
         raise ValueError(
-            f"{len(tokens):,} tokens, and a window takes {length + 1:,}: {length:,} and the one "
-            "after them"
+            f"{len(tokens):,} tokens; a window needs {length + 1:,}: {length:,} and the token "
+            "after each"
         )
     labels = TokenWindows(tokens, count, length, stride, first=1)
     return {"image": replace(labels, first=0, trailing=(1, 1)), "label": labels}
 
 
-def narrow(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
+def to_narrow_dtype(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
     """Return tokens as uint8 if the vocabulary has at most 256 tokens, else as int32."""
     return tokens.astype(np.uint8 if vocabulary <= 256 else np.int32)

@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from pipeline.core.registry import Spec, component
 from pipeline.engine.callbacks.callback import Callback, OnFailure, RunControl
-from pipeline.training.component_specs import metric_directions
+from pipeline.training.component_specs import list_metric_directions
 
 if TYPE_CHECKING:
     from pipeline.engine.callbacks.events import Evaluation
@@ -55,7 +55,7 @@ class _MetricCallback(Callback):
     def __init__(self, spec: ReduceOnPlateau | StopAt) -> None:
         self.on_failure = spec.on_failure
         self._name = spec.name
-        self._sign = 1 if metric_directions([spec.metric])[spec.metric] == "max" else -1
+        self._sign = 1 if list_metric_directions([spec.metric])[spec.metric] == "max" else -1
 
     @property
     def label(self) -> str:

@@ -107,13 +107,14 @@ class TimeMonitor(Monitor):
         if estimate is not None:
             modelled = (
                 f" | modelled for {estimate.device}: {estimate.step_ms:.3f} ms a step, "
-                f"{estimate.samples_per_s * unit.each:,.0f} {unit.counted}/s"
+                f"{estimate.samples_per_s * unit.per_sample:,.0f} {unit.counted}/s"
             )
         self.reporter.say(
             f"epoch time: {1000 * self.seconds:5.3f} ms, "
             f"per step time: {1000 * self.seconds / self.steps:5.3f} ms | {sink}"
             f"step {report.step}/{schedule.total}, pass {position.epoch} | "
-            f"{self.batch_size * unit.each * self.steps / self.seconds:,.0f} {unit.counted}/s, "
+            f"{self.batch_size * unit.per_sample * self.steps / self.seconds:,.0f} "
+            f"{unit.counted}/s, "
             f"lr {report.learning_rate:.6g}{remaining if remaining_s >= SHOWN_FROM_S else ''}"
             f"{modelled}"
         )

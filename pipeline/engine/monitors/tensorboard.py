@@ -93,7 +93,7 @@ class TensorBoard(Monitor):
     ) -> None:
         self._folder = folder
         self._first = first
-        self._per_step = batch_size * unit.each
+        self._per_step = batch_size * unit.per_sample
         self._estimate = estimate
         self._speed_tags = (f"train/{unit.counted}_per_s",)
         self._steps: list[tuple[float, Telemetry]] = []

@@ -29,9 +29,9 @@ from pipeline.data.dataset_spec import WrappedOp
 from pipeline.inspect.autopsy.finding import Autopsy, Finding, NonFiniteSamples, Phase, Tensor
 from pipeline.models.modules.name_stack import find_layer
 from pipeline.training.bucketing import apply_in_bucket
-from pipeline.training.parallel.microbatches import batch_positions, microbatch_size
+from pipeline.training.parallel.microbatches import compute_microbatch_size, list_batch_positions
 from pipeline.training.state import StepConfig, TrainState
-from pipeline.training.step import gradients_of, norm_of
+from pipeline.training.step import compute_norm, compute_step_gradients
 
 DATA = "dataset.train.ops"
 LOSS = "loss"
@@ -91,7 +91,7 @@ class _Replay:
 
     def __post_init__(self) -> None:
         self.size = int(self.batch.sample.shape[0])
-        self.microbatch = microbatch_size(self.size, self.step_config.accumulate)
+        self.microbatch = compute_microbatch_size(self.size, self.step_config.accumulate)
         self.interpreter = Interpreter()
 
     def run(self) -> tuple[ReplayValue, ReplayValue | None]:
@@ -157,7 +157,7 @@ class _Replay:
         tensor = Tensor(kind, name, origin.result)
         if kind == COLUMN:
             rows = find_non_finite(origin.array, origin.array.shape[0])
-            return Finding("data", "", "", tensor, samples=self._samples_at(rows))
+            return Finding("data", "", "", tensor, samples=self._find_samples(rows))
         layer = name.rpartition("/")[0]
         return Finding("update", layer, "", tensor, (), (), self._parameters_of(layer))
 
@@ -203,15 +203,17 @@ class _Replay:
         rows = find_non_finite(origin.array, self.microbatch, last=self._has_batch_last(layer))
         if rows is None:
             return None
-        positions = batch_positions(rows, origin.iteration, self.size, self.step_config.accumulate)
-        return self._samples_at(positions)
+        positions = list_batch_positions(
+            rows, origin.iteration, self.size, self.step_config.accumulate
+        )
+        return self._find_samples(positions)
 
     def _has_batch_last(self, layer: str) -> bool:
         """Whether a layer reads images in CHWN."""
         shapes = [value.array.shape for value in self.interpreter.layer_inputs.get(layer, ())]
         return any(s and s[0] != self.microbatch and s[-1] == self.microbatch for s in shapes)
 
-    def _samples_at(self, rows: tuple[int, ...] | None) -> NonFiniteSamples:
+    def _find_samples(self, rows: tuple[int, ...] | None) -> NonFiniteSamples:
         valid = int(self.batch.count)
         positions = tuple(row for row in rows or () if row < valid)
         ids = np.asarray(self.batch.sample)[list(positions)]
@@ -262,12 +264,12 @@ def outcome_of(step_config: StepConfig, state: TrainState, batch: Batch) -> Outc
     """Loss, gradient norm and gradients of a step, without its update."""
 
     def compute(padded: Batch) -> tuple[Any, Any]:
-        result = gradients_of(step_config, state, padded)
+        result = compute_step_gradients(step_config, state, padded)
         return result.loss, result.values
 
     loss, values = apply_in_bucket(step_config.buckets, batch, compute)
     with jax.named_scope(GRADIENT_NORM):
-        norm = norm_of(values, 1 / state.loss_scale)
+        norm = compute_norm(values, 1 / state.loss_scale)
     return Outcome(loss, norm, values)
 
 

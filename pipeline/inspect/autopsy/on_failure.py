@@ -23,7 +23,7 @@ from pipeline.inspect.autopsy.examine import examine
 from pipeline.inspect.autopsy.finding import Autopsy
 from pipeline.inspect.autopsy.reproducer import write_reproducer
 from pipeline.stages.runner.context import CompiledRun
-from pipeline.training.freezing import config_at
+from pipeline.training.freezing import select_phase
 from pipeline.training.state import TrainState
 
 
@@ -61,7 +61,7 @@ def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> E
 def _examine(run: CompiledRun, state: TrainState, step: int) -> Autopsy:
     batch = batch_of(run.executable.loader, step)
     before = jax.tree.map(np.array, state)
-    step_config = config_at(run.built.step_config, step - 1)
+    step_config = select_phase(run.built.step_config, step - 1)
     autopsy = repeat_step(run.executable, before, step)
     if autopsy is None:
         autopsy = examine(step_config, before, batch, run.backend.device)

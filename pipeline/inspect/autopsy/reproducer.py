@@ -35,7 +35,7 @@ from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.tables.encode_table import EncodeTable
 from pipeline.data.targets import Targets
-from pipeline.data.transform import column_specs, make_joint_ops
+from pipeline.data.transform import compute_column_specs, make_joint_ops
 from pipeline.inspect.autopsy.examine import outcome_of
 from pipeline.inspect.autopsy.finding import Autopsy
 from pipeline.models.lowerings.tune.tuner import Tuning, choose_lowerings
@@ -45,8 +45,8 @@ from pipeline.stages.build import make_step_config
 from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.lower import LOWERINGS, list_problems, read_choice
 from pipeline.stages.record.run_directory import RECIPE
-from pipeline.training.freezing import config_at
-from pipeline.training.parallel.microbatches import microbatch_size
+from pipeline.training.freezing import select_phase
+from pipeline.training.parallel.microbatches import compute_microbatch_size
 from pipeline.training.state import FreezePhase, StepConfig, TrainState
 
 ARRAYS = "arrays.npz"
@@ -159,13 +159,13 @@ def _make_step_config(recipe: Recipe, document: Mapping[str, Any], batch: Batch)
     ops: tuple[MapOp, ...] = ()
     if document["table"] is not None:
         ops = (EncodeTable.model_validate(document["table"]),)
-        columns = column_specs(ops, columns)
+        columns = compute_column_specs(ops, columns)
     ops += make_joint_ops(recipe.dataset.train.ops, columns, recipe.dataset.ignore_index)
     counts = tuple(map(int, document["class_counts"]))
     targets = Targets(tuple(map(str, range(int(document["classes"])))), counts=counts)
     step_config = make_step_config(recipe, targets, spec, ops, ())
     frozen = tuple(map(str, document["frozen"]))
-    return config_at(replace(step_config, phases=(FreezePhase(0, frozen),)), 0)
+    return select_phase(replace(step_config, phases=(FreezePhase(0, frozen),)), 0)
 
 
 def _read_arrays(path: Path) -> Mapping[str, Any]:
@@ -186,7 +186,7 @@ def _apply_lowerings(
     if not file.exists() or not isinstance(network, Network):
         return step_config
     choice = read_choice(file)
-    size = microbatch_size(batch.sample.shape[0], step_config.accumulate)
+    size = compute_microbatch_size(batch.sample.shape[0], step_config.accumulate)
     laid_out = replace(step_config, network=network.clone(layout=choice.layout))
     problems = list_problems(laid_out, state, size, size)
     # Always the user's cache: a stranger's recipe must not choose the folder.

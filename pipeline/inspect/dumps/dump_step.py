@@ -30,7 +30,7 @@ from pipeline.inspect.dumps.portions import portions_of
 from pipeline.inspect.dumps.tensor_names import is_selected, named_tensors, require_layers
 from pipeline.stages.record.run_directory import DUMP
 from pipeline.stages.runner.context import CompiledRun, Dumps
-from pipeline.training.freezing import config_at
+from pipeline.training.freezing import select_phase
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 
@@ -166,7 +166,7 @@ class RunDumps(Dumps):
                 f"{total - 1:,} is the last number done before another one"
             )
         try:
-            LayerPrograms(config_at(built.step_config, 0), self.run.backend.device)
+            LayerPrograms(select_phase(built.step_config, 0), self.run.backend.device)
         except ValueError as error:
             problems.append(f"dump.steps: {error}")
         if problems:
@@ -210,7 +210,7 @@ class RunDumps(Dumps):
         device = self.run.backend.device
         phase = max((phase.start for phase in step_config.phases if phase.start <= step), default=0)
         if phase not in self._programs:
-            self._programs[phase] = LayerPrograms(config_at(step_config, step), device)
+            self._programs[phase] = LayerPrograms(select_phase(step_config, step), device)
         inputs = StepInputs(Weights.of(state), batch, step)
         run = DumpedRun(str(context.run_dir), self.run.backend.describe()["device"])
         return dump_step(request, context.recipe, self._programs[phase], inputs, run)

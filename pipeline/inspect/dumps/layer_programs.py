@@ -34,7 +34,7 @@ from pipeline.models.modules.layout import batch_first
 from pipeline.models.modules.standard import Network
 from pipeline.training.losses import BatchLoss, reduce_losses, sample_losses
 from pipeline.training.state import StepConfig, TrainState
-from pipeline.training.step import initial_variables
+from pipeline.training.step import init_variables
 
 NumpyArrays = dict[str, np.ndarray]
 
@@ -185,7 +185,7 @@ def layer_kinds(config: StepConfig, seed: np.ndarray) -> dict[str, str]:
         kinds["/".join(path)] = kind
 
     with record_layers(note):
-        jax.eval_shape(partial(initial_variables, config), seed)
+        jax.eval_shape(partial(init_variables, config), seed)
     return kinds
 
 

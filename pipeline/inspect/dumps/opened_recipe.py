@@ -30,7 +30,7 @@ from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
 from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
-from pipeline.training.freezing import config_at
+from pipeline.training.freezing import select_phase
 from pipeline.training.state import TrainState, restart_average
 
 
@@ -57,7 +57,7 @@ class OpenedRecipe:
         """Return the programs of the step after `step` steps. Raises RecipeError if the network
         isn't a list of layers."""
         try:
-            return LayerPrograms(config_at(self.built.step_config, step), self.backend.device)
+            return LayerPrograms(select_phase(self.built.step_config, step), self.backend.device)
         except ValueError as error:
             raise RecipeError([f"model {self.recipe.model.name}: {error}"]) from error
 

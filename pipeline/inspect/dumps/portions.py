@@ -20,11 +20,11 @@ from jax.tree_util import register_dataclass
 from pipeline.data.batch import Batch
 from pipeline.data.padding.buckets import SIZE
 from pipeline.data.padding.pad_images import crop_to
-from pipeline.data.transform import choices_among, draw_choice, select_ops
-from pipeline.training.losses import divides_by_labels, label_weight, normalizer
+from pipeline.data.transform import count_choices, draw_choice, select_ops
+from pipeline.training.losses import compute_divisor, count_valid_labels, is_label_mean
 from pipeline.training.parallel.microbatches import stack_microbatches
 from pipeline.training.state import StepConfig
-from pipeline.training.step import dropout_key, mapped_batch
+from pipeline.training.step import make_dropout_key, map_batch
 
 
 @register_dataclass
@@ -57,12 +57,12 @@ def portions_of(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
     `config` is of the step's phase. If the recipe draws an op or pads to buckets, the choice of
     this step is used.
     """
-    dropout = dropout_key(batch, step)
+    dropout = make_dropout_key(batch, step)
     shards = config.shards
     if shards is None:
         images, labels = _map_batch(config, batch, step)
         mask = jnp.arange(images.shape[0]) < batch.count
-        divisor = normalizer(config, labels, mask, batch.count)
+        divisor = compute_divisor(config, labels, mask, batch.count)
         portion = Portion(images, labels, mask, dropout, jnp.float32(divisor))
         return (_microbatches(config, portion),)
     size = batch.sample.shape[0] // shards.count
@@ -73,9 +73,9 @@ def portions_of(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
         for part, (_, labels) in zip(parts, mapped, strict=True)
     ]
     divisor = jnp.float32(batch.count)
-    if divides_by_labels(config):
+    if is_label_mean(config):
         weights: list[Any] = [
-            label_weight(config, labels, mask)
+            count_valid_labels(config, labels, mask)
             for (_, labels), mask in zip(mapped, masks, strict=True)
         ]
         divisor = jnp.maximum(sum(weights), 1.0)
@@ -92,12 +92,12 @@ def _map_batch(config: StepConfig, batch: Batch, step: int) -> tuple[Array, Arra
     if config.buckets:
         largest = np.asarray(batch.columns[SIZE]).max(axis=0)
         covers = (largest <= np.array(config.buckets)).all(axis=-1)
-        batch = crop_to(jnp, config.buckets[int(np.argmax(covers))], batch, drawn=True)
+        batch = crop_to(jnp, config.buckets[int(np.argmax(covers))], batch, is_random=True)
     ops = config.train_ops
-    choices = choices_among(config.train_ops)
+    choices = count_choices(config.train_ops)
     if choices > 1:
         ops = select_ops(ops, int(draw_choice(jnp, choices, batch.seed, jnp.int32(step))))
-    return jax.jit(partial(mapped_batch, config, ops))(batch)
+    return jax.jit(partial(map_batch, config, ops))(batch)
 
 
 def _slice_batch(batch: Batch, first: int, size: int) -> Batch:

@@ -18,13 +18,13 @@ from pipeline.data.batch import Batch
 from pipeline.data.dataset import Dataset
 from pipeline.data.padding.buckets import SIZE, sort_buckets
 from pipeline.data.random import seed_words
-from pipeline.data.tables.encode_table import encoded_features
+from pipeline.data.tables.encode_table import count_encoded_features
 from pipeline.data.targets import Targets
 from pipeline.data.transform import apply_ops
 from pipeline.stages.build import typed_network
 from pipeline.stages.export.trained_run import TrainedRun
 from pipeline.training.bucketing import apply_in_bucket
-from pipeline.training.step import network_inputs
+from pipeline.training.step import make_network_inputs
 
 MAX_CONFUSED = 1000
 """The most classes with a confusion matrix in a report."""
@@ -178,7 +178,7 @@ def _compile(
     recipe: Recipe, dataset: Dataset
 ) -> Callable[[Mapping[str, Array], Batch], tuple[Array, Array]]:
     """A function from weights and a batch to outputs (B, ..., K) and labels (B, ...)."""
-    features = encoded_features(dataset.eval_ops)
+    features = count_encoded_features(dataset.eval_ops)
     network = typed_network(recipe, len(dataset.targets), features)
     buckets = sort_buckets(recipe.dataset.buckets or ())
 
@@ -187,7 +187,7 @@ def _compile(
             jnp, dataset.eval_ops, batch.columns, batch.seed, batch.epoch, batch.sample
         )
         sizes = batch.columns[SIZE] if recipe.dataset.padding_mask else None
-        inputs = network_inputs(columns["image"], dataset.image.layout, sizes)
+        inputs = make_network_inputs(columns["image"], dataset.image.layout, sizes)
         variables = unflatten_dict(dict(weights), sep="/")
         result: Any = network.apply(variables, inputs, train=False)
         return result, columns["label"]
@@ -195,7 +195,7 @@ def _compile(
     def program(sizes: Any) -> Any:
         return jax.jit(
             lambda weights, batch: apply_in_bucket(
-                sizes, batch, lambda cropped: outputs(weights, cropped), drawn=False
+                sizes, batch, lambda cropped: outputs(weights, cropped), is_random=False
             )
         )
 

@@ -16,10 +16,10 @@ from pipeline.data.image_file import (
     FORMATS,
     SUFFIXES,
     UNREADABLE_IMAGE,
-    mask_image,
+    make_mask_image,
     open_image,
     read_pixels,
-    upright_size,
+    read_upright_size,
 )
 from pipeline.data.tables.fit_table import read_rows
 from pipeline.data.targets import Targets
@@ -156,14 +156,14 @@ def write_mask(path: Path, file: Path, mask: np.ndarray, classes: int) -> None:
     if file.suffix.lower() in SUFFIXES:
         try:
             with open_image(file, FORMATS) as image:
-                height, width = upright_size(image)
+                height, width = read_upright_size(image)
         except UNREADABLE_IMAGE as error:
             raise DataError(f"{file}: can't be read as an image: {first_line(error)}") from error
         size = width, height
     if path.resolve() == file.resolve():
         raise DataError(f"{path}: the mask of {file} would replace it; name another folder")
     content = io.BytesIO()
-    mask_image(mask, classes, size).save(content, "PNG")
+    make_mask_image(mask, classes, size).save(content, "PNG")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content.getvalue())

@@ -17,8 +17,8 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.host.tree_paths import leaves_by_path
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.tables.encode_table import encoded_features, encoding_ops
-from pipeline.data.transform import column_specs
+from pipeline.data.tables.encode_table import count_encoded_features, make_encoding_ops
+from pipeline.data.transform import compute_column_specs
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.model_spec import LayerSpec, ModelSpec
 from pipeline.models.layers.standard import (
@@ -162,11 +162,11 @@ def network_arrays(recipe: Recipe) -> NetworkArrays:
     else:
         raw = recipe.dataset.read(cache_root(recipe.cache))
         classes = len(raw.classes)
-        encode = encoding_ops(raw.table, model.table_input)
-        columns = column_specs(encode, raw.eval.specs())
-        model = model.fit_to_table(encoded_features(encode))
+        encode = make_encoding_ops(raw.table, model.table_input)
+        columns = compute_column_specs(encode, raw.eval.specs())
+        model = model.fit_to_table(count_encoded_features(encode))
     try:
-        image = column_specs(recipe.dataset.eval.ops, columns)["image"]
+        image = compute_column_specs(recipe.dataset.eval.ops, columns)["image"]
     except ValueError as error:
         raise RecipeError(f"dataset.eval.{error}") from error
     return arrays_of_model(model, classes, image)

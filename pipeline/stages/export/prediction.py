@@ -14,12 +14,12 @@ from jax import Array
 from pipeline.core.errors import RecipeError
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
-from pipeline.data.tables.encode_table import encoded_features, encoding_ops
+from pipeline.data.tables.encode_table import count_encoded_features, make_encoding_ops
 from pipeline.data.text.text_format import NO_TOKEN
-from pipeline.data.transform import apply_ops, column_specs
+from pipeline.data.transform import apply_ops, compute_column_specs
 from pipeline.stages.build import typed_network
 from pipeline.stages.export.trained_run import TrainedRun
-from pipeline.training.step import network_inputs
+from pipeline.training.step import make_network_inputs
 
 Weights = Mapping[str, Array | np.ndarray]
 """Arrays by full name, `params/conv_0/kernel`."""
@@ -34,19 +34,19 @@ def make_predict(run: TrainedRun) -> Predict:
     """
     recipe = run.recipe
     samples = run.samples
-    encode = encoding_ops(samples.table, recipe.model.table_input)
+    encode = make_encoding_ops(samples.table, recipe.model.table_input)
     ops = (*encode, *recipe.dataset.eval.ops)
     columns = {
         "image": ColumnSpec(samples.shape, samples.dtype),
         "label": ColumnSpec((), "int32"),
     }
     try:
-        columns = column_specs(encode, columns)
-        layout = column_specs(recipe.dataset.eval.ops, columns)["image"].layout
+        columns = compute_column_specs(encode, columns)
+        layout = compute_column_specs(recipe.dataset.eval.ops, columns)["image"].layout
     except ValueError as error:
         raise RecipeError(f"dataset.eval.{error}") from error
     seed = seed_words(recipe.seed)
-    network = typed_network(recipe, len(samples.classes), encoded_features(ops))
+    network = typed_network(recipe, len(samples.classes), count_encoded_features(ops))
     text = samples.text
     classifies_texts = text is not None and text.predicts == "class"
     # If tokens follow the special ones, 0 is the padding of a dataset, and else a token.
@@ -68,7 +68,7 @@ def make_predict(run: TrainedRun) -> Predict:
         elif sizes is None:
             height_width = mapped.shape[1:3] if layout == "hwc" else mapped.shape[2:4]
             sizes = jnp.full((mapped.shape[0], 2), jnp.array(height_width), jnp.int32)
-        inputs = network_inputs(mapped, layout, sizes)
+        inputs = make_network_inputs(mapped, layout, sizes)
         logits: Any = network.apply(unflatten_dict(dict(weights), sep="/"), inputs, train=False)
         return logits
 

@@ -15,7 +15,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError, exit_status_of, first_line
 from pipeline.stages.record.summary import shared_facts
 from pipeline.training.parallel.parallel_spec import LaunchSpec
-from pipeline.training.parallel.ranks import PeerGoneError, Ranks, is_of_a_peer
+from pipeline.training.parallel.ranks import PeerGoneError, Ranks, is_peer_error
 
 SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 """Variables of a task of a Slurm step; a shell inside a job has only some of them."""
@@ -115,9 +115,9 @@ def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[R
         ranks.require_same(shared_facts(recipe))
         yield ranks
     except BaseException as error:
-        if is_of_a_peer(error):
+        if is_peer_error(error):
             gone = PeerGoneError(
-                f"process {ranks.own} of {ranks.size}: another one has gone ({first_line(error)})"
+                f"process {ranks.rank} of {ranks.size}: another one has gone ({first_line(error)})"
             )
             _leave_at_exit(gone)
             raise gone from error

@@ -49,7 +49,7 @@ class Failure:
     rank: int
     reason: str
     status: int = 1
-    is_of_a_peer: bool = False
+    is_peer_error: bool = False
     """Whether it failed because another process has gone."""
     message: str | None = None
     """The error of the process itself."""
@@ -73,7 +73,7 @@ def run_locally(
             silent = [rank for rank, worker in enumerate(workers) if worker.poll() is None]
         if failed is None and silent:
             failed = Failure(silent[0], f"did not end within {launch.end_seconds:g} s")
-        elif failed is not None and failed.is_of_a_peer and silent:
+        elif failed is not None and failed.is_peer_error and silent:
             failed = Failure(silent[0], "did not answer")
         if failed is not None:
             if failed.rank == 0 and failed.message:
@@ -144,7 +144,7 @@ def _watch(workers: Workers, folder: Path, signals: Signals, end_s: float) -> Fa
         time.sleep(POLL_S)
     failed = _first_failure(workers, folder)
     # The first one leaves at once if a signal interrupts it outside of training.
-    return None if is_stopped and failed is not None and failed.is_of_a_peer else failed
+    return None if is_stopped and failed is not None and failed.is_peer_error else failed
 
 
 def _first_failure(workers: Workers, folder: Path) -> Failure | None:
@@ -152,7 +152,7 @@ def _first_failure(workers: Workers, folder: Path) -> Failure | None:
     before one that misses another."""
     failures = [_read_failure(rank, worker, folder) for rank, worker in enumerate(workers)]
     actual = [failure for failure in failures if failure is not None]
-    return min(actual, key=lambda failure: (failure.is_of_a_peer, failure.rank), default=None)
+    return min(actual, key=lambda failure: (failure.is_peer_error, failure.rank), default=None)
 
 
 def _read_failure(rank: int, worker: subprocess.Popen[bytes], folder: Path) -> Failure | None:
@@ -163,10 +163,10 @@ def _read_failure(rank: int, worker: subprocess.Popen[bytes], folder: Path) -> F
     if status < 0:
         # JAX aborts a process that hears nothing of the others.
         reason = f"was ended by {signal.Signals(-status).name}"
-        return Failure(rank, reason, is_of_a_peer=status == -signal.SIGABRT)
+        return Failure(rank, reason, is_peer_error=status == -signal.SIGABRT)
     peer_error = folder / f"peer_error_{rank}"
     if peer_error.exists():
-        return Failure(rank, f"has failed: {peer_error.read_text()}", is_of_a_peer=True)
+        return Failure(rank, f"has failed: {peer_error.read_text()}", is_peer_error=True)
     error = folder / f"error_{rank}"
     if error.exists():
         message = error.read_text(errors="replace")

@@ -127,7 +127,7 @@ def _read_last_checkpoint(context: RunContext, built: Built) -> tuple[TrainState
     own_step = int(saved[0].step) if saved else 0
     if own_step != step:
         raise RunError(
-            f"{context.run_dir}: process {ranks.own} reads step {own_step} there, the first one "
+            f"{context.run_dir}: process {ranks.rank} reads step {own_step} there, the first one "
             f"step {step}; all need the same files"
         )
     total = built.run_schedule.total

@@ -31,7 +31,7 @@ from pipeline.stages.record.run_directory import CHECKPOINT_FILES, CHECKPOINT_NA
 from pipeline.stages.record.saved_recipe import recipe_digest
 from pipeline.stages.runner.context import CompiledRun, Dumps, RunContext
 from pipeline.stages.runner.evaluations import Evaluations
-from pipeline.training.component_specs import metric_directions
+from pipeline.training.component_specs import list_metric_directions
 from pipeline.training.non_finite_steps import Rollback
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
@@ -120,7 +120,7 @@ def make_early_stop(spec: EarlyStopSpec) -> EarlyStop:
     """Return the early stop of a recipe."""
     if spec.metric is None:
         return EarlyStop()
-    better = metric_directions([spec.metric])[spec.metric]
+    better = list_metric_directions([spec.metric])[spec.metric]
     return EarlyStop(spec.metric, better, spec.patience, spec.min_delta)
 
 
@@ -291,7 +291,7 @@ def _record_results(
     started_at = context.options.started_at
     step_ms = history.step_ms
     first_step_at = history.first_step_at
-    per_step = context.recipe.train.batch_size * unit.each
+    per_step = context.recipe.train.batch_size * unit.per_sample
     summary.time |= {
         "first_dispatch_s": history.first_dispatch_s,
         "first_step_s": None if first_step_at is None else first_step_at - started_at,

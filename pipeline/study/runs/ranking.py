@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pipeline.core.registry import components
-from pipeline.training.component_specs import Direction, metric_directions
+from pipeline.training.component_specs import Direction, list_metric_directions
 
 TRAIN_LOSS = "train_loss"
 SMALLER_IS_BETTER = frozenset({TRAIN_LOSS, "step_ms", "train_s", "parameters"})
@@ -15,7 +15,7 @@ _FIRST = ("accuracy", "rmse", "mean_iou", "loss", "train_loss")
 
 def directions() -> Mapping[str, Direction]:
     """Return the metrics that a study can optimize, and whether larger or smaller is better."""
-    return {**metric_directions(components("metric")), TRAIN_LOSS: "min"}
+    return {**list_metric_directions(components("metric")), TRAIN_LOSS: "min"}
 
 
 def main_metric(runs: Sequence[Mapping[str, float]]) -> str | None:
@@ -42,5 +42,5 @@ def is_better_larger(figure: str) -> bool:
     """Return whether a larger figure is the better one, of training samples as of others."""
     if figure in SMALLER_IS_BETTER:
         return False
-    metrics = metric_directions(components("metric"))
+    metrics = list_metric_directions(components("metric"))
     return metrics.get(figure, metrics.get(figure.removeprefix("train_"), "max")) == "max"

@@ -1,7 +1,5 @@
-"""Optimizers that scale each value of a gradient by its own history: variants of Adam.
-
-Weight decay is decoupled if it is so in the paper. Else it is an L2 penalty, added to the gradient.
-"""
+"""Optimizers that scale each value of a gradient by its history: variants of Adam. Weight decay is
+decoupled if the paper decouples it. Else it is an L2 penalty, added to the gradient."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ class NAdam(Moments):
     """Adam with Nesterov momentum (Dozat 2016), its momentum constant; weight decay is L2.
 
     (b1 * m / (1 - b1^(t+1)) + (1 - b1) * g / (1 - b1^t)) / (sqrt(v_hat) + eps). PyTorch's NAdam
-    also warms the momentum up (`momentum_decay`), which this does not.
+    also warms up the momentum (`momentum_decay`).
     """
 
     name: Literal["nadam"] = "nadam"
@@ -59,8 +57,8 @@ class AdaMax(Moments):
 class AmsGrad(Moments):
     """Adam whose mean square never falls (Reddi et al. 2018); weight decay is L2.
 
-    m_hat / (sqrt(max over time of v_hat) + eps): the maximum of the bias-corrected mean square.
-    PyTorch and MindSpore take the maximum first, and correct or do not correct it afterwards.
+    m_hat / (sqrt(max over time of v_hat) + eps): the maximum of the bias-corrected mean square. In
+    PyTorch and MindSpore the maximum is of the uncorrected mean square; only PyTorch corrects it.
     """
 
     transformation: ClassVar[str] = "scale_by_amsgrad"
@@ -69,7 +67,7 @@ class AmsGrad(Moments):
 
 @component("optimizer")
 class AdaBelief(Moments):
-    """Adam by the squared deviation of the gradient from its average (Zhuang et al. 2020).
+    """Adam with the squared deviation of the gradient from its average (Zhuang et al. 2020).
 
     m_hat / (sqrt(s_hat) + eps) + weight_decay * p, s the mean of (g - m)^2 + eps. Weight decay is
     decoupled. `eps` is added to each new mean square and again to its root.
@@ -89,8 +87,8 @@ class Lion(DecayedOptimizer):
     """The sign of an average (Chen et al. 2023); weight decay is decoupled.
 
     sign(b1 * m + (1 - b1) * g) + weight_decay * p, m <- b2 * m + (1 - b2) * g afterwards. Every
-    value moves by lr, so take a learning rate 3 to 10 times smaller than Adam's, and a weight decay
-    larger by the same factor.
+    value moves by lr, so a suitable learning rate is 3 to 10 times smaller than Adam's, and a
+    weight decay larger by the same factor.
     """
 
     decoupled: ClassVar[bool] = True
@@ -106,7 +104,8 @@ class Lion(DecayedOptimizer):
 
 @component("optimizer")
 class Adagrad(DecayedOptimizer):
-    """By the root of the sum of all squares so far (Duchi et al. 2011); weight decay is L2.
+    """Gradients over the root of the sum of all squares so far (Duchi et al. 2011). Weight decay is
+    L2.
 
     g / sqrt(initial_accumulator + sum of g^2 + eps).
     """
@@ -124,10 +123,11 @@ class Adagrad(DecayedOptimizer):
 
 @component("optimizer")
 class RmsProp(DecayedOptimizer):
-    """By the root of the mean square (Tieleman & Hinton 2012) as MindSpore's; weight decay is L2.
+    """Gradients over the root of the mean square (Tieleman & Hinton 2012), as in MindSpore.
 
-    v <- momentum * v + g / sqrt(mean square + eps). PyTorch adds `eps` to the root instead of under
-    it. The learning rate is outside of the momentum; MindSpore's is inside: the same if constant.
+    v <- momentum * v + g / sqrt(mean square + eps). PyTorch adds `eps` to the root. The momentum is
+    without the learning rate, and MindSpore's with it: the same if it is constant. Weight decay is
+    L2.
     """
 
     name: Literal["rmsprop"] = "rmsprop"
@@ -137,7 +137,7 @@ class RmsProp(DecayedOptimizer):
     initial_mean_square: NonNegativeFloat
     """1 in MindSpore, which makes the first steps shorter; 0 in PyTorch."""
     centered: bool
-    """Subtract the squared mean from the mean square."""
+    """Whether the squared mean is subtracted from the mean square."""
 
     def transformations(self) -> tuple[optax.GradientTransformation, ...]:
         import optax

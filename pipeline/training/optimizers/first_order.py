@@ -1,4 +1,4 @@
-"""Optimizers: how gradients are clipped and become a descent direction."""
+"""Gradient clipping, weight decay, and optimizers: SGD, momentum, Adam and AdamW."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ MovingAverageRate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class DecayedOptimizer(OptimizerSpec):
-    """Base of the optimizers that are weight decay and transformations of optax, in a chain."""
+    """Base of the optimizers that chain weight decay and transformations of optax."""
 
     decoupled: ClassVar[bool] = False
-    """Whether weight decay comes after the transformations, as in AdamW; else it is an L2 penalty,
+    """Whether weight decay comes after the transformations, as in AdamW. Else it is an L2 penalty,
     added to the gradient."""
 
     @abstractmethod
     def transformations(self) -> tuple[optax.GradientTransformation, ...]:
-        """The chain without weight decay."""
+        """Return the transformations of the chain, without weight decay."""
 
     def build(self) -> optax.GradientTransformation:
-        """Return gradients -> descent direction, with weight decay."""
+        """Return a transformation: gradients -> direction, with weight decay."""
         import optax
 
         decay = add_weight_decay(self.weight_decay, self.decay_rules)
@@ -44,7 +44,7 @@ class Moments(DecayedOptimizer):
     """Base of the optimizers with two moving averages of the gradient and one small constant."""
 
     transformation: ClassVar[str] = "scale_by_adam"
-    """The function of optax that computes the direction from them."""
+    """The function of optax that computes the direction from both averages."""
     b1: MovingAverageRate
     b2: MovingAverageRate
     eps: PositiveFloat
@@ -62,7 +62,7 @@ class Sgd(OptimizerSpec):
     name: Literal["sgd"] = "sgd"
 
     def build(self) -> optax.GradientTransformation:
-        """The direction g + weight_decay * p."""
+        """Return a transformation: gradients g -> g + weight_decay * p."""
         return add_weight_decay(self.weight_decay, self.decay_rules)
 
 
@@ -108,10 +108,11 @@ class AdamW(Moments):
 
 
 def add_weight_decay(default: float, rules: Sequence[DecayRule]) -> optax.GradientTransformation:
-    """Add rate * parameter to updates; the rate is the last covering rule's, or else `default`.
+    """Add rate * parameter to updates, with the rate of the last rule that covers it, else
+    `default`.
 
-    A rule's glob covers a parameter, such as "conv_0/kernel", or a scope around it; its * crosses
-    slashes. `init` raises ValueError when one covers no parameter, `update` when it lacks `params`.
+    A rule's glob covers a parameter, such as "conv_0/kernel", or a scope around it; its * matches
+    slashes too. `init` raises ValueError for a rule that covers nothing, `update` without `params`.
     """
     import jax
     import optax
@@ -140,21 +141,21 @@ def add_weight_decay(default: float, rules: Sequence[DecayRule]) -> optax.Gradie
 
 
 class ClipSpec(Spec):
-    """Clip by the global L2 norm of all gradients or element by element; both null: no clipping."""
+    """Clipping by the L2 norm of all gradients, or of each value; both null: no clipping."""
 
     norm: PositiveFloat | None
     value: PositiveFloat | None
 
     @model_validator(mode="after")
-    def _norm_or_value(self) -> Self:
+    def _require_one_limit(self) -> Self:
         if self.norm is not None and self.value is not None:
             raise ValueError(
-                f"norm {self.norm} and value {self.value} are both given; set one of them to null"
+                f"norm = {self.norm} and value = {self.value}: at least one must be null"
             )
         return self
 
     def build(self) -> optax.GradientTransformation:
-        """Gradients -> clipped gradients; a stateless transformation."""
+        """Return a stateless transformation: gradients -> clipped gradients."""
         import optax
 
         if self.norm is not None:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class Lars(DecayedOptimizer):
     """Momentum at a rate for each array (You et al. 2017).
 
-    v <- momentum * v + rate * (g + weight_decay * p). The rate is
-    trust * |p| / (|g + weight_decay * p| + eps), and 1 if one of the norms is 0. MindSpore's LARS
-    divides by |g| + weight_decay * |p| + eps instead, as the paper does; both are the same without
-    weight decay. The learning rate stays outside of the momentum, as there.
+    v <- momentum * v + rate * (g + weight_decay * p). The rate is trust * |p| / (|g + weight_decay
+    * p| + eps), and 1 if one of the norms is 0. MindSpore's LARS and the paper divide by |g| +
+    weight_decay * |p| + eps, which is the same without weight decay. The momentum is without the
+    learning rate, as in MindSpore.
     """
 
     name: Literal["lars"] = "lars"
@@ -45,7 +45,7 @@ class Lars(DecayedOptimizer):
 
 @component("optimizer")
 class Lamb(Moments):
-    """AdamW at a rate for each array (You et al. 2020), |p| over the norm of its direction.
+    """AdamW at a rate for each array (You et al. 2020): |p| over the norm of its direction.
 
     The rate is 1 if one of the norms is 0.
     """
@@ -53,7 +53,7 @@ class Lamb(Moments):
     name: Literal["lamb"] = "lamb"
 
     def build(self) -> optax.GradientTransformation:
-        """d * |p| / |d| with d = m_hat / (sqrt(v_hat) + eps) + weight_decay * p."""
+        """Return gradients -> d |p| / |d|, d = m_hat / (sqrt(v_hat) + eps) + weight_decay * p."""
         import optax
 
         return optax.chain(
@@ -76,21 +76,21 @@ class Muon(DecayedOptimizer):
     momentum: MovingAverageRate
     nesterov: bool
     iterations: PositiveInt
-    """Newton-Schulz iterations: five bring the singular values to between 0.7 and 1.2."""
+    """Newton-Schulz iterations. After five, singular values are between 0.7 and 1.2."""
     rms: PositiveFloat | None
-    """The root mean square of a kernel's direction; null: sqrt(max(1, outputs / inputs)) times the
-    orthogonal matrix."""
+    """The root mean square of a kernel's direction; null: the direction is the orthogonal matrix
+    times sqrt(max(1, outputs / inputs))."""
     b1: MovingAverageRate
     b2: MovingAverageRate
-    """Of Adam, for everything but kernels."""
+    """Rates of Adam's averages, for all parameters but kernels."""
     eps: PositiveFloat
 
     def transformations(self) -> tuple[optax.GradientTransformation, ...]:
-        """The orthogonal factor of the momentum, or Adam's direction."""
+        """Return the transformation: orthogonal momentum for kernels, Adam for the others."""
         import optax
 
         muon = optax.contrib.muon(
-            # optax returns -learning_rate * direction; here the learning rate comes later.
+            # optax returns -learning_rate * direction; here the learning rate is applied later.
             learning_rate=-1.0,
             ns_steps=self.iterations,
             beta=self.momentum,
@@ -98,14 +98,14 @@ class Muon(DecayedOptimizer):
             nesterov=self.nesterov,
             adam_b1=self.b1,
             adam_b2=self.b2,
-            muon_weight_dimension_numbers=_kernels_as_matrices,
+            muon_weight_dimension_numbers=_find_matrix_axes,
             consistent_rms=self.rms,
         )
         return (muon,)
 
 
-def _kernels_as_matrices(params: Any) -> Any:
-    """The input and output axes of each kernel; None for all other parameters."""
+def _find_matrix_axes(params: Any) -> Any:
+    """Return the input and output axes of each kernel; None for all other parameters."""
     import jax
     from optax.contrib import MuonDimensionNumbers
 

@@ -1,4 +1,4 @@
-"""The devices that a recipe asks for, as JAX has them."""
+"""The devices of JAX that a recipe asks for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.core.host.platforms import CPU, platform_of
 from pipeline.training.parallel.parallel_spec import ParallelSpec
 from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.parallel.ranks import Ranks
-from pipeline.training.parallel.shards import DEFAULT_SHARDS, shards_of
+from pipeline.training.parallel.shards import DEFAULT_SHARDS, make_shards
 
 PLATFORMS = "jax_platforms"
 ACCEPTED_SETTINGS: Mapping[str, tuple[Any, ...]] = {
@@ -28,14 +28,12 @@ ACCEPTED_SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "jax_transfer_guard_host_to_device": ("allow", "log", "log_explicit", None),
     "jax_transfer_guard_device_to_host": ("allow", "log", "log_explicit", None),
 }
-"""Settings of JAX, from the environment or `jax.config`, with the values that a run works with."""
+"""Settings of JAX, from the environment or `jax.config`, and the values that a run supports."""
 
 
 def place(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
-    """Return the devices of a run; a run of one device has number `index`.
-
-    If the recipe has several, each process has the same number. Raises RunError.
-    """
+    """Return the devices of a run; a run on one device uses device `index`. Of several devices each
+    process has the same number. Raises RunError if JAX has too few devices, or can't open them."""
     _require_settings()
     if parallel.mode == "none":
         return DevicePlacement((find_device(platform, index),))
@@ -57,20 +55,20 @@ def place(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
         available = []
     devices = []
     for process in range(processes):
-        available_here = [d for d in available if d.process_index == process]
-        if len(available_here) < per_process:
-            whose = f" of process {process}" if processes > 1 else ""
+        local_devices = [d for d in available if d.process_index == process]
+        if len(local_devices) < per_process:
+            process_text = f" of process {process}" if processes > 1 else ""
             raise RunError(
-                f"parallel.devices = {total}: {per_process} devices{whose} are needed, and JAX "
-                f"sees {len(available_here)} of {platform}{_hint(platform, '')}"
+                f"parallel.devices = {total}: {per_process} devices{process_text} are needed, and "
+                f"JAX sees {len(local_devices)} of {platform}{_explain_no_gpu(platform, '')}"
             )
-        devices += available_here[:per_process]
+        devices += local_devices[:per_process]
     return DevicePlacement(tuple(devices), parallel.mesh_sizes["model"], tuple(parallel.batch_axes))
 
 
 def place_host(parallel: ParallelSpec) -> DevicePlacement:
-    """Return the host's processor as one device, split as for runs on several: its bits depend on
-    that. Raises RunError for settings of JAX that no run works with."""
+    """Return the host's processor as one device. It is split as for runs on several devices, since
+    results differ in their last bits otherwise. Raises RunError for unsupported settings of JAX."""
     _require_settings()
     if parallel.mode != "none":
         provide_cpu_devices(1)
@@ -78,26 +76,27 @@ def place_host(parallel: ParallelSpec) -> DevicePlacement:
 
 
 def num_devices(parallel: ParallelSpec, processes: int | None = None) -> int:
-    """Return the devices of all processes: one for each if the recipe does not say.
+    """Return the number of devices of all processes: one each if the recipe doesn't set it.
 
-    By default of the processes that have joined. No device is opened, which would fix their number.
+    By default `processes` is the number that have joined. No device is opened, since that would fix
+    the number of devices.
     """
     if parallel.devices is None and parallel.mesh is None:
         return num_joined_processes() if processes is None else processes
     return parallel.num_devices
 
 
-def context_line(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> str:
-    """Return a line on the layout of the run, with MindSpore's names."""
+def describe_layout(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> str:
+    """Return a line of the log that describes the layout of the run, in MindSpore's terms."""
     devices = num_devices(parallel, ranks.size)
     parts = [f"{parallel.mode}: device_num {devices}"]
     if parallel.mesh_sizes["model"] > 1:
         parts[0] += f" ({parallel.mesh_sizes['data']} data x {parallel.mesh_sizes['model']} model)"
     if ranks.size > 1:
-        parts.append(f"rank_id {ranks.own} of rank_size {ranks.size}")
-    shards = shards_of(parallel, batch_size, 1)
-    alone = parallel.devices is None and parallel.mesh is None
-    parts_of_batch = devices if alone else parallel.batch_parts
+        parts.append(f"rank_id {ranks.rank} of rank_size {ranks.size}")
+    shards = make_shards(parallel, batch_size, 1)
+    is_default = parallel.devices is None and parallel.mesh is None
+    parts_of_batch = devices if is_default else parallel.batch_parts
     batch_per_device = f"{batch_size // parts_of_batch} a device"
     parts.append(f"batch {batch_size:,}, {batch_per_device}")
     if shards is not None:
@@ -110,8 +109,8 @@ def context_line(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> str:
 def provide_cpu_devices(count: int) -> None:
     """Let JAX split the host's processor into at least `count` devices.
 
-    At least into the number of shards of most recipes, so that runs on fewer need no other devices.
-    Arrays that were made before are lost if the processor had fewer.
+    It is split into at least `DEFAULT_SHARDS` devices, so that most runs share one setting.
+    Existing arrays are lost if the processor had fewer devices.
     """
     count = max(count, DEFAULT_SHARDS)
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
@@ -127,8 +126,8 @@ def provide_cpu_devices(count: int) -> None:
 
 
 def leave_gpus_alone() -> None:
-    """Let JAX open the host's processor alone, before it has opened anything: its plug-in for CUDA
-    takes most of a GPU's memory at once. Platforms that the user has set stay."""
+    """Make JAX open only the host's processor, unless it has opened devices already. JAX's plug-in
+    for CUDA reserves most of a GPU's memory at once. Platforms that the user has set stay."""
     configured: Any = jax.config
     if configured.jax_platforms or has_open_devices() or plugin() is None:
         return
@@ -141,7 +140,7 @@ _left_alone: list[bool] = []
 
 
 def _take_gpus() -> None:
-    """Let JAX open GPUs again; arrays that were made before are lost."""
+    """Let JAX open GPUs again. Existing arrays are lost."""
     if _left_alone:
         _left_alone.clear()
         jax.config.update(PLATFORMS, None)
@@ -149,19 +148,23 @@ def _take_gpus() -> None:
 
 
 def find_device(platform: str, index: int) -> jax.Device:
-    """Return a device of this process. Raises RunError that names the devices, and why there is no
-    GPU."""
+    """Return a device of this process. Raises RunError with the existing devices, and with the
+    reason if no GPU was found."""
     if platform_of(platform).is_cuda:
         _take_gpus()
-    with _plugin_failures() as failures:
-        everywhere = _open_devices()
+    with _collect_plugin_failures() as failures:
+        all_devices = _open_devices()
         try:
             return jax.local_devices(backend=platform)[index]
         except (RuntimeError, IndexError) as error:
-            names = sorted({f"{d.platform}:{d.id}" for d in everywhere})
+            names = sorted({f"{d.platform}:{d.id}" for d in all_devices})
             reason = failures[0] if failures else first_line(error)
-    # A GPU that is there needs no advice about its software.
-    hint = "" if any(name.startswith(platform) for name in names) else _hint(platform, reason)
+    # If another GPU exists, its software works.
+    hint = (
+        ""
+        if any(name.startswith(platform) for name in names)
+        else _explain_no_gpu(platform, reason)
+    )
     raise RunError(f"device {platform}:{index}: JAX sees {', '.join(names)} only{hint}")
 
 
@@ -180,25 +183,25 @@ def _open_devices() -> list[jax.Device]:
 
 
 def _require_settings() -> None:
-    """Raise RunError for settings of JAX that no run works with."""
+    """Raise RunError for settings of JAX that a run doesn't support."""
     for name, accepted in ACCEPTED_SETTINGS.items():
         value = getattr(jax.config, name)
         value = getattr(value, "value", value)
         if value not in accepted:
-            right = " or ".join(str(setting) for setting in accepted if setting is not None)
-            raise RunError(f"{name.upper()} = {value}: must be {right}; unset it")
+            accepted_text = " or ".join(str(setting) for setting in accepted if setting is not None)
+            raise RunError(f"{name.upper()} = {value}: must be {accepted_text}; unset it")
 
 
-def _hint(platform: str, reason: str) -> str:
+def _explain_no_gpu(platform: str, reason: str) -> str:
     return f"; {why_no_gpu(reason)}" if platform_of(platform).is_cuda else ""
 
 
 @contextmanager
-def _plugin_failures() -> Iterator[list[str]]:
-    """Collect why JAX's plug-ins fail to start, and keep their tracebacks out of the log."""
+def _collect_plugin_failures() -> Iterator[list[str]]:
+    """Yield a list that collects why JAX's plug-ins fail to start, without logged tracebacks."""
     reasons: list[str] = []
 
-    def keep(record: logging.LogRecord) -> bool:
+    def filter_record(record: logging.LogRecord) -> bool:
         if "plugin configuration error" not in record.getMessage():
             return True
         failure = record.exc_info[1] if record.exc_info else None
@@ -206,8 +209,8 @@ def _plugin_failures() -> Iterator[list[str]]:
         return False
 
     log = logging.getLogger(PLUGIN_LOGGER)
-    log.addFilter(keep)
+    log.addFilter(filter_record)
     try:
         yield reasons
     finally:
-        log.removeFilter(keep)
+        log.removeFilter(filter_record)

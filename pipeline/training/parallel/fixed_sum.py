@@ -2,9 +2,9 @@
 
 The gradients of a batch are the sum over its shards. They are added in a binary tree whose leaves
 are the shards in order: neighbours in pairs, then these sums in pairs, and so on. A device adds the
-subtree of its shards in a loop, the devices together the rest, so that the same additions are made,
-with the same bits, on any number of devices. If the number of leaves is 2^n times an odd number,
-runs of that odd number of leaves are added one after the other, and then in pairs.
+subtree of its shards in a loop, and all devices together add the rest. So the additions, and the
+bits of the result, are the same on any number of devices. If the number of leaves is 2^n times an
+odd number k, runs of k leaves are first added one after the other.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from pipeline.training.parallel.shards import Shards
 T = TypeVar("T")
 
 STACKED_BYTES = 1 << 30
-"""The most memory of terms that are held side by side, which is faster."""
+"""The most memory for all terms at once, which is faster than adding them one by one."""
 
 
-def sum_leaves(leaf: Callable[[Array], T], count: int, *, of: int | None = None) -> T:
+def sum_leaves(leaf: Callable[[Array], T], count: int, *, total_count: int | None = None) -> T:
     """Add the trees `leaf(0)` .. `leaf(count - 1)`, in order.
 
-    The index is int32 (). `of` is the number of terms on all devices, which decides how they are
-    added. Bits could depend on what an operation is fused with, since a product and a sum may round
-    once together in one instruction. So a leaf is compiled once, in a loop whose number of
-    iterations XLA does not know, also if there is one leaf, and is added outside of it.
+    The index is int32 (). `total_count` is the number of terms on all devices. With their size it
+    decides between both methods. Fused operations may round once instead of twice. So a leaf is
+    compiled once, in a loop with a number of iterations that XLA can't see, even for one leaf. The
+    additions are outside of it.
     """
     shapes = jax.eval_shape(leaf, jnp.int32(0))
     nbytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-    if nbytes * (of or count) <= STACKED_BYTES:
+    if nbytes * (total_count or count) <= STACKED_BYTES:
         return _sum_stacked(leaf, count, shapes)
     return _sum_nested(leaf, count, shapes)
 
 
 def _sum_stacked(leaf: Callable[[Array], T], count: int, shapes: T) -> T:
-    """Add the terms after a loop that has written all of them."""
+    """Compute all terms in a loop, then add them."""
 
     def write(i: Array, stack: T) -> T:
         return jax.tree.map(lambda terms, term: terms.at[i].set(term), stack, leaf(i))
@@ -54,22 +54,23 @@ def _sum_stacked(leaf: Callable[[Array], T], count: int, shapes: T) -> T:
 
 
 def _sum_nested(leaf: Callable[[Array], T], count: int, shapes: T) -> T:
-    """Add each term one iteration later, with two trees of memory for each level."""
+    """Add each term in the next iteration, with memory for two terms per level of the tree."""
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-    def subtree(size: int, first: Array) -> T:
+    def sum_subtree(size: int, first: Array) -> T:
         branches = 2 if size % 2 == 0 else size
-        below = size // branches
+        child_size = size // branches
 
-        def add(i: Array, so_far: tuple[T, T]) -> tuple[T, T]:
-            total, newest = so_far
-            start = first + i * below
-            return _add(total, newest), leaf(start) if below == 1 else subtree(below, start)
+        def add(i: Array, sums: tuple[T, T]) -> tuple[T, T]:
+            total, newest = sums
+            start = first + i * child_size
+            term = leaf(start) if child_size == 1 else sum_subtree(child_size, start)
+            return _add(total, newest), term
 
         total, newest = _repeat(branches, add, (zero, zero))
         return _add(total, newest)
 
-    return subtree(count, jnp.int32(0))
+    return sum_subtree(count, jnp.int32(0))
 
 
 def _add(first: T, second: T) -> T:
@@ -77,17 +78,18 @@ def _add(first: T, second: T) -> T:
 
 
 def _repeat(count: int, body: Callable[[Array, T], T], start: T) -> T:
-    """Loop `count` times, a number that XLA does not know."""
+    """Apply `body(i, value)` `count` times from `start`, without XLA seeing the number."""
     hidden = jax.lax.optimization_barrier(jnp.int32(count))
     return jax.lax.fori_loop(jnp.int32(0), hidden, body, start)
 
 
 def copy_unfused(tree: T) -> T:
-    """Return a tree of float32 and integers as it is, in new memory.
+    """Copy a tree of float32 and integers, so that XLA doesn't fuse its computation with later
+    ones.
 
-    XLA fuses a sum with what reads it, such as the norm of the gradients, and splits that into
-    other vectors than if the sum came from several devices. It can't look through a loop whose
-    number of iterations it does not know: here one, which multiplies by 1.
+    XLA would fuse a sum with the operations that read it, such as the norm of the gradients, and
+    vectorize it differently than a sum from several devices. The copy is a loop of one iteration, a
+    number that XLA can't see.
     """
 
     def times_one(i: Array, values: T) -> T:
@@ -97,18 +99,21 @@ def copy_unfused(tree: T) -> T:
 
 
 def add_devices(tree: T, axis: str, devices: int) -> T:
-    """Add trees of the devices along a mesh axis, in their order; every device has the sum.
+    """Add the trees of the devices along a mesh axis, in order; every device gets the sum.
 
-    Runs inside `shard_map`, on float32 and integers. Each device adds its part of the floats: an
-    all-to-all and an all-gather, which together move the same bytes as an all-reduce in a ring.
+    It must be called inside `shard_map`, on float32 and integers. Each device adds a part of the
+    floats, between an all-to-all and an all-gather. They move as many bytes as an all-reduce in a
+    ring.
     """
-    leaves, form = jax.tree.flatten(tree)
-    exact = [jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in leaves]
-    rounded = [leaf for leaf, is_integer in zip(leaves, exact, strict=True) if not is_integer]
-    counted = [leaf for leaf, is_integer in zip(leaves, exact, strict=True) if is_integer]
-    sums = iter(_add_floats(rounded, axis, devices) if rounded else [])
-    counts = iter(jax.lax.psum(counted, axis) if counted else [])
-    return jax.tree.unflatten(form, [next(counts if is_integer else sums) for is_integer in exact])
+    leaves, structure = jax.tree.flatten(tree)
+    are_integers = [jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in leaves]
+    floats = [leaf for leaf, is_integer in zip(leaves, are_integers, strict=True) if not is_integer]
+    integers = [leaf for leaf, is_integer in zip(leaves, are_integers, strict=True) if is_integer]
+    sums = iter(_add_floats(floats, axis, devices) if floats else [])
+    counts = iter(jax.lax.psum(integers, axis) if integers else [])
+    return jax.tree.unflatten(
+        structure, [next(counts if is_integer else sums) for is_integer in are_integers]
+    )
 
 
 def _add_floats(values: list[Array], axis: str, devices: int) -> list[Array]:
@@ -140,10 +145,8 @@ def add_in_pairs(terms: Array) -> Array:
 
 
 def sum_shards(shards: Shards, batch: Batch, compute: Callable[[Batch, Array], T]) -> T:
-    """Add `compute(shard, number)` of all shards of a batch; `number` is int32 ().
-
-    `batch` is this device's part, but its `count` is the whole batch's; a shard's may be 0.
-    """
+    """Add `compute(shard, number)` of all shards of a batch; `number` is int32 (). `batch` is this
+    device's part, with the `count` of the whole batch. A shard's `count` may be 0."""
     return sum_devices(shards, sum_local_shards(shards, batch, compute))
 
 
@@ -153,26 +156,26 @@ def sum_local_shards(shards: Shards, batch: Batch, compute: Callable[[Batch, Arr
     if shards.axis is not None:
         first = jax.lax.axis_index(shards.axis) * shards.per_device
     if shards.add == "psum":
-        return compute(_shard(shards, batch, jnp.int32(0), first), first)
+        return compute(_slice_shard(shards, batch, jnp.int32(0), first), first)
 
     def leaf(i: Array) -> T:
-        # Nothing of a shard is fused with what it is sliced from, which depends on the layout.
-        shard = jax.lax.optimization_barrier(_shard(shards, batch, i, first + i))
+        # A shard isn't fused with the slicing, which depends on the number of devices.
+        shard = jax.lax.optimization_barrier(_slice_shard(shards, batch, i, first + i))
         return compute(shard, first + i)
 
-    return sum_leaves(leaf, shards.per_device, of=shards.count)
+    return sum_leaves(leaf, shards.per_device, total_count=shards.count)
 
 
 def sum_devices(shards: Shards, local: T) -> T:
-    """Add what each device has; every device has the sum."""
+    """Add the values of all devices; every device gets the sum."""
     if shards.add == "psum":
         return local if shards.axis is None else jax.lax.psum(local, shards.axis)
     total = local if shards.axis is None else add_devices(local, shards.axis, shards.devices)
     return copy_unfused(total)
 
 
-def _shard(shards: Shards, batch: Batch, i: Array, number: Array) -> Batch:
-    """Return the i-th shard of a device's part of a batch, of that number in the whole batch."""
+def _slice_shard(shards: Shards, batch: Batch, i: Array, number: Array) -> Batch:
+    """Return the i-th shard of a device's part of a batch; `number` is its index in the batch."""
     size = batch.sample.shape[0] // shards.per_device
 
     def slice_rows(column: Array) -> Array:

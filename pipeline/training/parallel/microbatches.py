@@ -1,6 +1,6 @@
 """Microbatches: equal parts of a batch, one after the other, whose gradients are summed.
 
-A step, the dump and the autopsy of one, and the checks of a recipe call these functions.
+Steps, dumps, autopsies and the checks of a recipe call these functions.
 """
 
 from __future__ import annotations
@@ -12,37 +12,35 @@ if TYPE_CHECKING:
     from jax import Array
 
 
-def batch_multiple(num_microbatches: int, num_parts: int = 1) -> int:
-    """Return the number that a batch size must be a multiple of.
-
-    Each of `num_parts` devices or shards computes its part of the batch in microbatches.
-    """
+def compute_batch_multiple(num_microbatches: int, num_parts: int = 1) -> int:
+    """Return the number that a batch size must be a multiple of. Each of `num_parts` devices or
+    shards splits its part of the batch into microbatches."""
     return num_microbatches * num_parts
 
 
-def microbatch_size(batch_size: int, num_microbatches: int, num_parts: int = 1) -> int:
+def compute_microbatch_size(batch_size: int, num_microbatches: int, num_parts: int = 1) -> int:
     """Return the number of samples of a microbatch."""
-    return batch_size // batch_multiple(num_microbatches, num_parts)
+    return batch_size // compute_batch_multiple(num_microbatches, num_parts)
 
 
-def batch_positions(
+def list_batch_positions(
     rows: Sequence[int], index: int, batch_size: int, num_microbatches: int
 ) -> tuple[int, ...]:
     """Return the positions in the batch of rows of the microbatch `index`.
 
-    The batch is the only microbatch if there is one; its `index` doesn't count then.
+    With one microbatch, positions are `rows`, whatever the `index`.
     """
     if num_microbatches == 1:
         return tuple(rows)
-    first = index * microbatch_size(batch_size, num_microbatches)
+    first = index * compute_microbatch_size(batch_size, num_microbatches)
     return tuple(first + row for row in rows)
 
 
 def stack_microbatches(samples: Any, dropout: Array, num_microbatches: int) -> tuple[Any, Array]:
     """Split a batch into microbatches.
 
-    Takes a tree of arrays (batch, ...) and the key of the batch's dropout. Returns the tree with
-    arrays (microbatches, samples, ...), and a key for each microbatch; for a single one that key.
+    Takes a tree of arrays (batch, ...) and a dropout key. Returns the tree with arrays
+    (microbatches, samples, ...), and a key for each microbatch; a single one has the given key.
     """
     import jax
     import jax.numpy as jnp

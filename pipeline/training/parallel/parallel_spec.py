@@ -12,7 +12,7 @@ from pipeline.core.registry import FilePath, Seq, Spec
 MAX_DEVICES = 1 << 14
 Axis = Literal["data", "model"]
 AXES: tuple[Axis, ...] = get_args(Axis)
-"""Axes of a mesh: devices along `data` train on other samples, along `model` they share a layer."""
+"""Axes of a mesh. Devices along `data` have different samples; along `model` they share layers."""
 DATA, MODEL = AXES
 
 Size = Annotated[int, Field(gt=0, le=MAX_DEVICES)]
@@ -30,20 +30,21 @@ class MeshSpec(Spec):
 
 
 class ShardingSpec(Spec):
-    """Axes of the mesh that shard the dimensions of parameters, or of what layers compute.
+    """Axes of the mesh that shard the dimensions of parameters, or of results of layers.
 
-    `axes` has one entry for each dimension: an axis, several, or null where it is replicated. As in
-    `freeze`, a pattern of parameters covers a path or all below it; one of layers covers a path.
+    `axes` has an entry for each dimension: an axis, several, or null if it is replicated. As in
+    `freeze`, a pattern for parameters covers a path and all below it. A pattern for layers covers a
+    path.
     """
 
     pattern: Annotated[str, Field(min_length=1)]
     axes: Seq[Axis | Seq[Axis] | None]
 
     @model_validator(mode="after")
-    def _each_axis_once(self) -> ShardingSpec:
+    def _require_axes_once(self) -> ShardingSpec:
         named = [axis for entry in self.entries for axis in entry]
         if len(set(named)) != len(named):
-            raise ValueError("axes: an axis shards one dimension only")
+            raise ValueError("axes: an axis can shard only one dimension")
         return self
 
     @property
@@ -56,7 +57,7 @@ class ShardingSpec(Spec):
 
 
 class ParallelSpec(Spec):
-    """Several devices: how many, what each computes, and which bits are promised."""
+    """Training on several devices: their number, their shares, and the guarantee on bits."""
 
     mode: Literal["none", "data", "semi_auto", "auto"]
     """none: one device; data: each device takes a part of every batch; semi_auto: also shard
@@ -66,44 +67,44 @@ class ParallelSpec(Spec):
     mesh: MeshSpec | None
     """Devices by axis; null: all along `data`."""
     shards: Size | None
-    """Parts of a batch whose gradients are added in a fixed order, with `exact`; null: 8, or as
-    many equal parts below that as a batch has, or the number of devices where that is more. The
-    number of devices must divide it."""
+    """Parts of a batch whose gradients are added in a fixed order, with `exact`. null: the largest
+    common divisor of 8 and the batch size, or the number of devices if that is larger. It must be a
+    multiple of the number of devices."""
     reproducible: Literal["exact", "layout", "close"]
-    """exact: the same bits on any number of devices and processes; layout: on the same number of
-    both; close: within rounding."""
+    """exact: the same bits on any number of devices and processes; layout: the same bits on the
+    same number of both; close: the same within rounding."""
     sync_batch_norm: bool
-    """Batch statistics of the whole batch instead of those of each shard; not with `exact`."""
+    """Whether batch norm uses statistics of the whole batch, not of shards; not with `exact`."""
     mirror_mean: bool
     """Whether gradients of devices are averaged, else added."""
     batch_per_device: PositiveInt | None
-    """Batch of one device, as the documents say it (8 x 32); replaces `train.batch_size`."""
+    """Batch size of one device, as in MindSpore (8 x 32); replaces `train.batch_size`."""
     specs: Seq[ShardingSpec]
     """Shardings of parameters by pattern; the last matching rule wins. Only with semi_auto."""
     constraints: Seq[ShardingSpec]
-    """Shardings of what layers compute, by the layer's path. Only with semi_auto."""
+    """Shardings of results of layers, by the layer's path. Only with semi_auto."""
     batch_axes: Annotated[Seq[Axis], Field(min_length=1)]
     """Axes that shard the samples of a batch."""
     memory_gib: Annotated[float, Field(gt=0)] | None
-    """Most memory of a device that `auto` plans with; null: that of the chip, or any."""
+    """Memory of a device that `auto` plans with; null: the chip's memory, or no limit."""
     plan: FilePath | None
-    """A plan of `auto` to take instead of searching."""
+    """A plan of `auto` to use instead of a search."""
 
     @property
     def mesh_sizes(self) -> dict[str, int]:
-        """Devices along each axis, as far as the recipe says; one device where it doesn't."""
+        """Devices along each axis; one if the recipe doesn't set the number."""
         if self.mesh is not None:
             return {DATA: self.mesh.data, MODEL: self.mesh.model}
         return {DATA: self.devices or 1, MODEL: 1}
 
     @property
     def batch_parts(self) -> int:
-        """Parts of a batch, as far as the recipe says."""
+        """Parts of a batch, one for each device along the batch axes."""
         return prod(self.mesh_sizes[axis] for axis in self.batch_axes)
 
     @property
     def num_devices(self) -> int:
-        """Devices of all processes together, as far as the recipe says."""
+        """Devices of all processes together; one if the recipe doesn't set the number."""
         return prod(self.mesh_sizes.values())
 
 
@@ -114,19 +115,19 @@ DEFAULT_PROCESSES = 2
 class LaunchSpec(Spec):
     """Processes of one run: who starts them, and how long they wait for each other.
 
-    `local` starts `processes` on this machine. `slurm` and `env` take the place that a launcher
-    gave this process: Slurm's variables, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. `auto`
-    takes what it finds, `none` nothing.
+    `local` starts `processes` on this machine. `slurm` and `env` read this process's rank from
+    Slurm's variables, or from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. `auto` reads whichever
+    are set, `none` none.
     """
 
     name: Literal["auto", "local", "slurm", "env", "none"]
     processes: PositiveInt | None
     """Processes that `local` starts; null: 2."""
     start_seconds: Timeout
-    """How long processes wait for each other to start."""
+    """Seconds that processes wait for each other to start."""
     heartbeat_seconds: Timeout
-    """After how long without a sign of life a process counts as gone."""
+    """Seconds without a heartbeat after which a process counts as gone."""
     stuck_seconds: Timeout
-    """How long processes wait for one that lives but does not answer."""
+    """Seconds that processes wait for one that runs but doesn't answer."""
     end_seconds: Timeout
-    """How long the other processes may take to end once the first of them has."""
+    """Seconds that processes have to end after the first one has ended."""

@@ -24,13 +24,13 @@ from pipeline.training.parallel.parallel_spec import AXES, DATA, MODEL
 
 @dataclass(frozen=True)
 class DevicePlacement:
-    """The devices of a run, in the order of the parts of a batch that they take."""
+    """The devices of a run, in the order of their parts of a batch."""
 
     devices: tuple[jax.Device, ...]
     model: int = 1
     """Devices along the mesh's second axis."""
     batch_axes: tuple[str, ...] = (DATA,)
-    """Axes along which devices take other samples of a batch."""
+    """Axes along which devices have different samples of a batch."""
 
     @cached_property
     def mesh(self) -> Mesh | None:
@@ -48,16 +48,16 @@ class DevicePlacement:
 
     @property
     def device(self) -> jax.Device:
-        """A device of this process, for what is measured on one."""
+        """A device of this process, for measurements on one device."""
         process = jax.process_index()
         return next(device for device in self.devices if device.process_index == process)
 
     @property
     def free_bytes(self) -> int | None:
-        """Bytes that JAX may still take on the fullest GPU of this process; None for other devices,
-        which don't report them."""
-        here = (d for d in self.devices if d.process_index == jax.process_index())
-        gpus = [device for device in here if platform_of(device.platform).reports_free_memory]
+        """Bytes that JAX can still allocate on the fullest GPU of this process; None for devices
+        that don't report them."""
+        local = (d for d in self.devices if d.process_index == jax.process_index())
+        gpus = [device for device in local if platform_of(device.platform).reports_free_memory]
         stats = [statistics for device in gpus if (statistics := device.memory_stats())]
         free = (
             statistics.get("bytes_limit", 0) - statistics.get("bytes_in_use", 0)
@@ -82,7 +82,7 @@ class DevicePlacement:
         return NamedSharding(self.mesh, spec)
 
     def rows(self, batch: int) -> slice:
-        """Rows of a batch that devices of this process take."""
+        """Return the rows of a batch that belong to the devices of this process."""
         is_local = [d.process_index == jax.process_index() for d in self.devices]
         if all(is_local):
             return slice(0, batch)
@@ -90,8 +90,7 @@ class DevicePlacement:
         return slice(is_local.index(True) * size, (is_local.index(True) + sum(is_local)) * size)
 
     def put(self, tree: Any, shardings: Any = None) -> Any:
-        """Copy arrays of the host, the same in all processes, to every device or by a tree of
-        shardings."""
+        """Copy arrays that all processes have to every device, or by a tree of shardings."""
         if shardings is not None:
             return jax.device_put(tree, shardings)
         sharding = self.replicated
@@ -105,13 +104,13 @@ class DevicePlacement:
         return jax.tree.map(put, tree)
 
     def put_batches(self, rows: np.ndarray) -> jax.Array:
-        """Copy batches (steps, rows, ...) to the devices; a process passes its own rows."""
+        """Copy batches (steps, rows, ...) to the devices; `rows` are those of this process."""
         if self.mesh is None:
             return jax.device_put(rows, self.devices[0])
         return jax.make_array_from_process_local_data(self.batch_sharding, rows)
 
     def shapes(self, tree: Any, shardings: Any = None) -> Any:
-        """Shapes and dtypes of a tree, replicated or with a tree of shardings."""
+        """Return the shapes and dtypes of a tree, replicated or with a tree of shardings."""
         if shardings is None:
             shardings = jax.tree.map(lambda _: self.replicated, tree)
         return jax.tree.map(

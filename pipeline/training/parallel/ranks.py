@@ -1,7 +1,7 @@
 """The processes of one run, and their agreement.
 
-Every process computes the same steps. The first one decides what depends on a clock, a signal or
-the disk, and the others take its decision, through the key-value store of jax.distributed: unlike a
+Every process computes the same steps. The first process makes all decisions that depend on a clock,
+a signal or the disk. The others read them from the key-value store of jax.distributed. Unlike a
 collective it has a time-out, so that no process waits for ever.
 """
 
@@ -19,26 +19,26 @@ T = TypeVar("T")
 Agree = Callable[[Callable[[], Any]], Any]
 """Returns the decision of the first process of a run; all call it in the same order."""
 STORED_ANSWERS = 16
-"""Answers that stay in the store: all take part in steps, so no process lags by more."""
+"""Answers that stay in the store. Processes compute steps together, so none lags by more."""
 
 
 class PeerGoneError(RunError):
-    """Another process of the run has ended, or does not answer; what is wrong is in its log."""
+    """Another process of the run has ended or doesn't answer; its log has the reason."""
 
 
 def decide_alone(decide: Callable[[], T], /) -> T:
-    """Decide in a run of one process."""
+    """Return the decision, in a run of one process."""
     return decide()
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Place of this process in a run: number `own` of `size`."""
+    """The rank of this process in a run, from 0 to `size` - 1."""
 
-    own: int = 0
+    rank: int = 0
     size: int = 1
     timeout_s: float = 300.0
-    """Seconds to wait for the others."""
+    """Seconds to wait for other processes."""
     _store: Any = None
     """Client of the key-value store; None for one process."""
     _numbers: Any = field(default_factory=count)
@@ -46,13 +46,14 @@ class Ranks:
     @property
     def is_first(self) -> bool:
         """Whether this process decides, and writes the run directory."""
-        return self.own == 0
+        return self.rank == 0
 
     def agree(self, decide: Callable[[], T], /, timeout_s: float | None = None) -> T:
-        """Return what `decide` returns in the first process: JSON. Only there an error is raised.
+        """Return the result of `decide` in the first process, which must be JSON. All processes
+        must call it, in the same order.
 
-        All processes call it, in the same order. Raises PeerGoneError if the first one does not
-        answer in `timeout_s`.
+        Errors of `decide` are raised in the first process only. Raises PeerGoneError if the first
+        process doesn't answer in `timeout_s`.
         """
         if self.size == 1:
             return decide()
@@ -67,33 +68,34 @@ class Ranks:
         return value
 
     def require_same(self, facts: dict[str, str]) -> None:
-        """Raise RunError if a process has other facts than the first one: a value by name."""
+        """Raise RunError if the facts, values by name, differ between processes."""
         if self.size == 1:
             return
         number = next(self._numbers)
-        self._store.key_value_set(f"facts/{number}/{self.own}", json.dumps(facts))
-        for rank in range(self.size):
-            other = json.loads(self._get(f"facts/{number}/{rank}", self.timeout_s))
+        self._store.key_value_set(f"facts/{number}/{self.rank}", json.dumps(facts))
+        for peer in range(self.size):
+            other = json.loads(self._get(f"facts/{number}/{peer}", self.timeout_s))
             for name, value in facts.items():
                 if other.get(name) != value:
                     raise RunError(
-                        f"processes {self.own} and {rank} of {self.size} differ in {name}: "
+                        f"processes {self.rank} and {peer} of {self.size} differ in {name}: "
                         f"{value} and {other.get(name)}; start all with the same"
                     )
 
     def _get(self, key: str, timeout_s: float) -> str:
+        """Return an answer from the store. Raises PeerGoneError if there is none in time."""
         try:
             text: str = self._store.blocking_key_value_get(key, round(1000 * timeout_s))
         except Exception as error:  # jaxlib raises its own types, which it does not export
             raise PeerGoneError(
-                f"process {self.own} of {self.size}: no answer from another one within "
+                f"process {self.rank} of {self.size}: no answer from another process within "
                 f"{timeout_s:g} s"
             ) from error
         return text
 
 
-def is_of_a_peer(error: BaseException) -> bool:
-    """Whether an error of JAX means that another process has gone."""
+def is_peer_error(error: BaseException) -> bool:
+    """Return whether an error of JAX means that another process has gone."""
     text = str(error)
     return not isinstance(error, PipelineError) and any(
         clue in text for clue in ("Gloo ", "gloo", "NCCL", "coordination service")

@@ -1,4 +1,4 @@
-"""Shardings of parameters and of what layers compute along the axes of a mesh, by pattern."""
+"""Shardings of parameters and of results of layers along the axes of a mesh, by pattern."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ShardingRules:
-    """How the devices of a mesh share parameters, and what layers compute."""
+    """Rules by which the devices of a mesh share parameters and results of layers."""
 
     specs: tuple[ShardingSpec, ...]
     constraints: tuple[ShardingSpec, ...]
@@ -33,36 +33,36 @@ class ShardingRules:
     def state_shardings(self, state: Any, placement: DevicePlacement) -> Any:
         """Return the sharding of every leaf of a state.
 
-        The optimizer's leaves and the average are sharded as their parameter; a leaf belongs to the
-        parameter whose path ends the leaf's.
+        The optimizer's leaves and the average are sharded like their parameter, whose path is the
+        end of the leaf's path.
         """
         shapes = flatten_dict(dict(state.params))
-        rules = {path: self.spec_of(path) for path in shapes}
-        leaves, form = jax.tree_util.tree_flatten_with_path(state)
-        specs = [_spec_of_leaf(path_text(path), leaf, shapes, rules) for path, leaf in leaves]
-        return jax.tree.unflatten(form, [placement.make_sharding(spec) for spec in specs])
+        rules = {path: self.find_param_spec(path) for path in shapes}
+        leaves, structure = jax.tree_util.tree_flatten_with_path(state)
+        specs = [_find_leaf_spec(path_text(path), leaf, shapes, rules) for path, leaf in leaves]
+        return jax.tree.unflatten(structure, [placement.make_sharding(spec) for spec in specs])
 
-    def spec_of(self, path: Path) -> PartitionSpec:
+    def find_param_spec(self, path: Path) -> PartitionSpec:
         """Return the sharding of a parameter by the last rule that covers it, else replicated."""
         covering = [rule for rule in self.specs if covers(rule.pattern, path)]
-        return _spec(covering[-1]) if covering else PartitionSpec()
+        return _make_spec(covering[-1]) if covering else PartitionSpec()
 
     def constrain(self, placement: DevicePlacement) -> Callable[..., Any]:
-        """Return an interceptor of flax modules that shards what the named layers compute."""
+        """Return an interceptor of flax modules that shards results by `constraints`."""
 
         def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
             result = call(*args, **kwargs)
             if context.method_name != "__call__" or not isinstance(result, jax.Array):
                 return result
             layer = "/".join(context.module.path)
-            fitting = [
+            covering = [
                 rule
                 for rule in self.constraints
                 if fnmatchcase(layer, rule.pattern) and len(rule.axes) == result.ndim
             ]
-            if not fitting:
+            if not covering:
                 return result
-            sharding = placement.make_sharding(_spec(fitting[-1]))
+            sharding = placement.make_sharding(_make_spec(covering[-1]))
             return jax.lax.with_sharding_constraint(result, sharding)
 
         return intercept
@@ -72,78 +72,78 @@ class ShardingRules:
     ) -> None:
         """Check the rules against parameters and the sizes of the mesh's axes.
 
-        Raises ValueError for a pattern that matches nothing, another number of dimensions than the
-        parameter's, a size that does not divide, and an axis of the mesh along which nothing is
-        sharded.
+        Raises ValueError for a pattern that matches nothing, a wrong number of dimensions, a size
+        that can't be divided, and an axis of the mesh along which nothing is sharded.
         """
         flat = flatten_dict(dict(params))
         require_covered([rule.pattern for rule in self.specs], list(flat), "parameters")
         for path, leaf in flat.items():
-            spec = self.spec_of(path)
+            spec = self.find_param_spec(path)
             if spec:
                 _require_divides("/".join(path), leaf.shape, spec, sizes)
         rules = (*self.specs, *self.constraints)
-        used = {axis for rule in rules for entry in rule.entries for axis in entry}
+        used_axes = {axis for rule in rules for entry in rule.entries for axis in entry}
         for axis, size in sizes.items():
-            if size > 1 and axis not in (*used, *batch_axes):
+            if size > 1 and axis not in (*used_axes, *batch_axes):
                 raise ValueError(f"nothing is sharded along the axis {axis} of {size} devices")
 
     def require_layers(self, ranks: Mapping[str, AbstractSet[int]]) -> None:
-        """Check the constraints against what layers compute, as `ranks_of_layers` returns it.
+        """Check the constraints against the result of `list_layer_ranks`.
 
-        Raises ValueError for a pattern that matches no layer, and for a number of entries that
-        differs from the dimensions of all its layers.
+        Raises ValueError for a pattern that matches no layer, and if all its layers have other
+        numbers of dimensions than entries.
         """
         for rule in self.constraints:
-            layers = {path: of for path, of in ranks.items() if fnmatchcase(path, rule.pattern)}
+            layers = {path: n for path, n in ranks.items() if fnmatchcase(path, rule.pattern)}
             if not layers:
                 guess = nearest(rule.pattern, ranks)
                 raise ValueError(
-                    f"pattern {show_name(repr(rule.pattern))} is of none of the {len(ranks)} "
+                    f"pattern {show_name(repr(rule.pattern))} matches none of the {len(ranks)} "
                     f"layers, such as {min(ranks)}{f'; did you mean {guess}?' if guess else ''}"
                 )
-            if not any(len(rule.axes) in of for of in layers.values()):
+            if not any(len(rule.axes) in numbers for numbers in layers.values()):
                 path, dimensions = next(iter(layers.items()))
                 listed = " or ".join(map(str, sorted(dimensions)))
                 raise ValueError(
                     f"{path} computes arrays of {listed} dimensions, "
-                    f"and axes has {len(rule.axes)} entries"
+                    f"but axes has {len(rule.axes)} entries"
                 )
 
 
-def ranks_of_layers(trace: Callable[[], Any]) -> dict[str, set[int]]:
+def list_layer_ranks(trace: Callable[[], Any]) -> dict[str, set[int]]:
     """Return the numbers of dimensions of the arrays that layers compute in a trace, by path."""
     ranks_by_layer: dict[str, set[int]] = {}
 
-    def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    def record_rank(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         result = call(*args, **kwargs)
         if context.method_name == "__call__" and isinstance(result, jax.Array):
             ranks_by_layer.setdefault("/".join(context.module.path), set()).add(result.ndim)
         return result
 
-    with nn.intercept_methods(note):
+    with nn.intercept_methods(record_rank):
         trace()
     ranks_by_layer.pop("", None)
     return ranks_by_layer
 
 
-def sharding_rules_of(parallel: ParallelSpec) -> ShardingRules | None:
+def make_sharding_rules(parallel: ParallelSpec) -> ShardingRules | None:
     """Return the sharding rules of a recipe; None if every device has all parameters."""
     if parallel.mode not in ("semi_auto", "auto"):
         return None
     return ShardingRules(parallel.specs, parallel.constraints)
 
 
-def _spec(rule: ShardingSpec) -> PartitionSpec:
+def _make_spec(rule: ShardingSpec) -> PartitionSpec:
     return PartitionSpec(*(entry or None for entry in rule.entries))
 
 
 def _require_divides(
     name: str, shape: Shape, spec: PartitionSpec, sizes: Mapping[str, int]
 ) -> None:
+    """Raise ValueError if a sharding has a wrong number of dimensions or can't divide a size."""
     if len(spec) != len(shape):
         raise ValueError(
-            f"{name} has {len(shape)} dimensions, {list(shape)}, and axes {len(spec)} entries"
+            f"{name} has {len(shape)} dimensions, {list(shape)}, but axes has {len(spec)} entries"
         )
     for dimension, entry in enumerate(spec):
         axes = (entry,) if isinstance(entry, str) else entry or ()
@@ -151,14 +151,15 @@ def _require_divides(
         if shape[dimension] % size:
             below = shape[dimension] // size * size
             raise ValueError(
-                f"{name}: dimension {dimension} of size {shape[dimension]} does not divide among "
+                f"{name}: dimension {dimension} of size {shape[dimension]} can't be divided among "
                 f"the {size} devices of axis {' and '.join(axes)}; {below} or {below + size} would"
             )
 
 
-def _spec_of_leaf(
+def _find_leaf_spec(
     path: str, leaf: Any, shapes: Mapping[Path, Any], rules: Mapping[Path, PartitionSpec]
 ) -> PartitionSpec:
+    """Return the sharding of the parameter whose path and shape fit a leaf, else replicated."""
     keys = tuple(path.split("/"))
     for length in range(len(keys), 0, -1):
         end = keys[-length:]

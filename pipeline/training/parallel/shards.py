@@ -9,26 +9,26 @@ from typing import Literal
 from pipeline.training.parallel.parallel_spec import DATA, ParallelSpec
 
 DEFAULT_SHARDS = 8
-"""Shards of a batch if the recipe does not say: up to 8 devices have the same bits then."""
+"""Shards of a batch if the recipe doesn't set them. Up to 8 devices then have the same bits."""
 
 
 @dataclass(frozen=True)
 class Shards:
-    """How a batch is split, and how its parts are added.
+    """How a batch is split, and how the gradients of its parts are added.
 
     Device d of `devices` has the shards d * per_device .. (d + 1) * per_device - 1. `axis` is the
-    axis of the mesh under which the step runs in `shard_map`; None if it runs on one device.
+    axis of `shard_map` that the step runs in; None on one device.
     """
 
     count: int
     devices: int = 1
     axis: str | None = None
     add: Literal["tree", "psum"] = "tree"
-    """tree: in an order that depends on `count` alone; psum: as XLA's all-reduce adds."""
+    """tree: in an order that depends only on `count`; psum: in the order of XLA's all-reduce."""
     factor: int = 1
-    """Factor of the gradients: the number of devices, if theirs are added and not averaged."""
+    """Factor of the gradients: the number of devices if gradients are added, 1 if averaged."""
     sync_batch_norm: bool = False
-    """Whether batch norm takes the statistics of all devices together."""
+    """Whether batch norm uses the statistics of all devices together."""
 
     @property
     def per_device(self) -> int:
@@ -36,7 +36,7 @@ class Shards:
         return self.count // self.devices
 
 
-def shards_of(parallel: ParallelSpec, batch_size: int, devices: int) -> Shards | None:
+def make_shards(parallel: ParallelSpec, batch_size: int, devices: int) -> Shards | None:
     """Return the shards of a batch on a number of devices; None if it stays whole.
 
     Raises ValueError if the devices don't take equal numbers of shards.
@@ -46,7 +46,7 @@ def shards_of(parallel: ParallelSpec, batch_size: int, devices: int) -> Shards |
     if parallel.mode == "data" and parallel.reproducible == "exact":
         count = num_shards(parallel, batch_size)
         if count % devices:
-            raise ValueError(f"{count} shards do not divide among {devices} devices")
+            raise ValueError(f"{count} shards can't be divided among {devices} devices")
         return Shards(count, devices, axis, "tree", factor) if count > 1 else None
     if parallel.mode == "data" and devices > 1:
         return Shards(devices, devices, axis, "psum", factor, parallel.sync_batch_norm)
@@ -54,11 +54,11 @@ def shards_of(parallel: ParallelSpec, batch_size: int, devices: int) -> Shards |
 
 
 def num_shards(parallel: ParallelSpec, batch_size: int) -> int:
-    """Return the number of shards with `exact`: the recipe's, else `default_shards`."""
-    return parallel.shards or default_shards(batch_size, parallel.num_devices)
+    """Return the number of shards with `exact`: as in the recipe, else of `choose_num_shards`."""
+    return parallel.shards or choose_num_shards(batch_size, parallel.num_devices)
 
 
-def default_shards(batch_size: int, devices: int) -> int:
-    """Return the number of shards if a recipe names none: 8, or fewer if a batch has no 8 equal
-    parts, or the number of devices."""
+def choose_num_shards(batch_size: int, devices: int) -> int:
+    """Return the number of shards by default: the largest divisor of 8 that divides the batch size,
+    or the number of devices if that is larger."""
     return max(gcd(DEFAULT_SHARDS, batch_size), devices)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from scipy import stats
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.ops.affine import MAPS, RandomAffine, RandomRotation, rotation
+from pipeline.data.ops.affine import MAPS, RandomAffine, RandomRotation, rotation_map
 from tests.data.ops.op_calls import BYTES, GREY, on_host
 
 HEIGHT, WIDTH = 11, 14
@@ -61,7 +61,7 @@ def test_a_fixed_map_is_the_product_of_its_parts(values: tuple[float, ...]) -> N
 def test_a_rotation_is_that_of_random_rotation() -> None:
     op = RandomAffine(degrees=(25.0, 25.0))
     centre = (WIDTH - 1) / 2, (HEIGHT - 1) / 2
-    expected = rotation(np.array([25.0]), centre)[0]
+    expected = rotation_map(np.array([25.0]), centre)[0]
     np.testing.assert_allclose(op.matrices(HEIGHT, WIDTH)[0], expected, atol=1e-9)
 
 
@@ -97,9 +97,9 @@ def test_the_parameters_fill_their_ranges() -> None:
     [
         ({"scale": (0.0, 1.0)}, "scale = .*: must be 0.01 or more"),
         ({"shear_x": (0.0, 90.0)}, "shear_x = .*: must be within -90 and 90 degrees"),
-        ({"shear_x": (0.0, 60.0), "shear_y": (-60.0, 0.0)}, "turns images inside out"),
+        ({"shear_x": (0.0, 60.0), "shear_y": (-60.0, 0.0)}, "would be turned inside out"),
         ({"degrees": -1.0}, r"must be \[least, most\] in degrees, or one number from 0 up"),
-        ({"translate_x": (1.0, 0.0)}, "ends before it begins"),
+        ({"translate_x": (1.0, 0.0)}, r"must be \[least, most\]"),
     ],
 )
 def test_what_can_not_be_turned_back_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -108,7 +108,7 @@ def test_what_can_not_be_turned_back_is_refused(fields: dict[str, Any], message:
 
 
 def test_floats_are_refused() -> None:
-    with pytest.raises(ValueError, match="takes uint8 images, not float32; list it before rescale"):
+    with pytest.raises(ValueError, match="needs uint8 images, not float32; list it before rescale"):
         RandomAffine().output(ColumnSpec((4, 4, 3), "float32"))
 
 

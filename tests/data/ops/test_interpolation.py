@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from pipeline.data.ops.interpolation import (
     WEIGHT_BITS,
-    average,
+    average_areas,
+    find_nearest_pixels,
+    make_opencv_taps,
+    make_widening_taps,
     mix,
-    nearest_pixels,
-    opencv_taps,
-    widening_taps,
 )
 
 sides = st.integers(1, 20)
@@ -24,17 +24,17 @@ sides = st.integers(1, 20)
 @given(source=sides, target=sides)
 def test_nearest_takes_the_pixel_at_the_floor(source: int, target: int) -> None:
     expected = [min(n * source // target, source - 1) for n in range(target)]
-    assert np.abs(nearest_pixels(source, target) - expected).max() <= 1
+    assert np.abs(find_nearest_pixels(source, target) - expected).max() <= 1
     if target % source == 0 or source % target == 0:
-        np.testing.assert_array_equal(nearest_pixels(source, target), expected)
+        np.testing.assert_array_equal(find_nearest_pixels(source, target), expected)
 
 
 @given(source=sides, target=sides, interpolation=st.sampled_from(["linear", "cubic"]))
 def test_weights_of_a_pixel_sum_to_one(source: int, target: int, interpolation: Any) -> None:
     for axis in (1, 2):
-        floats = opencv_taps(interpolation, source, target, axis, fixed=False)  # type: ignore[arg-type]
+        floats = make_opencv_taps(interpolation, source, target, axis, fixed=False)  # type: ignore[arg-type]
         np.testing.assert_allclose(floats.weights.sum(axis=-1), 1, atol=1e-6)
-        fixed = opencv_taps(interpolation, source, target, axis, fixed=True)  # type: ignore[arg-type]
+        fixed = make_opencv_taps(interpolation, source, target, axis, fixed=True)  # type: ignore[arg-type]
         assert np.abs(fixed.weights.sum(axis=-1) - (1 << WEIGHT_BITS)).max() <= 2
         assert fixed.pixels.min() >= 0
         assert fixed.pixels.max() < source
@@ -43,7 +43,7 @@ def test_weights_of_a_pixel_sum_to_one(source: int, target: int, interpolation: 
 @given(source=st.integers(1, 8), grown=st.integers(0, 12))
 def test_widening_by_a_whole_factor_repeats_pixels(source: int, grown: int) -> None:
     target = source + grown
-    taps = widening_taps(source, target, fixed=False)
+    taps = make_widening_taps(source, target, fixed=False)
     np.testing.assert_allclose(taps.weights.sum(axis=-1), 1, atol=1e-6)
     if target % source == 0:
         nearest = np.take_along_axis(taps.pixels, taps.weights.argmax(axis=-1)[..., None], -1)
@@ -55,8 +55,8 @@ def test_widening_by_a_whole_factor_repeats_pixels(source: int, grown: int) -> N
 def test_an_even_image_stays_even(dtype: str, level: int) -> None:
     image = np.full((1, 6, 5, 3), level, dtype)
     is_fixed = dtype == "uint8"
-    across = opencv_taps("linear", 5, 9, 2, fixed=is_fixed)
-    down = opencv_taps("linear", 6, 4, 1, fixed=is_fixed)
+    across = make_opencv_taps("linear", 5, 9, 2, fixed=is_fixed)
+    down = make_opencv_taps("linear", 6, 4, 1, fixed=is_fixed)
     np.testing.assert_allclose(mix(np, image, across, down), level, atol=1e-4)
 
 
@@ -64,4 +64,4 @@ def test_an_even_image_stays_even(dtype: str, level: int) -> None:
 def test_the_average_over_whole_pixels_is_their_mean(rows: int, columns: int) -> None:
     image = np.random.default_rng(0).random((2, 4 * rows, 5 * columns, 3)).astype(np.float32)
     blocks = image.reshape(2, 4, rows, 5, columns, 3).mean(axis=(2, 4))
-    np.testing.assert_allclose(average(np, image, (4, 5)), blocks, rtol=1e-5)
+    np.testing.assert_allclose(average_areas(np, image, (4, 5)), blocks, rtol=1e-5)

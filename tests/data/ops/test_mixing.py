@@ -7,10 +7,10 @@ import pytest
 from scipy import stats
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.ops.mixing import CutMix, MixUp, beta_steps, partners
+from pipeline.data.ops.mixing import CutMix, MixUp, draw_partners, list_beta_steps
 from pipeline.data.ops.values import OneHot
 from pipeline.data.random import seed_words, uniforms
-from pipeline.data.transform import apply_ops, column_specs
+from pipeline.data.transform import apply_ops, compute_column_specs
 
 RNG = np.random.default_rng(0)
 BATCH = 16
@@ -48,25 +48,25 @@ def test_labels_stay_distributions(op):
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_one_hot_comes_first(op):
-    assert column_specs((HOT, op), SPECS)["label"] == ColumnSpec((10,), "float32")
+    assert compute_column_specs((HOT, op), SPECS)["label"] == ColumnSpec((10,), "float32")
     with pytest.raises(ValueError, match=r"^ops\.0 .*not int32 of shape \(\); list a one_hot bef"):
-        column_specs((op,), SPECS)
+        compute_column_specs((op,), SPECS)
 
 
 def test_an_unknown_label_column_is_refused():
     with pytest.raises(ValueError, match=r"^ops\.0 \(mix_up\): there is no column 'class'"):
-        column_specs((MixUp(label="class"),), SPECS)
+        compute_column_specs((MixUp(label="class"),), SPECS)
 
 
 def test_cut_mix_comes_before_the_channels_move():
     chw = {**SPECS, "image": ColumnSpec((3, 7, 9), "uint8", "chw")}
     with pytest.raises(ValueError, match="list it before hwc2chw"):
-        column_specs((HOT, CutMix()), chw)
+        compute_column_specs((HOT, CutMix()), chw)
 
 
 def test_partners_are_every_permutation_alike():
     draws = np.random.default_rng(1).random((6000, 3), dtype=np.float32)
-    orders = [tuple(partners(np, row)) for row in draws]
+    orders = [tuple(draw_partners(np, row)) for row in draws]
     counts = [orders.count(order) for order in sorted(set(orders))]
     assert len(counts) == 6
     assert stats.chisquare(counts).pvalue > 1e-3
@@ -74,7 +74,7 @@ def test_partners_are_every_permutation_alike():
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 5.0])
 def test_lambda_follows_the_beta_distribution(alpha):
-    lambdas, places = beta_steps(alpha), np.linspace(0.001, 0.999, 99)
+    lambdas, places = list_beta_steps(alpha), np.linspace(0.001, 0.999, 99)
     below = (lambdas[:, None] <= places).mean(axis=0)
     np.testing.assert_allclose(below, stats.beta(alpha, alpha).cdf(places), atol=1e-3)
     assert ((lambdas >= 0) & (lambdas <= 1)).all()
@@ -83,8 +83,8 @@ def test_lambda_follows_the_beta_distribution(alpha):
 def test_mix_up_blends_images_and_labels_with_one_lambda_for_the_batch():
     op = MixUp(alpha=1.0)
     images, labels = op.map(np, (FLOATS, LABELS), drawn(op))
-    partner = partners(np, drawn(op)[:, 0])
-    share = beta_steps(1.0)[int(drawn(op)[0, 1] * len(beta_steps(1.0)))]
+    partner = draw_partners(np, drawn(op)[:, 0])
+    share = list_beta_steps(1.0)[int(drawn(op)[0, 1] * len(list_beta_steps(1.0)))]
     assert 0.01 < share < 0.99
     for n, other in enumerate(partner):
         expected = share * FLOATS[n] + (1 - share) * FLOATS[other]
@@ -96,7 +96,7 @@ def test_mix_up_blends_images_and_labels_with_one_lambda_for_the_batch():
 def test_cut_mix_puts_a_box_of_the_partner_in_place():
     op = CutMix()
     images, labels = op.map(np, (FLOATS, LABELS), drawn(op))
-    for n, other in enumerate(partners(np, drawn(op)[:, 0])):
+    for n, other in enumerate(draw_partners(np, drawn(op)[:, 0])):
         taken = (images[n] == FLOATS[other]).all(axis=-1)
         kept = (images[n] == FLOATS[n]).all(axis=-1)
         assert (taken | kept).all()

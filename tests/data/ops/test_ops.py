@@ -210,6 +210,6 @@ def test_an_op_reads_as_a_recipe_writes_it():
 @pytest.mark.parametrize("wrong", [GREY, spec_of(FLOATS)], ids=["grey", "float32"])
 def test_an_op_on_colours_refuses_what_is_not_rgb_bytes(op, wrong):
     with pytest.raises(
-        ValueError, match=r"takes uint8 images of 3 channels, not .* before rescale"
+        ValueError, match=r"needs uint8 images of 3 channels, not .* before rescale"
     ):
         op.output(wrong)

@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.data.ops import color_changes
 from pipeline.data.ops.affine import RandomRotation
-from pipeline.data.ops.color import RandomColorAdjust, blend_table, look_up_blend
-from pipeline.data.ops.color_changes import Change, level_table
+from pipeline.data.ops.color import RandomColorAdjust, look_up_blend, make_blend_table
+from pipeline.data.ops.color_changes import Change, make_level_table
 from pipeline.data.ops.geometry import CenterCrop, Pad, RandomHorizontalFlip, RandomVerticalFlip
 from pipeline.data.ops.resize import Box, crop_and_resize
 from pipeline.data.ops.values import Hwc2Chw, Normalize, OneHot, Rescale, TypeCast
@@ -55,7 +55,7 @@ def adjusted(values, name, text):
 
 
 def sharpened(values, text):
-    tables = blend_table(float(text), "value")
+    tables = make_blend_table(float(text), "value")
     return look_up_blend(np, color_changes.smooth(np, values), values, tables, one(0))
 
 
@@ -91,18 +91,22 @@ def ours(op, name, text, values):
         case "sharpness":
             output = sharpened(values, text)
         case "posterize":
-            output = table(values, level_table(Change("Posterize", int(text))))
+            output = table(values, make_level_table(Change("Posterize", int(text))))
         case "solarize":
-            output = table(values, level_table(Change("Solarize", int(text))))
+            output = table(values, make_level_table(Change("Solarize", int(text))))
         case "invert":
-            output = table(values, level_table(Change("Invert")))
+            output = table(values, make_level_table(Change("Invert")))
         case "autocontrast":
             output = color_changes.look_up(
-                np, values, color_changes.stretch_table(np, color_changes.histograms(np, values))
+                np,
+                values,
+                color_changes.make_stretch_table(np, color_changes.count_levels(np, values)),
             )
         case "equalize":
             output = color_changes.look_up(
-                np, values, color_changes.equalize_table(np, color_changes.histograms(np, values))
+                np,
+                values,
+                color_changes.make_equalize_table(np, color_changes.count_levels(np, values)),
             )
         case _:
             output = adjusted(values, op, text)

@@ -15,8 +15,8 @@ from pipeline.data.padding.buckets import (
     PaddedColumn,
     RaggedColumn,
     assign_buckets,
-    check_every_bucket_is_used,
-    ragged_array,
+    make_ragged_array,
+    require_used_buckets,
     sort_buckets,
 )
 from pipeline.data.padding.pad_images import pad_split
@@ -37,7 +37,7 @@ def values_of(sizes: list[tuple[int, ...]], trailing: tuple[int, ...] = ()) -> l
 def stored(values: list[np.ndarray], dimensions: int = 2) -> RaggedColumn:
     flat = np.concatenate([value.ravel() for value in values])
     sizes = np.array([value.shape[:dimensions] for value in values])
-    return ragged_array(flat, sizes, values[0].shape[dimensions:])
+    return make_ragged_array(flat, sizes, values[0].shape[dimensions:])
 
 
 @pytest.mark.slow
@@ -83,20 +83,20 @@ def test_samples_larger_than_every_bucket_are_refused() -> None:
     sizes = np.array([[3, 9], [2, 2], [8, 1]])
     with pytest.raises(
         ValueError,
-        match=r"^2 of 3 samples are larger than every bucket; one of \[8, 9\] would hold them, ",
+        match=r"^2 of 3 samples are larger than every bucket; a bucket of \[8, 9\] would hold them",
     ):
         assign_buckets(sizes, [(4, 4), (3, 8)])
 
 
 def test_a_bucket_that_no_sample_needs_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^\[4\] covers no sample that a smaller one does not"):
-        check_every_bucket_is_used(np.array([0, 2, 2]), [(2,), (4,), (6,)], 1)
+        require_used_buckets(np.array([0, 2, 2]), [(2,), (4,), (6,)], 1)
 
 
 def test_a_bucket_that_fills_no_batch_is_refused() -> None:
-    expected = r"^\[6\] has 2 samples, which fill no batch of 3, and drop_remainder drops"
+    expected = r"^\[6\] has 2 samples, too few for a batch of 3, so that drop_remainder"
     with pytest.raises(ValueError, match=expected):
-        check_every_bucket_is_used(np.array([0, 0, 0, 1, 1]), [(2,), (6,)], 3)
+        require_used_buckets(np.array([0, 0, 0, 1, 1]), [(2,), (6,)], 3)
 
 
 def test_columns_of_one_shape_are_padded_too() -> None:
@@ -124,7 +124,7 @@ def test_buckets_of_other_dimensions_are_refused() -> None:
         (np.zeros(6), np.array([2, 4]), r"sizes are int64 \(2,\); must be whole numbers"),
         (np.zeros(6), np.array([[2.0], [4.0]]), r"sizes are float64"),
         (np.zeros(6), np.zeros((0, 1), int), r"sizes are int64 \(0, 1\)"),
-        (np.zeros(6), np.array([[6], [0]]), "sizes go down to 0; must be 1 at least"),
+        (np.zeros(6), np.array([[6], [0]]), "sizes go down to 0; must be at least 1"),
         (np.zeros(6), np.array([[2], [3]]), r"shape \(6,\); the sizes ask for \(5,\)"),
         (np.zeros((3, 2)), np.array([[2], [4]]), r"shape \(3, 2\); the sizes ask for \(6,\)"),
     ],
@@ -133,4 +133,4 @@ def test_storage_that_does_not_add_up_is_refused(
     flat: np.ndarray, sizes: np.ndarray, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        ragged_array(flat, sizes)
+        make_ragged_array(flat, sizes)

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.data.batch import Batch
 from pipeline.data.columns import Split
-from pipeline.data.padding.buckets import SIZE, assign_buckets, ragged_array, sort_buckets
+from pipeline.data.padding.buckets import SIZE, assign_buckets, make_ragged_array, sort_buckets
 from pipeline.data.padding.pad_images import UNCROPPED_SIZE, crop_to, pad_split
 from pipeline.data.random import seed_words
 
@@ -30,7 +30,9 @@ def places(size: tuple[int, int]) -> np.ndarray:
 def split() -> Split:
     """Images that say where each pixel was, and labels that say it too."""
     values = np.concatenate([places(tuple(size)).ravel() for size in SIZES])
-    return Split({"image": ragged_array(values, SIZES, (1,)), "label": ragged_array(values, SIZES)})
+    return Split(
+        {"image": make_ragged_array(values, SIZES, (1,)), "label": make_ragged_array(values, SIZES)}
+    )
 
 
 def padded() -> dict[str, Any]:
@@ -70,7 +72,7 @@ def test_a_crop_is_a_part_of_the_sample(drawn: bool) -> None:
         for number, bucket in enumerate(BUCKETS):
             rows = np.flatnonzero(numbers == number).astype(np.int32)
             batch = batch_of({name: column[rows] for name, column in columns.items()}, rows, epoch)
-            crop = crop_to(np, bucket, batch, drawn=drawn).columns
+            crop = crop_to(np, bucket, batch, is_random=drawn).columns
             for position, row in enumerate(rows):
                 height, width = columns[SIZE][row]
                 image, label = crop["image"][position, ..., 0], crop["label"][position]
@@ -98,16 +100,16 @@ def test_a_place_depends_on_seed_epoch_and_sample_alone() -> None:
     columns = padded()
     rows = np.array([3, 2, 5, 3], np.int32)
     batch = batch_of({name: column[rows] for name, column in columns.items()}, rows, 7)
-    host = crop_to(np, (6, 12), batch, drawn=True).columns
-    compiled = jax.jit(lambda b: crop_to(jnp, (6, 12), b, drawn=True))(batch).columns
+    host = crop_to(np, (6, 12), batch, is_random=True).columns
+    compiled = jax.jit(lambda b: crop_to(jnp, (6, 12), b, is_random=True))(batch).columns
     for name in ("image", "label"):
         assert np.array_equal(host[name], compiled[name])
         assert np.array_equal(host[name][0], host[name][3])
     alone = batch_of({name: column[3:4] for name, column in columns.items()}, rows[:1], 7)
-    single = crop_to(np, (6, 12), alone, drawn=True).columns
+    single = crop_to(np, (6, 12), alone, is_random=True).columns
     assert np.array_equal(single["image"][0], host["image"][0])
     batches = [replace(alone, seed=seed_words(seed)) for seed in range(9)]
-    crops = [crop_to(np, (6, 12), batch, drawn=True).columns for batch in batches]
+    crops = [crop_to(np, (6, 12), batch, is_random=True).columns for batch in batches]
     assert len({float(crop["image"][0, 0, 0, 0]) for crop in crops}) > 3
 
 
@@ -115,7 +117,7 @@ def test_places_are_drawn_evenly() -> None:
     """Pearson's test over the 6 x 2 corners of a sample of 11x13 in a bucket of 6x12."""
     rows = np.full(6000, 3, np.int32)
     columns = {name: np.repeat(column[3:4], 6000, axis=0) for name, column in padded().items()}
-    crop = crop_to(np, (6, 12), batch_of(columns, rows, np.arange(6000)), drawn=True)
+    crop = crop_to(np, (6, 12), batch_of(columns, rows, np.arange(6000)), is_random=True)
     corners = np.asarray(crop.columns["image"])[:, 0, 0, 0]
     _, counts = np.unique(corners, return_counts=True)
     assert len(counts) == 12
@@ -126,7 +128,10 @@ def test_labels_of_positions_are_padded_with_the_label_of_none() -> None:
     tokens = np.arange(1, 9, dtype=np.int32)
     sizes = np.array([[3], [5]])
     ragged = Split(
-        {"image": ragged_array(tokens, sizes, (1, 1)), "label": ragged_array(tokens, sizes)}
+        {
+            "image": make_ragged_array(tokens, sizes, (1, 1)),
+            "label": make_ragged_array(tokens, sizes),
+        }
     )
     labels = pad_split(ragged, [(6,)], ignore_index=-100).columns["label"][:]
     assert labels.tolist() == [[1, 2, 3, -100, -100, -100], [4, 5, 6, 7, 8, -100]]

@@ -18,7 +18,7 @@ from pipeline.core.errors import DataError
 from pipeline.data.records.record_format import (
     DESCRIPTION,
     decode,
-    decode_many,
+    decode_batch,
     encode,
     read_description,
 )
@@ -100,8 +100,8 @@ def test_a_description_is_understood(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (json.dumps(description())[:-9], r"is damaged, not JSON: "),
-        ("[1, 2]", r"is not of this program; its format must be pipeline\.records"),
-        (json.dumps({"format": "tfds"}), r"is not of this program"),
+        ("[1, 2]", r"isn't a file of this program; its format must be pipeline\.records"),
+        (json.dumps({"format": "tfds"}), r"isn't a file of this program"),
         (json.dumps(description(version=2)), r"version = 2: must be 1"),
         (json.dumps(description(classes=[])), r"classes"),
         (json.dumps(description(extra=1)), r"extra = 1: there is no such key"),
@@ -149,7 +149,7 @@ def test_many_records_are_decoded_as_one_by_one() -> None:
     first = 2**32 - 2
     records = [encode(value[np.newaxis], first, number) for number, value in enumerate(values)]
     seeds = [first, first + 1, first + 2]
-    decoded = decode_many(records, np.dtype(np.float32), (2, 2), seeds)
+    decoded = decode_batch(records, np.dtype(np.float32), (2, 2), seeds)
     np.testing.assert_array_equal(decoded, values)
     for number, record in enumerate(records):
         alone = decode(record, np.float32, (1, 2, 2), first, number)
@@ -165,4 +165,4 @@ def test_a_changed_record_among_many_is_noticed(
     records = [encode(np.full((1, 2), n, np.uint8), 7, n) for n in range(3)]
     records[1] = change(records[1])
     with pytest.raises(ValueError, match=message):
-        decode_many(records, np.dtype(np.uint8), (2,), [7, 8, 9])
+        decode_batch(records, np.dtype(np.uint8), (2,), [7, 8, 9])

@@ -11,8 +11,8 @@ import pytest
 from pipeline.data.records.tfrecord_file import (
     MAX_RECORD_BYTES,
     RecordSpans,
-    masked_checksum,
-    scan,
+    compute_masked_checksum,
+    scan_records,
 )
 
 pytest.importorskip("google_crc32c")
@@ -23,7 +23,7 @@ CONTENTS = [b"", b"abc", bytes(range(256)) * 40]
 def record(content: bytes) -> bytes:
     """A record as TensorFlow documents it: length, its checksum, the bytes, their checksum."""
     length = struct.pack("<Q", len(content))
-    checksums = (struct.pack("<I", masked_checksum(part)) for part in (length, content))
+    checksums = (struct.pack("<I", compute_masked_checksum(part)) for part in (length, content))
     return length + next(checksums) + content + next(checksums)
 
 
@@ -37,11 +37,11 @@ def file(tmp_path: Path) -> Path:
 def test_checksums_are_those_of_the_definition() -> None:
     crc = 0xE3069283  # CRC-32C of "123456789", the check value of its catalogue
     masked = ((crc >> 15) | (crc << 17)) + 0xA282EAD8
-    assert masked_checksum(b"123456789") == masked % 2**32
+    assert compute_masked_checksum(b"123456789") == masked % 2**32
 
 
 def test_records_are_read_in_order_and_again_by_number(file: Path) -> None:
-    read = list(scan(file))
+    read = list(scan_records(file))
     assert [content for _, content in read] == CONTENTS
     starts = np.array([start for start, _ in read])
     spans = RecordSpans(file, starts, np.array([len(content) for content in CONTENTS]))
@@ -52,7 +52,7 @@ def test_records_are_read_in_order_and_again_by_number(file: Path) -> None:
 def test_a_file_that_is_cut_off_is_refused(file: Path, size: int) -> None:
     file.write_bytes(file.read_bytes()[:size])
     with pytest.raises(ValueError, match=r"record [01] is truncated"):
-        list(scan(file))
+        list(scan_records(file))
 
 
 def test_a_bit_that_changed_is_seen(file: Path) -> None:
@@ -62,11 +62,11 @@ def test_a_bit_that_changed_is_seen(file: Path) -> None:
         damaged[position] ^= 1
         file.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"record \d( is damaged|: its length has another)"):
-            list(scan(file))
+            list(scan_records(file))
 
 
 def test_a_record_that_changed_after_the_scan_is_refused(file: Path) -> None:
-    starts = np.array([start for start, _ in scan(file)])
+    starts = np.array([start for start, _ in scan_records(file)])
     spans = RecordSpans(file, starts, np.array([len(content) for content in CONTENTS]))
     file.write_bytes(file.read_bytes().replace(b"abc", b"abd"))
     with pytest.raises(ValueError, match="record 1 is damaged: its 3 bytes have another checksum"):
@@ -76,8 +76,8 @@ def test_a_record_that_changed_after_the_scan_is_refused(file: Path) -> None:
 def test_what_is_compressed_or_too_long_is_refused(file: Path) -> None:
     file.write_bytes(b"\x1f\x8b" + bytes(20))
     with pytest.raises(ValueError, match="is compressed; decompress it with gzip -d"):
-        list(scan(file))
+        list(scan_records(file))
     length = struct.pack("<Q", MAX_RECORD_BYTES + 1)
-    file.write_bytes(length + struct.pack("<I", masked_checksum(length)))
+    file.write_bytes(length + struct.pack("<I", compute_masked_checksum(length)))
     with pytest.raises(ValueError, match="record 0 has 67,108,865 bytes; at most 67,108,864"):
-        list(scan(file))
+        list(scan_records(file))

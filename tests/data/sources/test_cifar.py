@@ -144,7 +144,7 @@ def test_archive_in_the_cache_is_read_without_a_download(downloaded: Path, tmp_p
 
 def test_downloaded_archive_that_was_exchanged_is_named(downloaded: Path, tmp_path: Path) -> None:
     write_archive(downloaded, small_files(seed=50))
-    with pytest.raises(DataError, match=rf"^{downloaded}: is not the file that was published: md5"):
+    with pytest.raises(DataError, match=rf"^{downloaded}: isn't the published file: md5"):
         labels_in(tmp_path)
     result = SmallCifar(**section(root=downloaded)).read(tmp_path)
     assert len(result.train) == 5, "named by the user it is the user's"
@@ -266,7 +266,7 @@ def test_member_of_another_size_is_refused(tmp_path: Path) -> None:
     files = {**small_files(), "data_batch_2.bin": b"\0" * 3_073 * 3}
     path = write_archive(tmp_path / "a.tar.gz", files)
 
-    with pytest.raises(DataError, match=r"data_batch_2.bin has 9,219 bytes instead of 6,146"):
+    with pytest.raises(DataError, match=r"data_batch_2.bin has 9,219 bytes, not 6,146"):
         unpack(path, SMALL, tmp_path / "cache")
 
 

@@ -75,8 +75,8 @@ VALUES = np.arange(6).reshape(2, 3)
     ("content", "message"),
     [
         (b"\0\0\x08", "3 bytes are too short for an IDX header"),
-        (idx(VALUES, magic=0x0D02), "opens with 00000d02; .* have 00000802"),
-        (idx(VALUES, magic=0x0803), "opens with 00000803; .* have 00000802"),
+        (idx(VALUES, magic=0x0D02), "begins with 00000d02; must begin with 00000802"),
+        (idx(VALUES, magic=0x0803), "begins with 00000803; must begin with 00000802"),
         (idx(VALUES.T), r"has shape \(3, 2\) instead of \(2, 3\)"),
         (idx(VALUES)[:-1], "has fewer bytes than the 6 values it announces"),
         (idx(VALUES) + b"\0", "has more bytes than the 6 values it announces"),
@@ -144,7 +144,7 @@ def test_a_downloaded_file_that_was_changed_in_place_is_named(tmp_path: Path) ->
     content = gzip.decompress(path.read_bytes())
     path.chmod(0o600)
     path.write_bytes(gzip.compress(content[:-1] + bytes([1])))
-    with pytest.raises(DataError, match=rf"^{path}: is not the file that was published: md5 .*"):
+    with pytest.raises(DataError, match=rf"^{path}: isn't the published file: md5 .*"):
         Mnist(**section()).read(tmp_path)
     assert len(Mnist(**section(root=folder)).read(tmp_path).eval) == 10_000
 

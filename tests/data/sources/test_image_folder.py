@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData
-from pipeline.data.sources.image_columns import common_size, decode
+from pipeline.data.sources.image_columns import decode, find_common_size
 from pipeline.data.sources.image_folder import ImageFolder
 from tests.data.section import section
 
@@ -159,7 +159,7 @@ def test_image_of_another_size_is_named(tmp_path: Path) -> None:
     write_tree(tmp_path)
     save(tmp_path / "eval" / "owl" / "odd.png", picture(5, height=7, width=2))
 
-    message = r"eval/owl/odd.png: is 7x2 where .*ant/c.bmp is 6x5; give dataset.image_size=\[H,W\]"
+    message = r"eval/owl/odd.png: is 7x2, but .*ant/c.bmp is 6x5; set dataset.image_size=\[H,W\]"
     with pytest.raises(DataError, match=message):
         read(tmp_path)
 
@@ -296,7 +296,9 @@ def test_a_folder_around_the_classes_is_no_class(tmp_path: Path) -> None:
     write_tree(tmp_path / "photos")
     spec = ImageFolder(**section(root=tmp_path, split=0.5))
 
-    with pytest.raises(DataError, match=r"has photos alone, .* is dataset.root=.*/photos meant\?"):
+    with pytest.raises(
+        DataError, match=r"has only photos, .* did you mean dataset.root=.*/photos\?"
+    ):
         spec.read(tmp_path)
 
 
@@ -317,7 +319,7 @@ def test_images_are_turned_as_exif_says(tmp_path: Path, suffix: str, orientation
     with Image.open(path) as image:
         expected = np.asarray(ImageOps.exif_transpose(image))
 
-    assert common_size([str(path)]) == expected.shape[:2]
+    assert find_common_size([str(path)]) == expected.shape[:2]
     np.testing.assert_array_equal(decode(str(path), *expected.shape[:2]), expected)
 
 

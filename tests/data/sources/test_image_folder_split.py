@@ -161,7 +161,7 @@ GOOD = [f"{number}.png,{number % 2}" for number in range(12)]
     [
         ([], {}, "is empty; its first row must name the columns"),
         (["file,kind"], {}, "has no rows below the names of its columns"),
-        (["file", "1.png"], {}, "has the column file alone; labels need another one"),
+        (["file", "1.png"], {}, "has only the column file; labels need another column"),
         (["file,file", *GOOD], {}, "has several columns file; names must be different"),
         (
             ["file,kind", *GOOD],
@@ -172,9 +172,9 @@ GOOD = [f"{number}.png,{number % 2}" for number in range(12)]
         (
             ["file,kind", *GOOD],
             {"label_columns": ["file"]},
-            "file can't be a path and a label",
+            "file must not be both the path and a label",
         ),
-        (["file,kind", *GOOD, "3.png,1,2"], {}, "row 14 has 3 values, and 2 columns"),
+        (["file,kind", *GOOD, "3.png,1,2"], {}, "row 14 has 3 values for 2 columns"),
         (
             ["file,kind", *GOOD, "3.png, ", "4.png,"],
             {},
@@ -190,18 +190,18 @@ GOOD = [f"{number}.png,{number % 2}" for number in range(12)]
         (["file,kind", "0.png,1", "a/../../u,1"], {}, r"row 3: a/\.\./\.\./u leads out of"),
         (["file,kind", "0.png,1", "link.png,1"], {}, r"row 3: link\.png leads out of"),
         (["file,kind", "0.png,1", ".,1"], {}, r"row 3: \. leads out of"),
-        (["file,kind", '"0.png,1'], {}, "is no CSV: "),
+        (["file,kind", '"0.png,1'], {}, "isn't a CSV: "),
         (
             ["file,a,b", "0.png,1,x", "1.png,0.5,y"],
             {},
-            "b has x, which is no number",
+            "b has x, which isn't a number",
         ),
         (["file,a", "0.png,1.5", "1.png,nan"], {}, "a has nan; must be finite"),
         (["file,a", *[f"{n}.png,1.5" for n in range(9)]], {}, "a is the same in all training"),
         (
             ["file,a,b", *[f"{n}.png,1,2" for n in range(9)]],
             {"task": "multi_label"},
-            "b has the value 2; multi_label takes 0 and 1",
+            "b has the value 2; multi_label needs 0 or 1",
         ),
         (
             ["file,a,b", *[f"{n}.png,1,2" for n in range(9)]],
@@ -239,7 +239,7 @@ def test_a_table_that_is_not_there_is_named(photos: Path) -> None:
 def test_a_class_that_only_the_evaluation_has_is_refused(photos: Path) -> None:
     first = table(photos, "file,kind", *GOOD[:8])
     second = table(photos, "file,kind", "9.png,1", "8.png,x", name="e.csv")
-    with pytest.raises(DataError, match=r"e\.csv: has the class x, which .*labels\.csv has not"):
+    with pytest.raises(DataError, match=r"e\.csv: has the class x, which .*labels\.csv lacks"):
         read(photos, labels_csv=first, eval_csv=second)
 
 

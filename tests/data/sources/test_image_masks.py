@@ -133,14 +133,17 @@ def spoil(folder: Path, what: str) -> None:
         (
             "sizes",
             r"masks/4.png: is 5x5, and its image .*images/4.png 6x5; masks must have the size of "
-            r"their images, and 2 of 10 have not",
+            r"their images, but 2 of 10 don't",
         ),
-        ("colours", r"masks/4.png: .* its pixels are RGB; those of a mask are classes, one number"),
-        ("16 bits", r"masks/4.png: .* its pixels are I;16; those of a mask are classes"),
-        ("twice", r"images/4.(png|bmp): has the same name as .*images/4.(bmp|png); which one"),
+        ("colours", r"masks/4.png: .* its pixels are RGB; pixels of a mask must be classes, one 8"),
+        ("16 bits", r"masks/4.png: .* its pixels are I;16; pixels of a mask must be classes"),
+        (
+            "twice",
+            r"images/4.(png|bmp): has the same name as .*images/4.(bmp|png) but for the suffix",
+        ),
         ("no folder", r"data: has no folder masks; must hold images and their masks"),
-        ("empty", r"masks/\d.png: this and all other masks have no value but 255"),
-        ("image sizes", r"4.png: is 5x5 where .*png is 6x5; give dataset.image_size=\[H,W\]"),
+        ("empty", r"masks/\d.png: this and all other masks have only the value 255"),
+        ("image sizes", r"4.png: is 5x5, but .*png is 6x5; set dataset.image_size=\[H,W\]"),
         ("link", r"masks/4.png: leads out of .*data, to .*out.png"),
         ("damaged", r"masks/4.png: can't be read as an image"),
     ],
@@ -179,7 +182,7 @@ def test_masks_in_deeper_folders_are_those_of_images_there(tmp_path: Path) -> No
         (
             {"classes": 2},
             "masks/0.png: has pixels of the value 2; the values of 2 classes are 0 to 1, or 255, "
-            "which is not counted",
+            "which is ignored",
         ),
         (
             {"classes": ["a", "b", "c"], "ignore_index": None},

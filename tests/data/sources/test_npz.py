@@ -94,7 +94,7 @@ def test_several_labels_a_sample_are_0_or_1(tmp_path: Path) -> None:
     assert data.targets.task == "multi_label"
     np.testing.assert_array_equal(data.train.columns["label"][:], flags.astype(np.float32))
     np.savez(tmp_path / "mine.npz", **arrays(y_train=2 * flags, y_test=flags[:2]))
-    with pytest.raises(DataError, match="y_train has other values than 0 and 1, which multi_label"):
+    with pytest.raises(DataError, match="y_train has values other than 0 and 1, which multi_label"):
         NumpyArchive(**spec).read(tmp_path)
 
 
@@ -109,7 +109,7 @@ def test_classes_can_be_more_than_the_labels_show(tmp_path: Path) -> None:
         ({"x_test": np.array([{}, []], object)}, "x_test can't be read: x_test holds objects"),
         ({"x_train": np.zeros((5, 4, 3))}, "x_train is float64; images must be uint8 or float32"),
         ({"x_train": np.zeros((5, 12), np.uint8)}, r"x_train has shape \(5, 12\); must be \(n, H"),
-        ({"x_test": np.zeros((0, 4, 3), np.uint8)}, "x_test has no images; must have one at least"),
+        ({"x_test": np.zeros((0, 4, 3), np.uint8)}, "x_test has no images; must have at least one"),
         (
             {"x_train": np.full((5, 4, 3), np.nan, np.float32)},
             "x_train has values that are not finite",
@@ -125,11 +125,11 @@ def test_classes_can_be_more_than_the_labels_show(tmp_path: Path) -> None:
         ({"y_test": np.array([0.5, np.nan])}, "y has values in the evaluation split that are not"),
         (
             {"y_train": np.zeros((5, 2)), "y_test": np.zeros((2, 3))},
-            "as many columns, not .*2.*3",
+            "the same number of columns, not .*2.*3",
         ),
         (
             {"y_test": np.zeros((2, 3), int)},
-            r"y_train and y_test must have as many labels a sample, not .*\(\).*\(3,\)",
+            r"y_train and y_test must have the same number of labels per sample, .*\(\).*\(3,\)",
         ),
         ({"y_test": np.zeros((2, 0), int)}, r"y_test has shape \(2, 0\); labels must be \(n,\) or"),
         (
@@ -185,7 +185,7 @@ def arrays_of(labels: np.ndarray, **more: np.ndarray) -> dict[str, np.ndarray]:
 def test_labels_that_may_be_no_classes_are_refused() -> None:
     """A price or a time; who means that many classes says how many."""
     for label in (10_000, 2**40):
-        expected = f"labels go up to {label}; set dataset.classes where they are more than 10,000"
+        expected = f"labels go up to {label}; set dataset.classes if there are more than 10,000"
         with pytest.raises(ValueError, match=expected):
             split_arrays(arrays_of(np.array([0, label])), None)
     assert len(split_arrays(arrays_of(np.array([0, 9_999])), None).classes) == 10_000
@@ -204,7 +204,7 @@ def test_a_label_that_is_none_is_no_class() -> None:
         assert data.train.columns["label"][:].tolist() == [0, ignored, 2]
     with pytest.raises(ValueError, match=r"y_train has labels from -1 to 1; .* 0 to 1, or -100"):
         split_arrays(arrays_of(np.array([0, 1, -1])), None, -100)
-    with pytest.raises(ValueError, match="y_train has no label but -1, the one that is not count"):
+    with pytest.raises(ValueError, match="y_train has only the label -1, which is ignored"):
         split_arrays(arrays_of(np.array([-1, -1])), 3, -1)
 
 
@@ -222,7 +222,9 @@ def test_labels_of_several_sizes_are_stored_one_after_the_other() -> None:
         split_arrays({**arrays, "y_test_sizes": np.ones((2, 3), int)}, None)
     plain = {**arrays, "y_test": np.zeros(2, int)}
     del plain["y_test_sizes"]
-    with pytest.raises(ValueError, match=r"must have as many labels a sample, not .*any"):
+    with pytest.raises(
+        ValueError, match=r"must have the same number of labels per sample, not .*any"
+    ):
         split_arrays(plain, None)
 
 

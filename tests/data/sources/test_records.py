@@ -18,7 +18,7 @@ from pipeline.backends.loading import loader as loader_module
 from pipeline.backends.loading.window import batch_at
 from pipeline.core.errors import DataError, RunError
 from pipeline.data.columns import LazyColumn, RawData, Split
-from pipeline.data.padding.buckets import RaggedColumn, ragged_array
+from pipeline.data.padding.buckets import RaggedColumn, make_ragged_array
 from pipeline.data.records import record_writer
 from pipeline.data.records.record_format import DESCRIPTION
 from pipeline.data.records.record_writer import write_records
@@ -298,7 +298,7 @@ def test_what_is_no_records_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
     (tmp_path / "file").write_text("more of it")
     for name in ("thesis", "file"):
-        with pytest.raises(RunError, match=rf"{name}: is there already and holds no records"):
+        with pytest.raises(RunError, match=rf"{name}: exists already and holds no records"):
             write(tmp_path / name, overwrite=True)
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "years of work"
 
@@ -342,7 +342,7 @@ def ragged() -> RawData:
     sizes = np.array([RAGGED[n % len(RAGGED)] for n in range(SAMPLES)])
     flat = rng.integers(0, 256, int(sizes.prod(axis=1).sum()) * 3, np.uint8)
     labels = (np.arange(SAMPLES) % 4).astype(np.int32)
-    split = Split({"image": ragged_array(flat, sizes, (3,)), "label": labels})
+    split = Split({"image": make_ragged_array(flat, sizes, (3,)), "label": labels})
     return RawData(split, split, Targets(("ant", "bee", "cat", "dog")))
 
 
@@ -369,7 +369,9 @@ def test_sizes_that_do_not_fit_the_records_are_noticed(tmp_path: Path) -> None:
     column = swapped.train.columns["image"]
     assert isinstance(column, RaggedColumn)
     sizes = column.sizes[np.r_[1, 0, 2:SAMPLES]]
-    other = ragged_array(column[:].reshape(-1)[: int(sizes.prod(axis=1).sum()) * 3], sizes, (3,))
+    other = make_ragged_array(
+        column[:].reshape(-1)[: int(sizes.prod(axis=1).sum()) * 3], sizes, (3,)
+    )
     foreign = Split({"image": other, "label": swapped.train.columns["label"]})
     write(tmp_path / "foreign", RawData(foreign, foreign, swapped.targets))
     tree = json.loads((folder / DESCRIPTION).read_text())

@@ -117,7 +117,7 @@ def test_numbers_of_rows_and_categories_left_out_are_reported(tmp_path: Path) ->
     assert notes[0].endswith(
         "differs, as a row's number does; leave it out by dataset.ignored=[id] if it is one"
     )
-    assert "the 20 most frequent of 32 categories are told apart" in notes[2]
+    assert "the 20 most frequent of 32 categories are encoded" in notes[2]
     assert read(tmp_path, text, ignored=["id"], categories=["code"]).notes == ()
 
 
@@ -129,7 +129,7 @@ def test_days_and_months_that_may_be_swapped_are_reported(tmp_path: Path) -> Non
     assert "is a date of the formats %d/%m/%Y and %m/%d/%Y, so it is read as a category" in note
     assert str(found.table) == "category day (9)"
     assert "sin_year" in str(read(tmp_path, text, date_format="%m/%d/%Y").table)
-    with pytest.raises(DataError, match=r"must be dates, and the values fit the formats %d/%m/%Y"):
+    with pytest.raises(DataError, match=r"must be dates, but the values fit the formats %d/%m/%Y"):
         read(tmp_path, text, dates=["day"])
 
 
@@ -147,14 +147,14 @@ def test_the_split_is_of_its_own_seed(tmp_path: Path) -> None:
         ("size,price\n", {}, "has no rows"),
         ("", {}, "has no rows"),
         ("size,price\n1,2.5\n", {}, "has 1 rows, of which dataset.split = 0.2 leaves 1 for train"),
-        ("price\n1.5\n2\n3\n4\n5\n", {}, "has no column but targets; a network needs one to pr"),
+        ("price\n1.5\n2\n3\n4\n5\n", {}, "has only target columns; a network needs another one"),
         ("x,price\n" + "1,2\n" * 9, {}, "price is 2 in every row; nothing can be learned"),
         (
             "x,price\n" + "1,2\n" * 9,
             {"task": "regression"},
             "price is the same in all training samples",
         ),
-        ("x,price\n1,a\n2,a\n", {}, "price is a in every row; nothing can be learned of it"),
+        ("x,price\n1,a\n2,a\n", {}, "price is a in every row; nothing can be learned from it"),
         (
             "x,a,b\n" + "1,0,1\n" * 9,
             {"target": ["a", "b"]},
@@ -169,7 +169,7 @@ def test_the_split_is_of_its_own_seed(tmp_path: Path) -> None:
         ),
         ("x,price\n1,1.5\ntwo,2\n" + "3,4\n" * 4, {}, "line 3: x = 'two', and 83.3% of its"),
         (TABLE, {"target": ["price", "kind"]}, "line 2: kind = 'a': must be a number"),
-        (TABLE, {"target": ["price", "rooms"], "task": "multi_label"}, "price has other values"),
+        (TABLE, {"target": ["price", "rooms"], "task": "multi_label"}, "price has values other"),
         (TABLE, {"target": ["kind", "rooms"], "task": "classification"}, "has 2 columns; class"),
     ],
 )

@@ -62,7 +62,7 @@ def test_the_end_is_for_evaluation_and_windows_there_do_not_overlap(tmp_path: Pa
 def test_it_says_what_it_is(tmp_path: Path) -> None:
     raw = read(None, length=128, tokenizer="characters", eval_fraction=0.1)
     assert raw.targets.task == "next_token"
-    assert (raw.unit.samples, raw.unit.counted, raw.unit.each) == ("windows", "tokens", 128)
+    assert (raw.unit.samples, raw.unit.counted, raw.unit.per_sample) == ("windows", "tokens", 128)
     assert str(raw.targets) == "100 different tokens"
     assert len(raw.train) == 825
 
@@ -79,8 +79,8 @@ def test_tokens_of_the_library(tmp_path: Path) -> None:
     ("content", "fields", "said"),
     [
         (b"", {}, "holds no text, so that there is no vocabulary"),
-        (b"abcdef", {}, "the training split has 4 tokens, and a window takes 5"),
-        (b"abcdefghij", {}, "the evaluation split has 2 tokens, and a window takes 5: 4 and"),
+        (b"abcdef", {}, "the training split has 4 tokens; a window needs 5"),
+        (b"abcdefghij", {}, "the evaluation split has 2 tokens; a window needs 5: 4 and"),
         (b"abc\xff" * 9, {"tokenizer": "characters"}, "a.txt: is not UTF-8: byte 0xff at 3"),
         (b"abcd" * 9, {"tokenizer": "missing.json"}, "missing.json: can't be read as a tokenizer"),
     ],

@@ -22,8 +22,8 @@ from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData
-from pipeline.data.records.tf_example import Feature, example_type, parse_example
-from pipeline.data.records.tfrecord_file import masked_checksum, scan
+from pipeline.data.records.tf_example import Feature, make_example_type, parse_example
+from pipeline.data.records.tfrecord_file import compute_masked_checksum, scan_records
 from pipeline.data.sources.tfrecord import TFRecord
 from tests import outcome
 from tests.data.section import section
@@ -44,7 +44,7 @@ def write(path: Path, contents: list[bytes]) -> Path:
 
 def make_example(features: Mapping[str, Feature]) -> bytes:
     """The bytes of an Example with these features."""
-    example = example_type()()
+    example = make_example_type()()
     for name, values in features.items():
         feature = example.features.feature[name]
         if isinstance(values, tuple):
@@ -97,7 +97,7 @@ def refusal(folder: Path, **settings: Any) -> str:
 def test_what_tensorflow_wrote_is_read() -> None:
     """Golden values of tests/golden/make_tfrecord.py."""
     expected = json.loads((GOLDEN / "features.json").read_text())
-    found = [parse_example(content) for _, content in scan(GOLDEN / "train.tfrecord")]
+    found = [parse_example(content) for _, content in scan_records(GOLDEN / "train.tfrecord")]
     assert len(found) == len(expected)
     for example, values in zip(found, expected, strict=True):
         assert bytes(example["image_raw"][0]).hex() == values["image_raw"]  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ def test_a_part_is_held_out_of_every_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("contents", "said"),
     [
-        ([plain(1), plain(2, [1, 2])], r"record 1: label holds 2 values, not one integer"),
+        ([plain(1), plain(2, [1, 2])], r"record 1: label has 2 values, not one integer"),
         ([plain(1, np.float32([np.inf]))], "must be finite"),
         ([make_example({"label": np.array([1])})], "has no feature image/encoded or"),
         ([make_example({"image": (b"x",), "label": (b"cat",)})], "label holds bytes"),
@@ -167,7 +167,7 @@ def test_a_part_is_held_out_of_every_class(tmp_path: Path) -> None:
         ([plain(1), plain(2, image_raw=(b"abc",))], "record 1: image_raw has 3 bytes; 4x4"),
         ([plain(1, image_raw=(b"a", b"b"))], "bytes of one image"),
         ([plain(1, height=np.array([-4]))], "an image of -4x4 pixels"),
-        ([b"\xff\xff\xff no example"], "record 0: is no tf.train.Example"),
+        ([b"\xff\xff\xff no example"], "record 0: isn't a tf.train.Example"),
         ([], "has no records"),
         ([plain(1, [-1])], "label goes from -1 to"),
     ],
@@ -184,7 +184,7 @@ def test_images_of_several_sizes_are_named(tmp_path: Path) -> None:
     contents = [make_example({"image": (png(1, s),), "label": np.array([0])}) for s in sizes]
     write(tmp_path / "train.tfrecord", contents)
     write(tmp_path / "eval.tfrecord", contents[:1])
-    assert "record 1: is 5x6 where the first is 4x6" in refusal(tmp_path)
+    assert "record 1: is 5x6, but the first is 4x6" in refusal(tmp_path)
     assert read(tmp_path, image_size=[4, 4]).train.columns["image"].shape == (2, 4, 4, 3)
 
 
@@ -217,7 +217,7 @@ def test_a_compressed_file_is_told(tmp_path: Path) -> None:
 def test_a_length_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     for length, said in ((2**25, "is truncated"), (2**62, "at most 67,108,864 are read")):
         header = struct.pack("<Q", length)
-        content = header + struct.pack("<I", masked_checksum(header)) + b"x" * 40
+        content = header + struct.pack("<I", compute_masked_checksum(header)) + b"x" * 40
         (tmp_path / "train").write_bytes(content)
         assert said in refusal(tmp_path)
 
@@ -256,7 +256,7 @@ def test_every_flipped_bit_and_truncation_is_found(
         broken[position] ^= 1 << bit
     (tmp_path / "train").write_bytes(bytes(broken))
     try:
-        records = [content for _, content in scan(tmp_path / "train")]
+        records = [content for _, content in scan_records(tmp_path / "train")]
     except ValueError:
         return
     assert is_truncated

@@ -13,11 +13,11 @@ from pipeline.data.table import DateColumn
 from pipeline.data.tables.dates import (
     FORMATS,
     ISO,
-    date_example,
-    date_parts,
+    compute_part_values,
     find_date_formats,
+    format_example_date,
+    list_date_parts,
     parse_days,
-    part_values,
 )
 
 moments = st.datetimes(datetime(1900, 1, 1), datetime(2100, 1, 1)).map(
@@ -64,21 +64,21 @@ def test_formats_are_those_that_fit_every_text(texts: list[str], formats: list[s
 
 def test_an_example_is_a_date_of_its_format() -> None:
     for date_format in FORMATS:
-        assert not np.isnan(parse_days([date_example(date_format)], date_format)).any()
+        assert not np.isnan(parse_days([format_example_date(date_format)], date_format)).any()
     with pytest.raises(ValueError, match="must be a format of dates with their year"):
-        date_example("%d.%m.")
+        format_example_date("%d.%m.")
 
 
 def test_the_day_has_a_cycle_if_there_are_hours() -> None:
-    assert "sin_day" not in date_parts(np.array([1.0, np.nan]))
-    assert "sin_day" in date_parts(np.array([1.0, 2.5]))
+    assert "sin_day" not in list_date_parts(np.array([1.0, np.nan]))
+    assert "sin_day" in list_date_parts(np.array([1.0, 2.5]))
 
 
 @given(moment=moments, cycle=st.sampled_from(["year", "week", "day"]))
 def test_sine_and_cosine_are_of_one_position(moment: datetime, cycle: str) -> None:
     days = parse_days([moment.isoformat(), "missing"], ISO)
     sin, cos = (
-        part_values(days, DateColumn(format=ISO, part=f"{wave}_{cycle}"))  # type: ignore[arg-type]
+        compute_part_values(days, DateColumn(format=ISO, part=f"{wave}_{cycle}"))  # type: ignore[arg-type]
         for wave in ("sin", "cos")
     )
     assert sin[0] ** 2 + cos[0] ** 2 == pytest.approx(1)
@@ -96,4 +96,4 @@ def test_sine_and_cosine_are_of_one_position(moment: datetime, cycle: str) -> No
 
 def test_days_count_from_the_first_of_training() -> None:
     date = DateColumn(format=ISO, part="days", first_day=10.0)
-    np.testing.assert_array_equal(part_values(np.array([10.0, 12.5]), date), [0.0, 2.5])
+    np.testing.assert_array_equal(compute_part_values(np.array([10.0, 12.5]), date), [0.0, 2.5])

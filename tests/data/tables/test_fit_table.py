@@ -13,7 +13,7 @@ from pipeline.core.errors import DataError
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.table import FittedTable, TableFormat
 from pipeline.data.tables import fit_table as module
-from pipeline.data.tables.encode_table import EncodeTable, encoded_features, encoding_ops
+from pipeline.data.tables.encode_table import EncodeTable, count_encoded_features, make_encoding_ops
 from pipeline.data.tables.fit_table import (
     FitOptions,
     encode_rows,
@@ -51,7 +51,7 @@ def fitted(
 
 
 def as_input(table: FittedTable, rows: np.ndarray, reads: Any = "features") -> np.ndarray:
-    (op,) = encoding_ops(table, reads)
+    (op,) = make_encoding_ops(table, reads)
     on_host, on_device = op(np, rows, None), np.asarray(op(jnp, jnp.asarray(rows), None))
     np.testing.assert_array_equal(on_host, on_device)
     assert on_host.dtype == on_device.dtype == np.float32
@@ -83,8 +83,8 @@ def test_a_missing_value_is_a_category_of_its_own_and_an_unknown_one_is_none(
     fields = as_input(table, rows, "fields")
     assert fields[:, 1, 0].tolist() == [[3, 1], [1, 1], [2, 1], [1, 0], [1, 1]]
     assert fields[:, 0, 0, 0].tolist() == [0] * 5
-    assert encoded_features(encoding_ops(table, "fields")) == 4
-    assert encoded_features(()) is None
+    assert count_encoded_features(make_encoding_ops(table, "fields")) == 4
+    assert count_encoded_features(()) is None
 
 
 def test_the_most_frequent_categories_are_told_apart(tmp_path: Path) -> None:
@@ -114,13 +114,13 @@ def test_a_column_without_values_is_left_out(tmp_path: Path) -> None:
     table, rows = fitted(path, 1)
     assert (table.left_out, rows.shape) == (("a", "c"), (2, 1))
     assert str(table) == "numeric b; left out, without values: a, c"
-    with pytest.raises(DataError, match="has no column but targets that holds a value"):
+    with pytest.raises(DataError, match="has no column with values besides the targets"):
         fitted(write(tmp_path, [["", ""]], "a", "b"), 1)
 
 
 def test_a_column_that_mixes_numbers_and_texts_is_named_by_row_and_value(tmp_path: Path) -> None:
     path = write(tmp_path, [[1], [2], ["two"], [4]], "a")
-    expected = "line 4: a = 'two', and 75.0% of its values are numbers; mend it, or add it"
+    expected = "line 4: a = 'two', and 75.0% of its values are numbers; correct it, or add it"
     with pytest.raises(DataError, match=expected):
         fitted(path, 4)
     assert fitted(path, 4, lambda name: "category")[0].columns[0].kind == "category"
@@ -193,5 +193,5 @@ def test_a_number_too_far_away_is_named(tmp_path: Path) -> None:
 
 def test_rows_of_other_widths_are_refused() -> None:
     op = EncodeTable(numbers=2, categories=(3,), reads="features")
-    with pytest.raises(ValueError, match=r"takes rows of 3 columns, not \(4,\)"):
+    with pytest.raises(ValueError, match=r"needs rows of 3 columns, not \(4,\)"):
         op.output(ColumnSpec((4,), "float32"))

@@ -199,8 +199,8 @@ def test_what_python_alone_takes_for_numbers_is_none(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("", "has no rows"),
-        ("a,b\n1,2\n1,2,3\n", "line 3: has 3 fields, and there are 2 columns; quote"),
-        ("a,b\n1\n", "line 2: has 1 fields, and there are 2 columns"),
+        ("a,b\n1,2\n1,2,3\n", "line 3: has 3 fields for 2 columns; quote"),
+        ("a,b\n1\n", "line 2: has 1 fields for 2 columns"),
         ("a,a\n1,2\n", "has the column a more than once"),
         ('a,b\n"1,2\n', "line 2: unexpected end of data"),
         ('a,b\n1,"', "line 2: unexpected end of data"),

@@ -10,8 +10,8 @@ from pipeline.core.errors import DataError
 from pipeline.data.text.text_files import (
     list_text_files,
     read_files,
-    read_lines_of_text,
     read_rows,
+    read_text_lines,
 )
 
 
@@ -44,9 +44,9 @@ def test_a_folder_without_texts_and_a_link_out_of_it_are_refused(tmp_path: Path)
 
 
 def test_lines_that_are_empty_are_left_out(tmp_path: Path) -> None:
-    assert read_lines_of_text(write(tmp_path / "a.txt", " one \n\n\ttwo\r\n")) == ["one", "two"]
+    assert read_text_lines(write(tmp_path / "a.txt", " one \n\n\ttwo\r\n")) == ["one", "two"]
     with pytest.raises(DataError, match="holds no text; must have one on each line"):
-        read_lines_of_text(write(tmp_path / "b.txt", " \n\n"))
+        read_text_lines(write(tmp_path / "b.txt", " \n\n"))
 
 
 def test_rows_have_both_columns(tmp_path: Path) -> None:

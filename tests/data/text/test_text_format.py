@@ -43,9 +43,9 @@ def test_a_prompt_is_encoded_as_it_stands() -> None:
 def test_a_prompt_with_unknown_characters_is_refused() -> None:
     with pytest.raises(DataError, match="the prompt has 'x', '\\?', not among the 3 characters"):
         TextFormat(LETTERS, "next_token").encode_prompt("ax?x")
-    with pytest.raises(DataError, match="the prompt is empty; must have one token at least"):
+    with pytest.raises(DataError, match="the prompt is empty; must have at least one token"):
         TextFormat(LETTERS, "next_token").encode_prompt("")
-    with pytest.raises(DataError, match="has no tokens; must have one at least"):
+    with pytest.raises(DataError, match="has no tokens; must have at least one"):
         TextFormat(parse_tokenizer(tokenizer_json()), "next_token").encode_prompt("  ")
 
 
@@ -69,5 +69,5 @@ def test_a_tokenizer_that_is_none_or_huge_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has more than 67,108,864 bytes"):
         read_tokenizer(file)
     file.write_text("{}")
-    with pytest.raises(DataError, match=r"is no tokenizer\.json: it has no model"):
+    with pytest.raises(DataError, match=r"isn't a tokenizer\.json: it has no model"):
         read_tokenizer(file)

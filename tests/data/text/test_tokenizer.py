@@ -16,8 +16,8 @@ from pipeline.data.text.tokenizer import (
     ByteTokenizer,
     CharacterTokenizer,
     WordTokenizer,
-    characters_of,
-    frequent_words,
+    make_character_tokenizer,
+    make_word_tokenizer,
     parse_tokenizer,
 )
 from tests.data.text.made_up import WORDS, tokenizer_json
@@ -34,14 +34,14 @@ def test_bytes_are_those_of_utf8(text: str) -> None:
 
 @given(TEXTS.filter(bool), TEXTS)
 def test_characters_come_back_and_others_are_unknown(known: str, text: str) -> None:
-    tokenizer = characters_of([known])
+    tokenizer = make_character_tokenizer([known])
     assert tokenizer.decode(tokenizer.encode(known)) == known
     expected = [tokenizer.names.index(c) if c in known else UNKNOWN for c in text]
     assert tokenizer.encode(text).tolist() == expected
 
 
 def test_words_are_the_frequent_ones_in_lower_case() -> None:
-    tokenizer = frequent_words(["The cat, the dog.", "A cat!"], 3)
+    tokenizer = make_word_tokenizer(["The cat, the dog.", "A cat!"], 3)
     assert tokenizer.words == ("cat", "the", "!")
     assert tokenizer.encode("The CAT sat!").tolist() == [1, 0, UNKNOWN, 2]
 
@@ -82,12 +82,12 @@ def test_a_file_of_the_library_is_read_by_it() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "is no tokenizer.json: Expecting value"),
+        (b"", "isn't a tokenizer.json: Expecting value"),
         (b"\x80", "is not UTF-8: byte 0x80 at 0"),
         (b"[1, 2]", "it has no model"),
         (b'{"kind": "characters", "characters": ""}', "it has no model"),
         (b'{"kind": "words", "words": [1]}', "it has no model"),
-        (b'{"model": 3}', "is no tokenizer.json: "),
+        (b'{"model": 3}', "isn't a tokenizer.json: "),
         (b"[" * 100_000, "nested too deeply"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data.text.windows import narrow, window_columns
+from pipeline.data.text.windows import make_window_columns, to_narrow_dtype
 
 
 @given(st.integers(1, 9), st.integers(1, 12), st.data())
@@ -16,7 +16,7 @@ def test_labels_are_the_tokens_after_those_that_are_read(
 ) -> None:
     size = data.draw(st.integers(length + 1, 80))
     tokens = np.random.default_rng(size).integers(0, 256, size)
-    columns = window_columns(tokens, length, stride)
+    columns = make_window_columns(tokens, length, stride)
     starts = range(0, size - length, stride)
     read, after = columns["image"][:], columns["label"][:]
     assert read.shape == (len(starts), length, 1, 1)
@@ -27,18 +27,18 @@ def test_labels_are_the_tokens_after_those_that_are_read(
 
 
 def test_any_indices_give_their_windows() -> None:
-    columns = window_columns(np.arange(20, dtype=np.int32), 4, 2)
+    columns = make_window_columns(np.arange(20, dtype=np.int32), 4, 2)
     picked = columns["label"][np.array([3, 0, 3])]
     assert picked.tolist() == [[7, 8, 9, 10], [1, 2, 3, 4], [7, 8, 9, 10]]
     assert columns["image"][1:3].shape == (2, 4, 1, 1)
 
 
 def test_a_text_shorter_than_a_window_is_refused() -> None:
-    assert window_columns(np.zeros(5, np.int32), 4, 4)["image"].count == 1
-    with pytest.raises(ValueError, match="4 tokens, and a window takes 5"):
-        window_columns(np.zeros(4, np.int32), 4, 4)
+    assert make_window_columns(np.zeros(5, np.int32), 4, 4)["image"].count == 1
+    with pytest.raises(ValueError, match="4 tokens; a window needs 5"):
+        make_window_columns(np.zeros(4, np.int32), 4, 4)
 
 
 def test_tokens_take_a_byte_where_they_fit() -> None:
-    assert narrow(np.arange(9), 256).dtype == np.uint8
-    assert narrow(np.arange(9), 257).dtype == np.int32
+    assert to_narrow_dtype(np.arange(9), 256).dtype == np.uint8
+    assert to_narrow_dtype(np.arange(9), 257).dtype == np.int32

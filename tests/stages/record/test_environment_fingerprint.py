@@ -6,8 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pipeline.data.columns import Column, Facts, Split, blank_data
-from pipeline.data.padding.buckets import ragged_array
+from pipeline.data.columns import Column, Facts, Split, make_blank_data
+from pipeline.data.padding.buckets import make_ragged_array
 from pipeline.data.padding.pad_images import pad_split
 from pipeline.stages.record.environment import SAMPLED, Fingerprint, fingerprint
 from tests.backends.loading.small_loader import CountedColumn, make_split
@@ -24,7 +24,7 @@ def test_a_column_in_memory_is_hashed_as_a_whole() -> None:
 
 
 def test_samples_that_are_not_there_are_not_hashed() -> None:
-    (image, label) = fingerprint(blank_data(Facts((8, 8, 1), 10, 60, 10), ()).train).values()
+    (image, label) = fingerprint(make_blank_data(Facts((8, 8, 1), 10, 60, 10), ()).train).values()
     assert image == Fingerprint((60, 8, 8, 1), "uint8", sha256="", of="none")
     assert label == Fingerprint((60,), "int32", sha256="", of="none")
 
@@ -79,7 +79,7 @@ def _ragged(changed: int | None = None, *, reordered: bool = False) -> Column:
     if changed is not None:
         flat[changed] += 1
     sizes = np.full((100, 2), (3, 2) if reordered else (2, 3), np.int32)
-    return ragged_array(flat, sizes, (1,))
+    return make_ragged_array(flat, sizes, (1,))
 
 
 @pytest.mark.parametrize("pad", [lambda column: column, _padded], ids=["ragged", "padded"])

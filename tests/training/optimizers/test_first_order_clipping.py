@@ -28,7 +28,7 @@ def test_gradients_are_clipped(norm, value, a, b):
 
 
 def test_norm_and_value_together_are_refused():
-    with pytest.raises(ValidationError, match=r"norm 1\.0 and value 2\.0 are both given"):
+    with pytest.raises(ValidationError, match=r"norm = 1\.0 and value = 2\.0"):
         ClipSpec(norm=1.0, value=2.0)
 
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from pipeline.training.parallel.microbatches import (
-    batch_multiple,
-    batch_positions,
-    microbatch_size,
+    compute_batch_multiple,
+    compute_microbatch_size,
+    list_batch_positions,
     stack_microbatches,
 )
 
@@ -16,15 +16,15 @@ DROPOUT = jax.random.key(3)
 
 @pytest.mark.parametrize(("count", "parts", "size"), [(1, 1, 24), (3, 1, 8), (3, 4, 2)])
 def test_sizes_multiply_to_the_batch(count: int, parts: int, size: int) -> None:
-    assert microbatch_size(24, count, parts) == size
-    assert batch_multiple(count, parts) * size == 24
+    assert compute_microbatch_size(24, count, parts) == size
+    assert compute_batch_multiple(count, parts) * size == 24
 
 
 def test_samples_are_those_of_the_batch_in_order() -> None:
     samples = {"image": np.arange(24).reshape(6, 2, 2), "label": np.arange(6)}
     stacked, _ = stack_microbatches(samples, DROPOUT, 3)
     for index in range(3):
-        positions = list(batch_positions((0, 1), index, 6, 3))
+        positions = list(list_batch_positions((0, 1), index, 6, 3))
         for name, array in samples.items():
             np.testing.assert_array_equal(stacked[name][index], array[positions])
 
@@ -39,4 +39,4 @@ def test_a_single_microbatch_is_the_batch_with_its_key() -> None:
     samples, keys = stack_microbatches(np.arange(6), DROPOUT, 1)
     np.testing.assert_array_equal(samples[0], np.arange(6))
     assert keys[0] == DROPOUT
-    assert batch_positions((1, 4), 5, 6, 1) == (1, 4)
+    assert list_batch_positions((1, 4), 5, 6, 1) == (1, 4)

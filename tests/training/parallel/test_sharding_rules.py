@@ -26,9 +26,9 @@ REFUSED = {
     "[{pattern: dense_7, axes: [model]}]": "parallel.specs: pattern 'dense_7' matches none of the "
     "4 parameters in dense_0 (2), dense_1 (2), such as dense_0/bias; did you mean dense_1?",
     "[{pattern: dense_0/kernel, axes: [null, model]}]": "parallel.specs: dense_0/kernel: dimension "
-    "1 of size 12 does not divide among the 8 devices of axis model; 8 or 16 would",
+    "1 of size 12 can't be divided among the 8 devices of axis model; 8 or 16 would",
     "[{pattern: dense_0, axes: [null, model]}]": "parallel.specs: dense_0/bias has 1 dimensions, "
-    "[12], and axes 2 entries",
+    "[12], but axes has 2 entries",
     "[]": "parallel.specs: nothing is sharded along the axis model of 8 devices",
 }
 
@@ -42,12 +42,12 @@ def test_shardings_that_do_not_fit(tiny: Callable[..., Recipe], specs: str) -> N
 
 
 CONSTRAINED = {
-    "[{pattern: dense_7, axes: [data, model]}]": "parallel.constraints: pattern 'dense_7' is of "
+    "[{pattern: dense_7, axes: [data, model]}]": "parallel.constraints: pattern 'dense_7' matches "
     "none of the 2 layers, such as dense_0; did you mean dense_1?",
     "[{pattern: dense_0/kernel, axes: [data, model]}]": "parallel.constraints: pattern "
-    "'dense_0/kernel' is of none of the 2 layers, such as dense_0",
+    "'dense_0/kernel' matches none of the 2 layers, such as dense_0",
     "[{pattern: dense_0, axes: [data, null, model]}]": "parallel.constraints: dense_0 computes "
-    "arrays of 2 dimensions, and axes has 3 entries",
+    "arrays of 2 dimensions, but axes has 3 entries",
 }
 
 

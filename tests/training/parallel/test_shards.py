@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.training.parallel.parallel_spec import ParallelSpec
-from pipeline.training.parallel.shards import default_shards, shards_of
+from pipeline.training.parallel.shards import choose_num_shards, make_shards
 
 
 def parallel(**fields: Any) -> ParallelSpec:
@@ -37,7 +37,7 @@ def test_default_shards_are_equal_parts_of_a_batch_on_up_to_8_devices(
     batch: int, power: int
 ) -> None:
     devices = 2**power
-    shards = default_shards(batch, devices)
+    shards = choose_num_shards(batch, devices)
     assert shards % devices == 0
     assert shards <= 8
     if batch % devices == 0:
@@ -45,7 +45,7 @@ def test_default_shards_are_equal_parts_of_a_batch_on_up_to_8_devices(
 
 
 def test_exact_shards_are_the_same_on_any_number_of_devices() -> None:
-    alone, paired = (shards_of(parallel(devices=2), 64, devices) for devices in (1, 2))
+    alone, paired = (make_shards(parallel(devices=2), 64, devices) for devices in (1, 2))
     assert alone is not None
     assert paired is not None
     assert (alone.count, alone.axis, alone.add) == (8, None, "tree")
@@ -53,23 +53,23 @@ def test_exact_shards_are_the_same_on_any_number_of_devices() -> None:
 
 
 def test_gradients_that_are_added_have_a_factor() -> None:
-    shards = shards_of(parallel(devices=4, mirror_mean=False), 64, 4)
+    shards = make_shards(parallel(devices=4, mirror_mean=False), 64, 4)
     assert shards is not None
     assert shards.factor == 4
 
 
 def test_close_has_one_shard_a_device() -> None:
-    shards = shards_of(parallel(reproducible="close", sync_batch_norm=True), 64, 2)
+    shards = make_shards(parallel(reproducible="close", sync_batch_norm=True), 64, 2)
     assert shards is not None
     assert (shards.count, shards.add, shards.sync_batch_norm) == (2, "psum", True)
-    assert shards_of(parallel(reproducible="close"), 64, 1) is None
+    assert make_shards(parallel(reproducible="close"), 64, 1) is None
 
 
 def test_a_batch_without_parts_stays_whole() -> None:
-    assert shards_of(parallel(mode="none"), 64, 1) is None
-    assert shards_of(parallel(shards=1, devices=1), 64, 1) is None
+    assert make_shards(parallel(mode="none"), 64, 1) is None
+    assert make_shards(parallel(shards=1, devices=1), 64, 1) is None
 
 
 def test_devices_take_equal_numbers_of_shards() -> None:
     with pytest.raises(ValueError, match="4 shards do not divide among 3 devices"):
-        shards_of(parallel(shards=4, devices=3), 64, 3)
+        make_shards(parallel(shards=4, devices=3), 64, 3)

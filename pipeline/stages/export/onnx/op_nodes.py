@@ -12,8 +12,8 @@ from pipeline.core.errors import RecipeError
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.ops.geometry import CenterCrop
 from pipeline.data.ops.image import Axis
-from pipeline.data.ops.interpolation import Taps, nearest_pixels, opencv_taps
-from pipeline.data.ops.resize import Resize, target_size
+from pipeline.data.ops.interpolation import Taps, find_nearest_pixels, make_opencv_taps
+from pipeline.data.ops.resize import Resize, compute_target_size
 from pipeline.data.ops.values import Hwc2Chw, Normalize, Rescale, TypeCast
 from pipeline.stages.export.onnx.graph_builder import GraphBuilder, NodeOutput
 
@@ -97,15 +97,15 @@ def _cast(images: Images, dtype: str, graph: GraphBuilder) -> Images:
 def _resize(op: Resize, images: Images, graph: GraphBuilder) -> Images:
     """Scale by the pixels and weights of the op itself; bytes in its fixed point."""
     height, width, channels = images.value.shape
-    rows, columns = target_size(op.size, height, width)
+    rows, columns = compute_target_size(op.size, height, width)
     shape = rows, columns, channels
     if op.interpolation == "nearest":
-        name = _gather(images.value.name, nearest_pixels(height, rows), 1, graph)
-        name = _gather(name, nearest_pixels(width, columns), 2, graph)
+        name = _gather(images.value.name, find_nearest_pixels(height, rows), 1, graph)
+        name = _gather(name, find_nearest_pixels(width, columns), 2, graph)
         return Images(NodeOutput(name, shape), images.dtype)
     fixed = images.dtype == "uint8"
-    across = opencv_taps("linear", width, columns, 2, fixed=fixed)
-    down = opencv_taps("linear", height, rows, 1, fixed=fixed)
+    across = make_opencv_taps("linear", width, columns, 2, fixed=fixed)
+    down = make_opencv_taps("linear", height, rows, 1, fixed=fixed)
     wide = _cast(images, "int32" if fixed else "float32", graph)
     mixed = graph.node("Add", _weigh_taps(wide.value.name, across, 2, graph))
     if not fixed:

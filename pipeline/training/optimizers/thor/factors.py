@@ -1,14 +1,14 @@
-"""The Kronecker factors of a layer's curvature, their damped inverses, and their application.
+"""The Kronecker factors of a layer's curvature, their damped inverses, and preconditioning.
 
-The curvature of a layer with weights (n, m), which is its Fisher matrix averaged over samples, is
-approximated by T * A (x) G with T positions per sample (the output pixels of a convolution, or
-tokens; 1 for vectors), and over all positions of all samples
+The curvature of a layer with weights (n, m) is its Fisher matrix, averaged over samples. It is
+approximated by T * A (x) G, with T positions per sample: the output pixels of a convolution, or
+tokens; 1 for vectors. Over all positions of all samples,
 
     A = mean of a a'     a (n): input of the weights, for a convolution a patch of the images
     G = mean of d d'     d (m): the gradient of one sample's loss at the layer's output
 
-(Grosse & Martens 2016, secs. 3 and 4; THOR, Chen et al. 2021). A bias is not included. Both are
-split into blocks along their diagonal, without the rest: a block costs its size cubed.
+(Grosse & Martens 2016, secs. 3 and 4; THOR, Chen et al. 2021). A bias isn't included. A and G are
+replaced by blocks along their diagonals, since inversion costs the size cubed.
 """
 
 from __future__ import annotations
@@ -29,56 +29,56 @@ from pipeline.models.modules.layout import batch_first, shape_nhwc
 from pipeline.training.optimizers.thor.inverses import invert_stacks
 
 ROWS_LIMIT_BYTES = 8 << 20
-"""The most rows that are written at once: patches are several times as large as their images, and a
-product within the cache is faster."""
+"""The most bytes of rows at once. Patches are several times as large as their images, and a product
+within the cache is faster."""
 
 
 class Blocks(NamedTuple):
-    """The number of blocks of a factor, and of rows in each; the last may reach beyond its end."""
+    """The number of blocks of a factor, and their rows; the last block is padded."""
 
     number: int
     size: int
 
 
 class Factors(NamedTuple):
-    """One matrix for the inputs, one for the outputs; float32 (blocks, size, size) each."""
+    """Blocks for the inputs and for the outputs of a layer, float32 (blocks, size, size)."""
 
     inputs: Array
     outputs: Array
 
 
 def make_blocks(features: int, split_dim: int) -> Blocks:
-    """The fewest blocks of at most `split_dim` rows, of one size, that hold `features`."""
+    """Return the fewest blocks of equal size, at most `split_dim` rows, that hold `features`."""
     number = ceil(features / split_dim)
     return Blocks(number, ceil(features / number))
 
 
 def sum_moments(capture: LayerCapture, mask: Array, split_dim: int) -> Factors:
-    """The blocks of the sums of a a' and of d d' over the samples for which mask (batch,) holds."""
+    """Return the blocks of the sums of a a' and d d' over samples of the mask, bool (batch,)."""
     inputs = batch_first(capture.inputs, capture.layout)
     cotangents = batch_first(capture.cotangents, capture.layout)
     inputs = jnp.where(mask.reshape(-1, *[1] * (inputs.ndim - 1)), inputs, 0)
     return Factors(
-        _second_moment(inputs, capture.window, split_dim),
-        _second_moment(cotangents, None, split_dim),
+        _sum_second_moment(inputs, capture.window, split_dim),
+        _sum_second_moment(cotangents, None, split_dim),
     )
 
 
-def curvature_factors(sums: Factors, rows: Array, scale: Array | float) -> Factors:
-    """The blocks of A and G from sums over `rows` positions of all samples.
+def compute_factors(sums: Factors, rows: Array, scale: Array | float) -> Factors:
+    """Return the blocks of A and G from sums over `rows` positions of all samples.
 
-    `scale` times the cotangents are the gradients of each sample's loss.
+    Cotangents times `scale` are the gradients of each sample's loss.
     """
     return Factors(sums.inputs / rows, sums.outputs * (scale**2 / rows))
 
 
-def damped_inverses(
+def invert_damped(
     factors: Mapping[str, Factors], damping: Array, positions: Mapping[str, Array]
 ) -> dict[str, Factors]:
-    """(A + r)^-1 and (G + r)^-1 of every layer, with r = sqrt(damping / positions).
+    """Return (A + r)^-1 and (G + r)^-1 of every layer, with r = sqrt(damping / positions).
 
-    Their product over `positions` stands for the inverse of T * A (x) G + damping: half of the
-    damping, as a factor, goes to each side at any size of A and G, as in MindSpore.
+    Their product over `positions` approximates the inverse of T * A (x) G + damping. Both sides
+    have the same r, whatever the sizes of A and G, as in MindSpore.
     """
 
     def add_damping(blocks: Array, share: Array) -> Array:
@@ -95,29 +95,27 @@ def damped_inverses(
 
 
 def precondition(gradient: Array, inverses: Factors, positions: Array) -> Array:
-    """A^-1 * gradient * G^-1 / positions; the gradient (..., m) is read as a matrix (n, m)."""
+    """Return A^-1 * gradient * G^-1 / positions. The gradient (..., m) is reshaped to (n, m)."""
     (rows, height, _) = inverses.inputs.shape
     (columns, width, _) = inverses.outputs.shape
     matrix = gradient.reshape(-1, gradient.shape[-1])
-    missing = [(0, rows * height - matrix.shape[0]), (0, columns * width - matrix.shape[1])]
-    padded = jnp.pad(matrix, missing).reshape(rows, height, -1)
+    padding = [(0, rows * height - matrix.shape[0]), (0, columns * width - matrix.shape[1])]
+    padded = jnp.pad(matrix, padding).reshape(rows, height, -1)
     left = (inverses.inputs @ padded).reshape(-1, columns, width).swapaxes(0, 1)
     product = (left @ inverses.outputs).swapaxes(0, 1).reshape(rows * height, -1) / positions
     return product[: matrix.shape[0], : matrix.shape[1]].reshape(gradient.shape)
 
 
-def positions_per_sample(capture: LayerCapture) -> int:
-    """The number of outputs of each feature in one sample."""
+def count_positions(capture: LayerCapture) -> int:
+    """Return the number of outputs of each feature in one sample."""
     return prod(shape_nhwc(capture.cotangents, capture.layout)[1:-1])
 
 
-def _second_moment(samples: Array, window: ConvWindow | None, split_dim: int) -> Array:
-    """The blocks of the sum of r r' over rows r: patches under the window, or all positions.
-
-    Samples (batch, ..., features) are taken a few at a time, one after the other.
-    """
-    moment = functools.partial(_moment_of_rows, window=window, split_dim=split_dim)
-    size = _samples_at_once(samples, window)
+def _sum_second_moment(samples: Array, window: ConvWindow | None, split_dim: int) -> Array:
+    """Return the blocks of the sum of r r' over rows r: patches of the window, or all positions.
+    Samples (batch, ..., features) are processed in chunks."""
+    moment = functools.partial(_sum_row_products, window=window, split_dim=split_dim)
+    size = _choose_chunk_size(samples, window)
     if size == samples.shape[0]:
         return moment(samples)
     chunks = samples.reshape(-1, size, *samples.shape[1:])
@@ -126,25 +124,25 @@ def _second_moment(samples: Array, window: ConvWindow | None, split_dim: int) ->
     return lax.scan(lambda total, chunk: (total + moment(chunk), None), zero, chunks)[0]
 
 
-def _samples_at_once(samples: Array, window: ConvWindow | None) -> int:
-    """The largest part of the batch, a divisor of it, whose rows stay below the limit; or 1."""
+def _choose_chunk_size(samples: Array, window: ConvWindow | None) -> int:
+    """Return the largest divisor of the batch size whose rows fit into the limit, at least 1."""
     batch, *_ = samples.shape
-    rows = jax.eval_shape(functools.partial(_rows, window=window), samples)
-    most = max(1, ROWS_LIMIT_BYTES * batch // (4 * rows.size))
-    return next(size for size in range(min(batch, most), 0, -1) if batch % size == 0)
+    rows = jax.eval_shape(functools.partial(_list_rows, window=window), samples)
+    max_size = max(1, ROWS_LIMIT_BYTES * batch // (4 * rows.size))
+    return next(size for size in range(min(batch, max_size), 0, -1) if batch % size == 0)
 
 
-def _moment_of_rows(samples: Array, window: ConvWindow | None, split_dim: int) -> Array:
-    rows = _rows(samples, window)
+def _sum_row_products(samples: Array, window: ConvWindow | None, split_dim: int) -> Array:
+    rows = _list_rows(samples, window)
     blocks = make_blocks(rows.shape[1], split_dim)
     padded = jnp.pad(rows, [(0, 0), (0, blocks.number * blocks.size - rows.shape[1])])
-    # Blocks outermost: a product with them between the others falls into a loop of scalars.
+    # Blocks are outermost: as a middle dimension they would make XLA loop over scalars.
     tiles = padded.reshape(-1, blocks.number, blocks.size).swapaxes(0, 1)
     return multiply_by_rows("xla", tiles, tiles)
 
 
-def _rows(samples: Array, window: ConvWindow | None) -> Array:
-    """(samples * positions, features), samples slowest."""
+def _list_rows(samples: Array, window: ConvWindow | None) -> Array:
+    """Return rows (samples * positions, features), sample by sample."""
     return (
         samples.reshape(-1, samples.shape[-1]) if window is None else make_patches(window, samples)
     )

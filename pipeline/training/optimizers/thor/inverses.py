@@ -10,47 +10,48 @@ import numpy as np
 from jax import Array, lax
 
 AT_ONCE_BYTES = 256 << 10
-"""Bytes of a stack that are eliminated at once: each of its rows is read and written once per row,
-so it should stay in the cache of a core."""
+"""Bytes of matrices that are eliminated at once. Elimination passes over them once for each row, so
+they should fit into the cache of a core."""
 
 
 def invert_stacks(stacks: Sequence[Array]) -> list[Array]:
-    """The inverses of stacks of symmetric positive definite matrices (number, n, n) each, float32.
+    """Return the inverses of stacks of symmetric positive definite matrices, float32 (number, n,
+    n).
 
-    Matrices of one size are inverted together: the program grows with the number of sizes, not of
-    stacks. A matrix that is not positive definite becomes NaN.
+    Matrices of one size are inverted together, so that the program grows with the number of sizes,
+    not of stacks. The inverse is NaN if a matrix isn't positive definite.
     """
     places: dict[int, list[int]] = defaultdict(list)
     for place, stack in enumerate(stacks):
         places[stack.shape[-1]].append(place)
     inverses: dict[int, Array] = {}
-    for alike in places.values():
-        together = jnp.concatenate([stacks[place] for place in alike])
-        # jax's Cholesky decomposition must not be called on the CPU: its batches wait for threads
-        # of the pool that they run on, and two calls at a time wait for ever on two cores.
+    for same_size in places.values():
+        stacked = jnp.concatenate([stacks[place] for place in same_size])
+        # jax's Cholesky decomposition can't be used on the CPU. Its batches wait for threads of the
+        # pool that they run on: on two cores, two calls at a time never end.
         inverted = lax.platform_dependent(
-            together, cpu=invert_by_elimination, default=invert_by_cholesky
+            stacked, cpu=invert_by_elimination, default=invert_by_cholesky
         )
-        # Without AVX-512 the CPU's last product rounds an element and its mirror image differently.
+        # Without AVX-512 the last product on the CPU isn't exactly symmetric.
         inverted = (inverted + inverted.mT) / 2
-        ends = np.cumsum([stacks[place].shape[0] for place in alike])
-        inverses |= zip(alike, jnp.split(inverted, ends[:-1]), strict=True)
+        ends = np.cumsum([stacks[place].shape[0] for place in same_size])
+        inverses |= zip(same_size, jnp.split(inverted, ends[:-1]), strict=True)
     return [inverses[place] for place in range(len(stacks))]
 
 
 def invert_by_elimination(matrices: Array) -> Array:
-    """The inverses of matrices (number, n, n), by Gauss's elimination, a few of them at a time."""
+    """Return the inverses of matrices (number, n, n), by Gauss's elimination, a few at a time."""
     _, n, _ = matrices.shape
-    at_once = max(1, AT_ONCE_BYTES // (matrices.dtype.itemsize * n**2))
-    inverses: Array = lax.map(_eliminate, matrices, batch_size=at_once)
+    batch_size = max(1, AT_ONCE_BYTES // (matrices.dtype.itemsize * n**2))
+    inverses: Array = lax.map(_eliminate, matrices, batch_size=batch_size)
     return inverses
 
 
 def _eliminate(matrix: Array) -> Array:
-    """The inverse of a matrix M (n, n), from its factors M = L D L'.
+    """Return the inverse of a matrix M (n, n), from its factors M = L D L'.
 
-    Elimination below the diagonal transforms M into D L', and the identity beside it into the
-    inverse of L. The one fills the zeros of the other, so both fit into one matrix.
+    Elimination below the diagonal transforms M into D L', and the identity into the inverse of L. D
+    L' is upper and the inverse of L lower triangular, so one matrix holds both.
     """
     rows = jnp.arange(matrix.shape[0])
 
@@ -66,16 +67,16 @@ def _eliminate(matrix: Array) -> Array:
 
 
 def invert_by_cholesky(matrices: Array) -> Array:
-    """The inverses of matrices (number, n, n), by products that a matrix unit is fast at."""
+    """Return the inverses of matrices (number, n, n), by products that suit a matrix unit."""
     inverse = _invert_lower(jnp.linalg.cholesky(matrices))
     return inverse.mT @ inverse
 
 
 def _invert_lower(lower: Array) -> Array:
-    """Of lower triangular matrices (batch, n, n), by ever larger blocks on their diagonals.
+    """Return the inverses of lower triangular matrices (batch, n, n), by blocks of doubling sizes.
 
-    [[P, 0], [Q, R]]^-1 = [[P^-1, 0], [-R^-1 Q P^-1, R^-1]], for all blocks of one size at once: a
-    few products for each power of two below n.
+    [[P, 0], [Q, R]]^-1 = [[P^-1, 0], [-R^-1 Q P^-1, R^-1]], for all blocks of one size at once.
+    This takes a few products for each power of two below n.
     """
     n = lower.shape[-1]
     padded_size = 1 << (n - 1).bit_length()

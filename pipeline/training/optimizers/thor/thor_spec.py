@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class DampingSpec(Spec):
-    """Damping, added to the curvature: initial * decay_rate^(t / decay_steps) after t updates."""
+    """Damping of the curvature: initial * decay_rate^(t / decay_steps) after t updates."""
 
     initial: PositiveFloat
     decay_rate: Annotated[float, Field(gt=0, le=1)]
     decay_steps: PositiveInt
 
     def at(self, count: Any) -> Any:
-        """The damping after `count` updates, a scalar or an array of them."""
+        """Return the damping after `count` updates, a scalar or an array."""
         return self.initial * self.decay_rate ** (count / self.decay_steps)
 
 
@@ -35,7 +35,7 @@ class Thor(OptimizerSpec):
     """THOR (Chen et al. 2021) as MindSpore has it, for the kernels of dense and conv layers.
 
     A kernel's direction is v <- momentum * v + (F^-1 g + weight_decay * p), with F the damped
-    curvature of its layer; every other parameter has g in place of F^-1 g.
+    curvature of its layer. All other parameters have g in place of F^-1 g.
     """
 
     observes_layers: ClassVar[bool] = True
@@ -44,17 +44,17 @@ class Thor(OptimizerSpec):
     nesterov: bool
     damping: DampingSpec
     frequency: PositiveInt
-    """The period, in updates, of computing and inverting the curvature; the first update does."""
+    """Period, in updates, of computing and inverting the curvature, beginning with the first."""
     split_dim: PositiveInt
     """The most rows of a block; factors with more are split into blocks along their diagonal."""
     split_indices: Seq[NonNegativeInt]
     """The last layer of each group whose curvature devices exchange together, counted from 0 in the
-    order of the network; layers after the last are one more group, and [] is one group of all."""
+    order of the network. Layers after the last index are one more group; []: all are one group."""
     clip_norm: PositiveFloat | None
-    """The largest L2 norm that F^-1 g + weight_decay * p of one array may have; null: any."""
+    """The largest L2 norm of F^-1 g + weight_decay * p for one array; null: no limit."""
 
     def build(self) -> optax.GradientTransformation:
-        """The direction v or, with nesterov, (F^-1 g + weight_decay * p) + momentum * v."""
+        """Return gradients -> v or, with nesterov, (F^-1 g + weight_decay * p) + momentum * v."""
         import optax
 
         from pipeline.training.optimizers.thor.thor_transform import (
@@ -71,20 +71,20 @@ class Thor(OptimizerSpec):
         )
 
     def curvature(self) -> CurvatureRule:
-        """The second moments of a layer's inputs and of its output gradients."""
+        """Return the second moments of a layer's inputs and of its output gradients."""
         from pipeline.training.curvature import CurvatureRule
-        from pipeline.training.optimizers.thor.factors import positions_per_sample, sum_moments
+        from pipeline.training.optimizers.thor.factors import count_positions, sum_moments
 
         return CurvatureRule(
             partial(sum_moments, split_dim=self.split_dim),
-            positions_per_sample,
+            count_positions,
             period=self.frequency,
             groups=self.split_indices,
         )
 
     @field_validator("split_indices")
     @classmethod
-    def _grow(cls, indices: tuple[int, ...]) -> tuple[int, ...]:
+    def _require_increasing(cls, indices: tuple[int, ...]) -> tuple[int, ...]:
         if any(after <= before for before, after in pairwise(indices)):
-            raise ValueError("must grow, as in [26, 53]")
+            raise ValueError("must increase, as in [26, 53]")
         return indices

@@ -1,8 +1,8 @@
 """THOR as an optax transformation: precondition gradients by inverses, refreshed at intervals.
 
-If an update is due to refresh, the factors of all observed layers, of that batch alone, are
-inverted; the updates between use the inverses as they are. Both variants are branches of one
-compiled step, chosen by the number of the update, so that a sink may end anywhere.
+An update that refreshes inverts the factors of all observed layers, computed from its batch alone;
+other updates reuse the inverses. Both are branches of one compiled step, chosen by the number of
+the update, so that a sink may end anywhere.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import optax
 from jax import Array
 
 from pipeline.core.host.tree_paths import leaves_by_path, path_text
-from pipeline.training.curvature import Curvature, where_due
+from pipeline.training.curvature import Curvature, compute_if_due
 from pipeline.training.optimizers.thor.factors import (
     Factors,
-    curvature_factors,
-    damped_inverses,
+    compute_factors,
+    invert_damped,
     make_blocks,
     precondition,
 )
 
 
 class ThorState(NamedTuple):
-    """`updates` (int32 scalar) so far, and the damped inverses by the path of the kernel."""
+    """The number of updates so far, int32 (), and the damped inverses by path of the kernel."""
 
     updates: Array
     inverses: dict[str, Factors]
@@ -37,12 +37,12 @@ class ThorState(NamedTuple):
 def scale_by_thor(
     damping: Callable[[Array], Array], split_dim: int
 ) -> optax.GradientTransformationExtraArgs:
-    """Gradients of the kernels of observed layers -> A^-1 * gradient * G^-1; others stay as is.
+    """Return a transformation: gradients of observed layers' kernels -> A^-1 * gradient * G^-1.
 
-    `damping` maps the number of an update, 0 first, to its damping. Each factor is split into
-    blocks of at most `split_dim`. `update` takes `curvature=Curvature(...)`, and raises ValueError
-    without it. There are inverses for every kernel of two or four axes, since `init` can't know
-    which of them are observed; the others stay 0 and are not read.
+    Other gradients stay. `damping` maps the number of an update, from 0 on, to its damping. Factors
+    are split into blocks of at most `split_dim` rows. `update` raises ValueError without
+    `curvature=Curvature(...)`. The state has inverses for every kernel of two or four axes, since
+    `init` can't tell which layers are observed; unobserved layers keep zeros.
     """
 
     def init(params: optax.Params) -> ThorState:
@@ -66,21 +66,21 @@ def scale_by_thor(
     ) -> tuple[optax.Updates, ThorState]:
         if curvature is None:
             raise ValueError("thor needs sums of layers: update(gradients, ..., curvature=...)")
-        seen = {
+        observed = {
             path: curvature.layers[path.removesuffix("/kernel")]
             for path in state.inverses
             if path.removesuffix("/kernel") in curvature.layers
         }
-        before = {path: state.inverses[path] for path in seen}
-        rows = {path: layer.rows.astype(jnp.float32) for path, layer in seen.items()}
+        before = {path: state.inverses[path] for path in observed}
+        rows = {path: layer.rows.astype(jnp.float32) for path, layer in observed.items()}
         positions = {path: number / curvature.count for path, number in rows.items()}
 
         def refresh() -> dict[str, Factors]:
             factors = {
-                path: curvature_factors(layer.moments, rows[path], curvature.scale)
-                for path, layer in seen.items()
+                path: compute_factors(layer.moments, rows[path], curvature.scale)
+                for path, layer in observed.items()
             }
-            return damped_inverses(factors, damping(state.updates), positions)
+            return invert_damped(factors, damping(state.updates), positions)
 
         def find_direction(path: Any, gradient: Array) -> Array:
             kernel = path_text(path)
@@ -88,7 +88,7 @@ def scale_by_thor(
                 return gradient
             return precondition(gradient, inverses[kernel], positions[kernel])
 
-        inverses = where_due(curvature.due, refresh, lambda: before)
+        inverses = compute_if_due(curvature.due, refresh, lambda: before)
         directions = jax.tree.map_with_path(find_direction, updates)
         return directions, ThorState(state.updates + 1, {**state.inverses, **inverses})
 

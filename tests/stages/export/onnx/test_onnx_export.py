@@ -19,7 +19,7 @@ from pipeline.core.errors import RecipeError, UsageError
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.table import FittedTable, TableFormat
 from pipeline.data.targets import Targets
-from pipeline.data.transform import column_specs
+from pipeline.data.transform import compute_column_specs
 from pipeline.stages.build import typed_network
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import Samples, TrainedRun
@@ -53,7 +53,9 @@ def fresh(
     recipe = load_recipe("lenet5_digits", [*data, *overrides])
     network = typed_network(recipe, 10)
     key = jax.random.key(0)
-    mapped = column_specs(recipe.dataset.eval.ops, {"image": ColumnSpec(shape, dtype)})["image"]
+    mapped = compute_column_specs(recipe.dataset.eval.ops, {"image": ColumnSpec(shape, dtype)})[
+        "image"
+    ]
     images = np.zeros((1, *image_shape(mapped)), np.float32)
     variables = jax.jit(lambda key: network.init(key, images, train=False))(key)
     random = np.random.default_rng(0)

@@ -15,10 +15,10 @@ from pipeline.models.modules.layer_capture import LayerCapture
 from pipeline.models.modules.layout import batch_first
 from pipeline.training.optimizers.thor.factors import (
     Factors,
-    curvature_factors,
-    damped_inverses,
+    compute_factors,
+    count_positions,
+    invert_damped,
     make_blocks,
-    positions_per_sample,
     precondition,
     sum_moments,
 )
@@ -48,15 +48,15 @@ def convolution(images: np.ndarray, cotangents: np.ndarray, layout: str = "nhwc"
 def factors_of(seen: LayerCapture, count: int, scale: float, split_dim: int) -> Factors:
     """A and G of the first `count` samples of a batch."""
     mask = jnp.arange(batch_first(seen.inputs, seen.layout).shape[0]) < count
-    rows = jnp.int32(count * positions_per_sample(seen))
-    return curvature_factors(sum_moments(seen, mask, split_dim), rows, scale)
+    rows = jnp.int32(count * count_positions(seen))
+    return compute_factors(sum_moments(seen, mask, split_dim), rows, scale)
 
 
 def inverted(factors: Factors, damping: float, positions: int) -> Factors:
     """The damped inverses of one layer alone."""
 
     def invert(factors: Factors, damping: jax.Array) -> dict[str, Factors]:
-        return damped_inverses({"layer": factors}, damping, {"layer": positions})
+        return invert_damped({"layer": factors}, damping, {"layer": positions})
 
     return jax.jit(invert, compiler_options=QUICK)(factors, jnp.float32(damping))["layer"]
 
@@ -89,7 +89,7 @@ def test_tokens_are_positions() -> None:
     x, d = draw(5, 6, 4), draw(5, 6, 3, seed=1)
     seen = dense(x, d)
     factors = factors_of(seen, 5, 1.0, WHOLE)
-    assert positions_per_sample(seen) == 6
+    assert count_positions(seen) == 6
     np.testing.assert_allclose(
         factors.inputs[0], second_moment(x.reshape(30, 4)), rtol=1e-4, atol=1e-6
     )
@@ -111,7 +111,7 @@ def test_a_convolution_has_those_of_patches_in_the_order_of_its_kernel(layout: s
     ]
     seen = convolution(images, d, layout)
     factors = factors_of(seen, 2, 1.0, WHOLE)
-    assert positions_per_sample(seen) == 4
+    assert count_positions(seen) == 4
     np.testing.assert_allclose(
         factors.inputs[0], second_moment(np.array(rows)), rtol=1e-4, atol=1e-6
     )
