@@ -180,7 +180,7 @@ def test_a_recipe_found_wrong_while_building_is_wrong_too(pipeline: Main, tmp_pa
     [
         ("model=lenet5,lenet6", "model = lenet6: there is no such model; did you mean lenet5?"),
         ("train.sink_sise=1,2", "train.sink_sise = 1: there is no such key"),
-        ("+seed=1,2", "+seed: the key is there already"),
+        ("+seed=1,2", "+seed: the key exists already"),
         ("hydra.sweeper.params=3", "hydra.sweeper.params = 3: must be a section of keys"),
     ],
 )

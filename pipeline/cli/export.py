@@ -12,7 +12,7 @@ from pipeline.stages.export.mindspore_checkpoints import write_checkpoints
 from pipeline.stages.export.onnx.onnx_export import MODEL, write_onnx
 from pipeline.stages.export.trained_run import TrainedRun, read_trained_run
 from pipeline.stages.record.descendants import note_descendant
-from pipeline.stages.record.run_directory import run_of
+from pipeline.stages.record.run_directory import find_run_dir
 
 MODEL_FILES = frozenset(
     {
@@ -95,6 +95,6 @@ def _write_ckpt(
 
 def _note_export(source: Path, folder: Path) -> None:
     """Note the export in the run's directory, for its lineage."""
-    run_dir = run_of(source)
+    run_dir = find_run_dir(source)
     if run_dir is not None:
         note_descendant(run_dir, "exported", folder)

@@ -205,7 +205,7 @@ def _choose_layout(request: _LoweringRequest) -> LoweringChoice:
     can_choose = network.can_be_batch_last(image_shape(step_config.image))
     if not (can_choose and has_choice(problems, device.platform)):
         return request.choose_in("nhwc")
-    key = layout_key(network, step_config, request.batch, device)
+    key = make_layout_key(network, step_config, request.batch, device)
     tuned = find_layout(key, request.tuning.mode, request.tuning.folder, request.time_us)
     layout = tuned.best if tuned is not None else best_layout(problems, device.platform)
     return replace(request.choose_in(layout), layout_found=tuned)
@@ -223,7 +223,7 @@ def _report(
             reason = f"; gradients {nhwc_ms:,.2f} -> {chwn_ms:,.2f} ms"
         reporter.stage("lower", f"images as CHWN: vectors of samples{reason}")
     if any(how != DEFAULT for _, how in choice.lowerings.chosen):
-        reporter.stage("lower", _line(choice))
+        reporter.stage("lower", _format_line(choice))
     if choice.num_timed and folder is not None:
         run_dir = folder.path
 
@@ -236,7 +236,7 @@ def _report(
         folder.accepted.add(write)
 
 
-def _line(choice: LoweringChoice) -> str:
+def _format_line(choice: LoweringChoice) -> str:
     lowerings = [how for _, how in choice.lowerings.chosen]
     onednn = sum(how.engine == "onednn" for how in lowerings)
     banked = sum(result.status == "bank_hit" for result in choice.results)
@@ -277,8 +277,8 @@ def list_problems(
     def trace(step_config: StepConfig, batch: int, train: bool) -> list[Problem]:
         listing = RecordingPolicy()
         recorded = with_policy(step_config, listing)
-        forward = recorded.lower(_forward(recorded.network, train))
-        images = _image_shapes(step_config, batch)
+        forward = recorded.lower(_make_forward(recorded.network, train))
+        images = _make_image_shapes(step_config, batch)
         jax.eval_shape(forward, images, state.params, state.batch_stats)
         return list(listing.problems)
 
@@ -294,9 +294,9 @@ def list_unlowered_operations(
     step_config: StepConfig, state: TrainState, batch: int
 ) -> tuple[KeptOperation, ...]:
     """List convolutions and max pooling of a custom network that nothing replaces."""
-    forward = _forward(step_config.network, True)
+    forward = _make_forward(step_config.network, True)
     root = scope_root(step_config.network)
-    images = _image_shapes(step_config, batch)
+    images = _make_image_shapes(step_config, batch)
     return list_kept(forward, images, state.params, state.batch_stats, root=root)
 
 
@@ -307,11 +307,11 @@ def with_policy(step_config: StepConfig, policy: LoweringPolicy) -> StepConfig:
     return replace(step_config, network=step_config.network.clone(policy=policy))
 
 
-def _image_shapes(step_config: StepConfig, batch: int) -> jax.ShapeDtypeStruct:
+def _make_image_shapes(step_config: StepConfig, batch: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((batch, *image_shape(step_config.image)), jnp.float32)
 
 
-def _forward(network: nn.Module, train: bool) -> Callable[[Array, Any, Any], Any]:
+def _make_forward(network: nn.Module, train: bool) -> Callable[[Array, Any, Any], Any]:
     """Return the function (images, params, batch_stats) -> (logits, changed statistics)."""
 
     def call(images: Array, params: Any, batch_stats: Any) -> Any:
@@ -335,7 +335,7 @@ def time_gradients_us(
     network: nn.Module, step_config: StepConfig, state: TrainState, batch: int, device: jax.Device
 ) -> float:
     """Time the gradients of all parameters in a loop, on random numbers, in microseconds."""
-    forward = _forward(network, True)
+    forward = _make_forward(network, True)
 
     def loss(params: Any, images: Array, batch_stats: Any) -> Array:
         logits, _ = forward(images, params, batch_stats)
@@ -351,7 +351,7 @@ def time_gradients_us(
     return Timer((images, *weights), device).time_us(gradients)
 
 
-def layout_key(
+def make_layout_key(
     network: LaidOutNetwork, step_config: StepConfig, batch: int, device: jax.Device
 ) -> str:
     """Return the key of a network, its images and the device in a knowledge bank."""

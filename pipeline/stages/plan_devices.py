@@ -45,7 +45,7 @@ def plan_devices(
     devices = num_devices(recipe.parallel)
     file = folder.path / PLAN
     plan_file = file if file.exists() else recipe.parallel.plan
-    if plan_file == file and _mesh_size(file) != devices:
+    if plan_file == file and _read_mesh_size(file) != devices:
         reporter.stage("plan", f"{file} is of other devices; planned again")
         plan_file = None
     plan = find_plan(recipe, dataset, built, plan_file, reporter)
@@ -72,7 +72,7 @@ def find_plan(
     return plan
 
 
-def _mesh_size(file: Path) -> int | None:
+def _read_mesh_size(file: Path) -> int | None:
     """Return the number of devices of a plan, None if the file doesn't have it."""
     try:
         mesh = read_yaml(file)["mesh"]
@@ -83,15 +83,15 @@ def _mesh_size(file: Path) -> int | None:
 
 def search_plans(recipe: Recipe, dataset: Dataset, built: Built) -> SearchedPlans:
     """Search for the fastest plan of a recipe's step on its devices."""
-    step = step_to_plan(recipe, dataset, built)
-    rates = _rates_of(recipe)
+    step = trace_step(recipe, dataset, built)
+    rates = _find_rates(recipe)
     memory_bytes = rates.memory_bytes
     if recipe.parallel.memory_gib is not None:
         memory_bytes = recipe.parallel.memory_gib * GIB
     return search(step, num_devices(recipe.parallel), rates, memory_bytes)
 
 
-def step_to_plan(recipe: Recipe, dataset: Dataset, built: Built) -> LossToPlan:
+def trace_step(recipe: Recipe, dataset: Dataset, built: Built) -> LossToPlan:
     """Return the loss of a recipe's step on its global batch."""
     size = recipe.train.batch_size
     label = dataset.train_label
@@ -111,12 +111,12 @@ def describe_shardings(recipe: Recipe, dataset: Dataset, built: Built) -> str:
     devices = num_devices(parallel)
     sizes = MeshSpec(data=devices) if parallel.mesh is None else parallel.mesh
     mesh = Mesh(sizes.data, sizes.model)
-    rates = _rates_of(recipe)
+    rates = _find_rates(recipe)
     specs, constraints = (
         tuple(ShardingRule(rule.pattern, tuple(map(tuple, rule.entries))) for rule in rules)
         for rules in (parallel.specs, parallel.constraints)
     )
-    step = step_to_plan(recipe, dataset, built)
+    step = trace_step(recipe, dataset, built)
     batch = parallel.batch_axes
     priced = price_shardings(step, mesh, batch, specs, constraints, rates)
     if priced is None:
@@ -130,7 +130,7 @@ def describe_shardings(recipe: Recipe, dataset: Dataset, built: Built) -> str:
     return f"{text}; {plan.memory_bytes / GIB:.2f} GiB a device, {moved_text(plan)} moved"
 
 
-def _rates_of(recipe: Recipe) -> Rates:
+def _find_rates(recipe: Recipe) -> Rates:
     """Return the rates of the recipe's devices."""
     return recipe.device.rates() or host_rates()
 
@@ -141,8 +141,8 @@ def with_plan(recipe: Recipe, plan: ParallelPlan) -> Recipe:
         "mode": "semi_auto",
         "devices": plan.mesh.devices,
         "mesh": MeshSpec(data=plan.mesh.data, model=plan.mesh.model),
-        "specs": tuple(map(_rule, plan.specs)),
-        "constraints": tuple(map(_rule, plan.constraints)),
+        "specs": tuple(map(_make_sharding_spec, plan.specs)),
+        "constraints": tuple(map(_make_sharding_spec, plan.constraints)),
         "batch_axes": plan.batch or ("data",),
         "plan": None,
         "memory_gib": None,
@@ -150,6 +150,6 @@ def with_plan(recipe: Recipe, plan: ParallelPlan) -> Recipe:
     return recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update=planned)})
 
 
-def _rule(rule: ShardingRule) -> ShardingSpec:
+def _make_sharding_spec(rule: ShardingRule) -> ShardingSpec:
     axes = [None if not names else list(names) for names in rule.axes]
     return ShardingSpec.model_validate({"pattern": rule.pattern, "axes": axes})

@@ -24,14 +24,19 @@ from pipeline.engine.monitors.metrics_log import require_logs
 from pipeline.engine.monitors.observers import Observers, open_observers
 from pipeline.stages.autosink.choose_sink import SinkPlan, choose_sink, chooses_sink, resume_sink
 from pipeline.stages.build import Built, build, read_rate_files
-from pipeline.stages.compile import CompileOptions, compile_programs, program_key, write_figures
+from pipeline.stages.compile import (
+    CompileOptions,
+    compile_programs,
+    make_program_key,
+    write_figures,
+)
 from pipeline.stages.data import declare_data, load_data
 from pipeline.stages.estimate import estimate_cost
 from pipeline.stages.launch.join import LOCAL, join_processes
 from pipeline.stages.lower import lower
 from pipeline.stages.plan_devices import plan_devices
 from pipeline.stages.record.guards import record_time
-from pipeline.stages.record.summary import Summary, versions
+from pipeline.stages.record.summary import Summary, list_versions
 from pipeline.stages.runner.context import CompiledRun, RunContext, RunOptions
 from pipeline.stages.runner.evaluations import Evaluations
 from pipeline.stages.runner.initial_state import initial_state, read_restored
@@ -133,7 +138,7 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
     callbacks = make_callbacks(context) if trains else ()
     dumps = inspection.open_dumps(run) if trains else None
     # From here on nothing refuses the run, except for a bad log.
-    require_logs(context.run_dir, int(state.step), log_marks(context, host))
+    require_logs(context.run_dir, int(state.step), get_log_marks(context, host))
     context.folder.accepted.release()
     history = History(int(state.step))
     with open_run_observers(run, history, estimate, host) as observers:
@@ -175,7 +180,7 @@ def lower_and_compile(
     key = None
     if keeps and alone:
         assert context.process is not None, "the only process has its origin"
-        key = program_key(asdict(context.process), recipe, built)
+        key = make_program_key(asdict(context.process), recipe, built)
     evaluates_later = alone and "train" in recipe.stages and recipe.parallel.mode == "none"
     options = CompileOptions(key, evaluates_later)
     executable = compile_programs(recipe, dataset, built, backend, reporter, options)
@@ -188,7 +193,7 @@ def open_backend(context: RunContext) -> Backend:
     """Open the recipe's devices, and report what runs on several."""
     recipe = context.recipe
     backend = recipe.device.open(recipe.parallel)
-    context.summary.versions = versions(backend.describe())
+    context.summary.versions = list_versions(backend.describe())
     if recipe.parallel.mode != "none":
         line = context_line(recipe.parallel, recipe.train.batch_size, context.ranks)
         context.reporter.stage("parallel", line)
@@ -225,11 +230,11 @@ def open_run_observers(
     )
     schedule = run.built.run_schedule
     reporter = context.reporter
-    marks = log_marks(context, host)
+    marks = get_log_marks(context, host)
     return open_observers(settings, context.run_dir, schedule, history.step, reporter, marks)
 
 
-def log_marks(context: RunContext, host: HostState) -> Mapping[str, Any] | None:
+def get_log_marks(context: RunContext, host: HostState) -> Mapping[str, Any] | None:
     """Return the marks of the logs in the checkpoint that the run goes on from, None without."""
     return host.logs if context.resuming else None
 

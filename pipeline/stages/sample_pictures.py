@@ -53,16 +53,16 @@ class EmbeddedSamples:
     images: np.ndarray | None
 
 
-def sample_labels(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:
+def format_sample_labels(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:
     """Return the labels of the images of `sample_images`; () if they are mixed, or of positions."""
     if any(isinstance(op, BatchOp) for op in dataset.train_ops) or dataset.label_positions:
         return ()
     rows = dataset.train_order.batches(0, 1).rows[0][: recipe.monitor.sample_images]
     labels = np.asarray(dataset.train.columns["label"][rows])
-    return tuple(label_text(label, dataset.targets) for label in labels)
+    return tuple(format_label(label, dataset.targets) for label in labels)
 
 
-def label_text(label: np.ndarray, targets: Targets) -> str:
+def format_label(label: np.ndarray, targets: Targets) -> str:
     """Return a label as text: the class, the numbers in the units of the data, or the labels."""
     match targets.task:
         case "regression":
@@ -95,20 +95,21 @@ def predict_samples(
         inputs = network_inputs(mapped["image"], config.image.layout, None)
         return config.network.apply(variables, inputs, train=False)
 
-    outputs = np.asarray(jax.jit(predict)(_variables_on_host(state), columns))
+    outputs = np.asarray(jax.jit(predict)(_copy_variables_to_host(state), columns))
     targets = dataset.targets
     if targets.task == "multi_label":
         outputs = (outputs > 0).astype(np.float32)
-    truths = [label_text(label, targets) for label in columns["label"]]
+    truths = [format_label(label, targets) for label in columns["label"]]
     pairs = [
-        (label_text(output, targets), truth) for output, truth in zip(outputs, truths, strict=True)
+        (format_label(output, targets), truth)
+        for output, truth in zip(outputs, truths, strict=True)
     ]
     captions = tuple(text if text == truth else f"{text}, is {truth}" for text, truth in pairs)
     wrong = tuple(text != truth and targets.task != "regression" for text, truth in pairs)
     return SamplePredictions(columns["image"], captions, wrong)
 
 
-def mask_pictures(
+def make_mask_drawer(
     recipe: Recipe, dataset: Dataset, built: Built
 ) -> Callable[[TrainState], np.ndarray] | None:
     """Return a function from a state to pictures of the first evaluation images.
@@ -138,7 +139,7 @@ def mask_pictures(
         return jnp.argmax(logits, axis=-1)
 
     def draw(state: TrainState) -> np.ndarray:
-        variables = {"params": _eval_params(state), "batch_stats": state.batch_stats}
+        variables = {"params": _get_eval_params(state), "batch_stats": state.batch_stats}
         predicted = mask_picture(np.asarray(predict(variables, inputs)), classes)
         gap = np.full((*images.shape[:2], MASK_GAP, 3), 255, np.uint8)
         return np.concatenate([images, gap, truth, gap, predicted], axis=2)
@@ -168,8 +169,8 @@ def embed_samples(
     if not count or dataset.label_positions or recipe.dataset.buckets:
         return None
     rows = np.arange(count) * len(dataset.eval) // count
-    variables = _variables_on_host(state)
-    compute = jax.jit(_embedding(config))
+    variables = _copy_variables_to_host(state)
+    compute = jax.jit(_make_embedder(config))
     seed = seed_words(recipe.seed)
     vectors = []
     labels = []
@@ -184,13 +185,13 @@ def embed_samples(
         if embedded is None:
             return None
         vectors.append(np.asarray(embedded)[: len(chunk)])
-        labels += [label_text(label, dataset.targets) for label in columns["label"][: len(chunk)]]
+        labels += [format_label(label, dataset.targets) for label in columns["label"][: len(chunk)]]
         images.append(columns["image"][: len(chunk)])
     pictures = np.concatenate(images) if _has_images(dataset) else None
     return EmbeddedSamples(np.concatenate(vectors), tuple(labels), pictures)
 
 
-def _embedding(config: StepConfig) -> Callable[..., Any]:
+def _make_embedder(config: StepConfig) -> Callable[..., Any]:
     """Return the function (variables, columns, seed, samples) -> float32 (n, features)."""
 
     def compute_embeddings(variables: Any, columns: Any, seed: Any, samples: Any) -> Any:
@@ -226,11 +227,11 @@ def _has_images(dataset: Dataset) -> bool:
     return dataset.unit == IMAGES and len(dataset.raw_image.shape) == 3
 
 
-def _eval_params(state: TrainState) -> Any:
+def _get_eval_params(state: TrainState) -> Any:
     return state.params if state.average is None else merge_params(state.params, state.average)
 
 
-def _variables_on_host(state: TrainState) -> Any:
+def _copy_variables_to_host(state: TrainState) -> Any:
     """Return the variables of evaluation on the host, for one device, however they are sharded."""
-    variables = {"params": _eval_params(state), "batch_stats": state.batch_stats}
+    variables = {"params": _get_eval_params(state), "batch_stats": state.batch_stats}
     return jax.tree.map(np.asarray, variables)

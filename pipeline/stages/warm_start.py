@@ -24,7 +24,7 @@ from pipeline.data.tables.encode_table import encoded_features
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import is_weight_file, read_weights
 from pipeline.stages.export.matching import match_weights
-from pipeline.stages.export.network import COLLECTIONS, arrays_of_model
+from pipeline.stages.export.network import COLLECTIONS, trace_model_arrays
 from pipeline.stages.record.saved_recipe import list_changes_of_meaning, restore_weights
 from pipeline.training.state import TrainState
 
@@ -75,12 +75,12 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
         return Restored(state, saved.step, f"weights of step {saved.step} from {path}")
     arrays, step = read_source(path, warn)
     model = recipe.model.fit_to_table(encoded_features(dataset.eval_ops))
-    network = arrays_of_model(model, len(dataset.classes), dataset.image)
+    network = trace_model_arrays(model, len(dataset.classes), dataset.image)
     matching = match_weights(str(path), arrays, network, spec.renames, spec.rules)
     matching.require(partial=spec.partial)
     origin = str(path) if step is None else f"step {step} of {path}"
     variables = {"params": like.params, "batch_stats": like.batch_stats}
-    state = replace(like, **fill(variables, matching.arrays))
+    state = replace(like, **replace_leaves(variables, matching.arrays))
     return Restored(state, step, f"{origin}: {matching.counts()}")
 
 
@@ -96,7 +96,7 @@ def read_source(source: Path, warn: Warn = tell_user) -> tuple[Arrays, int | Non
     return saved.weights(), saved.step
 
 
-def fill(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
+def replace_leaves(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
     """Replace the leaves of `variables` by the `arrays` that exist, in the leaves' dtypes.
 
     Names are paths with the collection first.

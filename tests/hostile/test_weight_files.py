@@ -286,4 +286,4 @@ def test_a_checkpoint_names_no_arrays_elsewhere(tmp_path: Path) -> None:
             (state / "_METADATA").write_text(json.dumps({**described, **changed}))
             write_manifest(state.parent, "digest")  # a stranger seals it, too
             message = refusal(lambda: read_saved(tmp_path, print))
-            assert "is the name of no array" in message or "not in the database" in message
+            assert "can't be the name of an array" in message or "not in the database" in message

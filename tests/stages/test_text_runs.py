@@ -111,7 +111,7 @@ def test_a_classifier_is_the_same_at_any_sink_size_and_after_a_kill(
 
 def test_a_network_with_too_few_rows_for_the_tokens_is_refused(cache: Path, tmp_path: Path) -> None:
     keys = ["dataset.tokenizer=bytes", "model.vocabulary=100", "dataset.buckets=[[24]]"]
-    with pytest.raises(RecipeError, match="vocabulary = 100: must be 259 at least, the tokens of"):
+    with pytest.raises(RecipeError, match="vocabulary = 100: must be at least 259, the number of"):
         run(bert(cache, *keys), tmp_path / "run")
 
 

@@ -20,16 +20,16 @@ from pipeline.backends.sink_choice import (
 )
 from pipeline.checkpoint.host_state import SinkState
 from pipeline.config.recipe import Recipe, TrainSpec
-from pipeline.config.run_length import event_periods
+from pipeline.config.run_length import list_event_periods
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
 from pipeline.engine.schedule import Event, RunSchedule
 from pipeline.stages.autosink.dispatch_costs import (
     LONGEST,
     TimedRuns,
-    first_look,
-    least_steps,
+    count_least_steps,
     measure,
+    time_single_step,
 )
 
 BUDGET_SHARE = 0.05
@@ -92,7 +92,7 @@ def choose_sink(
             return SinkPlan(run_schedule.sink_steps, "soft", SINGLE_STEPS)
         mechanism, why = backend.mechanism(train.mechanism, sink=train.sink)
         return SinkPlan(run_schedule.sink_steps, mechanism, why)
-    mechanisms = mechanisms_of(train.mechanism, executable)
+    mechanisms = list_mechanisms(train.mechanism, executable)
     if estimate is not None and estimate.choice is not None:
         # The sinks that are best on the emulated device, with a mechanism of this one.
         choice = estimate.choice
@@ -102,7 +102,7 @@ def choose_sink(
         mechanism, _ = backend.mechanism(requested, sink=choice.size is not None)
         plan = SinkPlan(choice.size, mechanism, f"modelled for {estimate.device}: {choice.why}")
         return _report(plan, reporter)
-    bounds = measured_bounds(recipe, run_schedule, executable)
+    bounds = make_measured_bounds(recipe, run_schedule, executable)
     terminal = reporter.console.is_terminal
     with reporter.clock("measuring sinks"):
         try:
@@ -131,10 +131,10 @@ def _measure_choice(
     bounds: Bounds, mechanisms: tuple[SinkMechanism, ...], trials: TimedRuns
 ) -> SinkChoice:
     """Measure which sinks are best, in a share of the time that the run will take."""
-    single_ms = first_look(trials)
+    single_ms = time_single_step(trials)
     total = bounds.total
-    num_steps = least_steps(mechanisms)
-    reason = unmeasurable(single_ms, bounds)
+    num_steps = count_least_steps(mechanisms)
+    reason = explain_unmeasurable(single_ms, bounds)
     if reason is None and num_steps > MOST_SHARE * total:
         reason = f"not measured: that takes {num_steps} steps, and the run has {total:,}"
     if reason is not None:
@@ -143,13 +143,13 @@ def _measure_choice(
     return choose(measure(trials, single_ms, mechanisms, float(budget_s)).costs, bounds)
 
 
-def unmeasurable(single_ms: float, bounds: Bounds) -> str | None:
+def explain_unmeasurable(single_ms: float, bounds: Bounds) -> str | None:
     """Return why measuring is pointless if no dispatch would hold more than one step, or None."""
     longest, bound = bounds.longest(Cost("loop", 0.0, single_ms))
     return f"a sink would hold one step: {bound}" if longest == 1 else None
 
 
-def mechanisms_of(
+def list_mechanisms(
     mechanism: SinkMechanism | Literal["auto"], executable: Executable
 ) -> tuple[SinkMechanism, ...]:
     """Return the mechanisms that recipe and programs permit, the preferred one first."""
@@ -158,25 +158,27 @@ def mechanisms_of(
     return ("loop", "soft") if mechanism == "auto" else (mechanism,)
 
 
-def measured_bounds(recipe: Recipe, run_schedule: RunSchedule, executable: Executable) -> Bounds:
+def make_measured_bounds(
+    recipe: Recipe, run_schedule: RunSchedule, executable: Executable
+) -> Bounds:
     """Return the bounds of a dispatch on the device at hand."""
-    return _bounds(recipe, run_schedule, executable.loader.window(0).most_steps)
+    return _make_bounds(recipe, run_schedule, executable.loader.window(0).most_steps)
 
 
-def modelled_bounds(recipe: Recipe, run_schedule: RunSchedule) -> Bounds:
+def make_modelled_bounds(recipe: Recipe, run_schedule: RunSchedule) -> Bounds:
     """Return the bounds of a dispatch on an emulated device, fed by a queue of any length."""
-    return _bounds(recipe, run_schedule, run_schedule.total)
+    return _make_bounds(recipe, run_schedule, run_schedule.total)
 
 
-def _bounds(recipe: Recipe, run_schedule: RunSchedule, window_steps: int) -> Bounds:
+def _make_bounds(recipe: Recipe, run_schedule: RunSchedule, window_steps: int) -> Bounds:
     """Return the bounds of a dispatch with `window_steps` batches on the device."""
-    events = event_periods(recipe, run_schedule.steps_per_epoch)
+    events = list_event_periods(recipe, run_schedule.steps_per_epoch)
     saves = events[Event.CHECKPOINT] if "checkpoint" in recipe.stages else ()
     periods = (*events[Event.EVALUATE], *saves, *events[Event.COLLECT])
     return Bounds(run_schedule.total, periods, window_steps, recipe.train.dispatch_seconds)
 
 
-def modelled_costs(price: SinkPrice) -> Costs:
+def make_modelled_costs(price: SinkPrice) -> Costs:
     """Derive costs from modelled times of a step."""
     loop = Cost.between("loop", price(1), LONGEST * price(LONGEST), LONGEST)
     return Costs(price(None), (loop,), 0.0)

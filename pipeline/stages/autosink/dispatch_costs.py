@@ -153,12 +153,12 @@ class Measurement:
     """Steps of the long dispatches."""
 
 
-def least_steps(mechanisms: Sequence[SinkMechanism]) -> int:
+def count_least_steps(mechanisms: Sequence[SinkMechanism]) -> int:
     """Return the least number of steps of a measurement."""
     return LEAST_ROUNDS * (2 * SINGLES + 2 * SINKS * len(mechanisms))
 
 
-def first_look(trials: TimedRuns) -> float:
+def time_single_step(trials: TimedRuns) -> float:
     """Time a step that is dispatched alone, roughly, in ms."""
     return float(trials.time(OFF, SINGLES).dispatch_ms.min())
 
@@ -168,15 +168,16 @@ def measure(
 ) -> Measurement:
     """Time steps without sinks, in sinks of one, and in long sinks by each mechanism.
 
-    Takes about `budget_s` seconds, more if `least_steps` need it; `single_ms` is `first_look`.
-    Raises RunError if a step is not finite, KeyboardInterrupt when a signal stops it.
+    This takes about `budget_s` seconds, or as long as `count_least_steps` steps. `single_ms` is the
+    result of `time_single_step`. Raises RunError if a step isn't finite, KeyboardInterrupt if a
+    signal stops the measurement.
     """
     round_ms = max(TRIAL_MS, SINGLES * single_ms) * (2 + len(mechanisms))
     count = int(np.clip(1000 * budget_s / round_ms, LEAST_ROUNDS, MOST_ROUNDS))
     trial_ms = 1000 * budget_s / (count + 1) / (2 + len(mechanisms))
-    guess = _long_sink(trial_ms, single_ms)
+    guess = _choose_sink_steps(trial_ms, single_ms)
     step_ms = trials.time(Variant(guess, mechanisms[0]), SINKS * guess).step_ms
-    long_steps = _long_sink(trial_ms, step_ms)
+    long_steps = _choose_sink_steps(trial_ms, step_ms)
     sinks = max(SINKS, round(trial_ms / (long_steps * step_ms)) + 1)
     singles = max(SINGLES, int(trial_ms / single_ms))
     variants = {OFF: singles, Variant(1, mechanisms[0]): singles}
@@ -186,15 +187,15 @@ def measure(
         for _ in range(count)
     ]
     single_dispatches = np.concatenate([timed[OFF].dispatch_ms for timed in rounds])
-    return Measurement(costs_of(rounds, mechanisms, long_steps), single_dispatches, long_steps)
+    return Measurement(fit_costs(rounds, mechanisms, long_steps), single_dispatches, long_steps)
 
 
-def _long_sink(trial_ms: float, step_ms: float) -> int:
+def _choose_sink_steps(trial_ms: float, step_ms: float) -> int:
     """Return the length of a sink of which `SINKS` fit into a trial."""
     return min(max(2, int(trial_ms / (SINKS * step_ms))), LONGEST)
 
 
-def costs_of(
+def fit_costs(
     rounds: Sequence[Mapping[Variant, Timing]], mechanisms: Sequence[SinkMechanism], long_steps: int
 ) -> Costs:
     """Fit costs to rounds of timings: the lower quartile of times, and the error of ratios."""
@@ -202,27 +203,27 @@ def costs_of(
     def times(variant: Variant) -> list[float]:
         return [timed[variant].step_ms for timed in rounds]
 
-    single_ms = lower_quartile(times(Variant(1, mechanisms[0])))
+    single_ms = compute_lower_quartile(times(Variant(1, mechanisms[0])))
     longs = {mechanism: times(Variant(long_steps, mechanism)) for mechanism in mechanisms}
     costs = [
-        Cost.between(mechanism, single_ms, long_steps * lower_quartile(long), long_steps)
+        Cost.between(mechanism, single_ms, long_steps * compute_lower_quartile(long), long_steps)
         for mechanism, long in longs.items()
     ]
-    error = max(error_of_gain(times(OFF), long) for long in longs.values())
-    return Costs(lower_quartile(times(OFF)), tuple(costs), error)
+    error = max(estimate_gain_error(times(OFF), long) for long in longs.values())
+    return Costs(compute_lower_quartile(times(OFF)), tuple(costs), error)
 
 
-def lower_quartile(times: Sequence[float]) -> float:
+def compute_lower_quartile(times: Sequence[float]) -> float:
     """Return the lower quartile of times: other work on the machine only ever adds to them."""
     return float(np.quantile(times, 0.25))
 
 
-def error_of_gain(slow: Sequence[float], fast: Sequence[float]) -> float:
+def estimate_gain_error(slow: Sequence[float], fast: Sequence[float]) -> float:
     """Return the relative error of the median ratio of two variants over rounds."""
-    return error_of_median([a / b for a, b in zip(slow, fast, strict=True)])
+    return estimate_median_error([a / b for a, b in zip(slow, fast, strict=True)])
 
 
-def error_of_median(values: Sequence[float]) -> float:
+def estimate_median_error(values: Sequence[float]) -> float:
     """Return the standard error of a median as a share of it.
 
     1.2533 sigma / sqrt(n) for normal errors, sigma being 1.4826 times the median deviation.

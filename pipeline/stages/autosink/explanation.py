@@ -157,7 +157,7 @@ class Explanation:
         if self.communication is not None:
             yield "all-reduce", str(self.communication)
         if self.memory is not None:
-            yield "memory", _memory_text(self.memory, self.choice.size or 1)
+            yield "memory", _format_memory(self.memory, self.choice.size or 1)
         calendar = self.calendar
         counts = [f"{name} {count:,} times" for name, count in calendar.counts.items() if count]
         text = f"{', '.join(counts) or 'none'} in {calendar.total:,} steps"
@@ -189,21 +189,21 @@ class Explanation:
         if choice.size is not None:
             error = self.costs.error if self.costs is not None else 0.0
             name = "modelled" if self.modelled else "predicted"
-            yield f"  {name:<11} {choice.gain:.3f}x{_give_or_take(error)}"
+            yield f"  {name:<11} {choice.gain:.3f}x{_format_error(error)}"
         if achieved is not None:
             off_by = 100 * (choice.gain / achieved.gain - 1)
             yield (
-                f"  {'achieved':<11} {achieved.gain:.3f}x{_give_or_take(achieved.error)}: "
+                f"  {'achieved':<11} {achieved.gain:.3f}x{_format_error(achieved.error)}: "
                 f"{achieved.step_ms:.4g} ms a step, {achieved.off_ms:.4g} without sinks, in "
                 f"{achieved.rounds} rounds; the prediction is off by {off_by:+.1f} %"
             )
 
 
-def _give_or_take(error: float) -> str:
+def _format_error(error: float) -> str:
     return f", give or take {100 * error:.1f} %" if error else ""
 
 
-def _memory_text(memory: Memory, size: int) -> str:
+def _format_memory(memory: Memory, size: int) -> str:
     plural = "" if size == 1 else "es"
     what = "numbers of samples" if memory.resident else "samples"
     window_bytes = memory.window_steps * memory.batch_bytes

@@ -30,7 +30,7 @@ _MODES = {1: "L", 3: "RGB"}
 _ARRAYS = (".npy", ".npz")
 
 
-def files_in(path: Path) -> list[Path]:
+def list_images(path: Path) -> list[Path]:
     """List the images of a folder and of folders in it, sorted by path; a file is itself.
 
     Links to folders are not followed. Raises DataError for a folder without images.
@@ -61,12 +61,12 @@ def read_images(path: Path, samples: Samples) -> np.ndarray:
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
     try:
-        return _decode(path, samples) if suffix in SUFFIXES else _array(path, samples)
+        return _decode_image(path, samples) if suffix in SUFFIXES else _read_array(path, samples)
     except UNREADABLE_IMAGE as error:
         raise DataError(f"{path}: can't be read as images: {error}") from error
 
 
-def _decode(path: Path, samples: Samples) -> np.ndarray:
+def _decode_image(path: Path, samples: Samples) -> np.ndarray:
     height, width, channels = samples.shape
     if samples.dtype != "uint8" or channels not in _MODES:
         raise ValueError(
@@ -77,7 +77,7 @@ def _decode(path: Path, samples: Samples) -> np.ndarray:
     return pixels.reshape(1, height, width, channels)
 
 
-def _array(path: Path, samples: Samples) -> np.ndarray:
+def _read_array(path: Path, samples: Samples) -> np.ndarray:
     """Read the only array of a file, with missing batch and channel axes added."""
     if path.suffix.lower() == ".npy":
         array = read_npy(path)
@@ -100,7 +100,9 @@ def _array(path: Path, samples: Samples) -> np.ndarray:
     return array.reshape(-1, *samples.shape)
 
 
-def prediction_row(name: str, outputs: np.ndarray, targets: Targets, top: int) -> dict[str, Any]:
+def make_prediction_row(
+    name: str, outputs: np.ndarray, targets: Targets, top: int
+) -> dict[str, Any]:
     """Return the columns of one sample, whose outputs are float64 (K,).
 
     They are file, class, probability, and with `top` above 1 class_2, probability_2 and so on; or
@@ -127,7 +129,7 @@ MAX_MASK_CLASSES = 256
 """A value of a mask has 8 bits."""
 
 
-def mask_path(folder: Path, file: Path, index: int, count: int) -> Path:
+def make_mask_path(folder: Path, file: Path, index: int, count: int) -> Path:
     """Return the path of the mask of one of `count` images of a file."""
     return folder / (f"{file.stem}.png" if count == 1 else f"{file.stem}_{index}.png")
 
@@ -137,7 +139,7 @@ def require_new_names(folder: Path, files: Sequence[Path]) -> None:
     files_by_mask: dict[Path, Path] = {}
     inputs = {file.resolve() for file in files}
     for file in files:
-        mask = mask_path(folder, file, 0, 1)
+        mask = make_mask_path(folder, file, 0, 1)
         other = files_by_mask.setdefault(mask, file)
         if other is not file:
             raise DataError(f"{file}: its mask and that of {other} would both be {mask}")

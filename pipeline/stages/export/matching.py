@@ -14,8 +14,8 @@ from pipeline.core.files.error_text import show_name
 from pipeline.core.files.value_text import align_columns
 from pipeline.models.weights.files.named_arrays import BFLOAT16, Arrays
 from pipeline.models.weights.rules.syntax import Framework
-from pipeline.stages.export.naming import NamedEntry, framework_of, name_entries
-from pipeline.stages.export.network import NetworkArrays, to_own_layout
+from pipeline.stages.export.naming import NamedEntry, guess_framework, name_entries
+from pipeline.stages.export.network import NetworkArrays, convert_layout
 
 Rules = Literal["auto", "none", "torch", "mindspore"]
 Status = Literal["matched", "missing", "extra", "misshapen", "skipped", "added", "tied"]
@@ -77,7 +77,7 @@ class Matching:
             "nothing is loaded; rename entries with checkpoint.renames, "
             "or load what matches with checkpoint.partial=true"
         )
-        raise DataError(f"{self.file}: {self.counts()}; {hint}\n{table(problems)}")
+        raise DataError(f"{self.file}: {self.counts()}; {hint}\n{format_table(problems)}")
 
     def counts(self) -> str:
         """Return the number of rows by status: `62 of 62 arrays matched, 1 skipped`."""
@@ -101,7 +101,7 @@ def match_weights(
     be converted.
     """
     if rules == "auto":
-        framework = framework_of(file, arrays, network)
+        framework = guess_framework(file, arrays, network)
     else:
         framework = None if rules == "none" else rules
     if framework is not None and network.unconverted:
@@ -109,13 +109,13 @@ def match_weights(
             f"{file}: has names of {framework}, and its weights can't be converted for model "
             f"{network.model}: {network.unconverted}"
         )
-    renamed = _rename(file, arrays, renames)
+    renamed = _rename_entries(file, arrays, renames)
     rows: list[MatchRow] = []
     matched: Arrays = {}
     origins: dict[str, str] = {}
     entries = list(name_entries(file, renamed, network, framework))
     for entry in sorted(entries, key=lambda entry: entry.added):
-        row, array = _match(entry, network, framework, matched, origins)
+        row, array = _match_entry(entry, network, framework, matched, origins)
         rows.append(row)
         if array is not None:
             matched[row.target] = array
@@ -126,15 +126,15 @@ def match_weights(
     return Matching(file, framework, tuple(rows), matched)
 
 
-def table(rows: Iterable[MatchRow], limit: int | None = MAX_ROWS) -> str:
+def format_table(rows: Iterable[MatchRow], limit: int | None = MAX_ROWS) -> str:
     """Return the rows as text in columns, one line each, at most `limit`."""
     cells = [
         (
             row.status,
             show_name(row.source) or "-",
-            _shape(row.shape),
+            _format_shape(row.shape),
             show_name(row.target) or "-",
-            _shape(row.target_shape),
+            _format_shape(row.target_shape),
             row.note,
         )
         for row in rows
@@ -145,7 +145,7 @@ def table(rows: Iterable[MatchRow], limit: int | None = MAX_ROWS) -> str:
     return "\n".join([*texts, *([f"... and {omitted} more"] if omitted > 0 else [])])
 
 
-def _rename(
+def _rename_entries(
     file: str, arrays: Arrays, renames: Sequence[Rename]
 ) -> dict[str, tuple[str | None, np.ndarray]]:
     """Rename the entries by the user's rules; the first matching rule applies."""
@@ -166,7 +166,7 @@ def _rename(
     return renamed
 
 
-def _match(
+def _match_entry(
     entry: NamedEntry,
     network: NetworkArrays,
     framework: Framework | None,
@@ -190,7 +190,7 @@ def _match(
     if array.dtype.kind != "f" and array.dtype != BFLOAT16:
         note = f"is {array.dtype}, no floating point"
         return replace(row, status="misshapen", note=note), None
-    array = array if framework is None else to_own_layout(array, target, network)
+    array = array if framework is None else convert_layout(array, target, network)
     array = array.astype(np.float32)
     earlier = matched.get(target)
     if entry.added:
@@ -207,18 +207,18 @@ def _match(
             return replace(row, status="tied", note=f"the same values as {origin}"), None
         return replace(row, status="extra", note=f"{origin} is that already"), None
     if array.shape != target_shape:
-        note = f"{_shape(shape)} in the file" if array.shape != shape else ""
+        note = f"{_format_shape(shape)} in the file" if array.shape != shape else ""
         return replace(row, status="misshapen", shape=array.shape, note=note), None
     return row, array
 
 
-def _shape(shape: tuple[int, ...] | None) -> str:
+def _format_shape(shape: tuple[int, ...] | None) -> str:
     if shape is None:
         return "-"
     return "x".join(map(str, shape)) or "scalar"
 
 
-def under_foreign_names(
+def convert_to_foreign_names(
     file: str, model: Arrays, arrays: Mapping[str, np.ndarray], network: NetworkArrays
 ) -> Arrays:
     """Return `arrays` with the names, order, layout and dtypes of `file`, with entries `model`.
@@ -246,6 +246,6 @@ def under_foreign_names(
             continue
         places = entry.array
         if matching.rules is not None:
-            places = to_own_layout(places, entry.target, network)
+            places = convert_layout(places, entry.target, network)
         result[entry.source].flat[places.reshape(-1)] = arrays[entry.target].reshape(-1)
     return result

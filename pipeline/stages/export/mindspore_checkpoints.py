@@ -34,7 +34,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.models.weights.files.weight_files import write_weights
 from pipeline.stages.data import load_data
 from pipeline.stages.export.trained_run import read_run_recipe
-from pipeline.stages.record.run_directory import RECIPE, run_of
+from pipeline.stages.record.run_directory import RECIPE, find_run_dir
 
 SUFFIX = ".ckpt"
 STATE = "opt_state/"
@@ -44,25 +44,27 @@ GLOBAL_STEP = "global_step"
 STEP = re.compile(r"[0-9]{1,18}")
 
 
-def file_name(prefix: str, steps_per_sink_epoch: int, step: int) -> str:
+def make_file_name(prefix: str, steps_per_sink_epoch: int, step: int) -> str:
     """Return the name of the checkpoint of a step, `{prefix}-{epoch}_{step}.ckpt`."""
     sink_epoch, step_index = divmod(step - 1, steps_per_sink_epoch)
     return f"{prefix}-{sink_epoch + 1}_{step_index + 1}{SUFFIX}"
 
 
-def _file_pattern(prefix: str) -> re.Pattern[str]:
+def _compile_file_pattern(prefix: str) -> re.Pattern[str]:
     return re.compile(rf"{re.escape(prefix)}-\d+_\d+\.ckpt")
 
 
-def free_prefix(folder: Path, prefix: str) -> str:
+def find_free_prefix(folder: Path, prefix: str) -> str:
     """Return the prefix, with the first of `_1`, `_2`, ... if the folder has files of it."""
     names = [file.name for file in folder.iterdir()]
     numbered = (f"{prefix}_{number}" for number in count(1))
     candidates = chain([prefix], numbered)
-    return next(name for name in candidates if not any(map(_file_pattern(name).fullmatch, names)))
+    return next(
+        name for name in candidates if not any(map(_compile_file_pattern(name).fullmatch, names))
+    )
 
 
-def weight_arrays(saved: Checkpoint, *, optimizer: bool) -> Mapping[str, np.ndarray]:
+def list_weight_arrays(saved: Checkpoint, *, optimizer: bool) -> Mapping[str, np.ndarray]:
     """Return the parameters of a checkpoint by path, and with `optimizer` its state.
 
     The state's names are such as `moments.conv_0/kernel` and `optimizer.count`.
@@ -84,27 +86,26 @@ def weight_arrays(saved: Checkpoint, *, optimizer: bool) -> Mapping[str, np.ndar
 def write_checkpoints(
     source: Path, folder: Path, prefix: str | None = None, *, optimizer: bool = False
 ) -> list[Path]:
-    """Write each checkpoint of a run, or the one that `source` is, and return the files.
+    """Write each checkpoint of a run as a file, and return the files.
 
-    Arrays have the names of the run's parameters, and with `optimizer` of its state, as in
-    `weight_arrays`. Raises DataError if there is no checkpoint, RunError if the folder can't be
-    written.
+    `source` is a run directory or one checkpoint. Arrays have the names of `list_weight_arrays`.
+    Raises DataError if there is no checkpoint, RunError if the folder can't be written.
     """
-    run_dir = run_of(source)
+    run_dir = find_run_dir(source)
     if run_dir is None:
         raise DataError(f"{source}: is no run directory; it holds no {RECIPE}")
     recipe = read_run_recipe(run_dir)
     steps_per_sink_epoch = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        prefix = free_prefix(folder, prefix or recipe.model.name)
+        prefix = find_free_prefix(folder, prefix or recipe.model.name)
     except OSError as error:
         raise RunError(f"{folder}: can't be written: {error.strerror}") from error
     files = []
     for saved in _read_checkpoints(source, run_dir):
-        steps_per_sink_epoch = steps_per_sink_epoch or _steps_per_sink_epoch(recipe, saved)
-        file = folder / file_name(prefix, steps_per_sink_epoch, saved.step)
-        write_weights(file, weight_arrays(saved, optimizer=optimizer))
+        steps_per_sink_epoch = steps_per_sink_epoch or _count_sink_epoch_steps(recipe, saved)
+        file = folder / make_file_name(prefix, steps_per_sink_epoch, saved.step)
+        write_weights(file, list_weight_arrays(saved, optimizer=optimizer))
         files.append(file)
     return files
 
@@ -119,7 +120,7 @@ def _read_checkpoints(source: Path, run_dir: Path) -> list[Checkpoint]:
     return [read_checkpoint(checkpoint_path(root, step)) for step in steps]
 
 
-def _steps_per_sink_epoch(recipe: Recipe, saved: Checkpoint) -> int:
+def _count_sink_epoch_steps(recipe: Recipe, saved: Checkpoint) -> int:
     """Return the steps of a sink epoch; if it is an epoch, the data is read for its length."""
     train = recipe.train
     sink = saved.host.sink
@@ -170,12 +171,12 @@ class MindSporeCopies:
         """Write the file of a complete checkpoint, and list it."""
         step = checkpoint_step(checkpoint)
         assert step is not None, "a checkpoint is named by its step"
-        name = file_name(self._prefix, self._steps_per_sink_epoch, step)
+        name = make_file_name(self._prefix, self._steps_per_sink_epoch, step)
         # Listed before it is written: a file that is killed in between is this run's to remove.
         self._names[step] = name
         self._write_list()
         saved = read_checkpoint(checkpoint)
-        write_weights(self._folder / name, weight_arrays(saved, optimizer=False))
+        write_weights(self._folder / name, list_weight_arrays(saved, optimizer=False))
 
     def remove(self, step: int) -> None:
         """Remove the file of a step, if this run has written one."""
@@ -198,7 +199,7 @@ class MindSporeCopies:
         """Return a prefix that no other run has, and keep others from it."""
         number = 0
         while True:
-            free = free_prefix(self._folder, prefix if number == 0 else f"{prefix}_{number}")
+            free = find_free_prefix(self._folder, prefix if number == 0 else f"{prefix}_{number}")
             if not self._shared:
                 return free
             try:
@@ -235,7 +236,7 @@ class MindSporeCopies:
             or document.get("folder") != self._listed_folder
         ):
             return {}, None
-        pattern = _file_pattern(listed_prefix)
+        pattern = _compile_file_pattern(listed_prefix)
         names = {
             int(step): name
             for step, name in files.items()

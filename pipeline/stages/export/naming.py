@@ -24,7 +24,7 @@ from pipeline.models.weights.rules.syntax import (
     Place,
     place_by,
 )
-from pipeline.stages.export.network import NetworkArrays, to_own_layout
+from pipeline.stages.export.network import NetworkArrays, convert_layout
 
 _PARTS = re.compile(r"\{([^}]*,[^}]*)\}")
 """Names of the parts of a packed array, as in {query,key,value}."""
@@ -44,7 +44,7 @@ class NamedEntry:
     """Whether its first row is added to every row of another entry's array."""
 
 
-def framework_of(file: str, arrays: Arrays, network: NetworkArrays) -> Framework | None:
+def guess_framework(file: str, arrays: Arrays, network: NetworkArrays) -> Framework | None:
     """Return the framework that the names look like; None for the network's own.
 
     Names of a network without norm layers are the same in both frameworks. Then the suffix of the
@@ -161,7 +161,7 @@ class FileLayers:
         if leaf:
             place = self._places[layer]
             if place.path != SKIPPED:
-                target = self._network_leaf(leaf, place.path, _kind(self._shapes[layer]))
+                target = self._network_leaf(leaf, place.path, _guess_kind(self._shapes[layer]))
                 transposed = place.transposed and self._leaves[leaf] == "kernel"
                 place = replace(place, path=f"{place.path}/{target}", transposed=transposed)
         else:
@@ -191,7 +191,7 @@ class FileLayers:
         places: dict[str, Place] = {}
         layers_by_path: dict[str, list[str]] = {}
         for layer, shapes in self._shapes.items():
-            place = place_by(self._rules, layer, _kind(shapes))
+            place = place_by(self._rules, layer, _guess_kind(shapes))
             if place is None:
                 places[layer] = Place(layer.replace(".", "/"))
             elif "#" in place.path:
@@ -217,7 +217,7 @@ class FileLayers:
         numbers += range(max(numbers, default=-1) + 1, len(numbers) + len(layers) + 1)
         return {
             layer: path.replace("#", str(numbers[place]))
-            for layer, place in zip(layers, align(fits), strict=True)
+            for layer, place in zip(layers, align_layers(fits), strict=True)
         }
 
     def _tabulate_fits(self, paths: Sequence[str], layers: Sequence[str]) -> np.ndarray:
@@ -236,13 +236,13 @@ class FileLayers:
 
     def _count_fitting_arrays(self, shapes: Shapes, path: str) -> int:
         """Return how many arrays of a layer have the shapes of the network's layer at `path`."""
-        kind = _kind(shapes)
+        kind = _guess_kind(shapes)
         fitting = 0
         for leaf, shape in shapes.items():
             target = self._network.resolve(f"{path}/{self._network_leaf(leaf, path, kind)}")
             if target:
                 blank = np.broadcast_to(np.False_, shape)
-                converted = to_own_layout(blank, target, self._unflattened)
+                converted = convert_layout(blank, target, self._unflattened)
                 fitting += converted.shape == self._network.shapes[target]
         return fitting
 
@@ -266,7 +266,7 @@ class FileLayers:
                     )
 
 
-def _kind(shapes: Shapes) -> str:
+def _guess_kind(shapes: Shapes) -> str:
     """Return the kind of layer that has these arrays."""
     if {"running_mean", "moving_mean"} & set(shapes):
         return "batch_norm"
@@ -274,7 +274,7 @@ def _kind(shapes: Shapes) -> str:
     return {4: "conv", 2: "dense"}.get(axes, "layer_norm")
 
 
-def align(fits: np.ndarray) -> list[int]:
+def align_layers(fits: np.ndarray) -> list[int]:
     """Return for each of a file's n layers the index of its partner among a network's m layers.
 
     `fits`, int (n, m), counts the arrays of a layer of the file that fit one of the network. Pairs

@@ -68,7 +68,7 @@ class NetworkArrays:
         return not all(_NUMBERED.fullmatch(name) for name in names)
 
 
-def arrays_of_model(model: ModelSpec, classes: int, image: ColumnSpec) -> NetworkArrays:
+def trace_model_arrays(model: ModelSpec, classes: int, image: ColumnSpec) -> NetworkArrays:
     """Return the arrays of a model for images as the map ops produce them.
 
     Raises RecipeError if the model can't be built for such images.
@@ -149,7 +149,7 @@ def _holds_flatten(value: Any) -> bool:
     return isinstance(value, Flatten) or any(_holds_flatten(inner) for _, inner in value)
 
 
-def network_arrays(recipe: Recipe) -> NetworkArrays:
+def trace_network_arrays(recipe: Recipe) -> NetworkArrays:
     """Return the arrays of a recipe's network; reads the dataset if only its files have its sizes.
 
     Raises RecipeError if model, ops and dataset don't fit, DataError for unreadable data.
@@ -169,14 +169,14 @@ def network_arrays(recipe: Recipe) -> NetworkArrays:
         image = column_specs(recipe.dataset.eval.ops, columns)["image"]
     except ValueError as error:
         raise RecipeError(f"dataset.eval.{error}") from error
-    return arrays_of_model(model, classes, image)
+    return trace_model_arrays(model, classes, image)
 
 
 _OIHW_TO_HWIO = (2, 3, 1, 0)
 _IOHW_TO_HWIO = (2, 3, 0, 1)
 
 
-def to_own_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np.ndarray:
+def convert_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np.ndarray:
     """Convert an array of PyTorch or MindSpore to the layout of the network's array `target`.
 
     Layouts, theirs -> this package's:

@@ -17,7 +17,7 @@ from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import encoded_features, encoding_ops
 from pipeline.data.text.text_format import NO_TOKEN
 from pipeline.data.transform import apply_ops, column_specs
-from pipeline.stages.build import typed_network
+from pipeline.stages.build import build_network
 from pipeline.stages.export.trained_run import TrainedRun
 from pipeline.training.step import network_inputs
 
@@ -46,7 +46,7 @@ def make_predict(run: TrainedRun) -> Predict:
     except ValueError as error:
         raise RecipeError(f"dataset.eval.{error}") from error
     seed = seed_words(recipe.seed)
-    network = typed_network(recipe, len(samples.classes), encoded_features(ops))
+    network = build_network(recipe, len(samples.classes), encoded_features(ops))
     text = samples.text
     classifies_texts = text is not None and text.predicts == "class"
     # If tokens follow the special ones, 0 is the padding of a dataset, and else a token.
@@ -75,6 +75,6 @@ def make_predict(run: TrainedRun) -> Predict:
     return predict
 
 
-def shapes_of_weights(weights: Mapping[str, np.ndarray]) -> dict[str, jax.ShapeDtypeStruct]:
+def make_weight_shapes(weights: Mapping[str, np.ndarray]) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes and dtypes to trace `predict` with."""
     return {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in weights.items()}

@@ -22,8 +22,8 @@ from jax import Array, export
 from pipeline.models.layers import standard, tokens
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.modules.standard import Network
-from pipeline.stages.build import typed_network
-from pipeline.stages.export.prediction import Predict, Weights, make_predict, shapes_of_weights
+from pipeline.stages.build import build_network
+from pipeline.stages.export.prediction import Predict, Weights, make_predict, make_weight_shapes
 from pipeline.stages.export.trained_run import TrainedRun
 
 DISPATCH_TOKENS = 64
@@ -86,10 +86,10 @@ class _LoopState(NamedTuple):
     cache: Cache
 
 
-def cached_decoder(run: TrainedRun) -> Decoder | None:
+def make_cached_decoder(run: TrainedRun) -> Decoder | None:
     """Return the decoder that caches keys and values; None if some layer can't be cached."""
     context = run.samples.shape[0]
-    network = typed_network(run.recipe, len(run.samples.classes))
+    network = build_network(run.recipe, len(run.samples.classes))
     if not isinstance(network, Network) or not all(map(_is_cached, network.layers)):
         return None
     if run.recipe.dataset.eval.ops:
@@ -105,7 +105,7 @@ def cached_decoder(run: TrainedRun) -> Decoder | None:
         return logits.reshape(-1), changed["cache"]
 
     number = jax.ShapeDtypeStruct((), np.int32)
-    _, shapes = jax.eval_shape(step, shapes_of_weights(run.arrays), {}, number, number)
+    _, shapes = jax.eval_shape(step, make_weight_shapes(run.arrays), {}, number, number)
     return Decoder(step, shapes, context)
 
 
@@ -119,7 +119,7 @@ def _is_cached(layer: LayerSpec) -> bool:
     )
 
 
-def whole_decoder(predict: Predict, context: int, dtype: str) -> Decoder:
+def make_uncached_decoder(predict: Predict, context: int, dtype: str) -> Decoder:
     """Return the decoder that reads the whole context for each token, as evaluation does."""
 
     def step(weights: Weights, cache: Cache, token: Array, position: Array) -> tuple[Array, Cache]:
@@ -130,19 +130,21 @@ def whole_decoder(predict: Predict, context: int, dtype: str) -> Decoder:
     return Decoder(step, jax.ShapeDtypeStruct((context,), np.dtype(dtype)), context)
 
 
-def decoder_of(run: TrainedRun) -> Decoder:
+def make_decoder(run: TrainedRun) -> Decoder:
     """Return the decoder of a run, with a cache if its layers allow one."""
     samples = run.samples
-    return cached_decoder(run) or whole_decoder(make_predict(run), samples.shape[0], samples.dtype)
+    return make_cached_decoder(run) or make_uncached_decoder(
+        make_predict(run), samples.shape[0], samples.dtype
+    )
 
 
-def exported_decoder(next_token: export.Exported, context: int) -> Decoder:
+def make_exported_decoder(next_token: export.Exported, context: int) -> Decoder:
     """Return the decoder of an export with a cache."""
     (_, shapes, _, _), _ = jax.tree.unflatten(next_token.in_tree, next_token.in_avals)
     return Decoder(next_token.call, shapes, context)
 
 
-def continuation(
+def sample_tokens(
     decoder: Decoder,
     weights: Mapping[str, Any],
     prompt: np.ndarray,

@@ -17,7 +17,7 @@ from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets, Task
 from pipeline.data.text.text_format import TextFormat, read_text_format
 from pipeline.models.weights.files.named_arrays import Arrays
-from pipeline.stages.record.run_directory import RECIPE, SUMMARY, run_of
+from pipeline.stages.record.run_directory import RECIPE, SUMMARY, find_run_dir
 from pipeline.stages.record.saved_recipe import list_changes
 from pipeline.training.parallel.devices import leave_gpus_alone
 
@@ -64,7 +64,7 @@ def spare_gpus(folder: Path) -> None:
 
     Else JAX would take most of a GPU's memory, beside a run that is on it.
     """
-    run_dir = run_of(folder)
+    run_dir = find_run_dir(folder)
     if plugin() is None or run_dir is None or read_run_recipe(run_dir).device.uses_cuda:
         return
     leave_gpus_alone()
@@ -76,7 +76,7 @@ def read_trained_run(folder: Path) -> TrainedRun:
     Raises DataError if it isn't a run or has saved nothing, RecipeError if its recipe is no longer
     valid.
     """
-    run_dir = run_of(folder)
+    run_dir = find_run_dir(folder)
     if run_dir is None:
         raise DataError(f"{folder}: is no run directory; it holds no {RECIPE}")
     recipe = read_run_recipe(run_dir)

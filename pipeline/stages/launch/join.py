@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError, exit_status_of, first_line
-from pipeline.stages.record.summary import shared_facts
+from pipeline.stages.record.summary import list_shared_facts
 from pipeline.training.parallel.parallel_spec import LaunchSpec
 from pipeline.training.parallel.ranks import PeerGoneError, Ranks, is_of_a_peer
 
@@ -48,7 +48,7 @@ def find_place(launch: str, environment: Mapping[str, str]) -> RankPlace | None:
             raise RecipeError(
                 f"launch = slurm: {', '.join(missing)} not set; start with srun, or launch=none"
             )
-        rank, size = (_number(environment, f"SLURM_{name}") for name in ("PROCID", "NTASKS"))
+        rank, size = (_read_number(environment, f"SLURM_{name}") for name in ("PROCID", "NTASKS"))
         place = RankPlace(rank, size, None, "slurm")
     elif launch in ("env", "local") or "WORLD_SIZE" in environment or "RANK_SIZE" in environment:
         place = _read_rank_and_size(environment, launch)
@@ -70,7 +70,7 @@ def _read_rank_and_size(environment: Mapping[str, str], launch: str) -> RankPlac
             f"launch = {launch}: {' and '.join(missing)} not set; give RANK, WORLD_SIZE, "
             "MASTER_ADDR and MASTER_PORT"
         )
-    place = RankPlace(_number(environment, rank), _number(environment, size), None, "env")
+    place = RankPlace(_read_number(environment, rank), _read_number(environment, size), None, "env")
     if place.size == 1:
         return place
     lacking = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
@@ -78,13 +78,13 @@ def _read_rank_and_size(environment: Mapping[str, str], launch: str) -> RankPlac
         raise RecipeError(
             f"launch = {launch}: {size}={place.size}, and {' and '.join(lacking)} not set"
         )
-    port = _number(environment, "MASTER_PORT")
+    port = _read_number(environment, "MASTER_PORT")
     if not 0 < port <= MAX_PORT:
         raise RecipeError(f"MASTER_PORT = {port}: must be from 1 to {MAX_PORT:,}")
     return replace(place, address=f"{environment['MASTER_ADDR']}:{port}")
 
 
-def _number(environment: Mapping[str, str], name: str) -> int:
+def _read_number(environment: Mapping[str, str], name: str) -> int:
     try:
         return int(environment[name])
     except ValueError:
@@ -112,7 +112,7 @@ def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[R
         return
     ranks = _meet(place, launch)
     try:
-        ranks.require_same(shared_facts(recipe))
+        ranks.require_same(list_shared_facts(recipe))
         yield ranks
     except BaseException as error:
         if is_of_a_peer(error):
@@ -162,7 +162,9 @@ def _meet(place: RankPlace, launch: LaunchSpec) -> Ranks:
             shutdown_timeout_seconds=round(launch.end_seconds),
         )
     except Exception as error:  # of jaxlib, which raises its own types and does not export them
-        problem = RunError(f"{_who(place)}: can't meet the others: {first_line(error)[:300]}")
+        problem = RunError(
+            f"{_name_process(place)}: can't meet the others: {first_line(error)[:300]}"
+        )
         _leave_at_exit(problem)
         raise problem from error
     finally:
@@ -175,15 +177,15 @@ def _give_up(place: RankPlace, limit_s: float) -> None:
     """End the process, which waits for others in C++, where no exception reaches it."""
     address = place.address or "the address that Slurm gives"
     print(
-        f"error: {_who(place)}: did not meet the others at {address} in {limit_s:g} s; is each of "
-        "them started, with a rank of its own?",
+        f"error: {_name_process(place)}: did not meet the others at {address} in {limit_s:g} s; "
+        "each of them must be started, with a different rank",
         file=sys.stderr,
         flush=True,
     )
     os._exit(RunError.exit_status)
 
 
-def _who(place: RankPlace) -> str:
+def _name_process(place: RankPlace) -> str:
     return f"process {place.rank} of {place.size}"
 
 

@@ -134,7 +134,7 @@ def _watch(workers: Workers, folder: Path, signals: Signals, end_s: float) -> Fa
         if signals.saves > saves:
             saves = signals.saves
             workers[0].send_signal(signal.SIGUSR1)
-        failed = failed or _first_failure(workers, folder)
+        failed = failed or _find_first_failure(workers, folder)
         if ended_at is None and any(worker.poll() is not None for worker in workers):
             ended_at = time.monotonic()
         # A process that failed by itself may have something to save still, as the others have.
@@ -142,12 +142,12 @@ def _watch(workers: Workers, folder: Path, signals: Signals, end_s: float) -> Fa
         if ended_at is not None and time.monotonic() > ended_at + limit_s:
             break
         time.sleep(POLL_S)
-    failed = _first_failure(workers, folder)
+    failed = _find_first_failure(workers, folder)
     # The first one leaves at once if a signal interrupts it outside of training.
     return None if is_stopped and failed is not None and failed.is_of_a_peer else failed
 
 
-def _first_failure(workers: Workers, folder: Path) -> Failure | None:
+def _find_first_failure(workers: Workers, folder: Path) -> Failure | None:
     """Return the failure that made others fail: a process that was killed or failed by itself,
     before one that misses another."""
     failures = [_read_failure(rank, worker, folder) for rank, worker in enumerate(workers)]

@@ -76,12 +76,12 @@ def compare_steps(a: Path, b: Path) -> Comparison:
     """
     steps = differing = only_one = only_other = 0
     first = first_loss = largest = None
-    for line_a, line_b in _pairs(a, b):
+    for line_a, line_b in _pair_lines(a, b):
         if line_a is None or line_b is None:
             only_one += line_b is None
             only_other += line_a is None
             continue
-        numbers = [] if line_a.text == line_b.text else _discrepancies(line_a, line_b)
+        numbers = [] if line_a.text == line_b.text else _find_discrepancies(line_a, line_b)
         steps += 1
         differing += bool(numbers)
         first = first or next(iter(numbers), None)
@@ -92,7 +92,7 @@ def compare_steps(a: Path, b: Path) -> Comparison:
     return Comparison(steps, differing, first, first_loss, largest, only_one, only_other)
 
 
-def _pairs(a: Path, b: Path) -> Iterator[tuple[LogLine | None, LogLine | None]]:
+def _pair_lines(a: Path, b: Path) -> Iterator[tuple[LogLine | None, LogLine | None]]:
     """Yield the lines of each step; None if a log has no such step."""
     lines_a = read_lines(a)
     lines_b = read_lines(b)
@@ -108,7 +108,7 @@ def _pairs(a: Path, b: Path) -> Iterator[tuple[LogLine | None, LogLine | None]]:
         line_b = next(lines_b, None) if order >= 0 else line_b
 
 
-def _discrepancies(line_a: LogLine, line_b: LogLine) -> list[Discrepancy]:
+def _find_discrepancies(line_a: LogLine, line_b: LogLine) -> list[Discrepancy]:
     numbers_a = line_a.numbers()
     numbers_b = line_b.numbers()
 
@@ -139,10 +139,10 @@ def read_arrays(log: Path) -> dict[str, np.ndarray]:
         if len(names) > MAX_NAMES:
             raise DataError(f"{line.where}: has more than {MAX_NAMES:,} names by then; is no log")
         rows.append({**line.fields, "step": line.step})
-    return {key: np.array([_number(row.get(key)) for row in rows]) for key in names}
+    return {key: np.array([_to_number(row.get(key)) for row in rows]) for key in names}
 
 
-def _number(value: Any) -> float:
+def _to_number(value: Any) -> float:
     if isinstance(value, Mapping):
         value = value.get("macro")
     try:

@@ -62,8 +62,11 @@ def require_same_origin(
         warn(f"{str(error).partition('; delete')[0]}; {unknown}")
     settings = compare_settings(before, now)
     for what, changed in (
-        ("the data are not those that the run was trained on", changed_data(before, now)),
-        ("the plug-ins are not those that the run was trained with", changed_plugins(before, now)),
+        ("the data are not those that the run was trained on", find_changed_data(before, now)),
+        (
+            "the plug-ins are not those that the run was trained with",
+            find_changed_plugins(before, now),
+        ),
         (
             "settings that decide numbers are not those that the run was trained with",
             settings.decisive,
@@ -76,32 +79,33 @@ def require_same_origin(
             advice = f"Bring them back, or go on with these: {ALLOW}"
             raise DataError("\n  ".join([f"{problem}:", *changed]) + f"\n{advice}")
         warn(f"{problem}, and {ALLOW}: {'; '.join(changed)}")
-    if software := changed_software(before, now):
+    if software := describe_changed_software(before, now):
         warn(f"{run_dir}: goes on with other software, and may round otherwise: {software}")
     if settings.harmless:
         warn(f"{run_dir}: goes on with other settings: {'; '.join(settings.harmless)}")
 
 
-def _newest(before: Processes, section: str) -> Mapping[str, Any]:
+def _find_newest(before: Processes, section: str) -> Mapping[str, Any]:
     """Return a section of the newest process that has it; {} without one."""
     sections = (process.get(section) for process in reversed(before))
     return next((entry for entry in sections if isinstance(entry, Mapping) and entry), {})
 
 
-def changed_data(before: Processes, now: Provenance) -> list[str]:
+def find_changed_data(before: Processes, now: Provenance) -> list[str]:
     """Return a line for each column of each split that differs from the run's data so far."""
-    recorded = _newest(before, "data")
+    recorded = _find_newest(before, "data")
     if not recorded:
         return []
     lines = [
-        f"{show_name(f'{split} {column}')}: was {_data_text(old)}, is {_data_text(new)}"
-        for split, column, old, new in _columns(recorded, now.data)
+        f"{show_name(f'{split} {column}')}: was {_format_fingerprint(old)}, "
+        f"is {_format_fingerprint(new)}"
+        for split, column, old, new in _pair_columns(recorded, now.data)
         if not _is_same_data(old, new)
     ]
     return first_lines(lines, MAX_COLUMNS)
 
 
-def _columns(
+def _pair_columns(
     recorded: Mapping[str, Any], now: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, Any, Any]]:
     """Yield split, column, and the fingerprints that were recorded and that are now."""
@@ -127,7 +131,7 @@ def _is_same_data(old: Any, new: Any) -> bool:
     return all(comparable(old.get(name)) == comparable(new.get(name)) for name in names)
 
 
-def _data_text(entry: Any) -> str:
+def _format_fingerprint(entry: Any) -> str:
     if entry is _ABSENT:
         return "not there"
     match entry:
@@ -137,24 +141,25 @@ def _data_text(entry: Any) -> str:
     return show(entry)
 
 
-def changed_plugins(before: Processes, now: Provenance) -> list[str]:
+def find_changed_plugins(before: Processes, now: Provenance) -> list[str]:
     """Return a line for each file of a plug-in that differs, or that is not loaded any more.
 
     A plug-in that the run did without so far can't have changed it.
     """
     lines: list[str] = []
-    for name, old in _newest(before, "plugins").items():
+    for name, old in _find_newest(before, "plugins").items():
         new = now.plugins.get(name)
         if new is None:
             lines.append(f"{FLAG} {show_name(name)}: is missing")
             continue
-        for file, was, is_now in _plugin_versions(old, new):
-            if was != is_now:
-                lines.append(f"{show_name(f'{name}: {file}')} {_digest(was)} -> {_digest(is_now)}")
+        for file, recorded, current in _pair_plugin_versions(old, new):
+            if recorded != current:
+                change = f"{_format_digest(recorded)} -> {_format_digest(current)}"
+                lines.append(f"{show_name(f'{name}: {file}')} {change}")
     return first_lines(lines, MAX_COLUMNS)
 
 
-def _plugin_versions(old: Any, new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def _pair_plugin_versions(old: Any, new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield version and each file of a plug-in as it was recorded and as it is now."""
     if not isinstance(old, Mapping):
         yield "what was kept", old, dict(new)
@@ -166,30 +171,32 @@ def _plugin_versions(old: Any, new: Mapping[str, Any]) -> Iterator[tuple[str, An
         yield str(file), files.get(file), new["sha256"].get(file)
 
 
-def _digest(value: Any) -> str:
+def _format_digest(value: Any) -> str:
     return show_name(value)[:DIGEST] if isinstance(value, str) else show(value)
 
 
-def changed_software(before: Processes, now: Provenance) -> str | None:
+def describe_changed_software(before: Processes, now: Provenance) -> str | None:
     """Describe versions and code that differ; None if none does."""
-    recorded = _newest(before, "versions")
+    recorded = _find_newest(before, "versions")
     parts = []
     for name in dict.fromkeys((*recorded, *now.versions)) if recorded else ():
         old = recorded.get(name, "none")
         new = now.versions.get(name, "none")
         if old != new:
-            parts.append(f"{show_name(name)} {_text(old)} -> {_text(new)}")
+            parts.append(f"{show_name(name)} {_format_value(old)} -> {_format_value(new)}")
     digest = now.code.get("sha256")
-    old_digest = _newest(before, "code").get("sha256", digest)
+    old_digest = _find_newest(before, "code").get("sha256", digest)
     if old_digest != digest:
-        parts.append(f"code {_text(old_digest)[:DIGEST]} -> {_text(digest)[:DIGEST]}")
+        parts.append(
+            f"code {_format_value(old_digest)[:DIGEST]} -> {_format_value(digest)[:DIGEST]}"
+        )
     if not parts:
         return None
     more = f" and {len(parts) - MAX_VERSIONS} more" if len(parts) > MAX_VERSIONS else ""
     return ", ".join(parts[-MAX_VERSIONS:]) + more
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return show_name(value) if isinstance(value, str) else show(value)
 
 
@@ -216,7 +223,7 @@ def compare_settings(before: Processes, now: Provenance) -> ChangedSettings:
     # A name that only one of them has is another version's.
     for name in now.numerics:
         if name in numerics and numerics[name] != now.numerics[name]:
-            lines[True].append(_line(f"jax_{name}", numerics[name], now.numerics[name]))
+            lines[True].append(_format_change(f"jax_{name}", numerics[name], now.numerics[name]))
     was = _split_flags(variables if isinstance(variables, Mapping) else {})
     is_now = _split_flags(now.settings)
     for name in dict.fromkeys((*was, *is_now)):
@@ -226,7 +233,7 @@ def compare_settings(before: Processes, now: Provenance) -> ChangedSettings:
             decisive = name.startswith(DECISIVE_VARIABLES) and not name.startswith(
                 HARMLESS_VARIABLES
             )
-            lines[decisive].append(_line(name, was.get(name), is_now.get(name)))
+            lines[decisive].append(_format_change(name, was.get(name), is_now.get(name)))
     return ChangedSettings(
         first_lines(lines[True], MAX_SETTINGS), first_lines(lines[False], MAX_SETTINGS)
     )
@@ -249,6 +256,6 @@ def _split_flags(variables: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _line(name: str, old: Any, new: Any) -> str:
+def _format_change(name: str, old: Any, new: Any) -> str:
     was, is_now = (show_name("not set" if value is None else str(value)) for value in (old, new))
     return f"{show_name(name)}: was {was}, is {is_now}"

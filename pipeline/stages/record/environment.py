@@ -56,7 +56,7 @@ def describe_process(
         machine=describe_machine(device),
         settings=describe_settings(),
         data={
-            name: {column: asdict(entry) for column, entry in fingerprint(split).items()}
+            name: {column: asdict(entry) for column, entry in fingerprint_columns(split).items()}
             for name, split in splits.items()
         },
         plugins={plugin.name: plugin.describe() for plugin in loaded_plugins()},
@@ -190,7 +190,7 @@ class Fingerprint:
     """Which values were hashed: all, evenly spread samples, or none, of which `sha256` is empty."""
 
 
-def fingerprint(split: Split) -> Mapping[str, Fingerprint]:
+def fingerprint_columns(split: Split) -> Mapping[str, Fingerprint]:
     """Return the fingerprint of every column.
 
     A column in memory is hashed as a whole, about 1 ms a megabyte, and without padding. Of any
@@ -204,7 +204,7 @@ def _fingerprint_column(column: Column) -> Fingerprint:
     dtype = np.dtype(column.dtype).name
     if isinstance(column, BlankColumn):
         return Fingerprint(shape, dtype, sha256="", of="none")
-    arrays = _arrays_of(column)
+    arrays = _list_arrays(column)
     of = "all"
     if arrays is None:
         rows = np.unique(np.linspace(0, shape[0] - 1, SAMPLED).astype(np.int64))
@@ -217,7 +217,7 @@ def _fingerprint_column(column: Column) -> Fingerprint:
     return Fingerprint(shape, dtype, digest.hexdigest(), of)
 
 
-def _arrays_of(column: Column) -> Sequence[np.ndarray] | None:
+def _list_arrays(column: Column) -> Sequence[np.ndarray] | None:
     """Return the arrays of a column in memory, sizes first; None if it is read on demand."""
     match column:
         case np.ndarray():
@@ -225,9 +225,9 @@ def _arrays_of(column: Column) -> Sequence[np.ndarray] | None:
         case RaggedArray(flat=flat, sizes=sizes):
             return sizes, flat
         case PaddedColumn(values=padded):
-            return _arrays_of(padded)
+            return _list_arrays(padded)
         case UniformColumn(column=uniform):
-            return _arrays_of(uniform)
+            return _list_arrays(uniform)
         case TokenWindows(tokens=tokens):
             return (tokens,)
     return None

@@ -16,7 +16,7 @@ from pipeline.stages.record.summary import Summary, read_metrics
 
 
 @contextmanager
-def os_errors_to_run_errors(run_dir: Path) -> Iterator[None]:
+def convert_os_errors(run_dir: Path) -> Iterator[None]:
     """Turn an OSError, such as a full disk, into a RunError that names the path."""
     try:
         yield
@@ -25,7 +25,7 @@ def os_errors_to_run_errors(run_dir: Path) -> Iterator[None]:
 
 
 @contextmanager
-def oom_to_run_error() -> Iterator[None]:
+def convert_out_of_memory() -> Iterator[None]:
     """Turn an out-of-memory error of the host or the device into a RunError of one line."""
     try:
         yield

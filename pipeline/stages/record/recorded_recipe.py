@@ -56,7 +56,9 @@ FREE_AT_SAME_LENGTH = tuple(key for key in FREE_TO_CHANGE if key not in LENGTH)
 """Keys that may differ from a run that `train.resume=auto` finds."""
 
 
-def decides(where: Sequence[int | str], free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE) -> bool:
+def decides_numbers(
+    where: Sequence[int | str], free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE
+) -> bool:
     """Whether a key decides the numbers of a run: it isn't among those `free` to change."""
     return not any(tuple(where[: len(prefix)]) == prefix for prefix in free)
 
@@ -103,12 +105,12 @@ def find_run_to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
         if read_status(run_dir) == "done":
             continue
         with suppress(RecipeError):  # a recipe that can't be read
-            if not changed_keys(recipe, run_dir) and is_free(run_dir):
+            if not list_changed_keys(recipe, run_dir) and is_free(run_dir):
                 return run_dir
     return None
 
 
-def changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
+def list_changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
     """Return a line for each key that differs in a run directory's recipe, length included.
 
     Raises RecipeError if the recipe can't be read.
@@ -148,4 +150,6 @@ def find_changes(
     free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE,
 ) -> list[Difference]:
     """Return the keys in which two resolved recipes differ, but for `free` ones."""
-    return [change for change in differences(recipe, recorded) if decides(change.where, free)]
+    return [
+        change for change in differences(recipe, recorded) if decides_numbers(change.where, free)
+    ]

@@ -80,7 +80,7 @@ MAX_ENTRIES = 3
 """Most entries of a directory that a message names."""
 
 
-def create(name: str, outputs: Path = OUTPUTS) -> Path:
+def create_run_dir(name: str, outputs: Path = OUTPUTS) -> Path:
     """Create a new directory for a run of the named recipe. Raises RunError if it can't."""
     return make_unique(outputs / time.strftime("%Y-%m-%d") / f"{time.strftime('%H-%M-%S')}_{name}")
 
@@ -104,7 +104,7 @@ def make_unique(run_dir: Path) -> Path:
     raise RunError(f"{run_dir}: a thousand directories of that name are there already")
 
 
-def make(run_dir: Path) -> Path:
+def make_run_dir(run_dir: Path) -> Path:
     """Make a directory that the user has named, unless it is there.
 
     Raises RunError if it can't be made, or holds a run that would be overwritten, DataError if it
@@ -129,7 +129,7 @@ def require_unused(run_dir: Path) -> None:
             f"train.resume={run_dir}"
         )
     require_own(run_dir)
-    entries = sorted(path.name for path in run_dir.iterdir() if not _prepares_a_run(path))
+    entries = sorted(path.name for path in run_dir.iterdir() if not _is_preparation(path))
     if not entries:
         return
     is_of_run = any(name in (*APPENDED, *REPLACED, *FOLDERS) for name in entries)
@@ -142,7 +142,7 @@ def require_unused(run_dir: Path) -> None:
     )
 
 
-def _prepares_a_run(path: Path) -> bool:
+def _is_preparation(path: Path) -> bool:
     if path.name in BEFORE_A_RUN or (path.name.endswith(".part") and path.name.startswith(DRAFTS)):
         return True
     if path.is_symlink() or not path.is_dir():
@@ -197,7 +197,7 @@ def written_at_ns(file: Path) -> int:
         return 0
 
 
-def run_of(folder: Path) -> Path | None:
+def find_run_dir(folder: Path) -> Path | None:
     """Return the run directory of a path: itself, or the one whose checkpoints it is or is in."""
     for candidate in (folder, folder.parent, folder.parent.parent):
         if (candidate / RECIPE).is_file():

@@ -12,7 +12,7 @@ from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.tree_diff import Difference, differences
 from pipeline.stages.record.provenance import read_provenance
 from pipeline.stages.record.recorded_recipe import read_recorded_recipe
-from pipeline.stages.record.run_directory import RECIPE, SUMMARY, run_of
+from pipeline.stages.record.run_directory import RECIPE, SUMMARY, find_run_dir
 
 ENVIRONMENT = ("versions", "machine", "settings", "numerics")
 TIMES = ("step_ms", "median_step_ms", "train_s", "first_step_s")
@@ -46,7 +46,7 @@ def read_record(folder: Path) -> RunRecord:
 
     Raises DataError if it is none of these, or can't be read.
     """
-    run_dir = run_of(folder)
+    run_dir = find_run_dir(folder)
     if run_dir is None:
         raise DataError(f"{folder}: is no run directory; it holds no {RECIPE}")
     recipe = read_recorded_recipe(run_dir)
@@ -68,8 +68,8 @@ def compare_origins(a: RunRecord, b: RunRecord) -> dict[str, list[Difference] | 
     A section is None if a run has no provenance.
     """
     sections: dict[str, list[Difference] | None] = {"config": differences(a.recipe, b.recipe)}
-    origin_a = _origin(a)
-    origin_b = _origin(b)
+    origin_a = _make_origin(a)
+    origin_b = _make_origin(b)
     for section in ("data", "code", "environment"):
         is_recorded = bool(a.processes and b.processes)
         changes = differences(origin_a[section], origin_b[section]) if is_recorded else None
@@ -77,7 +77,7 @@ def compare_origins(a: RunRecord, b: RunRecord) -> dict[str, list[Difference] | 
     return sections
 
 
-def _origin(record: RunRecord) -> dict[str, Any]:
+def _make_origin(record: RunRecord) -> dict[str, Any]:
     process = record.made_by
     code = process.get("code")
     if isinstance(code, Mapping):
@@ -90,10 +90,10 @@ def _origin(record: RunRecord) -> dict[str, Any]:
 
 def compare_outcomes(a: RunRecord, b: RunRecord) -> list[Difference]:
     """Compare the outcomes of two runs: status, lengths, metrics, speeds."""
-    return differences(_outcome(a), _outcome(b))
+    return differences(_make_outcome(a), _make_outcome(b))
 
 
-def _outcome(record: RunRecord) -> dict[str, Any]:
+def _make_outcome(record: RunRecord) -> dict[str, Any]:
     summary = record.summary
     metrics = summary.get("metrics")
     times = summary.get("time")

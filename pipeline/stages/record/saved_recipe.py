@@ -13,7 +13,7 @@ from pipeline.checkpoint.host_state import HostState
 from pipeline.checkpoint.restore import (
     Checkpoint,
     Warn,
-    fill,
+    arrange_arrays,
     join_problems,
     read_saved,
     read_to_resume,
@@ -21,19 +21,19 @@ from pipeline.checkpoint.restore import (
 from pipeline.config.defaults import normalise_recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.tree_diff import Difference, leaves
-from pipeline.stages.record.recorded_recipe import decides, find_changes
+from pipeline.stages.record.recorded_recipe import decides_numbers, find_changes
 from pipeline.training.state import TrainState
 
 
-def recipe_digest(recipe: Mapping[str, Any]) -> str:
+def hash_recipe(recipe: Mapping[str, Any]) -> str:
     """SHA-256 over the keys of a resolved recipe that decide the numbers of a run."""
-    deciding = {json.dumps(where): leaf for where, leaf in leaves(recipe) if decides(where)}
+    deciding = {json.dumps(where): leaf for where, leaf in leaves(recipe) if decides_numbers(where)}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
 
 def list_changes(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[str]:
     """Return the keys that decide a run's numbers and differ in `recipe`, a line for each."""
-    return list(map(str, _differences(saved, recipe)))
+    return list(map(str, _find_differences(saved, recipe)))
 
 
 def list_changes_of_meaning(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[str]:
@@ -42,7 +42,7 @@ def list_changes_of_meaning(saved: Checkpoint, recipe: Mapping[str, Any]) -> lis
     These are the layers, and the map ops of evaluation if the dataset is the same: another
     dataset has other map ops. How weights are trained on is up to `recipe`.
     """
-    changes = _differences(saved, recipe)
+    changes = _find_differences(saved, recipe)
     sections: list[tuple[str, ...]] = [("model",)]
     if not any(change.where == ("dataset", "name") for change in changes):
         sections.append(("dataset", "eval", "ops"))
@@ -67,7 +67,7 @@ def restore_state(
         return None
     if changes := list_changes(saved, recipe):
         raise RecipeError([f"{change} in {saved.where}" for change in changes])
-    return fill(saved.where, saved.arrays, like), saved.host
+    return arrange_arrays(saved.where, saved.arrays, like), saved.host
 
 
 def restore_weights(
@@ -81,13 +81,13 @@ def restore_weights(
     saved = read_saved(folder, warn)
     variables = {"params": like.params, "batch_stats": like.batch_stats}
     try:
-        return replace(like, **fill(saved.where, saved.weights(), variables)), saved
+        return replace(like, **arrange_arrays(saved.where, saved.weights(), variables)), saved
     except DataError as error:
         changes = join_problems(list_changes(saved, recipe))
         raise DataError(f"{error}; {changes}" if changes else str(error)) from error
 
 
-def _differences(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[Difference]:
-    if recipe_digest(saved.recipe) == recipe_digest(recipe):
+def _find_differences(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[Difference]:
+    if hash_recipe(saved.recipe) == hash_recipe(recipe):
         return []
     return find_changes(recipe, normalise_recipe(saved.recipe))

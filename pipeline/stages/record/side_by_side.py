@@ -50,7 +50,9 @@ class SideBySide:
         for difference in differences:
             a = difference.one
             b = difference.other
-            table.add_row(show_name(difference.key), _cell(a), _cell(b), _change(a, b))
+            table.add_row(
+                show_name(difference.key), _format_cell(a), _format_cell(b), _format_change(a, b)
+            )
         self._console.print(table)
 
     def show_origins(self) -> None:
@@ -60,7 +62,7 @@ class SideBySide:
 
     def show_steps(self, comparison: Comparison | None) -> None:
         """Print the comparison of two logs of steps; None if a log is missing."""
-        self.show_text("steps", NOT_KEPT if comparison is None else _steps_text(comparison))
+        self.show_text("steps", NOT_KEPT if comparison is None else _format_steps(comparison))
 
 
 def differences_to_dicts(differences: Sequence[Difference] | None) -> list[dict[str, Any]] | None:
@@ -70,7 +72,7 @@ def differences_to_dicts(differences: Sequence[Difference] | None) -> list[dict[
     return [{"key": line.key, "a": line.one, "b": line.other} for line in differences]
 
 
-def _steps_text(comparison: Comparison) -> str:
+def _format_steps(comparison: Comparison) -> str:
     extra = {"A": comparison.only_one, "B": comparison.only_other}
     more = [f"{letter} has {steps:,} more" for letter, steps in extra.items() if steps]
     if comparison.first is None:
@@ -83,7 +85,7 @@ def _steps_text(comparison: Comparison) -> str:
     return "; ".join([*parts, *more])
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, str) and len(value) in (40, 64) and value.isalnum():
@@ -91,7 +93,7 @@ def _cell(value: Any) -> str:
     return f"{value:,.6g}" if isinstance(value, float) else show(value)
 
 
-def _change(a: Any, b: Any) -> str:
+def _format_change(a: Any, b: Any) -> str:
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (a, b))
     try:
         return f"{b / a - 1:+.2%}" if numbers and a else ""

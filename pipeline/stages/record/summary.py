@@ -90,12 +90,12 @@ def read_metrics(run_dir: Path) -> Mapping[str, Any]:
     return metrics if isinstance(metrics, dict) else {}
 
 
-def shared_facts(recipe: Recipe) -> dict[str, str]:
+def list_shared_facts(recipe: Recipe) -> dict[str, str]:
     """Return what all processes of a run must have in common, by name."""
     tree = recipe.model_dump(mode="json", exclude={"launch", "debug"})
     digest = hashlib.sha256(json_text(tree).encode()).hexdigest()[:16]
     plugins = {f"{FLAG} {plugin.name}": json_text(plugin.describe()) for plugin in loaded_plugins()}
-    libraries = versions({"jax": _version("jax"), "jaxlib": _version("jaxlib")})
+    libraries = list_versions({"jax": _find_version("jax"), "jaxlib": _find_version("jaxlib")})
     return {"recipe": digest, **plugins, **libraries}
 
 
@@ -110,7 +110,7 @@ START_UP = {
 """Names of the timed parts of start-up, with their keys in `Summary.time`."""
 
 
-def start_up(time: Mapping[str, float | None]) -> str:
+def describe_start_up(time: Mapping[str, float | None]) -> str:
     """Return the time to the first step and its parts, in words for the user."""
     first_step_s = time["first_step_s"] or 0.0
     parts = {name: time.get(key) or 0.0 for name, key in START_UP.items()}
@@ -123,15 +123,15 @@ DECISIVE = ("recipe-pipeline", "flax", "grain", "numpy", "optax", "pillow", "sci
 """Packages that can change a run's numbers, besides the backend's."""
 
 
-def versions(backend: Mapping[str, str]) -> dict[str, str]:
+def list_versions(backend: Mapping[str, str]) -> dict[str, str]:
     """Return versions that may change a run's numbers; also of packages that add components."""
-    ours = {name: _version(name) for name in DECISIVE}
+    ours = {name: _find_version(name) for name in DECISIVE}
     dists = (entry.dist for entry in entry_points(group=ENTRY_POINT_GROUP))
     components = {dist.name: dist.version for dist in dists if dist is not None}
     return {"python": platform.python_version(), **ours, **components, **backend}
 
 
-def _version(name: str) -> str:
+def _find_version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:

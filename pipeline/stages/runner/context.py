@@ -31,7 +31,7 @@ from pipeline.stages.build import Built
 from pipeline.stages.record.provenance import Provenance
 from pipeline.stages.record.run_directory import RunFolder
 from pipeline.stages.record.summary import Summary
-from pipeline.stages.runner.resume_command import HowToResume, resume_overrides
+from pipeline.stages.runner.resume_command import HowToResume, make_resume_overrides
 from pipeline.training.parallel.ranks import Ranks
 from pipeline.training.state import TrainState
 
@@ -119,7 +119,7 @@ class RunOptions:
     """Ends training at a boundary if its trial is pruned."""
     signals: Signals = field(default_factory=Signals)
     """Signals of the run: a caller sees those that came when nothing was left to stop."""
-    how_to_resume: HowToResume = resume_overrides
+    how_to_resume: HowToResume = make_resume_overrides
     """Returns the command that a run prints when it ends early."""
     callbacks: Sequence[Callback] = ()
     """Called after the recipe's callbacks."""

@@ -20,9 +20,9 @@ from pipeline.stages.evaluate import EvalOptions, evaluate
 from pipeline.stages.runner.context import CompiledRun
 from pipeline.stages.sample_pictures import (
     embed_samples,
-    mask_pictures,
+    format_sample_labels,
+    make_mask_drawer,
     predict_samples,
-    sample_labels,
 )
 from pipeline.training.parallel.ranks import Agree, decide_alone
 from pipeline.training.state import TrainState
@@ -40,7 +40,7 @@ class Evaluations:
         context = self.run.context
         if not context.shows_pictures:
             return None
-        return mask_pictures(context.recipe, self.run.dataset, self.run.built)
+        return make_mask_drawer(context.recipe, self.run.dataset, self.run.built)
 
     def evaluate_unless_stopped(self, state: TrainState) -> Evaluation | None:
         """Evaluate a state of training; None if a signal to stop comes first."""
@@ -72,7 +72,7 @@ class Evaluations:
         self._show_classes(evaluation)
         # `train_loss` stays that of the last step.
         context.summary.metrics = {**evaluation.metrics, **context.summary.metrics}
-        parameters = context.options.changed or _main_parameters(recipe)
+        parameters = context.options.changed or _list_main_parameters(recipe)
         observers.show(lambda board: board.add_hparams(parameters, evaluation.scalars()))
         if not context.shows_pictures:
             return
@@ -121,7 +121,7 @@ class Evaluations:
         context = self.run.context
         dataset = self.run.dataset
         recipe = context.recipe
-        images, labels = sample_images(recipe, dataset), sample_labels(recipe, dataset)
+        images, labels = sample_images(recipe, dataset), format_sample_labels(recipe, dataset)
         self.observers.show(lambda board: board.add_classes(dataset.classes))
         self.observers.show(lambda board: board.add_images(images, labels))
         if not recipe.monitor.graph or not context.shows_pictures:
@@ -155,7 +155,7 @@ class Evaluations:
             self.observers.show(lambda board: board.add_masks(step, pictures))
 
 
-def _main_parameters(recipe: Recipe) -> dict[str, Any]:
+def _list_main_parameters(recipe: Recipe) -> dict[str, Any]:
     """Return the hparams of a run that isn't a job of a sweep."""
     train = recipe.train
     return {

@@ -18,7 +18,7 @@ from pipeline.core.files.bounded_read import read_json
 from pipeline.core.host.memory import require_room
 from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built
-from pipeline.stages.record.run_directory import SUMMARY, run_of
+from pipeline.stages.record.run_directory import SUMMARY, find_run_dir
 from pipeline.stages.record.saved_recipe import restore_state
 from pipeline.stages.runner.context import CompiledRun, RunContext
 from pipeline.training.state import TrainState, restart_average
@@ -50,7 +50,7 @@ def _warn_of_other_inputs(source: Path, dataset: Dataset, warn: Callable[[str], 
     """
     from pipeline.stages.export.trained_run import parse_samples
 
-    run_dir = run_of(source)
+    run_dir = find_run_dir(source)
     if run_dir is None:
         return
     try:

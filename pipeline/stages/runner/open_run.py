@@ -27,14 +27,14 @@ from pipeline.stages.record import recorded_recipe, run_directory
 from pipeline.stages.record.continuity import require_same_origin
 from pipeline.stages.record.environment import describe_process
 from pipeline.stages.record.guards import (
-    oom_to_run_error,
-    os_errors_to_run_errors,
+    convert_os_errors,
+    convert_out_of_memory,
     stop_on_signal,
     write_summary,
 )
 from pipeline.stages.record.provenance import add_provenance
 from pipeline.stages.record.run_directory import RunFolder, open_folder
-from pipeline.stages.record.summary import Summary, start_up
+from pipeline.stages.record.summary import Summary, describe_start_up
 from pipeline.stages.runner.context import RunContext, RunOptions
 from pipeline.training.parallel.parallel_spec import DEFAULT_PROCESSES
 from pipeline.training.parallel.ranks import Ranks
@@ -59,7 +59,7 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
     recipe, folder = _place_run(recipe, options.run_dir, Ranks(), processes)
     run_dir = folder.path
     if folder.resuming:
-        with os_errors_to_run_errors(run_dir):
+        with convert_os_errors(run_dir):
             run_directory.require_own(run_dir)
     tree = recipe.whole_tree()
     tree["train"]["resume"] = str(run_dir) if folder.resuming else None
@@ -96,9 +96,9 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
     run_dir = folder.path
     summary = Summary(recipe.name, recipe.device.name, recipe.seed, recipe.stages, str(run_dir))
     with heard(options.signals), ExitStack() as stack:
-        stack.enter_context(os_errors_to_run_errors(run_dir))
+        stack.enter_context(convert_os_errors(run_dir))
         if not ranks.is_first:
-            stack.enter_context(oom_to_run_error())
+            stack.enter_context(convert_out_of_memory())
             yield RunContext(recipe, options, folder, Reporter(), summary)
             return
         lock = stack.enter_context(run_directory.lock_run(run_dir, new=not folder.resuming))
@@ -109,8 +109,8 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
         folder.accepted.add(reporter.write_held_lines)
         stack.enter_context(log_by_level(reporter, recipe.monitor.log_level))
         stack.enter_context(write_summary(summary, folder))
-        stack.enter_context(os_errors_to_run_errors(run_dir))
-        stack.enter_context(oom_to_run_error())
+        stack.enter_context(convert_os_errors(run_dir))
+        stack.enter_context(convert_out_of_memory())
         reporter.stage("recipe", f"{recipe.name}, seed {recipe.seed}; writing to {run_dir}")
         if not lock.is_certain:
             reporter.warn(f"{run_dir}: has no locks, so nothing keeps other processes out of it")
@@ -132,7 +132,11 @@ def _place_run(
         resumed = recorded_recipe.find_run_to_resume(recipe)
         if resumed is not None:
             return str(resumed), True
-        new = run_directory.make(run_dir) if run_dir else run_directory.create(recipe.name)
+        new = (
+            run_directory.make_run_dir(run_dir)
+            if run_dir
+            else run_directory.create_run_dir(recipe.name)
+        )
         return str(new), False
 
     path, resuming = ranks.agree(choose)
@@ -164,7 +168,7 @@ def conclude_run(context: RunContext) -> Iterator[None]:
     if summary.status == "stopped" or (summary.status == "failed" and has_saved()):
         _report_advice(advice, reporter)
     if summary.time.get("first_step_s") is not None:
-        reporter.stage("time", start_up(summary.time))
+        reporter.stage("time", describe_start_up(summary.time))
     reporter.stage(summary.status, f"{summary.reason or 'all stages'}; {run_dir}")
 
 

@@ -12,7 +12,7 @@ from pipeline.checkpoint.checkpointer import Checkpoints, Copies, NoCheckpoints
 from pipeline.checkpoint.restore import FOLDER, saved_steps
 from pipeline.checkpoint.retention import Retention
 from pipeline.config.recipe import EarlyStopSpec, Recipe
-from pipeline.config.run_length import event_periods, schedule_events
+from pipeline.config.run_length import list_event_periods, schedule_events
 from pipeline.core.errors import RecipeError, exit_status_of, first_line
 from pipeline.core.files.value_text import show
 from pipeline.data.columns import SampleUnit
@@ -28,7 +28,7 @@ from pipeline.engine.rollback import NoRollbacks, Rollbacks
 from pipeline.engine.schedule import Event, Schedule, is_due
 from pipeline.stages.autosink.choose_sink import SinkPlan
 from pipeline.stages.record.run_directory import CHECKPOINT_FILES, CHECKPOINT_NAMES, HeldWrites
-from pipeline.stages.record.saved_recipe import recipe_digest
+from pipeline.stages.record.saved_recipe import hash_recipe
 from pipeline.stages.runner.context import CompiledRun, Dumps, RunContext
 from pipeline.stages.runner.evaluations import Evaluations
 from pipeline.training.component_specs import metric_directions
@@ -84,7 +84,9 @@ def open_training(
     if context.resuming and context.ranks.is_first:
         context.folder.advanced.add(partial(_archive_findings, context))
     with signals.held(), ExitStack() as stack:
-        save_periods = event_periods(recipe, built.run_schedule.steps_per_epoch)[Event.CHECKPOINT]
+        save_periods = list_event_periods(recipe, built.run_schedule.steps_per_epoch)[
+            Event.CHECKPOINT
+        ]
         checkpoints = _open_checkpoints(run, save_periods, stack)
         every_seconds = recipe.checkpoint.every_seconds
         saves = Saves(checkpoints, every_seconds, sink.host_entry, observers.log_marks)
@@ -98,11 +100,11 @@ def open_training(
             callbacks=_open_callbacks(evaluations, callbacks),
             early_stop=make_early_stop(recipe.monitor.early_stop),
             prune=prune,
-            rollbacks=_rollbacks(recipe, save_periods, checkpoints),
+            rollbacks=_make_rollbacks(recipe, save_periods, checkpoints),
             on_non_finite_step=recipe.train.on_nan.name,
             examine=options.inspection.open_autopsy(run),
             dump=do_nothing if dumps is None else dumps,
-            collect=_collector(run, observers),
+            collect=_make_collector(run, observers),
             signals=signals,
             agree=context.ranks.agree,
         )
@@ -124,7 +126,7 @@ def make_early_stop(spec: EarlyStopSpec) -> EarlyStop:
     return EarlyStop(spec.metric, better, spec.patience, spec.min_delta)
 
 
-def _collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, int], None]:
+def _make_collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, int], None]:
     """Return what shows weights and gradients in TensorBoard, if the recipe has it."""
     context = run.context
     built = run.built
@@ -229,7 +231,7 @@ def _open_checkpoints(
     holds = partial(is_due, periods=periods)
     retention = Retention(spec.keep, spec.best, holds, spec.keep_minutes)
     copies = _open_copies(run)
-    checkpoints = Checkpoints(context.run_dir, retention, tree, recipe_digest(tree), copies)
+    checkpoints = Checkpoints(context.run_dir, retention, tree, hash_recipe(tree), copies)
     return stack.enter_context(checkpoints)
 
 
@@ -250,7 +252,7 @@ def _open_copies(run: CompiledRun) -> Copies | None:
     return MindSporeCopies(place, spec.prefix or context.recipe.model.name, steps_per_sink_epoch)
 
 
-def _rollbacks(
+def _make_rollbacks(
     recipe: Recipe, save_periods: tuple[int, ...], checkpoints: Checkpoints | NoCheckpoints | None
 ) -> NoRollbacks:
     policy = recipe.train.on_nan

@@ -26,39 +26,39 @@ HowToResume = Callable[[Path, Path | None], str | None]
 another process prints it."""
 
 
-def resume_overrides(run_dir: Path, weights: Path | None) -> str:
+def make_resume_overrides(run_dir: Path, weights: Path | None) -> str:
     """Return the overrides that go on with a run, as Python code passes them."""
-    return " ".join(_overrides(run_dir, weights))
+    return " ".join(_make_overrides(run_dir, weights))
 
 
-def resume_run_command(args: Sequence[str], run_dir: Path, weights: Path | None) -> str:
+def make_resume_run_command(args: Sequence[str], run_dir: Path, weights: Path | None) -> str:
     """Return the command with these arguments, changed to go on with its run, for a shell."""
-    overrides = _overrides(run_dir, weights)
+    overrides = _make_overrides(run_dir, weights)
     replaced = {RUN_DIR, *map(key_of, overrides)}
     unchanged = [arg for arg in args if key_of(arg) not in replaced]
-    return shlex.join(hide_secret_values([*_program(args), *unchanged, *overrides]))
+    return shlex.join(hide_secret_values([*_find_program_words(args), *unchanged, *overrides]))
 
 
-def resume_sweep_command(args: Sequence[str], sweep_dir: Path) -> str:
+def make_resume_sweep_command(args: Sequence[str], sweep_dir: Path) -> str:
     """Return the command with these arguments, changed to go on with its sweep, for a shell."""
     unchanged = [arg for arg in args if key_of(arg) not in (RESUME, SWEEP_DIR)]
-    override = f"{SWEEP_DIR}={_value(sweep_dir)}"
-    return shlex.join(hide_secret_values([*_program(args), *unchanged, override]))
+    override = f"{SWEEP_DIR}={_quote_path(sweep_dir)}"
+    return shlex.join(hide_secret_values([*_find_program_words(args), *unchanged, override]))
 
 
-def _overrides(run_dir: Path, weights: Path | None) -> list[str]:
+def _make_overrides(run_dir: Path, weights: Path | None) -> list[str]:
     # A run has one origin, and its weights are in its checkpoints by now.
     cold_start = [] if weights is None else [f"{RESTORE}=null"]
-    return [f"{RESUME}={_value(run_dir)}", *cold_start]
+    return [f"{RESUME}={_quote_path(run_dir)}", *cold_start]
 
 
-def _value(path: Path) -> str:
+def _quote_path(path: Path) -> str:
     """Return a path as the value of an override: ./1 isn't a number, and ./auto isn't a choice."""
     text = str(path) if "/" in str(path) else f"./{path}"
     return text if _PLAIN.fullmatch(text) else quote_value(text)
 
 
-def _program(args: Sequence[str]) -> list[str]:
+def _find_program_words(args: Sequence[str]) -> list[str]:
     """The words before the arguments, as they were typed; `main` may be called from Python too."""
     plugins, typed = take_flags(sys.orig_argv)
     count = len(typed) - len(args)

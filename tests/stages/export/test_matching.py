@@ -12,15 +12,15 @@ from pipeline.core.errors import DataError
 from pipeline.data.columns import ColumnSpec
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
-from pipeline.stages.export.matching import Matching, match_weights, table
-from pipeline.stages.export.network import NetworkArrays, arrays_of_model
+from pipeline.stages.export.matching import Matching, format_table, match_weights
+from pipeline.stages.export.network import NetworkArrays, trace_model_arrays
 from tests.models.build import conf_model
 
 RNG = np.random.default_rng(3)
 
 
 def needs(name: str, image: Sequence[int] = (32, 32, 3), **changes: Any) -> NetworkArrays:
-    return arrays_of_model(conf_model(name, **changes), 10, ColumnSpec(tuple(image), "float32"))
+    return trace_model_arrays(conf_model(name, **changes), 10, ColumnSpec(tuple(image), "float32"))
 
 
 def rand(*shape: int) -> np.ndarray:
@@ -395,7 +395,7 @@ def test_whole_numbers_are_no_weights() -> None:
 
 def test_a_long_table_is_truncated() -> None:
     theirs = {f"layer{index}.oops": rand(1) for index in range(100)}
-    text = table(match_weights("f", theirs, lenet_needs()).rows)
+    text = format_table(match_weights("f", theirs, lenet_needs()).rows)
     assert text.splitlines()[-1] == "... and 48 more"
     assert len(text.splitlines()) == 62
 
@@ -486,7 +486,7 @@ def test_vectors_of_segments_are_added_to_those_of_positions() -> None:
 def test_tied_and_transposed_weights_of_a_decoder() -> None:
     theirs = text_names(bert=False)
     classes = ColumnSpec((4, 1, 1), "float32")
-    network = arrays_of_model(conf_model("gpt2", **TEXT), 9, classes)
+    network = trace_model_arrays(conf_model("gpt2", **TEXT), 9, classes)
     matching = match_weights("f", theirs, network)
     assert statuses(matching)["tied"] == ["lm_head.weight"]
     kernel = matching.arrays["params/tokens/block0/residual_1/dense_0/kernel"]

@@ -40,7 +40,7 @@ def add_layers(layers: Sequence[LayerSpec], x: NodeOutput, graph: GraphBuilder) 
     return x
 
 
-def _translates(*kinds: type[LayerSpec]) -> Callable[[Translation], Translation]:
+def _register_translation(*kinds: type[LayerSpec]) -> Callable[[Translation], Translation]:
     def register(translation: Translation) -> Translation:
         _TRANSLATIONS.update(dict.fromkeys(kinds, translation))
         return translation
@@ -48,16 +48,16 @@ def _translates(*kinds: type[LayerSpec]) -> Callable[[Translation], Translation]
     return register
 
 
-@_translates(standard.Conv)
-def _conv(layer: standard.Conv, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.Conv)
+def _add_conv(layer: standard.Conv, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     kernel = graph.weight("kernel")
     strides = pair(layer.stride)
     dilation = pair(layer.dilation)
-    pads, sizes = _windows(x, reach(pair(layer.kernel), dilation), strides, layer.padding)
+    pads, sizes = _compute_windows(x, reach(pair(layer.kernel), dilation), strides, layer.padding)
     name = graph.node(
         "Conv",
-        [x.name, graph.weight_constant("kernel", kernel.transpose(3, 2, 0, 1)), *_bias(graph)],
+        [x.name, graph.weight_constant("kernel", kernel.transpose(3, 2, 0, 1)), *_add_bias(graph)],
         kernel_shape=pair(layer.kernel),
         strides=strides,
         dilations=dilation,
@@ -67,8 +67,8 @@ def _conv(layer: standard.Conv, x: NodeOutput, graph: GraphBuilder) -> NodeOutpu
     return NodeOutput(name, (*sizes, kernel.shape[-1]), "nchw")
 
 
-@_translates(standard.ConvTranspose)
-def _conv_transpose(
+@_register_translation(standard.ConvTranspose)
+def _add_conv_transpose(
     layer: standard.ConvTranspose, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
     """Add a transposed convolution. Its kernel is mirrored in ONNX, and padding is cropped: rows
@@ -96,7 +96,7 @@ def _conv_transpose(
     mirrored = kernel[::-1, ::-1].transpose(2, 3, 0, 1)
     name = graph.node(
         "ConvTranspose",
-        [x.name, graph.weight_constant("kernel", mirrored), *_bias(graph)],
+        [x.name, graph.weight_constant("kernel", mirrored), *_add_bias(graph)],
         kernel_shape=size,
         strides=strides,
         pads=[*begins, *ends],
@@ -105,11 +105,11 @@ def _conv_transpose(
     return NodeOutput(name, (sizes[0], sizes[1], kernel.shape[-1]), "nchw")
 
 
-@_translates(standard.Dense)
-def _dense(layer: standard.Dense, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.Dense)
+def _add_dense(layer: standard.Dense, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     outputs = graph.weight("kernel").shape[1]
     inputs = [x.name, graph.weight_constant("kernel")]
-    bias = _bias(graph)
+    bias = _add_bias(graph)
     if len(x.shape) == 1:
         return NodeOutput(graph.node("Gemm", [*inputs, *bias]), (outputs,))
     name = graph.node("MatMul", inputs)
@@ -117,8 +117,8 @@ def _dense(layer: standard.Dense, x: NodeOutput, graph: GraphBuilder) -> NodeOut
     return NodeOutput(name, (*x.shape[:-1], outputs), x.order)
 
 
-@_translates(standard.BatchNorm)
-def _batch_norm(layer: standard.BatchNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.BatchNorm)
+def _add_batch_norm(layer: standard.BatchNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     arrays = [graph.weight_constant(name) for name in ("scale", "bias")]
     statistics = {name: graph.weight(name, "batch_stats") for name in ("mean", "var")}
@@ -127,16 +127,16 @@ def _batch_norm(layer: standard.BatchNorm, x: NodeOutput, graph: GraphBuilder) -
     return replace(x, name=norm)
 
 
-@_translates(standard.LayerNorm)
-def _layer_norm(layer: standard.LayerNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.LayerNorm)
+def _add_layer_norm(layer: standard.LayerNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nhwc")
     arrays = [graph.weight_constant(name) for name in ("scale", "bias")]
     norm = graph.node("LayerNormalization", [x.name, *arrays], axis=-1, epsilon=layer.epsilon)
     return replace(x, name=norm)
 
 
-@_translates(standard.GroupNorm)
-def _group_norm(layer: standard.GroupNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.GroupNorm)
+def _add_group_norm(layer: standard.GroupNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     channels = x.shape[-1]
     positions = x.shape[:-1] if x.is_image else ()
@@ -152,14 +152,14 @@ def _group_norm(layer: standard.GroupNorm, x: NodeOutput, graph: GraphBuilder) -
     return replace(result, name=name)
 
 
-@_translates(standard.Dropout)
-def _dropout(layer: standard.Dropout, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.Dropout)
+def _skip_dropout(layer: standard.Dropout, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     return x
 
 
-@_translates(standard.Relu, standard.Tanh, standard.Sigmoid, standard.Relu6)
-@_translates(standard.HardSigmoid, standard.HardSwish, standard.Swish, standard.Gelu)
-def _activation(layer: standard.Activation, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.Relu, standard.Tanh, standard.Sigmoid, standard.Relu6)
+@_register_translation(standard.HardSigmoid, standard.HardSwish, standard.Swish, standard.Gelu)
+def _add_activation(layer: standard.Activation, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     match layer.name:
         case "relu" | "tanh" | "sigmoid":
             return replace(x, name=graph.node(layer.name.title(), [x.name]))
@@ -184,19 +184,19 @@ def _activation(layer: standard.Activation, x: NodeOutput, graph: GraphBuilder) 
     return replace(x, name=graph.node("Mul", [x.name, gate]))
 
 
-@_translates(standard.MaxPool, standard.AvgPool)
-def _pool(layer: standard.Pool, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.MaxPool, standard.AvgPool)
+def _add_pool(layer: standard.Pool, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     window = pair(layer.kernel)
     strides = window if layer.stride is None else pair(layer.stride)
-    pads, sizes = _windows(x, window, strides, layer.padding)
+    pads, sizes = _compute_windows(x, window, strides, layer.padding)
     kind = "MaxPool" if isinstance(layer, standard.MaxPool) else "AveragePool"
     name = graph.node(kind, [x.name], kernel_shape=window, strides=strides, pads=pads)
     return NodeOutput(name, (*sizes, x.shape[-1]), "nchw")
 
 
-@_translates(standard.GlobalAvgPool)
-def _global_avg_pool(
+@_register_translation(standard.GlobalAvgPool)
+def _add_global_avg_pool(
     layer: standard.GlobalAvgPool, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
     x = graph.to_order(x, "nchw")
@@ -204,8 +204,8 @@ def _global_avg_pool(
     return NodeOutput(mean, x.shape[-1:])
 
 
-@_translates(standard.Upsample)
-def _upsample(layer: standard.Upsample, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.Upsample)
+def _add_upsample(layer: standard.Upsample, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     scales = graph.constant("scales", np.array([1, 1, layer.factor, layer.factor], np.float32))
     how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
@@ -214,8 +214,8 @@ def _upsample(layer: standard.Upsample, x: NodeOutput, graph: GraphBuilder) -> N
     return NodeOutput(name, (height * layer.factor, width * layer.factor, channels), "nchw")
 
 
-@_translates(standard.ChannelShuffle)
-def _channel_shuffle(
+@_register_translation(standard.ChannelShuffle)
+def _add_channel_shuffle(
     layer: standard.ChannelShuffle, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
     x = graph.to_order(x, "nchw")
@@ -227,41 +227,44 @@ def _channel_shuffle(
     return graph.reshape(swapped_x, [-1, channels, height, width], x.shape)
 
 
-@_translates(standard.Flatten)
-def _flatten(layer: standard.Flatten, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.Flatten)
+def _add_flatten(layer: standard.Flatten, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nhwc")
     return graph.reshape(x, [-1, prod(x.shape)], (prod(x.shape),))
 
 
-@_translates(standard.Sequence)
-def _sequence(layer: standard.Sequence, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.Sequence)
+def _add_sequence(layer: standard.Sequence, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     return add_layers(layer.body * layer.repeat, x, graph)
 
 
-@_translates(standard.Residual)
-def _residual(layer: standard.Residual, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.Residual)
+def _add_residual(layer: standard.Residual, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     body = add_layers(layer.body, x, graph)
     shortcut = add_layers(layer.shortcut, x, graph.enter("shortcut"))
     shortcut = graph.to_order(shortcut, body.order)
     return replace(body, name=graph.node("Add", [body.name, shortcut.name]))
 
 
-@_translates(standard.Branches)
-def _branches(layer: standard.Branches, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.Branches)
+def _add_branches(layer: standard.Branches, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     inputs = [x] * len(layer.branches)
     if layer.split:
         width = x.shape[-1] // len(layer.branches)
-        inputs = [_slice(x, start, start + width, graph) for start in range(0, x.shape[-1], width)]
+        inputs = [
+            _slice_channels(x, start, start + width, graph)
+            for start in range(0, x.shape[-1], width)
+        ]
     results = [
         graph.to_order(add_layers(branch, part, graph.enter(f"branch_{index}")), "nchw")
         for index, (branch, part) in enumerate(zip(layer.branches, inputs, strict=True))
     ]
-    return _concatenate(results, graph)
+    return _concatenate_channels(results, graph)
 
 
-@_translates(standard.Gate)
-def _gate(layer: standard.Gate, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.Gate)
+def _add_gate(layer: standard.Gate, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     factors = graph.to_order(add_layers(layer.body, x, graph), "nchw")
     if factors.shape != x.shape:
@@ -273,48 +276,50 @@ def _gate(layer: standard.Gate, x: NodeOutput, graph: GraphBuilder) -> NodeOutpu
     return replace(x, name=graph.node("Mul", [x.name, factors.name]))
 
 
-@_translates(standard.DualPath)
-def _dual_path(layer: standard.DualPath, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.DualPath)
+def _add_dual_path(layer: standard.DualPath, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     body = graph.to_order(add_layers(layer.body, x, graph), "nchw")
     shortcut = add_layers(layer.shortcut, x, graph.enter("shortcut"))
     shortcut = graph.to_order(shortcut, "nchw")
     added = layer.added
     ends = [
-        _slice(path, start, stop, graph)
+        _slice_channels(path, start, stop, graph)
         for path in (body, shortcut)
         for start, stop in ((0, added), (added, path.shape[-1]))
     ]
     total = replace(ends[0], name=graph.node("Add", [ends[0].name, ends[2].name]))
-    return _concatenate([part for part in (total, ends[3], ends[1]) if part.shape[-1]], graph)
+    return _concatenate_channels(
+        [part for part in (total, ends[3], ends[1]) if part.shape[-1]], graph
+    )
 
 
-def _channel_axis(x: NodeOutput) -> int:
+def _get_channel_axis(x: NodeOutput) -> int:
     return 1 if x.is_image else -1
 
 
-def _slice(x: NodeOutput, start: int, stop: int, graph: GraphBuilder) -> NodeOutput:
+def _slice_channels(x: NodeOutput, start: int, stop: int, graph: GraphBuilder) -> NodeOutput:
     """Take the channels from `start` to before `stop`."""
     bounds = [
         graph.constant("bound", np.array([number], np.int64))
-        for number in (start, stop, _channel_axis(x))
+        for number in (start, stop, _get_channel_axis(x))
     ]
     return NodeOutput(
         graph.node("Slice", [x.name, *bounds]), (*x.shape[:-1], stop - start), x.order
     )
 
 
-def _concatenate(parts: Sequence[NodeOutput], graph: GraphBuilder) -> NodeOutput:
+def _concatenate_channels(parts: Sequence[NodeOutput], graph: GraphBuilder) -> NodeOutput:
     """Concatenate parts along their channels."""
-    name = graph.node("Concat", [part.name for part in parts], axis=_channel_axis(parts[0]))
+    name = graph.node("Concat", [part.name for part in parts], axis=_get_channel_axis(parts[0]))
     channels = sum(part.shape[-1] for part in parts)
     return NodeOutput(name, (*parts[0].shape[:-1], channels), parts[0].order)
 
 
-def _bias(graph: GraphBuilder) -> list[str]:
+def _add_bias(graph: GraphBuilder) -> list[str]:
     return [graph.weight_constant("bias")] if graph.has_bias() else []
 
 
-def _windows(
+def _compute_windows(
     x: NodeOutput, window: tuple[int, int], strides: tuple[int, int], padding: standard.Padding
 ) -> tuple[list[int], tuple[int, int]]:
     """Return pads as ONNX has them (top, left, bottom, right), and the sizes of the result."""

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from pipeline.config.precision import level_of
+from pipeline.config.precision import resolve_level
 from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.reporter import Reporter
@@ -86,13 +86,13 @@ def write_onnx(run: TrainedRun, folder: Path, *, calibrate: int = 0) -> OnnxExpo
     something else than the run, or the disk refuses.
     """
     require_onnx()
-    model = onnx_model(run)
+    model = make_onnx_model(run)
     content = model.SerializeToString()
-    session = _session(content)
+    session = _open_session(content)
     dataset = load_data(run.recipe, Reporter(console=Console(file=io.StringIO())))
-    difference = _compare(run, session, dataset)
+    difference = _measure_difference(run, session, dataset)
     ignored = run.recipe.dataset.ignore_index
-    accuracy = _accuracy(session, dataset, ignored)
+    accuracy = _measure_accuracy(session, dataset, ignored)
     script = Path(__file__).with_name("predict_script.py").read_text(encoding="utf-8")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,11 +107,11 @@ def write_onnx(run: TrainedRun, folder: Path, *, calibrate: int = 0) -> OnnxExpo
         write_whole(folder / INT8, small)
     except OSError as error:
         raise RunError(f"{folder}: can't be written: {error.strerror}") from error
-    int8_accuracy = _accuracy(_session(small), dataset, ignored)
+    int8_accuracy = _measure_accuracy(_open_session(small), dataset, ignored)
     return OnnxExport(difference, accuracy, int8_accuracy, has_int8=True)
 
 
-def onnx_model(run: TrainedRun) -> Any:
+def make_onnx_model(run: TrainedRun) -> Any:
     """Return a run's evaluation ops and network, as an `onnx.ModelProto` for any batch.
 
     Raises RecipeError for a network that isn't a list of layers, and for a layer or an op without a
@@ -157,7 +157,7 @@ def onnx_model(run: TrainedRun) -> Any:
     return model
 
 
-def _session(content: bytes) -> Any:
+def _open_session(content: bytes) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -168,7 +168,7 @@ def _session(content: bytes) -> Any:
         raise RunError(f"ONNX Runtime refuses the model: {first_line(error)}") from error
 
 
-def _compare(run: TrainedRun, session: Any, dataset: Dataset) -> float:
+def _measure_difference(run: TrainedRun, session: Any, dataset: Dataset) -> float:
     """Return the greatest difference of a logit. Raises RunError if it is more than rounding."""
     images = _sample_images(dataset.eval, CHECKED)
     expected = np.asarray(jax.jit(make_predict(run))(run.arrays, images), np.float64)
@@ -177,7 +177,7 @@ def _compare(run: TrainedRun, session: Any, dataset: Dataset) -> float:
         raise RunError(f"ONNX Runtime gives shape {logits.shape}, the run {expected.shape}")
     difference = float(np.abs(logits - expected).max())
     limit = TOLERANCE * max(1.0, float(np.abs(expected).max()))
-    if level_of(run.recipe) == "O0" and not difference <= limit:
+    if resolve_level(run.recipe) == "O0" and not difference <= limit:
         raise RunError(
             f"ONNX Runtime's logits differ from the run's by {difference:.3g}, more than "
             f"{limit:.3g}; nothing was written"
@@ -185,7 +185,7 @@ def _compare(run: TrainedRun, session: Any, dataset: Dataset) -> float:
     return difference
 
 
-def _accuracy(session: Any, dataset: Dataset, ignore_index: int | None) -> float | None:
+def _measure_accuracy(session: Any, dataset: Dataset, ignore_index: int | None) -> float | None:
     """Return the share of evaluation samples whose class is right; None if they have none."""
     labels = dataset.eval.columns["label"]
     if dataset.targets.task != "classification" or len(labels.shape) != 1:
