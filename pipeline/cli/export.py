@@ -77,7 +77,7 @@ def _write_onnx(run: TrainedRun, folder: Path, calibrate: int) -> dict[str, Any]
     if export.int8_accuracy is not None:
         text += f", in int8 {export.int8_accuracy:.4f} ({calibrate} samples to calibrate)"
     print(printable(f"{folder / MODEL}: {text}"))
-    return {"onnx": export.about()}
+    return {"onnx": export.describe()}
 
 
 def _write_ckpt(

@@ -104,9 +104,8 @@ def check_outputs(draft: StepDraft) -> None:
     labels = len(dataset.eval) * math.prod(outputs[:-1])
     problem = None
     if outputs[-1] != count:
-        targets = f"{dataset.targets}"
-        if dataset.targets.task == "classification":
-            targets = f"{count} classes"
+        is_classification = dataset.targets.task == "classification"
+        targets = f"{count} classes" if is_classification else str(dataset.targets)
         problem = f"the network ends in {outputs[-1]} outputs, and the dataset has {targets}"
     elif len(outputs) > 1 and not dataset.label_positions:
         problem = (

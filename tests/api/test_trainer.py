@@ -68,7 +68,7 @@ def test_overrides_of_a_recipe_that_is_loaded_are_refused(recipe: Recipe) -> Non
 
 
 def test_a_run_that_is_none_can_not_be_loaded(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"is no run directory; it holds no recipe.yaml"):
+    with pytest.raises(DataError, match=r"isn't a run directory; it holds no recipe.yaml"):
         Trainer.load(tmp_path)
 
 

@@ -173,7 +173,7 @@ def test_shardings_of_parameters_are_priced_beside_data_parallelism(
     )
     said = capsys.readouterr().out
     assert "the estimate is that of mode data" in said
-    assert "sharded so on" in said
+    assert "with these shardings on" in said
     assert "ms by the planner's rates" in said
 
 

@@ -152,7 +152,7 @@ def test_the_build_line_counts_what_is_trained(
 REFUSED = {
     "nothing frozen": (
         ["train.unfreeze=[{pattern: conv_0, after_steps: 3}]"],
-        "train.unfreeze: needs train.freeze, which names the parameters that are frozen before",
+        "train.unfreeze: needs train.freeze, which names the parameters to freeze at first",
     ),
     "never": (
         ["train.freeze=[conv_0]", "train.unfreeze=[{pattern: conv_0}]"],

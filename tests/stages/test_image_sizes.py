@@ -236,7 +236,7 @@ def test_evaluation_counts_every_sample_once(ragged: Compose, tmp_path: Path) ->
     [
         (
             ["dataset.buckets=null"],
-            "dataset.buckets = null: the images are of several sizes; give what to pad them to, "
+            "dataset.buckets = null: the images have several sizes; give sizes to pad them to, "
             "such as [[8, 12]]",
         ),
         (

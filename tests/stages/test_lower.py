@@ -458,8 +458,8 @@ def test_a_broken_choice_is_named_and_left_alone(
     backend = Choosing()
     with pytest.raises(RunError) as caught:
         lowered(tiny(*NETWORK), backend, tmp_path)
-    assert str(caught.value).startswith(f"{file}: not the lowerings of a run (")
-    assert str(caught.value).endswith("); delete it to have them chosen again")
+    assert str(caught.value).startswith(f"{file}: must be the lowerings of a run (")
+    assert str(caught.value).endswith("); delete it to choose them again")
     assert file.read_bytes() == content
     assert backend.asked == []
 

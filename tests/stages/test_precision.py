@@ -188,7 +188,7 @@ def test_a_network_that_is_no_list_of_layers_has_one_type(
 ) -> None:
     recipe = tiny(how)
     monkeypatch.setattr(type(recipe.model), "build", lambda self, classes, dtype: nn.Dense(classes))
-    with pytest.raises(RecipeError, match=r"train\.precision: lenet5 is no list of layers"):
+    with pytest.raises(RecipeError, match=r"train\.precision: lenet5 isn't a list of layers"):
         run(recipe, tmp_path)
 
 

@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[list[str], Callable[[Path, Patch], object], str]] = {
     "no lowerings": (
         [],
         lambda run_dir, _: (run_dir / "lowerings.json").write_text("{"),
-        "not the lowerings of a run",
+        "must be the lowerings of a run",
     ),
     "a dump of no layer": (["dump.steps=30", "dump.layers=[nowhere]"], lambda *_: None, "nowhere"),
     "a profile of too few steps": (["profile.mode=only"], lambda *_: None, "profile"),

@@ -1,4 +1,4 @@
-"""Choice of the sinks of a run: the recipe's, or for auto by the cost of dispatches here."""
+"""Choice of the sinks of a run: the recipe's, or with auto the fastest by measured dispatches."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from pipeline.stages.autosink.dispatch_costs import (
 )
 
 BUDGET_SHARE = 0.05
-"""Share of a run's time that measuring takes."""
+"""Share of a run's time for measuring, within `LEAST_BUDGET_S` and `MOST_BUDGET_S`."""
 LEAST_BUDGET_S = 0.6
 MOST_BUDGET_S = 3.0
 MOST_SHARE = 0.1
-"""Most steps that are only timed, as a share of the run's steps."""
+"""Most steps that are timed without training, as a share of the run's steps."""
 
 SINGLE_STEPS = "one asynchronous dispatch per step: its convolutions are slow in a loop"
 
 SINK_KEY = "sink"
-"""Key in a checkpoint of sinks that were measured or modelled."""
+"""Key in a checkpoint for sinks that were measured or modelled."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class SinkPlan:
     why: str
     choice: SinkChoice | None = None
     host_entry: Mapping[str, Any] = field(default_factory=dict)
-    """JSON for a checkpoint, so that a resumed run has the same sinks; {} for the recipe's."""
+    """JSON for a checkpoint, so that a resumed run has these sinks; {} for the recipe's sinks."""
 
     def __str__(self) -> str:
         return "off" if self.size is None else f"{self.size:,} steps, {self.mechanism}"
@@ -69,7 +69,7 @@ class SinkPlan:
 
 
 def chooses_sink(train: TrainSpec) -> bool:
-    """Whether a recipe leaves the size of a sink to be chosen."""
+    """Return whether the sinks of a recipe are to be chosen (auto)."""
     return train.sink and train.sink_size == "auto"
 
 
@@ -81,10 +81,9 @@ def choose_sink(
     estimate: Estimate | None,
     reporter: Reporter,
 ) -> SinkPlan:
-    """Choose the sinks of a run: the recipe's, or the fastest if that is auto.
+    """Choose the sinks of a run: the recipe's, or with auto the fastest.
 
-    An emulated device has an `estimate`. Raises KeyboardInterrupt when a signal stops a
-    measurement.
+    An emulated device has an `estimate`. Raises KeyboardInterrupt if a signal stops a measurement.
     """
     train = recipe.train
     if not chooses_sink(train):
@@ -94,7 +93,7 @@ def choose_sink(
         return SinkPlan(run_schedule.sink_steps, mechanism, why)
     mechanisms = list_mechanisms(train.mechanism, executable)
     if estimate is not None and estimate.choice is not None:
-        # The sinks that are best on the emulated device, with a mechanism of this one.
+        # The size is best for the emulated device, the mechanism for the host.
         choice = estimate.choice
         requested: SinkMechanism | Literal["auto"] = "auto"
         if len(mechanisms) == 1:
@@ -130,7 +129,7 @@ def _report(plan: SinkPlan, reporter: Reporter) -> SinkPlan:
 def _measure_choice(
     bounds: Bounds, mechanisms: tuple[SinkMechanism, ...], trials: TimedRuns
 ) -> SinkChoice:
-    """Measure which sinks are best, in a share of the time that the run will take."""
+    """Measure which sinks are fastest, within a share of the run's time."""
     single_ms = time_single_step(trials)
     total = bounds.total
     num_steps = count_least_steps(mechanisms)
@@ -144,7 +143,7 @@ def _measure_choice(
 
 
 def explain_unmeasurable(single_ms: float, bounds: Bounds) -> str | None:
-    """Return why measuring is pointless if no dispatch would hold more than one step, or None."""
+    """Return a reason if no dispatch would hold more than one step; else None."""
     longest, bound = bounds.longest(Cost("loop", 0.0, single_ms))
     return f"a sink would hold one step: {bound}" if longest == 1 else None
 
@@ -152,7 +151,7 @@ def explain_unmeasurable(single_ms: float, bounds: Bounds) -> str | None:
 def list_mechanisms(
     mechanism: SinkMechanism | Literal["auto"], executable: Executable
 ) -> tuple[SinkMechanism, ...]:
-    """Return the mechanisms that recipe and programs permit, the preferred one first."""
+    """List the mechanisms that recipe and programs permit, the preferred mechanism first."""
     if executable.report.single_steps:
         return ("soft",)
     return ("loop", "soft") if mechanism == "auto" else (mechanism,)
@@ -161,17 +160,17 @@ def list_mechanisms(
 def make_measured_bounds(
     recipe: Recipe, run_schedule: RunSchedule, executable: Executable
 ) -> Bounds:
-    """Return the bounds of a dispatch on the device at hand."""
+    """Return the bounds of a dispatch on this device."""
     return _make_bounds(recipe, run_schedule, executable.loader.window(0).most_steps)
 
 
 def make_modelled_bounds(recipe: Recipe, run_schedule: RunSchedule) -> Bounds:
-    """Return the bounds of a dispatch on an emulated device, fed by a queue of any length."""
+    """Return the bounds of a dispatch on an emulated device, whose queue has any length."""
     return _make_bounds(recipe, run_schedule, run_schedule.total)
 
 
 def _make_bounds(recipe: Recipe, run_schedule: RunSchedule, window_steps: int) -> Bounds:
-    """Return the bounds of a dispatch with `window_steps` batches on the device."""
+    """Return the bounds of a dispatch; `window_steps` batches are on the device."""
     events = list_event_periods(recipe, run_schedule.steps_per_epoch)
     saves = events[Event.CHECKPOINT] if "checkpoint" in recipe.stages else ()
     periods = (*events[Event.EVALUATE], *saves, *events[Event.COLLECT])

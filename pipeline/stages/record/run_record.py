@@ -48,7 +48,7 @@ def read_record(folder: Path) -> RunRecord:
     """
     run_dir = find_run_dir(folder)
     if run_dir is None:
-        raise DataError(f"{folder}: is no run directory; it holds no {RECIPE}")
+        raise DataError(f"{folder}: isn't a run directory; it holds no {RECIPE}")
     recipe = read_recorded_recipe(run_dir)
     file = run_dir / SUMMARY
     try:

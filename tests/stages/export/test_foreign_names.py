@@ -65,7 +65,9 @@ def test_the_file_must_be_of_the_network() -> None:
     with pytest.raises(DataError, match=r"b.pth: 7 of 8 arrays matched .*1 misshapen"):
         convert_to_foreign_names("b.pth", lenet() | {"fc3.bias": rand(9)}, ours, lenet_needs())
     del ours["params/dense_2/bias"]
-    with pytest.raises(DataError, match=r"b.pth: has fc3.bias, for which there are no weights"):
+    with pytest.raises(
+        DataError, match=r"b.pth: has fc3.bias, and the network has no such weights"
+    ):
         convert_to_foreign_names("b.pth", lenet(), ours, lenet_needs())
 
 

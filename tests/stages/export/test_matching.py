@@ -256,7 +256,7 @@ NAMED = ("fc_in", "fc_hidden", "fc_out")
 def test_layers_that_could_be_exchanged_are_not_guessed_at(tmp_path: Path) -> None:
     theirs = dense_layers(*NAMED)
     file, arrays = through_safetensors(theirs, tmp_path)
-    told = r"nothing tells which comes first of fc_hidden and fc_in, which have the same shapes"
+    told = r"the order of fc_hidden and fc_in, which have the same shapes, is unknown"
     for partial in (False, True):
         with pytest.raises(DataError, match=told) as error:
             match_weights(file, arrays, mlp_needs(2)).require(partial=partial)
@@ -368,7 +368,7 @@ def test_what_does_not_match_is_reported_in_a_table() -> None:
     assert error.value.exit_status == 2
     assert str(error.value).splitlines() == [
         "weights.pth: 6 of 8 arrays matched (torch names), 1 missing, 1 extra, 1 misshapen; "
-        "nothing is loaded; rename entries with checkpoint.renames, or load what matches with "
+        "nothing is loaded; rename entries with checkpoint.renames, or load the matching ones with "
         "checkpoint.partial=true",
         "           in the file  shape  in the network         shape",
         "misshapen  fc3.weight   84x7   params/dense_2/kernel  84x10  7x84 in the file",
@@ -389,7 +389,7 @@ def test_whole_numbers_are_no_weights() -> None:
     theirs = lenet() | {"fc3.bias": np.arange(10)}
     rows = match_weights("f", theirs, lenet_needs()).rows
     assert [(row.source, row.note) for row in rows if row.status == "misshapen"] == [
-        ("fc3.bias", "is int64, no floating point")
+        ("fc3.bias", "is int64, must be floating point")
     ]
 
 
@@ -427,7 +427,7 @@ def test_an_entry_can_be_given_the_networks_name_at_once() -> None:
 
 def test_a_rule_that_matches_nothing_is_refused() -> None:
     with pytest.raises(
-        DataError, match=r"checkpoint.renames.1.match = x: takes none of the 8 entri"
+        DataError, match=r"checkpoint.renames.1.match = x: must match one of the 8 entri"
     ):
         match_weights("f", lenet(), lenet_needs(), [rename("fc1.*", "head"), rename("x", "y")])
 
@@ -438,7 +438,7 @@ def test_two_entries_for_one_array_are_reported() -> None:
     rows = match_weights("f", theirs, lenet_needs(), rules, "none").rows
     assert [(row.status, row.note) for row in rows[:2]] == [
         ("matched", ""),
-        ("extra", "w is that already"),
+        ("extra", "w has that name already"),
     ]
 
 
@@ -448,7 +448,7 @@ def test_a_flatten_inside_a_block_is_not_guessed_at() -> None:
         {"name": "dense", "features": "$classes"},
     ]
     network = needs("layers", layers=layers, blocks={})
-    with pytest.raises(DataError, match="sequence has a flatten inside; the order of its values"):
+    with pytest.raises(DataError, match="sequence has a flatten inside; the order of values"):
         match_weights("f", {"0.weight": rand(5, 3072)}, network)
     own = {name: rand(*shape) for name, shape in network.shapes.items()}
     assert list(statuses(match_weights("f", own, network))) == ["matched"]

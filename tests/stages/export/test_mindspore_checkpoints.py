@@ -65,6 +65,6 @@ def test_a_prefix_is_taken_by_files_of_its_form_alone(tmp_path: Path) -> None:
 
 
 def test_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no run directory"):
+    with pytest.raises(DataError, match="isn't a run directory"):
         export([str(tmp_path), str(tmp_path / "out"), "--to=ckpt"])
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Nodes of each layer. Images are (batch, channels, height, width), which is fast in runtimes."""
+"""ONNX nodes of each layer. Images are (batch, channels, height, width), fast in runtimes."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ _TRANSLATIONS: dict[type[LayerSpec], Translation] = {}
 
 
 def add_layers(layers: Sequence[LayerSpec], x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    """Add the nodes of layers one after the other, whose parameters are below `graph.path`.
+    """Add the nodes of a list of layers, whose parameters are below `graph.path`.
 
-    Raises RecipeError that names a layer without a translation.
+    Returns the output of the last layer. Raises RecipeError for a layer without a translation.
     """
     for name, layer in zip(scope_names(layers), layers, strict=True):
-        inner = graph.enter(name)
+        layer_graph = graph.enter(name)
         translation = _TRANSLATIONS.get(type(layer))
         if translation is None:
             names = ", ".join(sorted(kind.model_fields["name"].default for kind in _TRANSLATIONS))
             raise RecipeError(
-                f"model layer {'/'.join(inner.path)} ({layer.name}): has no translation to "
-                f"ONNX; those that have are {names}. Export without --to onnx: StableHLO has "
-                "all"
+                f"model layer {'/'.join(layer_graph.path)} ({layer.name}): has no translation to "
+                f"ONNX; must be one of {names}. Or export without --to onnx: StableHLO has all"
             )
-        x = translation(layer, x, inner)
+        x = translation(layer, x, layer_graph)
     return x
 
 
@@ -71,8 +70,11 @@ def _add_conv(layer: standard.Conv, x: NodeOutput, graph: GraphBuilder) -> NodeO
 def _add_conv_transpose(
     layer: standard.ConvTranspose, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
-    """Add a transposed convolution. Its kernel is mirrored in ONNX, and padding is cropped: rows
-    are added at the end if XLA's sizes need more rows than the windows cover."""
+    """Add a transposed convolution.
+
+    ONNX mirrors the kernel and crops the padding. Rows are added at the end if XLA's result has
+    more rows than the windows cover.
+    """
     x = graph.to_order(x, "nchw")
     kernel = graph.weight("kernel")
     size = pair(layer.kernel)
@@ -82,7 +84,7 @@ def _add_conv_transpose(
     output_padding = []
     sizes = []
     for length, window, stride in zip(x.shape[:2], size, strides, strict=True):
-        # Rows around the spread input, as `jax.lax.conv_transpose` has them.
+        # Rows around the dilated input, as in `jax.lax.conv_transpose`.
         total = window + stride - 2
         before = window - 1 if stride > window - 1 else -(-total // 2)
         if layer.padding == "valid":
@@ -173,12 +175,12 @@ def _add_activation(layer: standard.Activation, x: NodeOutput, graph: GraphBuild
         case "swish":
             gate = graph.node("Sigmoid", [x.name])
         case _:
-            # 0.5 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), as `jax.nn.gelu` has it.
+            # 0.5 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), as in `jax.nn.gelu`.
             cube = graph.node("Mul", [graph.node("Mul", [x.name, x.name]), x.name])
             scaled = graph.node("Mul", [cube, graph.scalar(0.044715)])
-            inner = graph.node("Add", [x.name, scaled])
+            argument = graph.node("Add", [x.name, scaled])
             factor = graph.scalar(sqrt(2 / np.pi))
-            curve = graph.node("Tanh", [graph.node("Mul", [inner, factor])])
+            curve = graph.node("Tanh", [graph.node("Mul", [argument, factor])])
             shifted = graph.node("Add", [curve, graph.scalar(1.0)])
             gate = graph.node("Mul", [shifted, graph.scalar(0.5)])
     return replace(x, name=graph.node("Mul", [x.name, gate]))
@@ -208,8 +210,8 @@ def _add_global_avg_pool(
 def _add_upsample(layer: standard.Upsample, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     scales = graph.constant("scales", np.array([1, 1, layer.factor, layer.factor], np.float32))
-    how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    name = graph.node("Resize", [x.name, "", scales], mode="nearest", **how)
+    modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    name = graph.node("Resize", [x.name, "", scales], mode="nearest", **modes)
     height, width, channels = x.shape
     return NodeOutput(name, (height * layer.factor, width * layer.factor, channels), "nchw")
 
@@ -270,7 +272,7 @@ def _add_gate(layer: standard.Gate, x: NodeOutput, graph: GraphBuilder) -> NodeO
     if factors.shape != x.shape:
         ones = (1,) * (len(x.shape) - 1)
         channels = factors.shape[-1]
-        # Channels come first in images, and last elsewhere.
+        # Channels are first in images, and last in other tensors.
         sizes = (channels, *ones) if x.is_image else (*ones, channels)
         factors = graph.reshape(factors, [-1, *sizes], factors.shape)
     return replace(x, name=graph.node("Mul", [x.name, factors.name]))
@@ -298,7 +300,7 @@ def _get_channel_axis(x: NodeOutput) -> int:
 
 
 def _slice_channels(x: NodeOutput, start: int, stop: int, graph: GraphBuilder) -> NodeOutput:
-    """Take the channels from `start` to before `stop`."""
+    """Add a slice of the channels from `start` to before `stop`."""
     bounds = [
         graph.constant("bound", np.array([number], np.int64))
         for number in (start, stop, _get_channel_axis(x))
@@ -309,7 +311,7 @@ def _slice_channels(x: NodeOutput, start: int, stop: int, graph: GraphBuilder) -
 
 
 def _concatenate_channels(parts: Sequence[NodeOutput], graph: GraphBuilder) -> NodeOutput:
-    """Concatenate parts along their channels."""
+    """Add a concatenation of tensors along their channels."""
     name = graph.node("Concat", [part.name for part in parts], axis=_get_channel_axis(parts[0]))
     channels = sum(part.shape[-1] for part in parts)
     return NodeOutput(name, (*parts[0].shape[:-1], channels), parts[0].order)
@@ -322,7 +324,7 @@ def _add_bias(graph: GraphBuilder) -> list[str]:
 def _compute_windows(
     x: NodeOutput, window: tuple[int, int], strides: tuple[int, int], padding: standard.Padding
 ) -> tuple[list[int], tuple[int, int]]:
-    """Return pads as ONNX has them (top, left, bottom, right), and the sizes of the result."""
+    """Return ONNX's pads (top, left, bottom, right), and (height, width) of the result."""
     height, width = x.shape[:2]
     rows, columns = pads_around((height, width), window, strides, padding)
     sizes = (

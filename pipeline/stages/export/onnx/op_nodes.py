@@ -1,4 +1,4 @@
-"""Nodes of the map ops of evaluation, so that a graph takes images as the dataset has them."""
+"""ONNX nodes of the map ops of evaluation, for graphs whose inputs are raw images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRANSLATED = "rescale, normalize, hwc2chw, type_cast, center_crop, and resize by
 
 @dataclass(frozen=True)
 class Images:
-    """Images between two ops: (batch, height, width, channels), until `hwc2chw` is reached."""
+    """Images between two ops: (batch, height, width, channels) before `hwc2chw`."""
 
     value: NodeOutput
     dtype: str
@@ -31,7 +31,7 @@ class Images:
 def add_ops(ops: Sequence[MapOp], images: Images, graph: GraphBuilder) -> NodeOutput:
     """Add the nodes of the ops on images, and a cast to float32.
 
-    Raises RecipeError that names an op without a translation.
+    Raises RecipeError for an op without a translation.
     """
     for position, op in enumerate(ops):
         if "image" not in op.columns:
@@ -39,14 +39,15 @@ def add_ops(ops: Sequence[MapOp], images: Images, graph: GraphBuilder) -> NodeOu
         result = _add_op(op, images, graph)
         if result is None:
             raise RecipeError(
-                f"dataset.eval.ops.{position} ({op.name}): has no translation to ONNX; there "
-                f"are {TRANSLATED}. Export without --to onnx: StableHLO has all"
+                f"dataset.eval.ops.{position} ({op.name}): has no translation to ONNX; must be one "
+                f"of {TRANSLATED}. Or export without --to onnx: StableHLO has all"
             )
         images = result
     return _add_cast(images, "float32", graph).value
 
 
 def _add_op(op: MapOp, images: Images, graph: GraphBuilder) -> Images | None:
+    """Add the nodes of an op; None if it has no translation."""
     match op:
         case Rescale():
             return _add_arithmetic(images, [("Mul", op.factor), ("Add", op.shift)], graph)
@@ -74,7 +75,7 @@ def _add_op(op: MapOp, images: Images, graph: GraphBuilder) -> Images | None:
 def _add_arithmetic(
     images: Images, terms: Sequence[tuple[str, Any]], graph: GraphBuilder
 ) -> Images:
-    """Compute in float32 with a number, or with one for each channel."""
+    """Add float32 operations (kind, operand); an operand is a number, or one for each channel."""
     images = _add_cast(images, "float32", graph)
     value = images.value
     name = value.name
@@ -97,7 +98,7 @@ def _add_cast(images: Images, dtype: str, graph: GraphBuilder) -> Images:
 
 
 def _add_resize(op: Resize, images: Images, graph: GraphBuilder) -> Images:
-    """Scale by the pixels and weights of the op itself; bytes in its fixed point."""
+    """Add a resize with the pixels and weights of the map op; uint8 images in fixed point."""
     height, width, channels = images.value.shape
     rows, columns = target_size(op.size, height, width)
     shape = rows, columns, channels
@@ -105,20 +106,20 @@ def _add_resize(op: Resize, images: Images, graph: GraphBuilder) -> Images:
         name = _add_gather(images.value.name, nearest_pixels(height, rows), 1, graph)
         name = _add_gather(name, nearest_pixels(width, columns), 2, graph)
         return Images(NodeOutput(name, shape), images.dtype)
-    fixed = images.dtype == "uint8"
-    across = opencv_taps("linear", width, columns, 2, fixed=fixed)
-    down = opencv_taps("linear", height, rows, 1, fixed=fixed)
-    wide = _add_cast(images, "int32" if fixed else "float32", graph)
-    mixed = graph.node("Add", _weigh_taps(wide.value.name, across, 2, graph))
-    if not fixed:
-        result = graph.node("Add", _weigh_taps(mixed, down, 1, graph))
+    is_fixed_point = images.dtype == "uint8"
+    horizontal = opencv_taps("linear", width, columns, 2, fixed=is_fixed_point)
+    vertical = opencv_taps("linear", height, rows, 1, fixed=is_fixed_point)
+    cast = _add_cast(images, "int32" if is_fixed_point else "float32", graph)
+    mixed = graph.node("Add", _weigh_taps(cast.value.name, horizontal, 2, graph))
+    if not is_fixed_point:
+        result = graph.node("Add", _weigh_taps(mixed, vertical, 1, graph))
         return _add_cast(Images(NodeOutput(result, shape), "float32"), images.dtype, graph)
 
     def divide(name: str, number: int) -> str:
         return graph.node("Div", [name, graph.constant("whole", np.array(number, np.int32))])
 
-    # As `mix` has it: each product keeps 16 bits, and the sum is rounded from quarters.
-    products = _weigh_taps(divide(mixed, 16), down, 1, graph)
+    # As in `mix`: each product keeps 16 bits, and the sum is rounded from quarters.
+    products = _weigh_taps(divide(mixed, 16), vertical, 1, graph)
     upper, lower = (divide(product, 1 << 16) for product in products)
     two = graph.node("Add", [upper, lower]), graph.constant("whole", np.array(2, np.int32))
     result = divide(graph.node("Add", two), 4)
@@ -126,7 +127,7 @@ def _add_resize(op: Resize, images: Images, graph: GraphBuilder) -> Images:
 
 
 def _weigh_taps(name: str, taps: Taps, axis: Axis, graph: GraphBuilder) -> list[str]:
-    """Multiply the source pixels of each tap by its weights."""
+    """Add the products of the source pixels of each tap and its weights; return their names."""
     products = []
     for tap in range(taps.pixels.shape[-1]):
         weights = np.expand_dims(taps.weights[..., tap], (3 - axis, 3))
