@@ -415,7 +415,7 @@ def test_a_folder_of_another_kind_is_made_no_job(
     (tmp_path / "mine" / "1").mkdir(parents=True)
     (tmp_path / "mine" / "1" / "notes").touch()
     assert pipeline("-m", "stages=[data]", "seed=1,2", "hydra.sweep.dir=mine") == 2
-    assert "mine/1: holds no run, and is not empty: notes; name" in capsys.readouterr().err
+    assert "mine/1: holds other files than a run's: notes; name" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "mine").glob("*/*")] == ["notes"]
 
 
@@ -482,7 +482,7 @@ def test_a_sweep_goes_on_with_other_data_only_where_that_is_allowed(
         file = job / f"{name}.json"
         file.write_text(file.read_text().replace(was, now))
     assert pipeline(*asked) == 2
-    assert "the data are not those that the run was trained on" in capsys.readouterr().err
+    assert "the data have changed since the run was trained" in capsys.readouterr().err
     assert pipeline(*asked, "train.resume_changed=yes") == 2
     assert "train.resume_changed = yes: must be 'refuse' or" in capsys.readouterr().err
     assert pipeline(*asked, "train.resume_changed=allow") == 0

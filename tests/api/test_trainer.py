@@ -215,7 +215,7 @@ def test_a_callback_that_fails_ends_the_loop(recipe: Recipe, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_the_class_of_a_callback_is_none(recipe: Recipe, tmp_path: Path) -> None:
     trainer = Trainer(recipe, callbacks=[Callback], run_dir=tmp_path / "run")  # type: ignore[list-item]
-    with pytest.raises(RecipeError, match="is no Callback; must be an instance of a subclass"):
+    with pytest.raises(RecipeError, match="must be an instance of a subclass of Callback"):
         trainer.fit()
 
 

@@ -512,7 +512,7 @@ def test_a_new_run_does_not_go_where_checkpoints_of_another_are(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     shutil.copytree(unbroken / "checkpoints", tmp_path / "checkpoints")
-    with pytest.raises(DataError, match=r"holds what is left of a run without its recipe.yaml"):
+    with pytest.raises(DataError, match=r"holds a run without its recipe.yaml"):
         run(tiny(*COURSE, "seed=5"), tmp_path)
     assert outcome.checkpoints(tmp_path) == outcome.checkpoints(unbroken)
 

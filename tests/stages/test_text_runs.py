@@ -62,7 +62,7 @@ def test_a_changed_text_is_not_resumed(cache: Path, tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     run(gpt(cache, text, *KEPT), tmp_path / "run")
     text.write_text(text.read_text().replace("cat", "act", 1))
-    with pytest.raises(DataError, match="the data are not those that the run was trained on"):
+    with pytest.raises(DataError, match="the data have changed since the run was trained"):
         run(gpt(cache, text, *KEPT, f"train.resume={tmp_path / 'run'}", "train.steps=80"))
 
 

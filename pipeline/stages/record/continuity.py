@@ -1,7 +1,7 @@
-"""Continuity of a resumed run: whether its data, plug-ins, settings and code are as before.
+"""Continuity of a resumed run: whether its data, plug-ins, settings and code have changed.
 
-Compared with the newest process in provenance.json that has recorded the section in question. The
-file may come from a stranger: its content is only compared and shown.
+Each section is compared with the newest process in provenance.json that recorded it. The file may
+come from a stranger, so its content is only compared and shown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.core.plugins.loading import FLAG
 from pipeline.stages.record.provenance import PROVENANCE, Provenance, read_provenance
 
 DIGEST = 12
-"""Digits of a checksum that are shown."""
+"""Number of digits of a checksum that are shown."""
 MAX_VERSIONS = 4
 MAX_COLUMNS = 8
 MAX_SETTINGS = 8
@@ -27,7 +27,7 @@ MAX_SETTINGS = 8
 ALLOW = "train.resume_changed=allow"
 XLA_FLAGS = "XLA_FLAGS"
 DECISIVE_VARIABLES = ("--", XLA_FLAGS, "ONEDNN_", "DNNL_", "NVIDIA_TF32")
-"""Prefixes of variables, and of XLA's flags, that decide how libraries compute."""
+"""Prefixes of variables, and of XLA's flags (--), that decide how libraries compute."""
 HARMLESS_VARIABLES = ("ONEDNN_VERBOSE", "DNNL_VERBOSE", "ONEDNN_JIT_DUMP", "DNNL_JIT_DUMP")
 HARMLESS_FLAGS = (
     *("--xla_dump_", "--xla_hlo_profile", "--xla_force_host_platform_device_count"),
@@ -35,7 +35,7 @@ HARMLESS_FLAGS = (
     *("--xla_gpu_enable_command_buffer", "--xla_gpu_graph_min_graph_size"),
     *("--xla_gpu_cuda_data_dir", "--xla_gpu_force_compilation_parallelism"),
 )
-"""Prefixes of XLA's flags that change no number: this package sets some of them itself."""
+"""Prefixes of XLA's flags that don't change numbers. This package sets some of them."""
 _ABSENT = object()
 
 Processes = Sequence[Mapping[str, Any]]
@@ -46,53 +46,53 @@ Warn = Callable[[str], None]
 def require_same_origin(
     run_dir: Path, now: Provenance, on_changed: Literal["refuse", "allow"], warn: Warn
 ) -> None:
-    """Compare a process that resumes a run with the processes that worked on it before.
+    """Compare a process that resumes a run with the earlier processes of the run.
 
-    Warns of other versions and code, of settings that decide no numbers, and if nothing can be
-    compared. Other data, plug-ins and settings that do decide numbers raise DataError, or a warning
-    if `on_changed` allows them.
+    Warns of changes in versions, code and settings that don't change numbers, and if nothing can be
+    compared. Raises DataError for changes in data, plug-ins and settings that change numbers, or
+    warns of them if `on_changed` is allow.
     """
-    unknown = "whether data, versions and code are as they were is not known"
+    unknown = "whether data, versions and code are the same as before is unknown"
     before: Processes = []
     try:
         before = read_provenance(run_dir)
         if not before:
-            warn(f"{run_dir / PROVENANCE}: is not there; {unknown}")
+            warn(f"{run_dir / PROVENANCE}: is missing; {unknown}")
     except DataError as error:
         warn(f"{str(error).partition('; delete')[0]}; {unknown}")
     settings = compare_settings(before, now)
-    for what, changed in (
-        ("the data are not those that the run was trained on", find_changed_data(before, now)),
+    for change, lines in (
+        ("the data have changed since the run was trained", find_changed_data(before, now)),
         (
-            "the plug-ins are not those that the run was trained with",
+            "the plug-ins have changed since the run was trained",
             find_changed_plugins(before, now),
         ),
         (
-            "settings that decide numbers are not those that the run was trained with",
+            "settings that decide numbers have changed since the run was trained",
             settings.decisive,
         ),
     ):
-        if not changed:
+        if not lines:
             continue
-        problem = f"{run_dir}: {what} so far"
+        problem = f"{run_dir}: {change}"
         if on_changed == "refuse":
-            advice = f"Bring them back, or go on with these: {ALLOW}"
-            raise DataError("\n  ".join([f"{problem}:", *changed]) + f"\n{advice}")
-        warn(f"{problem}, and {ALLOW}: {'; '.join(changed)}")
+            advice = f"Restore them, or continue with these: {ALLOW}"
+            raise DataError("\n  ".join([f"{problem}:", *lines]) + f"\n{advice}")
+        warn(f"{problem}, and {ALLOW}: {'; '.join(lines)}")
     if software := describe_changed_software(before, now):
-        warn(f"{run_dir}: goes on with other software, and may round otherwise: {software}")
+        warn(f"{run_dir}: continues with other software, which may round differently: {software}")
     if settings.harmless:
-        warn(f"{run_dir}: goes on with other settings: {'; '.join(settings.harmless)}")
+        warn(f"{run_dir}: continues with other settings: {'; '.join(settings.harmless)}")
 
 
 def _find_newest(before: Processes, section: str) -> Mapping[str, Any]:
-    """Return a section of the newest process that has it; {} without one."""
+    """Return a section of the newest process that has it; {} if none has it."""
     sections = (process.get(section) for process in reversed(before))
     return next((entry for entry in sections if isinstance(entry, Mapping) and entry), {})
 
 
 def find_changed_data(before: Processes, now: Provenance) -> list[str]:
-    """Return a line for each column of each split that differs from the run's data so far."""
+    """Return a line for each column that differs from the run's data so far."""
     recorded = _find_newest(before, "data")
     if not recorded:
         return []
@@ -108,7 +108,7 @@ def find_changed_data(before: Processes, now: Provenance) -> list[str]:
 def _pair_columns(
     recorded: Mapping[str, Any], now: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, Any, Any]]:
-    """Yield split, column, and the fingerprints that were recorded and that are now."""
+    """Yield (split, column, recorded fingerprint, current fingerprint)."""
     for split in dict.fromkeys((*recorded, *now)):
         old = recorded.get(split, {})
         new = now.get(split, {})
@@ -123,17 +123,17 @@ def _is_same_data(old: Any, new: Any) -> bool:
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return False
 
-    def comparable(value: Any) -> Any:
+    def to_json(value: Any) -> Any:
         return list(value) if isinstance(value, tuple) else value
 
     # If other samples were hashed, only shape and type can be compared.
     names = ("shape", "dtype", *(["sha256"] if old.get("of") == new.get("of") else []))
-    return all(comparable(old.get(name)) == comparable(new.get(name)) for name in names)
+    return all(to_json(old.get(name)) == to_json(new.get(name)) for name in names)
 
 
 def _format_fingerprint(entry: Any) -> str:
     if entry is _ABSENT:
-        return "not there"
+        return "missing"
     match entry:
         case {"shape": [*sizes] | (*sizes,), "dtype": str(dtype), "sha256": str(digest), "of": of}:
             shape = "x".join(map(str, sizes))
@@ -142,9 +142,9 @@ def _format_fingerprint(entry: Any) -> str:
 
 
 def find_changed_plugins(before: Processes, now: Provenance) -> list[str]:
-    """Return a line for each file of a plug-in that differs, or that is not loaded any more.
+    """Return a line for each file of a plug-in that differs, and for each missing plug-in.
 
-    A plug-in that the run did without so far can't have changed it.
+    New plug-ins aren't listed, since the run so far didn't depend on them.
     """
     lines: list[str] = []
     for name, old in _find_newest(before, "plugins").items():
@@ -160,9 +160,9 @@ def find_changed_plugins(before: Processes, now: Provenance) -> list[str]:
 
 
 def _pair_plugin_versions(old: Any, new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield version and each file of a plug-in as it was recorded and as it is now."""
+    """Yield (name, recorded, current) for the version and each file of a plug-in."""
     if not isinstance(old, Mapping):
-        yield "what was kept", old, dict(new)
+        yield "record", old, dict(new)
         return
     yield "version", old.get("version"), new["version"]
     files = old.get("sha256")
@@ -176,24 +176,24 @@ def _format_digest(value: Any) -> str:
 
 
 def describe_changed_software(before: Processes, now: Provenance) -> str | None:
-    """Describe versions and code that differ; None if none does."""
+    """Return the versions and code that differ, as text; None if all are equal."""
     recorded = _find_newest(before, "versions")
-    parts = []
+    changes = []
     for name in dict.fromkeys((*recorded, *now.versions)) if recorded else ():
         old = recorded.get(name, "none")
         new = now.versions.get(name, "none")
         if old != new:
-            parts.append(f"{show_name(name)} {_format_value(old)} -> {_format_value(new)}")
+            changes.append(f"{show_name(name)} {_format_value(old)} -> {_format_value(new)}")
     digest = now.code.get("sha256")
     old_digest = _find_newest(before, "code").get("sha256", digest)
     if old_digest != digest:
-        parts.append(
+        changes.append(
             f"code {_format_value(old_digest)[:DIGEST]} -> {_format_value(digest)[:DIGEST]}"
         )
-    if not parts:
+    if not changes:
         return None
-    more = f" and {len(parts) - MAX_VERSIONS} more" if len(parts) > MAX_VERSIONS else ""
-    return ", ".join(parts[-MAX_VERSIONS:]) + more
+    rest = f" and {len(changes) - MAX_VERSIONS} more" if len(changes) > MAX_VERSIONS else ""
+    return ", ".join(changes[-MAX_VERSIONS:]) + rest
 
 
 def _format_value(value: Any) -> str:
@@ -202,25 +202,23 @@ def _format_value(value: Any) -> str:
 
 @dataclass(frozen=True)
 class ChangedSettings:
-    """Settings that differ, a line each: jax's, XLA's flags and oneDNN's."""
+    """Lines about changed settings of jax, flags of XLA and variables of oneDNN."""
 
     decisive: Sequence[str] = ()
     """Settings that decide numbers."""
     harmless: Sequence[str] = ()
+    """Other settings."""
 
 
 def compare_settings(before: Processes, now: Provenance) -> ChangedSettings:
-    """Compare with the newest process that has recorded `numerics`.
-
-    The values may be a stranger's: they are only compared and shown.
-    """
+    """Compare the settings of a process with the newest process that has recorded `numerics`."""
     recorded = [process for process in before if isinstance(process.get("numerics"), Mapping)]
     if not recorded or not recorded[-1]["numerics"]:
         return ChangedSettings()
     numerics = recorded[-1]["numerics"]
     variables = recorded[-1].get("settings")
     lines: dict[bool, list[str]] = {True: [], False: []}
-    # A name that only one of them has is another version's.
+    # A name that only one process has belongs to another version of jax.
     for name in now.numerics:
         if name in numerics and numerics[name] != now.numerics[name]:
             lines[True].append(_format_change(f"jax_{name}", numerics[name], now.numerics[name]))
@@ -240,7 +238,7 @@ def compare_settings(before: Processes, now: Provenance) -> ChangedSettings:
 
 
 def _split_flags(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return variables by name, and XLA's flags that may change numbers, each by its name."""
+    """Return the values of variables, and of XLA's flags that may change numbers, by name."""
     settings = {str(name): value for name, value in variables.items() if name != XLA_FLAGS}
     text = variables.get(XLA_FLAGS)
     try:

@@ -1,4 +1,4 @@
-"""Record of a run, read from its directory, and the differences of two records."""
+"""Record of a run in its directory, and the differences of two records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.stages.record.run_directory import RECIPE, SUMMARY, find_run_dir
 
 ENVIRONMENT = ("versions", "machine", "settings", "numerics")
 TIMES = ("step_ms", "median_step_ms", "train_s", "first_step_s")
-"""Times of a summary that are compared, with all speeds, such as images_per_s."""
+"""Times of a summary that are compared, besides all speeds, such as images_per_s."""
 
 
 @dataclass(frozen=True)
@@ -26,25 +26,25 @@ class RunRecord:
     run_dir: Path
     recipe: Mapping[str, Any]
     summary: Mapping[str, Any]
-    """Empty for a run that was killed."""
+    """Content of summary.json; empty for a run that was killed."""
     processes: Sequence[Mapping[str, Any]]
-    """The processes that worked on it; none if their file was removed."""
+    """Processes in provenance.json, oldest first; empty if the file was removed."""
 
     @property
     def status(self) -> str:
-        """The status in the summary; killed without one."""
+        """The status in the summary; killed without a summary."""
         return str(self.summary.get("status", "killed"))
 
     @property
     def made_by(self) -> Mapping[str, Any]:
-        """The process that began the run; those that resumed it are later in `processes`."""
+        """The process that began the run; {} if unknown."""
         return self.processes[0] if self.processes else {}
 
 
 def read_record(folder: Path) -> RunRecord:
     """Read the record of a run directory, its checkpoints folder or one checkpoint in there.
 
-    Raises DataError if it is none of these, or can't be read.
+    Raises DataError if `folder` isn't one of these, or can't be read.
     """
     run_dir = find_run_dir(folder)
     if run_dir is None:
@@ -99,7 +99,7 @@ def _make_outcome(record: RunRecord) -> dict[str, Any]:
     times = summary.get("time")
     metrics = metrics if isinstance(metrics, Mapping) else {}
     times = times if isinstance(times, Mapping) else {}
-    # Of precision, recall and F1 the macro average; metrics of each class are left out.
+    # Precision, recall and F1 are macro averages; metrics of each class are left out.
     numbers = {k: v.get("macro") if isinstance(v, Mapping) else v for k, v in metrics.items()}
     return {
         "status": record.status,

@@ -1,4 +1,4 @@
-"""Two runs side by side, as `diff` and `reproduce` print them."""
+"""Two runs side by side, for the commands `diff` and `reproduce`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pipeline.stages.record.compare_steps import Comparison
 from pipeline.stages.record.run_record import RunRecord, compare_origins
 
 MARGIN = 12
-"""Characters that the name of a section has."""
+"""Width of the column of section names, in characters."""
 DIGEST = 12
-"""Digits of a checksum that are shown."""
+"""Number of digits of a checksum that are shown."""
 NOT_KEPT = "not kept by both runs"
 
 
 class SideBySide:
-    """Print runs A and B: a line for each run, then a section for each comparison."""
+    """Printer of the runs A and B: a line for each run, then a section for each comparison."""
 
     def __init__(self, a: RunRecord, b: RunRecord) -> None:
         self._runs = a, b
@@ -42,7 +42,7 @@ class SideBySide:
         self._console.print(printable(f"{section:<{MARGIN}} {text}"), soft_wrap=True)
 
     def show_differences(self, section: str, differences: Sequence[Difference] | None) -> None:
-        """Print a table of differences; a line if all are equal, or if they are unknown (None)."""
+        """Print a table of differences, or a line if there are none or they are unknown (None)."""
         if not differences:
             self.show_text(section, "the same" if differences is not None else NOT_KEPT)
             return
@@ -73,16 +73,16 @@ def differences_to_dicts(differences: Sequence[Difference] | None) -> list[dict[
 
 
 def _format_steps(comparison: Comparison) -> str:
-    extra = {"A": comparison.only_one, "B": comparison.only_other}
-    more = [f"{letter} has {steps:,} more" for letter, steps in extra.items() if steps]
+    num_extra = {"A": comparison.only_one, "B": comparison.only_other}
+    extra = [f"{letter} has {steps:,} more" for letter, steps in num_extra.items() if steps]
     if comparison.first is None:
-        return "; ".join([f"{comparison.steps:,} are the same, bit for bit", *more])
+        return "; ".join([f"{comparison.steps:,} are the same, bit for bit", *extra])
     parts = [f"{comparison.differing:,} of {comparison.steps:,} differ, from {comparison.first}"]
     if comparison.first_loss not in (None, comparison.first):
         parts.append(f"the losses from {comparison.first_loss}")
     if comparison.largest_loss not in (None, comparison.first_loss):
         parts.append(f"furthest apart at {comparison.largest_loss}")
-    return "; ".join([*parts, *more])
+    return "; ".join([*parts, *extra])
 
 
 def _format_cell(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Training of a run: its checkpoints, rollbacks and monitors, and its results in the summary."""
+"""Opening of training: checkpoints, callbacks, rollbacks and monitors; results in the summary."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from pipeline.training.telemetry import Telemetry
 
 
 class AdvanceMonitor(Monitor):
-    """Let a resumed run change its directory once its first new step is computed."""
+    """Monitor that allows a resumed run to change its directory after its first new step."""
 
     def __init__(self, advanced: HeldWrites) -> None:
         self._advanced = advanced
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Do the writes that wait for it."""
+        """Do the writes that wait for the first new step."""
         self._advanced.release()
 
 
@@ -66,10 +66,10 @@ def open_training(
     callbacks: Sequence[Callback],
     dumps: Dumps | None,
 ) -> Iterator[Training]:
-    """Open everything that `train` works with; the summary is completed when it is closed.
+    """Open everything that `train` needs, and write the results into the summary at the end.
 
-    Inside, the first signal to stop is noted instead of raised; the caller checks for it after
-    everything that is being written is on disk.
+    In the body, the first signal to stop is noted instead of raised. The caller raises it after all
+    files are on disk.
     """
     context = run.context
     built = run.built
@@ -127,12 +127,12 @@ def make_early_stop(spec: EarlyStopSpec) -> EarlyStop:
 
 
 def _make_collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, int], None]:
-    """Return what shows weights and gradients in TensorBoard, if the recipe has it."""
+    """Return the collector of weights and gradients; a function without effect if not needed."""
     context = run.context
     built = run.built
     if context.recipe.monitor.collect_every is None or not context.shows_pictures:
         return do_nothing
-    # Few runs need it, and all would wait for its import.
+    # Imported here, since few runs need it.
     from pipeline.stages.collect import Collector
 
     return Collector(
@@ -152,7 +152,7 @@ def _make_collector(run: CompiledRun, observers: Observers) -> Callable[[TrainSt
 def make_callbacks(context: RunContext) -> Sequence[Callback]:
     """Make the callbacks of the recipe, followed by those from Python.
 
-    Of several processes only the first one has any. Raises RecipeError if one can't be made.
+    Only the first process has callbacks. Raises RecipeError if one can't be made.
     """
     if not context.ranks.is_first:
         return ()
@@ -172,7 +172,7 @@ def make_callbacks(context: RunContext) -> Sequence[Callback]:
 
 
 def require_ready_callbacks(recipe: Recipe) -> None:
-    """Raise RecipeError if a callback that will be called can't work in this process."""
+    """Raise RecipeError if a callback of the training stage can't work in this process."""
     problems = []
     if "train" not in recipe.stages:
         return
@@ -186,11 +186,11 @@ def require_ready_callbacks(recipe: Recipe) -> None:
 
 
 def _open_callbacks(evaluations: Evaluations, callbacks: Sequence[Callback]) -> NoCallbacks:
-    """Open the callbacks: of several processes, the others do what the first one's ask for."""
+    """Open the callbacks. Other processes follow the requests of the first process's callbacks."""
     context = evaluations.run.context
     if not context.recipe.train.callbacks and not context.options.callbacks:
         return NoCallbacks()
-    # A run that was killed before it saved anything begins again.
+    # A run without a checkpoint starts again from the beginning.
     resumed = context.resuming and bool(saved_steps(context.run_dir / FOLDER))
     view = RunView(
         context.run_dir,
@@ -206,14 +206,14 @@ def _open_callbacks(evaluations: Evaluations, callbacks: Sequence[Callback]) -> 
 
 def _require_callback(callback: Any) -> Callback:
     if not isinstance(callback, Callback):
-        raise TypeError(f"{show(callback)} is no Callback; must be an instance of a subclass of it")
+        raise TypeError(f"{show(callback)}: must be an instance of a subclass of Callback")
     return callback
 
 
 def _archive_findings(context: RunContext) -> None:
     folder = context.options.inspection.archive(context.run_dir)
     if folder is not None:
-        context.reporter.stage("autopsy", f"that of the run before is in {folder}")
+        context.reporter.stage("autopsy", f"the earlier autopsy is in {folder}")
 
 
 def _open_checkpoints(
@@ -236,13 +236,13 @@ def _open_checkpoints(
 
 
 def _open_copies(run: CompiledRun) -> Copies | None:
-    """Return what writes MindSpore's files; None without `checkpoint.prefix` and `.directory`."""
+    """Open the copies as MindSpore's files; None without `checkpoint.prefix` and `.directory`."""
     context = run.context
     schedule = run.built.run_schedule
     spec = context.recipe.checkpoint
     if spec.prefix is None and spec.directory is None:
         return None
-    # Few runs need it, and all would wait for its import.
+    # Imported here, since few runs need it.
     from pipeline.stages.export.mindspore_checkpoints import CopiesPlace, MindSporeCopies
 
     folder = spec.directory or context.run_dir / CHECKPOINT_FILES
@@ -262,7 +262,7 @@ def _make_rollbacks(
 
 
 def record_overflows(context: RunContext, state: TrainState) -> None:
-    """Record the final loss scale and the number of updates that overflows skipped."""
+    """Record the final loss scale, and the number of updates that were skipped for overflows."""
     scale = float(state.loss_scale)
     skipped = 0 if state.overflows is None else int(state.overflows.skipped_steps)
     context.summary.loss_scale = {"final": scale, "skipped_steps": skipped}

@@ -133,7 +133,7 @@ def test_plugins_in_a_strangers_file_are_shown_and_nothing_else(entry: Any, tmp_
     now = replace(NOW, plugins=plugins(**{"own.py": "1" * 64}))
     lines: list[str] = []
     require_same_origin(tmp_path, now, "allow", lines.append)
-    assert lines[0].startswith(f"{tmp_path}: the plug-ins are not those that the run was trained")
+    assert lines[0].startswith(f"{tmp_path}: the plug-ins have changed since the run was trained")
     assert "".join(lines).isprintable()
     assert all(len(line) < 2000 for line in lines)
 
@@ -145,13 +145,13 @@ def test_changed_plugins_are_refused_unless_they_are_allowed(tmp_path: Path) -> 
         require_same_origin(tmp_path, now, "refuse", pytest.fail)
     changed = "own: own.py 111111111111 -> 222222222222"
     assert str(caught.value).splitlines() == [
-        f"{tmp_path}: the plug-ins are not those that the run was trained with so far:",
+        f"{tmp_path}: the plug-ins have changed since the run was trained:",
         f"  {changed}",
-        "Bring them back, or go on with these: train.resume_changed=allow",
+        "Restore them, or continue with these: train.resume_changed=allow",
     ]
     warned: list[str] = []
     require_same_origin(tmp_path, now, "allow", warned.append)
-    what = "the plug-ins are not those that the run was trained with so far"
+    what = "the plug-ins have changed since the run was trained"
     assert warned == [f"{tmp_path}: {what}, and train.resume_changed=allow: {changed}"]
 
 
@@ -182,7 +182,7 @@ def test_a_strangers_file_is_compared_and_shown_and_nothing_else(data: Any, tmp_
 
 
 def test_what_can_not_be_compared_is_warned_of(tmp_path: Path) -> None:
-    unknown = "whether data, versions and code are as they were is not known"
+    unknown = "whether data, versions and code are the same as before is unknown"
     lines: list[str] = []
     file = tmp_path / "provenance.json"
     require_same_origin(tmp_path, NOW, "refuse", lines.append)
@@ -191,7 +191,7 @@ def test_what_can_not_be_compared_is_warned_of(tmp_path: Path) -> None:
     file.write_bytes(b" " * (2**24 + 1))
     require_same_origin(tmp_path, NOW, "refuse", lines.append)
     assert lines == [
-        f"{file}: is not there; {unknown}",
+        f"{file}: is missing; {unknown}",
         f"{file}: can't be read: is nested too deeply; {unknown}",
         f"{file}: can't be read: has more than 16,777,216 bytes; {unknown}",
     ]
@@ -215,9 +215,9 @@ def test_a_run_goes_on_with_other_data_only_where_that_is_allowed(
     with pytest.raises(DataError) as caught:
         run(tiny("train.steps=40", resume))
     message = str(caught.value)
-    assert f"{half}: the data are not those that the run was trained on so far:" in message
+    assert f"{half}: the data have changed since the run was trained:" in message
     assert "eval image: was uint8 40x8x8x1 (SHA-256 bbbbbbbbbbbb of all), is uint8" in message
-    assert message.endswith("go on with these: train.resume_changed=allow")
+    assert message.endswith("continue with these: train.resume_changed=allow")
     assert outcome.read_summary(half)["status"] == "done"
     assert len(read_provenance(half)) == 1
     allowed = tiny("train.steps=40", resume, "train.resume_changed=allow")

@@ -187,7 +187,7 @@ def test_what_is_no_run_directory_is_named(
     with pytest.raises(RecipeError) as caught:
         find_run_to_resume(tiny(f"train.resume={tmp_path}"))
     assert caught.value.problems == (
-        f"train.resume = {tmp_path}: no run directory, recipe.yaml can't be read from it",
+        f"train.resume = {tmp_path}: must be a run directory; recipe.yaml can't be read from it",
     )
 
 

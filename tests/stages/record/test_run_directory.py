@@ -98,7 +98,7 @@ def test_processes_never_share_a_directory(tmp_path: Path) -> None:
 def test_a_name_that_was_taken_too_often_is_refused(tmp_path: Path) -> None:
     for attempt in range(1000):
         (tmp_path / (f"run_{attempt}" if attempt else "run")).mkdir()
-    with pytest.raises(RunError, match="run: a thousand directories of that name are there"):
+    with pytest.raises(RunError, match="run: a thousand directories of that name exist"):
         make_unique(tmp_path / "run")
 
 
@@ -132,7 +132,7 @@ def test_a_run_is_never_written_over(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught:
         make_run_dir(run_dir)
     assert str(caught.value) == (
-        f"{run_dir}: holds a run already; name another directory, or go on with that run: "
+        f"{run_dir}: holds a run already; name another directory, or resume that run: "
         f"train.resume={run_dir}"
     )
 
@@ -166,14 +166,14 @@ def test_the_run_of_a_path_is_found(tiny: Compose, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "text"),
     [
-        (["notes.txt"], "no run, and is not empty: notes.txt"),
-        (["a", "b", "c", "d", "e"], "no run, and is not empty: a, b, c and 2 more"),
-        (["metrics.jsonl"], "what is left of a run without its recipe.yaml: metrics.jsonl"),
-        (["checkpoints/"], "what is left of a run without its recipe.yaml: checkpoints"),
-        (["8.orbax-checkpoint-tmp/"], "no run, and is not empty: 8.orbax-checkpoint-tmp"),
-        ([".lock", "run.log", "x"], "what is left of a run without its recipe.yaml: run.log, x"),
-        (["2019/", "2020/"], "no run, and is not empty: 2019, 2020"),
-        (["x\ny"], r"no run, and is not empty: x\\ny"),
+        (["notes.txt"], "other files than a run's: notes.txt"),
+        (["a", "b", "c", "d", "e"], "other files than a run's: a, b, c and 2 more"),
+        (["metrics.jsonl"], "a run without its recipe.yaml: metrics.jsonl"),
+        (["checkpoints/"], "a run without its recipe.yaml: checkpoints"),
+        (["8.orbax-checkpoint-tmp/"], "other files than a run's: 8.orbax-checkpoint-tmp"),
+        ([".lock", "run.log", "x"], "a run without its recipe.yaml: run.log, x"),
+        (["2019/", "2020/"], "other files than a run's: 2019, 2020"),
+        (["x\ny"], r"other files than a run's: x\\ny"),
     ],
 )
 def test_a_directory_that_holds_something_else_is_refused_and_left_alone(
@@ -185,7 +185,7 @@ def test_a_directory_that_holds_something_else_is_refused_and_left_alone(
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(DataError) as caught:
         make_run_dir(tmp_path)
-    advice = "name a directory that is empty or not there yet"
+    advice = "name a new or an empty directory"
     assert str(caught.value) == f"{tmp_path}: holds {text}; {advice}".replace(r"\\n", r"\n")
     assert caught.value.exit_status == 2
     assert sorted(tmp_path.rglob("*")) == before
@@ -201,7 +201,7 @@ def test_what_prepares_a_run_may_be_in_its_directory(tmp_path: Path) -> None:
         (tmp_path / ".hydra" / name).touch()
     assert make_run_dir(tmp_path) == tmp_path
     (tmp_path / ".hydra" / "notes").touch()
-    with pytest.raises(DataError, match=r"is not empty: \.hydra;"):
+    with pytest.raises(DataError, match=r"other files than a run's: \.hydra;"):
         make_run_dir(tmp_path)
 
 
