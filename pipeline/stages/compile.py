@@ -13,13 +13,7 @@ import jax
 from flax import linen as nn
 from pydantic import BaseModel
 
-from pipeline.backends.base import (
-    Backend,
-    CompileInputs,
-    CompileReport,
-    Executable,
-    ProgramReport,
-)
+from pipeline.backends.base import Backend, CompileInputs, CompileReport, Executable, ProgramReport
 from pipeline.backends.graph.hlo_collectives import read_collectives
 from pipeline.backends.loading.loader import Loader, make_loader
 from pipeline.backends.loading.window_buffer import LoaderSource

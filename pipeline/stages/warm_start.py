@@ -10,12 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pipeline.checkpoint.restore import (
-    Warn,
-    join_problems,
-    read_saved,
-    tell_user,
-)
+from pipeline.checkpoint.restore import Warn, join_problems, read_saved, tell_user
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.core.host.tree_paths import leaves_by_path

@@ -55,8 +55,8 @@ def test_every_column_that_is_other_is_named_with_what_was_and_is() -> None:
     words = "uint8 9x8x8x1 (SHA-256"
     assert find_changed_data([old], now) == [
         f"train image: was {words} bbbbbbbbbbbb of all), is {words} aaaaaaaaaaaa of all)",
-        f"train mask: was {words} aaaaaaaaaaaa of all), is not there",
-        f"eval image: was not there, is {words} aaaaaaaaaaaa of 32 of 1,000)",
+        f"train mask: was {words} aaaaaaaaaaaa of all), is missing",
+        f"eval image: was missing, is {words} aaaaaaaaaaaa of 32 of 1,000)",
     ]
 
 
