@@ -29,12 +29,9 @@ JSON = "metadata"
 MANIFEST = "manifest.json"
 DRAFT = ".orbax-checkpoint-tmp"
 """Suffix of a draft, the same as orbax's."""
-LOST = frozenset(
-    {
-        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO),
-        *(errno.EIO, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN),
-    }
-)
+_MISSING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO))
+_UNREADABLE = frozenset((errno.EIO, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN))
+LOST = _MISSING | _UNREADABLE
 """Error numbers of a file that is missing, of another kind, or unreadable by the disk. Other errors
 are about the process or its rights, and show no damage."""
 STEP = re.compile(r"(0|[1-9][0-9]*)")

@@ -57,7 +57,7 @@ class Copies(Protocol):
     def remove(self, step: int) -> None:
         """Remove the copy of a step, if there is one. Raises OSError."""
 
-    def agree(self, checkpoints: Mapping[int, Path]) -> None:
+    def synchronize(self, checkpoints: Mapping[int, Path]) -> None:
         """Write missing copies, and remove copies without a checkpoint.
 
         Raises OSError, DataError.
@@ -95,7 +95,7 @@ class Checkpoints:
             remove_drafts(self._root)
             if copies is not None:
                 # A kill may have come between a checkpoint and its copy.
-                copies.agree(
+                copies.synchronize(
                     {step: checkpoint_path(self._root, step) for step in saved_steps(self._root)}
                 )
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -206,13 +206,13 @@ class Checkpoints:
         return arrange_arrays(saved.where, saved.arrays, like)
 
     @contextmanager
-    def _writing(self, what: str) -> Iterator[None]:
-        """Turn errors of the disk into a RunError with the text "can't `what`"."""
+    def _writing(self, action: str) -> Iterator[None]:
+        """Turn errors of the disk into a RunError with the text "can't `action`"."""
         try:
             yield
         except (OSError, ValueError, DamagedError) as error:
             # tensorstore raises ValueError for a full disk.
-            raise RunError(f"{self._root}: can't {what}: {_format_reason(error)}") from error
+            raise RunError(f"{self._root}: can't {action}: {_format_reason(error)}") from error
 
     def __enter__(self) -> Self:
         return self

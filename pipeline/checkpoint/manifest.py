@@ -52,9 +52,9 @@ def make_read_error(file: Path, error: OSError) -> PipelineError:
 
 def write_manifest(folder: Path, recipe_digest: str) -> None:
     """Seal a complete checkpoint with a manifest."""
-    listed = _list_files(folder)
+    paths = _list_files(folder)
     with ThreadPoolExecutor(HASHING_THREADS) as threads:
-        files = dict(zip(listed, threads.map(_describe_file, listed.values()), strict=True))
+        files = dict(zip(paths, threads.map(_describe_file, paths.values()), strict=True))
     manifest = {"recipe": recipe_digest, "files": files, SAVED_AT: time.time()}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
@@ -119,7 +119,7 @@ def _match_entries(folder: Path) -> list[tuple[Path, Mapping[str, Any]]]:
             raise DamagedError(f"{folder / name}: is missing")
     for name in files:
         if name not in entries and name != LATE_METRICS:
-            raise DamagedError(f"{folder / name}: is not listed in {MANIFEST}")
+            raise DamagedError(f"{folder / name}: isn't listed in {MANIFEST}")
     return [(folder / name, entry) for name, entry in entries.items()]
 
 
@@ -137,7 +137,7 @@ def _read_entries(file: Path) -> Mapping[str, Mapping[str, Any]]:
             raise DamagedError(f"{file}: must be the manifest of a checkpoint")
     for name in REQUIRED_FILES:
         if name not in entries:
-            raise DamagedError(f"{file}: does not list {name}")
+            raise DamagedError(f"{file}: doesn't list {name}")
     return entries
 
 

@@ -23,7 +23,10 @@ MAX_DIGITS = 308
 def parse_host_state(data: Any) -> HostState:
     """Parse the JSON of a checkpoint's host state. Raises ValueError with the first wrong key."""
     try:
-        tree = json.loads(json.dumps(data), parse_int=_int_or_text)
+        # A number that no float can hold stays a text, which its field refuses.
+        tree = json.loads(
+            json.dumps(data), parse_int=lambda d: int(d) if len(d) <= MAX_DIGITS else d
+        )
         return _schema().validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
@@ -31,11 +34,6 @@ def parse_host_state(data: Any) -> HostState:
         if problem["type"] == "missing":
             raise ValueError(f"{key} is missing") from error
         raise ValueError(f"{key or 'all'} = {show(problem['input'])}") from error
-
-
-def _int_or_text(digits: str) -> int | str:
-    """Return a whole number, or its text if no float can hold it: then its field refuses it."""
-    return int(digits) if len(digits) <= MAX_DIGITS else digits
 
 
 @cache

@@ -101,7 +101,7 @@ def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
     for path in [checkpoint_path(root, saved) for saved in saved_steps(root) if saved > step]:
         warn(f"{path}: set aside as {rename_aside(path, 'damaged').name}")
     for path in find_strangers(root):
-        warn(f"{path}: is no checkpoint; set aside as {rename_aside(path, 'foreign').name}")
+        warn(f"{path}: isn't a checkpoint; set aside as {rename_aside(path, 'foreign').name}")
 
 
 def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:

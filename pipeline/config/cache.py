@@ -53,13 +53,13 @@ class Exposure:
     """A folder of the cache that other users can add programs to."""
 
     folder: Path
-    how: str
-    """Reason, as the end of a sentence."""
+    reason: str
+    """Reason, as the end of a sentence about the folder."""
     advice: str
     """Command or key that corrects it."""
 
     def __str__(self) -> str:
-        return f"{self.folder}: {self.how}"
+        return f"{self.folder}: {self.reason}"
 
 
 def find_exposure(root: Path) -> Exposure | None:

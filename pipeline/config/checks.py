@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from pipeline.config import device_checks
 from pipeline.config.adapter_words import find_loop_problems
@@ -75,7 +75,7 @@ def find_known_facts(recipe: Recipe) -> Facts | None:
 
 @rule
 def check_one_length(recipe: Recipe) -> Iterator[str]:
-    """Exactly one of epochs, passes and steps gives the length of training."""
+    """Exactly one of epochs, passes and steps is set."""
     train = recipe.train
     lengths = {"epochs": train.epochs, "passes": train.passes, "steps": train.steps}
     settings = [f"{unit} = {value}" for unit, value in lengths.items() if value is not None]
@@ -345,10 +345,13 @@ def check_ops(recipe: Recipe) -> Iterator[str]:
         except ValueError as error:
             yield f"dataset.{key}.{error}"
     if len(images) == 2 and images[0].shape != images[1].shape:
-        yield (
-            f"dataset.eval.ops: leave images of shape {images[1].shape}, "
-            f"dataset.train.ops of {images[0].shape}; a network takes one shape"
-        )
+        yield describe_unequal_shapes(images[0].shape, images[1].shape)
+
+
+def describe_unequal_shapes(train_shape: Sequence[int], eval_shape: Sequence[int]) -> str:
+    """Return the problem of map ops that make other images in training than in evaluation."""
+    shapes = f"{tuple(train_shape)} in training and {tuple(eval_shape)} in evaluation"
+    return f"dataset.eval.ops: must return images of the same shape as dataset.train.ops; {shapes}"
 
 
 @rule

@@ -31,8 +31,13 @@ from pipeline.core.plugins.loading import missing_flag_hint
 _NOTHING = object()
 
 UNCOMPOSABLE = (
-    *(HydraException, OmegaConfBaseException, ValueError),
-    *(TypeError, AttributeError, LookupError, AssertionError),
+    HydraException,
+    OmegaConfBaseException,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    AssertionError,
 )
 """Errors that Hydra raises for overrides that it can't compose."""
 
@@ -69,20 +74,22 @@ def check(config: DictConfig, overrides: Iterable[str], *, length_replaced: bool
         # The command line's length replaces the recipe's, in any unit.
         unset = {key.removeprefix("train."): None for key in LENGTHS if key not in lengths}
         plain["train"] = {**plain["train"], **unset}
-    return check_tree(plain, length_replaced=length_replaced or bool(lengths), typed=keys)
+    return check_tree(plain, length_replaced=length_replaced or bool(lengths), override_keys=keys)
 
 
 def check_tree(
-    tree: dict[str, Any], *, length_replaced: bool = False, typed: Collection[str] = ()
+    tree: dict[str, Any], *, length_replaced: bool = False, override_keys: Collection[str] = ()
 ) -> Recipe:
     """Make a Recipe of plain data. Raises RecipeError with every problem found.
 
-    `typed` has the keys that the command line sets.
+    `override_keys` has the keys that the command line sets.
     """
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
-        raise RecipeError(describe(error, tree, find_unfit_components(tree, typed))) from error
+        raise RecipeError(
+            describe(error, tree, find_unfit_components(tree, override_keys))
+        ) from error
     problems = find_conflicts(recipe, length_replaced=length_replaced)
     if problems:
         raise RecipeError(problems)

@@ -28,9 +28,10 @@ _NOTHING = object()
 
 def names_every_component(tree: Mapping[str, Any]) -> bool:
     """Return whether a recipe names every component, like a run's recipe and `--cfg job`."""
-    components = (value_at(tree, where) for where in SECTIONS.values())
-    named = all(isinstance(component, Mapping) and "name" in component for component in components)
-    return named and "defaults" not in tree
+    sections = (value_at(tree, where) for where in SECTIONS.values())
+    return "defaults" not in tree and all(
+        isinstance(section, Mapping) and "name" in section for section in sections
+    )
 
 
 def fill_missing(tree: Mapping[str, Any]) -> Tree:

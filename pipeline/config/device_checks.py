@@ -114,8 +114,8 @@ def check_features(recipe: Recipe) -> Iterator[str]:
         yield f"{mode}: must be none or data with {train.optimizer.name}, which looks into layers"
     if train.optimizer.observes_layers and recipe.device.is_emulated:
         yield (
-            f"{mode}: must be none with {train.optimizer.name} on an emulated device, where the "
-            "exchange of curvature is not modelled"
+            f"{mode}: must be none with {train.optimizer.name} on an emulated device, which "
+            "doesn't model the exchange of curvature"
         )
     if train.loss.hardest_share < 1:
         yield (
@@ -148,11 +148,11 @@ def check_sharding(recipe: Recipe) -> Iterator[str]:
         return
     if parallel.reproducible == "exact":
         yield (
-            f"parallel.reproducible = exact: must be layout or close with {parallel.mode}, where "
+            f"parallel.reproducible = exact: must be layout or close with {parallel.mode}, since "
             "XLA divides sums among devices"
         )
     if parallel.mesh_sizes["model"] > 1 and recipe.parallel.sync_batch_norm:
-        yield "parallel.sync_batch_norm = true: must be false; statistics are of the whole batch"
+        yield "parallel.sync_batch_norm = true: must be false; statistics cover the whole batch"
 
 
 def check_launcher(recipe: Recipe) -> Iterator[str]:

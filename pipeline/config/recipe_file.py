@@ -158,8 +158,7 @@ def _require_data(file: Path, tree: Tree, problems: list[str]) -> Tree:
     if "hydra" in tree:
         problems.append("hydra: must not be in a file; set it on the command line")
     problems += [
-        f"{dotted_key(where)} = ???: stands for a value that is missing; "
-        "give one, or leave the key out"
+        f"{dotted_key(where)} = ???: the value is missing; give one, or leave the key out"
         for where, text in iterate_texts(tree)
         if text == MISSING
     ]

@@ -104,21 +104,21 @@ class _Measurements:
         node, num_references = self._find_node(where, ())
         if isinstance(node, dict | list):
             keys = node if isinstance(node, dict) else range(len(node))
-            own = _Resolved(1, 1, num_references)
+            node_size = _Resolved(1, 1, num_references)
             children = [self.measure((*where, key), through, level + 1) for key in keys]
         elif isinstance(node, str):
             targets = _parse_targets(node)
             if targets and where in through:
                 raise ValueError(_describe_circle(where, node))
             size = 1 + len(node) // CHARACTERS_A_VALUE
-            own = _Resolved(size, 0, num_references + bool(targets))
+            node_size = _Resolved(size, 0, num_references + bool(targets))
             children = [self.measure(target, (*through, where), level) for target in targets]
         else:
             return _Resolved(1, 0, num_references)
         return _Resolved(
-            own.size + sum(child.size for child in children),
-            own.levels + max((child.levels for child in children), default=0),
-            own.chain + max((child.chain for child in children), default=0),
+            node_size.size + sum(child.size for child in children),
+            node_size.levels + max((child.levels for child in children), default=0),
+            node_size.chain + max((child.chain for child in children), default=0),
         )
 
     def _find_node(self, where: Where, through: tuple[Where, ...]) -> tuple[Any, int]:

@@ -15,22 +15,24 @@ from pipeline.core.registry import Spec, components
 
 
 def find_unfit_components(
-    tree: Mapping[str, Any], typed: Collection[str] = ()
+    tree: Mapping[str, Any], override_keys: Collection[str] = ()
 ) -> Mapping[Where, str]:
     """Return the problems of sections whose keys belong to another component, by path.
 
     Each problem advises how to choose the named component with its keys. An extra key that no other
-    component has is a misspelling, which isn't reported here. Keys `typed` on the command line
-    aren't reported either.
+    component has is a misspelling, which isn't reported here. `override_keys`, which the command
+    line sets, aren't reported either.
     """
     problems = {
-        where: _find_problem(group, where, value_at(tree, where), typed)
+        where: _find_problem(group, where, value_at(tree, where), override_keys)
         for group, where in SECTIONS.items()
     }
     return {where: problem for where, problem in problems.items() if problem is not None}
 
 
-def _find_problem(group: str, where: Where, section: Any, typed: Collection[str]) -> str | None:
+def _find_problem(
+    group: str, where: Where, section: Any, override_keys: Collection[str]
+) -> str | None:
     """Return the problem of the section at `where`; None if its keys fit."""
     is_name = isinstance(section, str)
     section = {"name": section} if is_name else section
@@ -49,7 +51,7 @@ def _find_problem(group: str, where: Where, section: Any, typed: Collection[str]
         for other_name, other in specs.items()
         if other_name != name
     )
-    is_inherited = any(f"{dotted_key(where)}.{key}" not in typed for key in foreign)
+    is_inherited = any(f"{dotted_key(where)}.{key}" not in override_keys for key in foreign)
     if not lacking and not (fits_another and is_inherited):
         return None
     key = dotted_key(where) if is_name else f"{dotted_key(where)}.name"

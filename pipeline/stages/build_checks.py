@@ -325,7 +325,7 @@ def check_buckets(draft: StepDraft) -> None:
         jax.eval_shape(step.evaluate, _get_state(draft), batch, jax.eval_shape(step.zero_sums))
     except (ValueError, FlaxError) as error:
         raise RecipeError(
-            f"dataset.buckets: the network can't read all of them: {_first_line(error)}; use one "
+            f"dataset.buckets: the network can't read all of them: {first_line(error)}; use one "
             "bucket, or a network that averages over positions before its dense layers"
         ) from error
 
@@ -353,13 +353,9 @@ def check_drawn_sizes(draft: StepDraft) -> None:
             jax.eval_shape(partial(gradients_of, sized), _get_state(draft), batch)
         except (ValueError, TypeError, FlaxError) as error:
             raise RecipeError(
-                f"{key}: the network can't read all sizes: {_first_line(error)}; use a network "
+                f"{key}: the network can't read all sizes: {first_line(error)}; use a network "
                 "that averages over positions before its dense layers"
             ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
 
 
 def _make_batch_shapes(split: Split, count: int) -> Any:

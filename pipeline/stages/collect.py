@@ -55,7 +55,7 @@ class Collector:
     """Functions that compute gradients, by the patterns of frozen parameters."""
 
     def __call__(self, state: TrainState, step: int) -> None:
-        """Collect from the state after `step` steps, which stays as it is."""
+        """Collect from the state after `step` steps, which doesn't change."""
         if self._has_failed:
             return
         try:
@@ -80,9 +80,9 @@ class Collector:
             self._programs[step_config.frozen] = program
         window = self.loader.window(step)
         batch = batch_at(window.inputs, jnp.int32(step - window.start))
-        needed = replace(state, opt_state=(), average=None, overflows=None, bad_steps=None)
+        slim_state = replace(state, opt_state=(), average=None, overflows=None, bad_steps=None)
         # One device computes the gradients, also if state and batch are on several.
-        host: tuple[TrainState, Batch] = jax.tree.map(np.asarray, (needed, batch))
+        host: tuple[TrainState, Batch] = jax.tree.map(np.asarray, (slim_state, batch))
         with jax.default_device(self.device):
             return program(*jax.tree.map(jnp.asarray, host))
 

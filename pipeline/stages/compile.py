@@ -79,15 +79,15 @@ def compile_programs(
     executable = compile_to_executable(inputs, recipe, backend, reporter)
     if recipe.train.remat != "auto":
         return executable
-    before = get_training_temporaries(executable)
-    allowed = recipe.train.remat_bytes
-    if allowed is None:
+    before_bytes = get_training_temporaries(executable)
+    allowed_bytes = recipe.train.remat_bytes
+    if allowed_bytes is None:
         if jax.process_count() > 1:
             problem = "must be set with several processes, so that all decide the same"
             raise RecipeError(f"train.remat_bytes = null: {problem}")
-        allowed = find_device_memory(backend.device)
-    line = f"temporaries of {before / 1e6:,.1f} MB, {allowed / 1e6:,.1f} MB allowed"
-    if before <= allowed:
+        allowed_bytes = find_device_memory(backend.device)
+    line = f"temporaries of {before_bytes / 1e6:,.1f} MB, {allowed_bytes / 1e6:,.1f} MB allowed"
+    if before_bytes <= allowed_bytes:
         reporter.stage("remat", f"none: {line}")
         return executable
     if not count_blocks(built.step_config.network):
@@ -97,9 +97,10 @@ def compile_programs(
     step = recompute_blocks(built).step_on(shards)
     inputs = replace(inputs, step=step, recomputes=True, key=None)
     executable = compile_to_executable(inputs, recipe, backend, reporter)
-    after = get_training_temporaries(executable)
+    after_bytes = get_training_temporaries(executable)
     reporter.stage(
-        "remat", f"blocks: {line}; {before / 1e6:,.1f} -> {after / 1e6:,.1f} MB of temporaries"
+        "remat",
+        f"blocks: {line}; {before_bytes / 1e6:,.1f} -> {after_bytes / 1e6:,.1f} MB of temporaries",
     )
     return executable
 

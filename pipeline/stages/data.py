@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeline.backends.loading.loader import split_bytes
 from pipeline.config.cache import cache_root
+from pipeline.config.checks import describe_unequal_shapes
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import total_steps
 from pipeline.core.errors import RecipeError
@@ -93,10 +94,7 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
         image = train_specs["image"]
         eval_image = eval_specs["image"]
         if (image.shape, image.layout) != (eval_image.shape, eval_image.layout):
-            raise RecipeError(
-                f"dataset.eval.ops: leave images of shape {eval_image.shape}, "
-                f"dataset.train.ops of {image.shape}; a network takes one shape"
-            )
+            raise RecipeError(describe_unequal_shapes(image.shape, eval_image.shape))
         if bucket is not None and spec.padding_mask:
             image = with_mask_channel(image, bucket)
             refuse_moved_padding(spec)
@@ -222,7 +220,7 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
     if spec.interleave is not None and not files:
         raise RecipeError(
             f"dataset.train.interleave = {spec.interleave}: must be null, since "
-            f"{recipe.dataset.name} does not read samples from files one after the other; "
+            f"{recipe.dataset.name} doesn't read samples from files one after the other; "
             "tfrecord and records do"
         )
     if spec.interleave is not None and len(files) < settings["num_shards"]:

@@ -53,15 +53,15 @@ def evaluate(
         """Return the sums of `add` over all batches, on the host; None if stopped."""
         size = DispatchSize(options.dispatch_s)
         sums = None
-        done = 0
-        while done < dataset.eval_order.steps_per_epoch:
+        start = 0
+        while start < dataset.eval_order.steps_per_epoch:
             if is_stopped():
                 return None
-            stop = min(dataset.eval_order.steps_per_epoch, done + agree(lambda: size.max_steps))
+            end = min(dataset.eval_order.steps_per_epoch, start + agree(lambda: size.max_steps))
             started_at = time.perf_counter()
-            sums = add(state, done, stop, sums)
-            size.take_note(stop - done, time.perf_counter() - started_at)
-            done = stop
+            sums = add(state, start, end, sums)
+            size.take_note(end - start, time.perf_counter() - started_at)
+            start = end
         return jax.tree.map(np.asarray, sums)
 
     sums = add_up(executable.evaluate)

@@ -166,8 +166,8 @@ def _group_scopes(
     """
     if isinstance(step_config.network, Network):
         stack = step_config.network.layers
-        named = zip(scope_names(stack), stack, strict=True)
-        order = [(name, isinstance(layer, _NORMS)) for name, layer in named]
+        pairs = zip(scope_names(stack), stack, strict=True)
+        order = [(name, isinstance(layer, _NORMS)) for name, layer in pairs]
     else:
         paths: dict[Path, None] = {}
         with nn.intercept_methods(list_layers(paths)):
@@ -180,8 +180,8 @@ def _group_scopes(
             depths[-1].append(name)
         elif name in params:
             depths.append([name])
-    listed = {name for group in depths for name in group}
-    loose = [name for name in params if name not in listed]
+    grouped = {name for group in depths for name in group}
+    loose = [name for name in params if name not in grouped]
     if not depths or (loose and isinstance(step_config.network, ImportedNetwork)):
         raise ValueError(f"the order of the layers of {model} is unknown; must be 1.0")
     return [loose, *depths] if loose else depths

@@ -222,7 +222,7 @@ def _report(
             nhwc_ms, chwn_ms = (times_us[layout] / 1000 for layout in ("nhwc", "chwn"))
             reason = f"; gradients {nhwc_ms:,.2f} -> {chwn_ms:,.2f} ms"
         reporter.stage("lower", f"images as CHWN: vectors of samples{reason}")
-    if any(how != DEFAULT for _, how in choice.lowerings.chosen):
+    if any(lowering != DEFAULT for _, lowering in choice.lowerings.chosen):
         reporter.stage("lower", _format_line(choice))
     if choice.num_timed and folder is not None:
         run_dir = folder.path
@@ -238,8 +238,8 @@ def _report(
 
 def _format_line(choice: LoweringChoice) -> str:
     """Return the origins of a choice and its times as a line for the log."""
-    lowerings = [how for _, how in choice.lowerings.chosen]
-    onednn = sum(how.engine == "onednn" for how in lowerings)
+    lowerings = [lowering for _, lowering in choice.lowerings.chosen]
+    onednn = sum(lowering.engine == "onednn" for lowering in lowerings)
     banked = sum(result.status == "bank_hit" for result in choice.results)
     tuned = len(choice.results) - banked
     clauses = [f"{len(lowerings)} computations: {banked} from the bank"]
@@ -286,8 +286,8 @@ def list_problems(
 
     problems: list[Problem] = []
     for image in step_config.train_images or (step_config.image,):
-        listed = trace(replace(step_config, image=image), train_batch, True)
-        problems += [p for p in listed if not _is_image_gradient(p, image_shape(image))]
+        train_problems = trace(replace(step_config, image=image), train_batch, True)
+        problems += [p for p in train_problems if not _is_image_gradient(p, image_shape(image))]
     problems += [p for p in trace(step_config, eval_batch, False) if p.role == "forward"]
     return tuple(dict.fromkeys(problems))
 

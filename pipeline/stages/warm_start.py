@@ -35,7 +35,7 @@ class Restored:
     line: str
     """Line for the log that names the source."""
 
-    def over(self, fresh: TrainState) -> TrainState:
+    def replace_weights(self, fresh: TrainState) -> TrainState:
         """Return `fresh` with the restored parameters and batch statistics."""
 
         def choose(restored: Any, fresh: Any) -> Any:

@@ -135,7 +135,7 @@ def test_a_link_is_refused(copy: Path) -> None:
 def test_a_file_that_the_manifest_does_not_list_is_named(copy: Path) -> None:
     folder = checkpoint_path(copy / "checkpoints", 3)
     (folder / "state" / "more").write_text("mine")
-    with pytest.raises(DamagedError, match=r"3/state/more: is not listed in manifest.json"):
+    with pytest.raises(DamagedError, match=r"3/state/more: isn't listed in manifest.json"):
         read_checkpoint(folder)
 
 
@@ -158,10 +158,10 @@ def seal(folder: Path, **files: Any) -> None:
 def test_a_manifest_must_list_what_a_checkpoint_is_made_of(name: str, copy: Path) -> None:
     folder = checkpoint_path(copy / "checkpoints", 3)
     seal(folder, **{name: None})
-    with pytest.raises(DamagedError, match=f"3/manifest.json: does not list {name}"):
+    with pytest.raises(DamagedError, match=f"3/manifest.json: doesn't list {name}"):
         read_checkpoint(folder)
     (folder / "manifest.json").write_text('{"recipe": "", "files": {}}')
-    with pytest.raises(DamagedError, match=r"3/manifest.json: does not list state/_METADATA"):
+    with pytest.raises(DamagedError, match=r"3/manifest.json: doesn't list state/_METADATA"):
         read_checkpoint(folder)
 
 
@@ -223,8 +223,8 @@ def test_strangers_are_passed_over_in_reading_and_set_aside_in_resuming(copy: Pa
     assert warned == []
     set_others_aside(copy, 3, warned.append)
     assert warned == [
-        f"{root / '0'}: is no checkpoint; set aside as foreign-0-1",
-        f"{root / '2019'}: is no checkpoint; set aside as foreign-2019-1",
+        f"{root / '0'}: isn't a checkpoint; set aside as foreign-0-1",
+        f"{root / '2019'}: isn't a checkpoint; set aside as foreign-2019-1",
     ]
     assert (root / "foreign-2019-1" / "holiday.jpg").exists()
     assert outcome.checkpoints(copy) == [1, 2, 3]
@@ -267,7 +267,7 @@ def test_other_spellings_of_a_number_are_set_aside_in_resuming(copy: Path) -> No
     assert restore_state(copy, like, {"seed": 1}, warned.append) is not None
     set_others_aside(copy, 3, warned.append)
     assert warned == [
-        f"{root / name}: is no checkpoint; set aside as foreign-{name}-1"
+        f"{root / name}: isn't a checkpoint; set aside as foreign-{name}-1"
         for name in ("+3", "03", "3.0")
     ]
     assert outcome.checkpoints(copy) == [1, 2, 3]

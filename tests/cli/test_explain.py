@@ -144,7 +144,7 @@ def test_a_plan_that_is_given_is_explained_instead_of_one_that_is_searched(
         "parallel.plan=mine.yaml",
     )
     assert (status, err) == (0, "")
-    assert "1 x 2 devices, batch replicated, dense_0/kernel [null, model]; of mine.yaml" in out
+    assert "1 x 2 devices, batch replicated, dense_0/kernel [null, model]; from mine.yaml" in out
     assert "searched in" not in out
 
 

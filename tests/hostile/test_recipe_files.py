@@ -401,8 +401,8 @@ def test_a_chip_is_a_plain_file_too(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("seed: ???\n", "mine.yaml: seed = ???: stands for a value that is missing; give one, or"),
-        ("train:\n  steps: ???\n", "mine.yaml: train.steps = ???: stands for a value"),
+        ("seed: ???\n", "mine.yaml: seed = ???: the value is missing; give one, or"),
+        ("train:\n  steps: ???\n", "mine.yaml: train.steps = ???: the value is missing"),
         ("# @package hydra\nrun: {}\n", "mine.yaml: # @package hydra: its keys would go elsewhere"),
         ("\n# a\n #@package: x\nseed: 1\n", "mine.yaml: # @package x: its keys would go elsewhere"),
         (

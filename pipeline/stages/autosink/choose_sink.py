@@ -114,9 +114,9 @@ def choose_sink(
     return _report(plan, reporter)
 
 
-def resume_sink(before: SinkState, reporter: Reporter) -> SinkPlan:
+def resume_sink(saved: SinkState, reporter: Reporter) -> SinkPlan:
     """Return the sinks that were chosen when a resumed run began, as its checkpoint has them."""
-    plan = SinkPlan(before.size, before.mechanism, "as chosen when the run began")
+    plan = SinkPlan(saved.size, saved.mechanism, "as chosen when the run began")
     return _report(plan, reporter)
 
 

@@ -177,4 +177,4 @@ def write_mask(path: Path, file: Path, mask: np.ndarray, classes: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content.getvalue())
     except OSError as error:
-        raise RunError(f"{path}: can't be written: {error.strerror or error}") from error
+        raise RunError(f"{path}: can't write: {error.strerror or error}") from error

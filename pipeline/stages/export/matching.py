@@ -153,15 +153,15 @@ def _rename_entries(
 
     Returns the new name, None for skipped entries, and the array, by old name.
     """
-    used: set[int] = set()
+    used_rules: set[int] = set()
     renamed: dict[str, tuple[str | None, np.ndarray]] = {}
     for name, array in arrays.items():
         rule = next((i for i, r in enumerate(renames) if r.pattern.fullmatch(name)), None)
         if rule is not None:
-            used.add(rule)
+            used_rules.add(rule)
         renamed[name] = (name if rule is None else renames[rule].apply(name), array)
     for index, rename in enumerate(renames):
-        if index not in used:
+        if index not in used_rules:
             examples = ", ".join(show_name(name) for name in list(arrays)[:3])
             raise DataError(
                 f"checkpoint.renames.{index}.match = {rename.match}: must match one of the "

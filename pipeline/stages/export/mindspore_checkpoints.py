@@ -34,7 +34,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.models.weights.files.weight_files import write_weights
 from pipeline.stages.data import load_data
 from pipeline.stages.export.trained_run import read_run_recipe
-from pipeline.stages.record.run_directory import RECIPE, find_run_dir
+from pipeline.stages.record.run_directory import require_run_dir
 
 SUFFIX = ".ckpt"
 STATE = "opt_state/"
@@ -91,9 +91,7 @@ def write_checkpoints(
     `source` is a run directory or one checkpoint. Arrays have the names of `list_weight_arrays`.
     Raises DataError if there is no checkpoint, RunError if the folder can't be written.
     """
-    run_dir = find_run_dir(source)
-    if run_dir is None:
-        raise DataError(f"{source}: isn't a run directory; it holds no {RECIPE}")
+    run_dir = require_run_dir(source)
     recipe = read_run_recipe(run_dir)
     steps_per_sink_epoch = None
     try:
@@ -186,7 +184,7 @@ class MindSporeCopies:
             (self._folder / name).unlink(missing_ok=True)
             self._write_list()
 
-    def agree(self, checkpoints: Mapping[int, Path]) -> None:
+    def synchronize(self, checkpoints: Mapping[int, Path]) -> None:
         """Write missing files, and remove this run's files without a checkpoint."""
         for step in [step for step in self._names if step not in checkpoints]:
             self.remove(step)

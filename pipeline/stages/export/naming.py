@@ -208,8 +208,8 @@ class FileLayers:
         ordered = keeps_order(self._file)
         if not ordered:
             layers = sorted(layers, key=natural_key)
-        before, _, after = map(re.escape, path.partition("#"))
-        matches = (re.fullmatch(rf"{before}(\d+){after}", name) for name in self._network_layers)
+        prefix, _, suffix = map(re.escape, path.partition("#"))
+        matches = (re.fullmatch(rf"{prefix}(\d+){suffix}", name) for name in self._network_layers)
         numbers = sorted(int(match[1]) for match in matches if match)
         fits = self._tabulate_fits([path.replace("#", str(number)) for number in numbers], layers)
         if not ordered:

@@ -17,7 +17,7 @@ from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets, Task
 from pipeline.data.text.text_format import TextFormat, read_text_format
 from pipeline.models.weights.files.named_arrays import Arrays
-from pipeline.stages.record.run_directory import RECIPE, SUMMARY, find_run_dir
+from pipeline.stages.record.run_directory import RECIPE, SUMMARY, find_run_dir, require_run_dir
 from pipeline.stages.record.saved_recipe import list_changes
 from pipeline.training.parallel.devices import leave_gpus_alone
 
@@ -76,9 +76,7 @@ def read_trained_run(folder: Path) -> TrainedRun:
     Raises DataError if `folder` isn't a run or has no checkpoint, RecipeError if its recipe is no
     longer valid.
     """
-    run_dir = find_run_dir(folder)
-    if run_dir is None:
-        raise DataError(f"{folder}: isn't a run directory; it holds no {RECIPE}")
+    run_dir = require_run_dir(folder)
     recipe = read_run_recipe(run_dir)
     saved = read_saved(folder)
     if changes := list_changes(saved, recipe.model_dump(mode="json")):

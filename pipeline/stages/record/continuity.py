@@ -30,10 +30,15 @@ DECISIVE_VARIABLES = ("--", XLA_FLAGS, "ONEDNN_", "DNNL_", "NVIDIA_TF32")
 """Prefixes of variables, and of XLA's flags (--), that decide how libraries compute."""
 HARMLESS_VARIABLES = ("ONEDNN_VERBOSE", "DNNL_VERBOSE", "ONEDNN_JIT_DUMP", "DNNL_JIT_DUMP")
 HARMLESS_FLAGS = (
-    *("--xla_dump_", "--xla_hlo_profile", "--xla_force_host_platform_device_count"),
-    *("--xla_cpu_collective_timeout_seconds", "--xla_cpu_collective_call_"),
-    *("--xla_gpu_enable_command_buffer", "--xla_gpu_graph_min_graph_size"),
-    *("--xla_gpu_cuda_data_dir", "--xla_gpu_force_compilation_parallelism"),
+    "--xla_dump_",
+    "--xla_hlo_profile",
+    "--xla_force_host_platform_device_count",
+    "--xla_cpu_collective_timeout_seconds",
+    "--xla_cpu_collective_call_",
+    "--xla_gpu_enable_command_buffer",
+    "--xla_gpu_graph_min_graph_size",
+    "--xla_gpu_cuda_data_dir",
+    "--xla_gpu_force_compilation_parallelism",
 )
 """Prefixes of XLA's flags that don't change numbers. This package sets some of them."""
 _ABSENT = object()
@@ -44,7 +49,7 @@ Warn = Callable[[str], None]
 
 
 def require_same_origin(
-    run_dir: Path, now: Provenance, on_changed: Literal["refuse", "allow"], warn: Warn
+    run_dir: Path, current: Provenance, on_changed: Literal["refuse", "allow"], warn: Warn
 ) -> None:
     """Compare a process that resumes a run with the earlier processes of the run.
 
@@ -53,19 +58,19 @@ def require_same_origin(
     warns of them if `on_changed` is allow.
     """
     unknown = "whether data, versions and code are the same as before is unknown"
-    before: Processes = []
+    processes: Processes = []
     try:
-        before = read_provenance(run_dir)
-        if not before:
+        processes = read_provenance(run_dir)
+        if not processes:
             warn(f"{run_dir / PROVENANCE}: is missing; {unknown}")
     except DataError as error:
         warn(f"{str(error).partition('; delete')[0]}; {unknown}")
-    settings = compare_settings(before, now)
+    settings = compare_settings(processes, current)
     for change, lines in (
-        ("the data have changed since the run was trained", find_changed_data(before, now)),
+        ("the data have changed since the run was trained", find_changed_data(processes, current)),
         (
             "the plug-ins have changed since the run was trained",
-            find_changed_plugins(before, now),
+            find_changed_plugins(processes, current),
         ),
         (
             "settings that decide numbers have changed since the run was trained",
@@ -79,39 +84,39 @@ def require_same_origin(
             advice = f"Restore them, or continue with these: {ALLOW}"
             raise DataError("\n  ".join([f"{problem}:", *lines]) + f"\n{advice}")
         warn(f"{problem}, and {ALLOW}: {'; '.join(lines)}")
-    if software := describe_changed_software(before, now):
+    if software := describe_changed_software(processes, current):
         warn(f"{run_dir}: continues with other software, which may round differently: {software}")
     if settings.harmless:
         warn(f"{run_dir}: continues with other settings: {'; '.join(settings.harmless)}")
 
 
-def _find_newest(before: Processes, section: str) -> Mapping[str, Any]:
+def _find_newest(processes: Processes, section: str) -> Mapping[str, Any]:
     """Return a section of the newest process that has it; {} if none has it."""
-    sections = (process.get(section) for process in reversed(before))
+    sections = (process.get(section) for process in reversed(processes))
     return next((entry for entry in sections if isinstance(entry, Mapping) and entry), {})
 
 
-def find_changed_data(before: Processes, now: Provenance) -> list[str]:
+def find_changed_data(processes: Processes, current: Provenance) -> list[str]:
     """Return a line for each column that differs from the run's data so far."""
-    recorded = _find_newest(before, "data")
+    recorded = _find_newest(processes, "data")
     if not recorded:
         return []
     lines = [
         f"{show_name(f'{split} {column}')}: was {_format_fingerprint(old)}, "
         f"is {_format_fingerprint(new)}"
-        for split, column, old, new in _pair_columns(recorded, now.data)
+        for split, column, old, new in _pair_columns(recorded, current.data)
         if not _is_same_data(old, new)
     ]
     return first_lines(lines, MAX_COLUMNS)
 
 
 def _pair_columns(
-    recorded: Mapping[str, Any], now: Mapping[str, Any]
+    recorded: Mapping[str, Any], current: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, Any, Any]]:
     """Yield (split, column, recorded fingerprint, current fingerprint)."""
-    for split in dict.fromkeys((*recorded, *now)):
+    for split in dict.fromkeys((*recorded, *current)):
         old = recorded.get(split, {})
-        new = now.get(split, {})
+        new = current.get(split, {})
         if not isinstance(old, Mapping):
             yield split, "", old, _ABSENT
             continue
@@ -141,20 +146,20 @@ def _format_fingerprint(entry: Any) -> str:
     return show(entry)
 
 
-def find_changed_plugins(before: Processes, now: Provenance) -> list[str]:
+def find_changed_plugins(processes: Processes, current: Provenance) -> list[str]:
     """Return a line for each file of a plug-in that differs, and for each missing plug-in.
 
     New plug-ins aren't listed, since the run so far didn't depend on them.
     """
     lines: list[str] = []
-    for name, old in _find_newest(before, "plugins").items():
-        new = now.plugins.get(name)
+    for name, old in _find_newest(processes, "plugins").items():
+        new = current.plugins.get(name)
         if new is None:
             lines.append(f"{FLAG} {show_name(name)}: is missing")
             continue
-        for file, recorded, current in _pair_plugin_versions(old, new):
-            if recorded != current:
-                change = f"{_format_digest(recorded)} -> {_format_digest(current)}"
+        for file, old_value, new_value in _pair_plugin_versions(old, new):
+            if old_value != new_value:
+                change = f"{_format_digest(old_value)} -> {_format_digest(new_value)}"
                 lines.append(f"{show_name(f'{name}: {file}')} {change}")
     return first_lines(lines, MAX_COLUMNS)
 
@@ -175,25 +180,25 @@ def _format_digest(value: Any) -> str:
     return show_name(value)[:DIGEST] if isinstance(value, str) else show(value)
 
 
-def describe_changed_software(before: Processes, now: Provenance) -> str | None:
+def describe_changed_software(processes: Processes, current: Provenance) -> str | None:
     """Return the versions and code that differ, as text; None if all are equal."""
-    recorded = _find_newest(before, "versions")
+    recorded = _find_newest(processes, "versions")
     changes = []
-    for name in dict.fromkeys((*recorded, *now.versions)) if recorded else ():
+    for name in dict.fromkeys((*recorded, *current.versions)) if recorded else ():
         old = recorded.get(name, "none")
-        new = now.versions.get(name, "none")
+        new = current.versions.get(name, "none")
         if old != new:
             changes.append(f"{show_name(name)} {_format_value(old)} -> {_format_value(new)}")
-    digest = now.code.get("sha256")
-    old_digest = _find_newest(before, "code").get("sha256", digest)
+    digest = current.code.get("sha256")
+    old_digest = _find_newest(processes, "code").get("sha256", digest)
     if old_digest != digest:
         changes.append(
             f"code {_format_value(old_digest)[:DIGEST]} -> {_format_value(digest)[:DIGEST]}"
         )
     if not changes:
         return None
-    rest = f" and {len(changes) - MAX_VERSIONS} more" if len(changes) > MAX_VERSIONS else ""
-    return ", ".join(changes[-MAX_VERSIONS:]) + rest
+    omitted = f" and {len(changes) - MAX_VERSIONS} more" if len(changes) > MAX_VERSIONS else ""
+    return ", ".join(changes[-MAX_VERSIONS:]) + omitted
 
 
 def _format_value(value: Any) -> str:
@@ -210,28 +215,30 @@ class ChangedSettings:
     """Other settings."""
 
 
-def compare_settings(before: Processes, now: Provenance) -> ChangedSettings:
+def compare_settings(processes: Processes, current: Provenance) -> ChangedSettings:
     """Compare the settings of a process with the newest process that has recorded `numerics`."""
-    recorded = [process for process in before if isinstance(process.get("numerics"), Mapping)]
+    recorded = [process for process in processes if isinstance(process.get("numerics"), Mapping)]
     if not recorded or not recorded[-1]["numerics"]:
         return ChangedSettings()
     numerics = recorded[-1]["numerics"]
     variables = recorded[-1].get("settings")
     lines: dict[bool, list[str]] = {True: [], False: []}
     # A name that only one process has belongs to another version of jax.
-    for name in now.numerics:
-        if name in numerics and numerics[name] != now.numerics[name]:
-            lines[True].append(_format_change(f"jax_{name}", numerics[name], now.numerics[name]))
-    was = _split_flags(variables if isinstance(variables, Mapping) else {})
-    is_now = _split_flags(now.settings)
-    for name in dict.fromkeys((*was, *is_now)):
-        is_numeric = name.lower().removeprefix("jax_") in now.numerics
-        if not is_numeric and was.get(name) != is_now.get(name):
+    for name in current.numerics:
+        if name in numerics and numerics[name] != current.numerics[name]:
+            lines[True].append(
+                _format_change(f"jax_{name}", numerics[name], current.numerics[name])
+            )
+    old = _split_flags(variables if isinstance(variables, Mapping) else {})
+    new = _split_flags(current.settings)
+    for name in dict.fromkeys((*old, *new)):
+        is_numeric = name.lower().removeprefix("jax_") in current.numerics
+        if not is_numeric and old.get(name) != new.get(name):
             # A variable, or a flag that starts with `--`.
             decisive = name.startswith(DECISIVE_VARIABLES) and not name.startswith(
                 HARMLESS_VARIABLES
             )
-            lines[decisive].append(_format_change(name, was.get(name), is_now.get(name)))
+            lines[decisive].append(_format_change(name, old.get(name), new.get(name)))
     return ChangedSettings(
         first_lines(lines[True], MAX_SETTINGS), first_lines(lines[False], MAX_SETTINGS)
     )
@@ -255,5 +262,5 @@ def _split_flags(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _format_change(name: str, old: Any, new: Any) -> str:
-    was, is_now = (show_name("not set" if value is None else str(value)) for value in (old, new))
-    return f"{show_name(name)}: was {was}, is {is_now}"
+    old_text, new_text = (show_name("not set" if v is None else str(v)) for v in (old, new))
+    return f"{show_name(name)}: was {old_text}, is {new_text}"

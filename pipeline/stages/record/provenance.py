@@ -46,11 +46,11 @@ class Provenance:
 def add_provenance(run_dir: Path, process: Provenance) -> None:
     """Append a process to the earlier processes of the run."""
     try:
-        before = read_provenance(run_dir)
+        earlier = read_provenance(run_dir)
     except DataError:
         # A damaged file is replaced, and doesn't stop the run.
-        before = []
-    processes = [*before, asdict(process)]
+        earlier = []
+    processes = [*earlier, asdict(process)]
     write_whole(run_dir / PROVENANCE, json_text({"processes": processes}, indent=2) + "\n")
 
 

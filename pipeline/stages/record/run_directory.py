@@ -208,6 +208,14 @@ def find_run_dir(folder: Path) -> Path | None:
     return None
 
 
+def require_run_dir(folder: Path) -> Path:
+    """Return the run directory as in `find_run_dir`. Raises DataError if there is none."""
+    run_dir = find_run_dir(folder)
+    if run_dir is None:
+        raise DataError(f"{folder}: isn't a run directory; it holds no {RECIPE}")
+    return run_dir
+
+
 def read_status(run_dir: Path) -> str | None:
     """Read the status in a run's summary; None if it can't be read."""
     try:

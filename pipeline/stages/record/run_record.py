@@ -12,7 +12,7 @@ from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.tree_diff import Difference, differences
 from pipeline.stages.record.provenance import read_provenance
 from pipeline.stages.record.recorded_recipe import read_recorded_recipe
-from pipeline.stages.record.run_directory import RECIPE, SUMMARY, find_run_dir
+from pipeline.stages.record.run_directory import SUMMARY, require_run_dir
 
 ENVIRONMENT = ("versions", "machine", "settings", "numerics")
 TIMES = ("step_ms", "median_step_ms", "train_s", "first_step_s")
@@ -46,9 +46,7 @@ def read_record(folder: Path) -> RunRecord:
 
     Raises DataError if `folder` isn't one of these, or can't be read.
     """
-    run_dir = find_run_dir(folder)
-    if run_dir is None:
-        raise DataError(f"{folder}: isn't a run directory; it holds no {RECIPE}")
+    run_dir = require_run_dir(folder)
     recipe = read_recorded_recipe(run_dir)
     file = run_dir / SUMMARY
     try:

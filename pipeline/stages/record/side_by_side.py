@@ -31,10 +31,10 @@ class SideBySide:
         self._console = Console(highlight=False, markup=False)
         for letter, record in zip("AB", self._runs, strict=True):
             steps = record.summary.get("steps")
-            done = f", {steps:,} steps" if type(steps) is int else ""
+            steps_text = f", {steps:,} steps" if type(steps) is int else ""
             count = len(record.processes)
             several = f", by {count} processes" if count > 1 else ""
-            line = f"{letter}  {record.run_dir}: {show_name(record.status)}{done}{several}"
+            line = f"{letter}  {record.run_dir}: {show_name(record.status)}{steps_text}{several}"
             self._console.print(printable(line), soft_wrap=True)
 
     def show_text(self, section: str, text: str) -> None:

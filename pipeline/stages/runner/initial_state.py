@@ -88,7 +88,7 @@ def initial_state(run: CompiledRun, restored: Restored | None) -> tuple[TrainSta
             return executable.put(saved[0]), saved[1]
     state = executable.init()
     if restored is not None:
-        state = restored.over(state)
+        state = restored.replace_weights(state)
         state = replace(state, average=restart_average(state.average, state.params))
         if "train" not in context.recipe.stages and restored.step is not None:
             state = replace(state, step=jnp.asarray(restored.step, jnp.int32))

@@ -200,7 +200,7 @@ CASES = {
     ),
     "splits of two shapes": (
         ["dataset.eval.ops=[]"],
-        "dataset.eval.ops: leave images of shape (28, 28, 1), dataset.train.ops of (32, 32, 1)",
+        "same shape as dataset.train.ops; (32, 32, 1) in training and (28, 28, 1) in evaluation",
     ),
     "batch larger than the data": (
         ["train.batch_size=60001"],

@@ -86,14 +86,14 @@ def _add_conv_transpose(
     for length, window, stride in zip(x.shape[:2], size, strides, strict=True):
         # Rows around the dilated input, as in `jax.lax.conv_transpose`.
         total = window + stride - 2
-        before = window - 1 if stride > window - 1 else -(-total // 2)
+        pad_before = window - 1 if stride > window - 1 else -(-total // 2)
         if layer.padding == "valid":
             total += max(window - stride, 0)
-            before = window - 1
-        after = total - before
-        begins.append(window - 1 - before)
-        ends.append(max(0, window - 1 - after))
-        output_padding.append(max(0, after - window + 1))
+            pad_before = window - 1
+        pad_after = total - pad_before
+        begins.append(window - 1 - pad_before)
+        ends.append(max(0, window - 1 - pad_after))
+        output_padding.append(max(0, pad_after - window + 1))
         sizes.append((length - 1) * stride + 1 + total - window + 1)
     mirrored = kernel[::-1, ::-1].transpose(2, 3, 0, 1)
     name = graph.node(
