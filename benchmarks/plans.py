@@ -44,7 +44,7 @@ from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
-from pipeline.stages.plan_devices import step_to_plan, with_plan
+from pipeline.stages.plan_devices import trace_step, with_plan
 
 PACKAGES = ("jax", "jaxlib", "scipy")
 PLANS = 12
@@ -249,7 +249,7 @@ def compare(network: Network, steps: int, rounds: int) -> str:
             recipe.device.open(recipe.parallel)
             dataset = load_data(recipe, reporter)
             built = build(recipe, dataset, reporter)
-        step = step_to_plan(recipe, dataset, built)
+        step = trace_step(recipe, dataset, built)
         blocks = find_blocks(step)
         plans = different_plans(network, blocks, step.state_bytes / blocks.parameter_bytes)
         contestants = {

@@ -1,14 +1,14 @@
 """A training pipeline whose recipe is data.
 
-`load_recipe` composes a recipe and `run` executes it. A `Trainer` also returns what comes of it,
-and `load_run` reads that back. `sink` runs a custom step, many a dispatch. `Interrupted` is raised
-if a signal stopped them. `pipeline.api` has what custom code needs.
+`load_recipe` composes a recipe and `run` executes it. A `Trainer` also evaluates and predicts, and
+`load_run` reads a saved run. `sink` runs many steps of a custom function in one dispatch.
+`Interrupted` is raised if a signal stops a run. `pipeline.api` has the classes for custom code.
 """
 
 from importlib import import_module
 from typing import Any
 
-# Nothing is imported before it is used: a command starts in a tenth of the time that jax takes.
+# Names are imported on first use: a command starts in a tenth of the time of importing jax.
 # The types are in __init__.pyi.
 _MODULES = {
     "Interrupted": "pipeline.core.host.signals",

@@ -1,8 +1,8 @@
 """The command line: run a command, and report an error as one message.
 
 Exit status: 0 done, 1 the run failed or was stopped, 2 the recipe or its data is wrong. Little is
-imported at the top, since a process restarts itself with settings of its allocator before it begins
-(`pipeline.core.host.process_start`), and imports all of it again.
+imported at the top: a process may restart itself with settings of its allocator
+(`pipeline.core.host.process_start`), and then imports everything again.
 """
 
 from __future__ import annotations
@@ -29,38 +29,42 @@ ON_GPU = "device=gpu"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command of the arguments and return the exit status.
 
-    Without arguments, those of the process are used, and the process ends with the command.
+    If `arguments` is None, the arguments of the process are used, and the process ends with the
+    command.
     """
     open_closed_streams()
-    alone = arguments is None
-    if alone and os.environ.get(COMPLETION_VARIABLE):
+    owns_process = arguments is None
+    if owns_process and os.environ.get(COMPLETION_VARIABLE):
         return _complete(os.environ[COMPLETION_VARIABLE])
-    if alone and ON_GPU not in sys.argv:
-        # What it speeds up is the memory of programs of the processor.
+    if owns_process and ON_GPU not in sys.argv:
+        # The tunables speed up the memory of programs on the CPU.
         reexec_with_malloc_tunables()
-    started_at = _STARTED_AT if alone else time.perf_counter()
-    ended: list[int] = []
-    if alone and sys.gettrace() is None and sys.getprofile() is None:
-        # Before anything else registers a function for the end: it is called after all of them.
-        atexit.register(_leave, ended)
+    started_at = _STARTED_AT if owns_process else time.perf_counter()
+    statuses: list[int] = []
+    if owns_process and sys.gettrace() is None and sys.getprofile() is None:
+        # Registered first, so it is called after all other functions.
+        atexit.register(_exit_at_once, statuses)
     from pipeline.core.errors import report_errors
     from pipeline.core.host.signals import end_on_signal, interrupt_command
 
     interrupt_command()
-    typed = list(sys.argv[1:] if arguments is None else arguments)
+    args = list(sys.argv[1:] if arguments is None else arguments)
     collect_less_while_starting()
-    debug = "debug=true" in map(str.lower, typed)
+    debug = "debug=true" in map(str.lower, args)
     try:
-        status = report_errors(lambda: _command(typed, started_at, alone)(), debug=debug)
+        status = report_errors(
+            lambda: _prepare_command(args, started_at, owns_process)(), debug=debug
+        )
     except KeyboardInterrupt:  # a second signal, while the first was being reported
         status = 1
-    if alone:
+    if owns_process:
         end_on_signal(status)
-    ended.append(status)
+    statuses.append(status)
     return status
 
 
 def _complete(instruction: str) -> int:
+    """Print the completions of the command line for a shell; return the exit status."""
     from pipeline.cli.commands.root import ROOT
     from pipeline.cli.completion import complete
 
@@ -69,50 +73,53 @@ def _complete(instruction: str) -> int:
     return 1
 
 
-def _leave(ended: Sequence[int]) -> None:
-    """End the process, at its very end, without taking its objects apart one by one.
+def _exit_at_once(statuses: Sequence[int]) -> None:
+    """End the process without freeing its objects, which takes half a second with jax.
 
-    Threads have been waited for and all other functions for the end were called. Python would go on
-    to free millions of objects of jax, for half a second. Not if the command raised something.
+    By now threads have ended and all other exit functions were called. `statuses` holds the exit
+    status; it is empty if the command raised an error, and then Python ends the process.
     """
-    if ended:
+    if statuses:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):
                 stream.flush()
-        os._exit(ended[0])
+        os._exit(statuses[0])
 
 
-def _command(typed: Sequence[str], started_at: float, alone: bool) -> Callable[[], int]:
+def _prepare_command(
+    arguments: Sequence[str], started_at: float, owns_process: bool
+) -> Callable[[], int]:
+    """Load the plug-ins that the arguments name; return the function that runs the command."""
     from pipeline.cli.commands.root import run_command
     from pipeline.core.host.environment import require_known_flags, require_usable_environment
     from pipeline.core.plugins.loading import name_for_all, take_flags
 
     require_usable_environment()
-    if alone:
+    if owns_process:
         require_known_flags()
-    plugins, args = take_flags(typed)
+    plugins, args = take_flags(arguments)
     if plugins:
         from pipeline.core.registry import load_all
 
         name_for_all(plugins)
         load_all()
-    return partial(run_command, args, started_at, alone=alone)
+    return partial(run_command, args, started_at, alone=owns_process)
 
 
 def _leave_working_folder() -> None:
-    """Import modules from where they are installed, not from the working folder, which holds data.
+    """Remove the working folder, which holds data, from the path of modules.
 
     `python -m` puts that folder first on the path. Child processes get PYTHONSAFEPATH. A checkout
-    that is the working folder stays on the path.
+    of this package stays on the path.
     """
     from pipeline.core.files.package_paths import PACKAGE
 
     try:
         folder = os.path.realpath(os.getcwd())
-    except OSError:  # it has been removed, which the command reports
+    except OSError:  # the folder has been removed, which the command reports
         return
-    first = os.path.realpath(sys.path[0])
-    if first == folder and first != str(PACKAGE.parent):
+    first_path = os.path.realpath(sys.path[0])
+    if first_path == folder and first_path != str(PACKAGE.parent):
         del sys.path[0]
         os.environ["PYTHONSAFEPATH"] = "1"
 

@@ -12,7 +12,7 @@ import yaml
 
 from pipeline import load_recipe
 from pipeline.config.chosen import DEFAULT_RECIPE
-from pipeline.config.files import description
+from pipeline.config.files import read_description
 from pipeline.core.files.package_paths import RECIPES
 from tests import outcome
 from tests.conftest import ROOT
@@ -99,7 +99,7 @@ def test_the_header_gives_the_command_and_says_what_it_is(name: str) -> None:
     recipe = "" if name == DEFAULT_RECIPE else f" +recipe={name}"
     assert "# @package _global_" in header
     assert [line for line in header if line.startswith(f"# python -m pipeline{recipe}")]
-    assert len(description(RECIPES / f"{name}.yaml")) > 20
+    assert len(read_description(RECIPES / f"{name}.yaml")) > 20
 
 
 def test_the_document_lists_the_recipes_as_their_headers_do() -> None:

@@ -211,9 +211,7 @@ def test_a_named_directory_that_is_no_run_is_not_cleaned(tiny: Compose, tmp_path
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n")
     draft_path(checkpoint_path(tmp_path / "checkpoints", 8)).mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(
-        DataError, match=r"left of a run without its recipe\.yaml: checkpoints, met"
-    ):
+    with pytest.raises(DataError, match=r"holds a run without its recipe\.yaml: checkpoints, met"):
         run(tiny(*LENGTH), tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'

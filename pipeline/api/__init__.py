@@ -1,10 +1,10 @@
-"""Everything that custom components are written with.
+"""Classes and functions for custom components.
 
     from pipeline.api import LossSpec, component
 
-A component is a frozen class with a literal `name`, registered by `@component(kind)`. Its module is
-named on the command line, `--plugin my_components.py`, or imported in Python. Import jax inside of
-methods: recipes are checked without it.
+A component is a frozen class with a literal `name`, registered by `@component(kind)`. The command
+line names its module, `--plugin my_components.py`, or Python imports it. Import jax inside
+methods, since recipes are checked without jax.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ __all__ = [
 def layer(name: str, **fields: Any) -> LayerSpec:
     """Make a layer by its name in recipes: `layer("conv", features=16, kernel=3)`.
 
-    Raises ValueError for an unknown name or a field that it does not take.
+    Raises ValueError for an unknown name, and for a field that the layer doesn't have.
     """
-    made: LayerSpec = make_component("layer", name, **fields)
-    return made
+    spec: LayerSpec = make_component("layer", name, **fields)
+    return spec

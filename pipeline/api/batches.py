@@ -1,4 +1,4 @@
-"""Batches of a recipe's data as numpy arrays, in the order and with the draws of training."""
+"""Batches of a recipe's data as numpy arrays, equal to the batches of training."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ def dict_batches(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yield the batches of an epoch of a split after its map ops, by column.
 
-    Images are float32 (B, H, W, C), as the network sees them; a last batch may be smaller. The
-    samples of training epoch `epoch`, counted from 0, and what is drawn for them are those that
-    training has then.
+    Images are float32 (B, H, W, C), as the network reads them. The last batch may be smaller.
+    `epoch` counts from 0. Order and random augmentation are the same as in that epoch of training.
     """
     is_train = split == "train"
     order = dataset.train_order if is_train else dataset.eval_order
     ops = dataset.train_ops if is_train else dataset.eval_ops
     columns = (dataset.train if is_train else dataset.eval).columns
     seed = seed_words(recipe.seed)
-    first = epoch * order.steps_per_epoch
-    for step in range(first, first + order.steps_per_epoch):
+    first_step = epoch * order.steps_per_epoch
+    for step in range(first_step, first_step + order.steps_per_epoch):
         batches = order.batches(step, 1)
         count = int(batches.counts[0])
         raw = {name: column[batches.rows[0]] for name, column in columns.items()}
@@ -45,7 +44,7 @@ def dict_batches(
 def tuple_batches(
     recipe: Recipe, dataset: Dataset, split: SplitName = "train", epoch: int = 0
 ) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yield the batches of `dict_batches` as tuples: image, label, and what else there is."""
+    """Yield the batches of `dict_batches` as tuples: image, label and any other columns."""
     for batch in dict_batches(recipe, dataset, split, epoch):
         image = batch.pop("image")
         yield (image, batch.pop("label"), *batch.values())

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HEADLINES = ("accuracy", "micro_f1", "r2")
-"""Metrics of which the first that there is is plotted."""
+"""Metrics in order of preference: `plot` shows the first one that the run has."""
 
 
 @dataclass(frozen=True)
 class RunHistory:
-    """The logs of a run as arrays by name; a value that is missing or not finite is NaN."""
+    """The logs of a run as arrays by name. NaN stands for a value that is missing or not finite."""
 
     steps: Mapping[str, np.ndarray]
-    """Of every step: step, loss, learning_rate, grad_norm, ..."""
+    """Numbers of every step: step, loss, learning_rate, grad_norm, ..."""
     evaluations: Mapping[str, np.ndarray]
-    """Of every evaluation: step and the metrics; precision, recall and f1 as macro averages."""
+    """Step and metrics of every evaluation. Precision, recall and f1 are macro averages."""
 
 
 class LoadedRun:
@@ -45,30 +45,30 @@ class LoadedRun:
         trained = self._trainer._snapshot()
         self.recipe: Recipe = trained.recipe
         self.step: int = trained.step
-        """The number of steps that the parameters have seen."""
+        """The number of steps that the parameters were trained for."""
         self._targets = trained.samples.targets
         self.parameters: Mapping[str, np.ndarray] = MappingProxyType(dict(self._trainer.parameters))
-        """The parameters by path, as `conv_0/kernel`."""
+        """The parameters by path, such as `conv_0/kernel`."""
         self.history = RunHistory(self._trainer.steps, self._trainer.evaluations)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes in label order, or of the numbers or labels."""
+        """The names of the classes, in label order, or of the predicted numbers or labels."""
         return self._targets.names
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """Return logits, float32 (n, ...), of raw images as the dataset has them; numbers of a
-        regression are in the units of the data.
+        """Return logits, float32 (n, ...), of raw images in the dataset's shape and type.
 
-        Raises DataError for images of another shape or type.
+        The numbers of a regression are in the units of the data. Raises DataError for images of
+        another shape or type.
         """
         outputs = self._trainer.predict(images)
         return self._targets.to_data_units(outputs).astype(np.float32)
 
     def plot(self) -> Figure:
-        """Return a figure of the loss, the first metric and the learning rate over the steps.
+        """Return a figure of the loss, one of `HEADLINES` and the learning rate over the steps.
 
-        Raises RunError if matplotlib is not installed.
+        Raises RunError if matplotlib isn't installed.
         """
         try:
             from matplotlib.figure import Figure
@@ -93,9 +93,9 @@ class LoadedRun:
 
 
 def load_run(run_dir: Path | str) -> LoadedRun:
-    """Read a run from its directory, or one of its checkpoints.
+    """Read a run from its directory, or from one of its checkpoints.
 
-    Raises DataError if it isn't a run, is damaged or has saved nothing, RecipeError if its
-    recipe isn't valid any more.
+    Raises DataError if `run_dir` isn't a run, is damaged or has no checkpoint, RecipeError if its
+    recipe is no longer valid.
     """
     return LoadedRun(Path(run_dir))

@@ -1,4 +1,4 @@
-"""Runs in Python: run a recipe; or train, look at it between two sinks, evaluate and predict."""
+"""Runs in Python: run a whole recipe, or train sink by sink, evaluate and predict."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from pipeline.stages.runner.context import RunOptions
 from pipeline.training.state import TrainState
 
 PREDICT_BATCH = 64
-"""Samples per call of the network: another number would be compiled again."""
+"""Samples per call of the network. Each other number would compile the network again."""
 
 
 def run(recipe: Recipe, run_dir: Path | None = None, callbacks: Sequence[Callback] = ()) -> Summary:
     """Run the stages that a recipe names, and return a summary of the result.
 
-    Writes into `run_dir`, or a new directory under `outputs/`. `callbacks` are called after those
-    of the recipe. Raises PipelineError if the run fails, and Interrupted, once the run is saved, if
-    a signal stopped it.
+    The run writes into `run_dir`, or a new directory under `outputs/`. `callbacks` are called after
+    the recipe's callbacks. Raises PipelineError if the run fails. If a signal stops the run, it is
+    saved, and Interrupted is raised.
     """
     options = RunOptions(run_dir, callbacks=callbacks, inspection=RunInspection())
     summary = stages.run(recipe, options)
@@ -57,14 +57,15 @@ def run(recipe: Recipe, run_dir: Path | None = None, callbacks: Sequence[Callbac
 
 
 class Trainer:
-    """A recipe's run, and the network that comes of it.
+    """A run of a recipe, and the network that it trains.
 
         trainer = Trainer("lenet5_mnist", ["train.passes=1"])
         trainer.fit()
         print(trainer.evaluate()["accuracy"], trainer.predict(images).argmax(-1))
 
-    `recipe` is a Recipe, or the name or file of one, with overrides as on the command line. Raises
-    RecipeError with every problem of the recipe, ValueError for overrides of a Recipe.
+    `recipe` is a Recipe, or a recipe's name or file. `overrides` are as on the command line, and
+    need a name or file. Raises RecipeError with every problem of the recipe, ValueError for
+    overrides of a Recipe.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Trainer:
         run_dir: Path | str | None = None,
     ) -> None:
         if isinstance(recipe, Recipe) and overrides:
-            raise ValueError(f"overrides {list(overrides)}: need the name or file of a recipe")
+            raise ValueError(f"overrides = {list(overrides)}: need the name or file of a recipe")
         if not isinstance(recipe, Recipe):
             recipe = load_recipe(str(recipe), overrides)
         self.recipe: Recipe = recipe
@@ -90,9 +91,9 @@ class Trainer:
 
     @classmethod
     def load(cls, run_dir: Path | str) -> Trainer:
-        """Open a run that has saved a checkpoint, to predict, evaluate and look at it.
+        """Open a run that has saved a checkpoint, to predict and to evaluate.
 
-        Raises DataError if it isn't a run or has saved nothing.
+        Raises DataError if `run_dir` isn't a run or has no checkpoint.
         """
         trained = read_trained_run(Path(run_dir))
         trainer = cls(trained.recipe)
@@ -102,16 +103,16 @@ class Trainer:
 
     @property
     def run_dir(self) -> Path:
-        """The directory of the run. Raises RunError before there is one."""
+        """The directory of the run. Raises RunError if nothing has run yet."""
         if self._watch.run_dir is None:
-            raise RunError("there is no run yet; call fit(), or Trainer.load(RUN_DIR)")
+            raise RunError("nothing has run yet; call fit(), or Trainer.load(RUN_DIR)")
         return self._watch.run_dir
 
     def fit(self) -> Summary:
-        """Train to the end, and evaluate; return the summary.
+        """Train to the end, evaluate, and return the summary.
 
-        Raises PipelineError, and Interrupted after a signal to stop: the run is saved and its
-        summary is written then.
+        Raises PipelineError if the run fails. If a signal stops the run, it is saved with its
+        summary, and Interrupted is raised.
         """
         for _ in self.sinks():
             pass
@@ -119,12 +120,12 @@ class Trainer:
         return self.summary
 
     def sinks(self) -> Iterator[SinkReport]:
-        """Train, and yield after each sink, evaluated if that is due, and before it is saved.
+        """Train, and yield the report of each sink, after its evaluation and before it is saved.
 
-        Between two sinks parameters and learning rates may be changed, and evaluations made. If
-        the loop is left early, the run stops there, saved, and can be resumed. An iterator that is
-        neither finished nor dropped when the process ends stops with what it has saved before.
-        Raises Interrupted as `fit` does: the script, and not this run alone, is to stop.
+        Between two sinks the caller may change parameters and learning rates, and evaluate. If the
+        caller leaves the loop early, the run is saved and can be resumed. If the process ends
+        inside the loop, only earlier checkpoints remain. Raises Interrupted as `fit` does, so that
+        the script stops too.
         """
         self._signals = Signals()
         options = RunOptions(
@@ -134,12 +135,14 @@ class Trainer:
             inspection=RunInspection(),
         )
         steps = stages.run_in_sinks(self.recipe, options)
-        ended = exiting = False
+        has_ended = False
+        is_exiting = False
 
         def end_with_process() -> None:
-            nonlocal ended, exiting
-            ended = exiting = True
-            # No thread can be started any more, which a save would need.
+            nonlocal has_ended, is_exiting
+            has_ended = True
+            is_exiting = True
+            # A save would need a new thread, and none can be started any more.
             with suppress(StopIteration):
                 steps.throw(Interrupted("the process ended inside the loop over sinks"))
 
@@ -149,7 +152,7 @@ class Trainer:
                 try:
                     report = next(steps)
                 except BaseException as end:
-                    ended = True
+                    has_ended = True
                     if not isinstance(end, StopIteration):
                         raise
                     self.summary = end.value
@@ -157,26 +160,26 @@ class Trainer:
                     return
                 yield report
         finally:
-            if not exiting:
+            if not is_exiting:
                 atexit.unregister(end_with_process)
-            if not ended:
+            if not has_ended:
                 self._signals.stop = "the loop over its sinks was left"
                 self.summary = exhaust(steps)
 
     @property
     def control(self) -> RunControl:
-        """The run under way: its step, learning rate, and what callbacks may ask of it.
+        """The control of the run in progress: its step, its learning rate, and its requests.
 
-        Raises RunError while nothing trains.
+        Raises RunError if no training is in progress.
         """
         if self._watch.view is None or not self._watch.trains:
-            raise RunError("nothing trains now; use this in a loop over sinks()")
+            raise RunError("no training is in progress; use this in a loop over sinks()")
         return self._watch.view
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the parameters as they are now; return the metrics by name.
+        """Evaluate the current parameters; return the metrics by name.
 
-        Raises RunError before there are any, PipelineError if the data can't be read, and
+        Raises RunError if there are no parameters yet, PipelineError if the data can't be read, and
         Interrupted after a signal to stop.
         """
         view = self._watch.view
@@ -196,42 +199,42 @@ class Trainer:
         return {k: v["macro"] if isinstance(v, dict) else v for k, v in values if k != "count"}
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """Return logits, float32 (n, ...), of raw images (n, H, W, C) as the dataset has them, or
-        of encoded rows (n, columns) of a table.
+        """Return logits, float32 (n, ...), of raw images (n, H, W, C) or encoded rows (n, columns).
 
-        They go through the evaluation ops. Raises RunError before there are parameters, DataError
-        for images of another shape, and for values that the dataset's type does not hold, as 0.5
-        if its images are uint8.
+        Images have the dataset's shape and type; the evaluation ops are applied. Raises RunError if
+        there are no parameters yet. Raises DataError for images of another shape, and for values
+        that the dataset's type can't hold, such as 0.5 in uint8.
         """
         images = np.asarray(images)
         run = self._snapshot()
         samples = run.samples
         if images.shape[1:] != samples.shape:
             shape = ("n", *samples.shape)
-            raise DataError(f"images of shape {images.shape}: must have shape {shape}")
+            raise DataError(f"images.shape = {images.shape}: must be {shape}")
         with np.errstate(invalid="ignore"):
             cast = images.astype(samples.dtype)
         if np.issubdtype(cast.dtype, np.integer) and not np.array_equal(cast, images):
             value = images[cast != images].flat[0]
-            rule = f"must be {samples.dtype}, as the dataset's are"
-            raise DataError(f"images have the value {value}; {rule}")
+            raise DataError(
+                f"images have the value {value}: must be {samples.dtype}, as in the dataset"
+            )
         images = cast
         weights = {path: jnp.asarray(array) for path, array in run.arrays.items()}
-        parts = []
+        logits = []
         for start in range(0, len(images), PREDICT_BATCH):
             chunk = images[start : start + PREDICT_BATCH]
-            missing = min(PREDICT_BATCH, len(images)) - len(chunk)
-            padded = np.concatenate([chunk, np.repeat(chunk[-1:], missing, axis=0)])
-            parts.append(np.asarray(self._predict(weights, padded))[: len(chunk)])
-        return np.concatenate(parts) if parts else np.zeros((0, len(samples.classes)), np.float32)
+            num_missing = min(PREDICT_BATCH, len(images)) - len(chunk)
+            padded = np.concatenate([chunk, np.repeat(chunk[-1:], num_missing, axis=0)])
+            logits.append(np.asarray(self._predict(weights, padded))[: len(chunk)])
+        return np.concatenate(logits) if logits else np.zeros((0, len(samples.classes)), np.float32)
 
     __call__ = predict
 
     @property
     def parameters(self) -> MutableMapping[str, np.ndarray]:
-        """The parameters by path, in the network's order, as `conv_0/kernel`; copies.
+        """Copies of the parameters by path, such as `conv_0/kernel`, in the network's order.
 
-        Between two sinks they can be set too. Raises RunError before there are any.
+        Between two sinks they can be set. Raises RunError if there are no parameters yet.
         """
         if self._watch.view is None and self._trained is None:
             raise RunError("there are no parameters yet; call fit(), or Trainer.load(RUN_DIR)")
@@ -240,40 +243,42 @@ class Trainer:
     def tuples(
         self, split: SplitName = "train", epoch: int = 0
     ) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield image, label of each batch of an epoch, as the network sees them."""
+        """Yield (image, label, ...) of each batch of an epoch, as the network reads them."""
         return tuple_batches(self.recipe, self.dataset, split, epoch)
 
     def dicts(self, split: SplitName = "train", epoch: int = 0) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the columns of each batch of an epoch by name, as the network sees them."""
+        """Yield the columns of each batch of an epoch by name, as the network reads them."""
         return dict_batches(self.recipe, self.dataset, split, epoch)
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The splits as they are read, and the order of samples."""
+        """The dataset: its splits, before map ops, and the order of samples."""
         return load_data(self.recipe, Reporter(console=Console(file=io.StringIO())))
 
     @property
     def steps(self) -> dict[str, np.ndarray]:
         """The numbers of every step so far, by name: step, loss, learning_rate, grad_norm, ...
 
-        A loss that is not finite is NaN.
+        A loss that isn't finite is NaN.
         """
-        return self._log(METRICS)
+        return self._read_log(METRICS)
 
     @property
     def evaluations(self) -> dict[str, np.ndarray]:
-        """The metrics of every evaluation during training by name, and `step`; precision, recall
-        and f1 as macro averages."""
-        return self._log(EVALS)
+        """Step and metrics of every evaluation during training, by name.
 
-    def _log(self, name: str) -> dict[str, np.ndarray]:
+        Precision, recall and f1 are macro averages.
+        """
+        return self._read_log(EVALS)
+
+    def _read_log(self, name: str) -> dict[str, np.ndarray]:
         file = self.run_dir / name
         if self._watch.view is not None:
             self._watch.view.flush()
         return read_arrays(file)
 
     def _snapshot(self) -> TrainedRun:
-        """Return the parameters as they are now, with what they predict from."""
+        """Return the recipe, the current weights and the format of samples."""
         view = self._watch.view
         if view is None or view.state is None:
             if self._trained is None:
@@ -290,17 +295,21 @@ class Trainer:
 
 
 def _weights(state: TrainState) -> dict[str, np.ndarray]:
-    """Return parameters, their average if there is one, and batch statistics, by full path."""
+    """Return parameters and batch statistics by full path; averaged parameters replace others."""
     params = dict(flatten_dict(state.params, sep="/"))
     if state.average is not None:
         params |= flatten_dict(state.average, sep="/")
     statistics = flatten_dict(state.batch_stats, sep="/")
-    named = [("params", params), ("batch_stats", statistics)]
-    return {f"{kind}/{path}": np.array(a) for kind, part in named for path, a in part.items()}
+    collections = {"params": params, "batch_stats": statistics}
+    return {
+        f"{collection}/{path}": np.array(array)
+        for collection, arrays in collections.items()
+        for path, array in arrays.items()
+    }
 
 
 class _Watch(Callback):
-    """A callback that stores the view of the run."""
+    """Callback that stores the view of the run, and whether it is being trained."""
 
     def __init__(self) -> None:
         self.run_dir: Path | None = None
@@ -308,7 +317,7 @@ class _Watch(Callback):
         self.trains = False
 
     def on_begin(self, run: RunControl) -> None:
-        assert isinstance(run, RunView), "what the training loop passes"
+        assert isinstance(run, RunView), "the training loop passes a RunView"
         self.view = run
         self.run_dir = run.run_dir
         self.trains = True
@@ -323,7 +332,7 @@ class _Parameters(MutableMapping[str, np.ndarray]):
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
 
-    def _all(self) -> dict[str, np.ndarray]:
+    def _copy_arrays(self) -> dict[str, np.ndarray]:
         view = self._trainer._watch.view
         if view is not None:
             return view.parameters()
@@ -331,7 +340,7 @@ class _Parameters(MutableMapping[str, np.ndarray]):
         return {p.removeprefix("params/"): a for p, a in arrays.items() if p.startswith("params/")}
 
     def __getitem__(self, path: str) -> np.ndarray:
-        return self._all()[path]
+        return self._copy_arrays()[path]
 
     def __setitem__(self, path: str, array: np.ndarray) -> None:
         self._trainer.control.set_parameters({path: array})
@@ -340,7 +349,7 @@ class _Parameters(MutableMapping[str, np.ndarray]):
         raise TypeError(f"{path}: parameters can be set, not removed")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
+        return iter(self._copy_arrays())
 
     def __len__(self) -> int:
-        return len(self._all())
+        return len(self._copy_arrays())

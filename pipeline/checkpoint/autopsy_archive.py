@@ -1,8 +1,8 @@
-"""Archive of the autopsy of a run that was resumed since.
+"""Archive for the autopsy of a non-finite step, when its run is resumed.
 
-A run directory holds no records of steps after the one that its run resumed from. An autopsy may be
-of such a step, which can succeed this time (the machine was at fault, or code that has been fixed).
-So it is moved to another folder, which holds the newest.
+A run directory holds no records of steps after the step that the run resumed from. An autopsy may
+be about such a step, which can succeed this time, for example after code was fixed. So it is moved
+to an archive folder, which holds the newest autopsy.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from pathlib import Path
 
 AUTOPSY = "autopsy.json"
 REPRODUCER = "reproducer"
-"""The findings about a non-finite step that ended the run, and the files that repeat it."""
+"""File of the findings about a non-finite step that ended the run, and folder that repeats it."""
 EARLIER_AUTOPSY = "earlier_autopsy"
-"""Both, of the last non-finite step that ended the run before it was resumed."""
+"""Archive folder, with `AUTOPSY` and `REPRODUCER` of the run before it was resumed."""
 
 
 def set_aside_autopsy(run_dir: Path) -> Path | None:
-    """Move an autopsy's files out of a run directory; return their folder, None without any.
+    """Move the files of an autopsy into the archive; return its folder, None without an autopsy.
 
     `python -m pipeline autopsy` accepts that folder like a run directory. Raises OSError.
     """
-    left = [path for name in (AUTOPSY, REPRODUCER) if (path := run_dir / name).exists()]
-    if not left:
+    paths = [path for name in (AUTOPSY, REPRODUCER) if (path := run_dir / name).exists()]
+    if not paths:
         return None
     folder = run_dir / EARLIER_AUTOPSY
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    for path in left:
+    for path in paths:
         path.rename(folder / path.name)
     return folder

@@ -1,10 +1,9 @@
-"""Folder of a run's checkpoints: one rule for readers and writers about its entries.
+"""Folder of a run's checkpoints: names and kinds of its entries.
 
-A checkpoint is a folder named by its step, in decimal digits without leading zeros, that holds a
-manifest or, of versions that wrote none, arrays. The manifest shows whether it is sound. Any other
-entry of such a name is a stranger, which blocks a name that a run may need, and so is one whose
-name is another spelling of a number, which might be taken for a checkpoint. An entry that is not
-complete yet, or is being removed, has the suffix of a draft.
+A checkpoint is a folder named by its step, in decimal digits without leading zeros. It holds a
+manifest, which shows whether it is sound; those of old versions hold only arrays. A stranger is any
+other entry with such a name, which a run may need, or with another spelling of a number. A draft is
+an incomplete checkpoint, or one that is being removed; its name has the suffix `DRAFT`.
 """
 
 from __future__ import annotations
@@ -24,20 +23,17 @@ STATE = "state"
 HOST = "host"
 RECIPE = "recipe"
 METRICS = "metrics"
-"""Folders of a checkpoint; the last one only if the best is retained."""
+"""Folders of a checkpoint: arrays, host state, recipe and, if the best is retained, metrics."""
 JSON = "metadata"
 """File in `HOST` and `RECIPE`."""
 MANIFEST = "manifest.json"
 DRAFT = ".orbax-checkpoint-tmp"
-"""Suffix of a checkpoint that is not complete, the same as orbax's."""
-LOST = frozenset(
-    {
-        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO),
-        *(errno.EIO, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN),
-    }
-)
-"""Errors about a file itself: it isn't there, is something else, or the disk can't read it. Any
-other is about the process or its rights, and shows no damage."""
+"""Suffix of a draft, the same as orbax's."""
+_MISSING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO))
+_UNREADABLE = frozenset((errno.EIO, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN))
+LOST = _MISSING | _UNREADABLE
+"""Error numbers of a file that is missing, of another kind, or unreadable by the disk. Other errors
+are about the process or its rights, and show no damage."""
 STEP = re.compile(r"(0|[1-9][0-9]*)")
 
 
@@ -62,23 +58,26 @@ def draft_path(path: Path) -> Path:
 def saved_steps(root: Path) -> list[int]:
     """Return the steps of the checkpoints in a folder, ascending, sound or damaged.
 
-    Raises OSError if the system refuses to show them.
+    Raises OSError if the folder can't be listed.
     """
-    named = ((checkpoint_step(path), path) for path in _entries(root))
-    return sorted(step for step, path in named if step is not None and _is_checkpoint(path))
+    steps = ((checkpoint_step(path), path) for path in _list_entries(root))
+    return sorted(step for step, path in steps if step is not None and _is_checkpoint(path))
 
 
-def strangers(root: Path) -> list[Path]:
-    """Return entries that aren't checkpoints and have a number as name: a file, a link, somebody's
-    folder, a checkpoint that was renamed to `0441` or `441.0`. Raises OSError as `saved_steps`."""
+def find_strangers(root: Path) -> list[Path]:
+    """Return the entries that have a number as name and aren't checkpoints.
+
+    Examples are a file, a link, and a checkpoint that was renamed to `0441` or `441.0`. Raises
+    OSError if the folder can't be listed.
+    """
     return sorted(
         path
-        for path in _entries(root)
+        for path in _list_entries(root)
         if _is_number(path.name) and (checkpoint_step(path) is None or not _is_checkpoint(path))
     )
 
 
-def set_aside(path: Path, why: str) -> Path:
+def rename_aside(path: Path, why: str) -> Path:
     """Rename an entry to `<why>-<name>-<n>`, so that its step can be saved. Raises OSError."""
     names = (path.with_name(f"{why}-{path.name}-{n}") for n in count(1))
     return path.rename(next(name for name in names if not os.path.lexists(name)))
@@ -87,21 +86,21 @@ def set_aside(path: Path, why: str) -> Path:
 def remove_checkpoint(path: Path) -> None:
     """Remove a checkpoint atomically: it is renamed to a draft first. Raises OSError."""
     draft = path.rename(draft_path(path))
-    # Else a power cut could leave a part of it under its name.
+    # Without this a power cut could leave a part of the checkpoint under its name.
     sync(path.parent)
     remove_draft(draft)
 
 
 def remove_drafts(root: Path) -> None:
     """Remove the drafts that a killed process has left."""
-    for path in _entries(root):
+    for path in _list_entries(root):
         complete = path.with_name(path.name.removesuffix(DRAFT))
         if path != complete and checkpoint_step(complete) is not None:
             remove_draft(path)
 
 
 def remove_draft(path: Path) -> None:
-    """Remove a draft as far as the system permits: the rest takes room, but is never read."""
+    """Remove a draft as far as the system permits; what remains is never read."""
     if path.is_symlink() or path.is_file():
         path.unlink(missing_ok=True)
     else:
@@ -109,7 +108,7 @@ def remove_draft(path: Path) -> None:
 
 
 def _is_number(name: str) -> bool:
-    """Whether a name is a number in another spelling or script, for Python or for a reader."""
+    """Return whether Python or a reader can take a name for a number, in any spelling or script."""
     try:
         float(name)
     except ValueError:
@@ -117,7 +116,7 @@ def _is_number(name: str) -> bool:
     return any(map(str.isnumeric, name))
 
 
-def _entries(root: Path) -> list[Path]:
+def _list_entries(root: Path) -> list[Path]:
     """List a folder; empty if it is missing. Raises OSError if it can't be listed."""
     try:
         return list(root.iterdir())
@@ -126,6 +125,7 @@ def _entries(root: Path) -> list[Path]:
 
 
 def _is_checkpoint(path: Path) -> bool:
+    """Return whether a folder, not a link, holds a manifest or arrays. Raises OSError."""
     if os.path.islink(path):
         return False
     for name, is_kind in ((MANIFEST, stat.S_ISREG), (STATE, stat.S_ISDIR)):

@@ -1,11 +1,10 @@
-"""Checkpoint: the state of a run on disk, whole or not at all.
+"""Checkpoints: the state of a run, written to disk whole or not at all.
 
-A checkpoint is written in the background under the name of a draft, sealed with a manifest, synced
-and renamed. After a kill or a power cut while saving, the previous checkpoint is still there. A
-checkpoint holds every array of `TrainState` under its path, written by orbax, and, as JSON,
-the recipe and the state of the host. The data position, the schedule and the random generator are
-functions of the step. Only the metrics may be added later, if the evaluation of the step was
-interrupted and the resumed run has repeated it.
+A checkpoint is written in the background as a draft, sealed with a manifest, synced and renamed.
+After a kill or a power cut while saving, the previous checkpoint still exists. A checkpoint holds
+every array of `TrainState` by path, written by orbax, and the recipe and the state of the host as
+JSON. The data position, the schedule and the random generator are functions of the step. Only the
+metrics may be added later, if a resumed run repeats an interrupted evaluation.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from pipeline.checkpoint.checkpoint_folder import (
 from pipeline.checkpoint.host_state import LOGS
 from pipeline.checkpoint.manifest import DamagedError, require_complete, write_manifest
 from pipeline.checkpoint.orbax_arrays import silence_orbax, write_arrays
-from pipeline.checkpoint.restore import fill, read_checkpoint
+from pipeline.checkpoint.restore import arrange_arrays, read_checkpoint
 from pipeline.checkpoint.retention import Retention, add_metrics
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import commit, sync
@@ -58,17 +57,19 @@ class Copies(Protocol):
     def remove(self, step: int) -> None:
         """Remove the copy of a step, if there is one. Raises OSError."""
 
-    def agree(self, checkpoints: Mapping[int, Path]) -> None:
-        """Write missing copies, and remove copies without a checkpoint. Raises OSError,
-        DataError."""
+    def synchronize(self, checkpoints: Mapping[int, Path]) -> None:
+        """Write missing copies, and remove copies without a checkpoint.
+
+        Raises OSError, DataError.
+        """
 
 
 class Checkpoints:
-    """The checkpoints of one run; `retention` selects those that are kept.
+    """The checkpoints of one run; `retention` selects which to keep.
 
-    `recipe` is the run's, as JSON, and `recipe_digest` a digest of the keys that decide its
-    numbers. `copies` is notified of each complete checkpoint and of each removed step.
-    Raises RunError if the folder can't be made.
+    `recipe` is the run's recipe as JSON, and `recipe_digest` a digest of the keys that decide the
+    run's numbers. Each complete checkpoint and each removed step is passed to `copies`. Raises
+    RunError if the folder can't be made.
     """
 
     def __init__(
@@ -88,23 +89,23 @@ class Checkpoints:
         self._requested: int | None = None
         self._written: Future[None] | None = None
         with self._writing("make it"):
-            self._root.mkdir(exist_ok=True)  # not the run directory, which may be gone
-            # The run's directory has the names of the logs, which exist by now.
+            self._root.mkdir(exist_ok=True)  # without parents: the run directory must exist
+            # This also saves the names of the logs, which exist by now.
             sync(self._root.parent)
             remove_drafts(self._root)
             if copies is not None:
                 # A kill may have come between a checkpoint and its copy.
-                copies.agree(
+                copies.synchronize(
                     {step: checkpoint_path(self._root, step) for step in saved_steps(self._root)}
                 )
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._prepared = False
+        self._is_prepared = False
 
     def prepare(self) -> None:
         """Import orbax in the background for the first save. Later calls do nothing."""
-        if not self._prepared:
-            self._prepared = True
-            # No run needs orbax before its first checkpoint, and its import takes long.
+        if not self._is_prepared:
+            self._is_prepared = True
+            # The import takes long, and is needed only by the first checkpoint.
             self._writer.submit(importlib.import_module, "orbax.checkpoint")
 
     def save(
@@ -114,10 +115,10 @@ class Checkpoints:
         host_state: Mapping[str, Any],
         metrics: Mapping[str, float] | None,
     ) -> None:
-        """Save the state of a step in the background, after waiting for the save before.
+        """Save the state of a step in the background, after waiting for the previous save.
 
         `host_state` is JSON. If the step is saved already, only the metrics are added. Raises
-        RunError if the save before failed; `finish` raises it for this one.
+        RunError if the previous save failed; `finish` raises RunError if this save fails.
         """
         with self._writing(f"save step {step}"):
             is_saved = step == self._requested or step in saved_steps(self._root)
@@ -130,7 +131,7 @@ class Checkpoints:
                     add_metrics(checkpoint_path(self._root, step), best_metrics)
                     self._remove_old()
             return
-        # Copied: the device reuses these buffers while they are still being written.
+        # Copied, since the device reuses the buffers while they are being written.
         arrays = {path: np.array(leaf) for path, leaf in leaves_by_path(state).items()}
         texts = {
             f"{HOST}/{JSON}": json.dumps(host_state),
@@ -148,9 +149,10 @@ class Checkpoints:
         texts: Mapping[str, str],
         logs: Sequence[Path],
     ) -> None:
-        """Write a checkpoint, then remove checkpoints that need not be retained.
+        """Write a checkpoint, then remove checkpoints that retention doesn't keep.
 
-        A checkpoint has only the last lines of the `logs`, so they are synced before the rename.
+        A checkpoint holds only the last lines of the `logs`, so the files are synced before the
+        checkpoint gets its name.
         """
         folder = checkpoint_path(self._root, step)
         draft = draft_path(folder)
@@ -169,7 +171,7 @@ class Checkpoints:
             commit(draft, folder)
             LOG.info("checkpoint of step %d is on disk", step)
         except BaseException:
-            # If the disk is full, the run's summary needs the draft's room.
+            # If the disk is full, the run's summary needs the space of the draft.
             remove_draft(draft)
             raise
         if self._copies is not None:
@@ -177,7 +179,8 @@ class Checkpoints:
         self._remove_old()
 
     def _remove_old(self) -> None:
-        for step in self._retention.removable(self._root, saved_steps(self._root)):
+        """Remove the checkpoints that retention doesn't keep, and their copies."""
+        for step in self._retention.list_removable(self._root, saved_steps(self._root)):
             with self._writing(f"remove step {step}"):
                 if self._copies is not None:
                     self._copies.remove(step)
@@ -195,18 +198,21 @@ class Checkpoints:
         return saved_steps(self._root)
 
     def read(self, step: int, like: TrainState) -> TrainState:
-        """Read the state of one of `steps`. Raises DataError if the checkpoint is damaged."""
+        """Read the state of a saved step, with the structure of `like`.
+
+        Raises DataError if the checkpoint is damaged.
+        """
         saved = read_checkpoint(checkpoint_path(self._root, step))
-        return fill(saved.where, saved.arrays, like)
+        return arrange_arrays(saved.where, saved.arrays, like)
 
     @contextmanager
-    def _writing(self, what: str) -> Iterator[None]:
-        """Raise RunError, "can't `what`", for errors of the disk in the block."""
+    def _writing(self, action: str) -> Iterator[None]:
+        """Turn errors of the disk into a RunError with the text "can't `action`"."""
         try:
             yield
         except (OSError, ValueError, DamagedError) as error:
             # tensorstore raises ValueError for a full disk.
-            raise RunError(f"{self._root}: can't {what}: {_reason(error)}") from error
+            raise RunError(f"{self._root}: can't {action}: {_format_reason(error)}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -214,7 +220,7 @@ class Checkpoints:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Wait until the last save is on disk, also if an error ends the run.
 
-        Raises RunError if the save failed, so that no run reports success without its checkpoint.
+        Raises RunError if the save failed, so that a run without its checkpoint isn't a success.
         """
         try:
             self.finish()
@@ -222,13 +228,13 @@ class Checkpoints:
                 require_complete(checkpoint_path(self._root, self._requested))
         except DamagedError as damage:
             step = self._requested
-            raise RunError(f"{damage}; step {step} was saved and is not there") from damage
+            raise RunError(f"{damage}; the checkpoint of step {step} was changed") from damage
         finally:
             self._writer.shutdown()
 
 
 class NoCheckpoints:
-    """Checkpoints of a process that writes none, since the first process of the run does."""
+    """Checkpoints of a process that writes none: only the first process of a run saves."""
 
     def prepare(self) -> None:
         """Do nothing."""
@@ -243,7 +249,7 @@ class NoCheckpoints:
         """Save nothing."""
 
 
-def _reason(error: Exception) -> str:
-    """Return an error's text without the specification of 1,500 letters that tensorstore adds."""
-    first = str(error).partition("\n")[0]
-    return re.split(r" \[(?:tensorstore_spec|os_error_code)=", first)[0]
+def _format_reason(error: Exception) -> str:
+    """Return the first line of an error, without the long specification that tensorstore adds."""
+    first_line = str(error).partition("\n")[0]
+    return re.split(r" \[(?:tensorstore_spec|os_error_code)=", first_line)[0]

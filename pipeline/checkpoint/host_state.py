@@ -1,4 +1,4 @@
-"""State of the host: what a checkpoint holds besides arrays."""
+"""State of the host: the part of a checkpoint besides arrays and recipe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from annotated_types import Ge, Le, MaxLen
 from pipeline.core.errors import printable
 
 MAX_COUNT = 2**31 - 1
-"""Steps are counted in 32 bits."""
+"""Largest step: steps are counted in 32 bits."""
 LOGS = "logs"
 """Key of the marks of the logs."""
 MAX_RATE = 3.4028234663852886e38
@@ -23,7 +23,7 @@ Rate = Annotated[float, Ge(0), Le(MAX_RATE)]
 
 @dataclass(frozen=True)
 class EarlyStopState:
-    """The best value of the metric that training may stop by, and the evaluations since."""
+    """The best value of the early-stop metric, and the number of evaluations since."""
 
     best: float | None = None
     waited: Count = 0
@@ -31,11 +31,11 @@ class EarlyStopState:
 
 @dataclass(frozen=True)
 class PendingBoundary:
-    """A boundary whose evaluation was interrupted, and what was known there."""
+    """A boundary whose evaluation was interrupted."""
 
     loss: float | None
     verdict: Line | None
-    """Why the pruner ends the run there, as the end of the sink has decided; None: it continues."""
+    """Reason for which the pruner ends the run at the boundary; None: the run continues."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "verdict", self.verdict and printable(self.verdict))
@@ -43,7 +43,7 @@ class PendingBoundary:
 
 @dataclass(frozen=True)
 class SinkState:
-    """The sinks that were chosen."""
+    """The chosen sinks."""
 
     size: Annotated[int, Ge(1), Le(MAX_COUNT)] | None
     mechanism: Literal["loop", "soft", "none"]
@@ -51,14 +51,15 @@ class SinkState:
 
 @dataclass(frozen=True)
 class RateChange:
-    """A change of the learning rates that a callback requested: of all updates to come.
+    """A callback's change of the learning rates of all later updates.
 
     Raises ValueError unless it has either a rate or a factor.
     """
 
     rate: Rate | None = None
-    """The rate that is set; None if the schedule is multiplied."""
+    """New rate; None if the schedule is multiplied."""
     factor: Rate | None = None
+    """Factor on the schedule; None if a rate is set."""
 
     def __post_init__(self) -> None:
         if (self.rate is None) == (self.factor is None):
@@ -70,7 +71,7 @@ class Requests:
     """Requests of callbacks."""
 
     stop: Line | None = None
-    """Why training is to end."""
+    """Reason to end training; None: it continues."""
     rates: tuple[RateChange, ...] = ()
     evaluate_at: tuple[Count, ...] = ()
     save_at: tuple[Count, ...] = ()
@@ -80,7 +81,7 @@ class Requests:
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Self:
-        """Read what `asdict` of requests is as JSON."""
+        """Return the requests whose `asdict` is this JSON object."""
         return cls(
             tree["stop"],
             tuple(RateChange(**change) for change in tree["rates"]),
@@ -96,25 +97,22 @@ class CallbackState:
     states: Mapping[str, Any] = field(default_factory=dict)
     """JSON by callback; checked by the callbacks."""
     granted: Requests = Requests()
-    """In effect since a boundary, or at a step that lies ahead."""
+    """Requests in effect since a boundary, or for a later step."""
     asked: Requests = Requests()
-    """To take effect at the next boundary."""
+    """Requests that take effect at the next boundary."""
     scalars: Mapping[str, float | None] = field(default_factory=dict)
-    """Logged since the last boundary."""
+    """Scalars that were logged since the last boundary."""
 
 
 @dataclass(frozen=True)
 class HostState:
-    """Everything that a resumed run continues with, besides the arrays.
-
-    Unknown keys are ignored.
-    """
+    """Everything that a resumed run needs besides the arrays. Unknown keys are ignored."""
 
     early_stop: EarlyStopState = EarlyStopState()
     unfinished_boundary: PendingBoundary | None = None
     """Set if the evaluation of the step was interrupted."""
     rollbacks: tuple[tuple[Count, Count], ...] = ()
-    """Pairs of a non-finite step and the boundary that the run has gone back to."""
+    """Pairs of a non-finite step and the boundary that the run went back to."""
     sink: SinkState | None = None
     callbacks: CallbackState = CallbackState()
     logs: Mapping[str, Any] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 """The manifest of a checkpoint: its files with their sizes and SHA-256, and the recipe's digest.
 
-It is written when all files are there and before the folder gets its name, so a folder without one
+It is written after all files and before the folder gets its name, so a folder without a manifest
 isn't a sound checkpoint.
 """
 
@@ -25,21 +25,25 @@ DESCRIPTION = "_METADATA"
 REQUIRED_FILES = (f"{STATE}/{DESCRIPTION}", f"{HOST}/{JSON}", f"{RECIPE}/{JSON}")
 """Files that every manifest lists."""
 LATE_METRICS = f"{METRICS}/{METRICS}"
-"""File that may be added to a sealed checkpoint: the metrics by which the best is chosen."""
+"""File that may be added to a sealed checkpoint, with the metrics that choose the best."""
 HASHING_THREADS = 2
-"""Files that are read and hashed at once; hashing takes 0.6 s a GB and is done beside training."""
+"""Files that are hashed at once. Hashing takes 0.6 s a GB, and runs beside training."""
 MOST_JSON_BYTES = 64 << 20
+"""Largest JSON file of a checkpoint that is read."""
 SAVED_AT = "saved_at"
-"""Key of a manifest: seconds since 1970, the same in a copy of the folder."""
+"""Key of a manifest for the time of saving, in seconds since 1970."""
 
 
 class DamagedError(DataError):
-    """A checkpoint that is not as it was written; the text names the file and the fault."""
+    """Error about a checkpoint that has changed since it was written; it names file and fault."""
 
 
-def unreadable(file: Path, error: OSError) -> PipelineError:
-    """Return the error for a file that the system doesn't read: DamagedError if its content or its
-    name is lost, else RunError. A process without descriptors or rights damages nothing."""
+def make_read_error(file: Path, error: OSError) -> PipelineError:
+    """Return the error for a file that the system can't read.
+
+    It is a DamagedError if the file is lost, else a RunError: a process without descriptors or
+    rights doesn't show that the file is damaged.
+    """
     reason = f"{file}: can't be read: {error.strerror}"
     if error.errno in LOST:
         return DamagedError(reason)
@@ -47,90 +51,93 @@ def unreadable(file: Path, error: OSError) -> PipelineError:
 
 
 def write_manifest(folder: Path, recipe_digest: str) -> None:
-    """Seal a checkpoint whose files are all there."""
-    listed = _files(folder)
+    """Seal a complete checkpoint with a manifest."""
+    paths = _list_files(folder)
     with ThreadPoolExecutor(HASHING_THREADS) as threads:
-        files = dict(zip(listed, threads.map(_entry, listed.values()), strict=True))
+        files = dict(zip(paths, threads.map(_describe_file, paths.values()), strict=True))
     manifest = {"recipe": recipe_digest, "files": files, SAVED_AT: time.time()}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
-def verify(folder: Path) -> None:
+def verify_files(folder: Path) -> None:
     """Read every file and compare it with the manifest.
 
-    Raises DamagedError for the first file that is missing, not listed, or not as it was written,
-    and RunError as `unreadable` does.
+    Raises the first DamagedError of a file that is missing, not listed or changed, and RunError as
+    in `make_read_error`.
     """
     with ThreadPoolExecutor(HASHING_THREADS) as threads:
-        # In the order of the manifest, so the first of several faults is named.
+        # `map` keeps the order of the manifest, so the first fault is raised.
         for _ in threads.map(_verify_file, *zip(*_match_entries(folder), strict=True)):
             pass
 
 
 def _verify_file(file: Path, entry: Mapping[str, Any]) -> None:
     try:
-        entry_now = _entry(file)
+        current_entry = _describe_file(file)
     except OSError as error:
-        raise unreadable(file, error) from error
-    _compare_sizes(file, entry_now["bytes"], entry)
-    if entry_now != entry:
-        raise DamagedError(f"{file}: is not what was written, by its SHA-256")
+        raise make_read_error(file, error) from error
+    _compare_sizes(file, current_entry["bytes"], entry)
+    if current_entry != entry:
+        raise DamagedError(f"{file}: its SHA-256 doesn't match the manifest")
 
 
 def require_complete(folder: Path) -> None:
-    """Check that every file of a sealed checkpoint is there with its size; none is read.
+    """Check that every file of a sealed checkpoint exists with its size, without reading files.
 
-    Raises DamagedError, and RunError as `unreadable` does.
+    Raises DamagedError, and RunError as in `make_read_error`.
     """
     for file, entry in _match_entries(folder):
         try:
             size_bytes = file.stat().st_size
         except OSError as error:
-            raise unreadable(file, error) from error
+            raise make_read_error(file, error) from error
         _compare_sizes(file, size_bytes, entry)
 
 
 def read_json(file: Path) -> Any:
-    """Read a JSON file of a checkpoint. Raises DamagedError if it is damaged, and RunError as
-    `unreadable` does."""
+    """Read a JSON file of a checkpoint.
+
+    Raises DamagedError if it is damaged, and RunError as in `make_read_error`.
+    """
     try:
         return bounded_read.read_json(file, MOST_JSON_BYTES)
     except OSError as error:
-        raise unreadable(file, error) from error
+        raise make_read_error(file, error) from error
     except ValueError as error:
-        raise DamagedError(f"{file}: is no JSON: {error}") from error
+        raise DamagedError(f"{file}: must be JSON: {error}") from error
 
 
 def _match_entries(folder: Path) -> list[tuple[Path, Mapping[str, Any]]]:
-    """Return the files of a checkpoint with their entries; there must be no others."""
+    """Return the files of a checkpoint with their entries. Raises DamagedError for other files."""
     entries = _read_entries(folder / MANIFEST)
     try:
-        files = _files(folder)
+        files = _list_files(folder)
     except OSError as error:
-        raise unreadable(Path(error.filename or folder), error) from error
+        raise make_read_error(Path(error.filename or folder), error) from error
     for name in entries:
         if name not in files:
             raise DamagedError(f"{folder / name}: is missing")
     for name in files:
         if name not in entries and name != LATE_METRICS:
-            raise DamagedError(f"{folder / name}: is not listed in {MANIFEST}")
+            raise DamagedError(f"{folder / name}: isn't listed in {MANIFEST}")
     return [(folder / name, entry) for name, entry in entries.items()]
 
 
-def _compare_sizes(file: Path, found_bytes: int, entry: Mapping[str, Any]) -> None:
-    if found_bytes != entry["bytes"]:
-        raise DamagedError(f"{file}: has {found_bytes:,} bytes, not {entry['bytes']}")
+def _compare_sizes(file: Path, size_bytes: int, entry: Mapping[str, Any]) -> None:
+    if size_bytes != entry["bytes"]:
+        raise DamagedError(f"{file}: has {size_bytes:,} bytes, not {entry['bytes']}")
 
 
 def _read_entries(file: Path) -> Mapping[str, Mapping[str, Any]]:
+    """Read the entries of a manifest by path. Raises DamagedError."""
     match read_json(file):
         case {"recipe": str(), "files": dict(entries)} if all(map(_is_entry, entries.values())):
             pass
         case _:
-            raise DamagedError(f"{file}: is no manifest of a checkpoint")
+            raise DamagedError(f"{file}: must be the manifest of a checkpoint")
     for name in REQUIRED_FILES:
         if name not in entries:
-            raise DamagedError(f"{file}: does not list {name}")
+            raise DamagedError(f"{file}: doesn't list {name}")
     return entries
 
 
@@ -141,7 +148,7 @@ def _is_entry(entry: Any) -> bool:
     return False
 
 
-def _files(folder: Path) -> dict[str, Path]:
+def _list_files(folder: Path) -> dict[str, Path]:
     """Return the files of a checkpoint by path.
 
     Raises DamagedError for a link and for anything but a regular file; OSError if a folder can't be
@@ -152,8 +159,8 @@ def _files(folder: Path) -> dict[str, Path]:
     def fail(error: OSError) -> None:
         raise error
 
-    walked = os.walk(folder, onerror=fail)
-    paths = (Path(parent, name) for parent, *names in walked for name in chain.from_iterable(names))
+    levels = os.walk(folder, onerror=fail)
+    paths = (Path(parent, name) for parent, *names in levels for name in chain.from_iterable(names))
     for path in sorted(paths):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
@@ -161,12 +168,13 @@ def _files(folder: Path) -> dict[str, Path]:
         if path.is_dir() or name == MANIFEST:
             continue
         if not path.is_file():
-            raise DamagedError(f"{path}: is no regular file")
+            raise DamagedError(f"{path}: must be a regular file")
         files[name] = path
     return files
 
 
-def _entry(file: Path) -> dict[str, Any]:
+def _describe_file(file: Path) -> dict[str, Any]:
+    """Return the manifest's entry for a file."""
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
         return {"bytes": content.tell(), "sha256": digest}

@@ -1,4 +1,4 @@
-"""Arrays on disk: written by orbax, read back from files that may be hostile."""
+"""Arrays on disk, written and read by orbax; files to read may be hostile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from pipeline.checkpoint.checkpoint_folder import LOST
-from pipeline.checkpoint.manifest import DESCRIPTION, DamagedError, read_json, unreadable
+from pipeline.checkpoint.manifest import DESCRIPTION, DamagedError, make_read_error, read_json
 from pipeline.core.errors import RunError
 from pipeline.core.files.error_text import show_name
 
@@ -25,32 +25,32 @@ if TYPE_CHECKING:
     import orbax.checkpoint as ocp
 
 DATABASE = "manifest.ocdbt"
-"""File that makes the written arrays one database, by which they are read."""
+"""File that joins the written arrays into one database."""
 
 ATTEMPTS = 2
-"""Readings of a checkpoint that orbax refuses, for reasons of any kind, before it is damaged: orbax
-takes a file for missing if the process has no descriptor left."""
+"""Attempts to read arrays before they count as damaged. Orbax reports a file as missing if the
+process has no descriptor left."""
 
 FILE_BYTES = 1 << 28
-"""About the size of a file of arrays: several are hashed at once."""
+"""Approximate size of a file of arrays: several files are hashed at once."""
 
 
 def silence_orbax() -> None:
-    """Silence the logs of orbax: it logs the errors that it raises, and files it does not need.
+    """Silence the logs of orbax, which logs errors that it also raises, and harmless files.
 
-    If a write fails, Python would also warn of coroutines that were never awaited, asyncio log the
-    errors of further arrays, and tensorstore print a message for each of these.
+    If a write fails, Python also warns of coroutines that were never awaited, asyncio logs the
+    errors of the other arrays, and tensorstore prints a message for each. These are silenced too.
     """
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     logging.getLogger("asyncio").addFilter(_is_not_of_orbax)
-    undone = r"coroutine '\S+' was never awaited"
-    warnings.filterwarnings("ignore", undone, category=RuntimeWarning)
-    if getattr(sys.unraisablehook, "func", None) is not _show:
-        sys.unraisablehook = partial(_show, sys.unraisablehook)
+    warning = r"coroutine '\S+' was never awaited"
+    warnings.filterwarnings("ignore", warning, category=RuntimeWarning)
+    if getattr(sys.unraisablehook, "func", None) is not _show_unraisable:
+        sys.unraisablehook = partial(_show_unraisable, sys.unraisablehook)
 
 
 def _is_not_of_orbax(record: logging.LogRecord) -> bool:
-    """Whether a record of asyncio isn't about an array that orbax could not write."""
+    """Return whether a record of asyncio isn't about an array that orbax couldn't write."""
     text = record.getMessage()
     return not (text.startswith("Task exception was never retrieved") and "/orbax/" in text)
 
@@ -58,35 +58,34 @@ def _is_not_of_orbax(record: logging.LogRecord) -> bool:
 def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays into a new folder, whole or not at all. Raises OSError or ValueError.
 
-    Synchronous on purpose: orbax's asynchronous writers, CheckpointManager's among them, make
-    folders in one thread and let others wait for it. If that one fails the others wait for ever,
+    This is synchronous on purpose. Orbax's asynchronous writers, such as CheckpointManager's, make
+    folders in one thread while other threads wait. If that thread fails, the others wait for ever,
     and the process can't end.
     """
     import orbax.checkpoint as ocp
 
-    alone = _single_process_options()
-    # Without copies of the arrays: they would double the memory, and nothing changes the arrays
-    # while they are written.
-    in_place = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
-    # Compression takes four times as long as all else, and leaves nine tenths of trained weights.
+    process_options = _make_process_options()
+    # Copies would double the memory, and nothing changes the arrays while they are written.
+    array_handler = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
+    # Compression would take four times as long as the rest, and save a tenth of trained weights.
     handler = ocp.PyTreeCheckpointHandler(
         use_compression=False,
-        multiprocessing_options=alone,
+        multiprocessing_options=process_options,
         type_handler_registry=ocp.type_handlers.create_type_handler_registry(
-            (np.ndarray, in_place)
+            (np.ndarray, array_handler)
         ),
     )
     tree = {name: np.asarray(array) for name, array in arrays.items()}
     request = ocp.args.PyTreeSave(tree, ocdbt_target_data_file_size=FILE_BYTES)
-    with ocp.Checkpointer(handler, multiprocessing_options=alone) as writer:
+    with ocp.Checkpointer(handler, multiprocessing_options=process_options) as writer:
         writer.save(folder.absolute(), args=request)
     if not (folder / DATABASE).exists():
-        # If the folder can't be listed, orbax finds nothing to put together, without an error.
-        raise ValueError(f"{folder}: its arrays were not put together; it can't be listed")
+        # If the folder can't be listed, orbax joins no arrays and raises no error.
+        raise ValueError(f"{folder}: can't be listed, so its arrays were not joined")
 
 
-def _single_process_options() -> ocp.options.MultiprocessingOptions:
-    """Return options by which this process reads or writes without waiting for others."""
+def _make_process_options() -> ocp.options.MultiprocessingOptions:
+    """Return options for reading and writing without waiting for other processes."""
     import orbax.checkpoint as ocp
 
     if not jax.distributed.is_initialized():
@@ -100,18 +99,21 @@ def _single_process_options() -> ocp.options.MultiprocessingOptions:
 
 
 def read_arrays(folder: Path) -> Mapping[str, np.ndarray]:
-    """Read arrays by path. Raises DamagedError, also if they exceed the memory, and RunError as
-    `unreadable` does."""
+    """Read arrays by path.
+
+    Raises DamagedError, also for arrays larger than the memory, and RunError as in
+    `make_read_error`.
+    """
     silence_orbax()
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return _read_with_orbax(folder)
         except (RunError, MemoryError):
             raise
-        except Exception as error:  # for foreign bytes orbax raises errors of any type
-            number = _error_number(error)
+        except Exception as error:  # orbax raises errors of any type for foreign bytes
+            number = _find_error_number(error)
             if number is not None and number not in LOST:
-                raise unreadable(folder, OSError(number, os.strerror(number))) from error
+                raise make_read_error(folder, OSError(number, os.strerror(number))) from error
             if attempt == ATTEMPTS:
                 reason = str(error).partition("\n")[0]
                 raise DamagedError(f"{folder}: can't be read: {reason}") from error
@@ -122,43 +124,44 @@ def _read_with_orbax(folder: Path) -> Mapping[str, np.ndarray]:
     import orbax.checkpoint as ocp
 
     _check_places(folder)
-    with ocp.StandardCheckpointer(multiprocessing_options=_single_process_options()) as reader:
+    with ocp.StandardCheckpointer(multiprocessing_options=_make_process_options()) as reader:
         _check_size(reader.metadata(folder.absolute()).item_metadata.tree)
         arrays = reader.restore(folder.absolute())
     if not all(isinstance(array, np.ndarray) for array in arrays.values()):
-        raise ValueError("holds other things than arrays")
+        raise ValueError("must hold arrays alone")
     return arrays
 
 
-def _error_number(error: Exception) -> int | None:
-    """Return the errno of an error of the system, which tensorstore has in its text."""
+def _find_error_number(error: Exception) -> int | None:
+    """Return the errno of an error of the system, which tensorstore has in its text; else None."""
     if isinstance(error, OSError):
         return error.errno
     match = re.search(r"os_error_code='(\d+)'", str(error))
     return int(match[1]) if match else None
 
 
-def _show(next_hook: Callable[[Any], object], unraisable: Any) -> None:
+def _show_unraisable(next_hook: Callable[[Any], object], unraisable: Any) -> None:
+    """Show an unraisable error by the next hook, unless it is a closed event loop."""
     error = unraisable.exc_value
     if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
         next_hook(unraisable)
 
 
 def _check_places(folder: Path) -> None:
-    """Raise ValueError for names of arrays that orbax would turn into paths elsewhere."""
-    described = read_json(folder / DESCRIPTION)
-    entries = described["tree_metadata"].values()
+    """Raise ValueError for names of arrays that orbax would turn into paths outside the folder."""
+    description = read_json(folder / DESCRIPTION)
+    entries = description["tree_metadata"].values()
     names = [key["key"] for entry in entries for key in entry["key_metadata"]]
-    if described["use_ocdbt"] is not True:
+    if description["use_ocdbt"] is not True:
         raise ValueError("its arrays are not in the database that this program writes")
     for name in names:
         if not isinstance(name, str) or name.startswith("/") or ".." in name.split("/"):
-            raise ValueError(f"{show_name(str(name))} is the name of no array")
+            raise ValueError(f"{show_name(str(name))} can't be the name of an array")
 
 
 def _check_size(shapes: Mapping[str, Any]) -> None:
     """Raise ValueError for arrays larger than memory: a few bytes can claim any size."""
-    claimed = sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in shapes.values())
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if claimed > there:
-        raise ValueError(f"claims {claimed:,} bytes of arrays; this machine has {there:,}")
+    claimed_bytes = sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in shapes.values())
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if claimed_bytes > memory:
+        raise ValueError(f"claims {claimed_bytes:,} bytes of arrays; this machine has {memory:,}")

@@ -1,7 +1,7 @@
 """Restore: find, verify and read the checkpoints of a run.
 
-Each is verified file by file before anything in it is parsed. If the newest of a run is damaged,
-the user is warned and the one before is read.
+Every file of a checkpoint is verified before any is parsed. If the newest checkpoint of a run is
+damaged, the user is warned and the previous one is read.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pipeline.checkpoint.checkpoint_folder import (
     STATE,
     checkpoint_path,
     checkpoint_step,
+    find_strangers,
+    rename_aside,
     saved_steps,
-    set_aside,
-    strangers,
 )
 from pipeline.checkpoint.host_state import HostState
-from pipeline.checkpoint.manifest import DamagedError, read_json, unreadable, verify
+from pipeline.checkpoint.manifest import DamagedError, make_read_error, read_json, verify_files
 from pipeline.checkpoint.orbax_arrays import read_arrays
 from pipeline.checkpoint.parse_host_state import parse_host_state
 from pipeline.core.errors import DataError, printable_lines
@@ -37,6 +37,7 @@ from pipeline.core.host.tree_paths import leaves_by_path
 
 WEIGHTS = ("params", "batch_stats")
 MAX_LISTED = 5
+"""Most problems in one message."""
 T = TypeVar("T")
 Warn = Callable[[str], None]
 
@@ -48,7 +49,7 @@ def tell_user(text: str) -> None:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint as it was read."""
+    """A checkpoint that was read from disk."""
 
     where: Path
     arrays: Mapping[str, np.ndarray]
@@ -61,8 +62,10 @@ class Checkpoint:
         return int(self.arrays["step"])
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Return parameters and batch statistics by path; the average of parameters if there is
-        one, as evaluations use it."""
+        """Return the weights of evaluation by path: parameters and batch statistics.
+
+        Averaged parameters, if there are any, replace the others.
+        """
         averages = {
             path.replace("average", "params", 1): path
             for path in self.arrays
@@ -90,23 +93,22 @@ def read_to_resume(run_dir: Path, warn: Warn) -> Checkpoint | None:
 
 
 def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
-    """Rename everything but the sound checkpoints up to `step`, so that the run can save later
-    ones.
+    """Rename the damaged checkpoints after `step` and the strangers, with a warning for each.
 
-    Warns of each: checkpoints after `step` are damaged, other entries only have such a name.
+    Then the run can save later checkpoints.
     """
     root = run_dir / FOLDER
     for path in [checkpoint_path(root, saved) for saved in saved_steps(root) if saved > step]:
-        warn(f"{path}: set aside as {set_aside(path, 'damaged').name}")
-    for path in strangers(root):
-        warn(f"{path}: is no checkpoint; set aside as {set_aside(path, 'foreign').name}")
+        warn(f"{path}: set aside as {rename_aside(path, 'damaged').name}")
+    for path in find_strangers(root):
+        warn(f"{path}: isn't a checkpoint; set aside as {rename_aside(path, 'foreign').name}")
 
 
 def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:
-    """Read a checkpoint: `folder` is a run directory, its `checkpoints` or one checkpoint in there.
+    """Read a checkpoint: `folder` is a run directory, its `checkpoints` or a checkpoint in there.
 
-    Of several the newest that can be read is used, with a warning for each damaged one. Raises
-    DataError without any, and RunError as `unreadable` does.
+    Reads the newest sound checkpoint, and warns of newer damaged ones. Raises DataError if there is
+    no checkpoint, and RunError as in `make_read_error`.
     """
     try:
         if checkpoint_step(folder) in saved_steps(folder.parent):
@@ -115,7 +117,7 @@ def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:
             if saved_steps(root):
                 return _read_newest(root, warn)
     except OSError as error:
-        raise unreadable(Path(error.filename or folder), error) from error
+        raise make_read_error(Path(error.filename or folder), error) from error
     raise DataError(
         f"{folder}: holds no checkpoint; name a run directory, its {FOLDER} folder or one "
         "checkpoint in there"
@@ -123,9 +125,11 @@ def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Verify and read one checkpoint. Raises DamagedError if a byte is not as written, and RunError
-    as `unreadable` does."""
-    verify(folder)
+    """Verify and read one checkpoint.
+
+    Raises DamagedError if a byte has changed, and RunError as in `make_read_error`.
+    """
+    verify_files(folder)
     recipe = read_json(folder / RECIPE / JSON)
     if not isinstance(recipe, dict):
         raise DamagedError(f"{folder / RECIPE / JSON}: must be a JSON object")
@@ -133,35 +137,35 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     try:
         host = parse_host_state(read_json(file))
     except ValueError as error:
-        raise DamagedError(f"{file}: is not what a run saves: {error}") from error
+        raise DamagedError(f"{file}: must be the state of a run: {error}") from error
     saved = Checkpoint(folder, read_arrays(folder / STATE), host, recipe)
     step = saved.arrays.get("step")
     if step is None or step.shape != () or not np.issubdtype(step.dtype, np.integer):
-        raise DamagedError(f"{folder / STATE}: says of no step that it was made there")
+        raise DamagedError(f"{folder / STATE}: has no step")
     if saved.step != checkpoint_step(folder):
         raise DamagedError(f"{folder / STATE}: was made at step {saved.step}")
     return saved
 
 
-def fill(where: Path, arrays: Mapping[str, np.ndarray], like: T) -> T:
-    """Arrange arrays in the structure of `like`; every name, shape and dtype must agree.
+def arrange_arrays(where: Path, arrays: Mapping[str, np.ndarray], like: T) -> T:
+    """Arrange arrays by path in the structure of `like`.
 
-    Raises DataError.
+    Raises DataError unless every name, shape and dtype agrees. The message begins with `where`.
     """
     expected = leaves_by_path(like)
     problems = [f"{path} is missing" for path in expected if path not in arrays]
     problems += [f"{path} is not in this network" for path in arrays if path not in expected]
     problems += [
-        f"{path} is {_form(arrays[path])}, this network needs {_form(leaf)}"
+        f"{path} is {_format_type(arrays[path])}, this network needs {_format_type(leaf)}"
         for path, leaf in expected.items()
-        if path in arrays and _form(arrays[path]) != _form(leaf)
+        if path in arrays and _format_type(arrays[path]) != _format_type(leaf)
     ]
     if problems:
         raise DataError(f"{where}: of another recipe: {join_problems(problems)}")
     return jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in expected])
 
 
-def _form(array: Any) -> str:
+def _format_type(array: Any) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 
@@ -171,16 +175,17 @@ def join_problems(problems: Sequence[str]) -> str:
 
 
 def _read_newest(root: Path, warn: Warn) -> Checkpoint:
-    damaged = []
+    """Read the newest sound checkpoint of a folder, and warn of newer ones. Raises DamagedError."""
+    faults = []
     for step in reversed(saved_steps(root)):
         try:
             saved = read_checkpoint(checkpoint_path(root, step))
         except DamagedError as error:
-            damaged.append(error)
+            faults.append(error)
             continue
-        for fault in damaged:
-            warn(f"{fault}; taking the checkpoint of step {saved.step}")
+        for fault in faults:
+            warn(f"{fault}; using the checkpoint of step {saved.step}")
         return saved
     raise DamagedError(
-        f"{root}: none of its checkpoints can be read: {join_problems(list(map(str, damaged)))}"
+        f"{root}: none of its checkpoints can be read: {join_problems(list(map(str, faults)))}"
     )

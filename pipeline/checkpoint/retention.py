@@ -16,64 +16,63 @@ from pipeline.training.component_specs import list_metric_directions
 
 
 def hold_nothing(step: int) -> bool:
-    """Return False: no rollback goes back to a step."""
+    """Return False: no step is needed for a rollback."""
     return False
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Keep the newest `keep`, the newest `keep` of the steps that it holds, and the best by a
-    metric.
-
-    A rollback goes back to the steps for which `holds` returns True, so they stay even if a signal
-    or a clock makes the run save often. With `minutes` the first checkpoint stays, and after each
-    that stays the first one that is at least `minutes` younger (MindSpore's
-    keep_checkpoint_per_n_minutes).
-    """
+    """Rule for the checkpoints that a run keeps."""
 
     keep: int
+    """Number of newest checkpoints that are kept."""
     best: str | None = None
+    """Metric whose best checkpoint is kept."""
     holds: Callable[[int], bool] = hold_nothing
+    """Whether a rollback may go back to a step. The newest `keep` of these steps are kept too, even
+    if signals make the run save often."""
     minutes: int | None = None
+    """Also keep the first checkpoint, and each that is at least `minutes` younger than the last one
+    kept so (MindSpore's keep_checkpoint_per_n_minutes)."""
 
-    def removable(self, root: Path, steps: Sequence[int]) -> list[int]:
-        """Return the steps, of these ascending ones, whose checkpoints may be removed."""
-        due = [step for step in steps if self.holds(step)]
-        retained: set[int | None] = {*steps[-self.keep :], *due[-self.keep :]}
+    def list_removable(self, root: Path, steps: Sequence[int]) -> list[int]:
+        """Return those of the ascending `steps` whose checkpoints may be removed."""
+        held = [step for step in steps if self.holds(step)]
+        retained: set[int | None] = {*steps[-self.keep :], *held[-self.keep :]}
         if self.best is not None:
-            retained.add(_best(root, steps, self.best))
+            retained.add(_find_best_step(root, steps, self.best))
         if self.minutes is not None:
             retained.update(_select_spaced(root, steps, 60.0 * self.minutes))
         return [step for step in steps if step not in retained]
 
 
 def add_metrics(folder: Path, metrics: Mapping[str, float]) -> None:
-    """Add metrics to a complete checkpoint that was saved without. Raises OSError."""
+    """Add metrics to a complete checkpoint that was saved without metrics. Raises OSError."""
     draft = draft_path(folder)
     draft.write_text(json.dumps(dict(metrics)), encoding="utf-8")
-    # Empty if the process is killed now, which is harmless: only files are listed.
+    # If the process is killed now, the folder stays empty, which is harmless.
     (folder / METRICS).mkdir(exist_ok=True)
     commit(draft, folder / METRICS / METRICS)
     sync(folder)
 
 
 def _select_spaced(root: Path, steps: Sequence[int], seconds: float) -> Iterator[int]:
-    """Yield the first step, and each that was saved `seconds` or more after the last one yielded.
+    """Yield the first step, and each that was saved at least `seconds` after the last one yielded.
 
-    Checkpoints without a readable time are passed over, and so may be removed.
+    Checkpoints without a readable time are skipped.
     """
-    last: float | None = None
+    last_saved_at: float | None = None
     for step in steps:
         saved_at = _read_value(checkpoint_path(root, step) / MANIFEST, SAVED_AT)
         if not isinstance(saved_at, float):
             continue
-        if last is None or saved_at - last >= seconds:
-            last = saved_at
+        if last_saved_at is None or saved_at - last_saved_at >= seconds:
+            last_saved_at = saved_at
             yield step
 
 
-def _best(root: Path, steps: Sequence[int], metric: str) -> int | None:
-    """Return the step with the best value, of equal ones the newest; None without any value."""
+def _find_best_step(root: Path, steps: Sequence[int], metric: str) -> int | None:
+    """Return the step with the best value, the newest if several are equal; None without values."""
     sign = 1 if list_metric_directions([metric])[metric] == "max" else -1
     readings = {
         step: _read_number(checkpoint_path(root, step) / METRICS / METRICS, metric)

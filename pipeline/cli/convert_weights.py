@@ -17,11 +17,11 @@ from pipeline.models.weights.files.weight_files import (
     require_writable_suffix,
     write_weights,
 )
-from pipeline.stages.export.matching import match_weights, table, under_foreign_names
-from pipeline.stages.export.network import network_arrays
+from pipeline.stages.export.matching import convert_to_foreign_names, format_table, match_weights
+from pipeline.stages.export.network import trace_network_arrays
 from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.record.descendants import note_descendant
-from pipeline.stages.record.run_directory import run_of
+from pipeline.stages.record.run_directory import find_run_dir
 from pipeline.stages.warm_start import read_source
 
 
@@ -44,7 +44,7 @@ def main(
     more = [] if rules is None else [f"checkpoint.rules={rules}"]
     more += ["checkpoint.partial=true"] if partial else []
     overrides = [*overrides, *more]
-    run_dir = None if is_weight_file(source) else run_of(source)
+    run_dir = None if is_weight_file(source) else find_run_dir(source)
     recipe: Recipe | None = None
     if value_of(overrides, "recipe") is None and run_dir is not None:
         recipe = read_run_recipe(run_dir, overrides)
@@ -66,11 +66,11 @@ def main(
 def _convert(arrays: Arrays, source: Path, recipe: Recipe, like: Path | None) -> Arrays:
     """The arrays under the names of a recipe's network, or of the file `like`."""
     spec = recipe.checkpoint
-    network = network_arrays(recipe)
+    network = trace_network_arrays(recipe)
     matching = match_weights(str(source), arrays, network, spec.renames, spec.rules)
     matching.require(partial=spec.partial)
-    print(table(matching.rows, limit=None))
+    print(format_table(matching.rows, limit=None))
     print(f"{printable(str(source))}: {matching.counts()}")
     if like is None:
         return matching.arrays
-    return under_foreign_names(str(like), read_source(like)[0], matching.arrays, network)
+    return convert_to_foreign_names(str(like), read_source(like)[0], matching.arrays, network)

@@ -35,9 +35,9 @@ from pipeline.core.host.tested_versions import (
     installed_version,
 )
 from pipeline.data.download import DownloadError
-from pipeline.stages.record.environment import fingerprint
+from pipeline.stages.record.environment import fingerprint_columns
 from pipeline.stages.record.run_directory import OUTPUTS
-from pipeline.stages.record.summary import versions
+from pipeline.stages.record.summary import list_versions
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -109,7 +109,7 @@ def _run_check(
 
 def software(recipe: Recipe) -> Iterator[CheckResult]:
     """Versions of the installed packages."""
-    installed = ", ".join(f"{name} {version}" for name, version in versions({}).items())
+    installed = ", ".join(f"{name} {version}" for name, version in list_versions({}).items())
     yield CheckResult("ok", "software", f"{installed}; {PACKAGE}")
 
 
@@ -188,7 +188,7 @@ def data(recipe: Recipe) -> Iterator[CheckResult]:
         yield CheckResult("warn" if mirrors else "fail", "data", f"not in {where}", advice)
         return
     for split in (raw.train, raw.eval):
-        fingerprint(split)
+        fingerprint_columns(split)
     size_bytes = split_bytes(raw.train) + split_bytes(raw.eval)
     counts = f"{len(raw.train):,} training and {len(raw.eval):,} evaluation samples"
     text = f"{dataset.name}: {counts}, {size_bytes / 1e6:,.1f} MB, readable"

@@ -22,7 +22,7 @@ from pipeline.backends.sink_choice import SinkChoice, choose, no_sink
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import event_periods
+from pipeline.config.run_length import list_event_periods
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.strict_json import json_text
@@ -30,11 +30,11 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.engine.schedule import RunSchedule
 from pipeline.stages.autosink.choose_sink import (
-    measured_bounds,
-    mechanisms_of,
-    modelled_bounds,
-    modelled_costs,
-    unmeasurable,
+    explain_unmeasurable,
+    list_mechanisms,
+    make_measured_bounds,
+    make_modelled_bounds,
+    make_modelled_costs,
 )
 from pipeline.stages.autosink.dispatch_costs import (
     LEAST_ROUNDS,
@@ -44,10 +44,10 @@ from pipeline.stages.autosink.dispatch_costs import (
     Measurement,
     TimedRuns,
     Variant,
-    error_of_gain,
-    first_look,
-    lower_quartile,
+    compute_lower_quartile,
+    estimate_gain_error,
     measure,
+    time_single_step,
 )
 from pipeline.stages.autosink.explanation import (
     Achieved,
@@ -60,7 +60,7 @@ from pipeline.stages.autosink.explanation import (
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
-from pipeline.stages.estimate import propose, report_shardings
+from pipeline.stages.estimate import describe_step, report_shardings
 from pipeline.stages.lower import lower
 from pipeline.stages.plan_devices import find_plan, with_plan
 
@@ -122,7 +122,7 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
     built = lower(recipe, dataset, built, backend, None, reporter)
     executable = compile_programs(recipe, dataset, built, backend, reporter)
     run_schedule = built.run_schedule
-    bounds = measured_bounds(recipe, run_schedule, executable)
+    bounds = make_measured_bounds(recipe, run_schedule, executable)
     run = _describe_run(recipe, backend.describe()["device"], run_schedule)
     explanation = partial(Explanation, run, bounds, calendar_of(recipe, run_schedule))
     memory = memory_of(executable.loader)
@@ -131,11 +131,11 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
         reporter.clock("measuring sinks"),
         TimedRuns(recipe, run_schedule, executable, terminal=terminal) as trials,
     ):
-        single_ms = first_look(trials)
-        reason = unmeasurable(single_ms, bounds)
+        single_ms = time_single_step(trials)
+        reason = explain_unmeasurable(single_ms, bounds)
         if reason is not None:
             return explanation(no_sink(single_ms, reason), memory=memory)
-        mechanisms = mechanisms_of(recipe.train.mechanism, executable)
+        mechanisms = list_mechanisms(recipe.train.mechanism, executable)
         measured = measure(trials, single_ms, mechanisms, BUDGET_S)
         choice = choose(measured.costs, bounds)
         achieved = achieve(trials, choice)
@@ -146,14 +146,14 @@ def _explain_by_model(
     recipe: Recipe, dataset: Dataset, built: Built, backend: Backend
 ) -> Explanation | None:
     """Return the explanation by the model of an emulated device; None for a physical device."""
-    bounds = modelled_bounds(recipe, built.run_schedule)
+    bounds = make_modelled_bounds(recipe, built.run_schedule)
     costs = []
 
     def choose_sink(price: SinkPrice) -> SinkChoice:
-        costs.append(modelled_costs(price))
+        costs.append(make_modelled_costs(price))
         return choose(costs[-1], bounds)
 
-    proposal = replace(propose(recipe, dataset, built), choose_sink=choose_sink)
+    proposal = replace(describe_step(recipe, dataset, built), choose_sink=choose_sink)
     estimate = backend.estimate(proposal)
     if estimate is None or estimate.choice is None:
         return None
@@ -195,7 +195,7 @@ def calendar_of(recipe: Recipe, run_schedule: RunSchedule) -> Calendar:
     """Return the events of a run other than the ends of its sinks."""
     total = run_schedule.total
     due: dict[str, np.ndarray] = {}
-    for event, periods in event_periods(recipe, run_schedule.steps_per_epoch).items():
+    for event, periods in list_event_periods(recipe, run_schedule.steps_per_epoch).items():
         multiples = [np.arange(period, total + 1, period) for period in periods]
         due[event.value] = np.unique(np.concatenate([np.arange(0), *multiples]))
     first = sorted({step for steps in due.values() for step in steps[:SHOWN_EVENTS].tolist()})
@@ -222,5 +222,7 @@ def achieve(trials: TimedRuns, choice: SinkChoice) -> Achieved | None:
     for _ in range(rounds):
         off_ms.append(trials.time(OFF, singles).step_ms)
         sink_ms.append(trials.time(variant, sinks * choice.size).step_ms)
-    gain_error = error_of_gain(off_ms, sink_ms)
-    return Achieved(lower_quartile(off_ms), lower_quartile(sink_ms), rounds, gain_error)
+    gain_error = estimate_gain_error(off_ms, sink_ms)
+    return Achieved(
+        compute_lower_quartile(off_ms), compute_lower_quartile(sink_ms), rounds, gain_error
+    )

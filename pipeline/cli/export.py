@@ -12,7 +12,7 @@ from pipeline.stages.export.mindspore_checkpoints import write_checkpoints
 from pipeline.stages.export.onnx.onnx_export import MODEL, write_onnx
 from pipeline.stages.export.trained_run import TrainedRun, read_trained_run
 from pipeline.stages.record.descendants import note_descendant
-from pipeline.stages.record.run_directory import run_of
+from pipeline.stages.record.run_directory import find_run_dir
 
 MODEL_FILES = frozenset(
     {
@@ -77,7 +77,7 @@ def _write_onnx(run: TrainedRun, folder: Path, calibrate: int) -> dict[str, Any]
     if export.int8_accuracy is not None:
         text += f", in int8 {export.int8_accuracy:.4f} ({calibrate} samples to calibrate)"
     print(printable(f"{folder / MODEL}: {text}"))
-    return {"onnx": export.about()}
+    return {"onnx": export.describe()}
 
 
 def _write_ckpt(
@@ -95,6 +95,6 @@ def _write_ckpt(
 
 def _note_export(source: Path, folder: Path) -> None:
     """Note the export in the run's directory, for its lineage."""
-    run_dir = run_of(source)
+    run_dir = find_run_dir(source)
     if run_dir is not None:
         note_descendant(run_dir, "exported", folder)

@@ -18,11 +18,11 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.forecast.host_forecast import forecast_run, measured_line
-from pipeline.stages.autosink.dispatch_costs import OFF, TimedRuns, first_look
+from pipeline.stages.autosink.dispatch_costs import OFF, TimedRuns, time_single_step
 from pipeline.stages.build import build
-from pipeline.stages.compile import compile_inputs, compile_programs
+from pipeline.stages.compile import compile_programs, make_compile_inputs
 from pipeline.stages.data import load_data
-from pipeline.stages.estimate import propose
+from pipeline.stages.estimate import describe_step
 from pipeline.stages.lower import lower
 from pipeline.stages.plan_devices import find_plan, with_plan
 
@@ -57,14 +57,14 @@ def forecast_recipe(
         plan = find_plan(recipe, dataset, built, recipe.parallel.plan, reporter)
         recipe = with_plan(recipe, plan)
         backend = recipe.device.open(recipe.parallel)
-    proposal = propose(recipe, dataset, built)
+    proposal = describe_step(recipe, dataset, built)
     estimate = backend.estimate(proposal)
     if estimate is not None:
         if check:
             raise RunError("--check: an emulated device can't be run; leave the flag out")
         return str(estimate), estimate.summary()
     lowered = lower(recipe, dataset, built, backend, None, reporter)
-    work = compile_inputs(recipe, dataset, lowered, backend, reporter)
+    work = make_compile_inputs(recipe, dataset, lowered, backend, reporter)
     with reporter.clock("timing the parts of a step"):
         forecast = forecast_run(recipe, work, lowered.run_schedule, backend)
     facts = {**asdict(forecast), "step_ms": forecast.step_ms}
@@ -74,7 +74,9 @@ def forecast_recipe(
     terminal = reporter.console.is_terminal
     with TimedRuns(recipe, lowered.run_schedule, executable, terminal=terminal) as trials:
         # The first steps are slow: memory that no one has touched, libraries that plan their calls.
-        steps = int(np.clip(CHECK_S * 1e3 / first_look(trials), MIN_CHECK_STEPS, MAX_CHECK_STEPS))
+        steps = int(
+            np.clip(CHECK_S * 1e3 / time_single_step(trials), MIN_CHECK_STEPS, MAX_CHECK_STEPS)
+        )
         measured_ms = float(trials.time(OFF, steps).dispatch_ms.min())
     text = f"{forecast}\n{measured_line(forecast, measured_ms)}"
     return text, {**facts, "measured_ms": measured_ms}

@@ -22,9 +22,9 @@ from pipeline.data.text.text_files import read_text_lines
 from pipeline.data.text.text_format import TextFormat
 from pipeline.stages.export.export import is_export, read_export
 from pipeline.stages.export.inference_files import (
-    files_in,
-    mask_path,
-    prediction_row,
+    list_images,
+    make_mask_path,
+    make_prediction_row,
     read_images,
     require_new_names,
     write_mask,
@@ -33,10 +33,10 @@ from pipeline.stages.export.prediction import Weights, make_predict
 from pipeline.stages.export.text_generation import (
     Decoder,
     Sampling,
-    continuation,
-    decoder_of,
-    exported_decoder,
-    whole_decoder,
+    make_decoder,
+    make_exported_decoder,
+    make_uncached_decoder,
+    sample_tokens,
 )
 from pipeline.stages.export.trained_run import Samples, read_trained_run, spare_gpus
 
@@ -88,7 +88,7 @@ def main(
         _print_continuation(source, prompt, of_prompt, as_json=as_json)
         return 0
     if masks is not None:
-        require_new_names(masks, [file for path in files for file in files_in(path)])
+        require_new_names(masks, [file for path in files for file in list_images(path)])
     if csv is not None and csv.resolve() in {file.resolve() for file in files}:
         raise DataError(f"{csv}: is read as well; name another file")
     logits, samples = _network(source)
@@ -99,7 +99,7 @@ def main(
             if outputs.ndim != 1 and csv is not None:
                 raise UsageError([f"--csv {csv}"], "of classes of pixels there are --masks")
             if outputs.ndim != 1:
-                path = mask_path(masks, file, index, len(images)) if masks else None
+                path = make_mask_path(masks, file, index, len(images)) if masks else None
                 mask = outputs.argmax(axis=-1)
                 if path is not None:
                     write_mask(path, file, mask, len(targets))
@@ -107,7 +107,7 @@ def main(
             elif csv is None:
                 print(_line(arguments, name, outputs, targets))
             else:
-                rows.append(prediction_row(name, outputs, targets, top or 1))
+                rows.append(make_prediction_row(name, outputs, targets, top or 1))
     if csv is not None:
         write_csv(csv, rows)
         print(printable(f"{csv}: {len(rows):,} lines"))
@@ -145,7 +145,7 @@ def _inputs(
         for names, texts in _texts_to_classify(arguments, samples):
             yield arguments.source, names, texts
         return
-    for file in (inside for path in arguments.files for inside in files_in(path)):
+    for file in (inside for path in arguments.files for inside in list_images(path)):
         images = read_images(file, samples)
         names = [f"{file}[{index}]" for index in range(len(images))]
         yield file, names if len(images) > 1 else [str(file)], images
@@ -279,7 +279,7 @@ def _print_continuation(
     started_at = time.perf_counter()
     tokens: list[int] = []
     num_printed = 0
-    for part in continuation(decoder, weights, encoded, num_tokens, sampling):
+    for part in sample_tokens(decoder, weights, encoded, num_tokens, sampling):
         if not tokens:
             first_s = time.perf_counter() - started_at
             num_first = len(part)
@@ -323,8 +323,12 @@ def _decoder(source: Path) -> tuple[Decoder, Weights, TextFormat]:
     if text is None or text.predicts != "next_token":
         raise DataError(f"{source}: does not predict the next token; --prompt needs one that does")
     if not is_export(source):
-        return decoder_of(run), run.arrays, text
+        return make_decoder(run), run.arrays, text
     context = samples.shape[0]
     if exported.next_token is not None:
-        return exported_decoder(exported.next_token, context), exported.arrays, text
-    return whole_decoder(exported.program.call, context, samples.dtype), exported.arrays, text
+        return make_exported_decoder(exported.next_token, context), exported.arrays, text
+    return (
+        make_uncached_decoder(exported.program.call, context, samples.dtype),
+        exported.arrays,
+        text,
+    )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pipeline.cli import train
 from pipeline.config.overrides import key_of
-from pipeline.config.profile_spec import profiling_overrides
+from pipeline.config.profile_spec import parse_profiling_variables
 
 STAGES = "stages=[data,build,compile,train]"
 MODE = "profile.mode"
@@ -22,7 +22,9 @@ def main(overrides: Sequence[str]) -> int:
     """
     started_at = time.perf_counter()
     typed = {key_of(override) for override in overrides}
-    more = [key for key in profiling_overrides(os.environ) if key_of(key) not in {*typed, MODE}]
+    more = [
+        key for key in parse_profiling_variables(os.environ) if key_of(key) not in {*typed, MODE}
+    ]
     keys = [f"{MODE}=only", *([] if "stages" in typed else [STAGES]), *more]
     # Command buffers of a GPU take the names of operations away. Elsewhere the flag would only make
     # another key of every cached program.

@@ -59,7 +59,11 @@ def main(run_dir: Path, overrides: Sequence[str] = (), out: Path | None = None) 
     steps = last_step(original.run_dir / METRICS)
     if steps is None:
         raise DataError(f"{original.run_dir / METRICS}: has no step to compare with")
-    repeated_dir = run_directory.make(out) if out else run_directory.create(f"{name}_reproduced")
+    repeated_dir = (
+        run_directory.make_run_dir(out)
+        if out
+        else run_directory.create_run_dir(f"{name}_reproduced")
+    )
     _copy_lowerings(original.run_dir, repeated_dir)
     status = _rerun(original, repeated_dir, overrides, None if original.status == "done" else steps)
     if not (repeated_dir / RECIPE).exists():

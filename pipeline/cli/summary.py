@@ -12,8 +12,8 @@ from pipeline.config.compose import compose_and_check
 from pipeline.core.errors import DataError
 from pipeline.core.reporter import Reporter
 from pipeline.stages.export.trained_run import read_run_recipe
-from pipeline.stages.layer_table import layer_table
-from pipeline.stages.record.run_directory import run_of
+from pipeline.stages.layer_table import make_layer_table
+from pipeline.stages.record.run_directory import find_run_dir
 
 
 def main(overrides: Sequence[str], *, as_json: bool = False) -> int:
@@ -25,13 +25,13 @@ def main(overrides: Sequence[str], *, as_json: bool = False) -> int:
     if not overrides or "=" in overrides[0]:
         recipe = compose_and_check(overrides)
     else:
-        run_dir = run_of(Path(overrides[0]))
+        run_dir = find_run_dir(Path(overrides[0]))
         if run_dir is None:
             raise DataError(f"{overrides[0]}: is no run directory; name one, or +recipe=NAME")
         recipe = read_run_recipe(run_dir, overrides[1:])
     # The output of reading a dataset isn't part of the table.
     with Reporter(console=Console(stderr=True, soft_wrap=True)) as reporter:
-        table = layer_table(recipe, reporter)
+        table = make_layer_table(recipe, reporter)
     if as_json:
         print(json.dumps(table.to_dict()))
     else:

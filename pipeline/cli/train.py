@@ -29,12 +29,12 @@ from pipeline.config.hydra_versions import HYDRA_DEFAULTS, get_args_parser, lazy
 from pipeline.config.overrides import (
     expand_sweeps,
     key_of,
+    list_swept_keys,
     quote_value,
     require_hydra_keys,
-    swept_keys,
     value_of,
 )
-from pipeline.config.profile_spec import profiling_overrides
+from pipeline.config.profile_spec import parse_profiling_variables
 from pipeline.core.errors import (
     RecipeError,
     RunError,
@@ -49,8 +49,8 @@ from pipeline.stages.record import run_directory
 from pipeline.stages.runner.resume_command import (
     RESUME,
     SWEEP_DIR,
-    resume_run_command,
-    resume_sweep_command,
+    make_resume_run_command,
+    make_resume_sweep_command,
 )
 from pipeline.study.sweep.command import command_of, find_sweep, read_command
 from pipeline.study.sweep.directory import find_failures, find_jobs
@@ -87,7 +87,7 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
     """
     keys = set(map(key_of, args))
     if "profile.mode" not in keys:
-        from_environment = profiling_overrides(os.environ)
+        from_environment = parse_profiling_variables(os.environ)
         args = [*args, *(item for item in from_environment if key_of(item) not in keys)]
     parsed = _parse(args)
     flags = [arg for arg in args if arg not in parsed.overrides]
@@ -137,7 +137,7 @@ def _single(arguments: TrainArguments, started_at: float, *, alone: bool) -> int
     options = RunOptions(
         run_dir=None if folder == "." else Path(folder),
         started_at=started_at,
-        how_to_resume=partial(resume_run_command, arguments.words),
+        how_to_resume=partial(make_resume_run_command, arguments.words),
         programs=partial(lower_and_compile, keeps=alone),
         inspection=RunInspection(),
     )
@@ -158,7 +158,7 @@ def _sweep(arguments: TrainArguments) -> int:
     existing = _find_directory(flags, typed, overrides)
     recipe = value_of(overrides, "recipe") or ""
     name = f"sweep_{recipe}" if recipe.isidentifier() else "sweep"
-    sweep_dir = existing or run_directory.create(name)
+    sweep_dir = existing or run_directory.create_run_dir(name)
     placed = [*job_overrides, f"{SWEEP_DIR}={quote_value(str(sweep_dir))}"]
     stopped = 0
     # A recipe that is refused would wait for jax to be imported.
@@ -166,7 +166,7 @@ def _sweep(arguments: TrainArguments) -> int:
     from pipeline.study.sweep.jobs import Job, OnChanged
 
     try:
-        keys = swept_keys(job_overrides)
+        keys = list_swept_keys(job_overrides)
         on_changed: OnChanged = "allow" if changed == "allow" else "refuse"
         job = Job(keys, find_failures(sweep_dir), on_changed, RunInspection())
         _hydra(flags, typed, placed, job)
@@ -179,7 +179,8 @@ def _sweep(arguments: TrainArguments) -> int:
         stopped = exit_status_of(interruption)
     status = max(stopped, conclude(sweep_dir))
     if stopped or status == RunError.exit_status:
-        print(printable(f"{'resume':<{MARGIN}} {resume_sweep_command(arguments.words, sweep_dir)}"))
+        resume_command = make_resume_sweep_command(arguments.words, sweep_dir)
+        print(printable(f"{'resume':<{MARGIN}} {resume_command}"))
     if existing is None:
         command = read_command(sweep_dir)
         earlier = command and find_sweep(command, besides=sweep_dir)
@@ -204,7 +205,7 @@ def _find_directory(
     if not folder and resume != "auto":
         rule = f"a sweep can go on with one of the same command: auto, or {SWEEP_DIR}=DIR"
         raise RecipeError([f"{RESUME} = {resume}: {rule}"])
-    swept = swept_keys(overrides)
+    swept = list_swept_keys(overrides)
     if SWEEP_DIR in swept:
         raise RecipeError([f"{SWEEP_DIR} = {folder}: must be one directory; quote what has commas"])
     single = [flag for flag in flags if flag not in MULTIRUN]

@@ -1,4 +1,4 @@
-"""Switches of the adapters for TensorFlow and PyTorch, under the names that adapters give them.
+"""Switches of the adapters for TensorFlow and PyTorch, under the adapters' names.
 
 Each switch is another word for a key of `train`. A checked recipe has only the key, so the resolved
 recipe shows the word's meaning.
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 PrecisionMode = Literal[
     "must_keep_origin_dtype", "allow_fp32_to_fp16", "allow_mix_precision", "force_fp16"
 ]
-LEVEL_OF: Mapping[str, str] = {
+LEVELS_BY_MODE: Mapping[str, str] = {
     "must_keep_origin_dtype": "O0",
     "allow_fp32_to_fp16": "O1",
     "allow_mix_precision": "O2",
     "force_fp16": "O3",
 }
-"""The level nearest to each mode: float32 as written; float16 for the matrix unit alone; float16
-except for operators that lose too much precision; float16 throughout."""
+"""Level nearest to each mode. O0: float32 as written; O1: float16 for the matrix unit alone; O2:
+float16 except for operators that lose too much precision; O3: float16 throughout."""
 
 MEANINGS: Mapping[str, tuple[str, Any, Callable[[Any], Any]]] = {
-    "precision_mode": ("precision", "O0", LEVEL_OF.get),
+    "precision_mode": ("precision", "O0", LEVELS_BY_MODE.get),
     "opt_level": ("precision", "O0", str),
     "enable_data_pre_proc": ("sink", True, bool),
     "mix_compile_mode": ("mode", "graph", lambda is_eager: "eager" if is_eager else "graph"),
     "iterations_per_loop": ("sink_size", -1, int),
 }
-"""The key that each word stands for, its default, and the function from the word's value to the
-key's."""
+"""(key, default, translate) by word: the key of `train` that the word stands for, the key's default
+and the function from the word's value to the key's value."""
 
 
 class AdapterWords(Spec):
@@ -56,24 +56,24 @@ class AdapterWords(Spec):
 
     @model_validator(mode="after")
     def _translate(self) -> Self:
-        """Set the key of each given word. Raises ValueError if the key has another value."""
-        changed: dict[str, Any] = {}
+        """Set the keys that the words stand for. Raises ValueError if a key has another value."""
+        changes: dict[str, Any] = {}
         for word, (key, default, translate) in MEANINGS.items():
-            typed = getattr(self, word)
-            if typed is None:
+            setting = getattr(self, word)
+            if setting is None:
                 continue
-            value = translate(typed)
-            current = changed.get(key, getattr(self, key))
-            if current != value and (key in changed or current != default):
+            value = translate(setting)
+            current = changes.get(key, getattr(self, key))
+            if current != value and (key in changes or current != default):
                 raise ValueError(
-                    f"{word} = {typed} conflicts with {key} = {current}; they are two words for "
+                    f"{word} = {setting} conflicts with {key} = {current}; they are two words for "
                     "one thing: give one of them"
                 )
-            changed[key] = value
-        return self.model_copy(update=changed) if changed else self
+            changes[key] = value
+        return self.model_copy(update=changes) if changes else self
 
 
-def loop_problems(train: TrainSpec, total: int | None) -> Iterator[str]:
+def find_loop_problems(train: TrainSpec, total: int | None) -> Iterator[str]:
     """Yield what is wrong with `iterations_per_loop` by the adapter's rules.
 
     `total` is the number of steps of training, None if unknown.

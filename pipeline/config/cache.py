@@ -21,7 +21,7 @@ def cache_root(cache: CacheSpec) -> Path:
     """Return the cache folder: the recipe's, else `$XDG_CACHE_HOME/pipeline`, else
     `~/.cache/pipeline`.
 
-    Raises RecipeError if none of them is known.
+    Raises RecipeError if the user has no home folder.
     """
     if cache.root is not None:
         return cache.root
@@ -33,11 +33,11 @@ def cache_root(cache: CacheSpec) -> Path:
         raise RecipeError([f"cache.root: {reason}"]) from error
 
 
-def program_folder(cache: CacheSpec, warn: Callable[[str], None]) -> Path | None:
-    """Return the folder of compiled programs; None if the recipe or the rights of the folder
-    exclude one.
+def find_program_folder(cache: CacheSpec, warn: Callable[[str], None]) -> Path | None:
+    """Return the folder of compiled programs; None if the recipe doesn't use one.
 
-    None, too, if other users may add programs, which would be executed; `warn` gets a line then.
+    It is also None if other users can add programs to the folder, since programs are executed. Then
+    `warn` is called with a line.
     """
     if not cache.compiled:
         return None
@@ -50,34 +50,35 @@ def program_folder(cache: CacheSpec, warn: Callable[[str], None]) -> Path | None
 
 @dataclass(frozen=True)
 class Exposure:
-    """A folder of the cache into which others may put programs, and how they may."""
+    """A folder of the cache that other users can add programs to."""
 
     folder: Path
-    how: str
+    reason: str
+    """Reason, as the end of a sentence about the folder."""
     advice: str
-    """How to correct it."""
+    """Command or key that corrects it."""
 
     def __str__(self) -> str:
-        return f"{self.folder}: {self.how}"
+        return f"{self.folder}: {self.reason}"
 
 
 def find_exposure(root: Path) -> Exposure | None:
-    """Return how other users may put programs into a cache; None if they can't.
+    """Return how other users can add programs to a cache; None if they can't.
 
     A cache folder with the sticky bit, such as /tmp, is accepted: other users can't remove or
     rename this user's files there, and programs are in a folder inside it.
     """
-    elsewhere = "name another folder: cache.root=DIR"
+    rename_advice = "name another folder: cache.root=DIR"
     for folder in (root, root / PROGRAMS):
         try:
             status = folder.stat()
         except OSError:
-            # It will be created for this user alone, or its use will fail with a message.
+            # A missing folder will be created for this user alone.
             continue
         if owner := find_foreign_owner(status):
-            return Exposure(folder, f"belongs to {owner}", elsewhere)
+            return Exposure(folder, f"belongs to {owner}", rename_advice)
         writers = find_writers(status)
         if writers and not (folder == root and status.st_mode & stat.S_ISVTX):
-            advice = f"chmod go-w {shlex.quote(str(folder))}, or {elsewhere}"
+            advice = f"chmod go-w {shlex.quote(str(folder))}, or {rename_advice}"
             return Exposure(folder, f"can be written by {writers}", advice)
     return None

@@ -1,12 +1,12 @@
-"""Rules that relate several keys of a recipe. Each yields its problems, dotted key first."""
+"""Rules that relate several keys of a recipe. Each yields its problems, which begin with a key."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from pipeline.config import device_checks
-from pipeline.config.adapter_words import loop_problems
-from pipeline.config.precision import level_of, precision_of
+from pipeline.config.adapter_words import find_loop_problems
+from pipeline.config.precision import resolve_level, resolve_precision
 from pipeline.config.recipe import STAGES, Recipe
 from pipeline.config.run_length import total_steps
 from pipeline.core.errors import RecipeError
@@ -28,19 +28,19 @@ Check = Callable[[Recipe], Iterator[str]]
 CHECKS: list[Check] = [*device_checks.RULES]
 
 
-def conflicts(recipe: Recipe, *, length_replaced: bool) -> list[str]:
+def find_conflicts(recipe: Recipe, *, length_replaced: bool) -> list[str]:
     """Return every problem that the rules find, in the order of the rules.
 
-    A run whose length was replaced on the command line may end within its warmup.
+    If the command line replaces the length of the run, the run may end within its warmup.
     """
-    rules = [check for check in CHECKS if not (length_replaced and check is warmup_fits)]
+    rules = [check for check in CHECKS if not (length_replaced and check is check_warmup_length)]
     return [problem for check in rules for problem in check(recipe)]
 
 
 def fit_to_processes(recipe: Recipe, processes: int) -> Recipe:
-    """Return the recipe of a run of several processes: each has a device unless it says otherwise.
+    """Return the recipe of a run of several processes; by default each process has one device.
 
-    Raises RecipeError if that number of processes can't run it.
+    Raises RecipeError if this number of processes can't run the recipe.
     """
     if processes == 1:
         return recipe
@@ -55,43 +55,43 @@ def fit_to_processes(recipe: Recipe, processes: int) -> Recipe:
             train = train.model_copy(update={"batch_size": batch_size})
         parallel = parallel.model_copy(update={"devices": processes})
         recipe = recipe.model_copy(update={"parallel": parallel, "train": train})
-    problems = conflicts(recipe, length_replaced=True)
-    problems = problems or list(device_checks.processes_know_features(recipe, processes))
+    problems = find_conflicts(recipe, length_replaced=True)
+    problems = problems or list(device_checks.check_processes(recipe, processes))
     if problems:
         raise RecipeError(problems)
     return recipe
 
 
 def rule(check: Check) -> Check:
-    """Register a rule that every recipe is checked against."""
+    """Register a rule for all recipes."""
     CHECKS.append(check)
     return check
 
 
-def known_facts(recipe: Recipe) -> Facts | None:
-    """Return sizes known without reading data; None if padding changes shapes and batches."""
+def find_known_facts(recipe: Recipe) -> Facts | None:
+    """Return the sizes that need no data; None if buckets change shapes and batches."""
     return None if recipe.dataset.buckets else recipe.dataset.facts()
 
 
 @rule
-def one_length(recipe: Recipe) -> Iterator[str]:
-    """Exactly one of epochs, passes and steps gives the length of training."""
+def check_one_length(recipe: Recipe) -> Iterator[str]:
+    """Exactly one of epochs, passes and steps is set."""
     train = recipe.train
     lengths = {"epochs": train.epochs, "passes": train.passes, "steps": train.steps}
-    typed = [f"{unit} = {value}" for unit, value in lengths.items() if value is not None]
-    if len(typed) != 1:
+    settings = [f"{unit} = {value}" for unit, value in lengths.items() if value is not None]
+    if len(settings) != 1:
         missing = "none is given; add one, as in train.passes=10, or name a recipe: +recipe=NAME"
-        state = f"given are {', '.join(typed)}" if typed else missing
+        state = f"given are {', '.join(settings)}" if settings else missing
         yield f"train: give exactly one of epochs, passes, steps; {state}"
 
 
 @rule
-def length_in_range(recipe: Recipe) -> Iterator[str]:
-    """The number of steps fits into the counters and into memory."""
-    if list(one_length(recipe)) or list(batch_fits(recipe)):
+def check_length(recipe: Recipe) -> Iterator[str]:
+    """The number of steps is at most `MAX_STEPS`."""
+    if list(check_one_length(recipe)) or list(check_batch_size(recipe)):
         return
-    facts = known_facts(recipe)
-    steps_per_epoch = batching(recipe, facts.train_size).steps_per_epoch if facts else 1
+    facts = find_known_facts(recipe)
+    steps_per_epoch = make_batching(recipe, facts.train_size).steps_per_epoch if facts else 1
     try:
         total_steps(recipe.train, steps_per_epoch)
     except ValueError as error:
@@ -99,7 +99,7 @@ def length_in_range(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def sink_size_in_range(recipe: Recipe) -> Iterator[str]:
+def check_sink_size(recipe: Recipe) -> Iterator[str]:
     """A sink is one epoch (-1) or a positive number of batches; auto is resolved later."""
     size = recipe.train.sink_size
     if size != "auto" and (size == 0 or size < -1):
@@ -107,29 +107,29 @@ def sink_size_in_range(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def loops_of_adapters_fit(recipe: Recipe) -> Iterator[str]:
-    """Loops are of one length, and of one step if the host takes part in each."""
-    if any(list(check(recipe)) for check in (one_length, length_in_range, batch_fits)):
+def check_adapter_loops(recipe: Recipe) -> Iterator[str]:
+    """`train.iterations_per_loop` follows the adapter's rules."""
+    if any(list(check(recipe)) for check in (check_one_length, check_length, check_batch_size)):
         return
     total = recipe.train.steps
-    facts = known_facts(recipe)
+    facts = find_known_facts(recipe)
     if facts is not None:
-        total = total_steps(recipe.train, batching(recipe, facts.train_size).steps_per_epoch)
-    yield from loop_problems(recipe.train, total)
+        total = total_steps(recipe.train, make_batching(recipe, facts.train_size).steps_per_epoch)
+    yield from find_loop_problems(recipe.train, total)
 
 
 @rule
-def device_has_type(recipe: Recipe) -> Iterator[str]:
+def check_device_types(recipe: Recipe) -> Iterator[str]:
     """The device computes in the types of all layers."""
-    for dtype in precision_of(recipe).dtypes:
+    for dtype in resolve_precision(recipe).dtypes:
         problem = recipe.device.find_dtype_problem(dtype)
         if problem is not None:
             yield f"train.precision = {recipe.train.precision}: {problem}"
 
 
 @rule
-def number_of_devices_exists(recipe: Recipe) -> Iterator[str]:
-    """The recipe's number of devices exists of this kind."""
+def check_device_count(recipe: Recipe) -> Iterator[str]:
+    """There are as many devices of this kind as the recipe names."""
     parallel = recipe.parallel
     devices = 1 if parallel.mode == "none" else parallel.num_devices
     problem = recipe.device.find_count_problem(devices)
@@ -139,9 +139,9 @@ def number_of_devices_exists(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def one_source_of_types(recipe: Recipe) -> Iterator[str]:
-    """A level and `to_float` both give types to layers; as in MindSpore, not together."""
-    level = level_of(recipe)
+def check_type_source(recipe: Recipe) -> Iterator[str]:
+    """A level and `to_float` both set the types of layers. As in MindSpore, only one may be set."""
+    level = resolve_level(recipe)
     if recipe.train.to_float and level != "O0":
         yield (
             f"train.to_float: conflicts with train.precision = {recipe.train.precision}, which is "
@@ -151,7 +151,7 @@ def one_source_of_types(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def microbatches_are_equal(recipe: Recipe) -> Iterator[str]:
+def check_microbatches(recipe: Recipe) -> Iterator[str]:
     """Accumulation splits batches into equal microbatches."""
     train = recipe.train
     if train.batch_size % compute_batch_multiple(train.accumulate_steps):
@@ -162,21 +162,21 @@ def microbatches_are_equal(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def recomputed_blocks_are_compiled(recipe: Recipe) -> Iterator[str]:
-    """Activations are computed again in a compiled step, if the optimizer reads no layers."""
+def check_remat(recipe: Recipe) -> Iterator[str]:
+    """Recomputation needs a compiled step, and an optimizer that doesn't read layers."""
     train = recipe.train
     remat = f"train.remat = {train.remat}: must be none with"
     if train.remat != "none" and train.optimizer.observes_layers:
         yield f"{remat} {train.optimizer.name}, which looks into layers"
     if train.remat != "none" and train.mode == "eager":
-        yield f"{remat} train.mode = eager, which keeps what each operation gives"
+        yield f"{remat} train.mode = eager, which keeps all results"
     if train.remat_bytes is not None and train.remat != "auto":
         yield f"train.remat_bytes = {train.remat_bytes}: must be null unless train.remat is auto"
 
 
 @rule
-def compiled_layers_are_of_eager_mode(recipe: Recipe) -> Iterator[str]:
-    """Single layers are compiled in an eager step, if the optimizer reads no layers."""
+def check_compiled_layers(recipe: Recipe) -> Iterator[str]:
+    """`jit_layers` needs eager mode, and an optimizer that doesn't read layers."""
     train = recipe.train
     jit_layers = f"train.jit_layers = {show(list(train.jit_layers))}: must be [] with"
     if train.jit_layers and train.mode != "eager":
@@ -186,43 +186,43 @@ def compiled_layers_are_of_eager_mode(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def losses_are_of_all_samples(recipe: Recipe) -> Iterator[str]:
-    """Loss, accumulation and optimizer support skipped samples or labels, if there are any."""
+def check_skipped_samples(recipe: Recipe) -> Iterator[str]:
+    """Loss, accumulation and optimizer support the samples or labels that the recipe skips."""
     train = recipe.train
     share = train.loss.hardest_share
     ignored = recipe.dataset.ignore_index
     if ignored is not None and not train.loss.masks_labels:
         yield (
             f"dataset.ignore_index = {ignored}: must be null with train.loss.name = "
-            f"{train.loss.name}, which takes no mask of valid labels"
+            f"{train.loss.name}, which accepts no mask of valid labels"
         )
     if share < 1 and train.accumulate_steps > 1:
         yield (
             f"train.loss.hardest_share = {share}: must be 1.0 with train.accumulate_steps = "
-            f"{train.accumulate_steps}; a microbatch does not know the hardest of all"
+            f"{train.accumulate_steps}; the hardest samples are chosen from the whole batch"
         )
     if train.optimizer.observes_layers and (share < 1 or ignored is not None):
         key = f"train.loss.hardest_share = {share}: must be 1.0"
         if share == 1:
             key = f"dataset.ignore_index = {ignored}: must be null"
-        yield f"{key} with {train.optimizer.name}, which takes every sample for one of its own"
+        yield f"{key} with {train.optimizer.name}, which uses every sample"
 
 
 @rule
-def freezing_fits(recipe: Recipe) -> Iterator[str]:
-    """Parameters that join later were frozen; an optimizer that looks into layers sees the same."""
+def check_freezing(recipe: Recipe) -> Iterator[str]:
+    """Only frozen parameters can be unfrozen, and not with an optimizer that reads layers."""
     train = recipe.train
     if train.unfreeze and not train.freeze:
-        yield "train.unfreeze: needs train.freeze, which says what is not trained before"
+        yield "train.unfreeze: needs train.freeze, which names the parameters to freeze at first"
     if train.unfreeze and train.optimizer.observes_layers:
         yield f"train.unfreeze: must be [] with {train.optimizer.name}, which looks into layers"
     if train.freeze_statistics == "frozen" and not train.freeze:
-        yield "train.freeze_statistics = frozen: needs train.freeze; all is for every batch norm"
+        yield "train.freeze_statistics = frozen: needs train.freeze; all fixes every batch norm"
 
 
 @rule
-def rollback_has_somewhere_to_go(recipe: Recipe) -> Iterator[str]:
-    """Rollback needs checkpoints at steps that are known in advance."""
+def check_rollback(recipe: Recipe) -> Iterator[str]:
+    """A rollback needs checkpoints at steps that are known in advance."""
     checkpoint = recipe.checkpoint
     if recipe.train.on_nan.name != "rollback" or "train" not in recipe.stages:
         return
@@ -237,7 +237,7 @@ def rollback_has_somewhere_to_go(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def stages_in_order(recipe: Recipe) -> Iterator[str]:
+def check_stages(recipe: Recipe) -> Iterator[str]:
     """Stages run in a fixed order, and each needs certain earlier ones."""
     stages = recipe.stages
     in_order = tuple(stage for stage in STAGES if stage in stages)
@@ -251,8 +251,8 @@ def stages_in_order(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def gradients_are_of_one_pass(recipe: Recipe) -> Iterator[str]:
-    """An optimizer that looks at layers sees one backward pass."""
+def check_gradients(recipe: Recipe) -> Iterator[str]:
+    """An optimizer that reads layers needs plain gradients."""
     train = recipe.train
     if train.gradients.name != "plain" and train.optimizer.observes_layers:
         yield (
@@ -262,15 +262,15 @@ def gradients_are_of_one_pass(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def something_to_evaluate(recipe: Recipe) -> Iterator[str]:
-    """Evaluating without training needs weights from a checkpoint."""
+def check_evaluated_weights(recipe: Recipe) -> Iterator[str]:
+    """Evaluation without training needs the weights of a checkpoint."""
     evaluates_only = "eval" in recipe.stages and "train" not in recipe.stages
     if evaluates_only and recipe.checkpoint.restore is None:
         yield "checkpoint.restore: missing; stages have eval without train, so name a checkpoint"
 
 
 @rule
-def resuming_trains(recipe: Recipe) -> Iterator[str]:
+def check_resumed_stages(recipe: Recipe) -> Iterator[str]:
     """A resumed run trains and saves as before, so it needs both stages."""
     resume = recipe.train.resume
     if resume is not None and not {"train", "checkpoint"} <= set(recipe.stages):
@@ -281,7 +281,7 @@ def resuming_trains(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def one_origin(recipe: Recipe) -> Iterator[str]:
+def check_one_origin(recipe: Recipe) -> Iterator[str]:
     """A run continues another or starts from a checkpoint's weights, not both."""
     resume = recipe.train.resume
     restore = recipe.checkpoint.restore
@@ -292,8 +292,8 @@ def one_origin(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def wanted_metrics(recipe: Recipe) -> dict[str, str | None]:
-    """The metrics that decide something, by key."""
+def list_deciding_metrics(recipe: Recipe) -> dict[str, str | None]:
+    """Return the metrics that select checkpoints or change the run, by key; None if not set."""
     return {
         "checkpoint.best": recipe.checkpoint.best,
         "monitor.early_stop.metric": recipe.monitor.early_stop.metric,
@@ -306,24 +306,24 @@ def wanted_metrics(recipe: Recipe) -> dict[str, str | None]:
 
 
 @rule
-def train_samples_are_of_one_size(recipe: Recipe) -> Iterator[str]:
-    """Training samples that are evaluated have the shapes of the evaluation split."""
+def check_train_sample_sizes(recipe: Recipe) -> Iterator[str]:
+    """`eval.on_train` needs samples of one size, since it runs the evaluation's program."""
     if recipe.eval.on_train and recipe.dataset.buckets:
         yield "eval.on_train = true: needs samples of one size; must be false with dataset.buckets"
 
 
 @rule
-def metrics_exist(recipe: Recipe) -> Iterator[str]:
-    """Metrics that decide something exist and are measured during training."""
+def check_metric_names(recipe: Recipe) -> Iterator[str]:
+    """Metrics that select checkpoints or change the run exist, and are measured in training."""
     measured = recipe.eval.every_steps or recipe.eval.every_passes
     names = [*METRICS, *(metric.name for metric in recipe.eval.metrics)]
     for name in {name for name in names if names.count(name) > 1 or name in RESULTS}:
-        yield f"eval.metrics: {name} is there already; must have another name"
+        yield f"eval.metrics: {name} exists already; must have another name"
     # The kind of targets is known once the data are read.
     names += target_metrics.OF_NUMBERS
     names += target_metrics.OF_LABELS
     names += target_metrics.OF_TOKENS
-    for key, metric in wanted_metrics(recipe).items():
+    for key, metric in list_deciding_metrics(recipe).items():
         if metric is not None and metric not in names:
             problem = no_such("metric", metric, names)
             yield f"{key} = {metric}: {problem}; eval.metrics adds others"
@@ -332,9 +332,9 @@ def metrics_exist(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def ops_fit(recipe: Recipe) -> Iterator[str]:
+def check_ops(recipe: Recipe) -> Iterator[str]:
     """Map ops fit the dataset's images and produce equal shapes in both splits."""
-    facts = known_facts(recipe)
+    facts = find_known_facts(recipe)
     if facts is None:
         return
     images = []
@@ -345,16 +345,19 @@ def ops_fit(recipe: Recipe) -> Iterator[str]:
         except ValueError as error:
             yield f"dataset.{key}.{error}"
     if len(images) == 2 and images[0].shape != images[1].shape:
-        yield (
-            f"dataset.eval.ops: leave images of shape {images[1].shape}, "
-            f"dataset.train.ops of {images[0].shape}; a network takes one shape"
-        )
+        yield describe_unequal_shapes(images[0].shape, images[1].shape)
+
+
+def describe_unequal_shapes(train_shape: Sequence[int], eval_shape: Sequence[int]) -> str:
+    """Return the problem of map ops that make other images in training than in evaluation."""
+    shapes = f"{tuple(train_shape)} in training and {tuple(eval_shape)} in evaluation"
+    return f"dataset.eval.ops: must return images of the same shape as dataset.train.ops; {shapes}"
 
 
 @rule
-def batch_fits(recipe: Recipe) -> Iterator[str]:
+def check_batch_size(recipe: Recipe) -> Iterator[str]:
     """An epoch has at least one batch."""
-    facts = known_facts(recipe)
+    facts = find_known_facts(recipe)
     split = recipe.dataset.train
     if facts is None or not split.drop_remainder:
         return
@@ -362,16 +365,16 @@ def batch_fits(recipe: Recipe) -> Iterator[str]:
     shards = split.num_shards
     samples = shard_samples(facts.train_size, shards or 1)
     if size > samples:
-        whose = f"training samples of each of {shards} shards" if shards else "training samples"
+        unit = f"training samples of each of {shards} shards" if shards else "training samples"
         yield (
-            f"train.batch_size = {size}: must not be above the {samples} {whose}; a smaller batch, "
-            "or dataset.train.drop_remainder=false"
+            f"train.batch_size = {size}: must be at most the {samples} {unit}; give a smaller "
+            "batch, or dataset.train.drop_remainder=false"
         )
 
 
 @rule
-def one_warmup(recipe: Recipe) -> Iterator[str]:
-    """Warmup is given in steps or in epochs."""
+def check_warmup_unit(recipe: Recipe) -> Iterator[str]:
+    """Warmup is set in steps or in epochs, not both."""
     for key, schedule in recipe.train.schedules.items():
         try:
             schedule.warmup(1)
@@ -380,16 +383,16 @@ def one_warmup(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def warmup_fits(recipe: Recipe) -> Iterator[str]:
+def check_warmup_length(recipe: Recipe) -> Iterator[str]:
     """Warmup ends before training does."""
-    facts = known_facts(recipe)
-    before = (one_length, one_warmup, batch_fits)
-    if facts is None or any(list(check(recipe)) for check in before):
+    facts = find_known_facts(recipe)
+    earlier_checks = (check_one_length, check_warmup_unit, check_batch_size)
+    if facts is None or any(list(check(recipe)) for check in earlier_checks):
         return
-    steps_per_epoch = batching(recipe, facts.train_size).steps_per_epoch
+    steps_per_epoch = make_batching(recipe, facts.train_size).steps_per_epoch
     try:
         total = total_steps(recipe.train, steps_per_epoch)
-    except ValueError:  # `length_in_range` reports it
+    except ValueError:  # `check_length` reports the length
         return
     for key, schedule in recipe.train.schedules.items():
         warmup = schedule.warmup(steps_per_epoch)
@@ -399,8 +402,8 @@ def warmup_fits(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def imported_network_is_loaded(recipe: Recipe) -> Iterator[str]:
-    """Code that a model names is in a plug-in of the command line."""
+def check_imported_network(recipe: Recipe) -> Iterator[str]:
+    """The function that an imported model names is in a plug-in."""
     if not isinstance(recipe.model, ImportedModelSpec):
         return
     try:
@@ -409,7 +412,7 @@ def imported_network_is_loaded(recipe: Recipe) -> Iterator[str]:
         yield f"model.{error}"
 
 
-def batching(recipe: Recipe, samples: int) -> Batching:
+def make_batching(recipe: Recipe, samples: int) -> Batching:
     """Return the batching of a training split with `samples` samples."""
     split = recipe.dataset.train
     size = recipe.train.batch_size

@@ -1,4 +1,4 @@
-"""Recipes and components that overrides choose: they are found and registered with Hydra."""
+"""Registration with Hydra of the recipes and components that overrides choose."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from functools import partial
 from pathlib import Path
 from zlib import crc32
 
-from pipeline.config.defaults import fill_component, fill_missing, names_every_component, option_of
+from pipeline.config.defaults import (
+    fill_component,
+    fill_missing,
+    make_option,
+    names_every_component,
+)
 from pipeline.config.files import SECTIONS, find_recipes
 from pipeline.config.hydra_versions import store_option
-from pipeline.config.optional_keys import settable
-from pipeline.config.overrides import key_of, unparsable, value_of
+from pipeline.config.optional_keys import mark_optional_keys
+from pipeline.config.overrides import find_unparsable, key_of, value_of
 from pipeline.config.recipe_file import (
     YAML,
     drop_foreign_keys,
     find_component_file,
+    find_user_keys,
     read_component_file,
     read_recipe_file,
-    user_keys,
     with_component_files,
 )
 from pipeline.core.errors import RecipeError
@@ -31,31 +36,30 @@ from pipeline.core.registry import components
 
 DEFAULT_RECIPE = "lenet5_digits"
 DEFAULT_COMPONENTS: Mapping[str, str] = {"model": "lenet5", "dataset": "digits"}
-"""Components of conf/config.yaml that are used if neither a recipe nor an override chooses one."""
+"""Components of conf/config.yaml by group, for runs without a recipe."""
 LENGTHS = ("train.epochs", "train.passes", "train.steps")
 
 _OPTION = re.compile(r"\w[\w.+-]*")
 
 
 def resolve_recipe(overrides: Sequence[str]) -> list[str]:
-    """Complete overrides for Hydra: name a recipe, the default one if they name none.
+    """Return the overrides for Hydra, with the default recipe if they name none.
 
-    A recipe file becomes a name, and optional keys are added if conf/ lacks them. The default
-    recipe's length and name belong to its dataset and model: if overrides choose another,
-    there is no recipe, and the run is named after both.
+    A recipe file is replaced by a name, and optional keys that conf/ lacks get a `++`. If overrides
+    without a recipe choose a dataset or a model, there is no recipe: the length and the name of the
+    default recipe don't fit. Then the run is named after both.
 
-    Hydra must know a recipe before it composes, so recipes are registered here; so are the files
-    that choose components, as in `device=./mine.yaml`. Raises RecipeError if a named one
-    can't be read.
+    Recipes, and files of components as in `device=./mine.yaml`, are registered with Hydra before it
+    composes. Raises RecipeError if one that is named can't be read.
     """
-    problems = list(unparsable(overrides))
+    problems = list(find_unparsable(overrides))
     recipes = [override for override in overrides if key_of(override) == "recipe"]
     if len(recipes) > 1:
         problems.append(f"recipe: given {len(recipes)} times, {show(' '.join(recipes))}; give one")
     if problems:
         raise RecipeError(problems)
     _register_custom_components()
-    overrides = [_register_component_files(override) for override in settable(overrides)]
+    overrides = [_register_component_files(override) for override in mark_optional_keys(overrides)]
     keys = set(map(key_of, overrides))
     recipe = value_of(overrides, "recipe")
     if recipe is None and keys & set(DEFAULT_COMPONENTS):
@@ -69,15 +73,15 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
         recipe = file.stem
         files[recipe] = file
         overrides = [f"+recipe={recipe}" if key_of(o) == "recipe" else o for o in overrides]
-    named = [f"+{item}" if item.startswith("recipe=") else item for item in overrides]
-    groups = {key_of(override) for override in named if override[0] != "~"} & set(SECTIONS)
+    overrides = [f"+{item}" if item.startswith("recipe=") else item for item in overrides]
+    groups = {key_of(override) for override in overrides if override[0] != "~"} & set(SECTIONS)
     if not _register_recipes(files, recipe, groups):
-        return named
-    return [*(f"~{group}" for group in {*SECTIONS, "train"} - groups), *named]
+        return overrides
+    return [*(f"~{group}" for group in {*SECTIONS, "train"} - groups), *overrides]
 
 
 def add_train_length(overrides: Sequence[str]) -> list[str]:
-    """Return overrides of a command that does not train, with a length if a run needs one."""
+    """Return the overrides of a command that doesn't train, with a length if a check needs one."""
     keys = {key_of(override) for override in overrides}
     lacks_length = keys & set(DEFAULT_COMPONENTS) and not keys & {"recipe", *LENGTHS}
     return [*overrides, *(["train.steps=1"] if lacks_length else [])]
@@ -89,7 +93,7 @@ def _name_run(overrides: list[str]) -> str:
         group: value_of(overrides, group) or component
         for group, component in DEFAULT_COMPONENTS.items()
     }
-    # In a sweep, the interpolation takes the name of each job's component.
+    # In a sweep, the interpolation is replaced by the component's name in each job.
     names = (
         option if _OPTION.fullmatch(option) else f"${{{group}.name}}"
         for group, option in options.items()
@@ -98,16 +102,16 @@ def _name_run(overrides: list[str]) -> str:
 
 
 def _register_recipes(files: Mapping[str, Path], requested: str, groups: Collection[str]) -> bool:
-    """Register recipes with Hydra; return whether the requested one names all components.
+    """Register recipes with Hydra; return whether the requested recipe names all components.
 
-    Those that are requested, and those that they start from, are read; the others, which take
-    longer to read than a recipe takes to compose, are registered by name, as messages list them.
-    If a requested one does not exist, all are read. Raises RecipeError if the requested one can't
-    be read; others are skipped.
+    `requested` is a name, or several separated by commas. Only requested recipes and their bases
+    are read, since reading all takes long; the others are registered by name, for messages. All are
+    read if a requested one doesn't exist. Raises RecipeError if the requested one can't be read;
+    other unreadable recipes are skipped.
     """
     names = requested.split(",")
     queue = names if files.keys() >= set(names) else list(files)
-    names_all = False
+    is_complete = False
     for name in queue:
         try:
             complete, bases = _register_recipe(name, files[name], groups)
@@ -115,15 +119,15 @@ def _register_recipes(files: Mapping[str, Path], requested: str, groups: Collect
             if name == requested:
                 raise
         else:
-            names_all |= complete and name == requested
+            is_complete |= complete and name == requested
             queue += [base for base in bases if base in files and base not in queue]
     for name in files.keys() - set(queue):
         store_option(group="recipe", name=name, package="_global_", node={})
-    return names_all
+    return is_complete
 
 
 def _register_custom_components() -> None:
-    """Register components of plug-ins and other distributions that conf/ has no files for."""
+    """Register components of plug-ins and other distributions, which have no files in conf/."""
     for group, where in SECTIONS.items():
         for name, component in components(group).items():
             if (
@@ -131,12 +135,12 @@ def _register_custom_components() -> None:
                 or (CONF / group / f"{name}.yaml").is_file()
             ):
                 continue
-            node = option_of(group, component)
+            node = make_option(group, component)
             store_option(group=group, name=name, package=".".join(where), node=node)
 
 
 def _register_component_files(override: str) -> str:
-    """Return the override with its files registered with Hydra and replaced by their names."""
+    """Register the files of an override with Hydra; return the override with names instead."""
     group = key_of(override)
     options = override.partition("=")[2].split(",")
     if group not in SECTIONS or not any(option.endswith(YAML) for option in options):
@@ -146,7 +150,7 @@ def _register_component_files(override: str) -> str:
             continue
         file = Path(option).expanduser()
         if (CONF / group / f"{file.stem}.yaml").is_file():
-            rule = f"{file.stem} is a shipped {group}; call the file otherwise"
+            rule = f"{file.stem} is a shipped {group}; rename the file"
             raise RecipeError([f"{group} = {option}: {rule}"])
         _store_component(group, file.stem, file)
         options[position] = file.stem
@@ -154,13 +158,16 @@ def _register_component_files(override: str) -> str:
 
 
 def _store_component(group: str, name: str, file: Path) -> None:
+    """Register the file of a component as an option of its group."""
     tree = fill_component(group, read_component_file(file, group))
     store_option(group=group, name=name, package=".".join(SECTIONS[group]), node=tree)
 
 
 def _register_component_of_recipe(recipe: Path, group: str, path: str) -> str:
-    """Register a component's file that a recipe file names as an option of its group; return its
-    name, with a checksum of the path: recipes in several folders may use equal file names."""
+    """Register the component file at `path`, relative to a recipe; return the option's name.
+
+    The name has a checksum of the path, since recipes in several folders may use one file name.
+    """
     file = find_component_file(recipe, path)
     name = f"{file.stem}-{crc32(os.fsencode(file)):08x}"
     _store_component(group, name, file)
@@ -168,21 +175,20 @@ def _register_component_of_recipe(recipe: Path, group: str, path: str) -> str:
 
 
 def _register_recipe(name: str, file: Path, groups: Collection[str]) -> tuple[bool, Sequence[str]]:
-    """Register a file as an option of Hydra's group `recipe`; return whether it is complete, and
-    the names of the recipes that it starts from.
+    """Register a file as an option of Hydra's group `recipe`.
 
-    Complete are the recipe.yaml of a run and the output of `--cfg job`; newer keys that they lack
-    are filled in. A component that the command line chooses, by one of `groups`, comes with its
-    defaults and replaces the recipe's section.
+    Returns whether the recipe is complete, and the names of its bases. The recipe.yaml of a run and
+    the output of `--cfg job` are complete; keys that are newer than they get defaults. For each of
+    `groups` the command line chooses a component, which replaces the recipe's section.
     """
     register_component = partial(_register_component_of_recipe, file)
     tree = {"name": name, **with_component_files(read_recipe_file(file), register_component)}
-    started_from = tree["defaults"] if isinstance(tree.get("defaults"), list) else []
-    bases = [item.removesuffix(".yaml") for item in started_from if isinstance(item, str)]
+    defaults = tree["defaults"] if isinstance(tree.get("defaults"), list) else []
+    bases = [item.removesuffix(".yaml") for item in defaults if isinstance(item, str)]
     complete = names_every_component(tree)
     if complete:
         tree = fill_missing(drop_foreign_keys(tree))
-    if problems := [f"{file}: {problem}" for problem in user_keys(tree)]:
+    if problems := [f"{file}: {problem}" for problem in find_user_keys(tree)]:
         raise RecipeError(problems)
     for group in groups:
         *path, last = SECTIONS[group]

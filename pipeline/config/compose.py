@@ -1,4 +1,4 @@
-"""From recipe files and overrides to a checked `Recipe`. Hydra composes, `check` decides."""
+"""Composition of a checked `Recipe` from recipe files and overrides, by Hydra."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from pipeline.config.checks import conflicts
+from pipeline.config.checks import find_conflicts
 from pipeline.config.chosen import DEFAULT_RECIPE, LENGTHS, resolve_recipe
 from pipeline.config.hydra_versions import HYDRA_DEFAULTS
-from pipeline.config.overrides import key_of, parse_problems, sets_key, value_of
+from pipeline.config.overrides import find_parse_problems, key_of, sets_key, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.config.references import require_bounded
-from pipeline.config.unfit_components import unfit_components
+from pipeline.config.unfit_components import find_unfit_components
 from pipeline.core.errors import RecipeError, first_line
 from pipeline.core.files.error_text import describe, no_such
 from pipeline.core.files.package_paths import CONF
@@ -31,8 +31,13 @@ from pipeline.core.plugins.loading import missing_flag_hint
 _NOTHING = object()
 
 UNCOMPOSABLE = (
-    *(HydraException, OmegaConfBaseException, ValueError),
-    *(TypeError, AttributeError, LookupError, AssertionError),
+    HydraException,
+    OmegaConfBaseException,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    AssertionError,
 )
 """Errors that Hydra raises for overrides that it can't compose."""
 
@@ -54,7 +59,7 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
 
 
 def check(config: DictConfig, overrides: Iterable[str], *, length_replaced: bool = False) -> Recipe:
-    """Turn a composed config into a Recipe. Raises RecipeError with every problem found."""
+    """Make a Recipe of a composed config. Raises RecipeError with every problem found."""
     try:
         require_bounded(cast(dict[str, Any], OmegaConf.to_container(config)))
         tree = OmegaConf.to_container(config, resolve=True)
@@ -66,24 +71,26 @@ def check(config: DictConfig, overrides: Iterable[str], *, length_replaced: bool
     keys = {key_of(override) for override in overrides}
     lengths = keys & set(LENGTHS)
     if lengths and isinstance(plain.get("train"), dict):
-        # The recipe's length, in any unit, gives way to the command line's.
-        replaced = {key.removeprefix("train."): None for key in LENGTHS if key not in lengths}
-        plain["train"] = {**plain["train"], **replaced}
-    return check_tree(plain, length_replaced=length_replaced or bool(lengths), typed=keys)
+        # The command line's length replaces the recipe's, in any unit.
+        unset = {key.removeprefix("train."): None for key in LENGTHS if key not in lengths}
+        plain["train"] = {**plain["train"], **unset}
+    return check_tree(plain, length_replaced=length_replaced or bool(lengths), override_keys=keys)
 
 
 def check_tree(
-    tree: dict[str, Any], *, length_replaced: bool = False, typed: Collection[str] = ()
+    tree: dict[str, Any], *, length_replaced: bool = False, override_keys: Collection[str] = ()
 ) -> Recipe:
-    """Turn plain data into a Recipe. Raises RecipeError with every problem found.
+    """Make a Recipe of plain data. Raises RecipeError with every problem found.
 
-    `typed` are the keys that the command line gives.
+    `override_keys` has the keys that the command line sets.
     """
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
-        raise RecipeError(describe(error, tree, unfit_components(tree, typed))) from error
-    problems = conflicts(recipe, length_replaced=length_replaced)
+        raise RecipeError(
+            describe(error, tree, find_unfit_components(tree, override_keys))
+        ) from error
+    problems = find_conflicts(recipe, length_replaced=length_replaced)
     if problems:
         raise RecipeError(problems)
     return recipe
@@ -92,7 +99,7 @@ def check_tree(
 def compose_and_check(overrides: Sequence[str], *, length_replaced: bool = False) -> Recipe:
     """Compose and check a recipe, continuing after each problem to report all at once.
 
-    `length_replaced` for a run that exists, which the command line may have shortened. Raises
+    Set `length_replaced` for a finished run, which the command line may have shortened. Raises
     RecipeError with every problem found.
     """
     problems: list[str] = []
@@ -105,12 +112,12 @@ def compose_and_check(overrides: Sequence[str], *, length_replaced: bool = False
         except RecipeError as error:
             raise RecipeError([*problems, *error.problems]) from error
         except UNCOMPOSABLE as error:
-            more, right = _explain(error, remaining)
-            problems += more
-            if right in tried or len(tried) == MAX_ROUNDS:
+            new_problems, valid = _explain(error, remaining)
+            problems += new_problems
+            if valid in tried or len(tried) == MAX_ROUNDS:
                 raise RecipeError(problems or [first_line(error)]) from error
-            # Once a recipe file is registered under a name, only that name is left.
-            remaining = right if value_of(right, "recipe") else resolve_recipe(right)
+            # A recipe file that is registered has been replaced by its name.
+            remaining = valid if value_of(valid, "recipe") else resolve_recipe(valid)
         else:
             if problems:
                 raise RecipeError(problems)
@@ -123,15 +130,15 @@ def _compose(overrides: list[str]) -> DictConfig:
         try:
             return compose("config", overrides)
         except RecursionError as error:
-            problem = "`defaults` go in a circle: a file starts from itself, or from one that does"
-            raise RecipeError([problem]) from error
+            problem = "must not be circular; a file has itself as a base, directly or by others"
+            raise RecipeError([f"defaults: {problem}"]) from error
 
 
 def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[str]]:
-    """Return the problems that an error of Hydra's stands for, and the overrides without them.
+    """Return the problems behind an error of Hydra, and the overrides without them.
 
-    The overrides are returned without a change if none can be removed. There may be thousands of
-    them, so all with the same kind of problem are found at once.
+    If no override can be removed, the same overrides are returned. There may be thousands of
+    overrides, so all with the same kind of problem are found at once.
     """
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         # An option may have slashes, as in //etc.
@@ -143,13 +150,13 @@ def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[st
     while cause is not None and not _KEY_ERROR.search(str(cause)):
         cause = cause.__cause__ or cause.__context__
     if cause is not None:
-        problems, settable = _explain_keys(overrides)
-        if settable != overrides:
-            return problems, settable
-    wrong = dict(parse_problems(overrides))
-    if wrong:
-        lines = [f"{show(override)}: {problem}" for override, problem in wrong.items()]
-        return lines, [item for item in overrides if item not in wrong]
+        problems, valid = _explain_keys(overrides)
+        if valid != overrides:
+            return problems, valid
+    refused = dict(find_parse_problems(overrides))
+    if refused:
+        lines = [f"{show(override)}: {problem}" for override, problem in refused.items()]
+        return lines, [item for item in overrides if item not in refused]
     culprit, reason = _find_culprit(overrides)
     if isinstance(reason, MissingConfigException):
         return _explain(reason, overrides)
@@ -158,35 +165,35 @@ def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[st
 
 
 def _explain_keys(overrides: list[str]) -> tuple[list[str], list[str]]:
-    """Return problems of keys that are missing, or exist already, and the overrides without them.
+    """Return problems of keys that are missing or exist already, and the overrides without them.
 
-    A missing key is set nevertheless: the check reports what is wrong with it.
+    A missing key is set nevertheless, since the check reports it.
     """
     try:
         tree = OmegaConf.to_container(_compose([item for item in overrides if not sets_key(item)]))
     except UNCOMPOSABLE:
         return [], overrides
     problems: dict[str, None] = {}
-    settable = []
+    valid = []
     added = set()
     for override in overrides:
         key = key_of(override)
         exists = key in added or value_at(tree, key.split("."), _NOTHING) is not _NOTHING
-        typed = override.lstrip("+")
+        bare = override.lstrip("+")
         if sets_key(override) and override.startswith("~") and not exists:
             problems[f"{show(f'~{key}')}: there is no such key"] = None
             continue
         if sets_key(override) and override.startswith("+") and override[1:2] != "+" and exists:
-            problems[f"{show(f'+{key}')}: the key is there already; leave out the +"] = None
+            problems[f"{show(f'+{key}')}: the key exists already; leave out the +"] = None
         added.add(key)
-        settable.append(f"++{typed}" if sets_key(override) and typed[0] != "~" else override)
-    return list(problems), settable
+        valid.append(f"++{bare}" if sets_key(override) and bare[0] != "~" else override)
+    return list(problems), valid
 
 
 def _find_culprit(overrides: list[str]) -> tuple[str | None, Exception | None]:
-    """Return the first override that can't be composed with those before it, and Hydra's error.
+    """Return the first override that can't be composed, and Hydra's error; None, None if all can.
 
-    Groups come first, since keys depend on them.
+    Overrides of groups come first, since keys depend on them.
     """
     ordered = sorted(overrides, key=sets_key)
     errors: dict[int, Exception] = {}

@@ -1,6 +1,6 @@
-"""Defaults of conf/ for keys that a complete recipe lacks because they were added later.
+"""Defaults of conf/ for keys that are newer than a recipe.
 
-The recipe's validation says which keys are missing, so nothing else is changed.
+The recipe's validation lists the missing keys, and only these are added.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _NOTHING = object()
 
 
 def names_every_component(tree: Mapping[str, Any]) -> bool:
-    """Return whether a recipe names every component, as a run's recipe and the output of
-    `--cfg job` do."""
-    components = (value_at(tree, where) for where in SECTIONS.values())
-    named = all(isinstance(component, Mapping) and "name" in component for component in components)
-    return named and "defaults" not in tree
+    """Return whether a recipe names every component, like a run's recipe and `--cfg job`."""
+    sections = (value_at(tree, where) for where in SECTIONS.values())
+    return "defaults" not in tree and all(
+        isinstance(section, Mapping) and "name" in section for section in sections
+    )
 
 
 def fill_missing(tree: Mapping[str, Any]) -> Tree:
@@ -42,21 +42,21 @@ def fill_missing(tree: Mapping[str, Any]) -> Tree:
     """
     filled = deepcopy(dict(tree))
     # Repeat: a section's missing keys are reported only once the section exists.
-    while sum(_fill(filled, where) for where in _find_missing(filled)):
+    while sum(_fill_key(filled, where) for where in _find_missing(filled)):
         pass
     return filled
 
 
 def fill_component(group: str, component: Mapping[str, Any]) -> Tree:
-    """Copy a custom component, with the defaults that all shipped ones of its name share.
+    """Copy a custom component, with the defaults that all shipped components of its name share.
 
-    If these differ, as the shapes of ResNets do, a missing key stays missing, and so does a figure
-    with its source: another chip has other figures. A component that starts from another by
-    `defaults` is returned unchanged.
+    If the shipped values differ, as the shapes of ResNets do, a missing key stays missing. So does
+    a figure with its source, since another chip has other figures. A component with `defaults` is
+    returned unchanged.
     """
     if any(base != "_self_" for base in component.get("defaults", ())):
         return dict(component)
-    first, *later_options = list(options_named(group, str(component.get("name"))).values()) or [{}]
+    first, *later_options = list(find_options(group, str(component.get("name"))).values()) or [{}]
     shared = {
         key: value
         for key, value in first.items()
@@ -66,14 +66,16 @@ def fill_component(group: str, component: Mapping[str, Any]) -> Tree:
     return _update(shared, component)
 
 
-def option_of(group: str, component: type[Spec]) -> Tree:
+def make_option(group: str, component: type[Spec]) -> Tree:
     """Return an option of a group for a custom component, for which conf/ has no file.
 
-    A key without a default gets the one of the group's option in conf/config.yaml if that has such
-    a key, as every loss has `reduction`.
+    A required key gets the value of the group's default option in conf/config.yaml, if that option
+    has the key. For example, every loss has `reduction`.
     """
-    choices = (entry for entry in _read("config")["defaults"] if isinstance(entry, dict))
-    default = _option(group, next(entry[group] for entry in choices if group in entry))
+    choices = (
+        entry for entry in _read_config_file("config")["defaults"] if isinstance(entry, dict)
+    )
+    default = _read_option(group, next(entry[group] for entry in choices if group in entry))
     required = [key for key, field in component.model_fields.items() if field.is_required()]
     return {
         "name": component.model_fields["name"].default,
@@ -82,7 +84,7 @@ def option_of(group: str, component: type[Spec]) -> Tree:
 
 
 def normalise_recipe(tree: Mapping[str, Any]) -> Tree:
-    """Return the recipe of a run with all its keys; without a change if it isn't valid any more."""
+    """Return the recipe of a run with defaults for newer keys, also if it is no longer valid."""
     filled = fill_missing(tree)
     try:
         return Recipe.model_validate(filled).model_dump(mode="json")
@@ -94,15 +96,16 @@ def _update(base: Mapping[str, Any], part: Mapping[str, Any]) -> Tree:
     """Return `base` updated by `part`, recursively; a section with another name is replaced."""
     tree = deepcopy({**base, **part})
     for key, section in part.items():
-        below = base.get(key)
-        if not isinstance(section, Mapping) or not isinstance(below, Mapping):
+        base_section = base.get(key)
+        if not isinstance(section, Mapping) or not isinstance(base_section, Mapping):
             continue
-        if section.get("name", below.get("name")) == below.get("name"):
-            tree[key] = _update(below, section)
+        if section.get("name", base_section.get("name")) == base_section.get("name"):
+            tree[key] = _update(base_section, section)
     return tree
 
 
 def _find_missing(tree: Tree) -> list[Where]:
+    """Return the paths of missing keys."""
     try:
         Recipe.model_validate(tree)
     except ValidationError as error:
@@ -111,19 +114,21 @@ def _find_missing(tree: Tree) -> list[Where]:
     return []
 
 
-def _fill(tree: Tree, where: Where) -> bool:
-    """Insert the default of a missing key; return whether there was one."""
+def _fill_key(tree: Tree, where: Where) -> bool:
+    """Insert the default of a missing key; return whether conf/ has one."""
     parent = value_at(tree, where[:-1])
-    default = _default_at(tree, where)
+    default = _find_default(tree, where)
     if not isinstance(parent, dict) or where[-1] in parent or default is _NOTHING:
         return False
     parent[where[-1]] = deepcopy(default)
     return True
 
 
-def _default_at(tree: Tree, where: Where) -> Any:
-    """Return the default of a key: in a component the one of the option in conf/ that has its name
-    and shares most of its values."""
+def _find_default(tree: Tree, where: Where) -> Any:
+    """Return the default of a key, or `_NOTHING`.
+
+    In a component, it is the value in the option of that name in conf/ with the most equal values.
+    """
     for group, section in SECTIONS.items():
         if where[: len(section)] != section:
             continue
@@ -132,33 +137,37 @@ def _default_at(tree: Tree, where: Where) -> Any:
             return _NOTHING
         values = set(map(str, leaves(component)))
         most_similar = max(
-            options_named(group, str(component.get("name"))).values(),
+            find_options(group, str(component.get("name"))).values(),
             key=lambda option: len(values & set(map(str, leaves(option)))),
             default={},
         )
         return value_at(most_similar, where[len(section) :], _NOTHING)
-    return value_at({**_read("config"), "train": _read("train/default")}, where, _NOTHING)
+    return value_at(
+        {**_read_config_file("config"), "train": _read_config_file("train/default")},
+        where,
+        _NOTHING,
+    )
 
 
 @cache
-def options_named(group: str, name: str) -> Mapping[str, Tree]:
-    """Return the options of a group for the component of this name, by their names in conf/."""
+def find_options(group: str, name: str) -> Mapping[str, Tree]:
+    """Return the options of a group that configure the component `name`, by file name."""
     pattern = re.compile(rf"^(name: {re.escape(name)}|defaults: .*)$", re.MULTILINE)
     files = sorted((CONF / group).glob("*.yaml"))
     stems = [file.stem for file in files if pattern.search(file.read_text("utf-8"))]
-    options = {stem: _option(group, stem) for stem in stems}
+    options = {stem: _read_option(group, stem) for stem in stems}
     return {stem: option for stem, option in options.items() if option.get("name") == name}
 
 
-def _option(group: str, name: str) -> Tree:
-    """Return a file of conf/, merged with those that it starts from."""
-    tree = dict(_read(f"{group}/{name}"))
+def _read_option(group: str, name: str) -> Tree:
+    """Read a file of conf/, merged with its bases."""
+    tree = dict(_read_config_file(f"{group}/{name}"))
     bases = [base for base in tree.pop("defaults", []) if base != "_self_"]
     for base in bases:
-        tree = {**_option(group, base), **tree}
+        tree = {**_read_option(group, base), **tree}
     return tree
 
 
 @cache
-def _read(file: str) -> Mapping[str, Any]:
+def _read_config_file(file: str) -> Mapping[str, Any]:
     return cast(Tree, OmegaConf.to_container(OmegaConf.load(CONF / f"{file}.yaml")))

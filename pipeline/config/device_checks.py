@@ -1,4 +1,4 @@
-"""Rules about several devices and processes. Each yields its problems, dotted key first."""
+"""Rules about several devices and processes. Each yields its problems, which begin with a key."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ COMPILING = ("data", "build", "compile")
 """Stages that run nothing on a device."""
 
 
-def parallel_has_mode(recipe: Recipe) -> Iterator[str]:
-    """Keys about several devices need a mode that uses several."""
+def check_parallel_mode(recipe: Recipe) -> Iterator[str]:
+    """Keys about several devices need a `parallel.mode` that uses them."""
     parallel = recipe.parallel
     if parallel.mode == "none":
         values = {
@@ -29,9 +29,9 @@ def parallel_has_mode(recipe: Recipe) -> Iterator[str]:
             if value is not None:
                 yield f"parallel.{key} = {value}: needs parallel.mode=data; it is none"
     if parallel.mode != "data":
-        # If `exact` is refused, as with sharded parameters, `shards` may be its default.
-        has_shards = parallel.mode == "none" or parallel.reproducible != "exact"
-        if parallel.shards is not None and has_shards:
+        # With `exact`, which sharded parameters refuse anyway, `shards` may be the default.
+        is_user_set = parallel.mode == "none" or parallel.reproducible != "exact"
+        if parallel.shards is not None and is_user_set:
             rule = f"needs parallel.mode=data; it is {parallel.mode}"
             yield f"parallel.shards = {parallel.shards}: {rule}"
         if not parallel.mirror_mean:
@@ -44,7 +44,7 @@ def parallel_has_mode(recipe: Recipe) -> Iterator[str]:
             yield f"parallel.{key}: needs parallel.mode={mode}; it is {parallel.mode}"
 
 
-def mesh_has_devices(recipe: Recipe) -> Iterator[str]:
+def check_mesh(recipe: Recipe) -> Iterator[str]:
     """The mesh has the recipe's number of devices."""
     parallel = recipe.parallel
     if parallel.mesh is None or parallel.devices in (None, parallel.num_devices):
@@ -56,8 +56,8 @@ def mesh_has_devices(recipe: Recipe) -> Iterator[str]:
     )
 
 
-def shards_divide(recipe: Recipe) -> Iterator[str]:
-    """Shards are equal parts of batches, and devices take equal numbers of them."""
+def check_shards(recipe: Recipe) -> Iterator[str]:
+    """Batches are split into equal shards, and devices compute equal numbers of shards."""
     parallel = recipe.parallel
     train = recipe.train
     devices = parallel.batch_parts
@@ -76,8 +76,7 @@ def shards_divide(recipe: Recipe) -> Iterator[str]:
         if parallel.mode == "data" and parallel.shards is not None:
             yield (
                 f"parallel.shards = {parallel.shards}: must be null with parallel.reproducible = "
-                f"{parallel.reproducible}, where each device computes its part as one; exact adds "
-                "shards"
+                f"{parallel.reproducible}, where each device computes one part; exact adds shards"
             )
         for key, size in batches.items():
             parts = compute_batch_multiple(microbatches[key], devices)
@@ -103,8 +102,8 @@ def shards_divide(recipe: Recipe) -> Iterator[str]:
             )
 
 
-def features_know_devices(recipe: Recipe) -> Iterator[str]:
-    """Every feature that the recipe uses works on a batch in parts."""
+def check_features(recipe: Recipe) -> Iterator[str]:
+    """Every feature that the recipe uses supports several devices."""
     parallel = recipe.parallel
     train = recipe.train
     split = recipe.dataset.train
@@ -115,13 +114,13 @@ def features_know_devices(recipe: Recipe) -> Iterator[str]:
         yield f"{mode}: must be none or data with {train.optimizer.name}, which looks into layers"
     if train.optimizer.observes_layers and recipe.device.is_emulated:
         yield (
-            f"{mode}: must be none with {train.optimizer.name} on an emulated device, where the "
-            "exchange of curvature is not modelled"
+            f"{mode}: must be none with {train.optimizer.name} on an emulated device, which "
+            "doesn't model the exchange of curvature"
         )
     if train.loss.hardest_share < 1:
         yield (
-            f"train.loss.hardest_share = {train.loss.hardest_share}: must be 1.0 with {mode}; a "
-            "shard does not know the hardest of all"
+            f"train.loss.hardest_share = {train.loss.hardest_share}: must be 1.0 with {mode}; the "
+            "hardest samples are chosen from the whole batch"
         )
     if not parallel.mirror_mean and train.loss.reduction != "mean":
         yield (
@@ -138,26 +137,26 @@ def features_know_devices(recipe: Recipe) -> Iterator[str]:
     if parallel.sync_batch_norm and parallel.reproducible == "exact":
         yield (
             "parallel.sync_batch_norm = true: needs parallel.reproducible=layout; with exact, "
-            "shards are computed one after the other, each with statistics of its own"
+            "shards are computed one after the other, each with separate statistics"
         )
 
 
-def sharding_is_of_one_process(recipe: Recipe) -> Iterator[str]:
-    """Parameters are sharded by XLA, in one process, and no bits are promised."""
+def check_sharding(recipe: Recipe) -> Iterator[str]:
+    """Modes that shard parameters by XLA can't promise equal bits."""
     parallel = recipe.parallel
     if parallel.mode not in ("semi_auto", "auto"):
         return
     if parallel.reproducible == "exact":
         yield (
-            f"parallel.reproducible = exact: must be layout or close with {parallel.mode}, where "
+            f"parallel.reproducible = exact: must be layout or close with {parallel.mode}, since "
             "XLA divides sums among devices"
         )
     if parallel.mesh_sizes["model"] > 1 and recipe.parallel.sync_batch_norm:
-        yield "parallel.sync_batch_norm = true: must be false; statistics are of the whole batch"
+        yield "parallel.sync_batch_norm = true: must be false; statistics cover the whole batch"
 
 
-def processes_are_several(recipe: Recipe) -> Iterator[str]:
-    """A launcher's processes share a run."""
+def check_launcher(recipe: Recipe) -> Iterator[str]:
+    """A launcher needs a `parallel.mode` and features that support several processes."""
     launch = recipe.launch
     mode = recipe.parallel.mode
     if launch.name != "local" and launch.processes is not None:
@@ -165,25 +164,25 @@ def processes_are_several(recipe: Recipe) -> Iterator[str]:
     if launch.name in ("local", "env", "slurm") and mode == "none":
         yield f"launch = {launch.name}: needs parallel.mode=data; it is none"
     elif launch.name == "local":
-        yield from processes_know_features(recipe, launch.processes or DEFAULT_PROCESSES)
+        yield from check_processes(recipe, launch.processes or DEFAULT_PROCESSES)
 
 
-def processes_know_features(recipe: Recipe, processes: int) -> Iterator[str]:
-    """Every feature that the recipe uses works in several processes."""
+def check_processes(recipe: Recipe, processes: int) -> Iterator[str]:
+    """Every feature that the recipe uses supports several processes."""
     parallel = recipe.parallel
     device = recipe.device
-    several = f"with {processes} processes"
+    reason = f"with {processes} processes"
     if parallel.mode in ("semi_auto", "auto"):
-        yield f"parallel.mode = {parallel.mode}: must be data {several}"
+        yield f"parallel.mode = {parallel.mode}: must be data {reason}"
     if device.is_emulated:
-        yield f"device = {device.name}: is emulated by one process; must be cpu or gpu {several}"
+        yield f"device = {device.name}: is emulated by one process; must be cpu or gpu {reason}"
     if device.uses_cuda and recipe.launch.name == "local":
         yield (
             f"launch = local: must be none with device={device.name}; one process computes on all "
             f"GPUs, as in parallel.devices={processes}"
         )
     if recipe.train.on_nan.name == "rollback":
-        yield f"train.on_nan = rollback: must be stop or skip {several}"
+        yield f"train.on_nan = rollback: must be stop or skip {reason}"
     if parallel.devices is not None and parallel.devices % processes:
         yield (
             f"parallel.devices = {parallel.devices}: must be a multiple of "
@@ -191,8 +190,8 @@ def processes_know_features(recipe: Recipe, processes: int) -> Iterator[str]:
         )
 
 
-def target_is_compiled_alone(recipe: Recipe) -> Iterator[str]:
-    """A chip that is not there is described, and programs for it are compiled but never run."""
+def check_target(recipe: Recipe) -> Iterator[str]:
+    """For an absent chip, programs are compiled but never run."""
     device = recipe.device
     if not isinstance(device, Gpu) or device.target is None:
         return
@@ -216,11 +215,11 @@ def target_is_compiled_alone(recipe: Recipe) -> Iterator[str]:
 
 
 RULES: tuple[Callable[[Recipe], Iterator[str]], ...] = (
-    parallel_has_mode,
-    mesh_has_devices,
-    shards_divide,
-    features_know_devices,
-    sharding_is_of_one_process,
-    processes_are_several,
-    target_is_compiled_alone,
+    check_parallel_mode,
+    check_mesh,
+    check_shards,
+    check_features,
+    check_sharding,
+    check_launcher,
+    check_target,
 )

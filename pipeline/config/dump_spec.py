@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt
 from pipeline.core.registry import FilePath, Seq, Spec
 
 MAX_DUMPED = 10_000
+"""Most steps of a run that are dumped."""
 _PART = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 What = Literal["input", "output", "all"]
@@ -17,19 +18,19 @@ Content = Literal["statistics", "tensors"]
 
 
 def parse_steps(text: str) -> tuple[int, ...]:
-    """Return the steps of `0|5|10`, of `5-10`, or of both together, ascending, each once.
+    """Return the steps of a text such as `0|5|10`, `5-10` or `0|5-10`, ascending.
 
-    Raises ValueError for anything else, and for more than `MAX_DUMPED` steps.
+    Raises ValueError for any other text, and for more than `MAX_DUMPED` steps.
     """
     steps: set[int] = set()
     for part in text.split("|"):
         match = _PART.fullmatch(part.strip())
         if match is None:
-            raise ValueError(f"must be steps such as 0|5|10 or 5-10, and {part!r:.40} is none")
+            raise ValueError(f"must be steps such as 0|5|10 or 5-10, not {part!r:.40}")
         first = int(match[1])
         last = int(match[2] or first)
         if last < first:
-            raise ValueError(f"{part}: must not end before it begins")
+            raise ValueError(f"{part}: must not end before its first step")
         if last - first >= MAX_DUMPED:
             raise ValueError(f"{part}: must be at most {MAX_DUMPED:,} steps")
         steps.update(range(first, last + 1))
@@ -44,22 +45,22 @@ Steps = Annotated[
     BeforeValidator(lambda value: str(value) if type(value) is int else value),
     AfterValidator(lambda text: parse_steps(text) and text),
 ]
-"""Numbers of steps done, as `0|5|10` or `5-10`; 0 is the fresh state."""
+"""Numbers of steps done, such as `0|5|10` or `5-10`; 0 is the fresh state."""
 
 
 class DumpSpec(Spec):
     """Dumps during a run: the tensors of the step that follows each of `steps`."""
 
     steps: Steps | None
-    """Numbers of steps done, as 0|5|10 or 5-10; null: no dump. Sinks are split there."""
+    """Numbers of steps done, such as 0|5|10 or 5-10; null: no dump. Sinks are split there."""
     layers: Seq[str]
     """Patterns of layers, such as conv_*; [] for all."""
     what: What
-    """input: what reaches a layer, in the forward and in the backward pass; output: what it gives;
-    all: both."""
+    """input: the inputs of a layer in the forward and the backward pass; output: its results in
+    both; all: inputs and outputs."""
     content: Content
-    """tensors: whole arrays as .npy files; statistics: their smallest, largest, mean and others."""
+    """tensors: whole arrays as .npy files; statistics: their minimum, maximum, mean and others."""
     path: FilePath | None
-    """A folder that exists; null: `dump` in the run directory."""
+    """An existing folder; null: `dump` in the run directory."""
     max_mib: Annotated[PositiveInt, Field(le=1_000_000)]
-    """Limit of the arrays of one step, in MiB; of tensors beyond it there are statistics alone."""
+    """Limit of the arrays of one step, in MiB. Tensors beyond it have statistics alone."""

@@ -1,4 +1,4 @@
-"""The groups and recipes that exist, and the descriptions in their files."""
+"""The files of groups and recipes, and the descriptions in these files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("train", "optimizer"),
     "schedule": ("train", "schedule"),
 }
-"""Path in a recipe of the component that a group chooses."""
+"""Path of a group's component in a recipe, by group."""
 
 
 def find_recipes(working_folder: Path) -> Mapping[str, Path]:
-    """Return files by recipe name: the shipped ones, then `recipes/*.yaml` of the working
-    folder."""
+    """Return files by recipe name: shipped recipes, then `recipes/*.yaml` of the working folder."""
     folders = (RECIPES, working_folder / "recipes")
     return {file.stem: file for folder in folders for file in sorted(folder.glob("*.yaml"))}
 
@@ -34,8 +33,8 @@ def find_groups() -> Mapping[str, Mapping[str, Path]]:
     return groups
 
 
-def description(file: Path) -> str:
-    """Return the first comment line of a YAML file that isn't a directive to a program."""
+def read_description(file: Path) -> str:
+    """Return the first comment line of a YAML file that isn't a directive; "" without one."""
     try:
         head = read_bytes(file).decode(errors="replace")
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Hydra's private modules, and differences between Hydra 1.3 and 1.4, for the whole package."""
+"""Hydra's private modules, and the differences between Hydra 1.3 and 1.4."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ __all__ = [
 _IS_1_3 = hydra.__version__.startswith("1.3.")
 
 HYDRA_DEFAULTS: Mapping[str, str] = {"version_base": "1.3"} if _IS_1_3 else {}
-"""Arguments by which Hydra has the defaults of 1.3. Later versions have these alone."""
+"""Arguments that select the defaults of Hydra 1.3. Later versions have no others."""
 
 
 def store_option(group: str, name: str, package: str, node: Any) -> None:
-    """Register an option of a group of the config, in place of an earlier one of that name."""
+    """Register an option of a group of the config, replacing an earlier option of that name."""
     options: dict[str, Any] = {} if _IS_1_3 else {"replace": True}
     ConfigStore.instance().store(group=group, name=name, package=package, node=node, **options)
 
@@ -45,7 +45,7 @@ def apply_overrides(overrides: list[Override], config: DictConfig) -> None:
 
 
 def set_override_dirname(job: DictConfig, overrides: list[Override]) -> None:
-    """Set `hydra.job.override_dirname` by overrides. Hydra 1.4 derives it when it is read."""
+    """Set `hydra.job.override_dirname` by overrides. Hydra 1.4 derives it when the key is read."""
     if OmegaConf.is_interpolation(job, "override_dirname"):
         return
     settings = job.config.override_dirname
@@ -59,7 +59,7 @@ def set_override_dirname(job: DictConfig, overrides: list[Override]) -> None:
 
 @contextmanager
 def lazy_help() -> Iterator[None]:
-    """Let Hydra describe a flag by an object that is a text only once it is shown.
+    """Allow Hydra to describe a flag by an object that becomes a text when it is shown.
 
     Since Python 3.14, argparse reads the help of a flag when the flag is added. Hydra 1.3 doesn't
     expect that.

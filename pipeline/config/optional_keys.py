@@ -1,4 +1,4 @@
-"""Keys of a recipe that need not be in conf/: keys with a default in their type, and custom ones.
+"""Keys of a recipe that may be missing in conf/: keys with a default in their type, custom keys.
 
 Hydra sets only existing keys, unless an override has a `++`: `++model.padding=symmetric`.
 """
@@ -15,45 +15,48 @@ from pipeline.core.registry import ComponentOf, Spec, components
 _NAME = "name"
 
 
-def settable(overrides: Iterable[str]) -> list[str]:
+def mark_optional_keys(overrides: Iterable[str]) -> list[str]:
     """Return the overrides, with `++` before each that sets an optional or custom key."""
     return [f"++{override}" if _sets_optional(override) else override for override in overrides]
 
 
 def _sets_optional(override: str) -> bool:
+    """Return whether an override sets an optional or custom key."""
     key, equals, value = override.partition("=")
     if not equals or key in SECTIONS:
         return False
     *sections, last = key.split(".")
     if _is_open((*sections, last)):
         return True
-    if any(_is_optional(spec, last) for spec in _specs_at(sections)):
+    if any(_is_optional(spec, last) for spec in _find_specs(sections)):
         return True
-    inside = _specs_at([*sections, last]) if value.startswith("{") else ()
+    inside = _find_specs([*sections, last]) if value.startswith("{") else ()
     return any(_is_optional(spec, field) for spec in inside for field in spec.model_fields)
 
 
 def _is_open(path: Sequence[str]) -> bool:
-    """Return whether the path leads into a section with custom keys, as `model.arguments`."""
+    """Return whether a path leads into a section with custom keys, such as `model.arguments`."""
     return any(
         get_origin(spec.model_fields[name].annotation) is dict
         for position, name in enumerate(path)
-        for spec in _specs_at(path[:position])
+        for spec in _find_specs(path[:position])
         if name in spec.model_fields
     )
 
 
-def _specs_at(sections: Sequence[str]) -> list[type[Spec]]:
+def _find_specs(sections: Sequence[str]) -> list[type[Spec]]:
     """Return the types that the section at a path may have; empty if there is no such section."""
     specs: list[type[Spec]] = [Recipe]
     for section in sections:
         fields = [spec.model_fields[section] for spec in specs if section in spec.model_fields]
-        inner = (spec for field in fields for spec in _specs(field.annotation, field.metadata))
-        specs = list(dict.fromkeys(inner))
+        allowed = (
+            spec for field in fields for spec in _list_specs(field.annotation, field.metadata)
+        )
+        specs = list(dict.fromkeys(allowed))
     return specs
 
 
-def _specs(annotation: Any, metadata: Sequence[Any] = ()) -> Iterator[type[Spec]]:
+def _list_specs(annotation: Any, metadata: Sequence[Any] = ()) -> Iterator[type[Spec]]:
     """Yield the types of sections that a field's type allows."""
     kind = next((mark.kind for mark in metadata if isinstance(mark, ComponentOf)), None)
     if kind is not None:
@@ -61,10 +64,10 @@ def _specs(annotation: Any, metadata: Sequence[Any] = ()) -> Iterator[type[Spec]
     elif isinstance(annotation, type) and issubclass(annotation, Spec):
         yield annotation
     elif get_origin(annotation) is Annotated:
-        yield from _specs(annotation.__origin__, annotation.__metadata__)
+        yield from _list_specs(annotation.__origin__, annotation.__metadata__)
     elif get_origin(annotation) is not tuple:
         for choice in get_args(annotation):
-            yield from _specs(choice)
+            yield from _list_specs(choice)
 
 
 def _is_optional(spec: type[Spec], field: str) -> bool:

@@ -26,13 +26,13 @@ OUTPUT_SUBDIR = "hydra.output_subdir"
 MAX_OVERRIDES = 1_000
 MAX_OVERRIDE_LENGTH = 10_000
 MAX_NAME_BYTES = 255
-"""Longest key: Hydra looks for a file named after every key."""
+"""Most bytes of a key: Hydra looks for a file named after every key."""
 
 MAX_QUOTED_LENGTH = 200
 """Longest value that is shown in quotes: a list of 4,000 quoted texts takes seconds to parse."""
 
 _WORDS = tuple(re.compile(rf"""[^\[\](){{}},'"{mark}]+""") for mark in ("", ":"))
-"""Words of a value: between the marks of lists and functions, or also of sections."""
+"""Words of a value: between the punctuation of lists and functions, or also of sections."""
 _UNQUOTED = re.compile(r"[\w\s/+.$%*@?|:-]*", re.ASCII)
 """Text that Hydra's grammar reads without quotes."""
 _STRUCTURE = re.compile(r"""[\[{'"]|\$\{|\w+\(""")
@@ -45,28 +45,29 @@ def key_of(override: str) -> str:
 
 
 def value_of(overrides: Iterable[str], key: str) -> str | None:
-    """Return the value of the last override of a key, as text; None without one."""
+    """Return the value of the last override of a key, as text; None without an override."""
     values = [item.partition("=")[2] for item in overrides if key_of(item) == key]
     return values[-1] if values else None
 
 
 def hide_secret_values(args: Iterable[str]) -> list[str]:
-    """Return arguments of a command without passwords, to be written down and printed."""
+    """Return the arguments of a command without passwords, for files and printed lines."""
     words = []
     for arg in args:
         key = key_of(arg)
-        # The address of a database may hold a password in ways that only its driver knows.
+        # The address of a database may hold a password in the format of its driver.
         is_secret = key == STORAGE or is_secret_name(key.rpartition(".")[2])
-        hides = "=" in arg and is_secret
-        words.append(f"{arg.partition('=')[0]}={HIDDEN}" if hides else hide_secrets(arg))
+        has_secret_value = "=" in arg and is_secret
+        name = arg.partition("=")[0]
+        words.append(f"{name}={HIDDEN}" if has_secret_value else hide_secrets(arg))
     return words
 
 
 def require_hydra_keys(args: Sequence[str]) -> None:
     """Raise RecipeError if one of Hydra's keys is misused.
 
-    An option's name stands in place of the section that it chooses, or Hydra would write a password
-    down with its config.
+    An override may set a section to an option's name, or Hydra may write a password into a file
+    with its config.
     """
     problems = [
         f"{key} = {value}: is a section; an option of it is chosen by "
@@ -76,14 +77,14 @@ def require_hydra_keys(args: Sequence[str]) -> None:
     ]
     folder = value_of(args, OUTPUT_SUBDIR)
     if not problems and folder not in (None, "null") and hide_secret_values(args) != list(args):
-        reason = "Hydra would write a password of this command into files there; leave it out"
+        reason = "Hydra would write a password of this command into files there; leave the key out"
         problems = [f"{OUTPUT_SUBDIR} = {folder}: {reason}"]
     if problems:
         raise RecipeError(problems)
 
 
 def quote_value(text: str) -> str:
-    """Return a text quoted as the value of an override, which Hydra reads literally."""
+    """Return a text in quotes, so that Hydra reads it literally as the value of an override."""
     escaped = re.sub(r"(\\*)('|\Z)", lambda end: 2 * end[1] + (r"\'" if end[2] else ""), text)
     return f"'{escaped}'"
 
@@ -95,8 +96,8 @@ def sets_key(override: str) -> bool:
     return not grouped and not key.startswith("hydra.")
 
 
-def parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the overrides that Hydra's grammar rejects, with the reason or quotes that help."""
+def find_parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the overrides that Hydra's grammar rejects, each with its problem."""
     for number, override in enumerate(overrides):
         if "=" not in override and override[0] != "~":
             previous = overrides[number - 1] if number else ""
@@ -106,12 +107,12 @@ def parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield override, f"must be KEY=VALUE{hint}"
         elif not key_of(override).isascii():
             yield override, "there is no such key"
-        elif reason := _refusal(override):
+        elif reason := _explain_refusal(override):
             form = _quote_for_shell(override) if number < MAX_PROBLEMS else None
             yield override, f"must be typed in quotes, as {form}" if form else reason
 
 
-def _refusal(override: str) -> str | None:
+def _explain_refusal(override: str) -> str | None:
     """Return the reason why Hydra's grammar rejects an override; None if it accepts it."""
     try:
         OverridesParser.create().parse_override(override)
@@ -121,9 +122,10 @@ def _refusal(override: str) -> str | None:
 
 
 def _quote_for_shell(override: str) -> str | None:
-    """Return the override for a shell, with quotes around what Hydra can't read; None if none help.
+    """Return an override for a shell, with quotes around text that Hydra can't read.
 
-    Quotes are double ones, which a shell's single quotes can hold, unless the text has some.
+    Returns None if quotes don't help. Quotes are double, since a shell's single quotes can hold
+    them, unless the text has double quotes.
     """
     key, _, value = override.partition("=")
     if len(value) > MAX_QUOTED_LENGTH:
@@ -140,19 +142,19 @@ def _quote_for_shell(override: str) -> str | None:
     if not _STRUCTURE.match(value) and not _UNQUOTED.fullmatch(value):
         values.append(quote(value))
     forms = (f"{key}={form}" for form in values)
-    return next((shlex.quote(form) for form in forms if _refusal(form) is None), None)
+    return next((shlex.quote(form) for form in forms if _explain_refusal(form) is None), None)
 
 
-def swept_keys(overrides: Iterable[str]) -> list[str]:
+def list_swept_keys(overrides: Iterable[str]) -> list[str]:
     """Return the keys that a sweep varies."""
-    return [key_of(override) for override in overrides if len(_alternatives(override)) != 1]
+    return [key_of(override) for override in overrides if len(_list_alternatives(override)) != 1]
 
 
-def unparsable(overrides: Sequence[str]) -> Iterator[str]:
-    """Yield a problem for every override that would take Hydra's parser minutes or overflow its
-    stack.
+def find_unparsable(overrides: Sequence[str]) -> Iterator[str]:
+    """Yield a problem for every override beyond the bounds of Hydra's parser.
 
-    Keys are bounded too, since Hydra looks for a file named after each.
+    Longer or deeper ones would take it minutes or overflow its stack. Keys are bounded too, since
+    Hydra looks for a file named after each.
     """
     if len(overrides) > MAX_OVERRIDES:
         yield (
@@ -165,16 +167,16 @@ def unparsable(overrides: Sequence[str]) -> Iterator[str]:
             yield "an argument is empty; must be KEY=VALUE"
         key = show(key_of(override))
         if len(override) > MAX_OVERRIDE_LENGTH:
-            yield f"{key}: {len(override):,} characters; write it into a recipe file"
+            yield (
+                f"{key}: {len(override):,} characters; must be at most {MAX_OVERRIDE_LENGTH:,}; "
+                "write the value into a recipe file"
+            )
         elif (length := len(override.partition("=")[0].encode(errors="replace"))) > MAX_NAME_BYTES:
-            yield f"{key}: a key of {length:,} bytes; there is none of more than {MAX_NAME_BYTES}"
+            yield f"{key}: a key of {length:,} bytes; must be at most {MAX_NAME_BYTES}"
         if key_of(override) in {*SECTIONS, "recipe"}:
             longest = max(len(part.encode(errors="replace")) for part in re.split("[,/]", override))
             if longest > MAX_NAME_BYTES:
-                yield (
-                    f"{key}: a name of {longest:,} bytes; no file has one of more than "
-                    f"{MAX_NAME_BYTES}"
-                )
+                yield f"{key}: a name of {longest:,} bytes; must be at most {MAX_NAME_BYTES}"
         depth = deepest = 0
         for letter in override:
             depth += (letter in "[{(") - (letter in "]})")
@@ -184,21 +186,23 @@ def unparsable(overrides: Sequence[str]) -> Iterator[str]:
 
 
 def expand_sweeps(overrides: Sequence[str]) -> list[list[str]]:
-    """Return the jobs to check before a sweep: each alternative once, the others at their first
-    value.
+    """Return the overrides of the jobs to check before a sweep.
 
-    Open ranges, from which a sweeper draws, are skipped.
+    Each value of a key occurs in one job, with the first values of the other keys. Ranges, from
+    which a sweeper draws, are skipped.
     """
-    choices = [options for override in overrides if (options := _alternatives(override))]
+    choices = [options for override in overrides if (options := _list_alternatives(override))]
     jobs = [[options[0] for options in choices]]
     for position, options in enumerate(choices):
         jobs += [[*jobs[0][:position], option, *jobs[0][position + 1 :]] for option in options[1:]]
     return jobs
 
 
-def _alternatives(override: str) -> list[str]:
-    """Return the overrides that a sweep expands one into: itself if it sweeps nothing; none for
-    ranges."""
+def _list_alternatives(override: str) -> list[str]:
+    """Return an override for each value that a sweep tries; [] for ranges.
+
+    An override that isn't a sweep is returned unchanged.
+    """
     try:
         parsed = OverridesParser.create().parse_override(override)
     except (HydraException, ValueError):

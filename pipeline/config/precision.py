@@ -1,4 +1,4 @@
-"""The precision of a recipe, given its device and its types by layer."""
+"""The precision and the loss scale of a recipe, with auto resolved."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pipeline.models.layers.precision import LEVELS, Level, Precision
 from pipeline.training.loss_scales import LossScaling
 
 
-def level_of(recipe: Recipe) -> Level:
+def resolve_level(recipe: Recipe) -> Level:
     """Return the precision level of a recipe; auto is resolved by the device."""
     level = recipe.train.precision
     return recipe.device.auto_precision if level == "auto" else level
 
 
-def precision_of(recipe: Recipe) -> Precision:
+def resolve_precision(recipe: Recipe) -> Precision:
     """Return the dtypes that the layers compute in; `to_float` is allowed with O0 only."""
-    level = LEVELS[level_of(recipe)]
+    level = LEVELS[resolve_level(recipe)]
     return Precision(level.dtype, (*level.rules, *recipe.train.to_float))
 
 
-def loss_scale_of(recipe: Recipe) -> LossScaling:
+def resolve_loss_scale(recipe: Recipe) -> LossScaling:
     """Return the loss scale of a recipe; auto is resolved by the level."""
-    return recipe.train.loss_scale.at(level_of(recipe))
+    return recipe.train.loss_scale.at(resolve_level(recipe))

@@ -1,4 +1,4 @@
-"""Profiling: the section of a recipe, and the environment variables of the documents."""
+"""Profiling: the section `profile` of a recipe, and MindSpore's environment variables."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ TEXTS = ("output", "fp_point", "bp_point", "aic_metrics")
 
 
 class ProfileSpec(Spec):
-    """Profiling: which steps are traced, and what of them is written."""
+    """Profiling: which steps are traced, and which tables are written."""
 
     mode: Annotated[
         Literal["off", "on", "only"],
         # YAML reads an unquoted `off` as false, and `on` as true.
         BeforeValidator(lambda mode: ("on" if mode else "off") if isinstance(mode, bool) else mode),
     ]
-    """on: trace some steps of the run; only: train no longer than that takes, as the command
+    """on: trace some steps of the run; only: end training after the traced steps, as the command
     `profile` does."""
     start: NonNegativeInt | None
-    """Steps before the first traced one; null: once the run is warm."""
+    """Steps before the first traced step; null: until the run is warm."""
     steps: Annotated[int, Field(ge=LEAST_STEPS, le=MOST_STEPS)] | None
     """Traced steps, 20 to 200; null: 60, fewer if a step has many operations or takes long."""
     output: FilePath | None
     """Folder of the profile; null: `profile` in the run directory."""
     training_trace: bool
-    """Write the iteration trace: its points and tails."""
+    """Write the iteration trace: the ends of forward and backward passes, and tails."""
     task_trace: bool
     """Write the table of operators."""
     aicpu: bool
-    """Count operators that run on the host's processor: calls of Python."""
+    """Count operators that run on the host's CPU: calls of Python."""
     fp_point: str | None
-    """Operator at which the forward pass begins; null: the first one of it."""
+    """Operator at which the forward pass begins; null: its first operator."""
     bp_point: str | None
-    """Operator at which the backward pass ends; null: the last one of it."""
+    """Operator at which the backward pass ends; null: its last operator."""
     aic_metrics: Literal[
         "PipeUtilization",
         "ArithmeticUtilization",
@@ -57,18 +57,18 @@ class ProfileSpec(Spec):
         "ResourceConflictRatio",
         "L2Cache",
     ]
-    """Counters of an Ascend core. The emulated one has shares of its pipes, a processor the share
-    of its peaks: the same in each mode."""
+    """Counters of an Ascend core. In every mode, the emulated Ascend has shares of its pipes, and
+    other devices have shares of their peak rates."""
 
 
 METRICS: tuple[str, ...] = get_args(ProfileSpec.model_fields["aic_metrics"].annotation)
 
 
-def profiling_overrides(environment: Mapping[str, str]) -> list[str]:
-    """Return the overrides that PROFILING_MODE and PROFILING_OPTIONS ask for.
+def parse_profiling_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return the overrides for PROFILING_MODE and PROFILING_OPTIONS in the environment.
 
-    Options count if the mode is true, as in the documents. Raises RecipeError for a mode that is
-    neither true nor false, for options that aren't a JSON object, and for unknown options.
+    Options are ignored unless the mode is true, as in MindSpore. Raises RecipeError for a mode that
+    is neither true nor false, for options that aren't a JSON object, and for unknown options.
     """
     mode = environment.get(MODE, "").strip().lower()
     if mode not in ("", "true", "false"):
@@ -79,7 +79,7 @@ def profiling_overrides(environment: Mapping[str, str]) -> list[str]:
     try:
         options = json.loads(text)
     except ValueError as error:
-        raise RecipeError([f"{OPTIONS} = {show(text)}: is no JSON: {error}"]) from error
+        raise RecipeError([f"{OPTIONS} = {show(text)}: must be JSON: {error}"]) from error
     if not isinstance(options, dict):
         raise RecipeError([f"{OPTIONS} = {show(text)}: must be an object, {{...}}"])
     problems: list[str] = []
@@ -98,7 +98,7 @@ def profiling_overrides(environment: Mapping[str, str]) -> list[str]:
         elif name == "aic_metrics" and value not in METRICS:
             problems.append(f"{key} = {show(value)}: must be one of {', '.join(METRICS)}")
         elif value:
-            # An empty name of an operator leaves the choice to the profiler, as in the documents.
+            # With an empty name of an operator, the profiler chooses, as in MindSpore.
             overrides.append(f"profile.{name}={quote_value(value)}")
     if problems:
         raise RecipeError(problems)

@@ -1,4 +1,4 @@
-"""The recipe as frozen types, validated before anything else happens."""
+"""The recipe as frozen types, which validate it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ AutotuneMode = Annotated[
     BeforeValidator(lambda mode: "off" if mode is False else mode),
 ]
 LogLevel = Literal["debug", "info", "warning", "error"]
-"""Levels of messages in MindSpore's order: GLOG_v is the place of one, from 0 on."""
+"""Levels of messages in MindSpore's order: GLOG_v is an index of it, from 0."""
 Seconds = Annotated[float, Field(gt=0, le=366 * 24 * 3600)]
 """A time in seconds, at most a year."""
 
@@ -63,67 +63,67 @@ class TrainSpec(AdapterWords):
     epochs: PositiveInt | None
     """The length in sink epochs (MindSpore's epochs): sinks if `sink_size` > 0, else epochs."""
     passes: PositiveInt | None
-    """The length in epochs (readings of the training split)."""
+    """The length in epochs: passes over the training split."""
     steps: PositiveInt | None
     """The length in steps."""
     sink: bool
     sink_size: Annotated[int | Literal["auto"], Expected("a whole number or auto")]
-    """-1: a sink per epoch; N > 0: N batches, continuing after the last sink; auto: the size
-    measured to be fastest once the step is compiled, a sink epoch being an epoch as with -1."""
+    """-1: a sink per epoch; N > 0: N batches, continuing after the last sink; auto: the size that
+    is measured to be fastest. With auto a sink epoch is an epoch, as with -1."""
     mechanism: Literal["auto", "loop", "soft"]
     """How a sink runs: one XLA loop, or asynchronous dispatches of single steps. auto: a loop, or
     the faster one by measurement if `sink_size` is auto too."""
     dispatch_seconds: Seconds
-    """A sink is dispatched in chunks of about this length, so that signals are handled in time."""
+    """Approximate length of the chunks of a sink, so that signals are handled in time."""
     feed: Literal["auto", "resident", "stream"]
     mode: Literal["graph", "eager"]
     """graph: the training loop is one compiled program; eager: every operation runs separately, so
     that Python in custom layers can print and be debugged, much slower."""
     jit_layers: Seq[str]
-    """Patterns of layers, such as conv_*, that are compiled although the mode is eager: Python in
-    the others still runs in every step. Dropout inside of them draws other numbers."""
+    """Patterns of layers, such as conv_*, that are compiled although the mode is eager. Python in
+    other layers still runs in every step. Dropout in compiled layers draws other numbers."""
     precision: Literal[Level, "auto"]
-    """The type that layers compute in, weights and loss being float32. O0: float32; O1:
-    convolutions, dense layers and ReLU in float16; O2: all in float16 but batch and layer norm; O3:
-    all in float16; bf16: all in bfloat16; auto: bf16 on a GPU, O3 on Ascend, O0 on the CPU."""
+    """The type that layers compute in; weights and loss are float32. O0: float32; O1: convolutions,
+    dense layers and ReLU in float16; O2: float16 except batch and layer norm; O3: float16; bf16:
+    bfloat16; auto: bf16 on a GPU, O3 on Ascend, O0 on the CPU."""
     to_float: Seq[ToFloat]
     """Types by layer; the last matching rule wins. Only with level O0."""
     loss_scale: LossScale
     """The factor of the loss: a number, fixed, dynamic, or auto: dynamic in O2, else 1."""
     on_nan: OnNan
-    """Reaction to a step whose loss or gradient is not finite: stop, skip or rollback."""
+    """Reaction to a step whose loss or gradient isn't finite: stop, skip or rollback."""
     freeze: Seq[str]
-    """Patterns of parameter paths, such as conv_*, that are not updated. One that begins
-    with ! takes its parameters out again, the last one decides; ["!dense_2"] freezes all others."""
+    """Patterns of parameter paths, such as conv_*, that aren't updated. A pattern that begins with
+    ! excludes parameters again; the last matching pattern wins. ["!dense_2"] freezes all others."""
     unfreeze: Seq[UnfreezeRule]
     """Frozen parameters to train after some epochs or steps; their optimizer state begins then."""
     freeze_statistics: Literal["none", "frozen", "all"]
-    """Batch norm that normalises by its running statistics, which stay: none, that whose parameters
-    are frozen, or all."""
+    """Which batch norms keep and use their running statistics. frozen: those with frozen
+    parameters."""
     lr_decay_by_layer: Annotated[float, Field(gt=0, le=1)]
-    """Learning rates by depth: the last layer has the full one, each layer before it this share of
-    the next one's, times the factor of `lr_rules`."""
+    """Factor from the learning rate of each layer to that of the layer before. The last layer has
+    the full rate. `lr_rules` multiply the result."""
     lr_rules: Seq[RateRule]
     """Learning rates by pattern, each with a factor, a schedule or both; the last matching rule
-    wins. The rate that is logged belongs to parameters without a rule."""
+    wins. The logged rate is the rate of parameters without a rule."""
     accumulate_steps: PositiveInt
     """Number of microbatches of a batch whose gradients are computed one after the other."""
     remat: Literal["none", "blocks", "auto"] = "none"
-    """Activations that the backward pass computes again instead of keeping them, in less memory and
-    more time: none; blocks: those inside of residual blocks and branches; auto: as blocks if the
-    temporaries of a step take more than `remat_bytes`."""
+    """Activations that the backward pass computes again in less memory and more time. blocks: those
+    inside residual blocks and branches; auto: like blocks if the temporaries of a step exceed
+    `remat_bytes`."""
     remat_bytes: PositiveInt | None = None
-    """Bytes of temporaries that a step may take before `remat: auto` lowers them; null: the memory
-    that is available."""
+    """Bytes of temporaries up to which `remat: auto` recomputes nothing; null: the available
+    memory."""
     gradients: Annotated[GradientSpec, ComponentOf("gradients")]
-    """How a step gets its gradients: plain, by one backward pass, or a custom way."""
+    """How gradients are computed: plain, by one backward pass, or by a custom component."""
     ema: AverageSpec
     resume: str | None
     """A run directory to continue, or `auto`: the newest unfinished run of this recipe."""
     resume_changed: Literal["refuse", "allow"]
     """Reaction to a run to resume whose data or plug-ins have changed since."""
     callbacks: Seq[Annotated[CallbackSpec, ComponentOf("callback")]]
-    """Code that is notified of events, and may stop the run or change its learning rate."""
+    """Objects that are called at events, and may stop the run or change its learning rate."""
     loss: Annotated[LossSpec, ComponentOf("loss")]
     optimizer: Annotated[OptimizerSpec, ComponentOf("optimizer")]
     schedule: Annotated[ScheduleSpec, ComponentOf("schedule")]
@@ -131,17 +131,16 @@ class TrainSpec(AdapterWords):
 
     @property
     def schedules(self) -> dict[str, ScheduleSpec]:
-        """Return all schedules by their keys: of all parameters, and of `lr_rules`."""
-        by_rule = {
-            f"train.lr_rules.{n}.schedule": rule.schedule for n, rule in enumerate(self.lr_rules)
-        }
+        """The main schedule and the schedules of `lr_rules`, by key."""
         return {"train.schedule": self.schedule} | {
-            key: s for key, s in by_rule.items() if s is not None
+            f"train.lr_rules.{number}.schedule": rule.schedule
+            for number, rule in enumerate(self.lr_rules)
+            if rule.schedule is not None
         }
 
 
 class CheckpointSpec(Spec):
-    """Checkpoints: when they are written, which stay, and what to restore."""
+    """Checkpoints: when they are written, which are kept, and which weights to restore."""
 
     every_steps: PositiveInt | None
     every_passes: PositiveInt | None
@@ -150,26 +149,26 @@ class CheckpointSpec(Spec):
     keep: PositiveInt
     """Number of newest checkpoints to keep, besides the best."""
     keep_minutes: Annotated[PositiveInt, Field(le=366 * 24 * 60)] | None = None
-    """Also keep one checkpoint of every N minutes, the first of them."""
+    """Also keep the first checkpoint of every N minutes."""
     prefix: Annotated[
         Annotated[str, Field(pattern=r"^\w[\w.+-]*$", max_length=100)] | None,
         Expected("the beginning of a file's name: letters, digits, _, +, - and ., at most 100"),
     ] = None
-    """Also write each checkpoint's weights as MindSpore's `{prefix}-{epoch}_{step}.ckpt`, of which
-    as many are kept; null: the network's name if `directory` is set."""
+    """Also write the weights of each checkpoint as MindSpore's `{prefix}-{epoch}_{step}.ckpt`, kept
+    as long as the checkpoint; null: the network's name if `directory` is set."""
     directory: FilePath | None = None
-    """The folder of these files; null: `ckpt` in the run directory."""
+    """The folder of MindSpore's files; null: `ckpt` in the run directory."""
     best: str | None
-    """Also keep the checkpoint with the best value of this metric; null keeps the newest only."""
+    """Also keep the checkpoint with the best value of this metric; null: only the newest."""
     restore: FilePath | None
     """A run directory, its checkpoints folder, one checkpoint or a weight file (.safetensors,
     .ckpt, .pt, .pth, .npz): start from these weights."""
     rules: Literal["auto", "none", "torch", "mindspore"]
-    """Naming rules and layout of the weights to restore; none: this network's."""
+    """Naming rules and layout of the weights to restore; none: this network's names."""
     renames: Seq[RenameSpec]
     """Renaming rules for entries of the weights to restore; the first matching one applies."""
     partial: bool
-    """Restore what matches, also if entries are missing, extra or misshapen."""
+    """Restore the matching entries even if others are missing, extra or misshapen."""
 
 
 class EvalSpec(Spec):
@@ -178,7 +177,7 @@ class EvalSpec(Spec):
     samples: Annotated[
         PositiveInt | Literal["all", "trained"], Expected("a whole number above 0, all or trained")
     ]
-    """Number of samples, evenly spread over the split. `trained`: no more than training sees, so
+    """Number of samples, spread evenly over the split. trained: at most as many as in training, so
     that a trial of a few steps of a large network ends quickly."""
 
     every_steps: PositiveInt | None
@@ -188,11 +187,11 @@ class EvalSpec(Spec):
     """Metrics beside the standard ones."""
     on_train: bool
     """Also evaluate as many training samples, spread evenly over their split, with the map ops of
-    evaluation: `train_accuracy` and the others, beside those of the evaluation split."""
+    evaluation. Their metrics have the prefix `train_`, as in `train_accuracy`."""
 
 
 class EarlyStopSpec(Spec):
-    """Stop when a metric has not improved for `patience` evaluations."""
+    """Early stop: training ends when a metric hasn't improved for `patience` evaluations."""
 
     metric: str | None
     """null: never stop early."""
@@ -201,38 +200,38 @@ class EarlyStopSpec(Spec):
 
 
 class MonitorSpec(Spec):
-    """Monitoring: what is printed and written during training."""
+    """Monitoring: the lines of training, and the files of TensorBoard."""
 
     lines: Literal["callbacks", "functional"]
-    """Lines of training. callbacks: those of LossMonitor and TimeMonitor; functional:
-    those of MindSpore's functional loop, a banner, every 100 batches of an epoch the loss, and
-    after an evaluation its accuracy and loss."""
+    """Lines of training. callbacks: the lines of LossMonitor and TimeMonitor; functional: the lines
+    of MindSpore's functional loop, which are a banner, the loss at every 100 batches of an epoch,
+    and accuracy and loss after an evaluation."""
     log_level: LogLevel | None
     """Least severe messages that are shown: debug, info, warning or error; null: by the variable
     GLOG_v, 0 to 3, else warning."""
     loss_every: NonNegativeInt
-    """The loss line at every sink (or step, without sinks); N: not more often than every N steps;
-    0: never."""
+    """Most frequent loss lines: at most one in N steps, at the end of a sink, or of a step without
+    sinks; 0: none."""
     tensorboard: bool
     sample_images: NonNegativeInt
     """Number of augmented training images to write to TensorBoard."""
     sample_predictions: NonNegativeInt
-    """Number of evaluation images to write to TensorBoard at the end, each with its class and the
-    predicted one. One more program is compiled for them."""
+    """Number of evaluation images to write to TensorBoard at the end, with their true and predicted
+    classes. One more program is compiled for them."""
     collect_every: PositiveInt | None
-    """Number of steps after which histograms of all weights and of their gradients are written to
-    TensorBoard, before the first step too; null: never. One more program is compiled for the
-    gradients, and losses stay the same bits."""
+    """Steps between two histograms of all weights and gradients in TensorBoard, from before the
+    first step; null: never. One more program is compiled for the gradients. Losses stay the same
+    bits."""
     graph: bool
     """Write the graph of the network to TensorBoard."""
     embeddings: NonNegativeInt
-    """Number of evaluation samples of which TensorBoard's projector gets, at the end, the input of
-    the last layer. One more program is compiled for them."""
+    """Number of evaluation samples whose inputs of the last layer are written for TensorBoard's
+    projector at the end. One more program is compiled for them."""
     early_stop: EarlyStopSpec
 
 
 class CacheSpec(Spec):
-    """The cache: where downloads and compiled programs stay between runs."""
+    """The cache of downloads and compiled programs between runs."""
 
     root: FilePath | None
     """null: `$XDG_CACHE_HOME/pipeline`, else `~/.cache/pipeline`."""
@@ -244,18 +243,18 @@ WITH_SECRETS = "with secrets"
 
 
 class Recipe(Spec):
-    """One run, completely described."""
+    """The complete description of a run."""
 
     name: Annotated[str, Field(pattern=r"^\w[\w.+-]*$", max_length=100)]
-    """Name that run directories contain."""
+    """Name in the run directory's name."""
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     stages: Annotated[Seq[Stage], Field(min_length=1)]
     autotune: AutotuneMode
-    """How the lowering of every convolution is chosen, independent of the sink. off: the
-    defaults; bank: entries of the knowledge banks, else a rule; tune: also time what they lack, and
-    keep the result; repeat: time everything again, and keep better results."""
+    """How the lowering of every convolution is chosen. off: the defaults; bank: entries of the
+    knowledge banks, else a rule; tune: time convolutions without an entry, and store the results;
+    repeat: time all again, and store better results."""
     autotune_search: Literal["exhaustive", "ga"]
-    """Candidates that tuning times: all, or those that a genetic search picks."""
+    """Candidates that tuning times: all, or a genetic search's selection."""
     debug: bool
     """Show tracebacks."""
     dataset: Annotated[DatasetSpec, ComponentOf("dataset")]
@@ -275,19 +274,19 @@ class Recipe(Spec):
     def _hide_secrets(
         self, dump: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        """Leave passwords out of JSON, which is what is written down and shown."""
+        """Leave passwords out of JSON, which is written to files and shown."""
         tree = dump(self)
         is_shown = info.mode == "json" and info.context is not WITH_SECRETS
         return hide_secrets_in_tree(tree) if is_shown else tree
 
     def whole_tree(self) -> dict[str, Any]:
-        """Return the recipe as JSON with its secrets, to make another recipe of, not to write."""
+        """Return the recipe as JSON with its secrets. Make another recipe of it; don't write it."""
         return self.model_dump(mode="json", context=WITH_SECRETS)
 
     @model_validator(mode="before")
     @classmethod
     def _resolve_layout(cls, tree: Any) -> Any:
-        """Fill in what follows from the devices: the batch of all of them, and its shards."""
+        """Set the global batch size by `batch_per_device`, and the default number of shards."""
         try:
             parallel = ParallelSpec.model_validate(tree["parallel"])
             train = dict(tree["train"])
@@ -298,5 +297,5 @@ class Recipe(Spec):
                 shards = choose_num_shards(train["batch_size"], parallel.num_devices)
             return {**tree, "train": train, "parallel": {**tree["parallel"], "shards": shards}}
         except (KeyError, TypeError, ValueError):
-            # Something else is missing or wrong, and reported when the fields are checked.
+            # The check of the fields reports the wrong or missing key.
             return tree

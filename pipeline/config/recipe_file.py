@@ -1,8 +1,8 @@
 """Recipe files, and files of one component: data that may come from a stranger.
 
-A file describes what to train. It may start from shipped or installed files by name and refer to
-its keys. It may not set where to write, nor Hydra's section, which can name code to run;
-the user may do so on the command line.
+A file may name shipped or installed files as bases, and refer to keys of the recipe. It can't
+decide where a run writes, and can't set Hydra's section, which can name code to run. The user can
+set these keys on the command line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from pipeline.config.files import SECTIONS
-from pipeline.config.references import refused_references, texts_in
+from pipeline.config.references import find_refused_references, iterate_texts
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.bounded_read import read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_yaml
@@ -24,7 +24,7 @@ from pipeline.core.files.value_text import show
 
 Tree = dict[str, Any]
 
-FOR_THE_USER: Mapping[tuple[str, ...], Any] = {
+USER_KEYS: Mapping[tuple[str, ...], Any] = {
     ("cache", "root"): None,
     ("device", "tune_bank"): None,
     ("train", "resume"): None,
@@ -34,8 +34,8 @@ FOR_THE_USER: Mapping[tuple[str, ...], Any] = {
     ("dump", "path"): None,
     ("checkpoint", "directory"): None,
 }
-"""Keys that decide where a run writes, or let data lie elsewhere or change, with the harmless value
-of each."""
+"""Harmless values of the keys that only the user may set. They decide where a run writes, or allow
+data to be outside of a folder or to change."""
 RESUME_ANY = "auto"
 """The only value of `train.resume` that names no directory."""
 
@@ -54,7 +54,7 @@ _CHOICE = re.compile(r"(?:override )?/(\w+)")
 def read_recipe_file(file: Path) -> Tree:
     """Read a recipe file. Raises RecipeError with every key that a file may not have."""
     tree = _read(file, "recipe", "_global_")
-    return _require_data(file, tree, list(_recipe_defaults(tree)))
+    return _require_data(file, tree, list(_check_recipe_defaults(tree)))
 
 
 def read_component_file(file: Path, group: str) -> Tree:
@@ -65,14 +65,14 @@ def read_component_file(file: Path, group: str) -> Tree:
         for item in _list_defaults(tree)
         if not isinstance(item, str) or not _OPTION.fullmatch(item)
     ]
-    return _require_data(file, tree, [*problems, *user_keys(tree, SECTIONS[group])])
+    return _require_data(file, tree, [*problems, *find_user_keys(tree, SECTIONS[group])])
 
 
 def with_component_files(tree: Tree, name_of: Callable[[str, str], str]) -> Tree:
-    """Return the recipe with the files in its defaults, `override /model: ./net.yaml`, replaced by
-    names.
+    """Return the recipe with names in place of files in its defaults.
 
-    `name_of` returns the name for a group and the path as written.
+    A file is an item such as `override /model: ./net.yaml`. `name_of` returns the name for a group
+    and the path as written.
     """
     if not isinstance(tree.get("defaults"), list):
         return tree
@@ -101,18 +101,20 @@ def find_component_file(recipe: Path, path: str) -> Path:
 
 
 def drop_foreign_keys(tree: Tree) -> Tree:
-    """Return the recipe of a run with the keys of FOR_THE_USER, as folders, set to defaults."""
+    """Return the recipe of a run with the keys of `USER_KEYS`, such as folders, made harmless."""
     copy = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
-    for (section, key), harmless in FOR_THE_USER.items():
+    for (section, key), harmless in USER_KEYS.items():
         if isinstance(copy.get(section), dict) and key in copy[section]:
             copy[section][key] = harmless
     return copy
 
 
-def user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield a problem for every key of a file that only the user may set; `within` is the file's
-    path."""
-    for where, harmless in FOR_THE_USER.items():
+def find_user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield a problem for every key of a file that only the user may set.
+
+    `within` is the path in the recipe of the file's keys.
+    """
+    for where, harmless in USER_KEYS.items():
         if where[: len(within)] != within:
             continue
         value: Any = tree
@@ -120,16 +122,17 @@ def user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
             if isinstance(value, dict):
                 value = value.get(key)
             elif "${" not in str(value):
-                # Else a reference in place of the section could contain the key.
+                # A reference in place of the section stays, since it could contain the key.
                 value = None
         if value is not None and value != harmless and (where[1], value) != ("resume", RESUME_ANY):
             yield (
-                f"{dotted_key(where)} = {show(value)}: not for a file to say, which may be a "
-                f"stranger's; give it on the command line: {dotted_key(where)}={show(value)}"
+                f"{dotted_key(where)} = {show(value)}: must not be in a file, which may be a "
+                f"stranger's; set it on the command line: {dotted_key(where)}={show(value)}"
             )
 
 
 def _read(file: Path, key: str, package: str) -> Tree:
+    """Read the keys and values of a YAML file. Raises RecipeError for any other file."""
     try:
         text = read_text(file, MAX_BYTES)
         tree = parse_yaml(text)
@@ -151,16 +154,15 @@ def _read(file: Path, key: str, package: str) -> Tree:
 
 
 def _require_data(file: Path, tree: Tree, problems: list[str]) -> Tree:
-    """Return the tree of a file. Raises RecipeError for the problems, and for what isn't data."""
+    """Return the tree of a file. Raises RecipeError for the problems, and if it can run code."""
     if "hydra" in tree:
-        problems.append("hydra: not for recipes; give it on the command line")
+        problems.append("hydra: must not be in a file; set it on the command line")
     problems += [
-        f"{dotted_key(where)} = ???: stands for a value that is missing; "
-        "give one, or leave the key out"
-        for where, text in texts_in(tree)
+        f"{dotted_key(where)} = ???: the value is missing; give one, or leave the key out"
+        for where, text in iterate_texts(tree)
         if text == MISSING
     ]
-    problems += refused_references({key: tree[key] for key in tree if key != "defaults"})
+    problems += find_refused_references({key: tree[key] for key in tree if key != "defaults"})
     if problems:
         raise RecipeError([f"{file}: {problem}" for problem in problems])
     return tree
@@ -171,7 +173,7 @@ def _list_defaults(tree: Tree) -> list[Any]:
     return defaults if isinstance(defaults, list) else [defaults]
 
 
-def _recipe_defaults(tree: Tree) -> Iterator[str]:
+def _check_recipe_defaults(tree: Tree) -> Iterator[str]:
     """Yield a problem for every item that isn't a recipe's name, a component's choice or _self_."""
     for item in _list_defaults(tree):
         if isinstance(item, str) and _OPTION.fullmatch(item):

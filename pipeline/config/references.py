@@ -1,6 +1,6 @@
-"""References from one key of a recipe to another, `${train.batch_size}`, within bounds.
+"""References from one key of a recipe to another, such as `${train.batch_size}`, within bounds.
 
-They are the only OmegaConf interpolations that a recipe file may have.
+A recipe file may have no other interpolations of OmegaConf.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from pipeline.core.files.tree_diff import Where, dotted_key, leaves, value_at
 from pipeline.core.files.value_text import show
 
 MAX_SIZE = 100_000
-"""Values of a recipe with its references resolved; a long text counts as several."""
+"""Most values of a recipe with its references resolved; a long text counts as several."""
 MAX_CHAIN = 24
-"""Length of a chain of references; OmegaConf resolves them recursively, and Python's stack allows
+"""Longest chain of references. OmegaConf resolves chains recursively, and Python's stack allows
 about 50."""
 CHARACTERS_A_VALUE = 64
+"""Characters of a text that count as one value."""
 
 _OPENING = "${"
 _REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+|\[\w+\])*)\}")
 
 
-def refused_references(tree: Any) -> Iterator[str]:
-    """Yield a problem for every value that is more than a reference to another key.
+def find_refused_references(tree: Any) -> Iterator[str]:
+    """Yield a problem for every interpolation that isn't a reference to another key.
 
     Resolvers run code: `oc.env` reads the environment, `oc.create` and `oc.decode` build values
     from texts. They are allowed on the command line, not in a file.
     """
-    for where, text in texts_in(tree):
+    for where, text in iterate_texts(tree):
         if text.count(_OPENING) != len(_REFERENCE.findall(text)):
             yield (
                 f"{dotted_key(where)} = {show(text)}: a recipe file may refer to other keys, as in "
@@ -40,11 +41,11 @@ def refused_references(tree: Any) -> Iterator[str]:
 
 
 def require_bounded(tree: dict[str, Any]) -> None:
-    """Raise ValueError if references would make a recipe too large, or are circular.
+    """Raise ValueError if references are circular or make a recipe too large.
 
-    `tree` is the composed recipe, unresolved. References to missing keys are ignored here.
+    `tree` is the composed recipe, unresolved. References to missing keys are ignored.
     """
-    if any(_OPENING in text for _, text in texts_in(tree)):
+    if any(_OPENING in text for _, text in iterate_texts(tree)):
         _Measurements(tree).measure((), (), 0)
 
 
@@ -60,15 +61,15 @@ class _Resolved(NamedTuple):
 
 
 def _require_bounds(where: Where, resolved: _Resolved) -> None:
-    """Raise ValueError if the subtree at `where` is beyond one of the bounds."""
+    """Raise ValueError if the subtree at `where` exceeds a bound."""
     if resolved.size > MAX_SIZE:
         reason = f"references make more than {MAX_SIZE:,} values of it"
     elif resolved.levels > MAX_DEPTH:
         reason = f"references nest it more than {MAX_DEPTH} levels deep"
     elif resolved.chain > MAX_CHAIN:
         reason = (
-            f"more than {MAX_CHAIN} references lead from one to the next; refer to the key "
-            "that has the value"
+            f"a chain of references must have at most {MAX_CHAIN}; refer to the key that has the "
+            "value"
         )
     else:
         return
@@ -76,18 +77,17 @@ def _require_bounds(where: Where, resolved: _Resolved) -> None:
 
 
 class _Measurements:
-    """The sizes of all subtrees of a tree with references resolved, each measured once."""
+    """The sizes of all subtrees of a tree with references resolved. Each is measured once."""
 
     def __init__(self, tree: dict[str, Any]) -> None:
         self._tree = tree
         self._measured: dict[Where, _Resolved] = {}
 
     def measure(self, where: Where, through: tuple[Where, ...], level: int) -> _Resolved:
-        """Return the size of the subtree at `where`, reached by the references `through`, `level`
-        deep.
+        """Return the size of the subtree at `where`.
 
-        Bounds are checked on the way down too, so a subtree beyond them is not walked entirely.
-        Raises ValueError.
+        `through` has the paths of the references that lead there, `level` is the depth. Raises
+        ValueError as soon as a bound is exceeded, before the whole subtree is walked.
         """
         total = self._measured.get(where, _Resolved(1, 0, 0))
         _require_bounds(
@@ -100,49 +100,52 @@ class _Measurements:
         return total
 
     def _add_up(self, where: Where, through: tuple[Where, ...], level: int) -> _Resolved:
-        node, passed = self._at(where, ())
+        """Add up the sizes of a node and of its children or of the targets of its references."""
+        node, num_references = self._find_node(where, ())
         if isinstance(node, dict | list):
             keys = node if isinstance(node, dict) else range(len(node))
-            alone = _Resolved(1, 1, passed)
+            node_size = _Resolved(1, 1, num_references)
             children = [self.measure((*where, key), through, level + 1) for key in keys]
         elif isinstance(node, str):
-            targets = _targets(node)
+            targets = _parse_targets(node)
             if targets and where in through:
-                raise ValueError(_circle(where, node))
-            alone = _Resolved(1 + len(node) // CHARACTERS_A_VALUE, 0, passed + bool(targets))
+                raise ValueError(_describe_circle(where, node))
+            size = 1 + len(node) // CHARACTERS_A_VALUE
+            node_size = _Resolved(size, 0, num_references + bool(targets))
             children = [self.measure(target, (*through, where), level) for target in targets]
         else:
-            return _Resolved(1, 0, passed)
+            return _Resolved(1, 0, num_references)
         return _Resolved(
-            alone.size + sum(child.size for child in children),
-            alone.levels + max((child.levels for child in children), default=0),
-            alone.chain + max((child.chain for child in children), default=0),
+            node_size.size + sum(child.size for child in children),
+            node_size.levels + max((child.levels for child in children), default=0),
+            node_size.chain + max((child.chain for child in children), default=0),
         )
 
-    def _at(self, where: Where, through: tuple[Where, ...]) -> tuple[Any, int]:
-        """Return the node at `where`, None if missing, and how many references are on the path."""
+    def _find_node(self, where: Where, through: tuple[Where, ...]) -> tuple[Any, int]:
+        """Return the node at `where`, None if missing, and the number of references on the path."""
         node: Any = self._tree
         for depth, key in enumerate(where):
             if isinstance(node, str) and _REFERENCE.fullmatch(node):
-                passed = where[:depth]
-                if passed in through:
-                    raise ValueError(_circle(passed, node))
-                _require_bounds(passed, _Resolved(1, 0, len(through)))
-                return self._at((*_targets(node)[0], *where[depth:]), (*through, passed))
+                reference = where[:depth]
+                if reference in through:
+                    raise ValueError(_describe_circle(reference, node))
+                _require_bounds(reference, _Resolved(1, 0, len(through)))
+                target = (*_parse_targets(node)[0], *where[depth:])
+                return self._find_node(target, (*through, reference))
             is_index = isinstance(node, list) and str(key).isdecimal()
             node = value_at(node, (int(key) if is_index else key,))
         return node, len(through)
 
 
-def _targets(text: str) -> list[Where]:
+def _parse_targets(text: str) -> list[Where]:
     """Return the paths that the references in a text point to."""
     return [tuple(re.findall(r"\w+", path)) for path in _REFERENCE.findall(text)]
 
 
-def _circle(where: Where, text: str) -> str:
-    return f"{dotted_key(where)} = {show(text)}: references go in a circle"
+def _describe_circle(where: Where, text: str) -> str:
+    return f"{dotted_key(where)} = {show(text)}: references must not be circular"
 
 
-def texts_in(tree: Any) -> Iterator[tuple[Where, str]]:
+def iterate_texts(tree: Any) -> Iterator[tuple[Where, str]]:
     """Yield the texts of a tree with their paths."""
     return ((where, leaf) for where, leaf in leaves(tree) if isinstance(leaf, str))

@@ -15,12 +15,11 @@ _GROUP = re.compile(r"\\([1-9])")
 
 
 class RenameSpec(Spec):
-    """One rule: names that `match` matches entirely become `to`.
+    """A rule that replaces names which `match` matches entirely by `to`.
 
-    A regex's groups are `\\1` to `\\9` in `to`; in a glob each `*` and `?` is such a group.
-    Regular expressions are RE2's: Python's without lookaround and backreferences. RE2 takes
-    time linear in a name's length for any expression; Python's can take centuries for a name
-    of 30 letters.
+    A regex's groups are `\\1` to `\\9` in `to`; in a glob each `*` and `?` is a group. Regular
+    expressions are RE2's, which have no lookaround and no backreferences. RE2 needs time linear in
+    a name's length for any expression; Python's `re` can need centuries for 30 letters.
     """
 
     match: Annotated[str, Field(max_length=MAX_LENGTH)]
@@ -29,19 +28,20 @@ class RenameSpec(Spec):
     syntax: Literal["regex", "glob"] = "regex"
 
     @model_validator(mode="after")
-    def _can_be_applied(self) -> Self:
+    def _require_groups(self) -> Self:
+        """Raise ValueError if `to` has a group that `match` lacks."""
         pattern = self.pattern
         for group in map(int, _GROUP.findall(self.to or "")):
             if group > pattern.groups:
                 raise ValueError(
-                    f"to {self.to!r} takes group {group}, and match {self.match!r} has "
+                    f"to {self.to!r} has group {group}, and match {self.match!r} has "
                     f"{pattern.groups}"
                 )
         return self
 
     @property
     def pattern(self) -> Any:
-        """The compiled pattern, to be matched against entire names. Raises ValueError."""
+        """The compiled pattern, for entire names. Raises ValueError if `match` is invalid."""
         return _compile(self.match, self.syntax)
 
     def apply(self, name: str) -> str | None:
@@ -54,7 +54,7 @@ class RenameSpec(Spec):
 
 @cache
 def _compile(match: str, syntax: str) -> Any:
-    # Imported here: most recipes have no such rule, and need not wait for the library.
+    # Imported here, since most recipes have no such rule.
     import re2
 
     options = re2.Options()
@@ -67,4 +67,4 @@ def _compile(match: str, syntax: str) -> Any:
         return re2.compile(text, options)
     except re2.error as error:
         reason = error.args[0].decode(errors="replace")
-        raise ValueError(f"match {match!r} is no regular expression: {reason}") from error
+        raise ValueError(f"match {match!r} must be a regular expression: {reason}") from error

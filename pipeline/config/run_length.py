@@ -18,14 +18,13 @@ def schedule_run(train: TrainSpec, steps_per_epoch: int) -> RunSchedule:
 
     With a `sink_size` of auto a sink is an epoch until its size is chosen.
     """
-    size = _batches_of_sink(train) or steps_per_epoch
+    size = _get_sink_batches(train) or steps_per_epoch
     total = total_steps(train, steps_per_epoch)
     return RunSchedule(total, steps_per_epoch, size if train.sink else None)
 
 
-def _batches_of_sink(train: TrainSpec) -> int | None:
-    """Return the size that the recipe gives in batches; None for an epoch (-1) and if it is
-    chosen later (auto)."""
+def _get_sink_batches(train: TrainSpec) -> int | None:
+    """Return the recipe's sink size in batches; None for an epoch (-1) and for auto."""
     size = train.sink_size
     return size if isinstance(size, int) and size > 0 else None
 
@@ -33,11 +32,11 @@ def _batches_of_sink(train: TrainSpec) -> int | None:
 def total_steps(train: TrainSpec, steps_per_epoch: int) -> int:
     """Return a run's length in steps; a sink epoch is a sink if `sink_size` > 0, else an epoch.
 
-    With `sink: false` the sink size is ignored, so a sink epoch is an epoch then too. So it is
-    with auto, since the length of a run must not depend on a measurement. Raises ValueError without
-    a length, and for more than `MAX_STEPS` steps.
+    With `sink: false`, and with a sink size of auto, a sink epoch is an epoch too: the length of a
+    run must not depend on a measurement. Raises ValueError without a length, and for more than
+    `MAX_STEPS` steps.
     """
-    sink_steps = _batches_of_sink(train) if train.sink else None
+    sink_steps = _get_sink_batches(train) if train.sink else None
     if train.steps is not None:
         total = train.steps
     elif train.passes is not None:
@@ -51,9 +50,11 @@ def total_steps(train: TrainSpec, steps_per_epoch: int) -> int:
     return total
 
 
-def event_periods(recipe: Recipe, steps_per_epoch: int) -> dict[Event, tuple[int, ...]]:
-    """Return the periods, in steps, of evaluations, checkpoints and collections for TensorBoard;
-    `steps_per_epoch` steps an epoch. Without the checkpoint stage nothing is saved."""
+def list_event_periods(recipe: Recipe, steps_per_epoch: int) -> dict[Event, tuple[int, ...]]:
+    """Return the periods, in steps, of evaluations, checkpoints and collections for TensorBoard.
+
+    Without the checkpoint stage nothing is saved.
+    """
 
     def to_steps(steps: int | None, epochs: int | None) -> tuple[int, ...]:
         return tuple(n for n in (steps, epochs and epochs * steps_per_epoch) if n)
@@ -69,6 +70,6 @@ def event_periods(recipe: Recipe, steps_per_epoch: int) -> dict[Event, tuple[int
 
 
 def schedule_events(recipe: Recipe, run: RunSchedule, dump_at: Collection[int] = ()) -> Schedule:
-    """Return a run with its events."""
-    periods = event_periods(recipe, run.steps_per_epoch)
+    """Return the schedule of a run with its events; dumps are at the steps `dump_at`."""
+    periods = list_event_periods(recipe, run.steps_per_epoch)
     return Schedule(run, periods, {Event.DUMP: dump_at}, recipe.train.dispatch_seconds)

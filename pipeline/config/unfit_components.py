@@ -1,4 +1,4 @@
-"""Sections of which only the name was changed: `train.loss.name=mse` keeps cross entropy's keys."""
+"""Sections whose name alone was changed: `train.loss.name=mse` keeps cross entropy's keys."""
 
 from __future__ import annotations
 
@@ -14,22 +14,28 @@ from pipeline.core.files.tree_diff import Where, dotted_key, value_at
 from pipeline.core.registry import Spec, components
 
 
-def unfit_components(tree: Mapping[str, Any], typed: Collection[str] = ()) -> Mapping[Where, str]:
-    """Return problems by location of sections with the keys of another component than they name.
+def find_unfit_components(
+    tree: Mapping[str, Any], override_keys: Collection[str] = ()
+) -> Mapping[Where, str]:
+    """Return the problems of sections whose keys belong to another component, by path.
 
     Each problem advises how to choose the named component with its keys. An extra key that no other
-    component has is a misspelling, and not reported here; so are keys `typed` on the command line.
+    component has is a misspelling, which isn't reported here. `override_keys`, which the command
+    line sets, aren't reported either.
     """
     problems = {
-        where: _find_problem(group, where, value_at(tree, where), typed)
+        where: _find_problem(group, where, value_at(tree, where), override_keys)
         for group, where in SECTIONS.items()
     }
     return {where: problem for where, problem in problems.items() if problem is not None}
 
 
-def _find_problem(group: str, where: Where, section: Any, typed: Collection[str]) -> str | None:
-    is_alone = isinstance(section, str)
-    section = {"name": section} if is_alone else section
+def _find_problem(
+    group: str, where: Where, section: Any, override_keys: Collection[str]
+) -> str | None:
+    """Return the problem of the section at `where`; None if its keys fit."""
+    is_name = isinstance(section, str)
+    section = {"name": section} if is_name else section
     specs = components(group)
     if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
         return None
@@ -38,23 +44,23 @@ def _find_problem(group: str, where: Where, section: Any, typed: Collection[str]
     if name not in specs or not options:
         return None
     spec = specs[name]
-    lacking = [key for key in _required_keys(spec) if key not in section]
+    lacking = [key for key in _list_required_keys(spec) if key not in section]
     foreign = [key for key in section if key not in spec.model_fields]
     fits_another = any(
-        _required_keys(other).keys() <= section.keys() <= other.model_fields.keys()
+        _list_required_keys(other).keys() <= section.keys() <= other.model_fields.keys()
         for other_name, other in specs.items()
         if other_name != name
     )
-    inherited = any(f"{dotted_key(where)}.{key}" not in typed for key in foreign)
-    if not lacking and not (fits_another and inherited):
+    is_inherited = any(f"{dotted_key(where)}.{key}" not in override_keys for key in foreign)
+    if not lacking and not (fits_another and is_inherited):
         return None
-    key = dotted_key(where) if is_alone else f"{dotted_key(where)}.name"
-    names = (_with_unit(spec, missing) for missing in lacking)
+    key = dotted_key(where) if is_name else f"{dotted_key(where)}.name"
+    names = (_add_unit(spec, missing) for missing in lacking)
     reasons = [f"lacks {show_name(', '.join(names))}"] if lacking else []
     reasons += (
         [f"has {show_name(', '.join(foreign))}, which {name} does not take"] if foreign else []
     )
-    correction = "" if foreign or is_alone else "give that, or "
+    correction = "" if foreign or is_name else "give that, or "
     correction = correction if lacking else "leave that out, or "
     problem = f"{key} = {name}: the section {' and '.join(reasons)}; {correction}"
     if len(options) > 1 and name not in options:
@@ -65,20 +71,20 @@ def _find_problem(group: str, where: Where, section: Any, typed: Collection[str]
     return f"{problem}choose it whole: {group}={option} {in_file}"
 
 
-def _required_keys(spec: type[Spec]) -> dict[str, None]:
+def _list_required_keys(spec: type[Spec]) -> dict[str, None]:
     """Return the keys without a default, in the order of the component."""
     return {key: None for key, field in spec.model_fields.items() if field.is_required()}
 
 
-def _with_unit(spec: type[Spec], key: str) -> str:
-    """Return a key, with the unit of a figure."""
+def _add_unit(spec: type[Spec], key: str) -> str:
+    """Return a key, followed by its unit if it has one."""
     extra = spec.model_fields[key].json_schema_extra
     return f"{key} ({extra['unit']})" if isinstance(extra, dict) and "unit" in extra else key
 
 
 @cache
 def _list_options(group: str, name: str) -> list[str]:
-    """List the options of a group whose own files have this name for the component."""
+    """List the options of a group whose files name this component."""
     pattern = re.compile(rf"^name: {re.escape(name)}$", re.MULTILINE)
     files = sorted((CONF / group).glob("*.yaml"))
     return [file.stem for file in files if pattern.search(file.read_text("utf-8"))]

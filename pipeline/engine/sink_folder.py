@@ -15,7 +15,7 @@ import jax
 from pipeline.checkpoint.checkpoint_folder import FOLDER, HOST, JSON, saved_steps
 from pipeline.checkpoint.host_state import HostState
 from pipeline.checkpoint.manifest import read_json as read_checkpoint_json
-from pipeline.checkpoint.restore import Warn, fill, read_saved
+from pipeline.checkpoint.restore import Warn, arrange_arrays, read_saved
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
@@ -165,4 +165,4 @@ def restore_sink(folder: Path, state: CustomState, warn: Warn) -> SavedSink | No
     position = tree.get(DATA) if isinstance(tree, dict) else None
     if not isinstance(position, dict):
         raise DataError(f"{saved.where}: doesn't hold the position in the data")
-    return SavedSink(fill(saved.where, saved.arrays, state), saved.host, position)
+    return SavedSink(arrange_arrays(saved.where, saved.arrays, state), saved.host, position)

@@ -1,4 +1,4 @@
-"""Build: make the pure functions of a training step of network, loss, optimizer and schedule."""
+"""Build: make the pure functions of a training step from network, loss, optimizer and schedule."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from pipeline.config.precision import level_of, loss_scale_of, precision_of
+from pipeline.config.precision import resolve_level, resolve_loss_scale, resolve_precision
 from pipeline.config.recipe import Recipe, TrainSpec
 from pipeline.config.run_length import schedule_run
 from pipeline.core.errors import RecipeError
@@ -38,7 +38,7 @@ from pipeline.stages.build_checks import (
     check_outputs,
     require_all,
 )
-from pipeline.stages.fine_tuning import fine_tuned
+from pipeline.stages.fine_tuning import add_fine_tuning
 from pipeline.training.component_specs import ScheduleSpec
 from pipeline.training.freezing import select_phase
 from pipeline.training.parallel.shards import Shards, make_shards
@@ -57,11 +57,11 @@ class Built:
     learning_rates: np.ndarray
     seed: np.ndarray
     state: TrainState
-    """Shapes and dtypes only; no arrays."""
+    """Shapes and dtypes without arrays."""
     parameters: int
     parameter_bytes: int
     single_steps: bool = False
-    """Whether its programs are to have no loop over steps, which would slow them down."""
+    """Whether its programs have no loop over steps, which would slow them down."""
 
     @property
     def step(self) -> TrainStep:
@@ -71,7 +71,7 @@ class Built:
     def step_on(self, shards: Shards | None) -> TrainStep:
         """Make the pure functions of the step, for the devices that share the shards.
 
-        Raises RecipeError for batch statistics of all devices in a custom network.
+        Raises RecipeError if batch statistics of all devices are needed in a custom network.
         """
         step_config = replace(self.step_config, shards=shards)
         if shards is not None and shards.sync_batch_norm and shards.axis is not None:
@@ -86,7 +86,10 @@ class Built:
 
 
 def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
-    """Build from shapes alone, without any weights. Raises RecipeError if components don't fit."""
+    """Build the step from shapes alone, without weights.
+
+    Raises RecipeError if components don't fit.
+    """
     schedule = schedule_run(recipe.train, dataset.train_order.steps_per_epoch)
     step_config = make_step_config(
         recipe,
@@ -102,7 +105,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     draft = StepDraft(recipe, dataset, step_config, seed, logits.shape[1:], variables)
     check_outputs(draft)
     require_all(LAYER_CHECKS, draft)
-    step_config = fine_tuned(recipe, step_config, variables, schedule.steps_per_epoch, seed)
+    step_config = add_fine_tuning(recipe, step_config, variables, schedule.steps_per_epoch, seed)
     draft = replace(draft, step_config=step_config)
     require_all(TASK_CHECKS, draft)
     check_metrics(draft)
@@ -113,19 +116,19 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     built = Built(
         step_config=step_config,
         run_schedule=schedule,
-        learning_rates=learning_rates(recipe.train, schedule),
+        learning_rates=make_learning_rates(recipe.train, schedule),
         seed=seed,
         state=state,
         parameters=sum(leaf.size for leaf in leaves),
         parameter_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
     )
-    reporter.stage("build", _line(recipe, built))
-    if level_of(recipe) != "O0" or recipe.train.to_float:
-        precision = precision_of(recipe)
-        scale = loss_scale_of(recipe)
+    reporter.stage("build", _format_line(recipe, built))
+    if resolve_level(recipe) != "O0" or recipe.train.to_float:
+        precision = resolve_precision(recipe)
+        scale = resolve_loss_scale(recipe)
         types = [precision.dtype, *(f"{rule.dtype} in {rule}" for rule in precision.rules)]
         scale_text = f"loss scale {scale.name}, from {scale.initial:,g}"
-        reporter.stage("precision", f"{level_of(recipe)}: {', '.join(types)}; {scale_text}")
+        reporter.stage("precision", f"{resolve_level(recipe)}: {', '.join(types)}; {scale_text}")
     return built
 
 
@@ -137,9 +140,10 @@ def make_step_config(
     eval_ops: tuple[MapOp, ...],
     train_images: tuple[ColumnSpec, ...] = (),
 ) -> StepConfig:
-    """Return the configuration of a recipe's step, for images as the map ops leave them.
+    """Return the configuration of a recipe's step.
 
-    `train_images` has the sizes of training if an op draws them.
+    `image` describes an image after the map ops. `train_images` has an entry for each size, if an
+    op draws sizes in training.
     """
     train = recipe.train
     ignore_index = recipe.dataset.ignore_index
@@ -149,12 +153,12 @@ def make_step_config(
         optimizer = optax.chain(train.clip.build(), train.optimizer.build())
     with blaming_key(f"train.gradients = {train.gradients.name}"):
         gradients = None if train.gradients.name == "plain" else train.gradients.build()
-    network = typed_network(recipe, len(targets), count_encoded_features(train_ops))
-    # Eager mode runs the network as it was written. An imported one is traced in any case.
-    traced = train.mode != "eager" or isinstance(network, ImportedNetwork)
+    network = build_network(recipe, len(targets), count_encoded_features(train_ops))
+    # Eager mode runs the network's own code; imported networks are always traced.
+    is_traced = train.mode != "eager" or isinstance(network, ImportedNetwork)
     return StepConfig(
         network=network,
-        lowerings=None if lowers_itself(network) or not traced else DEFAULTS,
+        lowerings=None if lowers_itself(network) or not is_traced else DEFAULTS,
         image=image,
         classes=len(targets),
         task=targets.task,
@@ -168,7 +172,7 @@ def make_step_config(
         reduction=train.loss.reduction,
         optimizer=optimizer,
         curvature=train.optimizer.curvature(),
-        loss_scale=loss_scale_of(recipe),
+        loss_scale=resolve_loss_scale(recipe),
         init_rules=recipe.model.init.rules,
         frozen=train.freeze,
         fix_statistics=train.freeze_statistics == "frozen",
@@ -187,12 +191,13 @@ def make_step_config(
     )
 
 
-def typed_network(recipe: Recipe, classes: int, features: int | None = None) -> nn.Module:
-    """Return the network, each layer in the recipe's dtype; `features` are those of its table.
+def build_network(recipe: Recipe, classes: int, features: int | None = None) -> nn.Module:
+    """Return the network, each layer in the recipe's dtype.
 
-    Raises RecipeError if dtypes differ and the network isn't a list of layers.
+    `features` is the number of encoded columns of a table. Raises RecipeError if dtypes differ and
+    the network isn't a list of layers.
     """
-    precision = precision_of(recipe)
+    precision = resolve_precision(recipe)
     with blaming_key(f"model {recipe.model.name}"):
         model = recipe.model.fit_to_table(features)
         network = model.build(classes, precision.dtype)
@@ -209,13 +214,14 @@ def typed_network(recipe: Recipe, classes: int, features: int | None = None) -> 
     with blaming_key(f"train.{key}"):
         if not hasattr(network, "rules"):
             raise ValueError(
-                f"{recipe.model.name} is no list of layers, so that all of it computes in one "
-                "type; must be O0, O3 or bf16, and to_float []"
+                f"{recipe.model.name} isn't a list of layers, so all of it computes in one type; "
+                "must be O0, O3 or bf16, and to_float []"
             )
     return network.clone(rules=precision.rules)
 
 
-def _line(recipe: Recipe, built: Built) -> str:
+def _format_line(recipe: Recipe, built: Built) -> str:
+    """Return parameters and length of a run as a line for the log."""
     run = built.run_schedule
     sink = f"sinks of {run.sink_steps:,}" if run.sink_steps else "no sinks"
     if recipe.train.sink and recipe.train.sink_size == "auto":
@@ -239,18 +245,18 @@ def _line(recipe: Recipe, built: Built) -> str:
     )
 
 
-def learning_rates(train: TrainSpec, run: RunSchedule) -> np.ndarray:
+def make_learning_rates(train: TrainSpec, run: RunSchedule) -> np.ndarray:
     """Return the rates of each update: float32 (total,), or (total, 1 + rules) with `lr_rules`.
 
-    The first column is the main schedule's; each rule has `factor` times its schedule, or the main
-    one. Raises RecipeError for a schedule without such a table.
+    The first column is the main schedule. The column of a rule is its schedule, or else the main
+    one, times `factor`. Raises RecipeError if a schedule can't be tabulated.
     """
 
     def make_table(key: str, schedule: ScheduleSpec) -> np.ndarray:
         try:
             return schedule.table(train.optimizer.lr, run.total, run.steps_per_epoch)
         except ValueError as error:
-            raise RecipeError(_rate_problem(key, error)) from error
+            raise RecipeError(_format_rate_problem(key, error)) from error
 
     main = make_table("train.schedule", train.schedule)
     if not train.lr_rules:
@@ -264,7 +270,7 @@ def learning_rates(train: TrainSpec, run: RunSchedule) -> np.ndarray:
 
 
 def read_rate_files(train: TrainSpec) -> Mapping[str, RateFile]:
-    """Read the files of learning rates by key. Raises RecipeError with the problems of all."""
+    """Read the files of learning rates, by key. Raises RecipeError with the problems of all."""
     files = {}
     problems = []
     for key, schedule in train.schedules.items():
@@ -272,21 +278,21 @@ def read_rate_files(train: TrainSpec) -> Mapping[str, RateFile]:
             try:
                 files[key] = schedule.read()
             except ValueError as error:
-                problems.append(_rate_problem(key, error))
+                problems.append(_format_rate_problem(key, error))
     if problems:
         raise RecipeError(problems)
     return files
 
 
 def fingerprint_rates(files: Mapping[str, RateFile]) -> dict[str, Any]:
-    """Return the fingerprints of files of learning rates, as provenance.json has them."""
+    """Return the fingerprints of files of learning rates for provenance.json."""
     return {
         key: {"shape": file.rates.shape, "dtype": file.dtype, "sha256": file.sha256, "of": "all"}
         for key, file in files.items()
     }
 
 
-def _rate_problem(key: str, error: ValueError) -> str:
-    """Return a line that begins with the key; of the file if the error names it."""
+def _format_rate_problem(key: str, error: ValueError) -> str:
+    """Return the problem of a schedule, which begins with the key of the schedule or its file."""
     text = str(error)
     return f"{key}.{text}" if text.startswith("file = ") else f"{key}: {text}"

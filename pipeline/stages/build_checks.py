@@ -1,6 +1,6 @@
-"""Checks of a step before it is compiled: whether network, data, loss and metrics fit each other.
+"""Checks of a step before it is compiled: whether network, data, loss and metrics fit together.
 
-Each check raises RecipeError; `require_all` raises one for the problems of several checks.
+Each check raises RecipeError. `require_all` raises one RecipeError for several checks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from flax import linen as nn
 from flax.errors import FlaxError
 
-from pipeline.config.checks import wanted_metrics
+from pipeline.config.checks import list_deciding_metrics
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, first_line
 from pipeline.core.files.error_text import show
@@ -42,32 +42,32 @@ from pipeline.training.step import compute_step_gradients, init_variables, make_
 from pipeline.training.target_metrics import ClassCountMetric
 
 UNTRACEABLE = (TypeError, ArithmeticError, LookupError, MemoryError, RecursionError, FlaxError)
-"""Errors that jax and flax raise, besides ValueError, for sizes that no array can have."""
+"""Errors besides ValueError that jax and flax raise for impossible sizes."""
 
 
 @contextmanager
 def blaming_key(key: str, untraceable: str | None = None) -> Iterator[None]:
-    """Report errors of the body as a problem of the recipe, under this key.
+    """Turn errors in the body into a RecipeError about a key.
 
-    Code that can't be traced is a problem of the key `untraceable`, if it is given.
+    Code that can't be traced is a problem of the key `untraceable`, or else of `key`.
     """
     try:
         yield
     except ValueError as error:
         raise RecipeError(f"{key}: {error}") from error
     except UNTRACEABLE as error:
-        code = untraceable or key
-        raise RecipeError(f"{code}: can't be traced: {first_line(error)}") from error
+        code_key = untraceable or key
+        raise RecipeError(f"{code_key}: can't be traced: {first_line(error)}") from error
 
 
 MAX_PARAMETERS = 10**13
 MAX_LABELS = 2**31 - 1
-"""Evaluation counts in int32."""
+"""Most labels of an evaluation, which counts them in int32."""
 
 
 @dataclass(frozen=True, eq=False)
 class StepDraft:
-    """A step in shapes, before all checks."""
+    """A step in shapes, to be checked."""
 
     recipe: Recipe
     dataset: Dataset
@@ -97,17 +97,16 @@ def require_all(checks: Sequence[Check], draft: StepDraft) -> None:
 
 
 def check_outputs(draft: StepDraft) -> None:
-    """Require one logit for each class, once for each label of a sample."""
+    """Require the shape (classes,) of a sample's logits, or (..., classes) for several labels."""
     outputs = draft.outputs
     dataset = draft.dataset
     count = len(dataset.targets)
     labels = len(dataset.eval) * math.prod(outputs[:-1])
     problem = None
     if outputs[-1] != count:
-        purpose = f"{dataset.targets} are to be predicted"
-        if dataset.targets.task == "classification":
-            purpose = f"{count} classes are to be told apart"
-        problem = f"the network ends in {outputs[-1]} outputs, and {purpose}"
+        is_classification = dataset.targets.task == "classification"
+        targets = f"{count} classes" if is_classification else str(dataset.targets)
+        problem = f"the network ends in {outputs[-1]} outputs, and the dataset has {targets}"
     elif len(outputs) > 1 and not dataset.label_positions:
         problem = (
             f"the network ends in shape {('batch', *outputs)}, not (batch, classes), and a label "
@@ -123,7 +122,7 @@ def check_outputs(draft: StepDraft) -> None:
 
 
 def check_labels(draft: StepDraft) -> None:
-    """Require that the loss takes the labels of both splits, for its outputs per sample."""
+    """Require that the loss accepts the outputs, and the labels of both splits."""
     recipe = draft.recipe
     dataset = draft.dataset
     step_config = draft.step_config
@@ -140,24 +139,24 @@ def check_labels(draft: StepDraft) -> None:
                 and np.iinfo(dtype).min <= ignore_index <= min(np.iinfo(dtype).max, MAX_LABELS)
             ):
                 raise ValueError(
-                    f"leave labels of {dtype}, among which there is no dataset.ignore_index = "
-                    f"{ignore_index}; leave them whole numbers that it is one of, or set it to null"
+                    f"return labels of {dtype}, which can't be dataset.ignore_index = "
+                    f"{ignore_index}; must return whole numbers that can be, or set it to null"
                 )
             labels = jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
             jax.eval_shape(partial(sample_losses, step_config), logits, labels)
 
 
 def check_vocabulary(draft: StepDraft) -> None:
-    """Require a row for each token of the texts: numbers of others would give NaN."""
+    """Require an embedding row for each token of the texts: others would become NaN."""
     text = draft.dataset.text
     network = draft.step_config.network
     first = network.layers[0] if isinstance(network, Network) and network.layers else None
     if text is None or not isinstance(first, Lookup):
         return
-    rows = first.vocabulary
-    if isinstance(rows, int) and rows < text.vocabulary:
-        problem = f"must be {text.vocabulary} at least, the tokens of the texts"
-        raise RecipeError(f"model.vocabulary = {rows}: {problem}")
+    num_rows = first.vocabulary
+    if isinstance(num_rows, int) and num_rows < text.vocabulary:
+        problem = f"must be at least {text.vocabulary}, the number of tokens of the texts"
+        raise RecipeError(f"model.vocabulary = {num_rows}: {problem}")
 
 
 def check_to_float(draft: StepDraft) -> None:
@@ -185,15 +184,15 @@ def check_jit_layers(draft: StepDraft) -> None:
 
 
 def check_curvature(draft: StepDraft) -> None:
-    """Refuse an optimizer that reads the inputs of layers for a network that hides them."""
+    """Refuse an optimizer that reads the inputs of layers for an imported network."""
     recipe = draft.recipe
     if draft.step_config.curvature is not None and isinstance(
         draft.step_config.network, ImportedNetwork
     ):
         optimizer = recipe.train.optimizer.name
         raise RecipeError(
-            f"train.optimizer.name = {optimizer}: looks at what the layers of a list see, and "
-            f"{recipe.model.name} is no list of layers; must be another one, such as momentum"
+            f"train.optimizer.name = {optimizer}: reads the inputs of a list of layers, and "
+            f"{recipe.model.name} isn't a list of layers; must be another one, such as momentum"
         )
 
 
@@ -219,7 +218,7 @@ def check_constraints(draft: StepDraft) -> None:
 
 
 def check_task(draft: StepDraft) -> None:
-    """Require a loss for what is predicted, and metrics that evaluations of it have."""
+    """Require a loss and metrics that fit the task."""
     recipe = draft.recipe
     targets = draft.dataset.targets
     metrics = draft.step_config.metrics
@@ -227,30 +226,31 @@ def check_task(draft: StepDraft) -> None:
     loss = recipe.train.loss
     is_classification = task == "classification"
     if recipe.model.two_outputs_are_classes and not is_classification and len(targets) > 1:
-        problem = f"predicts classes, or one number or label, and not {targets}"
+        problem = f"predicts classes, or one number or label, not {targets}"
         raise RecipeError(f"model {recipe.model.name}: {problem}")
     if task not in loss.tasks:
         fitting = ", ".join(list_losses(task))
         raise RecipeError(f"train.loss = {loss.name}: must be one for {task}: {fitting}")
     of_classes = [metric.name for metric in metrics if isinstance(metric, ClassCountMetric)]
     if of_classes and task in ("regression", "multi_label"):
-        problem = f"{', '.join(of_classes)} is of classes, which {task} has not; leave it out"
+        problem = f"{', '.join(of_classes)} needs classes, and {task} has none; leave it out"
         raise RecipeError(f"eval.metrics: {problem}")
-    names = [metric.name for metric in metrics]
     standard = [*METRICS] if is_classification else ["loss"]
     if is_classification and len(targets) <= ALL_IN_TOP5:
         standard.remove("top5")
-    all_names = [*standard, *names]
-    doubled = sorted({name for name in all_names if all_names.count(name) > 1})
-    if doubled:
-        raise RecipeError(f"eval.metrics: {task} has {', '.join(doubled)} already; leave it out")
-    for key, metric in wanted_metrics(recipe).items():
+    all_names = [*standard, *(metric.name for metric in metrics)]
+    duplicates = sorted({name for name in all_names if all_names.count(name) > 1})
+    if duplicates:
+        raise RecipeError(f"eval.metrics: {task} has {', '.join(duplicates)} already; leave it out")
+    for key, metric in list_deciding_metrics(recipe).items():
         if metric is not None and metric not in all_names:
-            raise RecipeError(f"{key} = {metric}: {task} has {', '.join(all_names)}")
+            raise RecipeError(
+                f"{key} = {metric}: must be a metric of {task}: {', '.join(all_names)}"
+            )
 
 
 def check_metrics(draft: StepDraft) -> None:
-    """Require that metrics take the network's outputs, and return sums like their zeros."""
+    """Require that metrics accept the network's outputs, and return sums like their zeros."""
     step_config = draft.step_config
     dataset = draft.dataset
     batch = dataset.eval_order.batch_size
@@ -272,11 +272,11 @@ def _add_metric(
 
 
 def check_gradients(draft: StepDraft) -> None:
-    """Require that custom gradients are like the parameters, beside the other results."""
+    """Require that custom gradients have the shapes of the parameters, and other results stay."""
     rule = draft.step_config.gradients
     if rule is None:
         return
-    state = _state_of(draft)
+    state = _get_state(draft)
     trained, _ = split_params(state.params, draft.step_config.frozen)
     result = state.loss_scale, state.batch_stats
 
@@ -284,16 +284,16 @@ def check_gradients(draft: StepDraft) -> None:
         return rule(lambda parameters: (parameters, result), trained, key)
 
     with blaming_key(f"train.gradients = {draft.recipe.train.gradients.name}"):
-        gradients, passed = jax.eval_shape(apply_rule, trained, result, jax.random.key(0))
+        gradients, returned = jax.eval_shape(apply_rule, trained, result, jax.random.key(0))
         if jax.tree.map(np.shape, gradients) != jax.tree.map(np.shape, trained):
             shapes = show(jax.tree.map(np.shape, gradients))
-            raise ValueError(f"gives gradients of shapes {shapes}; must be like the parameters")
-        if jax.tree.map(np.shape, passed) != jax.tree.map(np.shape, result):
-            raise ValueError("must return what else the backward pass gave, beside the gradients")
+            raise ValueError(f"returns gradients of shapes {shapes}; must be like the parameters")
+        if jax.tree.map(np.shape, returned) != jax.tree.map(np.shape, result):
+            raise ValueError("must return the other results of the backward pass too")
 
 
 def check_mixtures(draft: StepDraft) -> None:
-    """Refuse a short batch before an op that would mix its padding with its samples."""
+    """Refuse a short batch with an op that would mix its padding with its samples."""
     short = draft.dataset.train_order.short_batch
     batch = draft.recipe.train.batch_size
     for position, op in enumerate(draft.dataset.train_ops):
@@ -309,7 +309,7 @@ def check_statistics(draft: StepDraft) -> None:
     """Refuse a short batch with batch statistics: they would include its padding."""
     recipe = draft.recipe
     short = draft.dataset.train_order.short_batch
-    if _state_of(draft).batch_stats and short:
+    if _get_state(draft).batch_stats and short:
         raise RecipeError(
             f"dataset.train.drop_remainder = false: the last batch would hold {short} of "
             f"{recipe.train.batch_size} samples and its padding would enter the batch "
@@ -318,22 +318,22 @@ def check_statistics(draft: StepDraft) -> None:
 
 
 def check_buckets(draft: StepDraft) -> None:
-    """Refuse a network with weights that fit one bucket alone."""
+    """Refuse a network whose weights fit one bucket alone."""
     if not draft.step_config.buckets:
         return
     step = make_train_step(draft.step_config)
-    batch = _batch_shapes(draft.dataset.eval, 1)
+    batch = _make_batch_shapes(draft.dataset.eval, 1)
     try:
-        jax.eval_shape(step.evaluate, _state_of(draft), batch, jax.eval_shape(step.zero_sums))
+        jax.eval_shape(step.evaluate, _get_state(draft), batch, jax.eval_shape(step.zero_sums))
     except (ValueError, FlaxError) as error:
         raise RecipeError(
-            f"dataset.buckets: the network can't take all of them: {_line_of(error)}; take one "
+            f"dataset.buckets: the network can't read all of them: {first_line(error)}; use one "
             "bucket, or a network that averages over positions before its dense layers"
         ) from error
 
 
 def check_drawn_sizes(draft: StepDraft) -> None:
-    """Refuse a network with weights that fit one size of images alone."""
+    """Refuse a network whose weights fit one size of images alone."""
     step_config = draft.step_config
     choices = count_choices(step_config.train_ops)
     if choices == 1:
@@ -341,10 +341,10 @@ def check_drawn_sizes(draft: StepDraft) -> None:
     (position,) = (n for n, op in enumerate(step_config.train_ops) if op.choices > 1)
     key = f"dataset.train.ops.{position} ({step_config.train_ops[position].name})"
     if step_config.curvature is not None:
-        problem = "can't be had with an optimizer that looks at the inputs of layers; take another"
+        problem = "can't be used with an optimizer that reads the inputs of layers; use another"
         raise RecipeError(f"{key}: {problem}")
     num_shards = 1 if step_config.shards is None else step_config.shards.count
-    batch = _batch_shapes(
+    batch = _make_batch_shapes(
         draft.dataset.train, compute_batch_multiple(step_config.accumulate, num_shards)
     )
     for number in range(choices):
@@ -352,19 +352,15 @@ def check_drawn_sizes(draft: StepDraft) -> None:
             step_config, train_ops=select_ops(step_config.train_ops, number), shards=None
         )
         try:
-            jax.eval_shape(partial(compute_step_gradients, sized), _state_of(draft), batch)
+            jax.eval_shape(partial(compute_step_gradients, sized), _get_state(draft), batch)
         except (ValueError, TypeError, FlaxError) as error:
             raise RecipeError(
-                f"{key}: the network can't take all sizes: {_line_of(error)}; take a network that "
-                "averages over positions before its dense layers"
+                f"{key}: the network can't read all sizes: {first_line(error)}; use a network "
+                "that averages over positions before its dense layers"
             ) from error
 
 
-def _line_of(error: Exception) -> str:
-    return str(error).splitlines()[0]
-
-
-def _batch_shapes(split: Split, count: int) -> Any:
+def _make_batch_shapes(split: Split, count: int) -> Any:
     """Return the shapes and dtypes of a batch of a split."""
 
     def shapes(*shape: int, dtype: object = np.int32) -> Any:
@@ -378,14 +374,14 @@ def _batch_shapes(split: Split, count: int) -> Any:
 
 
 def check_parameters(draft: StepDraft) -> None:
-    """Refuse more parameters than anything holds."""
-    if sum(leaf.size for leaf in jax.tree.leaves(_state_of(draft).params)) > MAX_PARAMETERS:
-        problem = f"has more than {MAX_PARAMETERS:,} parameters, which nothing holds"
+    """Refuse more than `MAX_PARAMETERS` parameters."""
+    if sum(leaf.size for leaf in jax.tree.leaves(_get_state(draft).params)) > MAX_PARAMETERS:
+        problem = f"must have at most {MAX_PARAMETERS:,} parameters"
         raise RecipeError(f"model {draft.recipe.model.name}: {problem}")
 
 
-def _state_of(draft: StepDraft) -> TrainState:
-    assert draft.state is not None, "these checks come last"
+def _get_state(draft: StepDraft) -> TrainState:
+    assert draft.state is not None, "STATE_CHECKS run after the state is known"
     return draft.state
 
 
@@ -399,4 +395,4 @@ STATE_CHECKS = (
     check_drawn_sizes,
     check_parameters,
 )
-"""Groups in their order: a problem of one group would show again as others in later ones."""
+"""Groups of checks, in this order: a problem of one group would cause others in later groups."""

@@ -1,8 +1,8 @@
 """Collection of weights and gradients during training, as histograms for TensorBoard.
 
-Training is not touched: the weights are read from the state, and the gradients are computed by
-another program from that state and the next batch. Last digits may differ from the next step's,
-since XLA may add in another order there.
+Training doesn't change: the weights are read from the state, and another program computes the
+gradients from that state and the next batch. Their last digits may differ from those of the next
+step, since XLA may add in another order.
 """
 
 from __future__ import annotations
@@ -34,71 +34,71 @@ Show = Callable[[int, Mapping[str, Histogram]], None]
 
 @dataclass
 class Collector:
-    """Show the weights after a step, and the gradients that the next step begins with.
+    """Shows the weights after a step, and the gradients of the next step.
 
-    A failure is a warning, and ends the collection.
+    An error ends the collection with a warning, and not the run.
     """
 
     step_config: StepConfig
     loader: Loader
     total: int
-    """Steps of the run: no batch comes after them."""
+    """Steps of the run: no batch follows the last one."""
     device: jax.Device
     show: Show
     warn: Callable[[str], None]
     compiles: bool = True
-    """Whether the gradients are computed by a compiled program, as in all but eager mode."""
+    """Whether a compiled program computes the gradients; False in eager mode."""
     of_gradients: bool = True
-    """Whether to collect gradients; several processes have a part of the batch each."""
-    _failed: bool = False
+    """Whether to collect gradients; False for several processes, which share a batch."""
+    _has_failed: bool = False
     _programs: dict[tuple[str, ...], Callable[..., Any]] = field(default_factory=dict)
-    """Gradients by what is frozen, which may change during training."""
+    """Functions that compute gradients, by the patterns of frozen parameters."""
 
     def __call__(self, state: TrainState, step: int) -> None:
-        """Collect from the state after `step` steps, which stays as it is."""
-        if self._failed:
+        """Collect from the state after `step` steps, which doesn't change."""
+        if self._has_failed:
             return
         try:
-            histograms = histograms_by_path(WEIGHTS, state.params)
+            histograms = make_histograms(WEIGHTS, state.params)
             if self.of_gradients and step < self.total:
-                histograms |= histograms_by_path(GRADIENTS, self._gradients(state, step))
+                histograms |= make_histograms(GRADIENTS, self._compute_next(state, step))
             self.show(step, histograms)
-        except Exception as error:  # training is worth more
-            self._failed = True
+        except Exception as error:  # training goes on without histograms
+            self._has_failed = True
             self.warn(
                 f"monitor.collect_every: {type(error).__name__}: {error}; weights and gradients "
                 "are collected no more, and training goes on"
             )
 
-    def _gradients(self, state: TrainState, step: int) -> Any:
+    def _compute_next(self, state: TrainState, step: int) -> Any:
         """Return the gradients of the loss of step `step + 1`, by trained parameter."""
         step_config = select_phase(self.step_config, step)
         program = self._programs.get(step_config.frozen)
         if program is None:
-            program = partial(_gradients_of, step_config)
+            program = partial(_compute_gradients, step_config)
             program = jax.jit(program) if self.compiles else program
             self._programs[step_config.frozen] = program
         window = self.loader.window(step)
         batch = batch_at(window.inputs, jnp.int32(step - window.start))
-        slim = replace(state, opt_state=(), average=None, overflows=None, bad_steps=None)
-        # One device computes them, wherever state and batch are.
-        host: tuple[TrainState, Batch] = jax.tree.map(np.asarray, (slim, batch))
+        slim_state = replace(state, opt_state=(), average=None, overflows=None, bad_steps=None)
+        # One device computes the gradients, also if state and batch are on several.
+        host: tuple[TrainState, Batch] = jax.tree.map(np.asarray, (slim_state, batch))
         with jax.default_device(self.device):
             return program(*jax.tree.map(jnp.asarray, host))
 
 
-def _gradients_of(step_config: StepConfig, state: TrainState, batch: Batch) -> Any:
+def _compute_gradients(step_config: StepConfig, state: TrainState, batch: Batch) -> Any:
     def compute(cropped: Batch) -> Any:
         return compute_step_gradients(step_config, state, cropped).values
 
-    # Shards are cropped to their buckets one by one.
+    # With shards, each shard is cropped to its bucket in `gradients_of`.
     buckets = () if step_config.shards is not None else step_config.buckets
     values = apply_in_bucket(buckets, batch, compute)
     return jax.tree.map(lambda value: value / state.loss_scale, values)
 
 
-def histograms_by_path(kind: str, tree: Any) -> dict[str, Histogram]:
-    """Return the histograms of a tree's arrays that have finite values, named `kind/path`."""
+def make_histograms(kind: str, tree: Any) -> dict[str, Histogram]:
+    """Return the histograms of a tree's arrays with finite values, by name `kind/path`."""
     histograms = {
         f"{kind}/{path}": histogram_of(np.asarray(leaf))
         for path, leaf in flatten_dict(dict(tree), sep="/").items()

@@ -13,17 +13,11 @@ import jax
 from flax import linen as nn
 from pydantic import BaseModel
 
-from pipeline.backends.base import (
-    Backend,
-    CompileInputs,
-    CompileReport,
-    Executable,
-    ProgramReport,
-)
+from pipeline.backends.base import Backend, CompileInputs, CompileReport, Executable, ProgramReport
 from pipeline.backends.graph.hlo_collectives import read_collectives
 from pipeline.backends.loading.loader import Loader, make_loader
 from pipeline.backends.loading.window_buffer import LoaderSource
-from pipeline.config.cache import program_folder
+from pipeline.config.cache import find_program_folder
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.atomic_write import write_whole
@@ -42,25 +36,25 @@ from pipeline.training.parallel.sharding_rules import make_sharding_rules
 from pipeline.training.parallel.shards import make_shards
 
 LONG_S = 2.0
-"""Seconds of compiling from which on a line says how to do without."""
+"""Seconds of compiling after which `CALLS_ONEDNN` is printed."""
 CALLS_ONEDNN = (
     "programs that call oneDNN are compiled anew by every process, since XLA can't write them; "
     "autotune=off leaves oneDNN out, for runs of few steps"
 )
 BLOCKS = (standard.Residual, standard.Branches, standard.DualPath)
-"""Layers whose insides are recomputed, the outermost if one is inside another."""
+"""Layers whose inner activations are recomputed; of nested ones, the outermost."""
 NOT_COMPILED = frozenset({"name", "cache", "checkpoint", "monitor", "launch", "debug", "stages"})
-"""Sections of a recipe that no program depends on."""
-OF_MACHINE = ("libc", "processor", "cores", "device", "instructions")
-"""Entries of a machine's description that programs depend on."""
+"""Keys of a recipe that no program depends on."""
+MACHINE_KEYS = ("libc", "processor", "cores", "device", "instructions")
+"""Keys of a machine's description that programs depend on."""
 
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """How programs are compiled: read from an earlier process, and in which order."""
+    """Options of compiling programs."""
 
     key: str | None = None
-    """`program_key` of programs that an earlier process may have written; None reads none."""
+    """`make_program_key` of programs that an earlier process may have written; None reads none."""
     evaluates_later: bool = False
     """Whether the evaluation may be compiled once training has begun."""
 
@@ -73,27 +67,27 @@ def compile_programs(
     reporter: Reporter,
     options: CompileOptions = CompileOptions(),
 ) -> Executable:
-    """Compile everything a run needs. Raises RunError when the device can't take it."""
-    inputs = compile_inputs(recipe, dataset, built, backend, reporter)
+    """Compile the programs of a run. Raises RunError if they don't fit the device."""
+    inputs = make_compile_inputs(recipe, dataset, built, backend, reporter)
     inputs = replace(inputs, key=options.key, state=built.state)
     if options.evaluates_later:
 
         def report_evaluation(program: ProgramReport) -> None:
-            reporter.stage("compile", _program_line(program))
+            reporter.stage("compile", _format_program(program))
 
         inputs = replace(inputs, when_evaluation_compiled=report_evaluation)
     executable = compile_to_executable(inputs, recipe, backend, reporter)
     if recipe.train.remat != "auto":
         return executable
-    before = training_temporaries(executable)
-    allowed = recipe.train.remat_bytes
-    if allowed is None:
+    before_bytes = get_training_temporaries(executable)
+    allowed_bytes = recipe.train.remat_bytes
+    if allowed_bytes is None:
         if jax.process_count() > 1:
-            problem = "must be given with several processes, which have to decide alike"
+            problem = "must be set with several processes, so that all decide the same"
             raise RecipeError(f"train.remat_bytes = null: {problem}")
-        allowed = device_memory(backend.device)
-    line = f"temporaries of {before / 1e6:,.1f} MB, {allowed / 1e6:,.1f} MB allowed"
-    if before <= allowed:
+        allowed_bytes = find_device_memory(backend.device)
+    line = f"temporaries of {before_bytes / 1e6:,.1f} MB, {allowed_bytes / 1e6:,.1f} MB allowed"
+    if before_bytes <= allowed_bytes:
         reporter.stage("remat", f"none: {line}")
         return executable
     if not count_blocks(built.step_config.network):
@@ -103,19 +97,20 @@ def compile_programs(
     step = recompute_blocks(built).step_on(shards)
     inputs = replace(inputs, step=step, recomputes=True, key=None)
     executable = compile_to_executable(inputs, recipe, backend, reporter)
-    after = training_temporaries(executable)
+    after_bytes = get_training_temporaries(executable)
     reporter.stage(
-        "remat", f"blocks: {line}; {before / 1e6:,.1f} -> {after / 1e6:,.1f} MB of temporaries"
+        "remat",
+        f"blocks: {line}; {before_bytes / 1e6:,.1f} -> {after_bytes / 1e6:,.1f} MB of temporaries",
     )
     return executable
 
 
-def compile_inputs(
+def make_compile_inputs(
     recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
 ) -> CompileInputs:
-    """Return what is compiled, and the loaders, which put the data where the device reaches it.
+    """Return the inputs of the compiler, with loaders that put the data within the device's reach.
 
-    Reports when training has to wait for data.
+    Reports if training has to wait for data.
     """
     train = recipe.train
     order = dataset.eval_order
@@ -130,7 +125,7 @@ def compile_inputs(
     total = built.run_schedule.total
     source = LoaderSource(dataset.train, dataset.train_order, placement, total, short_first=True)
     eval_source = LoaderSource(dataset.eval, order, placement, order.steps_per_epoch)
-    # The most steps of a dispatch; None if the size of sinks is measured later.
+    # Most steps of a dispatch; None if the size of sinks is measured later.
     dispatch_steps = built.run_schedule.sink_steps if train.sink_size != "auto" else None
     if not train.sink or train.mechanism == "soft":
         dispatch_steps = 1
@@ -145,13 +140,13 @@ def compile_inputs(
         sharding_rules=make_sharding_rules(recipe.parallel),
         single_steps=built.single_steps,
         recomputes=train.remat == "blocks",
-        train_sample=_train_sample(recipe, dataset, backend) if recipe.eval.on_train else None,
+        train_sample=_make_train_loader(recipe, dataset, backend) if recipe.eval.on_train else None,
         dispatch_steps=dispatch_steps,
     )
 
 
-def _train_sample(recipe: Recipe, dataset: Dataset, backend: Backend) -> Loader:
-    """Return a loader of the training samples to evaluate, for the evaluation's program."""
+def _make_train_loader(recipe: Recipe, dataset: Dataset, backend: Backend) -> Loader:
+    """Return a loader of the training samples for the evaluation's program."""
     sample = dataset.train_sample()
     order = dataset.eval_order
     if sample.specs() != dataset.eval.specs():
@@ -164,8 +159,11 @@ def _train_sample(recipe: Recipe, dataset: Dataset, backend: Backend) -> Loader:
 def compile_to_executable(
     inputs: CompileInputs, recipe: Recipe, backend: Backend, reporter: Reporter
 ) -> Executable:
-    """Compile the inputs of a recipe. Raises RunError when the device can't take it."""
-    enable_compile_cache(program_folder(recipe.cache, reporter.warn), reporter.warn)
+    """Compile the inputs of a recipe, and report the programs.
+
+    Raises RunError if they don't fit the device.
+    """
+    enable_compile_cache(find_program_folder(recipe.cache, reporter.warn), reporter.warn)
     train = inputs.train
     device = backend.describe()["device"]
     reporter.stage("compile", f"{recipe.model.name} for {device}, batch {recipe.train.batch_size}")
@@ -175,7 +173,7 @@ def compile_to_executable(
         with reporter.clock(f"compiling {name} of {recipe.model.name}"):
             yield
 
-    # A profile tells operators by the names of their layers.
+    # A profile needs the names of layers in programs.
     with nullcontext() if recipe.profile.mode == "off" else programs_by_names():
         executable = backend.compile(inputs, watch)
     report = executable.report
@@ -184,12 +182,12 @@ def compile_to_executable(
         but = f" but for those in {compiled}, compiled when they first run" if compiled else ""
         reporter.stage("compile", f"no program: in eager mode every operation runs by itself{but}")
     for program in report.programs:
-        for line in (_program_line(program), *program.lines):
+        for line in (_format_program(program), *program.lines):
             reporter.stage("compile", line)
     if sum(program.compile_s for program in report.programs if program.calls_onednn) > LONG_S:
         reporter.stage("compile", CALLS_ONEDNN)
     if len(backend.placement.devices) > 1:
-        # With the size of the whole arrays.
+        # The sizes are those of the whole arrays.
         collectives = [
             f"{op.count} {op.kind.replace('_', '-')} of {op.nbytes / 1e6:,.3f} MB over "
             f"{op.group_size} devices"
@@ -204,7 +202,8 @@ def compile_to_executable(
     return executable
 
 
-def _program_line(program: ProgramReport) -> str:
+def _format_program(program: ProgramReport) -> str:
+    """Return the figures of a compiled program as a line for the log."""
     flops = f", {program.flops / 1e9:,.3f} GFLOP" if program.flops else ""
     return (
         f"{program.name}: {program.compile_s:.1f} s, cache {program.cache}, "
@@ -213,7 +212,7 @@ def _program_line(program: ProgramReport) -> str:
 
 
 def write_figures(run_dir: Path, report: CompileReport) -> None:
-    """Write compiled.json: figures of programs for a chip that isn't there; no file without any."""
+    """Write compiled.json, the figures of programs for an absent chip; no file without figures."""
     figures = {
         program.name: {"compile_s": program.compile_s, **program.figures}
         for program in report.programs
@@ -224,17 +223,16 @@ def write_figures(run_dir: Path, report: CompileReport) -> None:
 
 
 def recompute_blocks(built: Built) -> Built:
-    """Return the step whose backward pass recomputes the activations inside of blocks.
+    """Return the step whose backward pass recomputes the activations inside blocks.
 
-    Memory for the inputs of blocks, for one more forward pass through them (Chen et al. 2016,
+    Only the inputs of blocks are stored, for one more forward pass through them (Chen et al. 2016,
     "Training Deep Nets with Sublinear Memory Cost"). Losses are the same bits on the CPU if the
-    compiler forms the same operations of both. Raises ValueError for a network without blocks.
+    compiler makes the same operations. Raises ValueError for a network without blocks.
     """
     network = built.step_config.network
     if not count_blocks(network):
         raise ValueError(
-            "the network has no residual blocks and no branches, whose insides could be computed "
-            "again; must be none"
+            "the network has no residual blocks and no branches to compute again; must be none"
         )
     return replace(
         built, step_config=replace(built.step_config, network=network.clone(recomputes=True))
@@ -256,41 +254,45 @@ def count_blocks(network: nn.Module) -> int:
     return count(network.layers) if isinstance(network, Network) else 0
 
 
-def training_temporaries(executable: Executable) -> int:
-    """Return the bytes of the temporaries of a training step, as the compiler plans them."""
+def get_training_temporaries(executable: Executable) -> int:
+    """Return the bytes of a training step's temporaries, as planned by the compiler."""
     sizes = {program.name: program.temporary_bytes for program in executable.report.programs}
     return sizes.get("training step", 0)
 
 
-def device_memory(device: jax.Device) -> int:
-    """Return the bytes that a step may take: of the device, or what is available on the host."""
+def find_device_memory(device: jax.Device) -> int:
+    """Return the free bytes of the device's memory, or of the host's memory."""
     statistics = None if platform_of(device.platform).is_host else device.memory_stats()
     if not statistics or "bytes_limit" not in statistics:
         return available_bytes()
     return int(statistics["bytes_limit"]) - int(statistics.get("bytes_in_use", 0))
 
 
-def program_key(process: Mapping[str, Any], recipe: Recipe, built: Built) -> str | None:
-    """Return a digest of everything that the programs of a run are made from.
+def make_program_key(process: Mapping[str, Any], recipe: Recipe, built: Built) -> str | None:
+    """Return a digest of everything that the programs of a run depend on.
 
-    `process` is its provenance: code, versions, machine, settings and data. Returns None if the
-    provenance doesn't cover everything: custom code, a file that the network or training is read
-    from, or data of which only samples were hashed.
+    `process` is the provenance of this process: code, versions, machine, settings and data. Returns
+    None if that doesn't cover everything: with custom code, with files that the network or training
+    is read from, or if only samples of the data were hashed.
     """
     splits = process["data"].values()
     columns = [column for split in splits for column in split.values()]
     if process["plugins"] or any(column.get("of") != "all" for column in columns):
         return None
-    if not all(type(section).__module__.startswith("pipeline.") for section in _sections(recipe)):
+    if not all(
+        type(section).__module__.startswith("pipeline.") for section in _iterate_sections(recipe)
+    ):
         return None
-    values = [value for s in _sections((recipe.model, recipe.train)) for value in vars(s).values()]
+    values = [
+        value for s in _iterate_sections((recipe.model, recipe.train)) for value in vars(s).values()
+    ]
     if any(isinstance(value, Path) for value in values):
         return None
     network = built.step_config.network
     identity = {
         **{name: process[name] for name in ("versions", "settings", "data")},
         "code": process["code"]["sha256"],
-        "machine": {name: process["machine"][name] for name in OF_MACHINE},
+        "machine": {name: process["machine"][name] for name in MACHINE_KEYS},
         "recipe": recipe.model_dump(mode="json", exclude=set(NOT_COMPILED)),
         "lowerings": [repr(getattr(network, name, None)) for name in ("layout", "policy")],
         "single steps": built.single_steps,
@@ -299,8 +301,8 @@ def program_key(process: Mapping[str, Any], recipe: Recipe, built: Built) -> str
     return hashlib.sha256(json_text(identity).encode()).hexdigest()
 
 
-def _sections(value: Any) -> Iterator[BaseModel]:
-    """Yield the sections of a recipe, and those inside of them."""
+def _iterate_sections(value: Any) -> Iterator[BaseModel]:
+    """Yield the sections of a recipe, and the sections inside them."""
     if isinstance(value, BaseModel):
         yield value
         value = list(value.__dict__.values())
@@ -308,4 +310,4 @@ def _sections(value: Any) -> Iterator[BaseModel]:
         value = list(value.values())
     if isinstance(value, list | tuple):
         for item in value:
-            yield from _sections(item)
+            yield from _iterate_sections(item)

@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeline.backends.loading.loader import split_bytes
 from pipeline.config.cache import cache_root
+from pipeline.config.checks import describe_unequal_shapes
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import total_steps
 from pipeline.core.errors import RecipeError
@@ -31,14 +32,14 @@ from pipeline.data.transform import (
     select_ops,
 )
 from pipeline.stages.image_sizes import (
-    bucket_line,
-    drawn_specs,
+    fit_specs_to_bucket,
     fit_to_evaluation,
+    format_buckets,
+    list_drawn_specs,
     order_in_buckets,
     pad_images,
     refuse_moved_padding,
     refuse_useless_buckets,
-    specs_in,
     with_mask_channel,
 )
 
@@ -57,12 +58,12 @@ def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
 
 
 def declare_data(recipe: Recipe, reporter: Reporter) -> Dataset | None:
-    """Return the dataset without its samples, if these would be downloaded and no stage reads any.
+    """Return the dataset without its samples, if no stage reads them and they aren't on disk.
 
-    Raises RecipeError for data that doesn't fit the recipe.
+    Returns None otherwise. Raises RecipeError for data that doesn't fit the recipe.
     """
     spec = recipe.dataset
-    # The data stage alone reads the samples: it has nothing else to do.
+    # If the data stage runs alone, it reads the samples.
     if (
         {"train", "eval"} & set(recipe.stages)
         or "build" not in recipe.stages
@@ -80,27 +81,24 @@ def declare_data(recipe: Recipe, reporter: Reporter) -> Dataset | None:
 
 
 def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
-    """Return the dataset of what was read, with its map ops and the order of its samples."""
+    """Return the dataset of raw data, with its map ops and the order of its samples."""
     spec = recipe.dataset
     buckets = sort_buckets(spec.buckets or ())
     raw = pad_images(raw, buckets, spec, recipe.train.batch_size)
     for bucket in buckets or (None,):  # the largest is the last
-        train_ops, train_specs = _map_specs(recipe, raw, "train", bucket)
-        eval_ops, eval_specs = _map_specs(recipe, raw, "eval", bucket)
-        train_images = drawn_specs(train_ops, raw.train)
+        train_ops, train_specs = _make_map_ops(recipe, raw, "train", bucket)
+        eval_ops, eval_specs = _make_map_ops(recipe, raw, "eval", bucket)
+        train_images = list_drawn_specs(train_ops, raw.train)
         if train_images:
             train_specs = fit_to_evaluation(train_specs, eval_specs)
         image = train_specs["image"]
         eval_image = eval_specs["image"]
         if (image.shape, image.layout) != (eval_image.shape, eval_image.layout):
-            raise RecipeError(
-                f"dataset.eval.ops: leave images of shape {eval_image.shape}, "
-                f"dataset.train.ops of {image.shape}; a network takes one shape"
-            )
+            raise RecipeError(describe_unequal_shapes(image.shape, eval_image.shape))
         if bucket is not None and spec.padding_mask:
             image = with_mask_channel(image, bucket)
             refuse_moved_padding(spec)
-    unbucketed = _train_order(recipe, raw)
+    unbucketed = _make_train_order(recipe, raw)
     refuse_useless_buckets(unbucketed, raw.train, buckets)
     train_order = order_in_buckets(unbucketed, raw.train, buckets)
     eval_split = _sample_evaluation(recipe, raw.eval, train_order)
@@ -129,19 +127,21 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
         eval_order=order_in_buckets(eval_order, eval_split, buckets),
         train_ops=train_ops,
         eval_ops=eval_ops,
-        raw_image=(specs_in(compute_canvas(buckets), raw_specs) if buckets else raw_specs)["image"],
+        raw_image=(
+            fit_specs_to_bucket(compute_canvas(buckets), raw_specs) if buckets else raw_specs
+        )["image"],
         whole_eval=raw.eval,
         table=raw.table,
         unit=raw.unit,
         text=raw.text,
     )
-    reporter.stage("data", f"{spec.name}: {_summary_line(raw, dataset)}")
+    reporter.stage("data", f"{spec.name}: {_format_summary(raw, dataset)}")
     if raw.table is not None:
         reporter.stage("data", f"columns: {raw.table}")
     for note in raw.notes:
         reporter.stage("data", note)
     if buckets:
-        reporter.stage("data", bucket_line(raw.train, buckets, raw.unit.samples))
+        reporter.stage("data", format_buckets(raw.train, buckets, raw.unit.samples))
     return dataset
 
 
@@ -157,7 +157,7 @@ def _sample_evaluation(recipe: Recipe, split: Split, train_order: SampleOrder) -
 
 
 def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
-    """Return the first training images as the network will see them, float32 (n, H, W, C).
+    """Return the first training images after their map ops, float32 (n, H, W, C).
 
     n is 0 if the samples aren't images.
     """
@@ -168,7 +168,7 @@ def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
     keys = batches.indices[0]
     rows = batches.rows[0]
     if not any(isinstance(op, BatchOp) for op in dataset.train_ops):
-        # Else all of the batch is mixed, as in training.
+        # Ops on batches need the whole batch, as in training.
         keys = keys[:count]
         rows = rows[:count]
     columns = {name: column[rows] for name, column in dataset.train.columns.items()}
@@ -180,17 +180,17 @@ def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
     return images if dataset.image.layout == "hwc" else images.transpose(0, 2, 3, 1)
 
 
-def _map_specs(
+def _make_map_ops(
     recipe: Recipe, raw: RawData, key: Literal["train", "eval"], bucket: Bucket | None
 ) -> tuple[tuple[MapOp, ...], dict[str, ColumnSpec]]:
     """Return the ops of a split, and the column specs after them, for images of a bucket.
 
-    The rows of a table are encoded before all other ops.
+    The ops that encode the rows of a table come first.
     """
     split = raw.train if key == "train" else raw.eval
     ops = recipe.dataset.train.ops if key == "train" else recipe.dataset.eval.ops
     encode = make_encoding_ops(raw.table, recipe.model.table_input)
-    specs = split.specs() if bucket is None else specs_in(bucket, split.specs())
+    specs = split.specs() if bucket is None else fit_specs_to_bucket(bucket, split.specs())
     specs = compute_column_specs(encode, specs)
     try:
         ops = make_joint_ops(ops, specs, recipe.dataset.ignore_index)
@@ -199,10 +199,10 @@ def _map_specs(
         raise RecipeError(f"dataset.{key}.{error}") from error
 
 
-def _train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
+def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
     """Return the order of the training samples, without buckets.
 
-    Raises RecipeError for files or classes that the split doesn't have.
+    Raises RecipeError if the split lacks the files or classes that the order needs.
     """
     spec = recipe.dataset.train
     files = raw.train.files
@@ -220,13 +220,13 @@ def _train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
     if spec.interleave is not None and not files:
         raise RecipeError(
             f"dataset.train.interleave = {spec.interleave}: must be null, since "
-            f"{recipe.dataset.name} does not read samples from files one after the other; "
+            f"{recipe.dataset.name} doesn't read samples from files one after the other; "
             "tfrecord and records do"
         )
     if spec.interleave is not None and len(files) < settings["num_shards"]:
         raise RecipeError(
-            f"dataset.train.num_shards = {spec.num_shards}: must be {len(files)} at "
-            "most, since with interleave each shard reads files of its own"
+            f"dataset.train.num_shards = {spec.num_shards}: must be at most {len(files)}, since "
+            "with interleave each shard reads different files"
         )
     try:
         if spec.interleave is None:
@@ -240,7 +240,7 @@ def _train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
     labels = raw.train.columns["label"]
     if raw.targets.task != "classification" or len(labels.shape) != 1:
         raise RecipeError(
-            "dataset.train.balance = true: must be false where a sample has not one class"
+            "dataset.train.balance = true: must be false unless each sample has one class"
         )
     settings = {field.name: getattr(order, field.name) for field in fields(order)}
     return BalancedOrder(**settings, labels=np.asarray(labels[:]))
@@ -259,7 +259,7 @@ def _count_classes(raw: RawData, ignore_index: int | None) -> Targets:
     return replace(raw.targets, counts=tuple(counts.tolist()))
 
 
-def _summary_line(raw: RawData, dataset: Dataset) -> str:
+def _format_summary(raw: RawData, dataset: Dataset) -> str:
     unit = raw.unit
     size = unit.size or "x".join(map(str, raw.train.specs()["image"].shape))
     size_mb = (split_bytes(raw.train) + split_bytes(raw.eval)) / 1e6

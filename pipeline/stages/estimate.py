@@ -1,4 +1,4 @@
-"""Estimate: price the step on an emulated device, before anything is compiled or run."""
+"""Estimate: price the step on an emulated device before it is compiled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.stages.autosink.choose_sink import chooses_sink, modelled_bounds, modelled_costs
+from pipeline.stages.autosink.choose_sink import (
+    chooses_sink,
+    make_modelled_bounds,
+    make_modelled_costs,
+)
 from pipeline.stages.build import Built
 from pipeline.stages.plan_devices import describe_shardings
 from pipeline.stages.record.run_directory import RunFolder
@@ -32,11 +36,11 @@ def estimate_cost(
 ) -> Estimate | None:
     """Price the run on the device, report the estimate and write its files.
 
-    Returns None on devices that are not emulated. Raises RunError if the run doesn't fit the
-    device, RecipeError for what the device can't do.
+    Returns None on devices that aren't emulated. Raises RunError if the run doesn't fit the device,
+    RecipeError if the device doesn't support it.
     """
     with reporter.clock(f"pricing {recipe.model.name}"):
-        estimate = backend.estimate(propose(recipe, dataset, built))
+        estimate = backend.estimate(describe_step(recipe, dataset, built))
     if estimate is None:
         return None
     reporter.say(str(estimate))
@@ -51,35 +55,35 @@ def estimate_cost(
 
 
 def report_shardings(recipe: Recipe, dataset: Dataset, built: Built, reporter: Reporter) -> None:
-    """Report what sharded parameters change in a price, which is of data parallelism."""
+    """Report how sharded parameters change the estimate, which is for data parallelism."""
     mode = recipe.parallel.mode
     if mode not in ("none", "data"):
         reporter.stage("modelled", f"parallel.mode = {mode}: the estimate is that of mode data")
         reporter.stage("modelled", describe_shardings(recipe, dataset, built))
 
 
-def propose(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice:
-    """Describe the run to the device, in shapes: batches as the map ops on the host leave them."""
+def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice:
+    """Describe the run for the device, in shapes; batches are those after the map ops."""
     train = recipe.train
     run_schedule = built.run_schedule
     image = image_shape(dataset.image)
     label = dataset.train_label
     size = train.sink_size
 
-    def batch(size: int) -> tuple[Any, Any]:
+    def make_batch(size: int) -> tuple[Any, Any]:
         return (
             jax.ShapeDtypeStruct((size, *image), np.float32),
             jax.ShapeDtypeStruct((size, *label.shape), label.dtype),
         )
 
     def choose_sink(price: SinkPrice) -> SinkChoice:
-        return choose(modelled_costs(price), modelled_bounds(recipe, run_schedule))
+        return choose(make_modelled_costs(price), make_modelled_bounds(recipe, run_schedule))
 
     return StepToPrice(
         name=recipe.name,
         step=make_update_only_step(built.step_config, train.optimizer.lr),
         state=built.state,
-        batch=batch,
+        batch=make_batch,
         batch_size=train.batch_size,
         devices=_count_devices(recipe),
         sink=train.sink,
@@ -99,7 +103,7 @@ def _count_devices(recipe: Recipe) -> int:
     devices = num_devices(recipe.parallel, jax.process_count())
     size = recipe.train.batch_size
     if size % devices:
-        problem = f"must be a multiple of the {devices} devices that it is priced for"
+        problem = f"must be a multiple of the {devices} devices of the estimate"
         raise RecipeError(f"train.batch_size = {size}: {problem}")
     microbatches = recipe.train.accumulate_steps
     if size % compute_batch_multiple(microbatches, devices):

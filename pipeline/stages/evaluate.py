@@ -1,4 +1,4 @@
-"""Evaluate: metrics over every sample of the evaluation split, each counted once."""
+"""Evaluate: compute metrics over the evaluation split, counting each sample once."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class EvalOptions:
     """Options of an evaluation: its metrics, and the length of its chunks."""
 
     dispatch_s: float
-    """Seconds of a chunk of batches, about; changes no bit of the metrics."""
+    """Approximate seconds of a chunk of batches; changes no bit of the metrics."""
     metrics: Sequence[MetricSpec] = ()
     """The metrics that have separate sums."""
     on_train: bool = False
-    """Whether there are also the metrics of training samples, as `train_accuracy`."""
+    """Whether to compute the metrics of training samples too, such as `train_accuracy`."""
 
 
 def evaluate(
@@ -43,25 +43,25 @@ def evaluate(
 ) -> Evaluation | None:
     """Compute the metrics of a state; the last batch is padded and masked.
 
-    `is_stopped` is called before each chunk; if it is true, None is returned. `agree` returns what
-    all processes of the run do. Raises RunError if the number of samples differs from the split's,
-    or all labels are masked.
+    `is_stopped` is called before each chunk. If it returns True, the result is None. `agree`
+    returns the decision of the first process. Raises RunError if the number of samples differs from
+    the split's, or if all labels are masked.
     """
     metrics = options.metrics
 
     def add_up(add: Callable[..., EvalSums]) -> EvalSums | None:
-        """Return the sums over all batches by `add`, on the host; None if `is_stopped`."""
+        """Return the sums of `add` over all batches, on the host; None if stopped."""
         size = DispatchSize(options.dispatch_s)
         sums = None
-        done = 0
-        while done < dataset.eval_order.steps_per_epoch:
+        start = 0
+        while start < dataset.eval_order.steps_per_epoch:
             if is_stopped():
                 return None
-            stop = min(dataset.eval_order.steps_per_epoch, done + agree(lambda: size.max_steps))
+            end = min(dataset.eval_order.steps_per_epoch, start + agree(lambda: size.max_steps))
             started_at = time.perf_counter()
-            sums = add(state, done, stop, sums)
-            size.take_note(stop - done, time.perf_counter() - started_at)
-            done = stop
+            sums = add(state, start, end, sums)
+            size.take_note(end - start, time.perf_counter() - started_at)
+            start = end
         return jax.tree.map(np.asarray, sums)
 
     sums = add_up(executable.evaluate)
@@ -71,8 +71,8 @@ def evaluate(
         raise RunError(f"evaluated {sums.samples} samples of {len(dataset.eval)}")
     if int(sums.count) == 0:
         raise RunError(
-            f"none of the labels of {sums.samples} evaluation samples counts: all are "
-            "dataset.ignore_index; an evaluation needs one at least"
+            f"all labels of the {sums.samples} evaluation samples are dataset.ignore_index; at "
+            "least one must be another number"
         )
     counts = None if sums.classes is None else sums.classes.confusion
     confusion = None if counts is None else np.asarray(counts)

@@ -35,8 +35,8 @@ _NORMS = (standard.BatchNorm, standard.LayerNorm, standard.GroupNorm)
 """Layers that share the depth of the layer before them."""
 
 
-def phases_of(train: TrainSpec, steps_per_epoch: int) -> tuple[FreezePhase, ...]:
-    """Return the phases after the first one, each with the patterns of its frozen parameters."""
+def make_phases(train: TrainSpec, steps_per_epoch: int) -> tuple[FreezePhase, ...]:
+    """Return the phases after the first, each with the patterns of its frozen parameters."""
     starts = [(rule.start(steps_per_epoch), rule.pattern) for rule in train.unfreeze]
     frozen = train.freeze
     phases: dict[int, FreezePhase] = {}
@@ -46,21 +46,21 @@ def phases_of(train: TrainSpec, steps_per_epoch: int) -> tuple[FreezePhase, ...]
     return tuple(phases.values())
 
 
-def fine_tuned(
+def add_fine_tuning(
     recipe: Recipe,
     step_config: StepConfig,
     variables: Mapping[str, Any],
     steps_per_epoch: int,
     seed: np.ndarray,
 ) -> StepConfig:
-    """Return the configuration with phases and rates by depth.
+    """Return the configuration with the recipe's phases and learning rates by depth.
 
-    Raises RecipeError for a pattern that covers no parameter, for a phase that trains nothing or
-    nothing new, and for a network that doesn't tell its layers apart.
+    Raises RecipeError for a pattern that covers no parameter, for a phase without new trained
+    parameters, and for a network without an order of layers.
     """
     train = recipe.train
     params = variables["params"]
-    phases = phases_of(train, steps_per_epoch)
+    phases = make_phases(train, steps_per_epoch)
     with blaming_key("train.freeze"):
         require_trainable(params, train.freeze)
     with blaming_key("train.unfreeze"):
@@ -70,32 +70,36 @@ def fine_tuned(
         require_covered(patterns, list_paths(params), "parameters")
     if phases:
         with blaming_key("train.optimizer"):
-            optimizer = _optimizer_by_phase(train, phases, params)
+            optimizer = _make_phased_optimizer(train, phases, params)
         step_config = replace(step_config, phases=phases, optimizer=optimizer)
     with blaming_key(f"train.freeze_statistics = {train.freeze_statistics}"):
         _require_fixed(train, step_config, variables, recipe.model.name)
     with blaming_key(f"train.lr_decay_by_layer = {train.lr_decay_by_layer}"):
         if train.lr_decay_by_layer != 1.0:
-            scopes = _depths(recipe.model.name, step_config, params, seed)
+            scopes = _group_scopes(recipe.model.name, step_config, params, seed)
             step_config = replace(
-                step_config, layer_rates=rates_by_depth(scopes, train.lr_decay_by_layer)
+                step_config, layer_rates=compute_depth_rates(scopes, train.lr_decay_by_layer)
             )
     return step_config
 
 
-def rates_by_depth(scopes: Sequence[Sequence[str]], decay: float) -> tuple[tuple[str, float], ...]:
-    """Return factors on the learning rate by scope: 1 for the last group of scopes, and for each
-    group before it `decay` times the factor of the next."""
+def compute_depth_rates(
+    scopes: Sequence[Sequence[str]], decay: float
+) -> tuple[tuple[str, float], ...]:
+    """Return the factor on the learning rate of each scope, with the scopes grouped by depth.
+
+    The last group has 1, and each earlier group `decay` times the factor of the next group.
+    """
     last = len(scopes) - 1
     return tuple(
         (scope, decay ** (last - depth)) for depth, group in enumerate(scopes) for scope in group
     )
 
 
-def _optimizer_by_phase(
+def _make_phased_optimizer(
     train: TrainSpec, phases: Sequence[FreezePhase], params: Mapping[str, Any]
 ) -> optax.GradientTransformation:
-    """Return the clipping, and an optimizer for the parameters of each phase.
+    """Return clipping, followed by an optimizer for the new parameters of each phase.
 
     Raises ValueError for a rule of weight decay that covers no trained parameter.
     """
@@ -106,9 +110,10 @@ def _optimizer_by_phase(
     optimizers = []
     remaining: Any = params
     for frozen in (train.freeze, *(phase.frozen for phase in phases)):
-        new, remaining = split_params(remaining, frozen)
-        applied = [r for r in rules if any(covers(r.pattern, path) for path in list_paths(new))]
-        spec = train.optimizer.model_copy(update={"decay_rules": tuple(applied)})
+        new_params, remaining = split_params(remaining, frozen)
+        paths = list_paths(new_params)
+        new_rules = [rule for rule in rules if any(covers(rule.pattern, path) for path in paths)]
+        spec = train.optimizer.model_copy(update={"decay_rules": tuple(new_rules)})
         optimizers.append((frozen, spec.build()))
     return optimize_by_phase(train.clip.build(), optimizers)
 
@@ -116,26 +121,26 @@ def _optimizer_by_phase(
 def _require_new_parameters(
     train: TrainSpec, phases: Sequence[FreezePhase], params: Mapping[str, Any]
 ) -> None:
-    """Require that every rule covers a parameter, and every phase trains more than the last."""
+    """Require that every rule covers a parameter, and every phase trains new parameters."""
     paths = list_paths(params)
     require_covered([rule.pattern for rule in train.unfreeze], paths, "parameters")
-    before = train.freeze
+    earlier = train.freeze
     for phase in phases:
-        if not any(is_frozen(before, p) and not is_frozen(phase.frozen, p) for p in paths):
-            patterns = ", ".join(p.removeprefix(EXCEPT) for p in phase.frozen[len(before) :])
+        if not any(is_frozen(earlier, p) and not is_frozen(phase.frozen, p) for p in paths):
+            patterns = ", ".join(p.removeprefix(EXCEPT) for p in phase.frozen[len(earlier) :])
             raise ValueError(f"{patterns}: is trained before step {phase.start} already")
-        before = phase.frozen
+        earlier = phase.frozen
 
 
 def _require_fixed(
     train: TrainSpec, step_config: StepConfig, variables: Mapping[str, Any], model: str
 ) -> None:
-    """Require batch norm that can be fixed, if the recipe fixes it."""
+    """Raise ValueError if the recipe fixes batch statistics that the network doesn't have."""
     if train.freeze_statistics == "none":
         return
     if not isinstance(step_config.network, Network):
         raise ValueError(
-            f"{model} is no list of layers, whose batch norm could be told apart; must be none"
+            f"{model} isn't a list of layers, so its batch norms can't be found; must be none"
         )
     norms = {path[:-1] for path in flatten_dict(dict(variables.get("batch_stats", {})))}
     if not norms:
@@ -146,34 +151,37 @@ def _require_fixed(
     ):
         scopes = ", ".join(sorted("/".join(path) for path in norms)[:5])
         raise ValueError(
-            f"train.freeze covers scale and bias of none of the {len(norms)} batch norms, such as "
-            f"{scopes}; must be all or none"
+            f"train.freeze must cover scale and bias of one of the {len(norms)} batch norms, such "
+            f"as {scopes}; else must be all or none"
         )
 
 
-def _depths(
+def _group_scopes(
     model: str, step_config: StepConfig, params: Mapping[str, Any], seed: np.ndarray
 ) -> list[list[str]]:
-    """Return the outermost scopes with parameters, grouped by depth, the first layer's first.
+    """Return the outermost scopes with parameters, grouped by depth, from the first layer on.
 
-    Normalisation belongs to the layer before it. Parameters of no layer come first.
+    Normalisation belongs to the layer before it. Parameters outside of layers come first. Raises
+    ValueError if the order of layers is unknown.
     """
     if isinstance(step_config.network, Network):
         stack = step_config.network.layers
-        named = zip(name_scopes(stack), stack, strict=True)
-        order = [(name, isinstance(layer, _NORMS)) for name, layer in named]
+        pairs = zip(name_scopes(stack), stack, strict=True)
+        order = [(name, isinstance(layer, _NORMS)) for name, layer in pairs]
     else:
         paths: dict[Path, None] = {}
         with nn.intercept_methods(list_layers(paths)):
             jax.eval_shape(lambda words: init_variables(step_config, words), seed)
-        # In the order in which they are called.
+        # In the order of their calls.
         order = [(name, False) for name in dict.fromkeys(path[0] for path in paths)]
     depths: list[list[str]] = []
-    for name, joins in order:
-        if name in params:
-            depths = [*depths[:-1], [*depths[-1], name]] if joins and depths else [*depths, [name]]
-    listed = {name for group in depths for name in group}
-    loose = [name for name in params if name not in listed]
+    for name, is_norm in order:
+        if name in params and is_norm and depths:
+            depths[-1].append(name)
+        elif name in params:
+            depths.append([name])
+    grouped = {name for group in depths for name in group}
+    loose = [name for name in params if name not in grouped]
     if not depths or (loose and isinstance(step_config.network, ImportedNetwork)):
-        raise ValueError(f"{model} does not say which layers follow one another; must be 1.0")
+        raise ValueError(f"the order of the layers of {model} is unknown; must be 1.0")
     return [loose, *depths] if loose else depths

@@ -1,4 +1,4 @@
-"""Sizes of images: padded to buckets, or drawn for each step; checked as the data is read."""
+"""Sizes of images, which are padded to buckets or drawn for each step."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from pipeline.data.transform import compute_column_specs, count_choices, select_
 def pad_images(
     raw: RawData, buckets: Sequence[Bucket], dataset: DatasetSpec, batch_size: int
 ) -> RawData:
-    """Pad the images of a dataset to its buckets; without buckets, return it unchanged.
+    """Pad the images of a dataset to its buckets; without buckets, return the same data.
 
-    Raises RecipeError if images have several sizes and there are no buckets, if no bucket fits, and
-    if a batch of padded samples has no room in memory.
+    Raises RecipeError if images of several sizes have no buckets, if an image fits no bucket, and
+    if a batch of padded samples doesn't fit into memory.
     """
     if not buckets:
         _refuse_several_sizes(raw)
@@ -49,24 +49,25 @@ def pad_images(
 
 
 def _refuse_several_sizes(raw: RawData) -> None:
+    """Raise RecipeError if images or labels have several sizes."""
     for split in (raw.train, raw.eval):
         images = split.columns["image"]
         if not isinstance(images, RaggedColumn) and isinstance(
             split.columns["label"], RaggedColumn
         ):
             raise RecipeError(
-                "dataset: labels are of several sizes and images of one; each place needs a label"
+                "dataset: labels have several sizes and images have one; each pixel needs a label"
             )
         if isinstance(images, RaggedColumn):
             largest = images.sizes.max(axis=0).tolist()
             raise RecipeError(
-                "dataset.buckets = null: the images are of several sizes; give what to pad "
-                f"them to, such as [{largest}]"
+                "dataset.buckets = null: the images have several sizes; give sizes to pad them "
+                f"to, such as [{largest}]"
             )
 
 
 def order_in_buckets(order: SampleOrder, split: Split, buckets: Sequence[Bucket]) -> SampleOrder:
-    """Return the order whose batches are of one bucket each. Raises RecipeError without one."""
+    """Return an order in which each batch has one bucket. Raises RecipeError if none exists."""
     if not buckets:
         return order
     numbers = assign_buckets(split.columns[SIZE][:], buckets)
@@ -78,7 +79,7 @@ def order_in_buckets(order: SampleOrder, split: Split, buckets: Sequence[Bucket]
 
 
 def refuse_useless_buckets(order: SampleOrder, split: Split, buckets: Sequence[Bucket]) -> None:
-    """Raise RecipeError for a bucket of which no sample of the training split is ever read."""
+    """Raise RecipeError for a bucket without training samples, or with less than a full batch."""
     if not buckets:
         return
     numbers = assign_buckets(split.columns[SIZE][:], buckets)
@@ -88,8 +89,8 @@ def refuse_useless_buckets(order: SampleOrder, split: Split, buckets: Sequence[B
         raise RecipeError(f"dataset.buckets: {error}") from error
 
 
-def bucket_line(split: Split, buckets: Sequence[Bucket], samples: str = "images") -> str:
-    """Return the number of samples of a padded split in each bucket, for the log."""
+def format_buckets(split: Split, buckets: Sequence[Bucket], samples: str = "images") -> str:
+    """Return the number of samples in each bucket of a padded split, as a line for the log."""
     numbers = assign_buckets(split.columns[SIZE][:], buckets)
     counts = np.bincount(numbers, minlength=len(buckets)).tolist()
     shares = [
@@ -99,8 +100,8 @@ def bucket_line(split: Split, buckets: Sequence[Bucket], samples: str = "images"
     return f"training {samples} padded to {', '.join(shares)}"
 
 
-def specs_in(bucket: Bucket, specs: Mapping[str, ColumnSpec]) -> dict[str, ColumnSpec]:
-    """Return the column specs of a padded split in a batch of a bucket."""
+def fit_specs_to_bucket(bucket: Bucket, specs: Mapping[str, ColumnSpec]) -> dict[str, ColumnSpec]:
+    """Return the column specs of a padded split for a batch of one bucket."""
     image = specs["image"]
     label = specs["label"]
     shapes = {"image": (*bucket, *image.shape[len(bucket) :])}
@@ -117,31 +118,31 @@ def refuse_moved_padding(dataset: DatasetSpec) -> None:
             if isinstance(op, Op) and op.moves_pixels and op.column == "image":
                 raise RecipeError(
                     f"dataset.padding_mask = true: dataset.{key}.ops.{position} ({op.name}) "
-                    "moves pixels, and the mask is of the images as they were read; leave out "
-                    "the op or the mask"
+                    "moves pixels, and the mask fits only the original pixels; leave out the op "
+                    "or the mask"
                 )
 
 
 def with_mask_channel(image: ColumnSpec, bucket: Bucket) -> ColumnSpec:
-    """Add the mask channel of padding to an image spec, last or, for CHW images, first axis.
+    """Add the channel of the padding mask to an image spec.
 
-    The mask is of the image as it was read. Raises RecipeError if ops change its size.
+    The mask has the size of the image before its ops. Raises RecipeError if ops change the size.
     """
     axes = image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])
     if axes[: len(bucket)] != bucket:
         raise RecipeError(
-            f"dataset.padding_mask = true: the map ops make {list(axes[: len(bucket)])} of "
-            f"{list(bucket)}; they must leave the size as it is"
+            f"dataset.padding_mask = true: the map ops change the size {list(bucket)} to "
+            f"{list(axes[: len(bucket)])}; they must keep it"
         )
     channels_last = (*axes[:-1], axes[-1] + 1)
     hwc = image.layout == "hwc"
     return replace(image, shape=channels_last if hwc else (channels_last[-1], *channels_last[:-1]))
 
 
-def drawn_specs(ops: Sequence[MapOp], split: Split) -> tuple[ColumnSpec, ...]:
-    """Return the spec of a mapped image by size; () if no op draws one.
+def list_drawn_specs(ops: Sequence[MapOp], split: Split) -> tuple[ColumnSpec, ...]:
+    """Return the spec of a mapped image for each size that an op draws; () if no op draws sizes.
 
-    Raises RecipeError that names the op which can't be applied to a size.
+    Raises RecipeError with the name of an op that can't be applied to a size.
     """
     choices = count_choices(ops)
     if choices == 1:
@@ -156,13 +157,14 @@ def drawn_specs(ops: Sequence[MapOp], split: Split) -> tuple[ColumnSpec, ...]:
 def fit_to_evaluation(
     train: Mapping[str, ColumnSpec], evaluated: Mapping[str, ColumnSpec]
 ) -> dict[str, ColumnSpec]:
-    """Return training's column specs in the size of evaluation, which the network is built for."""
+    """Return the column specs of training with the shapes of evaluation, if they can be equal."""
     image = train["image"]
     label = train["label"]
-    channel = 2 if image.layout == "hwc" else 0
-    other = evaluated["image"]
-    if (image.layout, image.shape[channel]) == (other.layout, other.shape[channel]):
-        image = replace(image, shape=other.shape)
+    channel_axis = 2 if image.layout == "hwc" else 0
+    eval_image = evaluated["image"]
+    channels = eval_image.shape[channel_axis]
+    if (image.layout, image.shape[channel_axis]) == (eval_image.layout, channels):
+        image = replace(image, shape=eval_image.shape)
     if len(label.shape) == len(evaluated["label"].shape):
         label = replace(label, shape=evaluated["label"].shape)
     return {**train, "image": image, "label": label}

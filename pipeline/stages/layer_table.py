@@ -1,4 +1,4 @@
-"""The layers of a recipe's network: parameters, shapes, and what is trained when."""
+"""Table of the layers of a recipe's network: parameters, shapes, and when each is trained."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
-from pipeline.config.checks import batching, known_facts
+from pipeline.config.checks import find_known_facts, make_batching
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.value_text import align_columns
 from pipeline.core.reporter import Reporter
@@ -27,7 +27,7 @@ from pipeline.models.modules.standard import Network
 from pipeline.stages.build import make_step_config
 from pipeline.stages.build_checks import blaming_key
 from pipeline.stages.data import load_data
-from pipeline.stages.fine_tuning import fine_tuned
+from pipeline.stages.fine_tuning import add_fine_tuning
 from pipeline.training.freezing import select_phase
 from pipeline.training.state import StepConfig
 from pipeline.training.step import init_variables
@@ -35,7 +35,7 @@ from pipeline.training.step import init_variables
 
 @dataclass(frozen=True)
 class LayerRow:
-    """A layer, with its parameters beside those of layers inside it."""
+    """A layer, with its parameters but those of layers inside it."""
 
     path: str
     kind: str
@@ -46,7 +46,7 @@ class LayerRow:
     """Shapes by name."""
     dtype: str
     trained: str
-    """`yes`, `no`, `from step N`, or of each parameter if they differ; empty without any."""
+    """`yes`, `no` or `from step N`, with names if parameters differ; empty without parameters."""
     rate: float
     """Factor on the learning rate by depth."""
 
@@ -71,15 +71,15 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class LayerTable:
-    """The layers of a network in the order of their computation."""
+    """Layers of a network in the order of their computation."""
 
     model: str
     image: tuple[int, ...]
     layers: tuple[LayerRow, ...]
     statistics: int
-    """Numbers in batch statistics."""
+    """Number of values in batch statistics."""
     trained: Mapping[int, int]
-    """Parameters that are trained, by the number of steps before."""
+    """Number of trained parameters, by the number of steps before each phase."""
 
     @property
     def parameters(self) -> int:
@@ -99,16 +99,18 @@ class LayerTable:
         }
 
     def __str__(self) -> str:
-        rates = any(row.rate != 1 for row in self.layers)
+        shows_rates = any(row.rate != 1 for row in self.layers)
         header = ["layer", "kind", "output", "parameters", "shapes", "dtype", "trained"]
-        lines = [[*header, "rate"] if rates else header]
+        lines = [[*header, "rate"] if shows_rates else header]
         for row in self.layers:
-            shapes = " ".join(f"{name} {_shape(shape)}" for name, shape in row.parameters.items())
+            shapes = " ".join(
+                f"{name} {_format_shape(shape)}" for name, shape in row.parameters.items()
+            )
             count = f"{row.count:,}" if row.parameters else ""
-            output = "" if row.output is None else _shape(row.output)
+            output = "" if row.output is None else _format_shape(row.output)
             cells = [row.path, row.kind, output, count, shapes, row.dtype, row.trained]
             rate = f"x{row.rate:.4g}" if row.parameters else ""
-            lines.append([*cells, rate] if rates else cells)
+            lines.append([*cells, rate] if shows_rates else cells)
         total = self.parameters
         totals = [f"parameters  {total:,}, {4 * total / 1e6:,.1f} MB in float32"]
         for start, trained in self.trained.items():
@@ -119,11 +121,11 @@ class LayerTable:
         return "\n".join([*align_columns(lines, right=(3,)), "", *totals])
 
 
-def layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
+def make_layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
     """List the layers of a recipe's network, from shapes alone.
 
-    The dataset is read only if its sizes aren't known without. Raises RecipeError if network, data
-    or patterns over parameters don't fit.
+    The dataset is read only if its sizes are unknown. Raises RecipeError if network, data or
+    patterns of parameters don't fit.
     """
     step_config, steps_per_epoch = _make_config(recipe, reporter)
     seed = seed_words(recipe.seed)
@@ -132,7 +134,7 @@ def layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
         is_list = isinstance(step_config.network, Network)
         with nullcontext() if is_list else nn.intercept_methods(traced.note_module):
             variables = jax.eval_shape(lambda words: init_variables(step_config, words)[1], seed)
-    step_config = fine_tuned(recipe, step_config, variables, steps_per_epoch, seed)
+    step_config = add_fine_tuning(recipe, step_config, variables, steps_per_epoch, seed)
     params = flatten_dict(dict(variables["params"]))
     statistics = jax.tree.leaves(variables.get("batch_stats", {}))
     starts = (0, *(phase.start for phase in step_config.phases))
@@ -147,7 +149,7 @@ def layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
 
 def _make_config(recipe: Recipe, reporter: Reporter) -> tuple[StepConfig, int]:
     """Return the configuration of a step without its map ops, and the steps of an epoch."""
-    facts = known_facts(recipe)
+    facts = find_known_facts(recipe)
     if facts is None:
         dataset = load_data(recipe, reporter)
         encoding = make_encoding_ops(dataset.table, recipe.model.table_input)
@@ -158,12 +160,12 @@ def _make_config(recipe: Recipe, reporter: Reporter) -> tuple[StepConfig, int]:
     # Weights of classes change no layer.
     counts = (1,) * facts.classes
     targets = Targets(tuple(map(str, range(facts.classes))), counts=counts)
-    steps_per_epoch = batching(recipe, facts.train_size).steps_per_epoch
+    steps_per_epoch = make_batching(recipe, facts.train_size).steps_per_epoch
     return make_step_config(recipe, targets, image, (), ()), steps_per_epoch
 
 
 class _TracedLayers:
-    """Kind and output shape of layers and modules by path, as they are traced."""
+    """Kinds and output shapes of layers and modules, by path, in the order of tracing."""
 
     def __init__(self) -> None:
         self._layers: dict[Path, tuple[str, tuple[int, ...] | None]] = {}
@@ -181,10 +183,13 @@ class _TracedLayers:
         return result
 
     def rows(self, params: Mapping[Path, Any], step_config: StepConfig) -> tuple[LayerRow, ...]:
-        """Return the layers with parameters or without layers inside; those not traced are last."""
+        """Return a row for each layer with parameters or without inner layers.
+
+        Scopes that weren't traced come last.
+        """
         leaves: dict[Path, dict[str, Any]] = {}
         for path, leaf in params.items():
-            # The innermost traced layer around the parameter, or its scope.
+            # A parameter belongs to the innermost traced layer around it, or else to its scope.
             scopes = [path[:depth] for depth in range(len(path) - 1, 0, -1)]
             layer = next((scope for scope in scopes if scope in self._layers), path[:-1])
             leaves.setdefault(layer, {})["/".join(path)] = leaf
@@ -205,16 +210,16 @@ class _TracedLayers:
         kind, output = self._layers.get(path, ("", None))
         depth = len(path)
         shapes = {"/".join(name.split("/")[depth:]): leaf.shape for name, leaf in leaves.items()}
-        when = {name: _when_trained(tuple(name.split("/")), step_config) for name in leaves}
-        trained = ", ".join(dict.fromkeys(when.values()))
-        if len(set(when.values())) > 1:
-            trained = ", ".join(f"{n.rpartition('/')[2]} {w}" for n, w in when.items())
+        phases = {name: _describe_training(tuple(name.split("/")), step_config) for name in leaves}
+        trained = ", ".join(dict.fromkeys(phases.values()))
+        if len(set(phases.values())) > 1:
+            trained = ", ".join(f"{n.rpartition('/')[2]} {phase}" for n, phase in phases.items())
         dtypes = ", ".join(dict.fromkeys(str(leaf.dtype) for leaf in leaves.values()))
         return LayerRow("/".join(path), kind, output, shapes, dtypes, trained, rate)
 
 
-def _when_trained(path: Path, step_config: StepConfig) -> str:
-    """Return from when on a parameter is trained, as text."""
+def _describe_training(path: Path, step_config: StepConfig) -> str:
+    """Return whether a parameter is trained, and from which step, as text."""
     if not is_frozen(step_config.frozen, path):
         return "yes"
     starts = [phase.start for phase in step_config.phases if not is_frozen(phase.frozen, path)]
@@ -222,10 +227,10 @@ def _when_trained(path: Path, step_config: StepConfig) -> str:
 
 
 def _count_trained(params: Mapping[Path, Any], step_config: StepConfig, step: int) -> int:
-    """Count the parameters that are trained after a number of steps."""
+    """Return the number of parameters that are trained after `step` steps."""
     frozen = select_phase(step_config, step).frozen
     return sum(leaf.size for path, leaf in params.items() if not is_frozen(frozen, path))
 
 
-def _shape(shape: tuple[int, ...]) -> str:
+def _format_shape(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "1"

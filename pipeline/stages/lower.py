@@ -1,7 +1,7 @@
 """Lower: choose how the layers of the network are computed on this device.
 
 The choice decides the last bits of a run's numbers. So it is made once and written into the run
-directory, where a resumed run reads it.
+directory, and a resumed run reads it.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import image_shape
 
 MAX_NAMED = 3
-"""Most operations that are named if no lowering replaces them."""
+"""Most unlowered operations that a line names."""
 
 TUNING_S = 24 * 3600.0
-"""Seconds that processes wait while the first one times lowerings."""
+"""Seconds that processes wait at most while the first process times lowerings."""
 
 
 def lower(
@@ -72,11 +72,11 @@ def lower(
     folder: RunFolder | None,
     reporter: Reporter,
 ) -> Built:
-    """Return the same step with its layers computed as is fastest on the device.
+    """Return the step with the fastest lowerings of its layers on the device.
 
-    A choice in the run's `folder` is used again; else the choice is made and written there, with
-    the result of tuning. Of several processes the first one chooses for all. Eager mode changes
-    nothing. Raises RunError for a choice or a bank that can't be read.
+    A choice in the run's `folder` is used again. Otherwise the choice is made and written there,
+    with the result of tuning. The first process chooses for all. Eager mode changes nothing. Raises
+    RunError for a choice or a bank that can't be read.
     """
     step_config = built.step_config
     if recipe.train.mode == "eager":
@@ -86,7 +86,7 @@ def lower(
     elif not hasattr(step_config.network, "policy"):
         return built
     if make_sharding_rules(recipe.parallel) is not None:
-        # XLA divides its own operations among devices, and no other ones.
+        # XLA divides only its own operations among devices.
         return built
 
     def choose() -> dict[str, Any]:
@@ -113,9 +113,9 @@ def lower(
 
 
 def _needs_single_steps(recipe: Recipe, built: Built, backend: Backend, reporter: Reporter) -> bool:
-    """Whether a loop of this device would slow down convolutions that no lowering replaces.
+    """Return whether a loop of this device would slow down unlowered convolutions.
 
-    Reports what no lowering replaces.
+    Reports the operations that no lowering replaces.
     """
     unlowered = list_unlowered_operations(built.step_config, built.state, recipe.train.batch_size)
     if not unlowered:
@@ -123,12 +123,12 @@ def _needs_single_steps(recipe: Recipe, built: Built, backend: Backend, reporter
     names = join_first(list(map(str, unlowered)), MAX_NAMED, "; ", "; ")
     reporter.stage("lower", f"left to XLA: {names}")
     has_slow_loops = platform_of(backend.device.platform).has_slow_loops
-    slow = has_slow_loops and any(operation.is_convolution for operation in unlowered)
-    if slow and recipe.train.mechanism == "loop":
+    is_slow = has_slow_loops and any(operation.is_convolution for operation in unlowered)
+    if is_slow and recipe.train.mechanism == "loop":
         reporter.warn("train.mechanism = loop: such convolutions are slow in a loop; soft has none")
-    elif slow:
+    elif is_slow:
         reporter.stage("lower", "no loop over steps, in which such convolutions are slow: soft")
-    return slow and recipe.train.mechanism != "loop"
+    return is_slow and recipe.train.mechanism != "loop"
 
 
 def _with_layout(network: nn.Module, layout: Layout) -> nn.Module:
@@ -138,7 +138,7 @@ def _with_layout(network: nn.Module, layout: Layout) -> nn.Module:
 
 @dataclass(frozen=True, eq=False)
 class _LoweringRequest:
-    """Everything that the choice of a run's lowerings depends on."""
+    """Inputs of the choice of a run's lowerings."""
 
     recipe: Recipe
     dataset: Dataset
@@ -147,7 +147,7 @@ class _LoweringRequest:
     tuning: Tuning
     reporter: Reporter
     choices: dict[Layout, LoweringChoice] = field(default_factory=dict)
-    """The choices so far."""
+    """The choices so far, by layout."""
 
     @property
     def batch(self) -> int:
@@ -157,14 +157,14 @@ class _LoweringRequest:
 
     @property
     def num_shards(self) -> int:
-        """Number of shards of a batch, each computed by itself."""
+        """Number of shards of a batch; each is computed separately."""
         devices = self.backend.placement.parts
         shards = make_shards(self.recipe.parallel, self.recipe.train.batch_size, devices)
         return 1 if shards is None else shards.count
 
     @contextmanager
     def watch(self, name: str) -> Iterator[None]:
-        """Show a clock while something is tuned."""
+        """Show a clock while the body tunes lowerings of `name`."""
         with self.reporter.clock(f"tuning {name}"):
             yield
 
@@ -195,7 +195,7 @@ class _LoweringRequest:
 
 
 def _choose_layout(request: _LoweringRequest) -> LoweringChoice:
-    """Choose in the layout that is fastest by a bank or the clock, else by the rule."""
+    """Choose lowerings in the layout that is fastest by a bank or by timing, else by a rule."""
     step_config = request.built.step_config
     device = request.backend.device
     network = step_config.network
@@ -205,7 +205,7 @@ def _choose_layout(request: _LoweringRequest) -> LoweringChoice:
     can_choose = network.can_be_batch_last(image_shape(step_config.image))
     if not (can_choose and has_choice(problems, device.platform)):
         return request.choose_in("nhwc")
-    key = layout_key(network, step_config, request.batch, device)
+    key = make_layout_key(network, step_config, request.batch, device)
     tuned = find_layout(key, request.tuning.mode, request.tuning.folder, request.time_us)
     layout = tuned.best if tuned is not None else choose_layout_by_rule(problems, device.platform)
     return replace(request.choose_in(layout), timed_layout=tuned)
@@ -222,8 +222,8 @@ def _report(
             nhwc_ms, chwn_ms = (times_us[layout] / 1000 for layout in ("nhwc", "chwn"))
             reason = f"; gradients {nhwc_ms:,.2f} -> {chwn_ms:,.2f} ms"
         reporter.stage("lower", f"images as CHWN: vectors of samples{reason}")
-    if any(how != DEFAULT for _, how in choice.lowerings.chosen):
-        reporter.stage("lower", _line(choice))
+    if any(lowering != DEFAULT for _, lowering in choice.lowerings.chosen):
+        reporter.stage("lower", _format_line(choice))
     if choice.num_timed and folder is not None:
         run_dir = folder.path
 
@@ -236,9 +236,10 @@ def _report(
         folder.accepted.add(write)
 
 
-def _line(choice: LoweringChoice) -> str:
-    lowerings = [how for _, how in choice.lowerings.chosen]
-    onednn = sum(how.engine == "onednn" for how in lowerings)
+def _format_line(choice: LoweringChoice) -> str:
+    """Return the origins of a choice and its times as a line for the log."""
+    lowerings = [lowering for _, lowering in choice.lowerings.chosen]
+    onednn = sum(lowering.engine == "onednn" for lowering in lowerings)
     banked = sum(result.status == "bank_hit" for result in choice.results)
     tuned = len(choice.results) - banked
     clauses = [f"{len(lowerings)} computations: {banked} from the bank"]
@@ -256,13 +257,13 @@ def write_choice(path: Path, choice: LoweringChoice) -> None:
 
 
 def read_choice(path: Path) -> LoweringChoice:
-    """Read what `write_choice` wrote. Raises RunError that names the file for anything else."""
+    """Read a file of `write_choice`. Raises RunError for any other file."""
     try:
         return LoweringChoice.from_document(read_json(path))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
-            f"{path}: not the lowerings of a run ({type(error).__name__}: {error}); "
-            "delete it to have them chosen again"
+            f"{path}: must be the lowerings of a run ({type(error).__name__}: {error}); "
+            "delete it to choose them again"
         ) from error
 
 
@@ -271,21 +272,22 @@ def list_problems(
 ) -> tuple[Problem, ...]:
     """List every computation of a step or an evaluation that can be lowered, by tracing.
 
-    Gradients belong to training alone; the gradient of the input images is never computed.
+    Problems of gradients are listed for training only. The gradient of the input images is never
+    computed, so it is left out.
     """
 
     def trace(step_config: StepConfig, batch: int, train: bool) -> list[Problem]:
         listing = RecordingPolicy()
         recorded = with_policy(step_config, listing)
-        forward = recorded.lower(_forward(recorded.network, train))
-        images = _image_shapes(step_config, batch)
+        forward = recorded.lower(_make_forward(recorded.network, train))
+        images = _make_image_shapes(step_config, batch)
         jax.eval_shape(forward, images, state.params, state.batch_stats)
         return list(listing.problems)
 
     problems: list[Problem] = []
     for image in step_config.train_images or (step_config.image,):
-        listed = trace(replace(step_config, image=image), train_batch, True)
-        problems += [p for p in listed if not _is_image_gradient(p, image_shape(image))]
+        train_problems = trace(replace(step_config, image=image), train_batch, True)
+        problems += [p for p in train_problems if not _is_image_gradient(p, image_shape(image))]
     problems += [p for p in trace(step_config, eval_batch, False) if p.role == "forward"]
     return tuple(dict.fromkeys(problems))
 
@@ -293,26 +295,26 @@ def list_problems(
 def list_unlowered_operations(
     step_config: StepConfig, state: TrainState, batch: int
 ) -> tuple[KeptOperation, ...]:
-    """List convolutions and max pooling of a custom network that nothing replaces."""
-    forward = _forward(step_config.network, True)
+    """List the convolutions and max pools of an imported network that no lowering replaces."""
+    forward = _make_forward(step_config.network, True)
     root = scope_root(step_config.network)
-    images = _image_shapes(step_config, batch)
+    images = _make_image_shapes(step_config, batch)
     return list_kept(forward, images, state.params, state.batch_stats, root=root)
 
 
 def with_policy(step_config: StepConfig, policy: LoweringPolicy) -> StepConfig:
-    """Return the configuration of a step whose network is computed as a policy chooses."""
+    """Return the configuration with a policy of lowerings for its network."""
     if step_config.lowerings is not None:
         return replace(step_config, lowerings=policy)
     return replace(step_config, network=step_config.network.clone(policy=policy))
 
 
-def _image_shapes(step_config: StepConfig, batch: int) -> jax.ShapeDtypeStruct:
+def _make_image_shapes(step_config: StepConfig, batch: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((batch, *image_shape(step_config.image)), jnp.float32)
 
 
-def _forward(network: nn.Module, train: bool) -> Callable[[Array, Any, Any], Any]:
-    """Return the function (images, params, batch_stats) -> (logits, changed statistics)."""
+def _make_forward(network: nn.Module, train: bool) -> Callable[[Array, Any, Any], Any]:
+    """Return the function (images, params, batch_stats) -> (logits, new statistics)."""
 
     def call(images: Array, params: Any, batch_stats: Any) -> Any:
         variables = {"params": params, "batch_stats": batch_stats}
@@ -323,7 +325,7 @@ def _forward(network: nn.Module, train: bool) -> Callable[[Array, Any, Any], Any
 
 
 def _is_image_gradient(problem: Problem, image: tuple[int, ...]) -> bool:
-    """Whether a problem is the gradient of the network's images, which is never computed."""
+    """Return whether a problem is the gradient of the input images of the network."""
     if problem.role != ROLES[1]:
         return False
     if isinstance(problem, ConvolutionProblem):
@@ -334,8 +336,8 @@ def _is_image_gradient(problem: Problem, image: tuple[int, ...]) -> bool:
 def time_gradients_us(
     network: nn.Module, step_config: StepConfig, state: TrainState, batch: int, device: jax.Device
 ) -> float:
-    """Time the gradients of all parameters in a loop, on random numbers, in microseconds."""
-    forward = _forward(network, True)
+    """Time the gradients of all parameters, in a loop on random numbers; return microseconds."""
+    forward = _make_forward(network, True)
 
     def loss(params: Any, images: Array, batch_stats: Any) -> Array:
         logits, _ = forward(images, params, batch_stats)
@@ -351,10 +353,10 @@ def time_gradients_us(
     return Timer((images, *weights), device).time_us(gradients)
 
 
-def layout_key(
+def make_layout_key(
     network: LaidOutNetwork, step_config: StepConfig, batch: int, device: jax.Device
 ) -> str:
-    """Return the key of a network, its images and the device in a knowledge bank."""
+    """Return the key in a knowledge bank of a network, its images and the device."""
     image = image_shape(step_config.image)
     digest = hashlib.sha256(network.structure(image).encode()).hexdigest()[:16]
     shape = "x".join(map(str, (batch, *image)))

@@ -1,4 +1,4 @@
-"""The graph of a network: its operations by layer, with their inputs. Nothing is computed."""
+"""Graph of a network: its operations by layer, with their inputs, traced from shapes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from pipeline.training.step import image_shape
 
 
 def trace_network_graph(config: StepConfig, state: TrainState) -> list[BoardNode]:
-    """Return the operations of a network's inference on one image, in their order.
+    """Return the operations of a network's inference on one image, in the order of computation.
 
-    Names have the path of the layer: `conv_0/conv_general_dilated`. `state` needs shapes only, and
-    nothing is compiled.
+    Names begin with the path of the layer: `conv_0/conv_general_dilated`. `state` may be shapes.
     """
     image = jax.ShapeDtypeStruct((1, *image_shape(config.image)), np.float32)
     variables = {"params": state.params, "batch_stats": state.batch_stats}
@@ -33,7 +32,7 @@ def trace_network_graph(config: StepConfig, state: TrainState) -> list[BoardNode
 
     closed = jax.make_jaxpr(infer)(variables, image)
     trace = _Trace()
-    # Paths without the collection: `conv_0/kernel`.
+    # Paths without the name of the collection, such as `conv_0/kernel`.
     paths = [path.partition("/")[2] for path in leaves_by_path(variables)]
     *weights, images = closed.jaxpr.invars
     pairs = zip(paths, weights, strict=True)
@@ -45,14 +44,14 @@ def trace_network_graph(config: StepConfig, state: TrainState) -> list[BoardNode
 
 
 class _Trace:
-    """The nodes of a jaxpr, in the order of its equations."""
+    """Nodes of a jaxpr, in the order of its equations."""
 
     def __init__(self) -> None:
         self.nodes: list[BoardNode] = []
         self._name_counts: Counter[str] = Counter()
 
     def add(self, name: str, op: str, inputs: Sequence[str], result: Any) -> str:
-        """Add a node whose output variable is `result`; return its name, unique by a number."""
+        """Add a node whose output variable is `result`; return its unique name."""
         number = self._name_counts[name]
         self._name_counts[name] += 1
         unique = f"{name}_{number}" if number else name
@@ -64,9 +63,10 @@ class _Trace:
     def add_equations(
         self, jaxpr: core.ClosedJaxpr, inputs: Sequence[str], scope: str
     ) -> list[str]:
-        """Add the operations of a jaxpr; return the names of its results' nodes, "" for constants.
+        """Add the operations of a jaxpr, below the layer `scope`.
 
-        Called functions are inlined; a loop or a conditional is one node.
+        Returns the names of the nodes of its results, "" for constants. Called functions are
+        inlined; a loop or a conditional is one node.
         """
         return walk(jaxpr, inputs, partial(self._add_equation, scope), lambda *_: "")
 

@@ -39,14 +39,14 @@ def plan_devices(
 ) -> Recipe:
     """Return the recipe with the mesh and the shardings of the fastest plan, as with `semi_auto`.
 
-    A plan in the run directory, or that the recipe names, is read instead of searching. Raises
-    RecipeError if no plan fits, or the file's does not.
+    A plan in the run directory, or else the recipe's plan file, is read instead of searching.
+    Raises RecipeError if no plan fits, or if the file's plan doesn't fit.
     """
     devices = num_devices(recipe.parallel)
     file = folder.path / PLAN
     plan_file = file if file.exists() else recipe.parallel.plan
-    if plan_file == file and _mesh_size(file) != devices:
-        reporter.stage("plan", f"{file} is of other devices; planned again")
+    if plan_file == file and _read_mesh_size(file) != devices:
+        reporter.stage("plan", f"{file} is for other devices; planned again")
         plan_file = None
     plan = find_plan(recipe, dataset, built, plan_file, reporter)
     if plan_file != file:
@@ -59,7 +59,7 @@ def find_plan(
 ) -> ParallelPlan:
     """Return and report the plan of a file, or the fastest one without a file.
 
-    Raises RecipeError if no plan fits, or the file's does not.
+    Raises RecipeError if no plan fits, or if the file's plan doesn't fit.
     """
     if plan_file is None:
         plans = search_plans(recipe, dataset, built)
@@ -68,12 +68,12 @@ def find_plan(
     devices = num_devices(recipe.parallel)
     shapes = {"/".join(path): leaf.shape for path, leaf in flatten_dict(built.state.params).items()}
     plan = load_plan(plan_file, devices, shapes)
-    reporter.stage("plan", f"{plan.mesh} devices, {plan.strategy}; of {plan_file}")
+    reporter.stage("plan", f"{plan.mesh} devices, {plan.strategy}; from {plan_file}")
     return plan
 
 
-def _mesh_size(file: Path) -> int | None:
-    """Return the number of devices of a plan, None if the file doesn't have it."""
+def _read_mesh_size(file: Path) -> int | None:
+    """Return the number of devices of a plan file; None if it can't be read."""
     try:
         mesh = read_yaml(file)["mesh"]
         return int(mesh["data"]) * int(mesh["model"])
@@ -83,16 +83,16 @@ def _mesh_size(file: Path) -> int | None:
 
 def search_plans(recipe: Recipe, dataset: Dataset, built: Built) -> SearchedPlans:
     """Search for the fastest plan of a recipe's step on its devices."""
-    step = step_to_plan(recipe, dataset, built)
-    rates = _rates_of(recipe)
+    step = trace_step(recipe, dataset, built)
+    rates = _find_rates(recipe)
     memory_bytes = rates.memory_bytes
     if recipe.parallel.memory_gib is not None:
         memory_bytes = recipe.parallel.memory_gib * GIB
     return search(step, num_devices(recipe.parallel), rates, memory_bytes)
 
 
-def step_to_plan(recipe: Recipe, dataset: Dataset, built: Built) -> LossToPlan:
-    """Return the loss of a recipe's step on its global batch."""
+def trace_step(recipe: Recipe, dataset: Dataset, built: Built) -> LossToPlan:
+    """Trace the loss of a recipe's step on its global batch."""
     size = recipe.train.batch_size
     label = dataset.train_label
     batch = (
@@ -103,34 +103,35 @@ def step_to_plan(recipe: Recipe, dataset: Dataset, built: Built) -> LossToPlan:
 
 
 def describe_shardings(recipe: Recipe, dataset: Dataset, built: Built) -> str:
-    """Compare the time of a step with the recipe's shardings with a data parallel step, as text.
+    """Compare a step with the recipe's shardings to a data parallel step, as a line for the log.
 
-    Both are priced by the planner's rates of the recipe's devices.
+    Both are priced with the planner's rates of the recipe's devices.
     """
     parallel = recipe.parallel
     devices = num_devices(parallel)
     sizes = MeshSpec(data=devices) if parallel.mesh is None else parallel.mesh
     mesh = Mesh(sizes.data, sizes.model)
-    rates = _rates_of(recipe)
+    rates = _find_rates(recipe)
     specs, constraints = (
         tuple(ShardingRule(rule.pattern, tuple(map(tuple, rule.entries))) for rule in rules)
         for rules in (parallel.specs, parallel.constraints)
     )
-    step = step_to_plan(recipe, dataset, built)
+    step = trace_step(recipe, dataset, built)
     batch = parallel.batch_axes
     priced = price_shardings(step, mesh, batch, specs, constraints, rates)
     if priced is None:
-        text = f"a step sharded so on {mesh} devices is not priced"
-        return f"{text}: the planner knows no such shardings"
+        text = f"a step with these shardings on {mesh} devices has no price"
+        return f"{text}: the planner doesn't support them"
     plan = priced.plan
-    beside = priced.data_parallel
-    text = f"sharded so on {mesh} devices a step takes {plan.step_ms:.3g} ms by the planner's rates"
-    if beside is not None:
-        text += f", {plan.step_ms / beside.step_ms:.2f}x that of data parallelism"
+    data_parallel = priced.data_parallel
+    time = f"{plan.step_ms:.3g} ms by the planner's rates"
+    text = f"with these shardings on {mesh} devices a step takes {time}"
+    if data_parallel is not None:
+        text += f", {plan.step_ms / data_parallel.step_ms:.2f}x that of data parallelism"
     return f"{text}; {plan.memory_bytes / GIB:.2f} GiB a device, {format_moved(plan)} moved"
 
 
-def _rates_of(recipe: Recipe) -> Rates:
+def _find_rates(recipe: Recipe) -> Rates:
     """Return the rates of the recipe's devices."""
     return recipe.device.rates() or load_host_rates()
 
@@ -141,8 +142,8 @@ def with_plan(recipe: Recipe, plan: ParallelPlan) -> Recipe:
         "mode": "semi_auto",
         "devices": plan.mesh.devices,
         "mesh": MeshSpec(data=plan.mesh.data, model=plan.mesh.model),
-        "specs": tuple(map(_rule, plan.specs)),
-        "constraints": tuple(map(_rule, plan.constraints)),
+        "specs": tuple(map(_make_sharding_spec, plan.specs)),
+        "constraints": tuple(map(_make_sharding_spec, plan.constraints)),
         "batch_axes": plan.batch or ("data",),
         "plan": None,
         "memory_gib": None,
@@ -150,6 +151,6 @@ def with_plan(recipe: Recipe, plan: ParallelPlan) -> Recipe:
     return recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update=planned)})
 
 
-def _rule(rule: ShardingRule) -> ShardingSpec:
-    axes = [None if not names else list(names) for names in rule.axes]
+def _make_sharding_spec(rule: ShardingRule) -> ShardingSpec:
+    axes = [list(names) or None for names in rule.axes]
     return ShardingSpec.model_validate({"pattern": rule.pattern, "axes": axes})

@@ -24,14 +24,19 @@ from pipeline.engine.monitors.metrics_log import require_logs
 from pipeline.engine.monitors.observers import Observers, open_observers
 from pipeline.stages.autosink.choose_sink import SinkPlan, choose_sink, chooses_sink, resume_sink
 from pipeline.stages.build import Built, build, read_rate_files
-from pipeline.stages.compile import CompileOptions, compile_programs, program_key, write_figures
+from pipeline.stages.compile import (
+    CompileOptions,
+    compile_programs,
+    make_program_key,
+    write_figures,
+)
 from pipeline.stages.data import declare_data, load_data
 from pipeline.stages.estimate import estimate_cost
 from pipeline.stages.launch.join import LOCAL, join_processes
 from pipeline.stages.lower import lower
 from pipeline.stages.plan_devices import plan_devices
 from pipeline.stages.record.guards import record_time
-from pipeline.stages.record.summary import Summary, versions
+from pipeline.stages.record.summary import Summary, list_versions
 from pipeline.stages.runner.context import CompiledRun, RunContext, RunOptions
 from pipeline.stages.runner.evaluations import Evaluations
 from pipeline.stages.runner.initial_state import initial_state, read_restored
@@ -46,18 +51,18 @@ from pipeline.training.parallel.devices import describe_layout
 
 
 def run(recipe: Recipe, options: RunOptions) -> Summary:
-    """Run the stages that a recipe names and return the summary.
+    """Run the stages that a recipe names, and return the summary.
 
-    Writes into the run that is resumed, else `options.run_dir`, else a new directory under
-    `outputs/`. Raises PipelineError when the run can't be done; summary.json says so too.
+    Writes into the directory of the run to resume, else into `options.run_dir`, else into a new
+    directory under `outputs/`. Raises PipelineError if the run fails; summary.json has the reason.
     """
     return exhaust(run_in_sinks(recipe, options))
 
 
 def run_in_sinks(recipe: Recipe, options: RunOptions) -> Generator[SinkReport, None, Summary]:
-    """Run as `run` does, and yield the report of each sink once it has been evaluated.
+    """Run the stages, and yield the report of each sink after its evaluation.
 
-    The caller iterates to the end; to end earlier, it notes a stop in `options.signals`.
+    The caller must iterate to the end. To end earlier, it sets `options.signals.stop`.
     """
     called_at = time.perf_counter()
     require_usable_environment()
@@ -74,14 +79,14 @@ def run_in_sinks(recipe: Recipe, options: RunOptions) -> Generator[SinkReport, N
             with conclude_run(context):
                 yield from run_stages(context)
     except Interrupted:
-        # A signal has ended one of several processes, whose summary says so.
+        # A signal has stopped one of several processes, which is in the summary.
         if summary is None:
             raise
     return summary
 
 
 def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
-    """Run the stages in order, and end early if `stages` names no later one; yield each sink."""
+    """Run the stages of the recipe in order, and yield the report of each sink."""
     recipe = context.recipe
     reporter = context.reporter
     summary = context.summary
@@ -112,7 +117,7 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
     if estimate is not None:
         summary.modelled = dict(estimate.summary())
     if estimate is not None and not (trains or evaluates):
-        # A run that is only priced needs no program of the processor that computes for it.
+        # A run that is only priced needs no programs.
         return
 
     total_steps = built.run_schedule.total
@@ -132,8 +137,8 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
     run = profile.run
     callbacks = make_callbacks(context) if trains else ()
     dumps = inspection.open_dumps(run) if trains else None
-    # From here on nothing refuses the run, except for a bad log.
-    require_logs(context.run_dir, int(state.step), log_marks(context, host))
+    # Checks end here: a damaged log is the last reason to refuse a run.
+    require_logs(context.run_dir, int(state.step), get_log_marks(context, host))
     context.folder.accepted.release()
     history = History(int(state.step))
     with open_run_observers(run, history, estimate, host) as observers:
@@ -163,20 +168,20 @@ def lower_and_compile(
     *,
     keeps: bool = False,
 ) -> CompiledRun:
-    """Lower a step and compile its programs by `recipe`, which may be the planned one.
+    """Lower a step and compile its programs; `recipe` may be changed by a plan for devices.
 
-    With `keeps`, for a process whose code is what is on disk, programs that such a process has
-    written are found without tracing the step.
+    With `keeps`, programs that an earlier process has written are found without tracing the step.
+    Set it only if the code of this process is equal to the files on disk.
     """
     folder = context.folder
     reporter = context.reporter
     built = lower(recipe, dataset, built, backend, folder, reporter)
-    alone = context.ranks.size == 1 and recipe.profile.mode == "off"
+    is_plain = context.ranks.size == 1 and recipe.profile.mode == "off"
     key = None
-    if keeps and alone:
-        assert context.process is not None, "the only process has its origin"
-        key = program_key(asdict(context.process), recipe, built)
-    evaluates_later = alone and "train" in recipe.stages and recipe.parallel.mode == "none"
+    if keeps and is_plain:
+        assert context.process is not None, "a single process has a provenance"
+        key = make_program_key(asdict(context.process), recipe, built)
+    evaluates_later = is_plain and "train" in recipe.stages and recipe.parallel.mode == "none"
     options = CompileOptions(key, evaluates_later)
     executable = compile_programs(recipe, dataset, built, backend, reporter, options)
     context.summary.time["compile_s"] = executable.report.compile_s
@@ -185,10 +190,10 @@ def lower_and_compile(
 
 
 def open_backend(context: RunContext) -> Backend:
-    """Open the recipe's devices, and report what runs on several."""
+    """Open the recipe's devices; report how several share a batch."""
     recipe = context.recipe
     backend = recipe.device.open(recipe.parallel)
-    context.summary.versions = versions(backend.describe())
+    context.summary.versions = list_versions(backend.describe())
     if recipe.parallel.mode != "none":
         line = describe_layout(recipe.parallel, recipe.train.batch_size, context.ranks)
         context.reporter.stage("parallel", line)
@@ -196,7 +201,7 @@ def open_backend(context: RunContext) -> Backend:
 
 
 def plan_sinks(run: CompiledRun, estimate: Estimate | None, host: HostState) -> SinkPlan:
-    """Return the sinks of the run; several processes measure none."""
+    """Choose the sinks of the run. Several processes don't measure sinks."""
     recipe = run.context.recipe
     reporter = run.context.reporter
     schedule = run.built.run_schedule
@@ -210,7 +215,7 @@ def plan_sinks(run: CompiledRun, estimate: Estimate | None, host: HostState) -> 
 def open_run_observers(
     run: CompiledRun, history: History, estimate: Estimate | None, host: HostState
 ) -> Observers:
-    """Open the observers; only the first process of a run has any."""
+    """Open the observers of the first process; other processes have none."""
     context = run.context
     recipe = context.recipe
     if not context.ranks.is_first:
@@ -225,17 +230,17 @@ def open_run_observers(
     )
     schedule = run.built.run_schedule
     reporter = context.reporter
-    marks = log_marks(context, host)
+    marks = get_log_marks(context, host)
     return open_observers(settings, context.run_dir, schedule, history.step, reporter, marks)
 
 
-def log_marks(context: RunContext, host: HostState) -> Mapping[str, Any] | None:
-    """Return the marks of the logs in the checkpoint that the run goes on from, None without."""
+def get_log_marks(context: RunContext, host: HostState) -> Mapping[str, Any] | None:
+    """Return the marks of the logs in the checkpoint to resume; None for a new run."""
     return host.logs if context.resuming else None
 
 
 def check_signals(context: RunContext) -> None:
-    """Raise Interrupted in all processes if the first one has noted a signal to stop."""
+    """Raise Interrupted in all processes if the first process got a signal to stop."""
     signals = context.options.signals
     stop = context.ranks.agree(lambda: signals.stop)
     if stop is not None:

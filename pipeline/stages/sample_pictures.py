@@ -1,4 +1,4 @@
-"""Samples and predictions to look at in TensorBoard: labels, predictions, masks and embeddings."""
+"""Samples for TensorBoard, with their labels, predictions, masks and embeddings."""
 
 from __future__ import annotations
 
@@ -34,36 +34,37 @@ EMBEDDING_CHUNK = 256
 
 @dataclass(frozen=True)
 class SamplePredictions:
-    """Images as they are read (n, H, W, C), their captions, and which predictions are wrong."""
+    """Predictions of images."""
 
     images: np.ndarray
+    """Images before map ops (n, H, W, C)."""
     captions: tuple[str, ...]
     wrong: tuple[bool, ...]
+    """Whether the prediction of each image is wrong."""
 
 
 @dataclass(frozen=True)
 class EmbeddedSamples:
-    """Embeddings of samples, float32 (n, features), with the label of each as text.
-
-    `images` (n, H, W, C) are the samples as they are read, None if they aren't images.
-    """
+    """Embeddings of samples."""
 
     vectors: np.ndarray
+    """float32 (n, features)."""
     labels: tuple[str, ...]
     images: np.ndarray | None
+    """Images before map ops (n, H, W, C); None for other samples."""
 
 
-def sample_labels(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:
-    """Return the labels of the images of `sample_images`; () if they are mixed, or of positions."""
+def format_sample_labels(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:
+    """Return the labels of the images of `sample_images`; () if an image has several labels."""
     if any(isinstance(op, BatchOp) for op in dataset.train_ops) or dataset.label_positions:
         return ()
     rows = dataset.train_order.batches(0, 1).rows[0][: recipe.monitor.sample_images]
     labels = np.asarray(dataset.train.columns["label"][rows])
-    return tuple(label_text(label, dataset.targets) for label in labels)
+    return tuple(format_label(label, dataset.targets) for label in labels)
 
 
-def label_text(label: np.ndarray, targets: Targets) -> str:
-    """Return a label as text: the class, the numbers in the units of the data, or the labels."""
+def format_label(label: np.ndarray, targets: Targets) -> str:
+    """Return the text of a label: a class, numbers in the units of the data, or several labels."""
     match targets.task:
         case "regression":
             return ", ".join(f"{number:.4g}" for number in targets.to_data_units(label).reshape(-1))
@@ -77,10 +78,10 @@ def label_text(label: np.ndarray, targets: Targets) -> str:
 def predict_samples(
     recipe: Recipe, config: StepConfig, state: TrainState, dataset: Dataset
 ) -> SamplePredictions | None:
-    """Predict `monitor.sample_predictions` samples by a state, spread over the evaluation split.
+    """Predict `monitor.sample_predictions` samples, spread over the evaluation split.
 
-    None if samples aren't images, or labels are of positions or padded. A caption is the
-    prediction, followed by the truth if it differs; numbers are never wrong.
+    Returns None if samples aren't images, have a label for each position, or are padded. A caption
+    is the prediction, followed by the true label if it differs. Predicted numbers are never wrong.
     """
     count = min(recipe.monitor.sample_predictions, len(dataset.eval))
     has_no_caption = dataset.label_positions or recipe.dataset.buckets
@@ -95,26 +96,27 @@ def predict_samples(
         inputs = make_network_inputs(mapped["image"], config.image.layout, None)
         return config.network.apply(variables, inputs, train=False)
 
-    outputs = np.asarray(jax.jit(predict)(_variables_on_host(state), columns))
+    outputs = np.asarray(jax.jit(predict)(_copy_variables_to_host(state), columns))
     targets = dataset.targets
     if targets.task == "multi_label":
         outputs = (outputs > 0).astype(np.float32)
-    truths = [label_text(label, targets) for label in columns["label"]]
+    truths = [format_label(label, targets) for label in columns["label"]]
     pairs = [
-        (label_text(output, targets), truth) for output, truth in zip(outputs, truths, strict=True)
+        (format_label(output, targets), truth)
+        for output, truth in zip(outputs, truths, strict=True)
     ]
     captions = tuple(text if text == truth else f"{text}, is {truth}" for text, truth in pairs)
     wrong = tuple(text != truth and targets.task != "regression" for text, truth in pairs)
     return SamplePredictions(columns["image"], captions, wrong)
 
 
-def mask_pictures(
+def make_mask_drawer(
     recipe: Recipe, dataset: Dataset, built: Built
 ) -> Callable[[TrainState], np.ndarray] | None:
-    """Return a function from a state to pictures of the first evaluation images.
+    """Return a function (state) -> pictures of the first evaluation images with their masks.
 
-    They are uint8 (n, H, 3 W + 2 MASK_GAP, 3). None without a class for every pixel, for images of
-    several sizes, and for a state that is spread over devices.
+    Pictures are uint8 (n, H, 3 W + 2 MASK_GAP, 3): image, mask and predicted mask. Returns None
+    unless every pixel has a class, for images of several sizes, and for a state on several devices.
     """
     count = min(recipe.monitor.sample_images, len(dataset.eval))
     label = dataset.eval_label
@@ -140,7 +142,7 @@ def mask_pictures(
         return jnp.argmax(logits, axis=-1)
 
     def draw(state: TrainState) -> np.ndarray:
-        variables = {"params": _eval_params(state), "batch_stats": state.batch_stats}
+        variables = {"params": _get_eval_params(state), "batch_stats": state.batch_stats}
         predicted = draw_masks(np.asarray(predict(variables, inputs)), classes)
         gap = np.full((*images.shape[:2], MASK_GAP, 3), 255, np.uint8)
         return np.concatenate([images, gap, truth, gap, predicted], axis=2)
@@ -149,8 +151,10 @@ def mask_pictures(
 
 
 def _stretch_to_rgb(images: np.ndarray) -> np.ndarray:
-    """Stretch each image (n, H, W, C) to uint8 (n, H, W, 3); of other than three channels, the
-    first."""
+    """Stretch the values of images (n, H, W, C) to uint8 (n, H, W, 3).
+
+    Images without three channels are shown in grey by their first channel.
+    """
     colour = images if images.shape[-1] == 3 else np.repeat(images[..., :1], 3, axis=-1)
     low = colour.min(axis=(1, 2, 3), keepdims=True)
     span = np.maximum(colour.max(axis=(1, 2, 3), keepdims=True) - low, 1e-12)
@@ -160,39 +164,39 @@ def _stretch_to_rgb(images: np.ndarray) -> np.ndarray:
 def embed_samples(
     recipe: Recipe, config: StepConfig, state: TrainState, dataset: Dataset
 ) -> EmbeddedSamples | None:
-    """Embed `monitor.embeddings` samples, spread over the evaluation split, by a state.
+    """Embed `monitor.embeddings` samples, spread over the evaluation split.
 
     An embedding is the input of the network's last layer, averaged over positions of tokens or
-    pixels. None if the recipe names no samples, labels are of positions, images are padded to
-    several sizes, or the network has no flax layer with parameters.
+    pixels. Returns None if the recipe requests no embeddings, samples have a label for each
+    position, images are padded to several sizes, or the network has no flax layer with parameters.
     """
     count = min(recipe.monitor.embeddings, len(dataset.eval))
     if not count or dataset.label_positions or recipe.dataset.buckets:
         return None
     rows = np.arange(count) * len(dataset.eval) // count
-    variables = _variables_on_host(state)
-    compute = jax.jit(_embedding(config))
+    variables = _copy_variables_to_host(state)
+    compute = jax.jit(_make_embedder(config))
     seed = seed_words(recipe.seed)
     vectors = []
     labels = []
     images = []
     for start in range(0, count, EMBEDDING_CHUNK):
-        # The same shape for all: the last chunk is filled up with its last sample.
+        # All chunks have one shape: the last one repeats its last sample.
         chunk = rows[start : start + EMBEDDING_CHUNK]
-        filled = np.pad(chunk, (0, min(EMBEDDING_CHUNK, count) - len(chunk)), mode="edge")
+        padded = np.pad(chunk, (0, min(EMBEDDING_CHUNK, count) - len(chunk)), mode="edge")
         split = dataset.eval.columns
-        columns = {name: np.asarray(column[filled]) for name, column in split.items()}
-        embedded = compute(variables, columns, seed, filled)
+        columns = {name: np.asarray(column[padded]) for name, column in split.items()}
+        embedded = compute(variables, columns, seed, padded)
         if embedded is None:
             return None
         vectors.append(np.asarray(embedded)[: len(chunk)])
-        labels += [label_text(label, dataset.targets) for label in columns["label"][: len(chunk)]]
+        labels += [format_label(label, dataset.targets) for label in columns["label"][: len(chunk)]]
         images.append(columns["image"][: len(chunk)])
     pictures = np.concatenate(images) if _has_images(dataset) else None
     return EmbeddedSamples(np.concatenate(vectors), tuple(labels), pictures)
 
 
-def _embedding(config: StepConfig) -> Callable[..., Any]:
+def _make_embedder(config: StepConfig) -> Callable[..., Any]:
     """Return the function (variables, columns, seed, samples) -> float32 (n, features)."""
 
     def compute_embeddings(variables: Any, columns: Any, seed: Any, samples: Any) -> Any:
@@ -201,16 +205,16 @@ def _embedding(config: StepConfig) -> Callable[..., Any]:
         inputs = make_network_inputs(mapped["image"], config.image.layout, sizes)
         layer_inputs: list[Any] = []
 
-        def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        def note_input(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
             if context.method_name == "__call__" and _has_parameters(context.module) and args:
                 layer_inputs.append(args[0])
             return call(*args, **kwargs)
 
-        with nn.intercept_methods(note):
+        with nn.intercept_methods(note_input):
             config.network.apply(variables, inputs, train=False)
         if not layer_inputs:
             return None
-        # A network that isn't a list of layers has no modules inside that read its images.
+        # Other networks than lists of layers have images in NHWC.
         layout = config.network.layout if isinstance(config.network, Network) else "nhwc"
         last = batch_first(layer_inputs[-1], layout).astype(jnp.float32)
         return last.mean(axis=tuple(range(1, last.ndim - 1))) if last.ndim > 2 else last
@@ -219,7 +223,7 @@ def _embedding(config: StepConfig) -> Callable[..., Any]:
 
 
 def _has_parameters(module: nn.Module) -> bool:
-    """Whether a module has parameters beside those of the modules inside it."""
+    """Return whether a module has parameters besides those of inner modules."""
     params = module.variables.get("params", {}) if module.scope is not None else {}
     return any(not isinstance(leaf, dict) and hasattr(leaf, "shape") for leaf in params.values())
 
@@ -228,11 +232,11 @@ def _has_images(dataset: Dataset) -> bool:
     return dataset.unit == IMAGES and len(dataset.raw_image.shape) == 3
 
 
-def _eval_params(state: TrainState) -> Any:
+def _get_eval_params(state: TrainState) -> Any:
     return state.params if state.average is None else merge_params(state.params, state.average)
 
 
-def _variables_on_host(state: TrainState) -> Any:
-    """Return the variables of evaluation on the host, for one device, however they are sharded."""
-    variables = {"params": _eval_params(state), "batch_stats": state.batch_stats}
+def _copy_variables_to_host(state: TrainState) -> Any:
+    """Return the variables of evaluation as whole arrays on the host."""
+    variables = {"params": _get_eval_params(state), "batch_stats": state.batch_stats}
     return jax.tree.map(np.asarray, variables)

@@ -1,4 +1,4 @@
-"""Warm start: weights of another run or of a file replace those of a state."""
+"""Warm start: a state with the weights of another run or of a file."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pipeline.checkpoint.restore import (
-    Warn,
-    join_problems,
-    read_saved,
-    tell_user,
-)
+from pipeline.checkpoint.restore import Warn, join_problems, read_saved, tell_user
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.core.host.tree_paths import leaves_by_path
@@ -24,7 +19,7 @@ from pipeline.data.tables.encode_table import count_encoded_features
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import is_weight_file, read_weights
 from pipeline.stages.export.matching import match_weights
-from pipeline.stages.export.network import COLLECTIONS, arrays_of_model
+from pipeline.stages.export.network import COLLECTIONS, trace_model_arrays
 from pipeline.stages.record.saved_recipe import list_changes_of_meaning, restore_weights
 from pipeline.training.state import TrainState
 
@@ -34,13 +29,13 @@ class Restored:
     """A state with restored weights, and their source."""
 
     state: TrainState
-    """Has shapes in place of arrays if neither it nor the source had values."""
+    """State with shapes in place of arrays that the source doesn't have."""
     step: int | None
-    """The step at which a run saved the weights; None for a file."""
+    """Step at which a run saved the weights; None for a file."""
     line: str
-    """A line for the user that names the source."""
+    """Line for the log that names the source."""
 
-    def over(self, fresh: TrainState) -> TrainState:
+    def replace_weights(self, fresh: TrainState) -> TrainState:
         """Return `fresh` with the restored parameters and batch statistics."""
 
         def choose(restored: Any, fresh: Any) -> Any:
@@ -58,16 +53,16 @@ class Restored:
 def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn: Warn) -> Restored:
     """Return `like` with the parameters and batch statistics that `checkpoint.restore` names.
 
-    `like` may be shapes and dtypes only, so that mismatches are found before compiling. Optimizer,
-    step and loss scale are unchanged. Warns of a damaged checkpoint, and of layers and inputs that
-    differ in the recipe that trained the weights. Raises DataError if the weights can't be read, or
-    don't match the network and `checkpoint.partial` is false.
+    `like` may be shapes and dtypes, so that mismatches are found before compiling. Optimizer, step
+    and loss scale don't change. Warns of a damaged checkpoint, and of layers and inputs that differ
+    in the recipe that trained the weights. Raises DataError if the weights can't be read, or if
+    they don't match the network and `checkpoint.partial` is false.
     """
     spec = recipe.checkpoint
     path = spec.restore
-    assert path is not None, "the caller checks that there is something to restore"
-    by_rules = bool(spec.renames) or spec.partial or spec.rules != "auto"
-    if not is_weight_file(path) and not by_rules:
+    assert path is not None, "the caller checks that the recipe names weights"
+    is_matched = bool(spec.renames) or spec.partial or spec.rules != "auto"
+    if not is_weight_file(path) and not is_matched:
         tree = recipe.model_dump(mode="json")
         state, saved = restore_weights(path, like, tree, warn)
         if changes := list_changes_of_meaning(saved, tree):
@@ -75,17 +70,20 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
         return Restored(state, saved.step, f"weights of step {saved.step} from {path}")
     arrays, step = read_source(path, warn)
     model = recipe.model.fit_to_table(count_encoded_features(dataset.eval_ops))
-    network = arrays_of_model(model, len(dataset.classes), dataset.image)
+    network = trace_model_arrays(model, len(dataset.classes), dataset.image)
     matching = match_weights(str(path), arrays, network, spec.renames, spec.rules)
     matching.require(partial=spec.partial)
     origin = str(path) if step is None else f"step {step} of {path}"
     variables = {"params": like.params, "batch_stats": like.batch_stats}
-    state = replace(like, **fill(variables, matching.arrays))
+    state = replace(like, **replace_leaves(variables, matching.arrays))
     return Restored(state, step, f"{origin}: {matching.counts()}")
 
 
 def read_source(source: Path, warn: Warn = tell_user) -> tuple[Arrays, int | None]:
-    """Read the arrays of a weight file, or of a run's checkpoint and its step. Raises DataError."""
+    """Read the arrays of a weight file, or the weights and the step of a run's checkpoint.
+
+    Raises DataError.
+    """
     if is_weight_file(source):
         return read_weights(source), None
     if not source.exists():
@@ -96,13 +94,13 @@ def read_source(source: Path, warn: Warn = tell_user) -> tuple[Arrays, int | Non
     return saved.weights(), saved.step
 
 
-def fill(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
-    """Replace the leaves of `variables` by the `arrays` that exist, in the leaves' dtypes.
+def replace_leaves(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
+    """Replace the leaves of `variables` that have an entry in `arrays`, in the leaves' dtypes.
 
-    Names are paths with the collection first.
+    Names are paths, such as `params/conv_0/kernel`.
     """
-    leaves = leaves_by_path(variables)
-    filled = [
-        arrays[name].astype(leaf.dtype) if name in arrays else leaf for name, leaf in leaves.items()
+    leaves = [
+        arrays[name].astype(leaf.dtype) if name in arrays else leaf
+        for name, leaf in leaves_by_path(variables).items()
     ]
-    return jax.tree.unflatten(jax.tree.structure(variables), filled)
+    return jax.tree.unflatten(jax.tree.structure(variables), leaves)

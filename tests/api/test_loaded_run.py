@@ -46,5 +46,5 @@ def test_plots_have_both_curves(trained: Path) -> None:
 
 
 def test_no_run_is_one_message(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no run directory"):
+    with pytest.raises(DataError, match="isn't a run directory"):
         pipeline.load_run(tmp_path)

@@ -23,7 +23,7 @@ from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 MLP = ("model=mlp", "model.hidden=[8]", "train.steps=24", "train.sink_size=8", "eval.every_steps=8")
-NO_RUN = "there is no run yet; call fit(), or Trainer.load(RUN_DIR)"
+NO_RUN = "nothing has run yet; call fit(), or Trainer.load(RUN_DIR)"
 NO_PARAMETERS = "there are no parameters yet; call fit(), or Trainer.load(RUN_DIR)"
 
 
@@ -47,7 +47,10 @@ def trainer(recipe: Recipe, tmp_path: Path) -> Trainer:
         (lambda trainer: trainer.predict(np.zeros((1, 8, 8, 1))), NO_PARAMETERS),
         (lambda trainer: trainer(np.zeros((1, 8, 8, 1))), NO_PARAMETERS),
         (lambda trainer: trainer.parameters, NO_PARAMETERS),
-        (lambda trainer: trainer.control, "nothing trains now; use this in a loop over sinks()"),
+        (
+            lambda trainer: trainer.control,
+            "no training is in progress; use this in a loop over sinks()",
+        ),
     ],
 )
 def test_before_a_run_there_is_one_clear_error(
@@ -65,7 +68,7 @@ def test_overrides_of_a_recipe_that_is_loaded_are_refused(recipe: Recipe) -> Non
 
 
 def test_a_run_that_is_none_can_not_be_loaded(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"is no run directory; it holds no recipe.yaml"):
+    with pytest.raises(DataError, match=r"isn't a run directory; it holds no recipe.yaml"):
         Trainer.load(tmp_path)
 
 
@@ -107,7 +110,7 @@ def test_a_run_is_that_of_the_command(trainer: Trainer, recipe: Recipe, tmp_path
         name: values[-1] for name, values in trainer.evaluations.items() if name in evaluated
     }
     assert "count" not in evaluated
-    with pytest.raises(RunError, match="nothing trains now"):
+    with pytest.raises(RunError, match="no training is in progress"):
         trainer.parameters["dense_0/bias"] = np.zeros(8)
 
 
@@ -163,7 +166,7 @@ def test_a_loop_that_is_left_can_be_resumed(
     assert (trainer.summary.status, trainer.summary.steps) == ("stopped", 16)
     assert trainer.summary.reason == "the loop over its sinks was left"
     assert outcome.checkpoints(tmp_path / "run") == [16]
-    with pytest.raises(RunError, match="nothing trains now"):
+    with pytest.raises(RunError, match="no training is in progress"):
         _ = trainer.control
 
     # As by the command, without the loop: what it has set is part of the run.
@@ -212,7 +215,7 @@ def test_a_callback_that_fails_ends_the_loop(recipe: Recipe, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_the_class_of_a_callback_is_none(recipe: Recipe, tmp_path: Path) -> None:
     trainer = Trainer(recipe, callbacks=[Callback], run_dir=tmp_path / "run")  # type: ignore[list-item]
-    with pytest.raises(RecipeError, match="is no Callback; must be an instance of a subclass"):
+    with pytest.raises(RecipeError, match="must be an instance of a subclass of Callback"):
         trainer.fit()
 
 
@@ -227,7 +230,7 @@ def test_a_run_is_loaded_with_its_parameters(trainer: Trainer, tmp_path: Path) -
     np.testing.assert_array_equal(loaded.predict(images), trainer.predict(images))
     assert loaded.evaluate() == trainer.evaluate()
     assert loaded.steps["loss"].tolist() == trainer.steps["loss"].tolist()
-    with pytest.raises(RunError, match="nothing trains now"):
+    with pytest.raises(RunError, match="no training is in progress"):
         loaded.parameters["dense_0/bias"] = np.zeros(8)
     with pytest.raises(TypeError, match="parameters can be set, not removed"):
         del loaded.parameters["dense_0/bias"]
@@ -250,7 +253,7 @@ def test_predictions_are_of_the_networks_function(trainer: Trainer) -> None:
 def test_images_that_are_not_the_datasets_are_refused(trainer: Trainer) -> None:
     trainer.fit()
     for shape in ((8, 8, 1), (1, 8, 8), (1, 32, 32, 1), (1, 8, 8, 3)):
-        with pytest.raises(DataError, match=r"must have shape \('n', 8, 8, 1\)"):
+        with pytest.raises(DataError, match=r"must be \('n', 8, 8, 1\)"):
             trainer.predict(np.zeros(shape))
     with pytest.raises(DataError, match=r"images have the value 0.5; must be uint8"):
         trainer.predict(np.full((1, 8, 8, 1), 0.5))

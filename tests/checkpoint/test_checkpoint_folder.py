@@ -11,11 +11,11 @@ import pytest
 from pipeline.checkpoint.checkpoint_folder import (
     checkpoint_path,
     checkpoint_step,
+    find_strangers,
     remove_checkpoint,
     remove_drafts,
+    rename_aside,
     saved_steps,
-    set_aside,
-    strangers,
 )
 
 
@@ -59,13 +59,13 @@ def test_what_has_arrays_or_a_manifest_is_a_checkpoint(root: Path) -> None:
 
 def test_what_has_a_number_as_name_and_is_no_checkpoint_is_a_stranger(root: Path) -> None:
     numbers = ["2019", "²", "४४१", "007", "+1", "6.0", "6", "8", "9"]
-    assert {path.name for path in strangers(root)} == set(numbers)
+    assert {path.name for path in find_strangers(root)} == set(numbers)
 
 
 def test_a_checkpoint_under_another_spelling_of_its_step_is_a_stranger(root: Path) -> None:
     (root / "5").rename(root / "05")
     assert saved_steps(root) == [40]
-    assert root / "05" in strangers(root)
+    assert root / "05" in find_strangers(root)
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ENOMEM])
@@ -73,7 +73,7 @@ def test_what_the_system_does_not_show_is_neither(
     number: int, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse_to_stat(root / "40" / "manifest.json", number, monkeypatch)
-    for listing in (saved_steps, strangers):
+    for listing in (saved_steps, find_strangers):
         with pytest.raises(OSError, match=os.strerror(number)):
             listing(root)
 
@@ -91,13 +91,13 @@ def refuse_to_stat(file: Path, number: int, patch: pytest.MonkeyPatch) -> None:
 
 
 def test_there_may_be_no_folder_at_all(tmp_path: Path) -> None:
-    assert saved_steps(tmp_path / "checkpoints") == strangers(tmp_path / "checkpoints") == []
+    assert saved_steps(tmp_path / "checkpoints") == find_strangers(tmp_path / "checkpoints") == []
 
 
 def test_what_is_set_aside_takes_nobodys_place(root: Path) -> None:
     (root / "foreign-2019-1").symlink_to(root / "nowhere")
     (root / "2019" / "holiday.jpg").touch()
-    assert set_aside(root / "2019", "foreign").name == "foreign-2019-2"
+    assert rename_aside(root / "2019", "foreign").name == "foreign-2019-2"
     assert (root / "foreign-2019-2" / "holiday.jpg").exists()
 
 

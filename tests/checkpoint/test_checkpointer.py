@@ -512,7 +512,7 @@ def test_a_new_run_does_not_go_where_checkpoints_of_another_are(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     shutil.copytree(unbroken / "checkpoints", tmp_path / "checkpoints")
-    with pytest.raises(DataError, match=r"holds what is left of a run without its recipe.yaml"):
+    with pytest.raises(DataError, match=r"holds a run without its recipe.yaml"):
         run(tiny(*COURSE, "seed=5"), tmp_path)
     assert outcome.checkpoints(tmp_path) == outcome.checkpoints(unbroken)
 
@@ -532,7 +532,7 @@ def test_folders_that_are_no_checkpoints_cost_a_run_none(
 
 def test_what_was_saved_last_is_looked_for_at_the_end(tmp_path: Path) -> None:
     file = checkpoint_path(Path(FOLDER), 2) / "host" / "metadata"
-    message = f"{file}: is missing; step 2 was saved and is not there"
+    message = f"{file}: is missing; the checkpoint of step 2 was changed"
     checkpoints = Checkpoints(tmp_path, kept(5, None))
     for step in (1, 2):
         checkpoints.save(step, state_of(step), {}, None)

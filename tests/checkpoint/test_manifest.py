@@ -13,8 +13,8 @@ import pytest
 from pipeline.checkpoint.checkpoint_folder import MANIFEST
 from pipeline.checkpoint.manifest import (
     DamagedError,
+    make_read_error,
     require_complete,
-    unreadable,
     write_manifest,
 )
 from pipeline.core.errors import RunError
@@ -63,12 +63,12 @@ def test_a_sealed_checkpoint_that_can_t_be_listed_is_not_damaged(
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EIO, errno.ENOTDIR])
 def test_a_file_that_is_gone_or_on_a_broken_disk_is_damage(number: int) -> None:
-    error = unreadable(Path("file"), OSError(number, os.strerror(number)))
+    error = make_read_error(Path("file"), OSError(number, os.strerror(number)))
     assert isinstance(error, DamagedError)
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES])
 def test_a_process_without_descriptors_memory_or_rights_finds_no_damage(number: int) -> None:
-    error = unreadable(Path("file"), OSError(number, os.strerror(number)))
+    error = make_read_error(Path("file"), OSError(number, os.strerror(number)))
     assert str(error).startswith(f"file: can't be read: {os.strerror(number)}; ")
     assert (type(error), error.exit_status) == (RunError, 1)

@@ -24,9 +24,9 @@ from pipeline.checkpoint.restore import (
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, RunError
 from pipeline.stages.record.saved_recipe import (
+    hash_recipe,
     list_changes,
     list_changes_of_meaning,
-    recipe_digest,
     restore_state,
 )
 from tests import outcome
@@ -106,11 +106,11 @@ def test_whatever_is_damaged_is_named_and_never_read(copy: Path) -> None:
         (
             "host/metadata",
             b'{"early_stop": {"waited": 4}}',
-            "host/metadata: is not what was written, by its SHA",
+            "host/metadata: its SHA-256 doesn't match the manifest",
         ),
         ("manifest.json", None, rf"{THIRD}/manifest.json: can't be read: No such file"),
-        ("manifest.json", b"{", rf"{THIRD}/manifest.json: is no JSON: Expecting property"),
-        ("manifest.json", b"[1]", rf"{THIRD}/manifest.json: is no manifest of a checkpoint"),
+        ("manifest.json", b"{", rf"{THIRD}/manifest.json: must be JSON: Expecting property"),
+        ("manifest.json", b"[1]", rf"{THIRD}/manifest.json: must be the manifest of a checkpoint"),
     ],
 )
 def test_the_message_says_what_is_wrong(
@@ -135,19 +135,19 @@ def test_a_link_is_refused(copy: Path) -> None:
 def test_a_file_that_the_manifest_does_not_list_is_named(copy: Path) -> None:
     folder = checkpoint_path(copy / "checkpoints", 3)
     (folder / "state" / "more").write_text("mine")
-    with pytest.raises(DamagedError, match=r"3/state/more: is not listed in manifest.json"):
+    with pytest.raises(DamagedError, match=r"3/state/more: isn't listed in manifest.json"):
         read_checkpoint(folder)
 
 
 def test_what_is_no_file_is_named_and_not_waited_for(copy: Path) -> None:
     os.mkfifo(checkpoint_path(copy / "checkpoints", 3) / "state" / "pipe")
-    with pytest.raises(DamagedError, match="3/state/pipe: is no regular file"):
+    with pytest.raises(DamagedError, match="3/state/pipe: must be a regular file"):
         read_checkpoint(checkpoint_path(copy / "checkpoints", 3))
 
 
 def seal(folder: Path, **files: Any) -> None:
     """Make a manifest that agrees with what is there, as a stranger can; with these entries."""
-    write_manifest(folder, recipe_digest({"seed": 1}))
+    write_manifest(folder, hash_recipe({"seed": 1}))
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"] |= files
     kept = {name: entry for name, entry in manifest["files"].items() if entry is not None}
@@ -158,17 +158,19 @@ def seal(folder: Path, **files: Any) -> None:
 def test_a_manifest_must_list_what_a_checkpoint_is_made_of(name: str, copy: Path) -> None:
     folder = checkpoint_path(copy / "checkpoints", 3)
     seal(folder, **{name: None})
-    with pytest.raises(DamagedError, match=f"3/manifest.json: does not list {name}"):
+    with pytest.raises(DamagedError, match=f"3/manifest.json: doesn't list {name}"):
         read_checkpoint(folder)
     (folder / "manifest.json").write_text('{"recipe": "", "files": {}}')
-    with pytest.raises(DamagedError, match=r"3/manifest.json: does not list state/_METADATA"):
+    with pytest.raises(DamagedError, match=r"3/manifest.json: doesn't list state/_METADATA"):
         read_checkpoint(folder)
 
 
 @pytest.mark.parametrize("entry", [5, {"bytes": 5}, {"bytes": "5", "sha256": ""}, {}])
 def test_entries_of_a_manifest_are_sizes_and_digests(entry: Any, copy: Path) -> None:
     seal(checkpoint_path(copy / "checkpoints", 3), **{"host/metadata": entry})
-    with pytest.raises(DamagedError, match=r"3/manifest.json: is no manifest of a checkpoint"):
+    with pytest.raises(
+        DamagedError, match=r"3/manifest.json: must be the manifest of a checkpoint"
+    ):
         read_checkpoint(checkpoint_path(copy / "checkpoints", 3))
 
 
@@ -179,7 +181,7 @@ def test_host_state_that_no_run_saves_is_damage(copy: Path) -> None:
     with pytest.raises(DamagedError) as caught:
         read_checkpoint(folder)
     assert str(caught.value) == (
-        f"{folder}/host/metadata: is not what a run saves: early_stop = null"
+        f"{folder}/host/metadata: must be the state of a run: early_stop = null"
     )
     like = state_of(0, kernel=noise(0), bias=np.zeros(3, np.float32))
     state, _ = restore_state(copy, like, {"seed": 1}, lambda text: None) or (None, None)
@@ -221,8 +223,8 @@ def test_strangers_are_passed_over_in_reading_and_set_aside_in_resuming(copy: Pa
     assert warned == []
     set_others_aside(copy, 3, warned.append)
     assert warned == [
-        f"{root / '0'}: is no checkpoint; set aside as foreign-0-1",
-        f"{root / '2019'}: is no checkpoint; set aside as foreign-2019-1",
+        f"{root / '0'}: isn't a checkpoint; set aside as foreign-0-1",
+        f"{root / '2019'}: isn't a checkpoint; set aside as foreign-2019-1",
     ]
     assert (root / "foreign-2019-1" / "holiday.jpg").exists()
     assert outcome.checkpoints(copy) == [1, 2, 3]
@@ -265,7 +267,7 @@ def test_other_spellings_of_a_number_are_set_aside_in_resuming(copy: Path) -> No
     assert restore_state(copy, like, {"seed": 1}, warned.append) is not None
     set_others_aside(copy, 3, warned.append)
     assert warned == [
-        f"{root / name}: is no checkpoint; set aside as foreign-{name}-1"
+        f"{root / name}: isn't a checkpoint; set aside as foreign-{name}-1"
         for name in ("+3", "03", "3.0")
     ]
     assert outcome.checkpoints(copy) == [1, 2, 3]
@@ -289,7 +291,7 @@ def test_a_run_resumes_from_the_one_before_and_saves_the_step_again(copy: Path) 
     assert (int(state.step), host.early_stop.waited) == (2, 2)
     root = copy / "checkpoints"
     assert warned == [
-        f"{root / '3' / 'host' / 'metadata'}: has 2 bytes, not 29; taking the checkpoint of step 2",
+        f"{root / '3' / 'host' / 'metadata'}: has 2 bytes, not 29; using the checkpoint of step 2",
         f"{root / '3'}: set aside as damaged-3-1",
     ]
     assert outcome.checkpoints(copy) == [1, 2]

@@ -27,19 +27,19 @@ def saved_at(root: Path, minutes: list[float]) -> list[int]:
 
 def test_one_of_every_so_many_minutes_is_kept_besides_the_newest(tmp_path: Path) -> None:
     steps = saved_at(tmp_path, [100, 103, 109, 110, 112, 121, 122, 123])
-    assert Retention(2, minutes=10).removable(tmp_path, steps) == [2, 3, 5]
+    assert Retention(2, minutes=10).list_removable(tmp_path, steps) == [2, 3, 5]
 
 
 def test_a_copy_of_the_folder_keeps_the_ages(tmp_path: Path) -> None:
     steps = saved_at(tmp_path / "run", [0, 10, 20, 21])
     shutil.copytree(tmp_path / "run", tmp_path / "copy", copy_function=shutil.copyfile)
-    assert Retention(1, minutes=10).removable(tmp_path / "copy", steps) == []
+    assert Retention(1, minutes=10).list_removable(tmp_path / "copy", steps) == []
 
 
 def test_one_whose_age_nobody_knows_is_no_older_one(tmp_path: Path) -> None:
     steps = saved_at(tmp_path, [0, 1, 2])
     (tmp_path / "1" / MANIFEST).unlink()
-    assert Retention(1, minutes=10).removable(tmp_path, steps) == [1]
+    assert Retention(1, minutes=10).list_removable(tmp_path, steps) == [1]
 
 
 @given(st.lists(st.floats(0, 30), min_size=1, max_size=12), st.integers(1, 40))
@@ -54,9 +54,9 @@ def test_removing_as_they_come_keeps_the_same_as_removing_at_the_end(
         there: list[int] = []
         for step in steps:
             there.append(step)
-            gone = set(rule.removable(root, there))
+            gone = set(rule.list_removable(root, there))
             there = [one for one in there if one not in gone]
-        at_once = set(rule.removable(root, steps))
+        at_once = set(rule.list_removable(root, steps))
         assert there == [step for step in steps if step not in at_once]
         spaced = [times[step - 1] for step in there[:-1]]
         assert all(b - a >= minutes - 1e-6 for a, b in pairwise(spaced))

@@ -297,7 +297,7 @@ def test_a_mistake_is_one_message_without_a_traceback(
         ("- 1", "mine.yaml: must hold keys and values, not a list"),
         ("train: {sink_sise: 3}", "train.sink_sise = 3: there is no such key"),
         ("defaults: [override /model: lenet6]", "model = lenet6: there is no such model"),
-        ("hydra: {run: {dir: x}}", "mine.yaml: hydra: not for recipes"),
+        ("hydra: {run: {dir: x}}", "mine.yaml: hydra: must not be in a file"),
     ],
     ids=["yaml", "list", "key", "default", "hydra"],
 )

@@ -18,7 +18,7 @@ from pipeline.backends.sink_choice import SinkChoice
 from pipeline.cli import explain as command
 from pipeline.cli.explain import calendar_of, memory_of
 from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import event_periods
+from pipeline.config.run_length import list_event_periods
 from pipeline.core.reporter import Reporter
 from pipeline.engine.schedule import Event, RunSchedule
 from pipeline.stages.data import load_data
@@ -144,7 +144,7 @@ def test_a_plan_that_is_given_is_explained_instead_of_one_that_is_searched(
         "parallel.plan=mine.yaml",
     )
     assert (status, err) == (0, "")
-    assert "1 x 2 devices, batch replicated, dense_0/kernel [null, model]; of mine.yaml" in out
+    assert "1 x 2 devices, batch replicated, dense_0/kernel [null, model]; from mine.yaml" in out
     assert "searched in" not in out
 
 
@@ -217,7 +217,7 @@ def test_the_calendar_is_that_of_the_segments_of_a_run(tiny: Compose) -> None:
     recipe = tiny("eval.every_steps=10", "checkpoint.every_steps=12", "checkpoint.every_passes=2")
     run_schedule = RunSchedule(45, 6, 45)
     told = calendar_of(recipe, run_schedule)
-    segments = list(run_schedule.segments(0, event_periods(recipe, 6)))
+    segments = list(run_schedule.segments(0, list_event_periods(recipe, 6)))
     evaluated = [s.stop for s in segments if Event.EVALUATE in s.events]
     saved = [s.stop for s in segments if Event.CHECKPOINT in s.events]
     assert told.counts == {"evaluate": len(evaluated), "checkpoint": len(saved), "collect": 0}

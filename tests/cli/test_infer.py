@@ -204,16 +204,17 @@ def refused(source: Path, *files: Path | str) -> str:
 
 @pytest.mark.slow
 def test_files_that_are_no_images(trained: Path, tmp_path: Path) -> None:
-    assert "is no kind of image file; must end in one of .png" in refused(
-        trained, tmp_path / "a.heic"
-    )
+    assert "a.heic: must end in one of .png" in refused(trained, tmp_path / "a.heic")
     assert "there is no such file" in refused(trained, tmp_path / "a.png")
     (tmp_path / "a.png").write_bytes(b"no image")
     assert "can't be read as images: cannot identify image file" in refused(
         trained, tmp_path / "a.png"
     )
     for array, message in (
-        (np.zeros((9, 8, 1), np.uint8), "it has shape (9, 8, 1); must be (8, 8, 1) or n of these"),
+        (
+            np.zeros((9, 8, 1), np.uint8),
+            "it has shape (9, 8, 1); must be (8, 8, 1) or (n, 8, 8, 1)",
+        ),
         (np.zeros((1, 2, 8, 8, 1), np.uint8), "it has shape (1, 2, 8, 8, 1); must be"),
         (np.zeros((8, 8, 1), np.float32), "it is float32; must be uint8 as in training"),
         (np.zeros((0, 8, 8, 1), np.uint8), "it holds no images"),
@@ -231,7 +232,7 @@ def test_arguments_that_make_no_sense(trained: Path, tmp_path: Path) -> None:
     assert "--json: takes no value; infer takes" in refused(trained, "a.png", "--json=1")
     assert "--top 0: must be a whole number from 1" in refused(trained, "a.png", "--top=0")
     assert "...: must be a whole" in refused(trained, "a.png", f"--top={5000 * '1'}")
-    assert "is no run directory; it holds no recipe.yaml" in refused(tmp_path, "a.png")
+    assert "isn't a run directory; it holds no recipe.yaml" in refused(tmp_path, "a.png")
     with pytest.raises(UsageError, match="export takes RUN_DIR FOLDER"):
         export([str(trained)])
 
@@ -290,7 +291,7 @@ def test_half_an_export_is_none_and_may_be_made_whole(
         patched.setattr("pipeline.stages.export.export.write_weights", refuse)
         with pytest.raises(RunError, match="disk is full"):
             export([str(trained), str(folder)])
-    assert "is no run directory" in refused(folder, "a.png")
+    assert "isn't a run directory" in refused(folder, "a.png")
     assert export([str(trained), str(folder)]) == 0
     assert {file.name for file in folder.iterdir()} == {file.name for file in exported.iterdir()}
 
@@ -304,7 +305,7 @@ def test_a_damaged_export_is_refused(exported: Path, tmp_path: Path) -> None:
         assert str(folder / name) in refused(folder, "a.png")
     write_weights(tmp_path / "model.bin" / "weights.safetensors", {"w": np.zeros(1, np.float32)})
     (tmp_path / "model.bin" / "model.bin").write_bytes((exported / "model.bin").read_bytes())
-    assert "weights.safetensors is not of model.bin" in refused(tmp_path / "model.bin", "a.png")
+    assert "weights.safetensors doesn't fit model.bin" in refused(tmp_path / "model.bin", "a.png")
 
 
 @pytest.mark.slow
@@ -325,7 +326,7 @@ def test_the_commands_end_in_one_message(
 ) -> None:
     said = command([name, "nowhere", "x.png"])
     assert (said.returncode, said.stdout) == (2, "")
-    assert said.stderr == "error: nowhere: is no run directory; it holds no recipe.yaml\n"
+    assert said.stderr == "error: nowhere: isn't a run directory; it holds no recipe.yaml\n"
 
 
 @pytest.mark.slow

@@ -186,7 +186,7 @@ def test_a_recipe_that_is_wrong_is_reported_by_the_new_run(
         (["one", "hydra.run.dir=x"], UsageError, "hydra.run.dir=x: is now --out x"),
         (["one", "two"], UsageError, "two: must be KEY=VALUE"),
         (["--fast"], UsageError, "--fast: there is no such option"),
-        (["nowhere"], DataError, "nowhere: is no run directory"),
+        (["nowhere"], DataError, "nowhere: isn't a run directory"),
         (["nowhere", "train.resume=auto"], UsageError, "train.resume=auto: goes on with a run"),
     ],
 )

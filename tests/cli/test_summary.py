@@ -12,7 +12,7 @@ from pipeline.__main__ import main
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, UsageError
 from pipeline.core.reporter import Reporter
-from pipeline.stages.layer_table import LayerTable, layer_table
+from pipeline.stages.layer_table import LayerTable, make_layer_table
 from tests.command_line import summary
 from tests.conftest import TINY
 from tests.whole_run import run
@@ -28,7 +28,7 @@ TUNED = [
 
 def table(recipe: Recipe) -> LayerTable:
     """The table of a recipe."""
-    return layer_table(recipe, Reporter())
+    return make_layer_table(recipe, Reporter())
 
 
 def test_layers_are_listed_in_their_order(tiny: Compose) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.cache import cache_root, program_folder
+from pipeline.config.cache import cache_root, find_program_folder
 from pipeline.config.recipe import CacheSpec, Recipe
 from pipeline.core.errors import RecipeError
 from tests.whole_run import run
@@ -44,7 +44,7 @@ def test_where_there_is_no_home_the_key_is_named(monkeypatch: pytest.MonkeyPatch
 def programs(root: Path) -> tuple[Path | None, list[str]]:
     """The folder of programs in a cache, and what the user is warned of."""
     lines: list[str] = []
-    return program_folder(CacheSpec(root=root, compiled=True), lines.append), lines
+    return find_program_folder(CacheSpec(root=root, compiled=True), lines.append), lines
 
 
 def test_programs_are_kept_in_a_folder_of_this_user(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_programs_are_kept_in_a_folder_of_this_user(tmp_path: Path) -> None:
     (tmp_path / "xla-2").mkdir(0o755)
     (tmp_path / "link").symlink_to(tmp_path)
     assert programs(tmp_path / "link") == (tmp_path / "link" / "xla-2", [])
-    assert program_folder(CacheSpec(root=tmp_path, compiled=False), pytest.fail) is None
+    assert find_program_folder(CacheSpec(root=tmp_path, compiled=False), pytest.fail) is None
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["the cache", "the programs"])

@@ -93,7 +93,7 @@ CASES = {
         ["dataset.train.ops=[{name: rescale, shift: 0.0}]"],
         "dataset.train.ops.0.factor: missing",
     ),
-    "plus on a known key": (["+seed=3"], "+seed: the key is there already; leave out the +"),
+    "plus on a known key": (["+seed=3"], "+seed: the key exists already; leave out the +"),
     "two lengths": (
         ["train.epochs=2", "train.steps=5"],
         "train: give exactly one of epochs, passes, steps; given are epochs = 2, steps = 5",
@@ -126,7 +126,7 @@ CASES = {
     "hardest of a microbatch": (
         ["train.loss.hardest_share=0.7", "train.accumulate_steps=2"],
         "train.loss.hardest_share = 0.7: must be 1.0 with train.accumulate_steps = 2; a "
-        "microbatch does not know the hardest of all",
+        "the hardest samples are chosen from the whole batch",
     ),
     "batches mixed in evaluation": (
         ["dataset.eval.ops=[{name: one_hot, classes: 10}, mix_up]"],
@@ -200,11 +200,11 @@ CASES = {
     ),
     "splits of two shapes": (
         ["dataset.eval.ops=[]"],
-        "dataset.eval.ops: leave images of shape (28, 28, 1), dataset.train.ops of (32, 32, 1)",
+        "same shape as dataset.train.ops; (32, 32, 1) in training and (28, 28, 1) in evaluation",
     ),
     "batch larger than the data": (
         ["train.batch_size=60001"],
-        "train.batch_size = 60001: must not be above the 60000 training samples",
+        "train.batch_size = 60001: must be at most the 60000 training samples",
     ),
     "warmup longer than training": (
         ["train.schedule.warmup_steps=10000"],
@@ -354,8 +354,8 @@ def test_an_unknown_key_is_no_proposal_for_another() -> None:
         ([f"~train.k{n}" for n in range(300)], "~train.k0: there is no such key"),
         ([f"stages=[data{n}" for n in range(300)], "stages=[data0: no viable alternative"),
         (["seed=1"] * 1_001, "1,002 overrides; must be at most 1,000; write them into a recipe"),
-        (["k" * 1_000_000 + "=1"], "kkk...: 1,000,002 characters; write it into a recipe file"),
-        (["+" + "a." * 200 + "a=1"], "a.a...: a key of 402 bytes; there is none of more than 255"),
+        (["k" * 1_000_000 + "=1"], "kkk...: 1,000,002 characters; must be at most 10,000"),
+        (["+" + "a." * 200 + "a=1"], "a.a...: a key of 402 bytes; must be at most 255"),
     ],
     ids=["unknown", "deleted", "unparsable", "too many", "long", "deep"],
 )

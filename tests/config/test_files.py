@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.files import SECTIONS, description, find_groups, find_recipes
+from pipeline.config.files import SECTIONS, find_groups, find_recipes, read_description
 
 
 def test_a_recipe_of_the_working_folder_is_before_a_shipped_one(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_a_recipe_of_the_working_folder_is_before_a_shipped_one(tmp_path: Path) 
 def test_every_group_of_a_section_has_files_with_a_description() -> None:
     groups = find_groups()
     assert set(SECTIONS) <= set(groups)
-    assert all(description(file) for files in groups.values() for file in files.values())
+    assert all(read_description(file) for files in groups.values() for file in files.values())
 
 
 @pytest.mark.parametrize(
@@ -38,5 +38,5 @@ def test_every_group_of_a_section_has_files_with_a_description() -> None:
 def test_directives_are_no_description(tmp_path: Path, text: str, line: str) -> None:
     file = tmp_path / "part.yaml"
     file.write_text(text)
-    assert description(file) == line
-    assert description(tmp_path / "missing.yaml") == ""
+    assert read_description(file) == line
+    assert read_description(tmp_path / "missing.yaml") == ""

@@ -12,8 +12,8 @@ from pipeline.config.chosen import resolve_recipe
 from pipeline.config.compose import check
 from pipeline.config.files import SECTIONS, find_groups
 from pipeline.config.hydra_versions import HYDRA_DEFAULTS
-from pipeline.config.optional_keys import settable
-from pipeline.config.overrides import swept_keys
+from pipeline.config.optional_keys import mark_optional_keys
+from pipeline.config.overrides import list_swept_keys
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.files.safe_yaml import parse_yaml
@@ -92,12 +92,12 @@ def test_only_optional_keys_are_added() -> None:
         *("train.steps=3", "model.name=resnet", "train.optimizer.lr=1", "model=resnet18"),
         *("model.paddin=same", "hydra.sweep.dir=x", "+model.padding=same", "~model", "nonsense"),
     ]
-    assert settable(overrides) == overrides
-    assert settable(["model.padding=same"]) == ["++model.padding=same"]
+    assert mark_optional_keys(overrides) == overrides
+    assert mark_optional_keys(["model.padding=same"]) == ["++model.padding=same"]
 
 
 def test_sweeps_vary_them_too() -> None:
     known = resolve_recipe(["model=resnet18", "model.padding=same,symmetric"])
-    assert swept_keys(known) == ["model.padding"]
+    assert list_swept_keys(known) == ["model.padding"]
     command = Command(overrides=(), sweeper=Sweeper(params={"model.padding": "same,symmetric"}))
     assert command.arguments == ["++model.padding=same,symmetric"]

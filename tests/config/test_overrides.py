@@ -8,7 +8,7 @@ import time
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from pipeline.config.overrides import parse_problems
+from pipeline.config.overrides import find_parse_problems
 
 QUOTED = {
     "dataset.root=/tmp/daten_ä": ("/tmp/daten_ä", """'dataset.root="/tmp/daten_ä"'"""),
@@ -27,7 +27,7 @@ def test_quotes_that_work_in_a_shell_are_shown(
     override: str, expected: tuple[object, str | None]
 ) -> None:
     value, form = expected
-    ((refused, problem),) = parse_problems([override])
+    ((refused, problem),) = find_parse_problems([override])
     assert refused == override
     head, _, typed = problem.partition(", as ")
     assert head == "must be typed in quotes"
@@ -37,7 +37,7 @@ def test_quotes_that_work_in_a_shell_are_shown(
 
 
 def test_alternatives_of_a_sweep_are_quoted_apart() -> None:
-    ((_, problem),) = parse_problems(["dataset.root=/tmp/ä,/tmp/b"])
+    ((_, problem),) = find_parse_problems(["dataset.root=/tmp/ä,/tmp/b"])
     (argument,) = shlex.split(problem.partition(", as ")[2])
     sweep = OverridesParser.create().parse_override(argument)
     assert list(sweep.sweep_string_iterator()) == ['"/tmp/ä"', "/tmp/b"]
@@ -47,16 +47,16 @@ def test_alternatives_of_a_sweep_are_quoted_apart() -> None:
     "override", ["x=[1,2", "x='ä", "x=range(1,ä", "x=${oc.env:HOME", f"seed={'9' * 5000}"]
 )
 def test_no_quotes_are_proposed_that_would_change_the_meaning(override: str) -> None:
-    ((_, problem),) = parse_problems([override])
+    ((_, problem),) = find_parse_problems([override])
     assert "quotes" not in problem
 
 
 def test_a_key_has_ascii_letters() -> None:
-    assert list(parse_problems(["größe=3"])) == [("größe=3", "there is no such key")]
+    assert list(find_parse_problems(["größe=3"])) == [("größe=3", "there is no such key")]
 
 
 def test_a_value_that_a_shell_has_split_is_shown_in_quotes() -> None:
-    assert list(parse_problems(["dataset.root=/tmp/my", "data", "set"])) == [
+    assert list(find_parse_problems(["dataset.root=/tmp/my", "data", "set"])) == [
         (
             "data",
             "must be KEY=VALUE; a value with a space is typed in quotes, as "
@@ -64,12 +64,12 @@ def test_a_value_that_a_shell_has_split_is_shown_in_quotes() -> None:
         ),
         ("set", "must be KEY=VALUE"),
     ]
-    assert list(parse_problems(["+recipe=mine", "data"])) == [("data", "must be KEY=VALUE")]
+    assert list(find_parse_problems(["+recipe=mine", "data"])) == [("data", "must be KEY=VALUE")]
 
 
 def test_many_long_overrides_take_no_time() -> None:
     begun = time.process_time()
-    found = list(parse_problems([f"x=[{'ö,' * 4000}b]"] * 20 + ["x=[ö,ü]"] * 900))
+    found = list(find_parse_problems([f"x=[{'ö,' * 4000}b]"] * 20 + ["x=[ö,ü]"] * 900))
     assert time.process_time() - begun < 5
     assert len(found) == 920
     assert found[20][1].startswith("must be typed in quotes")

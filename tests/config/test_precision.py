@@ -11,7 +11,7 @@ import pytest
 from flax import linen as nn
 
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
-from pipeline.config.precision import level_of
+from pipeline.config.precision import resolve_level
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
 from tests import outcome
@@ -188,12 +188,12 @@ def test_a_network_that_is_no_list_of_layers_has_one_type(
 ) -> None:
     recipe = tiny(how)
     monkeypatch.setattr(type(recipe.model), "build", lambda self, classes, dtype: nn.Dense(classes))
-    with pytest.raises(RecipeError, match=r"train\.precision: lenet5 is no list of layers"):
+    with pytest.raises(RecipeError, match=r"train\.precision: lenet5 isn't a list of layers"):
         run(recipe, tmp_path)
 
 
 def test_auto_is_what_the_device_says(tiny: Compose) -> None:
     recipe = tiny("train.precision=auto")
-    assert level_of(recipe) == "O0"
-    assert level_of(tiny("train.precision=auto", "device=gpu")) == "bf16"
-    assert level_of(tiny("train.precision=auto", "device=ascend910")) == "O3"
+    assert resolve_level(recipe) == "O0"
+    assert resolve_level(tiny("train.precision=auto", "device=gpu")) == "bf16"
+    assert resolve_level(tiny("train.precision=auto", "device=ascend910")) == "O3"

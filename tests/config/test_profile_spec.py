@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pipeline import load_recipe
-from pipeline.config.profile_spec import profiling_overrides
+from pipeline.config.profile_spec import parse_profiling_variables
 from pipeline.core.errors import RecipeError
 
 
@@ -22,16 +22,16 @@ def test_options_of_the_documents_become_keys() -> None:
         "aic_metrics": "PipeUtilization",
     }
     environment = {"PROFILING_MODE": "true", "PROFILING_OPTIONS": json.dumps(options)}
-    spec = load_recipe("lenet5_digits", profiling_overrides(environment)).profile
+    spec = load_recipe("lenet5_digits", parse_profiling_variables(environment)).profile
     assert (spec.mode, str(spec.output)) == ("on", "/tmp/it's here")
     assert (spec.training_trace, spec.task_trace, spec.aicpu) == (True, False, True)
     assert (spec.fp_point, spec.bp_point) == (None, "dot.2")
 
 
 def test_without_the_mode_options_have_no_effect() -> None:
-    assert profiling_overrides({}) == []
-    assert profiling_overrides({"PROFILING_MODE": "false", "PROFILING_OPTIONS": "{"}) == []
-    assert profiling_overrides({"PROFILING_MODE": "true"}) == ["profile.mode=on"]
+    assert parse_profiling_variables({}) == []
+    assert parse_profiling_variables({"PROFILING_MODE": "false", "PROFILING_OPTIONS": "{"}) == []
+    assert parse_profiling_variables({"PROFILING_MODE": "true"}) == ["profile.mode=on"]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_without_the_mode_options_have_no_effect() -> None:
         ({"PROFILING_MODE": "yes"}, "PROFILING_MODE = 'yes': must be true or false"),
         (
             {"PROFILING_MODE": "true", "PROFILING_OPTIONS": "{"},
-            "PROFILING_OPTIONS = '{': is no JSON",
+            "PROFILING_OPTIONS = '{': must be JSON",
         ),
         ({"PROFILING_MODE": "true", "PROFILING_OPTIONS": "[]"}, "must be an object"),
         (
@@ -59,7 +59,7 @@ def test_without_the_mode_options_have_no_effect() -> None:
 )
 def test_bad_options_are_one_message(environment: dict[str, str], problem: str) -> None:
     with pytest.raises(RecipeError) as refused:
-        profiling_overrides(environment)
+        parse_profiling_variables(environment)
     assert problem in str(refused.value)
 
 

@@ -62,7 +62,7 @@ def test_a_chip_of_ones_own_gets_no_figure_of_another(tmp_path: Path) -> None:
 
 def test_a_file_that_starts_from_itself_is_an_error(tmp_path: Path) -> None:
     file = write(tmp_path, "mine.yaml", "defaults: [mine, _self_]\n")
-    assert problem(f"device={file}").startswith("`defaults` go in a circle")
+    assert problem(f"device={file}").startswith("defaults: must not be circular")
 
 
 def test_a_file_is_an_option_of_a_sweep(tmp_path: Path) -> None:
@@ -76,10 +76,10 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
     assert problem("device=none.yaml") == "device = none.yaml: there is no such file"
     taken = write(tmp_path, "cpu.yaml", "name: cpu\n")
     assert problem(f"device={taken}") == (
-        f"device = {taken}: cpu is a shipped device; call the file otherwise"
+        f"device = {taken}: cpu is a shipped device; rename the file"
     )
     code = write(tmp_path, "code.yaml", "name: cpu\nhydra: {}\n")
-    assert "hydra: not for recipes" in problem(f"device={code}")
+    assert "hydra: must not be in a file" in problem(f"device={code}")
     misspelt = write(tmp_path, "gpus.yaml", "name: gpu\nindxe: 0\nindex: 1\n")
     assert problem(f"device={misspelt}") == (
         "device.indxe = 0: there is no such key; did you mean device.index?"

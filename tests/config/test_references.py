@@ -8,29 +8,29 @@ import pytest
 
 from pipeline.config.references import (
     MAX_CHAIN,
-    refused_references,
+    find_refused_references,
+    iterate_texts,
     require_bounded,
-    texts_in,
 )
 
 
 def test_texts_are_listed_with_their_paths() -> None:
     tree = {"a": "x", "b": [1, {"c": "y"}], "d": None}
-    assert dict(texts_in(tree)) == {("a",): "x", ("b", 1, "c"): "y"}
+    assert dict(iterate_texts(tree)) == {("a",): "x", ("b", 1, "c"): "y"}
 
 
 @pytest.mark.parametrize(
     "text", ["${oc.env:HOME}", "${a}${oc.create:{}}", "${${a}}", "${a", "${.a}"]
 )
 def test_a_resolver_is_refused(text: str) -> None:
-    (problem,) = refused_references({"train": {"steps": text}})
+    (problem,) = find_refused_references({"train": {"steps": text}})
     assert problem.startswith("train.steps = ")
     assert "resolvers such as oc.env are for the command line" in problem
 
 
 @pytest.mark.parametrize("text", ["${train.batch_size}", "a${b}-${c[0].d}", "no reference", "$a"])
 def test_a_reference_to_a_key_is_allowed(text: str) -> None:
-    assert list(refused_references({"a": [text]})) == []
+    assert list(find_refused_references({"a": [text]})) == []
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,11 @@ def test_a_rule_matches_whole_names() -> None:
 @pytest.mark.parametrize(
     ("match", "to", "message"),
     [
-        ("(", "x", r"match '\(' is no regular expression: missing \): \("),
-        (r"(?=a)b", "x", r"is no regular expression: invalid perl operator: \(\?="),
-        (r"(a)\1", "x", r"is no regular expression: invalid escape sequence: \\1"),
+        ("(", "x", r"match '\(' must be a regular expression: missing \): \("),
+        (r"(?=a)b", "x", r"must be a regular expression: invalid perl operator: \(\?="),
+        (r"(a)\1", "x", r"must be a regular expression: invalid escape sequence: \\1"),
         ("a" * 1001, "x", "at most 1000 characters"),
-        ("a(b)", r"\2", r"takes group 2, and match 'a\(b\)' has 1"),
+        ("a(b)", r"\2", r"has group 2, and match 'a\(b\)' has 1"),
     ],
 )
 def test_a_rule_that_can_not_be_applied_is_refused(match: str, to: str, message: str) -> None:

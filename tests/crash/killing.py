@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.checkpoint.checkpoint_folder import saved_steps
-from pipeline.checkpoint.manifest import verify
+from pipeline.checkpoint.manifest import verify_files
 from pipeline.core.errors import DataError
 from tests import outcome
 from tests.crash.lives import ARGUMENTS, CONSOLE, run_directory_in, start
@@ -128,7 +128,7 @@ class Crashes:
         newest = max(saved_steps(root), default=0)
         if newest:
             try:
-                verify(root / str(newest))
+                verify_files(root / str(newest))
             except DataError as error:
                 self.tally.unreadable.append(str(error))
         done = _last_step(run_dir / "metrics.jsonl")

@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict
 from rich.console import Console
 
 from pipeline import load_recipe
-from pipeline.config.checks import conflicts
+from pipeline.config.checks import find_conflicts
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
@@ -151,7 +151,7 @@ def test_labels_of_several_sizes_are_of_images_of_several_sizes(
     one_size = {name: values.astype(np.float32) for name, values in images.items()}
     np.savez(tmp_path / "mixed.npz", **kept, **one_size)
     for buckets, problem in (
-        ("null", "labels are of several sizes"),
+        ("null", "labels have several sizes"),
         ("[[9]]", "have the sizes of the images"),
     ):
         masked = f"dataset.padding_mask={'false' if buckets == 'null' else 'true'}"
@@ -209,8 +209,8 @@ def test_a_label_that_is_no_class_is_refused_unless_it_is_masked(unet: Compose) 
     with pytest.raises(RecipeError) as caught:
         built(unet("dataset.ignore_index=255", f"dataset.train.ops={hot}"))
     assert caught.value.problems == (
-        "dataset.train.ops: leave labels of float32, among which there is no dataset.ignore_index "
-        "= 255; leave them whole numbers that it is one of, or set it to null",
+        "dataset.train.ops: return labels of float32, which can't be dataset.ignore_index = 255; "
+        "must return whole numbers that can be, or set it to null",
     )
 
 
@@ -223,13 +223,11 @@ SMALL = ["train.batch_size=8", "train.steps=2"]
     [
         (
             ["train.loss.hardest_share=0.7", "optimizer=thor"],
-            "train.loss.hardest_share = 0.7: must be 1.0 with thor, which takes every sample for "
-            "one of its own",
+            "train.loss.hardest_share = 0.7: must be 1.0 with thor, which uses every sample",
         ),
         (
             ["dataset.ignore_index=3", "optimizer=thor"],
-            "dataset.ignore_index = 3: must be null with thor, which takes every sample for one "
-            "of its own",
+            "dataset.ignore_index = 3: must be null with thor, which uses every sample",
         ),
         (
             ["train.loss.hardest_share=0.0"],
@@ -250,9 +248,9 @@ def test_a_loss_that_takes_no_mask_is_refused_with_masked_labels(tiny: Compose) 
     loss = SampledMse()
     recipe = tiny("dataset.ignore_index=3")
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"loss": loss})})
-    assert conflicts(recipe, length_replaced=False) == [
-        "dataset.ignore_index = 3: must be null with train.loss.name = sampled_mse, which takes no "
-        "mask of valid labels"
+    assert find_conflicts(recipe, length_replaced=False) == [
+        "dataset.ignore_index = 3: must be null with train.loss.name = sampled_mse, which accepts "
+        "no mask of valid labels"
     ]
 
 

@@ -96,11 +96,11 @@ def chain(depth: int, first: str) -> str:
     [
         (chain(9, "[x, x, x]"), "references make more than 100,000 values of it"),
         (chain(9, "x").replace("[", "'").replace("]", "'").replace("'$", "$"), "mine.yaml: "),
-        ("a: '${b}'\nb: '${a}'\n", "references go in a circle"),
-        ("a: {b: '${a}'}\n", "references go in a circle"),
-        ("a: ['${a[0]}']\n", "references go in a circle"),
-        ("a: '${a.b}'\n", "references go in a circle"),
-        ("a: '${b.x}'\nb: '${a.x}'\n", "references go in a circle"),
+        ("a: '${b}'\nb: '${a}'\n", "references must not be circular"),
+        ("a: {b: '${a}'}\n", "references must not be circular"),
+        ("a: ['${a[0]}']\n", "references must not be circular"),
+        ("a: '${a.b}'\n", "references must not be circular"),
+        ("a: '${b.x}'\nb: '${a.x}'\n", "references must not be circular"),
         (
             "l0: {k: [1, 1]}\nr1: '${l0}'\n"
             + "".join(
@@ -128,7 +128,7 @@ def chained(length: int, *, backwards: bool) -> dict[str, str]:
 @pytest.mark.parametrize("backwards", [False, True])
 def test_a_chain_of_references_is_no_circle(backwards: bool) -> None:
     require_bounded(chained(MAX_CHAIN, backwards=backwards))
-    with pytest.raises(ValueError, match="more than 24 references lead from one to the next; ref"):
+    with pytest.raises(ValueError, match="a chain of references must have at most 24; refer to"):
         require_bounded(chained(MAX_CHAIN + 1, backwards=backwards))
 
 
@@ -254,8 +254,8 @@ def test_defaults_start_from_what_is_shipped(defaults: str, folder: Path) -> Non
         ("link.yaml", "mine.yaml: defaults: link.yaml: leads out of the folder of the recipe"),
         ("folder/secret.yaml", "defaults: folder/secret.yaml: leads out of the folder of the rec"),
         ("none.yaml", "none.yaml: there is no such file"),
-        ("evil.yaml", "evil.yaml: hydra: not for recipes; give it on the command line"),
-        ("bank.yaml", "bank.yaml: device.tune_bank = /etc/passwd: not for a file to say"),
+        ("evil.yaml", "evil.yaml: hydra: must not be in a file; set it on the command line"),
+        ("bank.yaml", "bank.yaml: device.tune_bank = /etc/passwd: must not be in a file"),
     ],
 )
 def test_a_recipe_takes_components_from_its_own_folder_alone(
@@ -305,13 +305,13 @@ def test_where_to_write_is_the_users_to_say(text: str, key: str) -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe("mine.yaml")
     (problem,) = (p for p in caught.value.problems if p.startswith(f"mine.yaml: {key} = "))
-    said = f"not for a file to say, which may be a stranger's; give it on the command line: {key}="
+    said = f"must not be in a file, which may be a stranger's; set it on the command line: {key}="
     assert said in problem
 
 
 def test_a_component_file_says_no_more_than_a_recipe() -> None:
     Path("chip.yaml").write_text("defaults: [ascend910, _self_]\ntune_bank: /etc/passwd\n")
-    with pytest.raises(RecipeError, match=r"chip.yaml: device.tune_bank = /etc/passwd: not for"):
+    with pytest.raises(RecipeError, match=r"chip.yaml: device.tune_bank = /etc/passwd: must not"):
         load_recipe("lenet5_digits", ["device=chip.yaml"])
     Path("net.yaml").write_text("defaults: [lenet5, {/optimizer: adam}, _self_]\n")
     with pytest.raises(RecipeError, match=r"net.yaml: defaults: .*must be _self_ or the name of a"):
@@ -401,8 +401,8 @@ def test_a_chip_is_a_plain_file_too(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("seed: ???\n", "mine.yaml: seed = ???: stands for a value that is missing; give one, or"),
-        ("train:\n  steps: ???\n", "mine.yaml: train.steps = ???: stands for a value"),
+        ("seed: ???\n", "mine.yaml: seed = ???: the value is missing; give one, or"),
+        ("train:\n  steps: ???\n", "mine.yaml: train.steps = ???: the value is missing"),
         ("# @package hydra\nrun: {}\n", "mine.yaml: # @package hydra: its keys would go elsewhere"),
         ("\n# a\n #@package: x\nseed: 1\n", "mine.yaml: # @package x: its keys would go elsewhere"),
         (

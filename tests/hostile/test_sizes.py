@@ -40,7 +40,7 @@ NESTED = "{name: sequence, repeat: 1000, body: [{name: sequence, repeat: 1000, b
         (["model=layers", f"model.layers=[{NESTED}, {LAYERS}"], "more than 10,000 layers"),
         (["model=resnet20", "model.blocks=[1000000000,3,3]"], "must be less than or equal to 1000"),
         (["model=vit_tiny", "model.patch=100000"], "model vit: "),
-        (["train.batch_size=2000000000"], "must not be above the 96 training samples"),
+        (["train.batch_size=2000000000"], "must be at most the 96 training samples"),
     ],
 )
 def test_sizes_without_end_are_told(
@@ -70,5 +70,5 @@ def test_weights_without_room_are_not_made(
 @pytest.mark.slow
 def test_an_override_given_twice_ends() -> None:
     """Each complaint of Hydra's asks for the other spelling."""
-    with pytest.raises(PipelineError, match="the key is there already; leave out the"):
+    with pytest.raises(PipelineError, match="the key exists already; leave out the"):
         load_recipe("lenet5_digits", ["+dataset.like=x", "+dataset.like=y"])

@@ -28,7 +28,7 @@ from pipeline.core.files.knowledge_bank import read_bank
 from pipeline.models.lowerings.tune.tuner import check_lowering_entry as checked_lowering
 from pipeline.models.weights.files import torch_pickle
 from pipeline.models.weights.files.weight_files import read_weights
-from pipeline.stages.export.export import ABOUT, read_export
+from pipeline.stages.export.export import DESCRIPTION, read_export
 
 
 def refusal(act: Callable[[], Any], kind: type[PipelineError] = DataError) -> str:
@@ -222,8 +222,8 @@ def test_a_knowledge_bank_holds_times_and_names(text: str, tmp_path: Path) -> No
     ],
 )
 def test_an_export_is_described_plainly(about: str, tmp_path: Path) -> None:
-    (tmp_path / ABOUT).write_text(about)
-    assert "does not describe an export" in refusal(lambda: read_export(tmp_path))
+    (tmp_path / DESCRIPTION).write_text(about)
+    assert "doesn't describe an export" in refusal(lambda: read_export(tmp_path))
 
 
 def test_expressions_take_no_longer_than_names() -> None:
@@ -286,4 +286,4 @@ def test_a_checkpoint_names_no_arrays_elsewhere(tmp_path: Path) -> None:
             (state / "_METADATA").write_text(json.dumps({**described, **changed}))
             write_manifest(state.parent, "digest")  # a stranger seals it, too
             message = refusal(lambda: read_saved(tmp_path, print))
-            assert "is the name of no array" in message or "not in the database" in message
+            assert "can't be the name of an array" in message or "not in the database" in message

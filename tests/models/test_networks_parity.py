@@ -14,7 +14,7 @@ from flax.traverse_util import unflatten_dict
 from pipeline.config.renames import RenameSpec
 from pipeline.data.columns import ColumnSpec
 from pipeline.stages.export.matching import match_weights
-from pipeline.stages.export.network import arrays_of_model
+from pipeline.stages.export.network import trace_model_arrays
 from tests.golden.network_cases import CASES, EVEN, Case, drawn, samples
 from tests.models.build import QUICK, Variables, conf_model, count
 from tests.models.conftest import GOLDEN
@@ -29,7 +29,7 @@ def kept(case: Case) -> dict[str, Any]:
 def filled(case: Case, golden: Mapping[str, Any]) -> Variables:
     """The weights that the other definition was given, as they come out of a file of them."""
     image = ColumnSpec(case.image, "float32")
-    network = arrays_of_model(conf_model(case.model, **case.changes), case.classes, image)
+    network = trace_model_arrays(conf_model(case.model, **case.changes), case.classes, image)
     renames = [RenameSpec.model_validate({"match": a, "to": b}) for a, b in case.renames]
     matching = match_weights(case.file, drawn(case, golden["arrays"]), network, renames)
     matching.require(partial=False)

@@ -139,7 +139,7 @@ def test_a_network_that_keeps_its_positions_does_not_fit_one_label(tiny: Compose
 def test_a_network_gives_as_many_outputs_as_there_are_classes(tiny: Compose) -> None:
     layers = "model.layers=[flatten,{name: dense, features: '$classes'},{name: dense, features: 3}]"
     assert problem(tiny("model=layers", layers)) == (
-        "model layers: the network ends in 3 outputs, and 10 classes are to be told apart"
+        "model layers: the network ends in 3 outputs, and the dataset has 10 classes"
     )
 
 
@@ -153,12 +153,12 @@ def test_labels_beyond_what_evaluation_counts_are_refused(
 RULES: dict[str, tuple[Callable[..., Any], str]] = {
     "raises": (lambda b, p, k: int("x"), "invalid literal for int"),
     "leaves": (lambda b, p, k: None, "can't be traced: cannot unpack non-iterable NoneType"),
-    "structure": (lambda b, p, k: ({"a": 1.0}, b(p)[1]), "gives gradients of shapes {'a': ()}"),
+    "structure": (lambda b, p, k: ({"a": 1.0}, b(p)[1]), "returns gradients of shapes {'a': ()}"),
     "shapes": (
         lambda b, p, k: (jax.tree.map(lambda g: g[..., :1], b(p)[0]), b(p)[1]),
         "must be like the parameters",
     ),
-    "result": (lambda b, p, k: (b(p)[0], b(p)[0]), "what else the backward pass gave"),
+    "result": (lambda b, p, k: (b(p)[0], b(p)[0]), "other results of the backward pass"),
     "values": (
         lambda b, p, k: (jax.tree.map(np.asarray, b(p)[0]), b(p)[1]),
         "can't be traced: The numpy.ndarray conversion method",

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from pipeline.config.recipe import Recipe
-from pipeline.stages.compile import program_key
+from pipeline.stages.compile import make_program_key
 from pipeline.training.losses import CrossEntropy
 
 PROCESS: dict[str, Any] = {
@@ -32,7 +32,7 @@ def key(recipe: Recipe, *path: str, value: Any = None, policy: str = "") -> str 
         section[path[-1]] = value
     network = SimpleNamespace(layout="nhwc", policy=policy)
     built: Any = SimpleNamespace(step_config=SimpleNamespace(network=network), single_steps=False)
-    return program_key(process, recipe, built)
+    return make_program_key(process, recipe, built)
 
 
 def test_equal_origins_have_one_key_whatever_is_not_compiled(tiny: Callable[..., Recipe]) -> None:

@@ -72,7 +72,7 @@ def test_the_shard_is_reported(tiny: Compose, capsys: pytest.CaptureFixture[str]
         ),
         (
             shard(0, 7),
-            "train.batch_size = 16: must not be above the 14 training samples of each of 7 shards; "
+            "train.batch_size = 16: must be at most the 14 training samples of each of 7 shards; "
             "a smaller batch, or dataset.train.drop_remainder=false",
         ),
     ],

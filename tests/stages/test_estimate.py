@@ -12,14 +12,14 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.backends.base import StepToPrice
-from pipeline.config.checks import batching
+from pipeline.config.checks import make_batching
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import total_steps
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.reporter import Reporter
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
-from pipeline.stages.estimate import estimate_cost, propose
+from pipeline.stages.estimate import describe_step, estimate_cost
 from pipeline.stages.record.run_directory import RunFolder
 from tests import outcome
 from tests.whole_run import run
@@ -36,7 +36,7 @@ def eight_devices(batch: int) -> tuple[str, ...]:
 def proposal(recipe: Recipe) -> StepToPrice:
     reporter = Reporter()
     dataset = load_data(recipe, reporter)
-    return propose(recipe, dataset, build(recipe, dataset, reporter))
+    return describe_step(recipe, dataset, build(recipe, dataset, reporter))
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_steps_are_those_of_the_batches_of_all_devices(
     """Of CIFAR-10, 8 devices with batches of 32 have 195 steps an epoch, as the documents say."""
     each = ["parallel.mode=data", "parallel.batch_per_device=32", f"parallel.devices={devices}"]
     recipe = load_recipe("resnet50_cifar10", [length, *each])
-    steps_per_epoch = batching(recipe, 50_000).steps_per_epoch
+    steps_per_epoch = make_batching(recipe, 50_000).steps_per_epoch
     assert recipe.train.batch_size == 32 * devices
     assert total_steps(recipe.train, steps_per_epoch) == steps
 
@@ -173,7 +173,7 @@ def test_shardings_of_parameters_are_priced_beside_data_parallelism(
     )
     said = capsys.readouterr().out
     assert "the estimate is that of mode data" in said
-    assert "sharded so on" in said
+    assert "with these shardings on" in said
     assert "ms by the planner's rates" in said
 
 

@@ -155,6 +155,6 @@ def test_an_evaluation_without_a_label_that_counts_is_an_error(tiny: Compose) ->
     dataset = load_data(tiny(*SMALL), Reporter(console=Console(file=io.StringIO())))
     sums = replace(zero_sums(10), samples=np.int32(40))
     blind = SimpleNamespace(evaluate=lambda *_: sums)
-    expected = r"^none of the labels of 40 evaluation samples counts: all are dataset\.ignore_index"
+    expected = r"^all labels of the 40 evaluation samples are dataset\.ignore_index; at least one"
     with pytest.raises(RunError, match=expected):
         evaluate(blind, None, dataset, EvalOptions(1.0))  # type: ignore[arg-type]

@@ -152,7 +152,7 @@ def test_the_build_line_counts_what_is_trained(
 REFUSED = {
     "nothing frozen": (
         ["train.unfreeze=[{pattern: conv_0, after_steps: 3}]"],
-        "train.unfreeze: needs train.freeze, which says what is not trained before",
+        "train.unfreeze: needs train.freeze, which names the parameters to freeze at first",
     ),
     "never": (
         ["train.freeze=[conv_0]", "train.unfreeze=[{pattern: conv_0}]"],
@@ -171,7 +171,7 @@ REFUSED = {
     ),
     "statistics of nothing": (
         ["train.freeze_statistics=frozen"],
-        "train.freeze_statistics = frozen: needs train.freeze; all is for every batch norm",
+        "train.freeze_statistics = frozen: needs train.freeze; all fixes every batch norm",
     ),
 }
 
@@ -216,8 +216,8 @@ NOT_BUILT = {
     ),
     "no frozen batch norm": (
         [*TUNED[:2], "train.freeze=[conv_0]", "train.freeze_statistics=frozen"],
-        "train.freeze_statistics = frozen: train.freeze covers scale and bias of none of the 2 "
-        "batch norms, such as batch_norm_0, residual_0/batch_norm_0; must be all or none",
+        "train.freeze_statistics = frozen: train.freeze must cover scale and bias of one of the 2 "
+        "batch norms, such as batch_norm_0, residual_0/batch_norm_0; else must be all or none",
     ),
 }
 

@@ -270,7 +270,7 @@ def test_numbers_of_a_table_are_regressed(compose: Compose, folders: Path, tmp_p
         (
             "masked",
             ["dataset.train.balance=true"],
-            "dataset.train.balance = true: must be false where a sample has not one class",
+            "dataset.train.balance = true: must be false unless each sample has one class",
         ),
         (
             "flat",
@@ -278,7 +278,7 @@ def test_numbers_of_a_table_are_regressed(compose: Compose, folders: Path, tmp_p
                 f"dataset.train.ops=[{SIZES},{RESCALE}]",
                 "model.layers=[{name: flatten}, {name: dense, features: $classes}]",
             ],
-            r"dataset.train.ops.0 \(random_size\): the network can't take all sizes: ",
+            r"dataset.train.ops.0 \(random_size\): the network can't read all sizes: ",
         ),
         (
             "flat",

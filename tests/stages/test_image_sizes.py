@@ -236,7 +236,7 @@ def test_evaluation_counts_every_sample_once(ragged: Compose, tmp_path: Path) ->
     [
         (
             ["dataset.buckets=null"],
-            "dataset.buckets = null: the images are of several sizes; give what to pad them to, "
+            "dataset.buckets = null: the images have several sizes; give sizes to pad them to, "
             "such as [[8, 12]]",
         ),
         (
@@ -263,8 +263,8 @@ def test_evaluation_counts_every_sample_once(ragged: Compose, tmp_path: Path) ->
                 "dataset.train.ops=[{name: resize, size: [4, 4]}]",
                 "dataset.eval.ops=[{name: resize, size: [4, 4]}]",
             ],
-            "dataset.padding_mask = true: the map ops make [4, 4] of [8, 8]; they must leave the "
-            "size as it is",
+            "dataset.padding_mask = true: the map ops change the size [8, 8] to [4, 4]; they must "
+            "keep it",
         ),
         (
             [
@@ -403,5 +403,5 @@ def test_a_mask_of_padding_that_moves_is_refused(split: str, ragged: Compose) ->
         loaded(ragged("dataset.padding_mask=true", flip))
     assert caught.value.problems == (
         f"dataset.padding_mask = true: dataset.{split}.ops.0 (random_horizontal_flip) moves "
-        "pixels, and the mask is of the images as they were read; leave out the op or the mask",
+        "pixels, and the mask fits only the original pixels; leave out the op or the mask",
     )

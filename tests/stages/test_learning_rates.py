@@ -13,7 +13,7 @@ from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import schedule_run
 from pipeline.core.errors import DataError, RecipeError
-from pipeline.stages.build import learning_rates
+from pipeline.stages.build import make_learning_rates
 from pipeline.stages.record.provenance import read_provenance
 from tests import outcome
 from tests.whole_run import run
@@ -26,7 +26,7 @@ STEPS, STEPS_PER_EPOCH = 45, 6
 
 
 def table_of(recipe: Recipe) -> np.ndarray:
-    return learning_rates(recipe.train, schedule_run(recipe.train, STEPS_PER_EPOCH))
+    return make_learning_rates(recipe.train, schedule_run(recipe.train, STEPS_PER_EPOCH))
 
 
 def test_a_column_for_each_rule_follows_that_of_the_schedule(tiny: Compose) -> None:

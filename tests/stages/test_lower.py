@@ -33,9 +33,9 @@ from pipeline.stages import lower as lower_stage
 from pipeline.stages.build import Built, build
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import (
-    layout_key,
     list_problems,
     lower,
+    make_layout_key,
     read_choice,
     time_gradients_us,
     write_choice,
@@ -344,9 +344,9 @@ def test_gradients_of_a_network_are_timed_and_it_has_a_name(layout: Layout, tiny
     assert isinstance(built.step_config.network, Network)
     network, device = built.step_config.network.clone(layout=layout), find_device("cpu", 0)
     assert 0 < time_gradients_us(network, built.step_config, built.state, 4, device) < 10e6
-    keys = [layout_key(network, built.step_config, batch, device) for batch in (4, 4, 8)]
+    keys = [make_layout_key(network, built.step_config, batch, device) for batch in (4, 4, 8)]
     assert keys[0] == keys[1] != keys[2]
-    assert keys[0] == layout_key(built.step_config.network, built.step_config, 4, device)
+    assert keys[0] == make_layout_key(built.step_config.network, built.step_config, 4, device)
     assert re.fullmatch(r"network [0-9a-f]{16} 4x8x8x1 float32 on cpu .*", keys[0])
 
 
@@ -458,8 +458,8 @@ def test_a_broken_choice_is_named_and_left_alone(
     backend = Choosing()
     with pytest.raises(RunError) as caught:
         lowered(tiny(*NETWORK), backend, tmp_path)
-    assert str(caught.value).startswith(f"{file}: not the lowerings of a run (")
-    assert str(caught.value).endswith("); delete it to have them chosen again")
+    assert str(caught.value).startswith(f"{file}: must be the lowerings of a run (")
+    assert str(caught.value).endswith("); delete it to choose them again")
     assert file.read_bytes() == content
     assert backend.asked == []
 

@@ -103,16 +103,16 @@ def damage_log(run_dir: Path, patch: Patch) -> None:
 
 
 REFUSED: dict[str, tuple[list[str], Callable[[Path, Patch], object], str]] = {
-    "fewer steps": (["train.steps=16"], lambda *_: None, "and .* has done 24"),
+    "fewer steps": (["train.steps=16"], lambda *_: None, "steps in all; .* has done 24 already"),
     "another recipe": (["train.optimizer.lr=0.5"], lambda *_: None, "train.optimizer.lr = 0.5"),
     "a mistyped root": (["dataset.root=/nowhere.npz"], lambda *_: None, "/nowhere.npz"),
-    "other data": ([], lambda run_dir, _: None, "are not those that the run was trained on"),
+    "other data": ([], lambda run_dir, _: None, "the data have changed since the run was trained"),
     "damaged checkpoints": ([], damage_checkpoints, "none of its checkpoints can be read"),
     "a damaged log": ([], damage_log, "evals.jsonl, line 1: is not a step of a run"),
     "no lowerings": (
         [],
         lambda run_dir, _: (run_dir / "lowerings.json").write_text("{"),
-        "not the lowerings of a run",
+        "must be the lowerings of a run",
     ),
     "a dump of no layer": (["dump.steps=30", "dump.layers=[nowhere]"], lambda *_: None, "nowhere"),
     "a profile of too few steps": (["profile.mode=only"], lambda *_: None, "profile"),

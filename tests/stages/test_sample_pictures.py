@@ -15,7 +15,7 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.data.targets import Targets
 from pipeline.stages.data import load_data
-from pipeline.stages.sample_pictures import label_text, sample_labels
+from pipeline.stages.sample_pictures import format_label, format_sample_labels
 from tests import outcome
 from tests.conftest import compose_tiny
 from tests.whole_run import run
@@ -68,7 +68,7 @@ def test_labels_of_a_balanced_epoch_are_those_of_its_samples(cache: Path) -> Non
     batches = dataset.train_order.batches(0, 1)
     shown = batches.rows[0][: recipe.monitor.sample_images]
     labels = [dataset.classes[int(dataset.train.columns["label"][row])] for row in shown]
-    assert sample_labels(recipe, dataset) == tuple(labels)
+    assert format_sample_labels(recipe, dataset) == tuple(labels)
 
 
 def test_shards_that_stay_are_evaluated_on_what_they_train(cache: Path) -> None:
@@ -98,4 +98,4 @@ def test_buckets_are_refused(cache: Path) -> None:
     ],
 )
 def test_a_label_is_text(label: np.ndarray, targets: Targets, text: str) -> None:
-    assert label_text(label, targets) == text
+    assert format_label(label, targets) == text

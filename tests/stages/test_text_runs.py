@@ -62,7 +62,7 @@ def test_a_changed_text_is_not_resumed(cache: Path, tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     run(gpt(cache, text, *KEPT), tmp_path / "run")
     text.write_text(text.read_text().replace("cat", "act", 1))
-    with pytest.raises(DataError, match="the data are not those that the run was trained on"):
+    with pytest.raises(DataError, match="the data have changed since the run was trained"):
         run(gpt(cache, text, *KEPT, f"train.resume={tmp_path / 'run'}", "train.steps=80"))
 
 
@@ -111,7 +111,7 @@ def test_a_classifier_is_the_same_at_any_sink_size_and_after_a_kill(
 
 def test_a_network_with_too_few_rows_for_the_tokens_is_refused(cache: Path, tmp_path: Path) -> None:
     keys = ["dataset.tokenizer=bytes", "model.vocabulary=100", "dataset.buckets=[[24]]"]
-    with pytest.raises(RecipeError, match="vocabulary = 100: must be 259 at least, the tokens of"):
+    with pytest.raises(RecipeError, match="vocabulary = 100: must be at least 259, the number of"):
         run(bert(cache, *keys), tmp_path / "run")
 
 

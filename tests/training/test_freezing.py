@@ -18,7 +18,7 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
 from pipeline.models.layers import standard
 from pipeline.models.layers.path_patterns import is_frozen
-from pipeline.stages.fine_tuning import rates_by_depth
+from pipeline.stages.fine_tuning import compute_depth_rates
 from pipeline.training.component_specs import AverageSpec
 from pipeline.training.freezing import optimize_by_phase, select_phase
 from pipeline.training.optimizers.first_order import Adam, ClipSpec, Momentum
@@ -70,7 +70,7 @@ def tuning(optimizer: str) -> TrainStep:
         frozen=FROZEN,
         phases=(FreezePhase(3, THAWED),),
         fix_statistics=True,
-        layer_rates=rates_by_depth(DEPTHS, DECAY),
+        layer_rates=compute_depth_rates(DEPTHS, DECAY),
     )
 
 
@@ -219,7 +219,7 @@ def test_a_config_is_that_of_its_phase() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.floats(0.1, 1.0), st.integers(1, 12))
 def test_rates_fall_with_depth(decay: float, count: int) -> None:
-    factors = dict(rates_by_depth([[str(depth)] for depth in range(count)], decay))
+    factors = dict(compute_depth_rates([[str(depth)] for depth in range(count)], decay))
     assert factors[str(count - 1)] == 1.0
     for depth in range(count - 1):
         assert factors[str(depth)] == pytest.approx(decay * factors[str(depth + 1)])

@@ -178,7 +178,7 @@ def test_sums_of_shards_do_not_depend_on_the_devices(tiny: Compose, tmp_path: Pa
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
-        ("eval.metrics=[brier, brier]", "eval.metrics: brier is there already"),
+        ("eval.metrics=[brier, brier]", "eval.metrics: brier exists already"),
         ("eval.metrics=[no_such]", "there is no such metric"),
         ("checkpoint.best=brier", "there is no such metric"),
     ],

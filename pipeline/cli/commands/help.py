@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from pipeline.cli.commands.command import PROGRAM, Argument
-from pipeline.config.files import description, find_groups, find_recipes
+from pipeline.config.files import find_groups, find_recipes, read_description
 from pipeline.core.errors import printable
 
 TRAINING: Mapping[str, str] = {
@@ -66,5 +66,5 @@ def _summarise_commands(commands: Mapping[str, click.Command]) -> dict[str, str]
 
 def _list_files(files: Mapping[str, Path]) -> list[str]:
     width = max(map(len, files), default=0)
-    lines = (f"  {name:<{width}}  {description(file)}" for name, file in files.items())
+    lines = (f"  {name:<{width}}  {read_description(file)}" for name, file in files.items())
     return [printable(line) for line in lines]

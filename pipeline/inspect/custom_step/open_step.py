@@ -88,4 +88,4 @@ def time_sinks(program: SinkProgram, state: CustomState, sink_steps: int, steps:
     Raises RunError if a loss isn't finite.
     """
     schedule = RunSchedule(steps, steps, sink_steps)
-    return run_steps(program, program.put(state), schedule).timing(sink_steps)
+    return run_steps(program, program.put(state), schedule).make_timing(sink_steps)

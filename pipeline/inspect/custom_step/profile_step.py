@@ -37,7 +37,11 @@ from pipeline.inspect.profiler.run_profile import (
 )
 from pipeline.inspect.profiler.step_profile import HostTime, StepProfile
 from pipeline.inspect.profiler.verdict import Evidence, SinkGain, decide
-from pipeline.stages.autosink.dispatch_costs import SINKS, error_of_gain, lower_quartile
+from pipeline.stages.autosink.dispatch_costs import (
+    SINKS,
+    compute_lower_quartile,
+    estimate_gain_error,
+)
 
 SPEC = ProfileSpec(
     mode="only",
@@ -195,5 +199,7 @@ def _measure_sink_gain(
     for _ in range(ROUNDS):
         now_ms.append(time_sinks(program, state, size, SINKS * trial).step_ms)
         longer_ms.append(time_sinks(program, state, trial, SINKS * trial).step_ms)
-    error = error_of_gain(now_ms, longer_ms)
-    return SinkGain(longer, lower_quartile(longer_ms), lower_quartile(now_ms), error)
+    error = estimate_gain_error(now_ms, longer_ms)
+    return SinkGain(
+        longer, compute_lower_quartile(longer_ms), compute_lower_quartile(now_ms), error
+    )

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from pipeline.config.dump_spec import Content, What, parse_steps
-from pipeline.config.precision import level_of
+from pipeline.config.precision import resolve_level
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import PipelineError, RecipeError
 from pipeline.core.files.real_files import require_real_trees
@@ -100,7 +100,7 @@ def dump_step(
         loss=tensors.loss,
         run=run.path,
         run_loss=run.loss,
-        precision=level_of(recipe),
+        precision=resolve_level(recipe),
         layers=[(path, form.kind, form.dtype) for path, form in forms.items()],
     )
     selected = (

@@ -15,7 +15,7 @@ from pipeline.backends.loading.loader import make_loader
 from pipeline.backends.loading.window_buffer import LoaderSource
 from pipeline.checkpoint.checkpoint_folder import FOLDER, checkpoint_path, saved_steps
 from pipeline.checkpoint.manifest import DamagedError
-from pipeline.checkpoint.restore import fill, read_checkpoint
+from pipeline.checkpoint.restore import arrange_arrays, read_checkpoint
 from pipeline.config.compose import check_tree
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
@@ -83,7 +83,7 @@ class OpenedRecipe:
 
         like = self.built.state
         weights = restore_weights_of(self.recipe, self.dataset, like, lambda _: None)
-        warm = weights.over(state)
+        warm = weights.replace_weights(state)
         return replace(warm, average=restart_average(warm.average, warm.params))
 
 
@@ -154,7 +154,7 @@ def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporte
         except DamagedError as error:
             reporter.warn(f"{error}; taking an earlier one")
             continue
-        state = fill(checkpoint.where, checkpoint.arrays, opened.built.state)
+        state = arrange_arrays(checkpoint.where, checkpoint.arrays, opened.built.state)
         first = saved
         break
     if state is None:

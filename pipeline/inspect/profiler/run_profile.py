@@ -13,10 +13,10 @@ from pipeline.backends.graph.hlo_program import FREE, HloProgram, parse_program
 from pipeline.backends.loading.loader import RESIDENT_LIMIT_BYTES, split_bytes
 from pipeline.backends.sink_choice import choose, predict
 from pipeline.config.cache import cache_root
-from pipeline.config.precision import level_of
+from pipeline.config.precision import resolve_level
 from pipeline.config.profile_spec import LEAST_STEPS, ProfileSpec
 from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import event_periods
+from pipeline.config.run_length import list_event_periods
 from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.host.platforms import platform_of
 from pipeline.data.dataset import Dataset
@@ -36,8 +36,13 @@ from pipeline.inspect.profiler.profiled_executable import ProfiledExecutable
 from pipeline.inspect.profiler.step_profile import StepProfile
 from pipeline.inspect.profiler.trial import try_change
 from pipeline.inspect.profiler.verdict import RESIDENT, EventCost, Evidence, SinkGain, decide
-from pipeline.stages.autosink.choose_sink import measured_bounds, mechanisms_of
-from pipeline.stages.autosink.dispatch_costs import TimedRuns, first_look, least_steps, measure
+from pipeline.stages.autosink.choose_sink import list_mechanisms, make_measured_bounds
+from pipeline.stages.autosink.dispatch_costs import (
+    TimedRuns,
+    count_least_steps,
+    measure,
+    time_single_step,
+)
 from pipeline.stages.build import Built
 from pipeline.stages.runner.context import CompiledRun, Profile, RunContext
 from pipeline.training.state import TrainState
@@ -250,7 +255,7 @@ class RunProfiler(Profile):
                 if first_s < compilation.ended_s < last_s
             ),
             compiled_steps=timed[-1].stop - timed[0].stop,
-            precision=level_of(recipe),
+            precision=resolve_level(recipe),
         )
         if recipe.train.feed == "stream" and fits:
             evidence = replace(evidence, faster_data=RESIDENT)
@@ -278,13 +283,13 @@ class RunProfiler(Profile):
         """Measure which sink would be fastest, with a state that is thrown away."""
         recipe = self._recipe
         schedule = self._schedule
-        mechanisms = mechanisms_of(recipe.train.mechanism, self._raw)
-        if least_steps(mechanisms) > schedule.total:
+        mechanisms = list_mechanisms(recipe.train.mechanism, self._raw)
+        if count_least_steps(mechanisms) > schedule.total:
             return None
         try:
             with TimedRuns(recipe, schedule, self._raw, terminal=False) as trials:
-                single_ms = first_look(trials)
-                bounds = measured_bounds(recipe, schedule, self._raw)
+                single_ms = time_single_step(trials)
+                bounds = make_measured_bounds(recipe, schedule, self._raw)
                 costs = measure(trials, single_ms, mechanisms, SINKS_S).costs
         except RunError:
             # Steps of the state that is thrown away may diverge.
@@ -306,7 +311,7 @@ class RunProfiler(Profile):
         """Return what evaluations cost by step of the whole run; a part of one is timed."""
         recipe = self._recipe
         schedule = self._schedule
-        periods = event_periods(recipe, schedule.steps_per_epoch)[Event.EVALUATE]
+        periods = list_event_periods(recipe, schedule.steps_per_epoch)[Event.EVALUATE]
         count = len({step for n in periods for step in range(n, schedule.total + 1, n)})
         batches = dataset.eval_order.steps_per_epoch
         if not count or not batches:

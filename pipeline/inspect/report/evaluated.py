@@ -21,7 +21,7 @@ from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import count_encoded_features
 from pipeline.data.targets import Targets
 from pipeline.data.transform import apply_ops
-from pipeline.stages.build import typed_network
+from pipeline.stages.build import build_network
 from pipeline.stages.export.trained_run import TrainedRun
 from pipeline.training.bucketing import apply_in_bucket
 from pipeline.training.step import make_network_inputs
@@ -179,7 +179,7 @@ def _compile(
 ) -> Callable[[Mapping[str, Array], Batch], tuple[Array, Array]]:
     """A function from weights and a batch to outputs (B, ..., K) and labels (B, ...)."""
     features = count_encoded_features(dataset.eval_ops)
-    network = typed_network(recipe, len(dataset.targets), features)
+    network = build_network(recipe, len(dataset.targets), features)
     buckets = sort_buckets(recipe.dataset.buckets or ())
 
     def outputs(weights: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:

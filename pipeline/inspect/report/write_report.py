@@ -59,7 +59,7 @@ from pipeline.inspect.report.report_files import (
 from pipeline.stages.data import load_data
 from pipeline.stages.export.trained_run import read_trained_run
 from pipeline.stages.record.compare_steps import read_arrays
-from pipeline.stages.record.run_directory import RECIPE, REPORT, run_of
+from pipeline.stages.record.run_directory import RECIPE, REPORT, find_run_dir
 
 PAGE = "index.html"
 MISTAKES = "mistakes.png"
@@ -99,7 +99,7 @@ def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[s
     figures. Files of an earlier report are replaced. Raises DataError if the run or its data can't
     be read, RecipeError if its recipe is no longer valid, RunError if the disk refuses.
     """
-    run_dir = run_of(source)
+    run_dir = find_run_dir(source)
     if run_dir is None:
         raise DataError(f"{source}: is no run directory; it holds no {RECIPE}")
     if out is None:

@@ -1,4 +1,4 @@
-"""Choice of the sinks of a run: the recipe's, or for auto by the cost of dispatches here."""
+"""Choice of the sinks of a run: the recipe's, or with auto the fastest by measured dispatches."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from pipeline.backends.sink_choice import (
 )
 from pipeline.checkpoint.host_state import SinkState
 from pipeline.config.recipe import Recipe, TrainSpec
-from pipeline.config.run_length import event_periods
+from pipeline.config.run_length import list_event_periods
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
 from pipeline.engine.schedule import Event, RunSchedule
 from pipeline.stages.autosink.dispatch_costs import (
     LONGEST,
     TimedRuns,
-    first_look,
-    least_steps,
+    count_least_steps,
     measure,
+    time_single_step,
 )
 
 BUDGET_SHARE = 0.05
-"""Share of a run's time that measuring takes."""
+"""Share of a run's time for measuring, within `LEAST_BUDGET_S` and `MOST_BUDGET_S`."""
 LEAST_BUDGET_S = 0.6
 MOST_BUDGET_S = 3.0
 MOST_SHARE = 0.1
-"""Most steps that are only timed, as a share of the run's steps."""
+"""Most steps that are timed without training, as a share of the run's steps."""
 
 SINGLE_STEPS = "one asynchronous dispatch per step: its convolutions are slow in a loop"
 
 SINK_KEY = "sink"
-"""Key in a checkpoint of sinks that were measured or modelled."""
+"""Key in a checkpoint for sinks that were measured or modelled."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class SinkPlan:
     why: str
     choice: SinkChoice | None = None
     host_entry: Mapping[str, Any] = field(default_factory=dict)
-    """JSON for a checkpoint, so that a resumed run has the same sinks; {} for the recipe's."""
+    """JSON for a checkpoint, so that a resumed run has these sinks; {} for the recipe's sinks."""
 
     def __str__(self) -> str:
         return "off" if self.size is None else f"{self.size:,} steps, {self.mechanism}"
@@ -69,7 +69,7 @@ class SinkPlan:
 
 
 def chooses_sink(train: TrainSpec) -> bool:
-    """Whether a recipe leaves the size of a sink to be chosen."""
+    """Return whether the sinks of a recipe are to be chosen (auto)."""
     return train.sink and train.sink_size == "auto"
 
 
@@ -81,10 +81,9 @@ def choose_sink(
     estimate: Estimate | None,
     reporter: Reporter,
 ) -> SinkPlan:
-    """Choose the sinks of a run: the recipe's, or the fastest if that is auto.
+    """Choose the sinks of a run: the recipe's, or with auto the fastest.
 
-    An emulated device has an `estimate`. Raises KeyboardInterrupt when a signal stops a
-    measurement.
+    An emulated device has an `estimate`. Raises KeyboardInterrupt if a signal stops a measurement.
     """
     train = recipe.train
     if not chooses_sink(train):
@@ -92,9 +91,9 @@ def choose_sink(
             return SinkPlan(run_schedule.sink_steps, "soft", SINGLE_STEPS)
         mechanism, why = backend.mechanism(train.mechanism, sink=train.sink)
         return SinkPlan(run_schedule.sink_steps, mechanism, why)
-    mechanisms = mechanisms_of(train.mechanism, executable)
+    mechanisms = list_mechanisms(train.mechanism, executable)
     if estimate is not None and estimate.choice is not None:
-        # The sinks that are best on the emulated device, with a mechanism of this one.
+        # The size is best for the emulated device, the mechanism for the host.
         choice = estimate.choice
         requested: SinkMechanism | Literal["auto"] = "auto"
         if len(mechanisms) == 1:
@@ -102,7 +101,7 @@ def choose_sink(
         mechanism, _ = backend.mechanism(requested, sink=choice.size is not None)
         plan = SinkPlan(choice.size, mechanism, f"modelled for {estimate.device}: {choice.why}")
         return _report(plan, reporter)
-    bounds = measured_bounds(recipe, run_schedule, executable)
+    bounds = make_measured_bounds(recipe, run_schedule, executable)
     terminal = reporter.console.is_terminal
     with reporter.clock("measuring sinks"):
         try:
@@ -115,9 +114,9 @@ def choose_sink(
     return _report(plan, reporter)
 
 
-def resume_sink(before: SinkState, reporter: Reporter) -> SinkPlan:
+def resume_sink(saved: SinkState, reporter: Reporter) -> SinkPlan:
     """Return the sinks that were chosen when a resumed run began, as its checkpoint has them."""
-    plan = SinkPlan(before.size, before.mechanism, "as chosen when the run began")
+    plan = SinkPlan(saved.size, saved.mechanism, "as chosen when the run began")
     return _report(plan, reporter)
 
 
@@ -130,11 +129,11 @@ def _report(plan: SinkPlan, reporter: Reporter) -> SinkPlan:
 def _measure_choice(
     bounds: Bounds, mechanisms: tuple[SinkMechanism, ...], trials: TimedRuns
 ) -> SinkChoice:
-    """Measure which sinks are best, in a share of the time that the run will take."""
-    single_ms = first_look(trials)
+    """Measure which sinks are fastest, within a share of the run's time."""
+    single_ms = time_single_step(trials)
     total = bounds.total
-    num_steps = least_steps(mechanisms)
-    reason = unmeasurable(single_ms, bounds)
+    num_steps = count_least_steps(mechanisms)
+    reason = explain_unmeasurable(single_ms, bounds)
     if reason is None and num_steps > MOST_SHARE * total:
         reason = f"not measured: that takes {num_steps} steps, and the run has {total:,}"
     if reason is not None:
@@ -143,40 +142,42 @@ def _measure_choice(
     return choose(measure(trials, single_ms, mechanisms, float(budget_s)).costs, bounds)
 
 
-def unmeasurable(single_ms: float, bounds: Bounds) -> str | None:
-    """Return why measuring is pointless if no dispatch would hold more than one step, or None."""
+def explain_unmeasurable(single_ms: float, bounds: Bounds) -> str | None:
+    """Return a reason if no dispatch would hold more than one step; else None."""
     longest, bound = bounds.longest(Cost("loop", 0.0, single_ms))
     return f"a sink would hold one step: {bound}" if longest == 1 else None
 
 
-def mechanisms_of(
+def list_mechanisms(
     mechanism: SinkMechanism | Literal["auto"], executable: Executable
 ) -> tuple[SinkMechanism, ...]:
-    """Return the mechanisms that recipe and programs permit, the preferred one first."""
+    """List the mechanisms that recipe and programs permit, the preferred mechanism first."""
     if executable.report.single_steps:
         return ("soft",)
     return ("loop", "soft") if mechanism == "auto" else (mechanism,)
 
 
-def measured_bounds(recipe: Recipe, run_schedule: RunSchedule, executable: Executable) -> Bounds:
-    """Return the bounds of a dispatch on the device at hand."""
-    return _bounds(recipe, run_schedule, executable.loader.window(0).most_steps)
+def make_measured_bounds(
+    recipe: Recipe, run_schedule: RunSchedule, executable: Executable
+) -> Bounds:
+    """Return the bounds of a dispatch on this device."""
+    return _make_bounds(recipe, run_schedule, executable.loader.window(0).most_steps)
 
 
-def modelled_bounds(recipe: Recipe, run_schedule: RunSchedule) -> Bounds:
-    """Return the bounds of a dispatch on an emulated device, fed by a queue of any length."""
-    return _bounds(recipe, run_schedule, run_schedule.total)
+def make_modelled_bounds(recipe: Recipe, run_schedule: RunSchedule) -> Bounds:
+    """Return the bounds of a dispatch on an emulated device, whose queue has any length."""
+    return _make_bounds(recipe, run_schedule, run_schedule.total)
 
 
-def _bounds(recipe: Recipe, run_schedule: RunSchedule, window_steps: int) -> Bounds:
-    """Return the bounds of a dispatch with `window_steps` batches on the device."""
-    events = event_periods(recipe, run_schedule.steps_per_epoch)
+def _make_bounds(recipe: Recipe, run_schedule: RunSchedule, window_steps: int) -> Bounds:
+    """Return the bounds of a dispatch; `window_steps` batches are on the device."""
+    events = list_event_periods(recipe, run_schedule.steps_per_epoch)
     saves = events[Event.CHECKPOINT] if "checkpoint" in recipe.stages else ()
     periods = (*events[Event.EVALUATE], *saves, *events[Event.COLLECT])
     return Bounds(run_schedule.total, periods, window_steps, recipe.train.dispatch_seconds)
 
 
-def modelled_costs(price: SinkPrice) -> Costs:
+def make_modelled_costs(price: SinkPrice) -> Costs:
     """Derive costs from modelled times of a step."""
     loop = Cost.between("loop", price(1), LONGEST * price(LONGEST), LONGEST)
     return Costs(price(None), (loop,), 0.0)

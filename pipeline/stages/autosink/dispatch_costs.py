@@ -1,4 +1,4 @@
-"""Cost of dispatches on the machine at hand: single steps and long sinks, timed alternately."""
+"""Cost of dispatches on this machine: single steps and long sinks, timed alternately."""
 
 from __future__ import annotations
 
@@ -32,24 +32,25 @@ from pipeline.training.telemetry import Telemetry
 
 @dataclass(frozen=True)
 class Variant:
-    """A variant of a run: sinks of `sink_steps` steps, None for no sinks, by a mechanism."""
+    """A variant of a run's sinks."""
 
     sink_steps: int | None
+    """Steps of a sink; None: no sinks."""
     mechanism: Mechanism
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Times of a trial without its first sink, in which dispatches find their size."""
+    """Times of a trial without its first sink, in which the size of dispatches is adapted."""
 
     step_ms: float
-    """The mean over all steps, the host's work included."""
+    """Mean over all steps, with the host's work."""
     dispatch_ms: np.ndarray
-    """float64 (dispatches,), each from the end of the one before."""
+    """float64 (dispatches,): times from the end of the previous dispatch."""
 
 
 class TimedRuns:
-    """Trials of a compiled run; with `terminal` its lines and bar are drawn as on a terminal."""
+    """Trials of a compiled run. With `terminal` its lines and bar are drawn as on a terminal."""
 
     def __init__(
         self, recipe: Recipe, run_schedule: RunSchedule, executable: Executable, *, terminal: bool
@@ -63,9 +64,9 @@ class TimedRuns:
         self._observers: dict[int | None, Observers] = {}
 
     def time(self, variant: Variant, steps: int) -> Timing:
-        """Time `steps` steps of a variant, at least three times as many as a sink has.
+        """Time a variant over `steps` steps, which must be at least three sinks.
 
-        Raises RunError if one is not finite.
+        Raises RunError if a step isn't finite.
         """
         watch = DispatchClock()
         observers = self._open_observers(variant)
@@ -76,16 +77,16 @@ class TimedRuns:
         training = train(program, self._state, schedule, hooks, HostState(), History(0))
         self._state = exhaust(training)
         observers.monitor.flush()
-        return watch.timing(variant.sink_steps or 1)
+        return watch.make_timing(variant.sink_steps or 1)
 
     def _open_observers(self, variant: Variant) -> Observers:
-        """Return the observers of a sink size, opened when first needed."""
+        """Return the observers for a sink size, which the first call opens."""
         if variant.sink_steps not in self._observers:
             folder = Path(self._open.enter_context(tempfile.TemporaryDirectory()))
-            # A console that writes to nowhere, with the work of a visible one.
-            nowhere = self._open.enter_context(Path(os.devnull).open("w"))  # noqa: SIM115
+            # This console does the work of a visible one.
+            devnull = self._open.enter_context(Path(os.devnull).open("w"))  # noqa: SIM115
             console = Console(
-                file=nowhere,
+                file=devnull,
                 force_terminal=self._terminal,
                 soft_wrap=True,
                 highlight=False,
@@ -106,21 +107,21 @@ class TimedRuns:
 
 
 class DispatchClock(Monitor):
-    """Record of when each dispatch ended, after all other monitors were notified."""
+    """Monitor that records the end of each dispatch, called after all other monitors."""
 
     def __init__(self) -> None:
-        self._at: list[float] = []
+        self._ends_s: list[float] = []
         self._steps: list[int] = []
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Note the time and the boundary."""
-        self._at.append(time.perf_counter())
+        self._ends_s.append(time.perf_counter())
         self._steps.append(telemetry.start + len(telemetry))
 
-    def timing(self, skipped: int) -> Timing:
+    def make_timing(self, skipped: int) -> Timing:
         """Return the timing of the dispatches after boundary `skipped`."""
         steps = np.array(self._steps)
-        at_ms = 1000 * np.array(self._at)
+        at_ms = 1000 * np.array(self._ends_s)
         begin = int(np.searchsorted(steps, skipped))
         mean = (at_ms[-1] - at_ms[begin]) / (steps[-1] - steps[begin])
         return Timing(float(mean), np.diff(at_ms[begin:]))
@@ -128,14 +129,14 @@ class DispatchClock(Monitor):
 
 LEAST_ROUNDS = 5
 MOST_ROUNDS = 15
-"""Rounds of a measurement; each times every variant once, so that what slows the machine for a
-while slows all alike."""
+"""Bounds of the number of rounds. Each round times every variant once, so that a slow machine slows
+all variants equally."""
 TRIAL_MS = 50.0
-"""Time of a trial, long enough to include the work of the threads that write logs."""
+"""Time of a trial, long enough to include the threads that write logs."""
 LONGEST = 1000
 """Longest timed sink in steps."""
 SINKS = 3
-"""Least sinks in a trial; the first is not timed."""
+"""Least sinks in a trial; the first isn't timed."""
 SINGLES = 4
 """Least steps in a trial of single steps."""
 
@@ -144,7 +145,7 @@ OFF = Variant(None, "none")
 
 @dataclass(frozen=True)
 class Measurement:
-    """Costs of dispatches, and the measurements they come from."""
+    """Costs of dispatches, and measurements behind them."""
 
     costs: Costs
     single_ms: np.ndarray
@@ -153,13 +154,13 @@ class Measurement:
     """Steps of the long dispatches."""
 
 
-def least_steps(mechanisms: Sequence[SinkMechanism]) -> int:
+def count_least_steps(mechanisms: Sequence[SinkMechanism]) -> int:
     """Return the least number of steps of a measurement."""
     return LEAST_ROUNDS * (2 * SINGLES + 2 * SINKS * len(mechanisms))
 
 
-def first_look(trials: TimedRuns) -> float:
-    """Time a step that is dispatched alone, roughly, in ms."""
+def time_single_step(trials: TimedRuns) -> float:
+    """Time a step that is dispatched alone, roughly; return ms."""
     return float(trials.time(OFF, SINGLES).dispatch_ms.min())
 
 
@@ -168,15 +169,16 @@ def measure(
 ) -> Measurement:
     """Time steps without sinks, in sinks of one, and in long sinks by each mechanism.
 
-    Takes about `budget_s` seconds, more if `least_steps` need it; `single_ms` is `first_look`.
-    Raises RunError if a step is not finite, KeyboardInterrupt when a signal stops it.
+    This takes about `budget_s` seconds, or as long as `count_least_steps` steps. `single_ms` is the
+    result of `time_single_step`. Raises RunError if a step isn't finite, KeyboardInterrupt if a
+    signal stops the measurement.
     """
     round_ms = max(TRIAL_MS, SINGLES * single_ms) * (2 + len(mechanisms))
     count = int(np.clip(1000 * budget_s / round_ms, LEAST_ROUNDS, MOST_ROUNDS))
     trial_ms = 1000 * budget_s / (count + 1) / (2 + len(mechanisms))
-    guess = _long_sink(trial_ms, single_ms)
-    step_ms = trials.time(Variant(guess, mechanisms[0]), SINKS * guess).step_ms
-    long_steps = _long_sink(trial_ms, step_ms)
+    first_steps = _choose_sink_steps(trial_ms, single_ms)
+    step_ms = trials.time(Variant(first_steps, mechanisms[0]), SINKS * first_steps).step_ms
+    long_steps = _choose_sink_steps(trial_ms, step_ms)
     sinks = max(SINKS, round(trial_ms / (long_steps * step_ms)) + 1)
     singles = max(SINGLES, int(trial_ms / single_ms))
     variants = {OFF: singles, Variant(1, mechanisms[0]): singles}
@@ -185,48 +187,49 @@ def measure(
         {variant: trials.time(variant, steps) for variant, steps in variants.items()}
         for _ in range(count)
     ]
-    single_dispatches = np.concatenate([timed[OFF].dispatch_ms for timed in rounds])
-    return Measurement(costs_of(rounds, mechanisms, long_steps), single_dispatches, long_steps)
+    single_dispatches = np.concatenate([timings[OFF].dispatch_ms for timings in rounds])
+    return Measurement(fit_costs(rounds, mechanisms, long_steps), single_dispatches, long_steps)
 
 
-def _long_sink(trial_ms: float, step_ms: float) -> int:
-    """Return the length of a sink of which `SINKS` fit into a trial."""
+def _choose_sink_steps(trial_ms: float, step_ms: float) -> int:
+    """Return the steps of a sink such that `SINKS` sinks fit into a trial."""
     return min(max(2, int(trial_ms / (SINKS * step_ms))), LONGEST)
 
 
-def costs_of(
+def fit_costs(
     rounds: Sequence[Mapping[Variant, Timing]], mechanisms: Sequence[SinkMechanism], long_steps: int
 ) -> Costs:
     """Fit costs to rounds of timings: the lower quartile of times, and the error of ratios."""
 
-    def times(variant: Variant) -> list[float]:
-        return [timed[variant].step_ms for timed in rounds]
+    def list_times(variant: Variant) -> list[float]:
+        return [timings[variant].step_ms for timings in rounds]
 
-    single_ms = lower_quartile(times(Variant(1, mechanisms[0])))
-    longs = {mechanism: times(Variant(long_steps, mechanism)) for mechanism in mechanisms}
+    single_ms = compute_lower_quartile(list_times(Variant(1, mechanisms[0])))
+    longs = {mechanism: list_times(Variant(long_steps, mechanism)) for mechanism in mechanisms}
     costs = [
-        Cost.between(mechanism, single_ms, long_steps * lower_quartile(long), long_steps)
+        Cost.between(mechanism, single_ms, long_steps * compute_lower_quartile(long), long_steps)
         for mechanism, long in longs.items()
     ]
-    error = max(error_of_gain(times(OFF), long) for long in longs.values())
-    return Costs(lower_quartile(times(OFF)), tuple(costs), error)
+    off_ms = list_times(OFF)
+    error = max(estimate_gain_error(off_ms, long) for long in longs.values())
+    return Costs(compute_lower_quartile(off_ms), tuple(costs), error)
 
 
-def lower_quartile(times: Sequence[float]) -> float:
-    """Return the lower quartile of times: other work on the machine only ever adds to them."""
+def compute_lower_quartile(times: Sequence[float]) -> float:
+    """Return the lower quartile of times, since other work on the machine can only add to them."""
     return float(np.quantile(times, 0.25))
 
 
-def error_of_gain(slow: Sequence[float], fast: Sequence[float]) -> float:
-    """Return the relative error of the median ratio of two variants over rounds."""
-    return error_of_median([a / b for a, b in zip(slow, fast, strict=True)])
+def estimate_gain_error(slow: Sequence[float], fast: Sequence[float]) -> float:
+    """Return the relative error of the median ratio of two variants' times over rounds."""
+    return estimate_median_error([a / b for a, b in zip(slow, fast, strict=True)])
 
 
-def error_of_median(values: Sequence[float]) -> float:
+def estimate_median_error(values: Sequence[float]) -> float:
     """Return the standard error of a median as a share of it.
 
-    1.2533 sigma / sqrt(n) for normal errors, sigma being 1.4826 times the median deviation.
+    For normal errors it is 1.2533 sigma / sqrt(n), with sigma = 1.4826 times the median deviation.
     """
-    middle = statistics.median(values)
-    deviation = statistics.median(abs(value - middle) for value in values)
-    return float(1.2533 * 1.4826 * deviation / np.sqrt(len(values)) / middle)
+    median = statistics.median(values)
+    deviation = statistics.median(abs(value - median) for value in values)
+    return float(1.2533 * 1.4826 * deviation / np.sqrt(len(values)) / median)

@@ -17,7 +17,7 @@ TELEMETRY_BYTES = 4 * len(Record._fields)
 
 @dataclass(frozen=True)
 class Dispatch:
-    """The host's cost of a dispatch of one step without sinks, in us."""
+    """The host's time for a dispatch of one step without sinks, in us."""
 
     median_us: float
     p90_us: float
@@ -34,16 +34,17 @@ class Memory:
     batch_bytes: int
     """Bytes of each batch."""
     window_steps: int
-    """Batches on the device at once, whatever the sink."""
+    """Batches on the device at once, independent of the sink."""
 
 
 @dataclass(frozen=True)
 class Calendar:
-    """Events of a run, by their names."""
+    """Events of a run."""
 
     counts: Mapping[str, int]
+    """Number of events by name."""
     first: tuple[tuple[int, str], ...]
-    """The first boundaries with an event, each with its events in words."""
+    """The first boundaries with an event, each with the names of its events."""
     longest: int
     """The most steps between two events."""
     total: int
@@ -51,10 +52,12 @@ class Calendar:
 
 @dataclass(frozen=True)
 class Achieved:
-    """Measured gain of sinks: lower quartiles of alternating runs with and without."""
+    """Measured gain of sinks. Times are lower quartiles over alternating runs."""
 
     off_ms: float
+    """Time of a step without sinks."""
     step_ms: float
+    """Time of a step with sinks."""
     rounds: int
     error: float
     """Relative error of the gain."""
@@ -79,7 +82,7 @@ class ExplainedRun:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The sinks of a run; None for what could not be measured."""
+    """The sinks of a run; unmeasured fields are None."""
 
     run: ExplainedRun
     bounds: Bounds
@@ -96,14 +99,14 @@ class Explanation:
 
     @property
     def cost(self) -> Cost | None:
-        """The cost of the mechanism of the choice, else of the first."""
+        """Cost of the chosen mechanism, else of the first mechanism; None if not measured."""
         if self.costs is None:
             return None
         sinks = self.costs.sinks
         return next((cost for cost in sinks if cost.mechanism == self.choice.mechanism), sinks[0])
 
     def predictions(self) -> dict[int, float]:
-        """Predict milliseconds a step by sink size: `SHOWN`, the recipe's and the chosen one."""
+        """Predict milliseconds a step by sink size: `SHOWN`, the recipe's size, the chosen size."""
         cost = self.cost
         if cost is None:
             return {}
@@ -111,7 +114,7 @@ class Explanation:
         return {size: predict(cost, size, self.bounds) for size in sorted(sizes)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return explain.json; keys of expected times begin with `modelled_` or `predicted_`."""
+        """Return explain.json. Keys of expected times begin with `modelled_` or `predicted_`."""
         expected = "modelled" if self.modelled else "predicted"
         return {
             **vars(self.run),
@@ -157,7 +160,7 @@ class Explanation:
         if self.communication is not None:
             yield "all-reduce", str(self.communication)
         if self.memory is not None:
-            yield "memory", _memory_text(self.memory, self.choice.size or 1)
+            yield "memory", _format_memory(self.memory, self.choice.size or 1)
         calendar = self.calendar
         counts = [f"{name} {count:,} times" for name, count in calendar.counts.items() if count]
         text = f"{', '.join(counts) or 'none'} in {calendar.total:,} steps"
@@ -189,27 +192,28 @@ class Explanation:
         if choice.size is not None:
             error = self.costs.error if self.costs is not None else 0.0
             name = "modelled" if self.modelled else "predicted"
-            yield f"  {name:<11} {choice.gain:.3f}x{_give_or_take(error)}"
+            yield f"  {name:<11} {choice.gain:.3f}x{_format_error(error)}"
         if achieved is not None:
             off_by = 100 * (choice.gain / achieved.gain - 1)
             yield (
-                f"  {'achieved':<11} {achieved.gain:.3f}x{_give_or_take(achieved.error)}: "
+                f"  {'achieved':<11} {achieved.gain:.3f}x{_format_error(achieved.error)}: "
                 f"{achieved.step_ms:.4g} ms a step, {achieved.off_ms:.4g} without sinks, in "
                 f"{achieved.rounds} rounds; the prediction is off by {off_by:+.1f} %"
             )
 
 
-def _give_or_take(error: float) -> str:
+def _format_error(error: float) -> str:
     return f", give or take {100 * error:.1f} %" if error else ""
 
 
-def _memory_text(memory: Memory, size: int) -> str:
+def _format_memory(memory: Memory, size: int) -> str:
     plural = "" if size == 1 else "es"
-    what = "numbers of samples" if memory.resident else "samples"
+    content = "numbers of samples" if memory.resident else "samples"
     window_bytes = memory.window_steps * memory.batch_bytes
     samples = f" beside all samples, {bytes_text(memory.data_bytes)}" if memory.resident else ""
     return (
-        f"{size:,} batch{plural} of {what} {bytes_text(size * memory.batch_bytes)}; the device has "
-        f"{memory.window_steps:,} at once whatever the sink, {bytes_text(window_bytes)}{samples}; "
+        f"{size:,} batch{plural} of {content} {bytes_text(size * memory.batch_bytes)}; "
+        f"the device has {memory.window_steps:,} at once whatever the sink, "
+        f"{bytes_text(window_bytes)}{samples}; "
         f"telemetry {bytes_text(size * TELEMETRY_BYTES)} a sink"
     )

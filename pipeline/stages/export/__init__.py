@@ -1,1 +1,1 @@
-"""Import and export of weights: files, names, layouts, restoring, inference."""
+"""Import and export of weights: files, names, layouts and inference."""

@@ -1,13 +1,13 @@
 """Export of a trained network to a folder that needs no recipe: program, weights, description.
 
 model.bin            the program, serialised by jax.export
-model.mlir           the same as StableHLO text, for other compilers
-weights.safetensors  its first argument, by name
-tokenizer.json       the tokenizer of texts, and
-next_token.bin       the program that continues one, token by token, if its layers have a cache
+model.mlir           the program as StableHLO text, for other compilers
+weights.safetensors  the program's first argument, by name
+tokenizer.json       the tokenizer of texts
+next_token.bin       the program that continues a text by one token, if the layers have a cache
 model.json           inputs, outputs, classes and origin
 
-With ONNX (`onnx_files`) also model.onnx, model_int8.onnx and predict.py.
+An export to ONNX adds model.onnx, model_int8.onnx and predict.py.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from pipeline.core.files.strict_json import json_text
 from pipeline.data.text.text_format import TOKENIZER, write_tokenizer
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
-from pipeline.stages.export.prediction import make_predict, shapes_of_weights
-from pipeline.stages.export.text_generation import cached_decoder
+from pipeline.stages.export.prediction import make_predict, make_weight_shapes
+from pipeline.stages.export.text_generation import make_cached_decoder
 from pipeline.stages.export.trained_run import Samples, TrainedRun, parse_samples
 
 PROGRAM = "model.bin"
 TEXT = "model.mlir"
 WEIGHTS = "weights.safetensors"
-ABOUT = "model.json"
+DESCRIPTION = "model.json"
 NEXT_TOKEN = "next_token.bin"
-OF_ONNX = ("model.onnx", "model_int8.onnx", "predict.py")
-"""More files of an export to ONNX."""
+ONNX_FILES = ("model.onnx", "model_int8.onnx", "predict.py")
+"""Additional files of an export to ONNX."""
 PLATFORMS = ("cpu", "cuda")
 FORMAT = 1
 MAX_PROGRAM_BYTES = 2**30
@@ -46,79 +46,81 @@ MAX_PROGRAM_BYTES = 2**30
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported network, read back."""
+    """An exported network that was read from its folder."""
 
     program: export.Exported
     """(weights, images (batch, *shape)) -> logits float32 (batch, classes)."""
     arrays: Arrays
     samples: Samples
     next_token: export.Exported | None = None
-    """(weights, cache, token, position) -> logits of the token after it, cache."""
+    """(weights, cache, token, position) -> (logits of the next token, cache)."""
 
 
-def export_run(run: TrainedRun, folder: Path, more: Mapping[str, Any] | None = None) -> None:
+def export_run(
+    run: TrainedRun, folder: Path, onnx_entries: Mapping[str, Any] | None = None
+) -> None:
     """Write the evaluation of a run for any batch size, for CPU and GPU.
 
-    model.json, with the entries `more` of ONNX, is removed first and written last, so that half an
-    export doesn't count as one. Without such entries, the files of an earlier export to ONNX are
-    removed: they may be of other weights. Raises RunError if the disk refuses, or an op can't be
-    compiled for any batch size.
+    model.json has the `onnx_entries` too. It is removed first and written last, so that an
+    incomplete export doesn't count. Without `onnx_entries`, the files of an earlier export to ONNX
+    are removed, since they may have other weights. Raises RunError if a file can't be written, and
+    if an op can't be compiled for any batch size.
     """
     (batch,) = export.symbolic_shape("batch")
     images = jax.ShapeDtypeStruct((batch, *run.samples.shape), np.dtype(run.samples.dtype))
     predict = export.export(jax.jit(make_predict(run)), platforms=PLATFORMS)
     try:
-        program = predict(shapes_of_weights(run.arrays), images)
+        program = predict(make_weight_shapes(run.arrays), images)
     except (TypeError, ValueError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise RunError(f"{run.recipe.name}: can't be exported for any batch: {reason}") from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (ABOUT, *(() if more else OF_ONNX)):
+        for name in (DESCRIPTION, *(() if onnx_entries else ONNX_FILES)):
             (folder / name).unlink(missing_ok=True)
         (folder / PROGRAM).write_bytes(program.serialize())
         (folder / TEXT).write_text(program.mlir_module(), encoding="utf-8")
         write_weights(folder / WEIGHTS, run.arrays)
         _write_text(run, folder)
-        description = {**_describe(run, program), **(more or {})}
-        write_whole(folder / ABOUT, json_text(description, indent=2) + "\n")
+        description = {**_describe(run, program), **(onnx_entries or {})}
+        write_whole(folder / DESCRIPTION, json_text(description, indent=2) + "\n")
     except OSError as error:
         raise RunError(f"{folder}: can't be written: {error.strerror}") from error
 
 
 def is_export(folder: Path) -> bool:
     """Return whether `export_run` has written this folder completely."""
-    return (folder / ABOUT).is_file()
+    return (folder / DESCRIPTION).is_file()
 
 
 def holds_other_files(folder: Path) -> bool:
-    """Return whether `folder` holds anything that `export_run` does not write."""
+    """Return whether `folder` holds files that an export doesn't write."""
     if not folder.exists():
         return False
     if not folder.is_dir():
         return True
     names = {file.name for file in folder.iterdir()}
-    exported: tuple[str, ...] = (PROGRAM, TEXT, WEIGHTS, ABOUT, TOKENIZER, NEXT_TOKEN)
-    if names & {ABOUT, PROGRAM, OF_ONNX[0]}:
-        # A script called predict.py alone may be the user's.
-        exported = (*exported, *OF_ONNX)
+    exported: tuple[str, ...] = (PROGRAM, TEXT, WEIGHTS, DESCRIPTION, TOKENIZER, NEXT_TOKEN)
+    if names & {DESCRIPTION, PROGRAM, ONNX_FILES[0]}:
+        # Without other files of an export, predict.py may be the user's script.
+        exported = (*exported, *ONNX_FILES)
     return not all(name.startswith(exported) for name in names)
 
 
 def read_export(folder: Path) -> Exported:
     """Read an export. Raises DataError if a file is missing, damaged or of another export."""
     try:
-        samples = parse_samples(read_json(folder / ABOUT), folder)
+        samples = parse_samples(read_json(folder / DESCRIPTION), folder)
     except (OSError, ValueError) as error:
-        raise DataError(f"{folder / ABOUT}: does not describe an export: {error}") from error
+        raise DataError(f"{folder / DESCRIPTION}: doesn't describe an export: {error}") from error
     arrays = read_weights(folder / WEIGHTS)
     program = _read_program(folder / PROGRAM)
     (weights, _), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
     shapes = {name: tuple(aval.shape) for name, aval in weights.items()}
     if shapes != {name: array.shape for name, array in arrays.items()}:
-        raise DataError(f"{folder}: {WEIGHTS} is not of {PROGRAM}; export the run again")
-    continues = (folder / NEXT_TOKEN).is_file() and samples.text is not None
-    next_token = _read_program(folder / NEXT_TOKEN) if continues else None
+        raise DataError(f"{folder}: {WEIGHTS} doesn't fit {PROGRAM}; export the run again")
+    has_next_token = (folder / NEXT_TOKEN).is_file() and samples.text is not None
+    next_token = _read_program(folder / NEXT_TOKEN) if has_next_token else None
     return Exported(program, arrays, samples, next_token)
 
 
@@ -127,25 +129,26 @@ def _read_program(path: Path) -> export.Exported:
         if path.stat().st_size > MAX_PROGRAM_BYTES:
             raise ValueError(f"it has more than {MAX_PROGRAM_BYTES:,} bytes")
         return export.deserialize(bytearray(path.read_bytes()))
-    except Exception as error:  # flatbuffers raises any error for other bytes
-        raise DataError(f"{path}: is no exported program: {error}") from error
+    except Exception as error:  # flatbuffers raises errors of any type for other bytes
+        raise DataError(f"{path}: must be an exported program: {error}") from error
 
 
 def _write_text(run: TrainedRun, folder: Path) -> None:
-    """Write the tokenizer of a network of texts, and its program that continues one."""
+    """Write the tokenizer of a network of texts, and its program for the next token."""
     (folder / NEXT_TOKEN).unlink(missing_ok=True)
     if run.samples.text is None:
         return
     write_tokenizer(folder, run.samples.text)
-    decoder = cached_decoder(run)
+    decoder = make_cached_decoder(run)
     if decoder is not None:
         number = jax.ShapeDtypeStruct((), np.int32)
         exporter = export.export(jax.jit(decoder.step), platforms=PLATFORMS)
-        step = exporter(shapes_of_weights(run.arrays), decoder.shapes, number, number)
+        step = exporter(make_weight_shapes(run.arrays), decoder.shapes, number, number)
         (folder / NEXT_TOKEN).write_bytes(step.serialize())
 
 
 def _describe(run: TrainedRun, program: export.Exported) -> Mapping[str, Any]:
+    """Return the entries of model.json."""
     samples = run.samples
     (logits,) = program.out_avals
     shape = [size if isinstance(size, int) else str(size) for size in logits.shape]

@@ -1,4 +1,4 @@
-"""Files of `infer`: images and arrays to read, rows of predictions and masks to write."""
+"""Files of the command `infer`: images and arrays to read, rows and masks to write."""
 
 from __future__ import annotations
 
@@ -27,29 +27,30 @@ from pipeline.models.weights.files.weight_files import read_npz
 from pipeline.stages.export.trained_run import Samples
 
 _MODES = {1: "L", 3: "RGB"}
+"""Pillow's modes by number of channels."""
 _ARRAYS = (".npy", ".npz")
 
 
-def files_in(path: Path) -> list[Path]:
-    """List the images of a folder and of folders in it, sorted by path; a file is itself.
+def list_images(path: Path) -> list[Path]:
+    """List the images below a folder, sorted by path; for a file, return the file.
 
-    Links to folders are not followed. Raises DataError for a folder without images.
+    Links to folders aren't followed. Raises DataError for a folder without images.
     """
     if not path.is_dir():
         return [path]
     entries = sorted(path.rglob("*"))
     files = [file for file in entries if file.suffix.lower() in SUFFIXES and file.is_file()]
     if not files:
-        raise DataError(f"{path}: holds no images; they end in one of {', '.join(SUFFIXES)}")
+        raise DataError(f"{path}: holds no images; names must end in one of {', '.join(SUFFIXES)}")
     return files
 
 
 def read_images(path: Path, samples: Samples) -> np.ndarray:
     """Read the images of a file, (n, height, width, channels), in the format of the samples.
 
-    For samples of a table, read the encoded rows (n, columns) of a CSV or Parquet file. An image
-    file is turned upright, converted to grey or RGB, and resized bilinearly if its size differs. A
-    .npy or .npz file holds one array of one image or more, whose shape must match. Raises DataError
+    For a table, reads the encoded rows (n, columns) of a CSV or Parquet file. An image file is
+    turned upright, converted to grey or RGB, and resized bilinearly if its size differs. A .npy or
+    .npz file holds one array with one image or several, whose shape must match. Raises DataError
     for any other file.
     """
     if samples.table is not None:
@@ -57,16 +58,17 @@ def read_images(path: Path, samples: Samples) -> np.ndarray:
     suffix = path.suffix.lower()
     if suffix not in (*SUFFIXES, *_ARRAYS):
         kinds = ", ".join((*SUFFIXES, *_ARRAYS))
-        raise DataError(f"{path}: is no kind of image file; must end in one of {kinds}")
+        raise DataError(f"{path}: must end in one of {kinds}")
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
     try:
-        return _decode(path, samples) if suffix in SUFFIXES else _array(path, samples)
+        return _decode_image(path, samples) if suffix in SUFFIXES else _read_array(path, samples)
     except UNREADABLE_IMAGE as error:
         raise DataError(f"{path}: can't be read as images: {error}") from error
 
 
-def _decode(path: Path, samples: Samples) -> np.ndarray:
+def _decode_image(path: Path, samples: Samples) -> np.ndarray:
+    """Decode an image file to (1, height, width, channels). Raises ValueError."""
     height, width, channels = samples.shape
     if samples.dtype != "uint8" or channels not in _MODES:
         raise ValueError(
@@ -77,8 +79,8 @@ def _decode(path: Path, samples: Samples) -> np.ndarray:
     return pixels.reshape(1, height, width, channels)
 
 
-def _array(path: Path, samples: Samples) -> np.ndarray:
-    """Read the only array of a file, with missing batch and channel axes added."""
+def _read_array(path: Path, samples: Samples) -> np.ndarray:
+    """Read the single array of a file; add missing batch and channel axes. Raises ValueError."""
     if path.suffix.lower() == ".npy":
         array = read_npy(path)
     else:
@@ -91,7 +93,8 @@ def _array(path: Path, samples: Samples) -> np.ndarray:
         array = array[..., np.newaxis]
     if array.shape[-3:] != samples.shape or array.ndim not in (3, 4):
         raise ValueError(
-            f"it has shape {array.shape}; must be ({height}, {width}, {channels}) or n of these"
+            f"it has shape {array.shape}; must be ({height}, {width}, {channels}) or (n, {height}, "
+            f"{width}, {channels})"
         )
     if not array.size:
         raise ValueError("it holds no images")
@@ -100,44 +103,48 @@ def _array(path: Path, samples: Samples) -> np.ndarray:
     return array.reshape(-1, *samples.shape)
 
 
-def prediction_row(name: str, outputs: np.ndarray, targets: Targets, top: int) -> dict[str, Any]:
+def make_prediction_row(
+    name: str, outputs: np.ndarray, targets: Targets, top: int
+) -> dict[str, Any]:
     """Return the columns of one sample, whose outputs are float64 (K,).
 
-    They are file, class, probability, and with `top` above 1 class_2, probability_2 and so on; or
-    file and the numbers of a regression, in the units of the data, or the probability of each
-    label, by name. A target that is called file becomes predicted_file.
+    For classes, the columns are file, class and probability, and with `top` above 1 class_2,
+    probability_2 and so on. For a regression, they are file and the numbers by name, in the units
+    of the data. For several labels, they are file and the probability of each. A target that is
+    named file becomes predicted_file.
     """
     if targets.task in ("regression", "multi_label"):
         numbers: Any = targets.to_data_units(outputs).tolist()
         if targets.task == "multi_label":
-            numbers = (f"{share:.6f}" for share in 0.5 * (1 + np.tanh(outputs / 2)))
+            sigmoid = 0.5 * (1 + np.tanh(outputs / 2))
+            numbers = (f"{probability:.6f}" for probability in sigmoid)
         columns = ["predicted_file" if name == "file" else name for name in targets.names]
         return {"file": name, **dict(zip(columns, numbers, strict=True))}
-    powers = np.exp(outputs - outputs.max())
-    probabilities = powers / powers.sum()
+    exponentials = np.exp(outputs - outputs.max())
+    probabilities = exponentials / exponentials.sum()
     row: dict[str, Any] = {"file": name}
-    for rank, best in enumerate(np.argsort(-probabilities, kind="stable")[:top], start=1):
+    for rank, index in enumerate(np.argsort(-probabilities, kind="stable")[:top], start=1):
         suffix = "" if rank == 1 else f"_{rank}"
-        row[f"class{suffix}"] = targets.names[best]
-        row[f"probability{suffix}"] = f"{probabilities[best]:.6f}"
+        row[f"class{suffix}"] = targets.names[index]
+        row[f"probability{suffix}"] = f"{probabilities[index]:.6f}"
     return row
 
 
 MAX_MASK_CLASSES = 256
-"""A value of a mask has 8 bits."""
+"""Most classes of a mask, whose values have 8 bits."""
 
 
-def mask_path(folder: Path, file: Path, index: int, count: int) -> Path:
-    """Return the path of the mask of one of `count` images of a file."""
+def make_mask_path(folder: Path, file: Path, index: int, count: int) -> Path:
+    """Return the path of the mask of image `index` of the `count` images of a file."""
     return folder / (f"{file.stem}.png" if count == 1 else f"{file.stem}_{index}.png")
 
 
 def require_new_names(folder: Path, files: Sequence[Path]) -> None:
-    """Raise DataError if two masks would have one name, or a mask the name of a file to read."""
+    """Raise DataError if two masks would have one path, or a mask would replace an input."""
     files_by_mask: dict[Path, Path] = {}
     inputs = {file.resolve() for file in files}
     for file in files:
-        mask = mask_path(folder, file, 0, 1)
+        mask = make_mask_path(folder, file, 0, 1)
         other = files_by_mask.setdefault(mask, file)
         if other is not file:
             raise DataError(f"{file}: its mask and that of {other} would both be {mask}")
@@ -151,7 +158,9 @@ def write_mask(path: Path, file: Path, mask: np.ndarray, classes: int) -> None:
     Raises DataError for more classes than a mask can have, RunError if it can't be written.
     """
     if classes > MAX_MASK_CLASSES:
-        raise DataError(f"{path}: a mask has {MAX_MASK_CLASSES} classes at most, not {classes:,}")
+        raise DataError(
+            f"{path}: a mask must have at most {MAX_MASK_CLASSES} classes, not {classes:,}"
+        )
     size = mask.shape[1], mask.shape[0]
     if file.suffix.lower() in SUFFIXES:
         try:

@@ -1,4 +1,4 @@
-"""Matching of a weight file's entries with a network's arrays, and a table of the result."""
+"""Matching of a weight file's entries with a network's arrays, and the table of the result."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from pipeline.core.files.error_text import show_name
 from pipeline.core.files.value_text import align_columns
 from pipeline.models.weights.files.named_arrays import BFLOAT16, Arrays
 from pipeline.models.weights.rules.syntax import Framework
-from pipeline.stages.export.naming import NamedEntry, framework_of, name_entries
-from pipeline.stages.export.network import NetworkArrays, to_own_layout
+from pipeline.stages.export.naming import NamedEntry, guess_framework, name_entries
+from pipeline.stages.export.network import NetworkArrays, convert_layout
 
 Rules = Literal["auto", "none", "torch", "mindspore"]
 Status = Literal["matched", "missing", "extra", "misshapen", "skipped", "added", "tied"]
+"""missing: an array without an entry; extra: an entry without an array; misshapen: of another shape
+or type; skipped: by a rule; added: to another array; tied: equal to an earlier entry."""
 PROBLEMS: tuple[Status, ...] = ("missing", "extra", "misshapen")
 HARMLESS: tuple[Status, ...] = ("skipped", "added", "tied")
 MAX_ROWS = 60
+"""Most rows of the table in a message."""
 
 
 class Rename(Protocol):
@@ -36,12 +39,12 @@ class Rename(Protocol):
         """The compiled pattern, to be matched against entire names."""
 
     def apply(self, name: str) -> str | None:
-        """The new name of an entry that `pattern` matches; None if it is skipped."""
+        """Return the new name of an entry that `pattern` matches; None to skip the entry."""
 
 
 @dataclass(frozen=True)
 class MatchRow:
-    """One row of the table: an entry of the file, an array of the network, or a match."""
+    """A row of the table: an entry of the file and the array of the network that it matches."""
 
     status: Status
     source: str
@@ -56,7 +59,7 @@ class MatchRow:
 
 @dataclass(frozen=True)
 class Matching:
-    """The arrays of a file under the names, and in the layout, of a network."""
+    """The arrays of a file with the names and the layout of a network."""
 
     file: str
     rules: Framework | None
@@ -66,18 +69,15 @@ class Matching:
     """The matched arrays, float32."""
 
     def require(self, *, partial: bool) -> None:
-        """Raise DataError with a table of the problems, unless `partial` allows them.
-
-        It is always raised if no array matches.
-        """
+        """Raise DataError with a table of the problems, unless `partial` and some arrays match."""
         problems = [row for row in self.rows if row.status in PROBLEMS]
         if not problems or (partial and self.arrays):
             return
         hint = (
-            "nothing is loaded; rename entries with checkpoint.renames, "
-            "or load what matches with checkpoint.partial=true"
+            "nothing is loaded; rename entries with checkpoint.renames, or load the matching ones "
+            "with checkpoint.partial=true"
         )
-        raise DataError(f"{self.file}: {self.counts()}; {hint}\n{table(problems)}")
+        raise DataError(f"{self.file}: {self.counts()}; {hint}\n{format_table(problems)}")
 
     def counts(self) -> str:
         """Return the number of rows by status: `62 of 62 arrays matched, 1 skipped`."""
@@ -95,13 +95,13 @@ def match_weights(
     renames: Sequence[Rename] = (),
     rules: Rules = "auto",
 ) -> Matching:
-    """Match the entries of a file with the network's arrays. The user's rules come first.
+    """Match the entries of a file with the network's arrays, after the user's `renames`.
 
-    Raises DataError for a user's rule that matches no entry, and for a network whose weights can't
-    be converted.
+    Raises DataError for a rename that matches no entry, and for a network whose weights can't be
+    converted.
     """
     if rules == "auto":
-        framework = framework_of(file, arrays, network)
+        framework = guess_framework(file, arrays, network)
     else:
         framework = None if rules == "none" else rules
     if framework is not None and network.unconverted:
@@ -109,13 +109,14 @@ def match_weights(
             f"{file}: has names of {framework}, and its weights can't be converted for model "
             f"{network.model}: {network.unconverted}"
         )
-    renamed = _rename(file, arrays, renames)
+    renamed = _rename_entries(file, arrays, renames)
     rows: list[MatchRow] = []
     matched: Arrays = {}
     origins: dict[str, str] = {}
     entries = list(name_entries(file, renamed, network, framework))
+    # Entries that are added to arrays come last.
     for entry in sorted(entries, key=lambda entry: entry.added):
-        row, array = _match(entry, network, framework, matched, origins)
+        row, array = _match_entry(entry, network, framework, matched, origins)
         rows.append(row)
         if array is not None:
             matched[row.target] = array
@@ -126,56 +127,60 @@ def match_weights(
     return Matching(file, framework, tuple(rows), matched)
 
 
-def table(rows: Iterable[MatchRow], limit: int | None = MAX_ROWS) -> str:
-    """Return the rows as text in columns, one line each, at most `limit`."""
+def format_table(rows: Iterable[MatchRow], limit: int | None = MAX_ROWS) -> str:
+    """Return the rows as text in columns; only the first `limit` rows, unless it is None."""
     cells = [
         (
             row.status,
             show_name(row.source) or "-",
-            _shape(row.shape),
+            _format_shape(row.shape),
             show_name(row.target) or "-",
-            _shape(row.target_shape),
+            _format_shape(row.target_shape),
             row.note,
         )
         for row in rows
     ]
-    omitted = len(cells) - (limit or len(cells))
+    num_omitted = len(cells) - (limit or len(cells))
     head = ("", "in the file", "shape", "in the network", "shape", "")
-    texts = align_columns([head, *cells[:limit]])
-    return "\n".join([*texts, *([f"... and {omitted} more"] if omitted > 0 else [])])
+    lines = align_columns([head, *cells[:limit]])
+    return "\n".join([*lines, *([f"... and {num_omitted} more"] if num_omitted > 0 else [])])
 
 
-def _rename(
+def _rename_entries(
     file: str, arrays: Arrays, renames: Sequence[Rename]
 ) -> dict[str, tuple[str | None, np.ndarray]]:
-    """Rename the entries by the user's rules; the first matching rule applies."""
-    used: set[int] = set()
+    """Rename the entries by the first rule that matches each; raise DataError for an unused rule.
+
+    Returns the new name, None for skipped entries, and the array, by old name.
+    """
+    used_rules: set[int] = set()
     renamed: dict[str, tuple[str | None, np.ndarray]] = {}
     for name, array in arrays.items():
         rule = next((i for i, r in enumerate(renames) if r.pattern.fullmatch(name)), None)
         if rule is not None:
-            used.add(rule)
+            used_rules.add(rule)
         renamed[name] = (name if rule is None else renames[rule].apply(name), array)
     for index, rename in enumerate(renames):
-        if index not in used:
-            some = ", ".join(show_name(name) for name in list(arrays)[:3])
+        if index not in used_rules:
+            examples = ", ".join(show_name(name) for name in list(arrays)[:3])
             raise DataError(
-                f"checkpoint.renames.{index}.match = {rename.match}: takes none of the "
-                f"{len(arrays):,} entries of {file}, such as {some}; each rule must rename one"
+                f"checkpoint.renames.{index}.match = {rename.match}: must match one of the "
+                f"{len(arrays):,} entries of {file}, such as {examples}"
             )
     return renamed
 
 
-def _match(
+def _match_entry(
     entry: NamedEntry,
     network: NetworkArrays,
     framework: Framework | None,
     matched: Arrays,
     origins: Mapping[str, str],
 ) -> tuple[MatchRow, np.ndarray | None]:
-    """Return the row of one entry, and its array if it matches.
+    """Return the row of an entry, and its array in the network's layout if it matches.
 
-    `matched` has the network's arrays by earlier entries, `origins` the names of those entries.
+    `matched` has the arrays of earlier entries, and `origins` the names of those entries, by the
+    network's names.
     """
     array = entry.array
     target = entry.target
@@ -188,45 +193,46 @@ def _match(
         return MatchRow("extra", entry.source, shape, "", None, note), None
     row = MatchRow("matched", entry.source, shape, target, target_shape)
     if array.dtype.kind != "f" and array.dtype != BFLOAT16:
-        note = f"is {array.dtype}, no floating point"
+        note = f"is {array.dtype}, must be floating point"
         return replace(row, status="misshapen", note=note), None
-    array = array if framework is None else to_own_layout(array, target, network)
+    array = array if framework is None else convert_layout(array, target, network)
     array = array.astype(np.float32)
     earlier = matched.get(target)
     if entry.added:
         if earlier is None:
             return replace(row, status="extra", note="nothing to add it to"), None
         if array.ndim != earlier.ndim or array.shape[1:] != earlier.shape[1:] or not len(array):
-            return replace(row, status="misshapen", note="has other rows"), None
+            return replace(row, status="misshapen", note="its rows have another shape"), None
         row = replace(row, status="added", note="its first row, to every row")
         return row, earlier + array[:1]
     if earlier is not None:
-        # Equal values are one array that is used twice.
+        # Equal values are an array that two layers share.
         origin = show_name(origins[target])
         if np.array_equal(array, earlier):
             return replace(row, status="tied", note=f"the same values as {origin}"), None
-        return replace(row, status="extra", note=f"{origin} is that already"), None
+        return replace(row, status="extra", note=f"{origin} has that name already"), None
     if array.shape != target_shape:
-        note = f"{_shape(shape)} in the file" if array.shape != shape else ""
+        note = f"{_format_shape(shape)} in the file" if array.shape != shape else ""
         return replace(row, status="misshapen", shape=array.shape, note=note), None
     return row, array
 
 
-def _shape(shape: tuple[int, ...] | None) -> str:
+def _format_shape(shape: tuple[int, ...] | None) -> str:
     if shape is None:
         return "-"
     return "x".join(map(str, shape)) or "scalar"
 
 
-def under_foreign_names(
+def convert_to_foreign_names(
     file: str, model: Arrays, arrays: Mapping[str, np.ndarray], network: NetworkArrays
 ) -> Arrays:
-    """Return `arrays` with the names, order, layout and dtypes of `file`, with entries `model`.
+    """Return a network's `arrays` with the names, order, layout and dtypes of a foreign `file`.
 
-    No rules write such names: the rules that read them are applied to the positions of the file's
-    values, which gives the position of each of the network's values. Entries that aren't weights of
-    a layer, such as counters, have the file's values; entries that are added to another array
-    become 0. Raises DataError for a file of another network, or with an entry that `arrays` lacks.
+    `model` has the entries of the file. The rules that read a file are applied to the positions of
+    its values, which yields the position in the file of each of the network's values. Entries that
+    aren't weights, such as counters, keep the file's values. Entries that are added to another
+    array become 0. Raises DataError for a file of another network, and for an entry that `arrays`
+    lacks.
     """
     matching = match_weights(file, model, network)
     matching.require(partial=False)
@@ -239,13 +245,13 @@ def under_foreign_names(
             continue
         if entry.target not in arrays:
             raise DataError(
-                f"{file}: has {show_name(entry.source)}, for which there are no weights"
+                f"{file}: has {show_name(entry.source)}, and the network has no such weights"
             )
         if entry.added:
             result[entry.source][...] = 0
             continue
-        places = entry.array
+        indices = entry.array
         if matching.rules is not None:
-            places = to_own_layout(places, entry.target, network)
-        result[entry.source].flat[places.reshape(-1)] = arrays[entry.target].reshape(-1)
+            indices = convert_layout(indices, entry.target, network)
+        result[entry.source].flat[indices.reshape(-1)] = arrays[entry.target].reshape(-1)
     return result

@@ -1,7 +1,7 @@
 """A run's checkpoints as MindSpore's `.ckpt` files, written during a run or by a command.
 
-Files are `{prefix}-{epoch}_{step}.ckpt` as of MindSpore's ModelCheckpoint: `epoch` is the sink
-epoch, a sink if the run has sinks, else an epoch, and the step is counted within it.
+Files are named `{prefix}-{epoch}_{step}.ckpt`, as by MindSpore's ModelCheckpoint. `epoch` counts
+sink epochs: sinks if the run has sinks, else epochs. `step` counts within it, from 1.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.models.weights.files.weight_files import write_weights
 from pipeline.stages.data import load_data
 from pipeline.stages.export.trained_run import read_run_recipe
-from pipeline.stages.record.run_directory import RECIPE, run_of
+from pipeline.stages.record.run_directory import require_run_dir
 
 SUFFIX = ".ckpt"
 STATE = "opt_state/"
@@ -44,72 +44,72 @@ GLOBAL_STEP = "global_step"
 STEP = re.compile(r"[0-9]{1,18}")
 
 
-def file_name(prefix: str, steps_per_sink_epoch: int, step: int) -> str:
+def make_file_name(prefix: str, steps_per_sink_epoch: int, step: int) -> str:
     """Return the name of the checkpoint of a step, `{prefix}-{epoch}_{step}.ckpt`."""
     sink_epoch, step_index = divmod(step - 1, steps_per_sink_epoch)
     return f"{prefix}-{sink_epoch + 1}_{step_index + 1}{SUFFIX}"
 
 
-def _file_pattern(prefix: str) -> re.Pattern[str]:
+def _compile_file_pattern(prefix: str) -> re.Pattern[str]:
     return re.compile(rf"{re.escape(prefix)}-\d+_\d+\.ckpt")
 
 
-def free_prefix(folder: Path, prefix: str) -> str:
-    """Return the prefix, with the first of `_1`, `_2`, ... if the folder has files of it."""
+def find_free_prefix(folder: Path, prefix: str) -> str:
+    """Return the prefix if the folder has no files with it; else append the first free `_N`."""
     names = [file.name for file in folder.iterdir()]
     numbered = (f"{prefix}_{number}" for number in count(1))
     candidates = chain([prefix], numbered)
-    return next(name for name in candidates if not any(map(_file_pattern(name).fullmatch, names)))
+    return next(
+        name for name in candidates if not any(map(_compile_file_pattern(name).fullmatch, names))
+    )
 
 
-def weight_arrays(saved: Checkpoint, *, optimizer: bool) -> Mapping[str, np.ndarray]:
-    """Return the parameters of a checkpoint by path, and with `optimizer` its state.
+def list_weight_arrays(saved: Checkpoint, *, optimizer: bool) -> Mapping[str, np.ndarray]:
+    """Return the parameters of a checkpoint by path, and with `optimizer` its optimizer state.
 
-    The state's names are such as `moments.conv_0/kernel` and `optimizer.count`.
+    Names of the state are such as `moments.conv_0/kernel` and `optimizer.count`.
     """
     arrays = {path.removeprefix("params/"): array for path, array in saved.weights().items()}
     if not optimizer:
         return arrays
     for path, array in saved.arrays.items():
         if path.startswith(STATE):
-            parts = path.removeprefix(STATE).split("/")
-            place = next((place for place, part in enumerate(parts) if part in MOMENTS), None)
-            if place is None:
-                arrays[f"optimizer.{'/'.join(parts)}"] = array
+            keys = path.removeprefix(STATE).split("/")
+            index = next((index for index, key in enumerate(keys) if key in MOMENTS), None)
+            if index is None:
+                arrays[f"optimizer.{'/'.join(keys)}"] = array
             else:
-                arrays[f"{MOMENTS[parts[place]]}.{'/'.join(parts[place + 1 :])}"] = array
+                arrays[f"{MOMENTS[keys[index]]}.{'/'.join(keys[index + 1 :])}"] = array
     return {**arrays, GLOBAL_STEP: np.array([saved.step], np.int32)}
 
 
 def write_checkpoints(
     source: Path, folder: Path, prefix: str | None = None, *, optimizer: bool = False
 ) -> list[Path]:
-    """Write each checkpoint of a run, or the one that `source` is, and return the files.
+    """Write each checkpoint of a run as a file, and return the files.
 
-    Arrays have the names of the run's parameters, and with `optimizer` of its state, as in
-    `weight_arrays`. Raises DataError if there is no checkpoint, RunError if the folder can't be
-    written.
+    `source` is a run directory or one checkpoint. Arrays have the names of `list_weight_arrays`.
+    Raises DataError if there is no checkpoint, RunError if the folder can't be written.
     """
-    run_dir = run_of(source)
-    if run_dir is None:
-        raise DataError(f"{source}: is no run directory; it holds no {RECIPE}")
+    run_dir = require_run_dir(source)
     recipe = read_run_recipe(run_dir)
     steps_per_sink_epoch = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        prefix = free_prefix(folder, prefix or recipe.model.name)
+        prefix = find_free_prefix(folder, prefix or recipe.model.name)
     except OSError as error:
         raise RunError(f"{folder}: can't be written: {error.strerror}") from error
     files = []
     for saved in _read_checkpoints(source, run_dir):
-        steps_per_sink_epoch = steps_per_sink_epoch or _steps_per_sink_epoch(recipe, saved)
-        file = folder / file_name(prefix, steps_per_sink_epoch, saved.step)
-        write_weights(file, weight_arrays(saved, optimizer=optimizer))
+        steps_per_sink_epoch = steps_per_sink_epoch or _count_sink_epoch_steps(recipe, saved)
+        file = folder / make_file_name(prefix, steps_per_sink_epoch, saved.step)
+        write_weights(file, list_weight_arrays(saved, optimizer=optimizer))
         files.append(file)
     return files
 
 
 def _read_checkpoints(source: Path, run_dir: Path) -> list[Checkpoint]:
+    """Read the checkpoint at `source`, or all checkpoints of a run. Raises DataError."""
     if checkpoint_step(source) is not None and source.parent.name == FOLDER:
         return [read_saved(source)]
     root = run_dir / FOLDER
@@ -119,8 +119,8 @@ def _read_checkpoints(source: Path, run_dir: Path) -> list[Checkpoint]:
     return [read_checkpoint(checkpoint_path(root, step)) for step in steps]
 
 
-def _steps_per_sink_epoch(recipe: Recipe, saved: Checkpoint) -> int:
-    """Return the steps of a sink epoch; if it is an epoch, the data is read for its length."""
+def _count_sink_epoch_steps(recipe: Recipe, saved: Checkpoint) -> int:
+    """Return the steps of a sink epoch; if it is an epoch, the dataset is read for its length."""
     train = recipe.train
     sink = saved.host.sink
     size = sink.size if sink is not None else train.sink_size if train.sink else None
@@ -132,28 +132,28 @@ def _steps_per_sink_epoch(recipe: Recipe, saved: Checkpoint) -> int:
 
 @dataclass(frozen=True)
 class CopiesPlace:
-    """Where the files of a run are written."""
+    """Paths of a run's MindSpore files."""
 
     folder: Path
     names: Path
-    """The file in the run directory that lists them by step."""
+    """List of the files by step, in the run directory."""
     shared: bool
-    """Whether other runs may write to the folder; else it moves with the run."""
+    """Whether other runs may write to the folder; else it is in the run directory."""
 
 
 class MindSporeCopies:
-    """The files of one run: `{prefix}-{epoch}_{step}.ckpt` in `place.folder`.
+    """The MindSpore files of one run: `{prefix}-{epoch}_{step}.ckpt` in `place.folder`.
 
-    `ckpt.json` in the run directory lists them by step, so that a resumed run goes on with its
-    names, and no file of another run is ever removed. If the folder has files of that prefix from
-    another run, `_1`, `_2` and so on is added to it. In a shared folder a run claims its prefix by
-    a file. Raises RunError if the folder can't be made, or the list of the files can't be read.
+    `ckpt.json` in the run directory lists them by step, so that a resumed run keeps its names, and
+    never removes a file of another run. If another run has files with the prefix in the folder,
+    `_1`, `_2` and so on is appended. In a shared folder a run claims its prefix by a file. Raises
+    RunError if the folder can't be made, or if the list can't be read.
     """
 
     def __init__(self, place: CopiesPlace, prefix: str, steps_per_sink_epoch: int) -> None:
         self._folder = place.folder.absolute()
         self._shared = place.shared
-        # As the list names the folder; None for one that moves with the run.
+        # The list holds the path of a shared folder, and None for one in the run directory.
         self._listed_folder = str(self._folder) if place.shared else None
         self._list = place.names
         self._steps_per_sink_epoch = steps_per_sink_epoch
@@ -170,12 +170,12 @@ class MindSporeCopies:
         """Write the file of a complete checkpoint, and list it."""
         step = checkpoint_step(checkpoint)
         assert step is not None, "a checkpoint is named by its step"
-        name = file_name(self._prefix, self._steps_per_sink_epoch, step)
-        # Listed before it is written: a file that is killed in between is this run's to remove.
+        name = make_file_name(self._prefix, self._steps_per_sink_epoch, step)
+        # If the process is killed while writing, the listed file can be removed later.
         self._names[step] = name
         self._write_list()
         saved = read_checkpoint(checkpoint)
-        write_weights(self._folder / name, weight_arrays(saved, optimizer=False))
+        write_weights(self._folder / name, list_weight_arrays(saved, optimizer=False))
 
     def remove(self, step: int) -> None:
         """Remove the file of a step, if this run has written one."""
@@ -184,21 +184,21 @@ class MindSporeCopies:
             (self._folder / name).unlink(missing_ok=True)
             self._write_list()
 
-    def agree(self, checkpoints: Mapping[int, Path]) -> None:
-        """Write the files that checkpoints lack, and remove this run's others."""
+    def synchronize(self, checkpoints: Mapping[int, Path]) -> None:
+        """Write missing files, and remove this run's files without a checkpoint."""
         for step in [step for step in self._names if step not in checkpoints]:
             self.remove(step)
         for step, checkpoint in checkpoints.items():
             if not (self._folder / self._names.get(step, ".")).is_file():
-                # A damaged checkpoint has none, and is reported when it is read.
+                # A damaged checkpoint has no file; it is reported when it is read.
                 with suppress(DamagedError):
                     self.add(checkpoint)
 
     def _claim_prefix(self, prefix: str) -> str:
-        """Return a prefix that no other run has, and keep others from it."""
+        """Return a free prefix, which other runs can't use from now on."""
         number = 0
         while True:
-            free = free_prefix(self._folder, prefix if number == 0 else f"{prefix}_{number}")
+            free = find_free_prefix(self._folder, prefix if number == 0 else f"{prefix}_{number}")
             if not self._shared:
                 return free
             try:
@@ -214,10 +214,9 @@ class MindSporeCopies:
         write_whole(self._list, json.dumps(files, indent=1) + "\n")
 
     def _read_list(self, prefix: str) -> tuple[dict[int, str], str | None]:
-        """Return the names of this run's files in the folder by step, and its prefix; {} and None
-        before there are any.
+        """Return the names of this run's files by step, and its prefix; {} and None without a list.
 
-        The list may be a stranger's: only names that a run would write are believed.
+        The list may come from a stranger, so only names that a run could write are used.
         """
         try:
             document = read_json(self._list)
@@ -235,7 +234,7 @@ class MindSporeCopies:
             or document.get("folder") != self._listed_folder
         ):
             return {}, None
-        pattern = _file_pattern(listed_prefix)
+        pattern = _compile_file_pattern(listed_prefix)
         names = {
             int(step): name
             for step, name in files.items()

@@ -1,4 +1,4 @@
-"""Translation of a weight file's names to a network's names, by rules."""
+"""Translation of the names in a weight file to a network's names, by rules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pipeline.models.weights.rules.syntax import (
     Place,
     place_layer,
 )
-from pipeline.stages.export.network import NetworkArrays, to_own_layout
+from pipeline.stages.export.network import NetworkArrays, convert_layout
 
 _PARTS = re.compile(r"\{([^}]*,[^}]*)\}")
 """Names of the parts of a packed array, as in {query,key,value}."""
@@ -39,13 +39,13 @@ class NamedEntry:
     target: str | None
     """The network's name; None if a rule skips the entry."""
     array: np.ndarray
-    """The array with output features first, as the file's framework has them."""
+    """The array, with output features first if a framework's rules named the entry."""
     added: bool = False
-    """Whether its first row is added to every row of another entry's array."""
+    """Whether the first row is added to every row of another entry's array."""
 
 
-def framework_of(file: str, arrays: Arrays, network: NetworkArrays) -> Framework | None:
-    """Return the framework that the names look like; None for the network's own.
+def guess_framework(file: str, arrays: Arrays, network: NetworkArrays) -> Framework | None:
+    """Return the framework of a file by the names in it; None for this package's names.
 
     Names of a network without norm layers are the same in both frameworks. Then the suffix of the
     file decides.
@@ -64,11 +64,11 @@ def name_entries(
     network: NetworkArrays,
     framework: Framework | None,
 ) -> Iterator[NamedEntry]:
-    """Yield every entry with the network's name for it, or the file's name if no rule matches.
+    """Yield every entry with the network's name, or the file's name if no rule matches.
 
-    `arrays` has the entries by their names in the file, each with its name by the user's rules
-    (None to skip it). The suffix of `file` shows whether the order of entries is meaningful.
-    Raises DataError if it isn't, and names don't give an order to layers of equal shapes.
+    `arrays` has (name by the user's rules or None to skip, array) by name in the file. The suffix
+    of `file` decides whether the order of entries is meaningful. Raises DataError if neither the
+    order nor the names decide the order of layers of equal shapes.
     """
     if framework is None:
         for source, (name, array) in arrays.items():
@@ -76,7 +76,7 @@ def name_entries(
         return
     convention = CONVENTIONS[framework]
     names = [name for name, _ in arrays.values() if name is not None]
-    # Wrappers of the network have added a common prefix to all names.
+    # Wrappers of a network add a common prefix to all names.
     prefix = ""
     while names and (
         wrapper := next((w for w in WRAPPERS if all(n.startswith(prefix + w) for n in names)), "")
@@ -105,7 +105,7 @@ def name_entries(
 def _split_entry(
     source: str, place: Place | None, array: np.ndarray, network: NetworkArrays
 ) -> Iterator[NamedEntry]:
-    """Yield the entry, or its parts of equal size if it packs several arrays of the network."""
+    """Yield an entry, or its equal parts if it packs several arrays of the network."""
     if place is None:
         yield NamedEntry(source, None, array)
         return
@@ -128,18 +128,18 @@ Shapes = dict[str, tuple[int, ...]]
 """Shapes of a layer's arrays, by their names in the file."""
 
 _PACKED = re.compile(r"in_proj_(weight|bias)$")
-"""torch.nn.MultiheadAttention has no separate layer for its packed projection."""
+"""Names of the packed projection of torch.nn.MultiheadAttention, which isn't a layer."""
 
 
 class FileLayers:
-    """The layers of a file, found from its names, each with its path in the network."""
+    """The layers of a file by its names, each with its path in the network."""
 
     def __init__(
         self, file: str, arrays: Arrays, network: NetworkArrays, framework: Framework
     ) -> None:
         self._file = file
         self._network = network
-        # Only shapes are compared, and reordering flattened images does not change them.
+        # Only shapes are compared, and the order of flattened values doesn't change shapes.
         self._unflattened = replace(network, flattened={})
         names = (name.partition("/")[2] for name in network.shapes)
         self._network_layers = {name.rpartition("/")[0] for name in names}
@@ -153,15 +153,15 @@ class FileLayers:
         self._places = self._place_layers()
 
     def place(self, name: str) -> Place | None:
-        """Return the place of an array, by the network's name; None if a rule skips the array.
+        """Return the place in the network of an array; None if a rule skips the array.
 
-        Without a matching rule, the place is the array's name, with slashes.
+        If no rule matches, the place is the array's name with slashes.
         """
         layer, leaf = self._split_name(name)
         if leaf:
             place = self._places[layer]
             if place.path != SKIPPED:
-                target = self._network_leaf(leaf, place.path, _kind(self._shapes[layer]))
+                target = self._network_leaf(leaf, place.path, _guess_kind(self._shapes[layer]))
                 transposed = place.transposed and self._leaves[leaf] == "kernel"
                 place = replace(place, path=f"{place.path}/{target}", transposed=transposed)
         else:
@@ -170,7 +170,7 @@ class FileLayers:
         return None if place.path == SKIPPED else place
 
     def _split_name(self, name: str) -> tuple[str, str]:
-        """Return a name's layer and array; "" for the array if the name doesn't end in one."""
+        """Split a name into layer and array; the array is "" if the name doesn't end in one."""
         layer, _, leaf = _PACKED.sub(r"in_proj.\1", name).rpartition(".")
         return (layer, leaf) if layer and leaf in self._leaves else (name, "")
 
@@ -184,14 +184,14 @@ class FileLayers:
         return "scale" if kind in ("batch_norm", "layer_norm") else target
 
     def _place_layers(self) -> dict[str, Place]:
-        """Place every layer.
+        """Return the place of every layer.
 
-        Layers whose paths differ only in a number are matched with the network's.
+        Layers whose paths differ only in a number are matched with the network's layers.
         """
         places: dict[str, Place] = {}
         layers_by_path: dict[str, list[str]] = {}
         for layer, shapes in self._shapes.items():
-            place = place_layer(self._rules, layer, _kind(shapes))
+            place = place_layer(self._rules, layer, _guess_kind(shapes))
             if place is None:
                 places[layer] = Place(layer.replace(".", "/"))
             elif "#" in place.path:
@@ -204,12 +204,12 @@ class FileLayers:
         return places
 
     def _number_layers(self, path: str, layers: list[str]) -> dict[str, str]:
-        """Return the path of each layer: `path` with the number of the network's layer for `#`."""
+        """Return the path of each layer: `path` with a number of the network's layers for `#`."""
         ordered = keeps_order(self._file)
         if not ordered:
             layers = sorted(layers, key=natural_key)
-        before, _, after = map(re.escape, path.partition("#"))
-        matches = (re.fullmatch(rf"{before}(\d+){after}", name) for name in self._network_layers)
+        prefix, _, suffix = map(re.escape, path.partition("#"))
+        matches = (re.fullmatch(rf"{prefix}(\d+){suffix}", name) for name in self._network_layers)
         numbers = sorted(int(match[1]) for match in matches if match)
         fits = self._tabulate_fits([path.replace("#", str(number)) for number in numbers], layers)
         if not ordered:
@@ -217,11 +217,11 @@ class FileLayers:
         numbers += range(max(numbers, default=-1) + 1, len(numbers) + len(layers) + 1)
         return {
             layer: path.replace("#", str(numbers[place]))
-            for layer, place in zip(layers, align(fits), strict=True)
+            for layer, place in zip(layers, align_layers(fits), strict=True)
         }
 
     def _tabulate_fits(self, paths: Sequence[str], layers: Sequence[str]) -> np.ndarray:
-        """Return int (file's layers, network's layers): number of arrays with fitting shapes."""
+        """Return the number of fitting arrays, int (file's layers, network's layers)."""
         counts: dict[str, list[int]] = {}
         for layer in layers:
             if (text := self._shapes_as_text(layer)) not in counts:
@@ -235,38 +235,38 @@ class FileLayers:
         return str(sorted(self._shapes[layer].items()))
 
     def _count_fitting_arrays(self, shapes: Shapes, path: str) -> int:
-        """Return how many arrays of a layer have the shapes of the network's layer at `path`."""
-        kind = _kind(shapes)
-        fitting = 0
+        """Return the number of arrays with the shapes of the network's layer at `path`."""
+        kind = _guess_kind(shapes)
+        num_fitting = 0
         for leaf, shape in shapes.items():
             target = self._network.resolve(f"{path}/{self._network_leaf(leaf, path, kind)}")
             if target:
                 blank = np.broadcast_to(np.False_, shape)
-                converted = to_own_layout(blank, target, self._unflattened)
-                fitting += converted.shape == self._network.shapes[target]
-        return fitting
+                converted = convert_layout(blank, target, self._unflattened)
+                num_fitting += converted.shape == self._network.shapes[target]
+        return num_fitting
 
     def _require_order(self, layers: Sequence[str], fits: np.ndarray) -> None:
-        """Raise DataError if names give no order to two layers with equal shapes."""
-        alike: dict[str, list[str]] = {}
+        """Raise DataError if names don't order two layers with equal shapes."""
+        groups: dict[str, list[str]] = {}
         for layer, row in zip(layers, fits, strict=True):
             if row.any():
-                alike.setdefault(self._shapes_as_text(layer), []).append(layer)
-        for exchangeable in alike.values():
-            for first, second in pairwise(exchangeable):
+                groups.setdefault(self._shapes_as_text(layer), []).append(layer)
+        for group in groups.values():
+            for first, second in pairwise(group):
                 parts = zip(natural_key(first), natural_key(second), strict=False)
                 differing = next((pair for pair in parts if pair[0] != pair[1]), ("", ""))
-                # Names have an order only if they differ in a number first.
+                # Names are ordered only if their first difference is a number.
                 if not isinstance(differing[0], int):
                     raise DataError(
-                        f"{self._file}: keeps its entries in no order of layers, and nothing tells "
-                        f"which comes first of {show_name(first)} and {show_name(second)}, which "
-                        f"have the same shapes; number them with checkpoint.renames, as in "
+                        f"{self._file}: its entries aren't in the order of layers, and the order "
+                        f"of {show_name(first)} and {show_name(second)}, which have the same "
+                        f"shapes, is unknown; number them with checkpoint.renames, as in "
                         rf"{{match: '{re.escape(first)}\.(.*)', to: '0.\1'}}"
                     )
 
 
-def _kind(shapes: Shapes) -> str:
+def _guess_kind(shapes: Shapes) -> str:
     """Return the kind of layer that has these arrays."""
     if {"running_mean", "moving_mean"} & set(shapes):
         return "batch_norm"
@@ -274,22 +274,22 @@ def _kind(shapes: Shapes) -> str:
     return {4: "conv", 2: "dense"}.get(axes, "layer_norm")
 
 
-def align(fits: np.ndarray) -> list[int]:
-    """Return for each of a file's n layers the index of its partner among a network's m layers.
+def align_layers(fits: np.ndarray) -> list[int]:
+    """Pair the n layers of a file with the m layers of a network; return the m-index of each.
 
-    `fits`, int (n, m), counts the arrays of a layer of the file that fit one of the network. Pairs
-    keep the order. The result maximises the number of fitting arrays, then the number of pairs, and
-    then leaves the last layers unpaired. So an extra layer doesn't shift the pairs after it, and a
-    layer of another shape is paired with the one in its position. Unpaired
-    layers of the file get m, m + 1, ... Needleman and Wunsch, 1970, with free gaps.
+    `fits`, int (n, m), is the number of arrays of a file's layer that fit a network's layer. Pairs
+    keep the order of layers. The result maximises the number of fitting arrays, then the number of
+    pairs, and then leaves the last layers unpaired. So an extra layer doesn't shift later pairs,
+    and a layer of another shape is paired by its position. Unpaired layers of the file get m,
+    m + 1, ... This is the algorithm of Needleman and Wunsch, 1970, with free gaps.
     """
     # One more fitting array outweighs all pairs.
-    worth = fits.astype(np.int64) * (min(fits.shape) + 1) + 1
+    scores = fits.astype(np.int64) * (min(fits.shape) + 1) + 1
     row, column = fits.shape  # the cell from which the best pairing is traced back
     # The score of the best pairing of the first i layers with the first j.
     best = np.zeros((row + 1, column + 1), np.int64)
     for index in range(row):
-        paired = best[index, :-1] + worth[index]
+        paired = best[index, :-1] + scores[index]
         best[index + 1, 1:] = np.maximum.accumulate(np.maximum(best[index, 1:], paired))
     partners: list[int | None] = [None] * row
     while row and column:

@@ -1,4 +1,4 @@
-"""The arrays of a network: names, shapes, and the layers after which images are flattened."""
+"""The arrays of a network: names, shapes, and the dense layers that read flattened images."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ _NUMBERED = re.compile(r"[a-z_]+_\d+/\w+")
 class NetworkArrays:
     """Names and shapes of a network's arrays.
 
-    Names are flax's after the collection: `params/conv_0/kernel`,
-    `batch_stats/batch_norm_0/mean`.
+    Names begin with flax's collection: `params/conv_0/kernel`, `batch_stats/batch_norm_0/mean`.
     """
 
     model: str
@@ -50,26 +49,26 @@ class NetworkArrays:
     """Channels of the flattened images that a dense layer reads, by layer. Frameworks with channels
     first have the inputs of such a layer in another order."""
     unconverted: str = ""
-    """Why `flattened` is unknown, empty if it is known. If it is unknown, the network takes only
-    weights in this project's layout."""
+    """Reason why `flattened` is unknown; "" if it is known. If it is unknown, only weights in this
+    package's layout can be loaded."""
 
     def resolve(self, name: str) -> str | None:
-        """Return `name` with its collection, which it may lack; None if unknown or ambiguous."""
+        """Return a name with its collection, which may be missing; None if unknown or ambiguous."""
         if name in self.shapes:
             return name
-        full = [f"{collection}/{name}" for collection in COLLECTIONS]
-        matches = [name for name in full if name in self.shapes]
+        full_names = [f"{collection}/{name}" for collection in COLLECTIONS]
+        matches = [name for name in full_names if name in self.shapes]
         return matches[0] if len(matches) == 1 else None
 
     @property
     def has_blocks(self) -> bool:
-        """Whether some arrays are nested deeper than in layers numbered by kind."""
+        """Whether some arrays aren't in layers that are numbered by kind, such as `conv_0`."""
         names = (name.partition("/")[2] for name in self.shapes)
         return not all(_NUMBERED.fullmatch(name) for name in names)
 
 
-def arrays_of_model(model: ModelSpec, classes: int, image: ColumnSpec) -> NetworkArrays:
-    """Return the arrays of a model for images as the map ops produce them.
+def trace_model_arrays(model: ModelSpec, classes: int, image: ColumnSpec) -> NetworkArrays:
+    """Return the arrays of a model; `image` describes images after the map ops.
 
     Raises RecipeError if the model can't be built for such images.
     """
@@ -92,9 +91,9 @@ def arrays_of_model(model: ModelSpec, classes: int, image: ColumnSpec) -> Networ
 def _find_flattened_channels(
     model: ModelSpec, classes: int, images: jax.ShapeDtypeStruct
 ) -> dict[str, int]:
-    """Return channels by dense layer, for those that read flattened images of several pixels.
+    """Return the channels of flattened images with several pixels, by dense layer.
 
-    Raises ValueError if a flatten is in a block or no dense layer reads it.
+    Raises ValueError if a flatten is inside a block, or if no dense layer reads it.
     """
     if not isinstance(model, LayeredModelSpec):
         return {}
@@ -107,8 +106,8 @@ def _find_flattened_channels(
                 channels_by_layer[_find_reader(layers, position)] = channels
         elif _holds_flatten(layer):
             raise ValueError(
-                f"{layer.name} has a flatten inside; the order of its values in other frameworks "
-                "is known only for a flatten outside of blocks"
+                f"{layer.name} has a flatten inside; the order of values in other frameworks is "
+                "known only for a flatten outside of blocks"
             )
     return channels_by_layer
 
@@ -116,22 +115,22 @@ def _find_flattened_channels(
 def _measure_image(
     model: ModelSpec, layers: tuple[LayerSpec, ...], images: jax.ShapeDtypeStruct
 ) -> tuple[int, int]:
-    """Return channels and pixels of the layers' output; 1, 1 if it isn't an image."""
+    """Return (channels, pixels) of the output of layers; (1, 1) if it isn't an image."""
 
-    def count_features_after(layer: LayerSpec) -> int:
+    def count_features(layer: LayerSpec) -> int:
         network: Any = Network((*layers, layer), initializers=model.init, dtype="float32")
         init = partial(network.init_with_output, train=False)
         return jax.eval_shape(init, jax.random.key(0), images)[0].shape[-1]
 
     try:
-        channels = count_features_after(GlobalAvgPool())
+        channels = count_features(GlobalAvgPool())
     except ValueError:
         return 1, 1
-    return channels, count_features_after(Flatten()) // channels
+    return channels, count_features(Flatten()) // channels
 
 
 def _find_reader(layers: tuple[LayerSpec, ...], flatten: int) -> str:
-    """Return the name of the dense layer that reads the output of a flatten."""
+    """Return the name of the dense layer that reads the output of the flatten at an index."""
     names = name_scopes(layers)
     for name, layer in list(zip(names, layers, strict=True))[flatten + 1 :]:
         if isinstance(layer, Dense):
@@ -149,8 +148,8 @@ def _holds_flatten(value: Any) -> bool:
     return isinstance(value, Flatten) or any(_holds_flatten(inner) for _, inner in value)
 
 
-def network_arrays(recipe: Recipe) -> NetworkArrays:
-    """Return the arrays of a recipe's network; reads the dataset if only its files have its sizes.
+def trace_network_arrays(recipe: Recipe) -> NetworkArrays:
+    """Return the arrays of a recipe's network. Reads the dataset if its sizes are unknown.
 
     Raises RecipeError if model, ops and dataset don't fit, DataError for unreadable data.
     """
@@ -169,26 +168,26 @@ def network_arrays(recipe: Recipe) -> NetworkArrays:
         image = compute_column_specs(recipe.dataset.eval.ops, columns)["image"]
     except ValueError as error:
         raise RecipeError(f"dataset.eval.{error}") from error
-    return arrays_of_model(model, classes, image)
+    return trace_model_arrays(model, classes, image)
 
 
 _OIHW_TO_HWIO = (2, 3, 1, 0)
 _IOHW_TO_HWIO = (2, 3, 0, 1)
 
 
-def to_own_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np.ndarray:
+def convert_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np.ndarray:
     """Convert an array of PyTorch or MindSpore to the layout of the network's array `target`.
 
-    Layouts, theirs -> this package's:
+    Layouts, of the frameworks -> of this package:
 
         convolution             (out, in, height, width) -> (height, width, in, out)
         transposed convolution  (in, out, height, width) -> (height, width, in, out), rotated by 180
         dense layer             (out, in) -> (in, out)
         flattened images        channel by channel -> pixel by pixel
 
-    Their transposed convolution has the kernel of the convolution that is transposed. This one's
-    kernel slides over the image with zeros between its pixels. Arrays of an unknown layout are
-    returned as they are; the caller checks the shape.
+    The frameworks' transposed convolution has the kernel of the convolution that is transposed.
+    This package's kernel slides over the image with zeros between its pixels. Arrays of an unknown
+    layout are returned unchanged; the caller checks the shape.
     """
     ndim = len(network.shapes[target])
     path, _, leaf = target.partition("/")[2].rpartition("/")

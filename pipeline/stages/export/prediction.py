@@ -17,18 +17,18 @@ from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import count_encoded_features, make_encoding_ops
 from pipeline.data.text.text_format import NO_TOKEN
 from pipeline.data.transform import apply_ops, compute_column_specs
-from pipeline.stages.build import typed_network
+from pipeline.stages.build import build_network
 from pipeline.stages.export.trained_run import TrainedRun
 from pipeline.training.step import make_network_inputs
 
 Weights = Mapping[str, Array | np.ndarray]
-"""Arrays by full name, `params/conv_0/kernel`."""
+"""Arrays by full name, such as `params/conv_0/kernel`."""
 Predict = Callable[[Weights, Array], Array]
 """(weights, raw images (batch, *shape)) -> logits float32 (batch, classes)."""
 
 
 def make_predict(run: TrainedRun) -> Predict:
-    """Make one function of a run's evaluation ops and its network.
+    """Return the function of a run's evaluation ops and its network.
 
     Raises RecipeError if the ops don't accept the run's images.
     """
@@ -46,10 +46,10 @@ def make_predict(run: TrainedRun) -> Predict:
     except ValueError as error:
         raise RecipeError(f"dataset.eval.{error}") from error
     seed = seed_words(recipe.seed)
-    network = typed_network(recipe, len(samples.classes), count_encoded_features(ops))
+    network = build_network(recipe, len(samples.classes), count_encoded_features(ops))
     text = samples.text
     classifies_texts = text is not None and text.predicts == "class"
-    # If tokens follow the special ones, 0 is the padding of a dataset, and else a token.
+    # With special tokens 0 is padding; without them 0 is a token.
     padding = 0 if text is not None and text.adds_special else NO_TOKEN
 
     def predict(weights: Weights, images: Array) -> Array:
@@ -75,6 +75,6 @@ def make_predict(run: TrainedRun) -> Predict:
     return predict
 
 
-def shapes_of_weights(weights: Mapping[str, np.ndarray]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes and dtypes to trace `predict` with."""
+def make_weight_shapes(weights: Mapping[str, np.ndarray]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes and dtypes of weights, for tracing."""
     return {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in weights.items()}

@@ -1,10 +1,10 @@
-"""Sampling from a network of the next token, in one compiled loop over tokens.
+"""Sampling of texts from a network that predicts the next token, in one compiled loop over tokens.
 
-Keys and values of earlier tokens are cached, so that each token costs one pass over the weights.
-A network whose layers can't be cached reads its whole context for every token instead.
+Keys and values of earlier tokens are cached, so that each token needs one pass over the weights.
+Without a cache, the network reads its whole context for every token.
 
-A context is as long as a training window. When it is full, its second half is read again as the
-beginning of the next: a token is sampled from half a context at least.
+A context is as long as a training window. When it is full, its second half becomes the beginning of
+the next context. So a token is sampled from at least half a context.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from jax import Array, export
 from pipeline.models.layers import standard, tokens
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.modules.standard import Network
-from pipeline.stages.build import typed_network
-from pipeline.stages.export.prediction import Predict, Weights, make_predict, shapes_of_weights
+from pipeline.stages.build import build_network
+from pipeline.stages.export.prediction import Predict, Weights, make_predict, make_weight_shapes
 from pipeline.stages.export.trained_run import TrainedRun
 
 DISPATCH_TOKENS = 64
-"""Tokens that are sampled before the host sees them."""
+"""Tokens that are sampled in one dispatch."""
 
 TOKEN_BY_TOKEN: tuple[type[LayerSpec], ...] = (
     standard.Activation,
@@ -40,121 +40,123 @@ TOKEN_BY_TOKEN: tuple[type[LayerSpec], ...] = (
     tokens.PositionEmbedding,
     tokens.TiedEmbedding,
 )
-"""Layers that read each token by itself, or hold layers. Causal self-attention has a cache."""
+"""Layers that read each token separately, or hold such layers; causal attention has a cache."""
 
 Cache = Any
-"""A pytree of arrays: the tokens so far."""
+"""A pytree of arrays about earlier tokens."""
 Step = Callable[[Weights, Cache, Array, Array], tuple[Array, Cache]]
-"""(weights, cache, token int32 (), its position int32 ()) -> logits of the token after it, float32
-(vocabulary,), and the cache with that token."""
+"""(weights, cache, token int32 (), position int32 ()) -> (logits of the next token, float32
+(vocabulary,); cache with the token)."""
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """A network that reads tokens one by one."""
+    """A network as a function of one token."""
 
     step: Step
     shapes: Cache
     """Shapes and dtypes of the cache."""
     context: int
-    """The most tokens that a token is sampled from."""
+    """Most tokens that the next token depends on."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is sampled: from the softmax of logits / temperature.
+    """Sampling of the next token from the softmax of logits / temperature.
 
-    At temperature 0 it is the most probable token, the first of several.
+    At temperature 0 it is the first of the most probable tokens.
     """
 
     temperature: float = 1.0
     top_k: int | None = None
-    """Sample from this many most probable tokens; None: from all."""
+    """Number of most probable tokens to sample from; None: all."""
     seed: int = 0
 
 
 class _LoopState(NamedTuple):
-    """State of the loop. Token n is sampled with the key (seed, n), in whichever dispatch."""
+    """State of the loop. Token n is sampled with the key (seed, n), independent of dispatches."""
 
     tokens: Array
-    """int32 (tokens in all,), of which the first `length` are the prompt and the sampled ones."""
+    """int32 (total,). The first `length` are the prompt and the sampled tokens."""
     length: Array
     cursor: Array
-    """The token to be read next."""
+    """Index of the token to be read next."""
     start: Array
-    """The token that the context begins with."""
+    """Index of the first token of the context."""
     cache: Cache
 
 
-def cached_decoder(run: TrainedRun) -> Decoder | None:
+def make_cached_decoder(run: TrainedRun) -> Decoder | None:
     """Return the decoder that caches keys and values; None if some layer can't be cached."""
     context = run.samples.shape[0]
-    network = typed_network(run.recipe, len(run.samples.classes))
+    network = build_network(run.recipe, len(run.samples.classes))
     if not isinstance(network, Network) or not all(map(_is_cached, network.layers)):
         return None
     if run.recipe.dataset.eval.ops:
         return None
-    one_by_one = network.clone(cached_tokens=context)
+    cached_network = network.clone(cached_tokens=context)
 
     def step(weights: Weights, cache: Cache, token: Array, position: Array) -> tuple[Array, Cache]:
         variables = {**unflatten_dict(dict(weights), sep="/"), "cache": cache}
         sample = token.astype(jnp.float32).reshape(1, 1, 1, 1)
-        logits, changed = one_by_one.apply(
+        logits, updates = cached_network.apply(
             variables, sample, train=False, position=position, mutable=["cache"]
         )
-        return logits.reshape(-1), changed["cache"]
+        return logits.reshape(-1), updates["cache"]
 
     number = jax.ShapeDtypeStruct((), np.int32)
-    _, shapes = jax.eval_shape(step, shapes_of_weights(run.arrays), {}, number, number)
+    _, shapes = jax.eval_shape(step, make_weight_shapes(run.arrays), {}, number, number)
     return Decoder(step, shapes, context)
 
 
 def _is_cached(layer: LayerSpec) -> bool:
-    """Whether a layer, and all layers inside it, can be computed token by token."""
+    """Return whether a layer, and all layers inside it, can be computed token by token."""
     if isinstance(layer, tokens.SelfAttention):
         return layer.causal
-    inner = [value for _, field in layer for value in (field if isinstance(field, tuple) else ())]
+    items = [item for _, field in layer if isinstance(field, tuple) for item in field]
     return isinstance(layer, TOKEN_BY_TOKEN) and all(
-        _is_cached(value) for value in inner if isinstance(value, LayerSpec)
+        _is_cached(item) for item in items if isinstance(item, LayerSpec)
     )
 
 
-def whole_decoder(predict: Predict, context: int, dtype: str) -> Decoder:
+def make_uncached_decoder(predict: Predict, context: int, dtype: str) -> Decoder:
     """Return the decoder that reads the whole context for each token, as evaluation does."""
 
     def step(weights: Weights, cache: Cache, token: Array, position: Array) -> tuple[Array, Cache]:
-        read = cache.at[position].set(token.astype(cache.dtype))
-        logits = predict(weights, read.reshape(1, -1, 1, 1))
-        return logits[0, position], read
+        context_tokens = cache.at[position].set(token.astype(cache.dtype))
+        logits = predict(weights, context_tokens.reshape(1, -1, 1, 1))
+        return logits[0, position], context_tokens
 
     return Decoder(step, jax.ShapeDtypeStruct((context,), np.dtype(dtype)), context)
 
 
-def decoder_of(run: TrainedRun) -> Decoder:
+def make_decoder(run: TrainedRun) -> Decoder:
     """Return the decoder of a run, with a cache if its layers allow one."""
     samples = run.samples
-    return cached_decoder(run) or whole_decoder(make_predict(run), samples.shape[0], samples.dtype)
+    return make_cached_decoder(run) or make_uncached_decoder(
+        make_predict(run), samples.shape[0], samples.dtype
+    )
 
 
-def exported_decoder(next_token: export.Exported, context: int) -> Decoder:
+def make_exported_decoder(next_token: export.Exported, context: int) -> Decoder:
     """Return the decoder of an export with a cache."""
     (_, shapes, _, _), _ = jax.tree.unflatten(next_token.in_tree, next_token.in_avals)
     return Decoder(next_token.call, shapes, context)
 
 
-def continuation(
+def sample_tokens(
     decoder: Decoder,
     weights: Mapping[str, Any],
     prompt: np.ndarray,
     count: int,
     sampling: Sampling,
 ) -> Iterator[np.ndarray]:
-    """Yield `count` tokens after a prompt, int32 (n,), in chunks of up to `DISPATCH_TOKENS`.
+    """Sample `count` tokens after a prompt; yield chunks int32 (n,) of up to `DISPATCH_TOKENS`.
 
-    `prompt` is int32 (tokens,), one at least; its last tokens are read if it is longer than the
-    context.
+    `prompt` is int32 (tokens,), not empty. If it is longer than the context, only its last tokens
+    are read.
     """
-    on_device = jax.device_put(dict(weights))
+    device_weights = jax.device_put(dict(weights))
     sample = jax.jit(_make_loop(decoder, sampling.top_k, greedy=sampling.temperature == 0))
     key = jax.random.key(sampling.seed)
     temperature = jnp.float32(sampling.temperature or 1.0)
@@ -170,15 +172,15 @@ def continuation(
     length = len(prompt)
     while length < total:
         until = min(total, length + DISPATCH_TOKENS)
-        state = sample(on_device, state, jnp.int32(until), key, temperature)
+        state = sample(device_weights, state, jnp.int32(until), key, temperature)
         yield np.asarray(state.tokens[length:until])
         length = until
 
 
 def _make_loop(decoder: Decoder, top_k: int | None, *, greedy: bool) -> Callable[..., _LoopState]:
-    """Return the function (weights, state, until, key, temperature) -> state at token `until`."""
+    """Return the function (weights, state, until, key, temperature) -> state of length `until`."""
 
-    def pick(logits: Array, key: Array, temperature: Array) -> Array:
+    def pick_token(logits: Array, key: Array, temperature: Array) -> Array:
         if greedy:
             return jnp.argmax(logits).astype(jnp.int32)
         if top_k is not None and top_k < logits.shape[-1]:
@@ -189,23 +191,24 @@ def _make_loop(decoder: Decoder, top_k: int | None, *, greedy: bool) -> Callable
     def loop(
         weights: Weights, state: _LoopState, until: Array, key: Array, temperature: Array
     ) -> _LoopState:
-        def read_one(now: _LoopState) -> _LoopState:
-            position = now.cursor - now.start
-            logits, cache = decoder.step(weights, now.cache, now.tokens[now.cursor], position)
-            is_last = now.cursor == now.length - 1
-            token = pick(logits, jax.random.fold_in(key, now.length), temperature)
-            token = jnp.where(is_last, token, now.tokens[now.length])
-            cursor = now.cursor + 1
+        def read_token(state: _LoopState) -> _LoopState:
+            position = state.cursor - state.start
+            token = state.tokens[state.cursor]
+            logits, cache = decoder.step(weights, state.cache, token, position)
+            is_last = state.cursor == state.length - 1
+            sampled = pick_token(logits, jax.random.fold_in(key, state.length), temperature)
+            next_token = jnp.where(is_last, sampled, state.tokens[state.length])
+            cursor = state.cursor + 1
             is_full = position + 1 == decoder.context
-            start = jnp.where(is_full, cursor - decoder.context // 2, now.start)
+            start = jnp.where(is_full, cursor - decoder.context // 2, state.start)
             return _LoopState(
-                tokens=now.tokens.at[now.length].set(token),
-                length=now.length + is_last,
+                tokens=state.tokens.at[state.length].set(next_token),
+                length=state.length + is_last,
                 cursor=jnp.where(is_full, start, cursor),
                 start=start,
                 cache=cache,
             )
 
-        return jax.lax.while_loop(lambda now: now.length < until, read_one, state)
+        return jax.lax.while_loop(lambda state: state.length < until, read_token, state)
 
     return loop

@@ -1,4 +1,4 @@
-"""A trained run, read from its directory alone: recipe, weights and sample format."""
+"""A trained run that is read from its directory: recipe, weights and sample format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets, Task
 from pipeline.data.text.text_format import TextFormat, read_text_format
 from pipeline.models.weights.files.named_arrays import Arrays
-from pipeline.stages.record.run_directory import RECIPE, SUMMARY, run_of
+from pipeline.stages.record.run_directory import RECIPE, SUMMARY, find_run_dir, require_run_dir
 from pipeline.stages.record.saved_recipe import list_changes
 from pipeline.training.parallel.devices import leave_gpus_alone
 
@@ -27,26 +27,26 @@ DTYPES = frozenset(("uint8", "int32", "float32"))
 
 @dataclass(frozen=True)
 class Samples:
-    """The format of a network's samples, before its map ops, and its classes."""
+    """The format of a network's samples before map ops, and its classes."""
 
     shape: tuple[int, ...]
-    """Height, width and channels of an image; the number of columns of a table."""
+    """(height, width, channels) of an image, or (columns,) of a table."""
     dtype: str
     targets: Targets
     table: FittedTable | None = None
-    """The columns of a table."""
+    """The columns of a table; None for other samples."""
     text: TextFormat | None = None
-    """The tokenizer of texts; None of other samples."""
+    """The tokenizer of texts; None for other samples."""
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes in label order, or of the numbers or labels."""
+        """The names of the classes, in label order, or of the predicted numbers or labels."""
         return self.targets.names
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run that has saved a checkpoint: its recipe, newest weights and sample format."""
+    """A run with a checkpoint: its recipe, newest weights and sample format."""
 
     recipe: Recipe
     arrays: Arrays
@@ -60,11 +60,11 @@ def read_run_recipe(run_dir: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def spare_gpus(folder: Path) -> None:
-    """Keep JAX from GPUs in the whole process, if the run of a folder was not on one.
+    """Keep JAX from GPUs in the whole process, unless the run of a folder used a GPU.
 
-    Else JAX would take most of a GPU's memory, beside a run that is on it.
+    JAX would reserve most of a GPU's memory, which another run may need.
     """
-    run_dir = run_of(folder)
+    run_dir = find_run_dir(folder)
     if plugin() is None or run_dir is None or read_run_recipe(run_dir).device.uses_cuda:
         return
     leave_gpus_alone()
@@ -73,12 +73,10 @@ def spare_gpus(folder: Path) -> None:
 def read_trained_run(folder: Path) -> TrainedRun:
     """Read a run, given its directory, its checkpoints folder or one checkpoint.
 
-    Raises DataError if it isn't a run or has saved nothing, RecipeError if its recipe is no longer
-    valid.
+    Raises DataError if `folder` isn't a run or has no checkpoint, RecipeError if its recipe is no
+    longer valid.
     """
-    run_dir = run_of(folder)
-    if run_dir is None:
-        raise DataError(f"{folder}: is no run directory; it holds no {RECIPE}")
+    run_dir = require_run_dir(folder)
     recipe = read_run_recipe(run_dir)
     saved = read_saved(folder)
     if changes := list_changes(saved, recipe.model_dump(mode="json")):
@@ -89,9 +87,9 @@ def read_trained_run(folder: Path) -> TrainedRun:
 
 
 def parse_samples(data: Any, folder: Path) -> Samples:
-    """Return the sample format that a JSON object describes; a tokenizer is in `folder`.
+    """Return the sample format in a JSON object; `folder` holds the tokenizer of texts.
 
-    Raises ValueError without it, DataError if the tokenizer is missing or damaged.
+    Raises ValueError without a format, DataError if the tokenizer is missing or damaged.
     """
     match data:
         case {
@@ -114,7 +112,7 @@ def parse_samples(data: Any, folder: Path) -> Samples:
 
 
 def _parse_targets(names: tuple[str, ...], document: Any) -> Targets:
-    """Return the targets that a JSON object describes. Raises ValueError for anything else."""
+    """Return the targets in a JSON object. Raises ValueError for other JSON."""
     match document:
         case {"task": str(task), "mean": [*mean], "std": [*std]} if (
             task in get_args(Task)
@@ -122,18 +120,21 @@ def _parse_targets(names: tuple[str, ...], document: Any) -> Targets:
             and all(type(number) in (int, float) for number in (*mean, *std))
         ):
             return Targets(names, cast(Task, task), tuple(mean), tuple(std))
-    raise ValueError("targets are not those of a run")
+    raise ValueError("targets must be those of a run")
 
 
 def _read_samples(summary: Path, recipe: Recipe) -> Samples:
-    """Read the sample format from the summary, or from the dataset if the run was killed."""
+    """Read the sample format from the summary, or from the dataset if the run was killed.
+
+    Raises DataError if both lack it.
+    """
     try:
         return parse_samples(read_json(summary)["data"], summary.parent)
     except (OSError, ValueError, TypeError, KeyError) as error:
         facts = recipe.dataset.facts()
         if facts is None:
             raise DataError(
-                f"{summary}: does not say what images and classes the run has; finish the run with "
+                f"{summary}: lacks the images and classes of the run; finish the run with "
                 f"train.resume={summary.parent}"
             ) from error
         return Samples(facts.image, "uint8", Targets(tuple(map(str, range(facts.classes)))))

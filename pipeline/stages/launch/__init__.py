@@ -1,1 +1,1 @@
-"""Several processes of one run: starting them, finding one's place among them, ending them."""
+"""Several processes of a run: how they start, join each other and end."""

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError, exit_status_of, first_line
-from pipeline.stages.record.summary import shared_facts
+from pipeline.stages.record.summary import list_shared_facts
 from pipeline.training.parallel.parallel_spec import LaunchSpec
 from pipeline.training.parallel.ranks import PeerGoneError, Ranks, is_peer_error
 
 SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
-"""Variables of a task of a Slurm step; a shell inside a job has only some of them."""
+"""Variables of a task in a Slurm step. A shell inside a job has only some of them."""
 LOCAL = "PIPELINE_LOCAL"
 """Variable of a process that `launch=local` has started."""
 MAX_PORT = 65_535
@@ -31,14 +31,14 @@ class RankPlace:
     rank: int
     size: int
     address: str | None
-    """Where the processes meet; None if JAX asks the launcher."""
+    """Address at which the processes meet; None if JAX asks the launcher."""
     launcher: Literal["env", "slurm"]
 
 
 def find_place(launch: str, environment: Mapping[str, str]) -> RankPlace | None:
-    """Find the place by the variables of the recipe's launcher; None for a process alone.
+    """Return the place of this process by the launcher's variables; None for a single process.
 
-    Raises RecipeError if variables are missing or make no sense.
+    Raises RecipeError if variables are missing or invalid.
     """
     if launch == "none" or (launch == "local" and LOCAL not in environment):
         return None
@@ -48,7 +48,7 @@ def find_place(launch: str, environment: Mapping[str, str]) -> RankPlace | None:
             raise RecipeError(
                 f"launch = slurm: {', '.join(missing)} not set; start with srun, or launch=none"
             )
-        rank, size = (_number(environment, f"SLURM_{name}") for name in ("PROCID", "NTASKS"))
+        rank, size = (_read_number(environment, f"SLURM_{name}") for name in ("PROCID", "NTASKS"))
         place = RankPlace(rank, size, None, "slurm")
     elif launch in ("env", "local") or "WORLD_SIZE" in environment or "RANK_SIZE" in environment:
         place = _read_rank_and_size(environment, launch)
@@ -56,13 +56,13 @@ def find_place(launch: str, environment: Mapping[str, str]) -> RankPlace | None:
         return None
     if not 0 <= place.rank < place.size:
         raise RecipeError(
-            f"launch = {launch}: rank {place.rank} of {place.size} processes; must be below it"
+            f"launch = {launch}: rank = {place.rank}: must be from 0 to {place.size - 1}"
         )
     return place if place.size > 1 else None
 
 
 def _read_rank_and_size(environment: Mapping[str, str], launch: str) -> RankPlace:
-    """Read RANK and WORLD_SIZE, as torchrun sets them, or RANK_ID and RANK_SIZE."""
+    """Read RANK and WORLD_SIZE (torchrun's variables), or RANK_ID and RANK_SIZE."""
     rank, size = ("RANK", "WORLD_SIZE") if "WORLD_SIZE" in environment else ("RANK_ID", "RANK_SIZE")
     missing = [name for name in (rank, size) if name not in environment]
     if missing:
@@ -70,7 +70,7 @@ def _read_rank_and_size(environment: Mapping[str, str], launch: str) -> RankPlac
             f"launch = {launch}: {' and '.join(missing)} not set; give RANK, WORLD_SIZE, "
             "MASTER_ADDR and MASTER_PORT"
         )
-    place = RankPlace(_number(environment, rank), _number(environment, size), None, "env")
+    place = RankPlace(_read_number(environment, rank), _read_number(environment, size), None, "env")
     if place.size == 1:
         return place
     lacking = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
@@ -78,13 +78,13 @@ def _read_rank_and_size(environment: Mapping[str, str], launch: str) -> RankPlac
         raise RecipeError(
             f"launch = {launch}: {size}={place.size}, and {' and '.join(lacking)} not set"
         )
-    port = _number(environment, "MASTER_PORT")
+    port = _read_number(environment, "MASTER_PORT")
     if not 0 < port <= MAX_PORT:
         raise RecipeError(f"MASTER_PORT = {port}: must be from 1 to {MAX_PORT:,}")
     return replace(place, address=f"{environment['MASTER_ADDR']}:{port}")
 
 
-def _number(environment: Mapping[str, str], name: str) -> int:
+def _read_number(environment: Mapping[str, str], name: str) -> int:
     try:
         return int(environment[name])
     except ValueError:
@@ -92,16 +92,16 @@ def _number(environment: Mapping[str, str], name: str) -> int:
 
 
 PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "grpc_proxy")
-"""Variables that lead the processes' messages to each other astray."""
+"""Variables that would send the messages between processes to a proxy."""
 
 
 @contextmanager
 def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Ranks]:
-    """Take part in a run of several processes, if `environment` has the variables of a launcher.
+    """Join the processes of a run, if `environment` has the variables of a launcher.
 
-    All processes must have the same recipe and versions. An error of one ends all: it leaves at
-    once, and the others, waiting for it in a step, raise PeerGoneError. Raises RecipeError for
-    variables that make no sense, RunError if the processes don't meet in time.
+    All processes must have the same recipe and versions. An error of one process ends all: that
+    process ends at once, and the others, which wait for it in a step, raise PeerGoneError. Raises
+    RecipeError for invalid variables, RunError if the processes don't meet in time.
     """
     launch = recipe.launch
     place = None
@@ -112,12 +112,13 @@ def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[R
         return
     ranks = _meet(place, launch)
     try:
-        ranks.require_same(shared_facts(recipe))
+        ranks.require_same(list_shared_facts(recipe))
         yield ranks
     except BaseException as error:
         if is_peer_error(error):
             gone = PeerGoneError(
-                f"process {ranks.rank} of {ranks.size}: another one has gone ({first_line(error)})"
+                f"process {ranks.rank} of {ranks.size}: another process has ended "
+                f"({first_line(error)})"
             )
             _leave_at_exit(gone)
             raise gone from error
@@ -125,13 +126,13 @@ def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[R
         raise
     import jax
 
-    # The others wait here for what the first one still has to write: JAX aborts who is late.
+    # The others wait for the first process to finish writing, since JAX aborts late processes.
     ranks.agree(lambda: None)
     jax.distributed.shutdown()
 
 
 def _meet(place: RankPlace, launch: LaunchSpec) -> Ranks:
-    """Connect to the other processes."""
+    """Connect to the other processes. Raises RunError if that fails."""
     proxies = {name: os.environ.pop(name) for name in PROXIES if name in os.environ}
     flag = f"--xla_cpu_collective_timeout_seconds={round(launch.stuck_seconds)}"
     if flag not in os.environ.get("XLA_FLAGS", ""):
@@ -156,13 +157,15 @@ def _meet(place: RankPlace, launch: LaunchSpec) -> Ranks:
     try:
         jax.distributed.initialize(
             **settings,
-            # JAX aborts the process at its own limit.
+            # At its own limit JAX would abort the process, so `_give_up` comes first.
             initialization_timeout=round(launch.start_seconds) + 60,
             heartbeat_timeout_seconds=round(launch.heartbeat_seconds),
             shutdown_timeout_seconds=round(launch.end_seconds),
         )
-    except Exception as error:  # of jaxlib, which raises its own types and does not export them
-        problem = RunError(f"{_who(place)}: can't meet the others: {first_line(error)[:300]}")
+    except Exception as error:  # jaxlib doesn't export the types of its errors
+        problem = RunError(
+            f"{_name_process(place)}: can't meet the others: {first_line(error)[:300]}"
+        )
         _leave_at_exit(problem)
         raise problem from error
     finally:
@@ -172,23 +175,23 @@ def _meet(place: RankPlace, launch: LaunchSpec) -> Ranks:
 
 
 def _give_up(place: RankPlace, limit_s: float) -> None:
-    """End the process, which waits for others in C++, where no exception reaches it."""
-    address = place.address or "the address that Slurm gives"
+    """End the process, which waits for others in C++ and can't get an exception."""
+    address = place.address or "Slurm's address"
     print(
-        f"error: {_who(place)}: did not meet the others at {address} in {limit_s:g} s; is each of "
-        "them started, with a rank of its own?",
+        f"error: {_name_process(place)}: did not meet the others at {address} in {limit_s:g} s; "
+        "each of them must be started, with a different rank",
         file=sys.stderr,
         flush=True,
     )
     os._exit(RunError.exit_status)
 
 
-def _who(place: RankPlace) -> str:
+def _name_process(place: RankPlace) -> str:
     return f"process {place.rank} of {place.size}"
 
 
 def _leave_at_exit(error: BaseException) -> None:
-    """Leave without waiting for the others when Python exits, which JAX otherwise does."""
+    """Let the process end without JAX's wait for the others when Python exits."""
     status = exit_status_of(error)
 
     def leave() -> None:
@@ -196,5 +199,5 @@ def _leave_at_exit(error: BaseException) -> None:
         sys.stderr.flush()
         os._exit(status)
 
-    # Run before those that were registered earlier, as JAX's is.
+    # It runs before functions that were registered earlier, such as JAX's.
     atexit.register(leave)

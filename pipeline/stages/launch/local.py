@@ -1,4 +1,4 @@
-"""Several processes of a run on this machine: started, watched, and ended together."""
+"""Several processes of a run on this machine, which are started, watched and ended together."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from pipeline.training.parallel.parallel_spec import LaunchSpec
 from pipeline.training.parallel.ranks import PeerGoneError
 
 WORKER = "pipeline.cli.worker"
-"""Module that a process runs, with the folder of the request as its argument."""
+"""Module that each process runs, with the folder of the request as its argument."""
 REQUEST = "request.json"
 POLL_S = 0.05
 GRACE_S = 3.0
-"""Seconds that processes have to end by themselves once another one has failed."""
+"""Seconds in which processes must end once another process has failed."""
 
 Workers = Sequence[subprocess.Popen[bytes]]
 
@@ -44,25 +44,25 @@ class ProcessError(PipelineError):
 
 @dataclass(frozen=True)
 class Failure:
-    """A process that failed, and how."""
+    """The failure of a process."""
 
     rank: int
     reason: str
     status: int = 1
     is_peer_error: bool = False
-    """Whether it failed because another process has gone."""
+    """Whether the process failed because another process has ended."""
     message: str | None = None
-    """The error of the process itself."""
+    """The process's own error; None if it has written none."""
 
 
 def run_locally(
     request: Mapping[str, Any], run_dir: Path, signals: Signals, processes: int, launch: LaunchSpec
 ) -> Summary:
-    """Run `request`, JSON, in several processes, and return when all have ended.
+    """Run `request`, a JSON object, in several processes; return the summary of the first process.
 
-    The first one prints what a run prints; all else goes to `ranks/N.log` in the run directory.
-    A signal to this process goes to the first one. The others have `launch.end_seconds` to end
-    once one has. Returns the first one's summary. Raises the error of the process that failed
+    The first process prints the lines of the run; other output goes to `ranks/N.log` in the run
+    directory. Signals to this process are passed to the first process. Once a process has ended,
+    the others must end within `launch.end_seconds`. Raises the error of the process that failed
     first.
     """
     with tempfile.TemporaryDirectory() as name:
@@ -87,7 +87,7 @@ def run_locally(
 
 @contextmanager
 def _start_workers(processes: int, folder: Path, run_dir: Path) -> Iterator[Workers]:
-    """Start the processes; whatever happens, none is left running."""
+    """Start the processes, and end those that still run when the body ends."""
     (run_dir / RANKS).mkdir(exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -122,7 +122,7 @@ def _kill(worker: subprocess.Popen[bytes]) -> None:
 
 
 def _watch(workers: Workers, folder: Path, signals: Signals, end_s: float) -> Failure | None:
-    """Wait until all have ended, or some time after the first has; return what failed first."""
+    """Wait until all processes have ended, at most `end_s` after the first; return the failure."""
     failed = None
     is_stopped = False
     saves = 0
@@ -134,34 +134,33 @@ def _watch(workers: Workers, folder: Path, signals: Signals, end_s: float) -> Fa
         if signals.saves > saves:
             saves = signals.saves
             workers[0].send_signal(signal.SIGUSR1)
-        failed = failed or _first_failure(workers, folder)
+        failed = failed or _find_first_failure(workers, folder)
         if ended_at is None and any(worker.poll() is not None for worker in workers):
             ended_at = time.monotonic()
-        # A process that failed by itself may have something to save still, as the others have.
+        # A process that was killed can't save anything, so the others get less time.
         limit_s = GRACE_S if failed is not None and failed.message is None else end_s
         if ended_at is not None and time.monotonic() > ended_at + limit_s:
             break
         time.sleep(POLL_S)
-    failed = _first_failure(workers, folder)
-    # The first one leaves at once if a signal interrupts it outside of training.
+    failed = _find_first_failure(workers, folder)
+    # If a signal interrupts the first process outside of training, it ends at once.
     return None if is_stopped and failed is not None and failed.is_peer_error else failed
 
 
-def _first_failure(workers: Workers, folder: Path) -> Failure | None:
-    """Return the failure that made others fail: a process that was killed or failed by itself,
-    before one that misses another."""
-    failures = [_read_failure(rank, worker, folder) for rank, worker in enumerate(workers)]
-    actual = [failure for failure in failures if failure is not None]
-    return min(actual, key=lambda failure: (failure.is_peer_error, failure.rank), default=None)
+def _find_first_failure(workers: Workers, folder: Path) -> Failure | None:
+    """Return the failure that caused the others; failures because of another process come last."""
+    results = [_read_failure(rank, worker, folder) for rank, worker in enumerate(workers)]
+    failures = [failure for failure in results if failure is not None]
+    return min(failures, key=lambda failure: (failure.is_peer_error, failure.rank), default=None)
 
 
 def _read_failure(rank: int, worker: subprocess.Popen[bytes], folder: Path) -> Failure | None:
-    """Return how a process has failed; None if it runs, is done or was stopped in order."""
+    """Return the failure of a process; None if it runs, or ended done or stopped."""
     status = worker.poll()
     if status is None:
         return None
     if status < 0:
-        # JAX aborts a process that hears nothing of the others.
+        # JAX aborts a process that gets no messages from the others.
         reason = f"was ended by {signal.Signals(-status).name}"
         return Failure(rank, reason, is_peer_error=status == -signal.SIGABRT)
     peer_error = folder / f"peer_error_{rank}"
@@ -177,11 +176,11 @@ def _read_failure(rank: int, worker: subprocess.Popen[bytes], folder: Path) -> F
 
 
 def note_end(folder: Path, rank: int) -> None:
-    """Note that a process has ended in order, done or stopped."""
+    """Note that a process has ended done or stopped."""
     (folder / f"end_{rank}").touch()
 
 
 def write_error(folder: Path, rank: int, error: BaseException) -> None:
-    """Write the error of a process for the one that started it."""
+    """Write the error of a process for the process that started it."""
     name = "peer_error" if isinstance(error, PeerGoneError) else "error"
     (folder / f"{name}_{rank}").write_text(str(error) or type(error).__name__)

@@ -1,4 +1,4 @@
-"""Logs of steps: two compared step by step, or one as arrays."""
+"""Logs of steps: comparison of two logs step by step, and a log as arrays."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pipeline.core.errors import DataError
 from pipeline.engine.monitors.log_lines import LogLine, read_lines
 
 NEAR = 1000
-"""Values at most this many float32 apart are shown with the count: it may be rounding."""
+"""Largest distance in float32 numbers that is shown as a count: it may be rounding."""
 MAX_NAMES = 1000
-"""Names in the lines of a log: without a bound, lines of other names each would fill the memory."""
+"""Most names in a log: otherwise lines with ever new names could fill the memory."""
 
 
 @dataclass(frozen=True)
 class Discrepancy:
-    """A number of a step that differs between two runs; None if it was not finite."""
+    """A number of a step that differs between two runs. None stands for one that isn't finite."""
 
     step: int
     name: str
@@ -30,7 +30,7 @@ class Discrepancy:
 
     @property
     def distance(self) -> float:
-        """Absolute difference of the values; infinite if one was not finite."""
+        """Absolute difference of the values; infinite if one isn't finite."""
         if self.one is None or self.other is None:
             return math.inf
         return abs(self.other - self.one)
@@ -41,13 +41,13 @@ class Discrepancy:
         text = f"step {self.step:,}: {self.name} {' and '.join(texts)}"
         if self.one is None or self.other is None:
             return text
-        places = abs(_float_position(self.other) - _float_position(self.one))
+        places = abs(_find_float_position(self.other) - _find_float_position(self.one))
         near = f" ({places:,} in the last place of float32)" if places <= NEAR else ""
         return f"{text}, {self.distance:.2g} apart{near}"
 
 
-def _float_position(value: float) -> int:
-    """Return the position of a float32 among all in ascending order, counted from zero."""
+def _find_float_position(value: float) -> int:
+    """Return the index of a float32 among all float32 numbers, with index 0 for zero."""
     bits = int(np.float32(value).view(np.int32))
     return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
 
@@ -57,43 +57,44 @@ class Comparison:
     """Result of comparing two logs of steps."""
 
     steps: int
-    """Steps that both logs have."""
+    """Number of steps in both logs."""
     differing: int
-    """Of these, the steps that are not equal bit for bit."""
+    """Number of these steps that aren't equal bit for bit."""
     first: Discrepancy | None
     first_loss: Discrepancy | None
     largest_loss: Discrepancy | None
     only_one: int
+    """Number of steps in the first log alone."""
     only_other: int
-    """Steps that only one of the logs has."""
+    """Number of steps in the second log alone."""
 
 
 def compare_steps(a: Path, b: Path) -> Comparison:
-    """Compare two metrics.jsonl. Numbers in there read back as the float32 that was computed.
+    """Compare two metrics.jsonl. Their numbers are read as the float32 that were computed.
 
-    The bounds of sinks are not compared. Raises DataError for a log that can't be read, or a line
-    that isn't a step.
+    The bounds of sinks aren't compared. Raises DataError for a log that can't be read, and for a
+    line that isn't a step.
     """
     steps = differing = only_one = only_other = 0
-    first = first_loss = largest = None
-    for line_a, line_b in _pairs(a, b):
+    first = first_loss = largest_loss = None
+    for line_a, line_b in _pair_lines(a, b):
         if line_a is None or line_b is None:
             only_one += line_b is None
             only_other += line_a is None
             continue
-        numbers = [] if line_a.text == line_b.text else _discrepancies(line_a, line_b)
+        numbers = [] if line_a.text == line_b.text else _find_discrepancies(line_a, line_b)
         steps += 1
         differing += bool(numbers)
         first = first or next(iter(numbers), None)
         loss = next((entry for entry in numbers if entry.name == "loss"), None)
         first_loss = first_loss or loss
-        if loss and (largest is None or loss.distance > largest.distance):
-            largest = loss
-    return Comparison(steps, differing, first, first_loss, largest, only_one, only_other)
+        if loss and (largest_loss is None or loss.distance > largest_loss.distance):
+            largest_loss = loss
+    return Comparison(steps, differing, first, first_loss, largest_loss, only_one, only_other)
 
 
-def _pairs(a: Path, b: Path) -> Iterator[tuple[LogLine | None, LogLine | None]]:
-    """Yield the lines of each step; None if a log has no such step."""
+def _pair_lines(a: Path, b: Path) -> Iterator[tuple[LogLine | None, LogLine | None]]:
+    """Yield the lines of each step in both logs; None if a log lacks the step."""
     lines_a = read_lines(a)
     lines_b = read_lines(b)
     line_a = next(lines_a, None)
@@ -108,7 +109,8 @@ def _pairs(a: Path, b: Path) -> Iterator[tuple[LogLine | None, LogLine | None]]:
         line_b = next(lines_b, None) if order >= 0 else line_b
 
 
-def _discrepancies(line_a: LogLine, line_b: LogLine) -> list[Discrepancy]:
+def _find_discrepancies(line_a: LogLine, line_b: LogLine) -> list[Discrepancy]:
+    """Return the numbers that differ between two lines of a step."""
     numbers_a = line_a.numbers()
     numbers_b = line_b.numbers()
 
@@ -124,11 +126,11 @@ def _discrepancies(line_a: LogLine, line_b: LogLine) -> list[Discrepancy]:
 
 
 def read_arrays(log: Path) -> dict[str, np.ndarray]:
-    """Return the numbers of a log by name, `step` among them, float64 (lines,); {} without a file.
+    """Return the numbers of a log and `step` by name, float64 (lines,); {} without a file.
 
-    NaN stands for a value that is missing, isn't finite or isn't a number; a metric with a value
-    for each class has its macro average. Raises DataError for a file that isn't a log, and for one
-    of more than `MAX_NAMES` names.
+    NaN stands for a value that is missing, isn't finite or isn't a number. A metric with a value
+    for each class becomes its macro average. Raises DataError for a file that isn't a log, and for
+    a log with more than `MAX_NAMES` names.
     """
     if not log.exists():
         return {}
@@ -137,12 +139,12 @@ def read_arrays(log: Path) -> dict[str, np.ndarray]:
     for line in read_lines(log):
         names |= dict.fromkeys((*line.fields, "step"))
         if len(names) > MAX_NAMES:
-            raise DataError(f"{line.where}: has more than {MAX_NAMES:,} names by then; is no log")
+            raise DataError(f"{line.where}: the log must have at most {MAX_NAMES:,} names")
         rows.append({**line.fields, "step": line.step})
-    return {key: np.array([_number(row.get(key)) for row in rows]) for key in names}
+    return {key: np.array([_to_number(row.get(key)) for row in rows]) for key in names}
 
 
-def _number(value: Any) -> float:
+def _to_number(value: Any) -> float:
     if isinstance(value, Mapping):
         value = value.get("macro")
     try:

@@ -1,7 +1,7 @@
-"""Continuity of a resumed run: whether its data, plug-ins, settings and code are as before.
+"""Continuity of a resumed run: whether its data, plug-ins, settings and code have changed.
 
-Compared with the newest process in provenance.json that has recorded the section in question. The
-file may come from a stranger: its content is only compared and shown.
+Each section is compared with the newest process in provenance.json that recorded it. The file may
+come from a stranger, so its content is only compared and shown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.core.plugins.loading import FLAG
 from pipeline.stages.record.provenance import PROVENANCE, Provenance, read_provenance
 
 DIGEST = 12
-"""Digits of a checksum that are shown."""
+"""Number of digits of a checksum that are shown."""
 MAX_VERSIONS = 4
 MAX_COLUMNS = 8
 MAX_SETTINGS = 8
@@ -27,15 +27,20 @@ MAX_SETTINGS = 8
 ALLOW = "train.resume_changed=allow"
 XLA_FLAGS = "XLA_FLAGS"
 DECISIVE_VARIABLES = ("--", XLA_FLAGS, "ONEDNN_", "DNNL_", "NVIDIA_TF32")
-"""Prefixes of variables, and of XLA's flags, that decide how libraries compute."""
+"""Prefixes of variables, and of XLA's flags (--), that decide how libraries compute."""
 HARMLESS_VARIABLES = ("ONEDNN_VERBOSE", "DNNL_VERBOSE", "ONEDNN_JIT_DUMP", "DNNL_JIT_DUMP")
 HARMLESS_FLAGS = (
-    *("--xla_dump_", "--xla_hlo_profile", "--xla_force_host_platform_device_count"),
-    *("--xla_cpu_collective_timeout_seconds", "--xla_cpu_collective_call_"),
-    *("--xla_gpu_enable_command_buffer", "--xla_gpu_graph_min_graph_size"),
-    *("--xla_gpu_cuda_data_dir", "--xla_gpu_force_compilation_parallelism"),
+    "--xla_dump_",
+    "--xla_hlo_profile",
+    "--xla_force_host_platform_device_count",
+    "--xla_cpu_collective_timeout_seconds",
+    "--xla_cpu_collective_call_",
+    "--xla_gpu_enable_command_buffer",
+    "--xla_gpu_graph_min_graph_size",
+    "--xla_gpu_cuda_data_dir",
+    "--xla_gpu_force_compilation_parallelism",
 )
-"""Prefixes of XLA's flags that change no number: this package sets some of them itself."""
+"""Prefixes of XLA's flags that don't change numbers. This package sets some of them."""
 _ABSENT = object()
 
 Processes = Sequence[Mapping[str, Any]]
@@ -44,70 +49,74 @@ Warn = Callable[[str], None]
 
 
 def require_same_origin(
-    run_dir: Path, now: Provenance, on_changed: Literal["refuse", "allow"], warn: Warn
+    run_dir: Path, current: Provenance, on_changed: Literal["refuse", "allow"], warn: Warn
 ) -> None:
-    """Compare a process that resumes a run with the processes that worked on it before.
+    """Compare a process that resumes a run with the earlier processes of the run.
 
-    Warns of other versions and code, of settings that decide no numbers, and if nothing can be
-    compared. Other data, plug-ins and settings that do decide numbers raise DataError, or a warning
-    if `on_changed` allows them.
+    Warns of changes in versions, code and settings that don't change numbers, and if nothing can be
+    compared. Raises DataError for changes in data, plug-ins and settings that change numbers, or
+    warns of them if `on_changed` is allow.
     """
-    unknown = "whether data, versions and code are as they were is not known"
-    before: Processes = []
+    unknown = "whether data, versions and code are the same as before is unknown"
+    processes: Processes = []
     try:
-        before = read_provenance(run_dir)
-        if not before:
-            warn(f"{run_dir / PROVENANCE}: is not there; {unknown}")
+        processes = read_provenance(run_dir)
+        if not processes:
+            warn(f"{run_dir / PROVENANCE}: is missing; {unknown}")
     except DataError as error:
         warn(f"{str(error).partition('; delete')[0]}; {unknown}")
-    settings = compare_settings(before, now)
-    for what, changed in (
-        ("the data are not those that the run was trained on", changed_data(before, now)),
-        ("the plug-ins are not those that the run was trained with", changed_plugins(before, now)),
+    settings = compare_settings(processes, current)
+    for change, lines in (
+        ("the data have changed since the run was trained", find_changed_data(processes, current)),
         (
-            "settings that decide numbers are not those that the run was trained with",
+            "the plug-ins have changed since the run was trained",
+            find_changed_plugins(processes, current),
+        ),
+        (
+            "settings that decide numbers have changed since the run was trained",
             settings.decisive,
         ),
     ):
-        if not changed:
+        if not lines:
             continue
-        problem = f"{run_dir}: {what} so far"
+        problem = f"{run_dir}: {change}"
         if on_changed == "refuse":
-            advice = f"Bring them back, or go on with these: {ALLOW}"
-            raise DataError("\n  ".join([f"{problem}:", *changed]) + f"\n{advice}")
-        warn(f"{problem}, and {ALLOW}: {'; '.join(changed)}")
-    if software := changed_software(before, now):
-        warn(f"{run_dir}: goes on with other software, and may round otherwise: {software}")
+            advice = f"Restore them, or continue with these: {ALLOW}"
+            raise DataError("\n  ".join([f"{problem}:", *lines]) + f"\n{advice}")
+        warn(f"{problem}, and {ALLOW}: {'; '.join(lines)}")
+    if software := describe_changed_software(processes, current):
+        warn(f"{run_dir}: continues with other software, which may round differently: {software}")
     if settings.harmless:
-        warn(f"{run_dir}: goes on with other settings: {'; '.join(settings.harmless)}")
+        warn(f"{run_dir}: continues with other settings: {'; '.join(settings.harmless)}")
 
 
-def _newest(before: Processes, section: str) -> Mapping[str, Any]:
-    """Return a section of the newest process that has it; {} without one."""
-    sections = (process.get(section) for process in reversed(before))
+def _find_newest(processes: Processes, section: str) -> Mapping[str, Any]:
+    """Return a section of the newest process that has it; {} if none has it."""
+    sections = (process.get(section) for process in reversed(processes))
     return next((entry for entry in sections if isinstance(entry, Mapping) and entry), {})
 
 
-def changed_data(before: Processes, now: Provenance) -> list[str]:
-    """Return a line for each column of each split that differs from the run's data so far."""
-    recorded = _newest(before, "data")
+def find_changed_data(processes: Processes, current: Provenance) -> list[str]:
+    """Return a line for each column that differs from the run's data so far."""
+    recorded = _find_newest(processes, "data")
     if not recorded:
         return []
     lines = [
-        f"{show_name(f'{split} {column}')}: was {_data_text(old)}, is {_data_text(new)}"
-        for split, column, old, new in _columns(recorded, now.data)
+        f"{show_name(f'{split} {column}')}: was {_format_fingerprint(old)}, "
+        f"is {_format_fingerprint(new)}"
+        for split, column, old, new in _pair_columns(recorded, current.data)
         if not _is_same_data(old, new)
     ]
     return first_lines(lines, MAX_COLUMNS)
 
 
-def _columns(
-    recorded: Mapping[str, Any], now: Mapping[str, Any]
+def _pair_columns(
+    recorded: Mapping[str, Any], current: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, Any, Any]]:
-    """Yield split, column, and the fingerprints that were recorded and that are now."""
-    for split in dict.fromkeys((*recorded, *now)):
+    """Yield (split, column, recorded fingerprint, current fingerprint)."""
+    for split in dict.fromkeys((*recorded, *current)):
         old = recorded.get(split, {})
-        new = now.get(split, {})
+        new = current.get(split, {})
         if not isinstance(old, Mapping):
             yield split, "", old, _ABSENT
             continue
@@ -119,17 +128,17 @@ def _is_same_data(old: Any, new: Any) -> bool:
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return False
 
-    def comparable(value: Any) -> Any:
+    def to_json(value: Any) -> Any:
         return list(value) if isinstance(value, tuple) else value
 
     # If other samples were hashed, only shape and type can be compared.
     names = ("shape", "dtype", *(["sha256"] if old.get("of") == new.get("of") else []))
-    return all(comparable(old.get(name)) == comparable(new.get(name)) for name in names)
+    return all(to_json(old.get(name)) == to_json(new.get(name)) for name in names)
 
 
-def _data_text(entry: Any) -> str:
+def _format_fingerprint(entry: Any) -> str:
     if entry is _ABSENT:
-        return "not there"
+        return "missing"
     match entry:
         case {"shape": [*sizes] | (*sizes,), "dtype": str(dtype), "sha256": str(digest), "of": of}:
             shape = "x".join(map(str, sizes))
@@ -137,27 +146,28 @@ def _data_text(entry: Any) -> str:
     return show(entry)
 
 
-def changed_plugins(before: Processes, now: Provenance) -> list[str]:
-    """Return a line for each file of a plug-in that differs, or that is not loaded any more.
+def find_changed_plugins(processes: Processes, current: Provenance) -> list[str]:
+    """Return a line for each file of a plug-in that differs, and for each missing plug-in.
 
-    A plug-in that the run did without so far can't have changed it.
+    New plug-ins aren't listed, since the run so far didn't depend on them.
     """
     lines: list[str] = []
-    for name, old in _newest(before, "plugins").items():
-        new = now.plugins.get(name)
+    for name, old in _find_newest(processes, "plugins").items():
+        new = current.plugins.get(name)
         if new is None:
             lines.append(f"{FLAG} {show_name(name)}: is missing")
             continue
-        for file, was, is_now in _plugin_versions(old, new):
-            if was != is_now:
-                lines.append(f"{show_name(f'{name}: {file}')} {_digest(was)} -> {_digest(is_now)}")
+        for file, old_value, new_value in _pair_plugin_versions(old, new):
+            if old_value != new_value:
+                change = f"{_format_digest(old_value)} -> {_format_digest(new_value)}"
+                lines.append(f"{show_name(f'{name}: {file}')} {change}")
     return first_lines(lines, MAX_COLUMNS)
 
 
-def _plugin_versions(old: Any, new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield version and each file of a plug-in as it was recorded and as it is now."""
+def _pair_plugin_versions(old: Any, new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (name, recorded, current) for the version and each file of a plug-in."""
     if not isinstance(old, Mapping):
-        yield "what was kept", old, dict(new)
+        yield "record", old, dict(new)
         return
     yield "version", old.get("version"), new["version"]
     files = old.get("sha256")
@@ -166,74 +176,76 @@ def _plugin_versions(old: Any, new: Mapping[str, Any]) -> Iterator[tuple[str, An
         yield str(file), files.get(file), new["sha256"].get(file)
 
 
-def _digest(value: Any) -> str:
+def _format_digest(value: Any) -> str:
     return show_name(value)[:DIGEST] if isinstance(value, str) else show(value)
 
 
-def changed_software(before: Processes, now: Provenance) -> str | None:
-    """Describe versions and code that differ; None if none does."""
-    recorded = _newest(before, "versions")
-    parts = []
-    for name in dict.fromkeys((*recorded, *now.versions)) if recorded else ():
+def describe_changed_software(processes: Processes, current: Provenance) -> str | None:
+    """Return the versions and code that differ, as text; None if all are equal."""
+    recorded = _find_newest(processes, "versions")
+    changes = []
+    for name in dict.fromkeys((*recorded, *current.versions)) if recorded else ():
         old = recorded.get(name, "none")
-        new = now.versions.get(name, "none")
+        new = current.versions.get(name, "none")
         if old != new:
-            parts.append(f"{show_name(name)} {_text(old)} -> {_text(new)}")
-    digest = now.code.get("sha256")
-    old_digest = _newest(before, "code").get("sha256", digest)
+            changes.append(f"{show_name(name)} {_format_value(old)} -> {_format_value(new)}")
+    digest = current.code.get("sha256")
+    old_digest = _find_newest(processes, "code").get("sha256", digest)
     if old_digest != digest:
-        parts.append(f"code {_text(old_digest)[:DIGEST]} -> {_text(digest)[:DIGEST]}")
-    if not parts:
+        changes.append(
+            f"code {_format_value(old_digest)[:DIGEST]} -> {_format_value(digest)[:DIGEST]}"
+        )
+    if not changes:
         return None
-    more = f" and {len(parts) - MAX_VERSIONS} more" if len(parts) > MAX_VERSIONS else ""
-    return ", ".join(parts[-MAX_VERSIONS:]) + more
+    omitted = f" and {len(changes) - MAX_VERSIONS} more" if len(changes) > MAX_VERSIONS else ""
+    return ", ".join(changes[-MAX_VERSIONS:]) + omitted
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return show_name(value) if isinstance(value, str) else show(value)
 
 
 @dataclass(frozen=True)
 class ChangedSettings:
-    """Settings that differ, a line each: jax's, XLA's flags and oneDNN's."""
+    """Lines about changed settings of jax, flags of XLA and variables of oneDNN."""
 
     decisive: Sequence[str] = ()
     """Settings that decide numbers."""
     harmless: Sequence[str] = ()
+    """Other settings."""
 
 
-def compare_settings(before: Processes, now: Provenance) -> ChangedSettings:
-    """Compare with the newest process that has recorded `numerics`.
-
-    The values may be a stranger's: they are only compared and shown.
-    """
-    recorded = [process for process in before if isinstance(process.get("numerics"), Mapping)]
+def compare_settings(processes: Processes, current: Provenance) -> ChangedSettings:
+    """Compare the settings of a process with the newest process that has recorded `numerics`."""
+    recorded = [process for process in processes if isinstance(process.get("numerics"), Mapping)]
     if not recorded or not recorded[-1]["numerics"]:
         return ChangedSettings()
     numerics = recorded[-1]["numerics"]
     variables = recorded[-1].get("settings")
     lines: dict[bool, list[str]] = {True: [], False: []}
-    # A name that only one of them has is another version's.
-    for name in now.numerics:
-        if name in numerics and numerics[name] != now.numerics[name]:
-            lines[True].append(_line(f"jax_{name}", numerics[name], now.numerics[name]))
-    was = _split_flags(variables if isinstance(variables, Mapping) else {})
-    is_now = _split_flags(now.settings)
-    for name in dict.fromkeys((*was, *is_now)):
-        is_numeric = name.lower().removeprefix("jax_") in now.numerics
-        if not is_numeric and was.get(name) != is_now.get(name):
+    # A name that only one process has belongs to another version of jax.
+    for name in current.numerics:
+        if name in numerics and numerics[name] != current.numerics[name]:
+            lines[True].append(
+                _format_change(f"jax_{name}", numerics[name], current.numerics[name])
+            )
+    old = _split_flags(variables if isinstance(variables, Mapping) else {})
+    new = _split_flags(current.settings)
+    for name in dict.fromkeys((*old, *new)):
+        is_numeric = name.lower().removeprefix("jax_") in current.numerics
+        if not is_numeric and old.get(name) != new.get(name):
             # A variable, or a flag that starts with `--`.
             decisive = name.startswith(DECISIVE_VARIABLES) and not name.startswith(
                 HARMLESS_VARIABLES
             )
-            lines[decisive].append(_line(name, was.get(name), is_now.get(name)))
+            lines[decisive].append(_format_change(name, old.get(name), new.get(name)))
     return ChangedSettings(
         first_lines(lines[True], MAX_SETTINGS), first_lines(lines[False], MAX_SETTINGS)
     )
 
 
 def _split_flags(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return variables by name, and XLA's flags that may change numbers, each by its name."""
+    """Return the values of variables, and of XLA's flags that may change numbers, by name."""
     settings = {str(name): value for name, value in variables.items() if name != XLA_FLAGS}
     text = variables.get(XLA_FLAGS)
     try:
@@ -249,6 +261,6 @@ def _split_flags(variables: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _line(name: str, old: Any, new: Any) -> str:
-    was, is_now = (show_name("not set" if value is None else str(value)) for value in (old, new))
-    return f"{show_name(name)}: was {was}, is {is_now}"
+def _format_change(name: str, old: Any, new: Any) -> str:
+    old_text, new_text = (show_name("not set" if v is None else str(v)) for v in (old, new))
+    return f"{show_name(name)}: was {old_text}, is {new_text}"

@@ -1,4 +1,4 @@
-"""descendants.jsonl: what was made of a run after it, an export, other weights or a repetition."""
+"""descendants.jsonl: exports, converted weights and reproductions of a run."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from pipeline.core.files.strict_json import json_text
 DESCENDANTS = "descendants.jsonl"
 Made = Literal["exported", "converted", "reproduced"]
 MOST_BYTES = 1 << 20
-"""Bytes of the file that are read: some ten thousand entries."""
+"""Most bytes of the file that are read, enough for ten thousand entries."""
 
 
 @dataclass(frozen=True)
 class Descendant:
-    """Something that was made of a run."""
+    """An export, converted weights or a reproduction of a run."""
 
     made: Made
     to: str
-    """Its path, absolute."""
+    """Absolute path."""
     at: str = ""
-    """Time of it, ISO 8601."""
+    """Time, ISO 8601."""
 
 
 def note_descendant(run_dir: Path, made: Made, to: Path) -> None:
-    """Append what was made of a run; nothing if its directory can't be written."""
+    """Append a descendant at the path `to`; do nothing if the run directory can't be written."""
     entry = Descendant(made, os.path.abspath(to), time.strftime("%Y-%m-%dT%H:%M:%S%z"))
     with (
         suppress(OSError),
@@ -42,9 +42,9 @@ def note_descendant(run_dir: Path, made: Made, to: Path) -> None:
 
 
 def read_descendants(run_dir: Path) -> Sequence[Descendant]:
-    """Read what was made of a run, each path once, in the order of time.
+    """Read the descendants of a run, each path once, oldest first.
 
-    Other lines are skipped, since the file may be a stranger's.
+    Invalid lines are skipped, since the file may come from a stranger.
     """
     file = run_dir / DESCENDANTS
     if not file.is_file():

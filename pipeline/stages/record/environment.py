@@ -1,4 +1,4 @@
-"""Environment of this process: its code, machine and settings, and the data that it has read."""
+"""Environment of this process: its code, machine, settings and data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NUMERICS = (
     *("optimization_level", "exec_time_optimization_effort", "threefry_gpu_kernel_lowering"),
     *("use_direct_linearize", "use_shardy_partitioner", "use_magma"),
 )
-"""Settings of jax that decide numbers, without `jax_`; a version has those that it knows."""
+"""Settings of jax that decide numbers, without `jax_`. A version of jax may lack some of them."""
 
 
 def describe_process(
@@ -56,7 +56,7 @@ def describe_process(
         machine=describe_machine(device),
         settings=describe_settings(),
         data={
-            name: {column: asdict(entry) for column, entry in fingerprint(split).items()}
+            name: {column: asdict(entry) for column, entry in fingerprint_columns(split).items()}
             for name, split in splits.items()
         },
         plugins={plugin.name: plugin.describe() for plugin in loaded_plugins()},
@@ -93,12 +93,15 @@ def _read_processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.machine())
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def _read_libc() -> str:
-    """Return the libc version, which may compute exponentials; `platform` would take 20 ms."""
+    """Return the libc version, since libc may compute exponentials.
+
+    `os.confstr` is used because `platform.libc_ver` takes 20 ms.
+    """
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
     except ValueError:
@@ -112,20 +115,21 @@ def describe_settings() -> dict[str, str]:
 
 
 NOT_CODE = frozenset({"__pycache__", "conf", "examples", "pylock.toml", "recipes"})
-"""Folders and files of the package that a composed recipe doesn't depend on."""
+"""Folders and files of the package that aren't part of the code."""
 GIT = ("git", "--no-optional-locks", "status", "--porcelain=v2", "--branch")
 GIT_S = 5.0
-"""Seconds that git has, whose file system may hang."""
+"""Time limit of git in seconds, since the file system may hang."""
 MAX_CHANGES = 50
+"""Most changed files that are recorded."""
 FIELDS = {"1": 8, "2": 9, "u": 10, "?": 1}
-"""Fields before the path in a line of `git status`, by the kind of line."""
+"""Number of fields before the path in a line of `git status`, by the kind of line."""
 
 
 @cache
 def describe_imported_code() -> dict[str, Any]:
-    """Return the result of the first `describe_code` of this package in a process.
+    """Return `describe_code` of this package, computed once in a process.
 
-    Imported code stays as it is, so later runs read no file again and start no git.
+    Imported code can't change, so later runs in the process read no files and start no git.
     """
     return describe_code()
 
@@ -133,11 +137,11 @@ def describe_imported_code() -> dict[str, Any]:
 def describe_code(package: Path = PACKAGE) -> dict[str, Any]:
     """Return a SHA-256 of the package's files, the same in a checkout and a wheel.
 
-    In a checkout `git` has the commit, whether files differ from it, and which.
+    In a checkout the entry `git` has the commit and the files that differ from it.
     """
     digest = hashlib.sha256()
-    for folder, inner, files in os.walk(package):
-        inner[:] = sorted(set(inner) - NOT_CODE)
+    for folder, subfolders, files in os.walk(package):
+        subfolders[:] = sorted(set(subfolders) - NOT_CODE)
         for file in sorted(set(files) - NOT_CODE):
             path = os.path.join(folder, file)
             if not os.path.isfile(path):
@@ -152,7 +156,7 @@ def describe_code(package: Path = PACKAGE) -> dict[str, Any]:
 
 
 def _read_git_state(root: Path) -> dict[str, Any] | None:
-    # Git itself would also find a user's checkout that has the package inside it.
+    # Without this check git would find a user's checkout around an installed package.
     if not (root / ".git").exists():
         return None
     try:
@@ -172,29 +176,30 @@ def _read_git_state(root: Path) -> dict[str, Any] | None:
 
 
 SAMPLED = 32
-"""Samples that are hashed of a column that isn't in memory: decoding all would take minutes."""
+"""Number of hashed samples of a column that isn't in memory: decoding all would take minutes."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The shape and type of a column, and the SHA-256 of its values, C order, little-endian.
+    """The shape and type of a column, and the SHA-256 of its values in C order, little-endian.
 
-    If samples have several sizes, the sizes are hashed first, and no padding is; of windows the
-    text that they are taken from.
+    If samples have several sizes, the sizes are hashed before the values, without padding. For
+    windows of a text, the text is hashed.
     """
 
     shape: tuple[int, ...]
     dtype: str
     sha256: str
+    """Digest; empty if no values were hashed."""
     of: str
-    """Which values were hashed: all, evenly spread samples, or none, of which `sha256` is empty."""
+    """Hashed values: all, `N of M` for evenly spread samples, or none."""
 
 
-def fingerprint(split: Split) -> Mapping[str, Fingerprint]:
+def fingerprint_columns(split: Split) -> Mapping[str, Fingerprint]:
     """Return the fingerprint of every column.
 
-    A column in memory is hashed as a whole, about 1 ms a megabyte, and without padding. Of any
-    other column `SAMPLED` samples are hashed. Raises DataError if one can't be read.
+    A column in memory is hashed as a whole, without padding, in about 1 ms a megabyte. Of any other
+    column, `SAMPLED` samples are hashed. Raises DataError if a sample can't be read.
     """
     return {name: _fingerprint_column(column) for name, column in split.columns.items()}
 
@@ -204,7 +209,7 @@ def _fingerprint_column(column: Column) -> Fingerprint:
     dtype = np.dtype(column.dtype).name
     if isinstance(column, BlankColumn):
         return Fingerprint(shape, dtype, sha256="", of="none")
-    arrays = _arrays_of(column)
+    arrays = _list_arrays(column)
     of = "all"
     if arrays is None:
         rows = np.unique(np.linspace(0, shape[0] - 1, SAMPLED).astype(np.int64))
@@ -217,17 +222,17 @@ def _fingerprint_column(column: Column) -> Fingerprint:
     return Fingerprint(shape, dtype, digest.hexdigest(), of)
 
 
-def _arrays_of(column: Column) -> Sequence[np.ndarray] | None:
-    """Return the arrays of a column in memory, sizes first; None if it is read on demand."""
+def _list_arrays(column: Column) -> Sequence[np.ndarray] | None:
+    """Return the arrays of a column in memory, sizes first; None if samples are read on demand."""
     match column:
         case np.ndarray():
             return (column,)
         case RaggedArray(flat=flat, sizes=sizes):
             return sizes, flat
         case PaddedColumn(values=padded):
-            return _arrays_of(padded)
+            return _list_arrays(padded)
         case UniformColumn(column=uniform):
-            return _arrays_of(uniform)
+            return _list_arrays(uniform)
         case TokenWindows(tokens=tokens):
             return (tokens,)
     return None

@@ -1,4 +1,4 @@
-"""Guards around a run: errors of the system become one line, and its summary is written."""
+"""Context managers around a run, which convert errors and write the summary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.stages.record.summary import Summary, read_metrics
 
 
 @contextmanager
-def os_errors_to_run_errors(run_dir: Path) -> Iterator[None]:
+def convert_os_errors(run_dir: Path) -> Iterator[None]:
     """Turn an OSError, such as a full disk, into a RunError that names the path."""
     try:
         yield
@@ -25,7 +25,7 @@ def os_errors_to_run_errors(run_dir: Path) -> Iterator[None]:
 
 
 @contextmanager
-def oom_to_run_error() -> Iterator[None]:
+def convert_out_of_memory() -> Iterator[None]:
     """Turn an out-of-memory error of the host or the device into a RunError of one line."""
     try:
         yield
@@ -39,17 +39,17 @@ def oom_to_run_error() -> Iterator[None]:
 
 @contextmanager
 def write_summary(summary: Summary, folder: RunFolder) -> Iterator[None]:
-    """Write the summary of a run at its end, unless the process is killed.
+    """Write the summary of a run at its end.
 
-    The summary of a resumed run stays as it is until the run has advanced: a run that is refused,
-    or stopped or killed before its first new step, is as before.
+    The summary of a resumed run is replaced only after the run has advanced. If the run is refused,
+    stopped or killed before its first new step, its directory doesn't change.
     """
     earlier = read_metrics(folder.path)
     started_at = time.perf_counter()
     try:
         yield
         if folder.advanced.is_held and not folder.accepted.is_held and summary.status != "stopped":
-            # No step was trained, so the metrics still hold.
+            # No step was trained, so the earlier metrics are still valid.
             new = {name: value for name, value in summary.metrics.items() if value is not None}
             summary.metrics = {**earlier, **new}
             folder.advanced.release()
@@ -60,7 +60,7 @@ def write_summary(summary: Summary, folder: RunFolder) -> Iterator[None]:
         raise
     finally:
         summary.time["total_s"] = time.perf_counter() - started_at
-        # If a failed run can't write its summary, the first failure is the one to report.
+        # If a failed run can't write its summary, the first failure is reported.
         with suppress(OSError) if summary.status == "failed" else nullcontext():
             if not folder.advanced.is_held:
                 summary.write(folder.path)
@@ -68,7 +68,7 @@ def write_summary(summary: Summary, folder: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def stop_on_signal(summary: Summary) -> Iterator[None]:
-    """End the run as stopped if a signal interrupts its stages."""
+    """Set the status stopped if a signal interrupts the stages in the body."""
     try:
         yield
     except Interrupted as signal:

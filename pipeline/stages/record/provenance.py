@@ -1,8 +1,7 @@
 """provenance.json: the origin of a run besides its recipe.
 
-For every process that worked on the run: the command, the code, the versions, the machine, the
-settings that libraries read from the environment, jax's own, and the data. A resumed run adds a
-process.
+It has the command, code, versions, machine, settings and data of every process that worked on the
+run. A resumed run adds a process.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ PROVENANCE = "provenance.json"
 
 @dataclass(frozen=True)
 class Provenance:
-    """Origin of the part of a run that one process did."""
+    """Origin of the part of a run that one process has computed."""
 
     begun: str
-    """When the process began, ISO 8601 with the offset of its time zone."""
+    """Start of the process, ISO 8601 with the offset of its time zone."""
     command: str
     folder: str
-    """Working directory: relative paths of the recipe start there."""
+    """Working directory, which relative paths of the recipe refer to."""
     seed: int
-    """The only seed: every random draw is a function of it and of the draw's position."""
+    """The seed. Every random draw is a function of the seed and of the draw's position."""
     code: Mapping[str, Any]
     versions: Mapping[str, str]
     machine: Mapping[str, Any]
@@ -45,13 +44,13 @@ class Provenance:
 
 
 def add_provenance(run_dir: Path, process: Provenance) -> None:
-    """Append a process to those that worked on the run before."""
+    """Append a process to the earlier processes of the run."""
     try:
-        before = read_provenance(run_dir)
+        earlier = read_provenance(run_dir)
     except DataError:
-        # The earlier entries are lost, which is no reason to refuse the run.
-        before = []
-    processes = [*before, asdict(process)]
+        # A damaged file is replaced, and doesn't stop the run.
+        earlier = []
+    processes = [*earlier, asdict(process)]
     write_whole(run_dir / PROVENANCE, json_text({"processes": processes}, indent=2) + "\n")
 
 
@@ -66,7 +65,9 @@ def read_provenance(run_dir: Path) -> Sequence[Mapping[str, Any]]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{file}: can't be read: {error}; delete it to go without") from error
+        raise DataError(
+            f"{file}: can't be read: {error}; delete it to continue without it"
+        ) from error
     if not isinstance(processes, list) or not all(isinstance(item, dict) for item in processes):
-        raise DataError(f"{file}: must hold a list of processes; delete it to go without")
+        raise DataError(f"{file}: must hold a list of processes; delete it to continue without it")
     return processes

@@ -1,4 +1,4 @@
-"""Recipe in a run directory: written, read, and compared with the recipe of a run to resume."""
+"""Recipe in a run directory: writing, reading, and comparison with the recipe of a resumed run."""
 
 from __future__ import annotations
 
@@ -50,14 +50,16 @@ FREE_TO_CHANGE = (
     ("parallel", "mesh"),
     ("launch",),
 )
-"""Keys that a resumed run may change: nothing that decides its losses except its length, if the
-run is named. The learning-rate schedule stretches with the length."""
+"""Keys that a resumed run may change if `train.resume` names its directory. Only the length decides
+losses: the learning-rate schedule stretches with it."""
 FREE_AT_SAME_LENGTH = tuple(key for key in FREE_TO_CHANGE if key not in LENGTH)
-"""Keys that may differ from a run that `train.resume=auto` finds."""
+"""Keys that a run may change if `train.resume=auto` finds it."""
 
 
-def decides(where: Sequence[int | str], free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE) -> bool:
-    """Whether a key decides the numbers of a run: it isn't among those `free` to change."""
+def decides_numbers(
+    where: Sequence[int | str], free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE
+) -> bool:
+    """Return whether a key decides the numbers of a run: whether it isn't `free` to change."""
     return not any(tuple(where[: len(prefix)]) == prefix for prefix in free)
 
 
@@ -84,11 +86,10 @@ def read_recorded_recipe(run_dir: Path) -> Mapping[str, Any]:
 
 
 def find_run_to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
-    """Return the run directory of `train.resume`; None if `auto` finds no unfinished run.
+    """Return the run directory of `train.resume`; None if it is null or `auto` finds no run.
 
     `auto` finds the newest run of the recipe that isn't done and that no process is writing. Raises
-    RecipeError if the named directory isn't a run, or a run of a recipe that would have had other
-    losses.
+    RecipeError if the named directory isn't a run, or if its recipe has other losses.
     """
     resume = recipe.train.resume
     if resume is None:
@@ -99,22 +100,22 @@ def find_run_to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
         return Path(resume)
     files = sorted(outputs.glob(f"*/*/{RECIPE}"), key=written_at_ns)
     for run_dir in [file.parent for file in reversed(files)]:
-        # First what takes least: nearly all runs are done, and a recipe takes long to parse.
+        # The status is checked first, since nearly all runs are done and recipes parse slowly.
         if read_status(run_dir) == "done":
             continue
         with suppress(RecipeError):  # a recipe that can't be read
-            if not changed_keys(recipe, run_dir) and is_free(run_dir):
+            if not list_changed_keys(recipe, run_dir) and is_free(run_dir):
                 return run_dir
     return None
 
 
-def changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
+def list_changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
     """Return a line for each key that differs in a run directory's recipe, length included.
 
     Raises RecipeError if the recipe can't be read.
     """
     try:
-        # A file of this version needs no defaults of newer keys, which take longer.
+        # A recipe of this version needs no defaults for newer keys, which take longer.
         recorded = parse_written_yaml(read_text(run_dir / RECIPE, MAX_BYTES))
     except (OSError, ValueError):
         recorded = None
@@ -124,10 +125,11 @@ def changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
 
 
 def _read_recipe_to_resume(run_dir: str) -> Mapping[str, Any]:
+    """Read the recipe of a run to resume. Raises RecipeError."""
     try:
         return read_recorded_recipe(Path(run_dir))
     except DataError as error:
-        reason = f"no run directory, {RECIPE} can't be read from it"
+        reason = f"must be a run directory; {RECIPE} can't be read from it"
         raise RecipeError(f"train.resume = {run_dir}: {reason}") from error
 
 
@@ -136,7 +138,7 @@ def list_changes(
     recorded: Mapping[str, Any],
     free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE,
 ) -> list[str]:
-    """Return a line for each key that differs from the recorded recipe, but for `free` ones."""
+    """Return a line for each key that differs from the recorded recipe, except `free` keys."""
     advice = "keep it, or start a new run with checkpoint.restore"
     changes = find_changes(recipe.model_dump(mode="json"), recorded, free)
     return [f"{change} in the run to resume; {advice}" for change in changes]
@@ -147,5 +149,7 @@ def find_changes(
     recorded: Mapping[str, Any],
     free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE,
 ) -> list[Difference]:
-    """Return the keys in which two resolved recipes differ, but for `free` ones."""
-    return [change for change in differences(recipe, recorded) if decides(change.where, free)]
+    """Return the differences of two resolved recipes, except in `free` keys."""
+    return [
+        change for change in differences(recipe, recorded) if decides_numbers(change.where, free)
+    ]

@@ -1,14 +1,18 @@
-"""Run directories: created so that no two runs share one, and found to resume.
+"""Run directories: names of their files, creation and locks.
 
-outputs/<date>/<time>_<recipe>/  recipe.yaml  metrics.jsonl  evals.jsonl  summary.json  run.log
-                                 provenance.json  lowerings.json  checkpoints/  .lock  events of
-                                 TensorBoard, which names a run by the folder that they lie in
-Callbacks that log leave scalars.jsonl, texts tokenizer.json, the command `report` leaves report/,
-a profile profile/, dumps dump/, `checkpoint.prefix` ckpt/ and ckpt.json, and what is exported,
-converted or reproduced is noted in descendants.jsonl. Several processes also leave ranks/, and
-parallel.mode=auto plan.yaml. A non-finite step that ends a run leaves autopsy.json and reproducer/,
-which are in earlier_autopsy/ after a resume. On an emulated device also price.json, trace.json,
-timeline.html, and AutoTune's result; for a device.target compiled.json.
+outputs/<date>/<time>_<recipe>/
+    recipe.yaml, provenance.json, lowerings.json, summary.json, run.log, .lock
+    metrics.jsonl, evals.jsonl, checkpoints/, events of TensorBoard
+    scalars.jsonl                 scalars that callbacks log
+    tokenizer.json                tokenizer of texts
+    report/, profile/, dump/      results of the command `report`, of profiles and of dumps
+    ckpt/, ckpt.json              with `checkpoint.prefix`
+    descendants.jsonl             exports, converted weights and reproductions
+    ranks/, plan.yaml             of several processes; of parallel.mode=auto
+    autopsy.json, reproducer/     of a non-finite step that ended the run
+    earlier_autopsy/              both of these, after a resume
+    price.json, trace.json, timeline.html, result of AutoTune      on an emulated device
+    compiled.json                 for a device.target
 """
 
 from __future__ import annotations
@@ -35,58 +39,60 @@ RECIPE = "recipe.yaml"
 SUMMARY = "summary.json"
 LOG = "run.log"
 PLAN = "plan.yaml"
-"""Which devices share what, as it was searched."""
+"""Mesh and shardings of the searched plan."""
 LOWERINGS = "lowerings.json"
 """The lowerings of the run's layers."""
 COMPILED = "compiled.json"
-"""Figures of programs for a chip that is not there."""
+"""Figures of programs for an absent chip."""
 OVERRIDES = "overrides.yaml"
+"""Overrides of a job of a sweep."""
 CLAIM = ".claim"
-"""The overrides of a job of a sweep, and the file that a process at it locks."""
+"""File that the process of a job of a sweep locks."""
 
 APPENDED = (LOG, "metrics.jsonl", "evals.jsonl", "scalars.jsonl", DESCENDANTS)
 """Files that are changed in place."""
 CHECKPOINT_FILES = "ckpt"
 CHECKPOINT_NAMES = "ckpt.json"
-"""Checkpoints as MindSpore's files, and a list of these by step."""
+"""Folder of checkpoints as MindSpore's files, and the list of these by step."""
 BOARD_FOLDER = "embeddings"
 BOARD_CONFIG = "projector_config.pbtxt"
-"""The folder and the file of what TensorBoard's projector shows."""
+"""Folder and configuration of TensorBoard's projector."""
 REPLACED = (
     *(RECIPE, SUMMARY, "provenance.json", LOWERINGS, PLAN, AUTOPSY, OVERRIDES, TOKENIZER),
     *(CHECKPOINT_NAMES, BOARD_CONFIG, COMPILED),
 )
-"""Files that are written as a whole, besides an emulated device's."""
+"""Files that are written as a whole, besides those of an emulated device."""
 PRICES = ("price.json", "trace.json", "timeline.html")
+"""Files of an emulated device."""
 PROFILE = "profile"
-"""Files of a profile: where the time of traced steps went."""
+"""Folder of a profile."""
 REPORT = "report"
-"""The page and the files of `report`."""
+"""Folder of the command `report`."""
 RANKS = "ranks"
-"""The logs of a run's processes."""
+"""Folder of the logs of several processes."""
 DUMP = "dump"
-"""The tensors of steps, by the time at which they were dumped."""
+"""Folder of dumped tensors, by time."""
 FOLDERS = (
     *(CHECKPOINTS, BOARD_FOLDER, REPRODUCER, EARLIER_AUTOPSY, RANKS, REPORT, PROFILE),
     *(DUMP, CHECKPOINT_FILES),
 )
 BEFORE_A_RUN = (LOCK, CLAIM, OVERRIDES, LOWERINGS, RANKS)
-"""Files that may be there before a run begins: a sweep's notes, and lowerings to use."""
+"""Files that may exist before a run begins: those of a sweep, and lowerings to use."""
 DRAFTS = (f"{RECIPE}.", f"{OVERRIDES}.", f"{LOWERINGS}.")
 """Prefixes of half-written files, whose names end in `.part`."""
-OF_HYDRA = {"config.yaml", "hydra.yaml", "overrides.yaml"}
+HYDRA_FILES = {"config.yaml", "hydra.yaml", "overrides.yaml"}
 """Files that Hydra writes before a run begins, in the folder `hydra.output_subdir`."""
 MAX_ENTRIES = 3
 """Most entries of a directory that a message names."""
 
 
-def create(name: str, outputs: Path = OUTPUTS) -> Path:
-    """Create a new directory for a run of the named recipe. Raises RunError if it can't."""
+def create_run_dir(name: str, outputs: Path = OUTPUTS) -> Path:
+    """Create a new directory for a run of the named recipe. Raises RunError if that fails."""
     return make_unique(outputs / time.strftime("%Y-%m-%d") / f"{time.strftime('%H-%M-%S')}_{name}")
 
 
 def make_unique(run_dir: Path) -> Path:
-    """Make a directory that did not exist before, `run_dir` or `run_dir_1`, `run_dir_2`, ...
+    """Make a new directory: `run_dir`, or else the first free one of `run_dir_1`, `run_dir_2`, ...
 
     `mkdir` either makes the directory or fails, so two processes never get the same one.
     """
@@ -101,14 +107,14 @@ def make_unique(run_dir: Path) -> Path:
             return path
     except OSError as error:
         raise RunError(f"{run_dir}: can't make the run directory: {error.strerror}") from error
-    raise RunError(f"{run_dir}: a thousand directories of that name are there already")
+    raise RunError(f"{run_dir}: a thousand directories of that name exist already")
 
 
-def make(run_dir: Path) -> Path:
-    """Make a directory that the user has named, unless it is there.
+def make_run_dir(run_dir: Path) -> Path:
+    """Make a directory that the user has named, unless it exists.
 
-    Raises RunError if it can't be made, or holds a run that would be overwritten, DataError if it
-    holds something else.
+    Raises RunError if it can't be made, or holds a run, which would be overwritten; DataError if it
+    holds other files.
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -119,41 +125,38 @@ def make(run_dir: Path) -> Path:
 
 
 def require_unused(run_dir: Path) -> None:
-    """Raise RunError if a directory holds a run, DataError if it holds anything else.
+    """Raise RunError if a directory holds a run, DataError if it holds other files.
 
-    Files that prepare a run may be there, and files of a run that was killed before it began.
+    Files that prepare a run are allowed, and files of a run that was killed before it began.
     """
     if (run_dir / RECIPE).exists():
         raise RunError(
-            f"{run_dir}: holds a run already; name another directory, or go on with that run: "
+            f"{run_dir}: holds a run already; name another directory, or resume that run: "
             f"train.resume={run_dir}"
         )
     require_own(run_dir)
-    entries = sorted(path.name for path in run_dir.iterdir() if not _prepares_a_run(path))
+    entries = sorted(path.name for path in run_dir.iterdir() if not _is_preparation(path))
     if not entries:
         return
     is_of_run = any(name in (*APPENDED, *REPLACED, *FOLDERS) for name in entries)
-    what = (
-        f"what is left of a run without its {RECIPE}" if is_of_run else "no run, and is not empty"
-    )
+    content = f"a run without its {RECIPE}" if is_of_run else "other files than a run's"
     names = join_first(list(map(printable, entries)), MAX_ENTRIES)
-    raise DataError(
-        f"{run_dir}: holds {what}: {names}; name a directory that is empty or not there yet"
-    )
+    raise DataError(f"{run_dir}: holds {content}: {names}; name a new or an empty directory")
 
 
-def _prepares_a_run(path: Path) -> bool:
+def _is_preparation(path: Path) -> bool:
+    """Return whether an entry may exist before a run begins."""
     if path.name in BEFORE_A_RUN or (path.name.endswith(".part") and path.name.startswith(DRAFTS)):
         return True
     if path.is_symlink() or not path.is_dir():
         return False
-    return OF_HYDRA >= {file.name for file in path.iterdir()} > set()
+    return HYDRA_FILES >= {file.name for file in path.iterdir()} > set()
 
 
 def require_own(run_dir: Path) -> None:
-    """Raise DataError if an entry that a run writes or deletes is a link or no regular file.
+    """Raise DataError if an entry that a run writes or deletes is a link or not a regular file.
 
-    The directory may be another user's. Other entries are never touched.
+    The directory may belong to another user. A run never changes other entries.
     """
     require_real(run_dir, (*APPENDED, *REPLACED, *PRICES, LOCK, CLAIM), APPENDED)
     require_real_trees(run_dir, FOLDERS)
@@ -161,16 +164,16 @@ def require_own(run_dir: Path) -> None:
 
 @contextmanager
 def lock_run(run_dir: Path, *, new: bool = False) -> Iterator[Lock]:
-    """Keep every other process out of a run directory, as far as its file system has locks.
+    """Lock a run directory against other processes, as far as its file system has locks.
 
-    Raises RunError if another process has it, or, for a `new` run, if a run is in it, and DataError
-    if a link in it would redirect writes elsewhere.
+    Raises RunError if another process writes to it, or if a `new` run would overwrite a run, and
+    DataError if a link in it would redirect writes.
     """
     require_real(run_dir, (LOCK,), ())
     with owned_folder(run_dir) as lock:
         if lock is None:
             raise RunError(f"{run_dir}: another process is writing this run")
-        # Under the lock: two processes may have been given the directory when it was empty.
+        # Checked under the lock, since two processes may have found the directory empty.
         if new:
             require_unused(run_dir)
         else:
@@ -179,7 +182,7 @@ def lock_run(run_dir: Path, *, new: bool = False) -> Iterator[Lock]:
 
 
 def is_free(run_dir: Path) -> bool:
-    """Whether no process writes this run; without locks this is only known of a run that ended."""
+    """Return whether no process writes to a run; without locks, whether the run has ended."""
     try:
         with owned_folder(run_dir) as lock:
             if lock is None:
@@ -190,23 +193,31 @@ def is_free(run_dir: Path) -> bool:
 
 
 def written_at_ns(file: Path) -> int:
-    """Return when a file was written, in ns; 0 if it was removed meanwhile."""
+    """Return the time at which a file was written, in ns; 0 if it has been removed."""
     try:
         return file.stat().st_mtime_ns
     except OSError:
         return 0
 
 
-def run_of(folder: Path) -> Path | None:
-    """Return the run directory of a path: itself, or the one whose checkpoints it is or is in."""
+def find_run_dir(folder: Path) -> Path | None:
+    """Return the run directory of a run, its checkpoints folder or one checkpoint; None if none."""
     for candidate in (folder, folder.parent, folder.parent.parent):
         if (candidate / RECIPE).is_file():
             return candidate
     return None
 
 
+def require_run_dir(folder: Path) -> Path:
+    """Return the run directory as in `find_run_dir`. Raises DataError if there is none."""
+    run_dir = find_run_dir(folder)
+    if run_dir is None:
+        raise DataError(f"{folder}: isn't a run directory; it holds no {RECIPE}")
+    return run_dir
+
+
 def read_status(run_dir: Path) -> str | None:
-    """Read the status in a run's summary; None without one, or if it can't be read."""
+    """Read the status in a run's summary; None if it can't be read."""
     try:
         status = read_json(run_dir / SUMMARY)["status"]
     except (OSError, ValueError, TypeError, KeyError):
@@ -218,21 +229,21 @@ Write = Callable[[], object]
 
 
 class HeldWrites:
-    """Writes that wait for `release`; if nothing is held, each is done at once."""
+    """Queue of writes that wait for `release`. If `is_held` is False, writes are done at once."""
 
     def __init__(self, *, held: bool = False) -> None:
         self.is_held = held
         self._waiting: list[Write] = []
 
     def add(self, write: Write) -> None:
-        """Do a write, or let it wait."""
+        """Do a write at once, or queue it."""
         if self.is_held:
             self._waiting.append(write)
         else:
             write()
 
     def release(self) -> None:
-        """Do the writes that wait, in order; later ones wait no more. Raises what they raise."""
+        """Do the queued writes in order, and all later writes at once. Raises their errors."""
         self.is_held = False
         waiting = self._waiting
         self._waiting = []
@@ -242,25 +253,25 @@ class HeldWrites:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run directory. A resumed run leaves it as it is until it can go on.
+    """A run directory. A resumed run changes it only after all checks.
 
-    So if the run is refused or its process killed before, the files are those of the run so far.
+    So if the run is refused or killed before, the files of the earlier run are unchanged.
     """
 
     path: Path
     accepted: HeldWrites = field(default_factory=HeldWrites)
-    """Writes that wait until nothing can refuse the run: its log, its provenance, its lowerings."""
+    """Writes that wait until all checks have passed: log, provenance, lowerings."""
     advanced: HeldWrites = field(default_factory=HeldWrites)
-    """Writes that wait for the first new step, or the end of a run without one: they replace
-    records of the run so far."""
+    """Writes that replace records of the earlier run. They wait for the first new step, or for the
+    end of a run without steps."""
     resuming: bool = False
-    """Whether the run goes on in the directory of an earlier one."""
+    """Whether the run resumes an earlier run in this directory."""
     ranks: Ranks = field(default_factory=Ranks)
     """The processes that share the directory; only the first one writes."""
 
 
 def open_folder(run_dir: Path, ranks: Ranks, *, resuming: bool) -> RunFolder:
-    """Return the folder of a run, which holds the writes of one that is resumed."""
+    """Return the folder of a run, which holds back the writes of a resumed run."""
     accepted = HeldWrites(held=resuming)
     advanced = HeldWrites(held=resuming)
     return RunFolder(run_dir, accepted, advanced, resuming, ranks)

@@ -1,4 +1,4 @@
-"""Record of a run, read from its directory, and the differences of two records."""
+"""Record of a run in its directory, and the differences of two records."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.tree_diff import Difference, differences
 from pipeline.stages.record.provenance import read_provenance
 from pipeline.stages.record.recorded_recipe import read_recorded_recipe
-from pipeline.stages.record.run_directory import RECIPE, SUMMARY, run_of
+from pipeline.stages.record.run_directory import SUMMARY, require_run_dir
 
 ENVIRONMENT = ("versions", "machine", "settings", "numerics")
 TIMES = ("step_ms", "median_step_ms", "train_s", "first_step_s")
-"""Times of a summary that are compared, with all speeds, such as images_per_s."""
+"""Times of a summary that are compared, besides all speeds, such as images_per_s."""
 
 
 @dataclass(frozen=True)
@@ -26,29 +26,27 @@ class RunRecord:
     run_dir: Path
     recipe: Mapping[str, Any]
     summary: Mapping[str, Any]
-    """Empty for a run that was killed."""
+    """Content of summary.json; empty for a run that was killed."""
     processes: Sequence[Mapping[str, Any]]
-    """The processes that worked on it; none if their file was removed."""
+    """Processes in provenance.json, oldest first; empty if the file was removed."""
 
     @property
     def status(self) -> str:
-        """The status in the summary; killed without one."""
+        """The status in the summary; killed without a summary."""
         return str(self.summary.get("status", "killed"))
 
     @property
     def made_by(self) -> Mapping[str, Any]:
-        """The process that began the run; those that resumed it are later in `processes`."""
+        """The process that began the run; {} if unknown."""
         return self.processes[0] if self.processes else {}
 
 
 def read_record(folder: Path) -> RunRecord:
     """Read the record of a run directory, its checkpoints folder or one checkpoint in there.
 
-    Raises DataError if it is none of these, or can't be read.
+    Raises DataError if `folder` isn't one of these, or can't be read.
     """
-    run_dir = run_of(folder)
-    if run_dir is None:
-        raise DataError(f"{folder}: is no run directory; it holds no {RECIPE}")
+    run_dir = require_run_dir(folder)
     recipe = read_recorded_recipe(run_dir)
     file = run_dir / SUMMARY
     try:
@@ -68,8 +66,8 @@ def compare_origins(a: RunRecord, b: RunRecord) -> dict[str, list[Difference] | 
     A section is None if a run has no provenance.
     """
     sections: dict[str, list[Difference] | None] = {"config": differences(a.recipe, b.recipe)}
-    origin_a = _origin(a)
-    origin_b = _origin(b)
+    origin_a = _make_origin(a)
+    origin_b = _make_origin(b)
     for section in ("data", "code", "environment"):
         is_recorded = bool(a.processes and b.processes)
         changes = differences(origin_a[section], origin_b[section]) if is_recorded else None
@@ -77,7 +75,7 @@ def compare_origins(a: RunRecord, b: RunRecord) -> dict[str, list[Difference] | 
     return sections
 
 
-def _origin(record: RunRecord) -> dict[str, Any]:
+def _make_origin(record: RunRecord) -> dict[str, Any]:
     process = record.made_by
     code = process.get("code")
     if isinstance(code, Mapping):
@@ -90,16 +88,16 @@ def _origin(record: RunRecord) -> dict[str, Any]:
 
 def compare_outcomes(a: RunRecord, b: RunRecord) -> list[Difference]:
     """Compare the outcomes of two runs: status, lengths, metrics, speeds."""
-    return differences(_outcome(a), _outcome(b))
+    return differences(_make_outcome(a), _make_outcome(b))
 
 
-def _outcome(record: RunRecord) -> dict[str, Any]:
+def _make_outcome(record: RunRecord) -> dict[str, Any]:
     summary = record.summary
     metrics = summary.get("metrics")
     times = summary.get("time")
     metrics = metrics if isinstance(metrics, Mapping) else {}
     times = times if isinstance(times, Mapping) else {}
-    # Of precision, recall and F1 the macro average; metrics of each class are left out.
+    # Precision, recall and F1 are macro averages; metrics of each class are left out.
     numbers = {k: v.get("macro") if isinstance(v, Mapping) else v for k, v in metrics.items()}
     return {
         "status": record.status,

@@ -1,4 +1,4 @@
-"""Recipe of a checkpoint: how it differs from the recipe that its state or weights go on with."""
+"""Recipe of a checkpoint, and how it differs from the recipe that uses the checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.checkpoint.host_state import HostState
 from pipeline.checkpoint.restore import (
     Checkpoint,
     Warn,
-    fill,
+    arrange_arrays,
     join_problems,
     read_saved,
     read_to_resume,
@@ -21,28 +21,28 @@ from pipeline.checkpoint.restore import (
 from pipeline.config.defaults import normalise_recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.tree_diff import Difference, leaves
-from pipeline.stages.record.recorded_recipe import decides, find_changes
+from pipeline.stages.record.recorded_recipe import decides_numbers, find_changes
 from pipeline.training.state import TrainState
 
 
-def recipe_digest(recipe: Mapping[str, Any]) -> str:
-    """SHA-256 over the keys of a resolved recipe that decide the numbers of a run."""
-    deciding = {json.dumps(where): leaf for where, leaf in leaves(recipe) if decides(where)}
+def hash_recipe(recipe: Mapping[str, Any]) -> str:
+    """Return a SHA-256 of the keys of a resolved recipe that decide the numbers of a run."""
+    deciding = {json.dumps(where): leaf for where, leaf in leaves(recipe) if decides_numbers(where)}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
 
 def list_changes(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[str]:
-    """Return the keys that decide a run's numbers and differ in `recipe`, a line for each."""
-    return list(map(str, _differences(saved, recipe)))
+    """Return a line for each key that decides a run's numbers and differs in `recipe`."""
+    return list(map(str, _find_differences(saved, recipe)))
 
 
 def list_changes_of_meaning(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[str]:
-    """Return the keys that decide what the weights compute and differ in `recipe`.
+    """Return a line for each key that decides the network's function and differs in `recipe`.
 
-    These are the layers, and the map ops of evaluation if the dataset is the same: another
-    dataset has other map ops. How weights are trained on is up to `recipe`.
+    These keys are the layers, and the map ops of evaluation if the dataset is the same: another
+    dataset has other map ops. Keys of training may differ.
     """
-    changes = _differences(saved, recipe)
+    changes = _find_differences(saved, recipe)
     sections: list[tuple[str, ...]] = [("model",)]
     if not any(change.where == ("dataset", "name") for change in changes):
         sections.append(("dataset", "eval", "ops"))
@@ -57,17 +57,17 @@ def list_changes_of_meaning(saved: Checkpoint, recipe: Mapping[str, Any]) -> lis
 def restore_state(
     run_dir: Path, like: TrainState, recipe: Mapping[str, Any], warn: Warn
 ) -> tuple[TrainState, HostState] | None:
-    """Read the newest sound checkpoint of a run, state and host state; None without one.
+    """Read state and host state from the newest sound checkpoint of a run; None without any.
 
-    Warns of newer ones that are damaged. Raises DataError if no checkpoint can be read or it is
-    of another network, RecipeError if it is of a recipe that would have had other losses.
+    Warns of newer damaged checkpoints. Raises DataError if no checkpoint can be read or if it has
+    another network, RecipeError if its recipe has other losses.
     """
     saved = read_to_resume(run_dir, warn)
     if saved is None:
         return None
     if changes := list_changes(saved, recipe):
         raise RecipeError([f"{change} in {saved.where}" for change in changes])
-    return fill(saved.where, saved.arrays, like), saved.host
+    return arrange_arrays(saved.where, saved.arrays, like), saved.host
 
 
 def restore_weights(
@@ -75,19 +75,19 @@ def restore_weights(
 ) -> tuple[TrainState, Checkpoint]:
     """Return `like` with the weights and batch statistics of a checkpoint, and the checkpoint.
 
-    `folder` is as in `read_saved`. Raises DataError if it is missing, or of another network; the
-    keys of `recipe` that differ are in its message.
+    `folder` is as in `read_saved`. Raises DataError if the checkpoint is missing or has another
+    network; the message lists the keys of `recipe` that differ.
     """
     saved = read_saved(folder, warn)
     variables = {"params": like.params, "batch_stats": like.batch_stats}
     try:
-        return replace(like, **fill(saved.where, saved.weights(), variables)), saved
+        return replace(like, **arrange_arrays(saved.where, saved.weights(), variables)), saved
     except DataError as error:
         changes = join_problems(list_changes(saved, recipe))
         raise DataError(f"{error}; {changes}" if changes else str(error)) from error
 
 
-def _differences(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[Difference]:
-    if recipe_digest(saved.recipe) == recipe_digest(recipe):
+def _find_differences(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[Difference]:
+    if hash_recipe(saved.recipe) == hash_recipe(recipe):
         return []
     return find_changes(recipe, normalise_recipe(saved.recipe))

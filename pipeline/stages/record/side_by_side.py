@@ -1,4 +1,4 @@
-"""Two runs side by side, as `diff` and `reproduce` print them."""
+"""Two runs side by side, for the commands `diff` and `reproduce`."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from pipeline.stages.record.compare_steps import Comparison
 from pipeline.stages.record.run_record import RunRecord, compare_origins
 
 MARGIN = 12
-"""Characters that the name of a section has."""
+"""Width of the column of section names, in characters."""
 DIGEST = 12
-"""Digits of a checksum that are shown."""
+"""Number of digits of a checksum that are shown."""
 NOT_KEPT = "not kept by both runs"
 
 
 class SideBySide:
-    """Print runs A and B: a line for each run, then a section for each comparison."""
+    """Printer of the runs A and B: a line for each run, then a section for each comparison."""
 
     def __init__(self, a: RunRecord, b: RunRecord) -> None:
         self._runs = a, b
         self._console = Console(highlight=False, markup=False)
         for letter, record in zip("AB", self._runs, strict=True):
             steps = record.summary.get("steps")
-            done = f", {steps:,} steps" if type(steps) is int else ""
+            steps_text = f", {steps:,} steps" if type(steps) is int else ""
             count = len(record.processes)
             several = f", by {count} processes" if count > 1 else ""
-            line = f"{letter}  {record.run_dir}: {show_name(record.status)}{done}{several}"
+            line = f"{letter}  {record.run_dir}: {show_name(record.status)}{steps_text}{several}"
             self._console.print(printable(line), soft_wrap=True)
 
     def show_text(self, section: str, text: str) -> None:
@@ -42,7 +42,7 @@ class SideBySide:
         self._console.print(printable(f"{section:<{MARGIN}} {text}"), soft_wrap=True)
 
     def show_differences(self, section: str, differences: Sequence[Difference] | None) -> None:
-        """Print a table of differences; a line if all are equal, or if they are unknown (None)."""
+        """Print a table of differences, or a line if there are none or they are unknown (None)."""
         if not differences:
             self.show_text(section, "the same" if differences is not None else NOT_KEPT)
             return
@@ -50,7 +50,9 @@ class SideBySide:
         for difference in differences:
             a = difference.one
             b = difference.other
-            table.add_row(show_name(difference.key), _cell(a), _cell(b), _change(a, b))
+            table.add_row(
+                show_name(difference.key), _format_cell(a), _format_cell(b), _format_change(a, b)
+            )
         self._console.print(table)
 
     def show_origins(self) -> None:
@@ -60,7 +62,7 @@ class SideBySide:
 
     def show_steps(self, comparison: Comparison | None) -> None:
         """Print the comparison of two logs of steps; None if a log is missing."""
-        self.show_text("steps", NOT_KEPT if comparison is None else _steps_text(comparison))
+        self.show_text("steps", NOT_KEPT if comparison is None else _format_steps(comparison))
 
 
 def differences_to_dicts(differences: Sequence[Difference] | None) -> list[dict[str, Any]] | None:
@@ -70,20 +72,20 @@ def differences_to_dicts(differences: Sequence[Difference] | None) -> list[dict[
     return [{"key": line.key, "a": line.one, "b": line.other} for line in differences]
 
 
-def _steps_text(comparison: Comparison) -> str:
-    extra = {"A": comparison.only_one, "B": comparison.only_other}
-    more = [f"{letter} has {steps:,} more" for letter, steps in extra.items() if steps]
+def _format_steps(comparison: Comparison) -> str:
+    num_extra = {"A": comparison.only_one, "B": comparison.only_other}
+    extra = [f"{letter} has {steps:,} more" for letter, steps in num_extra.items() if steps]
     if comparison.first is None:
-        return "; ".join([f"{comparison.steps:,} are the same, bit for bit", *more])
+        return "; ".join([f"{comparison.steps:,} are the same, bit for bit", *extra])
     parts = [f"{comparison.differing:,} of {comparison.steps:,} differ, from {comparison.first}"]
     if comparison.first_loss not in (None, comparison.first):
         parts.append(f"the losses from {comparison.first_loss}")
     if comparison.largest_loss not in (None, comparison.first_loss):
         parts.append(f"furthest apart at {comparison.largest_loss}")
-    return "; ".join([*parts, *more])
+    return "; ".join([*parts, *extra])
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, str) and len(value) in (40, 64) and value.isalnum():
@@ -91,7 +93,7 @@ def _cell(value: Any) -> str:
     return f"{value:,.6g}" if isinstance(value, float) else show(value)
 
 
-def _change(a: Any, b: Any) -> str:
+def _format_change(a: Any, b: Any) -> str:
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (a, b))
     try:
         return f"{b / a - 1:+.2%}" if numbers and a else ""

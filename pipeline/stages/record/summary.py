@@ -25,10 +25,10 @@ MAX_METRICS = 3
 
 @dataclass
 class Summary:
-    """The fields of summary.json, which each stage fills in.
+    """The fields of summary.json, which the stages set.
 
-    `steps`, `passes` and `sinks` count all training, also before a resume. Times are of this
-    process alone. `modelled` is empty on devices that are not emulated.
+    `steps`, `passes` and `sinks` count all training, also before a resume. Times are those of this
+    process. `modelled` is empty on devices that aren't emulated.
     """
 
     recipe: str
@@ -45,20 +45,20 @@ class Summary:
     sink: dict[str, Any] = field(default_factory=dict)
     feed: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
-    """`image`: shape and dtype of an image as it is read; `classes`: their names in label order;
-    `targets`; `text`: what is predicted of texts."""
+    """`image`: shape and dtype of an image before map ops; `classes`: names in label order;
+    `targets`: task, means and deviations; `table`: columns; `text`: format of texts."""
     parameters: int | None = None
     loss_scale: dict[str, float] = field(default_factory=dict)
     bad_steps: dict[str, Any] = field(default_factory=dict)
-    """The policy `on_nan`, the number of steps without an update by it, and the rollbacks."""
+    """The policy `on_nan`, the number of steps that it left out, and the rollbacks."""
     metrics: dict[str, Any] = field(default_factory=dict)
     time: dict[str, float | None] = field(default_factory=dict)
     modelled: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     resumed_from: dict[str, Any] | None = None
     logs: dict[str, Any] = field(default_factory=dict)
-    """For each damaged log: the first `missing` ranges of steps, the number of `missing_lines`,
-    whether the others are `verified`, and the `restored` ranges."""
+    """By damaged log: the first `missing` ranges of steps, the number of `missing_lines`, whether
+    the other lines are `verified`, and the `restored` ranges."""
 
     def __repr__(self) -> str:
         """Return status, first metrics and folder in one line; `vars` has all fields."""
@@ -74,7 +74,7 @@ class Summary:
 
 
 def read_summary(run_dir: Path) -> Summary:
-    """Read the summary of a run that has ended. Raises RunError without one."""
+    """Read the summary of a run that has ended. Raises RunError if it can't be read."""
     try:
         return Summary(**read_json(run_dir / "summary.json"))
     except (OSError, ValueError, TypeError) as error:
@@ -90,12 +90,12 @@ def read_metrics(run_dir: Path) -> Mapping[str, Any]:
     return metrics if isinstance(metrics, dict) else {}
 
 
-def shared_facts(recipe: Recipe) -> dict[str, str]:
-    """Return what all processes of a run must have in common, by name."""
+def list_shared_facts(recipe: Recipe) -> dict[str, str]:
+    """Return the recipe, plug-ins and versions that all processes of a run must share, by name."""
     tree = recipe.model_dump(mode="json", exclude={"launch", "debug"})
     digest = hashlib.sha256(json_text(tree).encode()).hexdigest()[:16]
     plugins = {f"{FLAG} {plugin.name}": json_text(plugin.describe()) for plugin in loaded_plugins()}
-    libraries = versions({"jax": _version("jax"), "jaxlib": _version("jaxlib")})
+    libraries = list_versions({"jax": _find_version("jax"), "jaxlib": _find_version("jaxlib")})
     return {"recipe": digest, **plugins, **libraries}
 
 
@@ -107,11 +107,11 @@ START_UP = {
     "compile": "compile_s",
     "first dispatch": "first_dispatch_s",
 }
-"""Names of the timed parts of start-up, with their keys in `Summary.time`."""
+"""Keys in `Summary.time` of the parts of start-up, by name."""
 
 
-def start_up(time: Mapping[str, float | None]) -> str:
-    """Return the time to the first step and its parts, in words for the user."""
+def describe_start_up(time: Mapping[str, float | None]) -> str:
+    """Return the time to the first step and its parts, as a line for the log."""
     first_step_s = time["first_step_s"] or 0.0
     parts = {name: time.get(key) or 0.0 for name, key in START_UP.items()}
     parts["other"] = first_step_s - sum(parts.values())
@@ -123,15 +123,18 @@ DECISIVE = ("recipe-pipeline", "flax", "grain", "numpy", "optax", "pillow", "sci
 """Packages that can change a run's numbers, besides the backend's."""
 
 
-def versions(backend: Mapping[str, str]) -> dict[str, str]:
-    """Return versions that may change a run's numbers; also of packages that add components."""
-    ours = {name: _version(name) for name in DECISIVE}
+def list_versions(backend: Mapping[str, str]) -> dict[str, str]:
+    """Return the versions of packages that may change a run's numbers or that add components.
+
+    `backend` has the versions of the backend's packages.
+    """
+    packages = {name: _find_version(name) for name in DECISIVE}
     dists = (entry.dist for entry in entry_points(group=ENTRY_POINT_GROUP))
     components = {dist.name: dist.version for dist in dists if dist is not None}
-    return {"python": platform.python_version(), **ours, **components, **backend}
+    return {"python": platform.python_version(), **packages, **components, **backend}
 
 
-def _version(name: str) -> str:
+def _find_version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:

@@ -1,7 +1,6 @@
 """Inputs of a run: its options, services, compiled programs and inspection.
 
-A profile, dumps and the autopsy of a non-finite step reach a run by a subclass of `Inspection`
-alone.
+A subclass of `Inspection` adds profiles, dumps and the autopsy of a non-finite step.
 """
 
 from __future__ import annotations
@@ -31,21 +30,20 @@ from pipeline.stages.build import Built
 from pipeline.stages.record.provenance import Provenance
 from pipeline.stages.record.run_directory import RunFolder
 from pipeline.stages.record.summary import Summary
-from pipeline.stages.runner.resume_command import HowToResume, resume_overrides
+from pipeline.stages.runner.resume_command import HowToResume, make_resume_overrides
 from pipeline.training.parallel.ranks import Ranks
 from pipeline.training.state import TrainState
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The profile of a run; this one has no profiler."""
+    """The profile of a run; this class has no profiler."""
 
     run: CompiledRun
-    """The run to train: its executable is traced if there is a profiler, and its schedule may be
-    shorter."""
+    """The run to train. A profiler traces its executable, and may shorten its schedule."""
 
     def open(self) -> AbstractContextManager[None]:
-        """Watch the training in the body."""
+        """Profile the training in the body."""
         return nullcontext()
 
     def conclude(self, estimate: Estimate | None, state: TrainState) -> None:
@@ -53,47 +51,47 @@ class Profile:
 
 
 class Dumps(Monitor, ABC):
-    """The dumps of a run; called with a state and the number of steps done."""
+    """The dumps of a run."""
 
     @property
     @abstractmethod
     def steps(self) -> tuple[int, ...]:
-        """Numbers of steps done at which there is a dump."""
+        """Numbers of steps after which there is a dump."""
 
     @abstractmethod
     def __call__(self, state: TrainState, step: int) -> None:
-        """Dump the step after `step` steps; the state stays as it is."""
+        """Dump the next step from the state after `step` steps, which doesn't change."""
 
 
 Examine = Callable[[TrainState, int], Examined]
-"""Examines a step that ended a run, from the state before it."""
+"""(state before a non-finite step, number of steps done) -> findings about the step."""
 
 
 class Inspection:
-    """Profile, dumps and autopsy of a run; this one has none, and refuses recipes that name one."""
+    """Profile, dumps and autopsy of a run. This class has none, and refuses recipes with them."""
 
     def shorten(self, context: RunContext, built: Built, backend: Backend) -> Built:
-        """Return the run, no longer than its profile takes if it has no other purpose.
+        """Return the step, with the schedule shortened if the run is only for a profile.
 
-        Raises RecipeError if it can't be profiled.
+        Raises RecipeError if the run can't be profiled.
         """
         mode = context.recipe.profile.mode
         if mode != "off":
-            raise RecipeError(f"profile.mode = {mode}: must be off, nothing here can profile")
+            raise RecipeError(f"profile.mode = {mode}: must be off; this run has no profiler")
         return built
 
     def open_profile(self, run: CompiledRun, total_steps: int, done: int) -> Profile:
-        """Choose the steps to trace after the first `done`; without a profile, nothing changes.
+        """Return the profile of the steps after the first `done`.
 
         `total_steps` is the run's length before `shorten`. Raises RecipeError if it is too short.
         """
         return Profile(run)
 
     def open_dumps(self, run: CompiledRun) -> Dumps | None:
-        """Return the dumps of a run, None without any. Raises RecipeError if one can't be made."""
+        """Return the dumps of a run; None without any. Raises RecipeError if one can't be made."""
         steps = run.context.recipe.dump.steps
         if steps is not None:
-            raise RecipeError(f"dump.steps = {steps}: must be null, nothing here can dump")
+            raise RecipeError(f"dump.steps = {steps}: must be null; this run has no dumps")
         return None
 
     def open_autopsy(self, run: CompiledRun) -> Examine:
@@ -101,7 +99,7 @@ class Inspection:
         return examine_nothing
 
     def archive(self, run_dir: Path) -> Path | None:
-        """Set an earlier run's findings aside; return their folder, None without any."""
+        """Archive the findings of the earlier run; return their folder, None without any."""
         return None
 
 
@@ -112,19 +110,19 @@ class RunOptions:
     run_dir: Path | None = None
     """Directory of a new run; None makes one under `outputs/`."""
     changed: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the keys that differ between the runs of a sweep."""
+    """Values of the keys that differ between the runs of a sweep, by key."""
     started_at: float = field(default_factory=time.perf_counter)
-    """When the command started, by `time.perf_counter`."""
+    """Start of the command, by `time.perf_counter`."""
     pruner: Pruner | None = None
-    """Ends training at a boundary if its trial is pruned."""
+    """Pruner that may end training at a boundary."""
     signals: Signals = field(default_factory=Signals)
-    """Signals of the run: a caller sees those that came when nothing was left to stop."""
-    how_to_resume: HowToResume = resume_overrides
-    """Returns the command that a run prints when it ends early."""
+    """Signals of the run. The caller handles signals that came too late to stop the run."""
+    how_to_resume: HowToResume = make_resume_overrides
+    """Function that returns the command to print if the run ends early."""
     callbacks: Sequence[Callback] = ()
-    """Called after the recipe's callbacks."""
+    """Callbacks that are called after the recipe's callbacks."""
     programs: OpenPrograms | None = None
-    """Replaces `lower_and_compile` if several runs share a program."""
+    """Function in place of `lower_and_compile`, if several runs share a program."""
     inspection: Inspection = field(default_factory=Inspection)
     console: Console | None = None
     """Console of the run's lines."""
@@ -142,7 +140,7 @@ class RunContext:
     lock: Lock | None = None
     """Lock on the directory against other processes."""
     process: Provenance | None = None
-    """The origin of this process once its data are read; of the first process alone."""
+    """Provenance of the first process, once its data are read; None in other processes."""
 
     @property
     def run_dir(self) -> Path:
@@ -151,7 +149,7 @@ class RunContext:
 
     @property
     def resuming(self) -> bool:
-        """Whether the run goes on in the directory of an earlier one."""
+        """Whether the run resumes an earlier run in its directory."""
         return self.folder.resuming
 
     @property
@@ -161,7 +159,7 @@ class RunContext:
 
     @property
     def shows_pictures(self) -> bool:
-        """Whether this process shows pictures in TensorBoard."""
+        """Whether this process writes pictures for TensorBoard."""
         return self.recipe.monitor.tensorboard and self.ranks.is_first
 
 
@@ -177,4 +175,5 @@ class CompiledRun:
 
 
 OpenPrograms = Callable[[RunContext, Recipe, Dataset, Built, Backend], CompiledRun]
-"""Lowers and compiles a run, whose recipe may have been planned for several devices."""
+"""(context, recipe, dataset, step, backend) -> compiled run. A plan for devices may have changed
+the recipe."""

@@ -1,4 +1,4 @@
-"""Evaluations of a run: during training and at its end, with what TensorBoard shows of them."""
+"""Evaluations of a run, during training and at its end, and samples for TensorBoard."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from pipeline.stages.evaluate import EvalOptions, evaluate
 from pipeline.stages.runner.context import CompiledRun
 from pipeline.stages.sample_pictures import (
     embed_samples,
-    mask_pictures,
+    format_sample_labels,
+    make_mask_drawer,
     predict_samples,
-    sample_labels,
 )
 from pipeline.training.parallel.ranks import Agree, decide_alone
 from pipeline.training.state import TrainState
@@ -30,7 +30,7 @@ from pipeline.training.state import TrainState
 
 @dataclass(frozen=True)
 class Evaluations:
-    """The evaluations of a run's states, and the samples and predictions that it shows."""
+    """The evaluations of a run's states, with samples and predictions for TensorBoard."""
 
     run: CompiledRun
     observers: Observers
@@ -40,7 +40,7 @@ class Evaluations:
         context = self.run.context
         if not context.shows_pictures:
             return None
-        return mask_pictures(context.recipe, self.run.dataset, self.run.built)
+        return make_mask_drawer(context.recipe, self.run.dataset, self.run.built)
 
     def evaluate_unless_stopped(self, state: TrainState) -> Evaluation | None:
         """Evaluate a state of training; None if a signal to stop comes first."""
@@ -56,9 +56,9 @@ class Evaluations:
         return self._evaluate(state, decide_alone)
 
     def conclude(self, state: TrainState, history: History) -> None:
-        """Evaluate the final state, unless training has just done so, and record the result.
+        """Evaluate the final state, unless training has just evaluated it, and record the result.
 
-        A signal interrupts it.
+        A signal interrupts the evaluation.
         """
         context = self.run.context
         observers = self.observers
@@ -66,13 +66,13 @@ class Evaluations:
         evaluation = history.evaluated.get(history.step)
         if evaluation is None:
             evaluation = self._evaluate(state, context.ranks.agree)
-            assert evaluation is not None, "nothing stops it"
+            assert evaluation is not None, "is_stopped is always False"
             self._show_masks(state)
             observers.monitor.on_eval(history.step, evaluation)
         self._show_classes(evaluation)
-        # `train_loss` stays that of the last step.
+        # `train_loss` is already the loss of the last step.
         context.summary.metrics = {**evaluation.metrics, **context.summary.metrics}
-        parameters = context.options.changed or _main_parameters(recipe)
+        parameters = context.options.changed or _list_main_parameters(recipe)
         observers.show(lambda board: board.add_hparams(parameters, evaluation.scalars()))
         if not context.shows_pictures:
             return
@@ -99,41 +99,44 @@ class Evaluations:
             monitor.submit(partial(context.reporter.warn, problem))
 
     def _show_embeddings(self, state: TrainState) -> None:
+        """Show the embeddings of samples; a failure is a warning."""
         context = self.run.context
         try:
             embedded = embed_samples(
                 context.recipe, self.run.built.step_config, state, self.run.dataset
             )
-        except Exception as error:  # a custom network may do anything
+        except Exception as error:  # a custom network can raise any error
             context.reporter.warn(f"monitor.embeddings: {first_line(error)}")
             return
         if embedded is None:
             context.reporter.warn(
-                "monitor.embeddings: there are none of labels of positions, of images in buckets, "
-                "and of networks without layers"
+                "monitor.embeddings: must be 0 for labels of positions, for images in buckets and "
+                "for networks without layers"
             )
             return
-        vectors, labels, images = embedded.vectors, embedded.labels, embedded.images
-        self.observers.show(lambda board: board.add_embeddings(vectors, labels, images))
+        self.observers.show(
+            lambda board: board.add_embeddings(embedded.vectors, embedded.labels, embedded.images)
+        )
 
     def show_start(self) -> None:
-        """Show what training starts from: classes, samples, and the graph of the network."""
+        """Show classes, training samples and the graph of the network before training."""
         context = self.run.context
         dataset = self.run.dataset
         recipe = context.recipe
-        images, labels = sample_images(recipe, dataset), sample_labels(recipe, dataset)
+        images = sample_images(recipe, dataset)
+        labels = format_sample_labels(recipe, dataset)
         self.observers.show(lambda board: board.add_classes(dataset.classes))
         self.observers.show(lambda board: board.add_images(images, labels))
         if not recipe.monitor.graph or not context.shows_pictures:
             return
-        # Few runs need it, and all would wait for its import.
+        # Imported here, since few runs need it.
         from pipeline.stages.network_graph import trace_network_graph
 
         try:
             nodes = trace_network_graph(self.run.built.step_config, self.run.built.state)
-        except Exception as error:  # training is worth more than a picture of it
+        except Exception as error:  # training goes on without the graph
             problem = f"{type(error).__name__}: {first_line(error)}"
-            context.reporter.warn(f"monitor.graph: the network has none: {problem}")
+            context.reporter.warn(f"monitor.graph: the network has no graph: {problem}")
             return
         self.observers.show(lambda board: board.add_graph(nodes))
 
@@ -151,11 +154,12 @@ class Evaluations:
 
     def _show_masks(self, state: TrainState) -> None:
         if self._draw_masks is not None:
-            step, pictures = int(state.step), self._draw_masks(state)
+            step = int(state.step)
+            pictures = self._draw_masks(state)
             self.observers.show(lambda board: board.add_masks(step, pictures))
 
 
-def _main_parameters(recipe: Recipe) -> dict[str, Any]:
+def _list_main_parameters(recipe: Recipe) -> dict[str, Any]:
     """Return the hparams of a run that isn't a job of a sweep."""
     train = recipe.train
     return {

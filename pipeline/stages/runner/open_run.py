@@ -1,4 +1,4 @@
-"""Opening a run: its directory and processes, its log and summary, and the lines at its end."""
+"""Opening of a run: its directory, processes, log and summary, and the lines at its end."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from pipeline.stages.record import recorded_recipe, run_directory
 from pipeline.stages.record.continuity import require_same_origin
 from pipeline.stages.record.environment import describe_process
 from pipeline.stages.record.guards import (
-    oom_to_run_error,
-    os_errors_to_run_errors,
+    convert_os_errors,
+    convert_out_of_memory,
     stop_on_signal,
     write_summary,
 )
 from pipeline.stages.record.provenance import add_provenance
 from pipeline.stages.record.run_directory import RunFolder, open_folder
-from pipeline.stages.record.summary import Summary, start_up
+from pipeline.stages.record.summary import Summary, describe_start_up
 from pipeline.stages.runner.context import RunContext, RunOptions
 from pipeline.training.parallel.parallel_spec import DEFAULT_PROCESSES
 from pipeline.training.parallel.ranks import Ranks
@@ -45,10 +45,10 @@ SAVING = {"train", "checkpoint"}
 
 
 def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
-    """Run in several processes on this machine, which all call `run`; return the first's summary.
+    """Run in several processes on this machine; return the summary of the first process.
 
-    Raises the error of the process that failed first, and RecipeError for a pruner or callbacks,
-    which no other process has.
+    Every process calls `run`. Raises the error of the process that failed first, and RecipeError
+    for a pruner or callbacks, which the other processes don't have.
     """
     if options.pruner is not None:
         raise RecipeError("launch = local: must be none in a sweep that prunes its trials")
@@ -59,7 +59,7 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
     recipe, folder = _place_run(recipe, options.run_dir, Ranks(), processes)
     run_dir = folder.path
     if folder.resuming:
-        with os_errors_to_run_errors(run_dir):
+        with convert_os_errors(run_dir):
             run_directory.require_own(run_dir)
     tree = recipe.whole_tree()
     tree["train"]["resume"] = str(run_dir) if folder.resuming else None
@@ -67,7 +67,7 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
         "recipe": tree,
         "run_dir": str(run_dir),
         "changed": dict(options.changed),
-        # The clock of all processes of the machine.
+        # All processes of a machine have the same clock.
         "started_at": options.started_at,
         "parent": os.getpid(),
     }
@@ -88,29 +88,29 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
 def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunContext]:
     """Open the directory of a run, locked against other runs, with its log and its summary.
 
-    Answers signals, and reports how the run ended. Only the first process writes. The others print
-    their reports. Raises RecipeError if the recipe doesn't fit the number of processes, or the run
-    that it resumes.
+    Handles signals and writes the summary at the end. Only the first process writes; the others
+    print their lines. Raises RecipeError if the recipe doesn't fit the number of processes, or the
+    run that it resumes.
     """
     recipe, folder = _place_run(recipe, options.run_dir, ranks, ranks.size)
     run_dir = folder.path
     summary = Summary(recipe.name, recipe.device.name, recipe.seed, recipe.stages, str(run_dir))
     with heard(options.signals), ExitStack() as stack:
-        stack.enter_context(os_errors_to_run_errors(run_dir))
+        stack.enter_context(convert_os_errors(run_dir))
         if not ranks.is_first:
-            stack.enter_context(oom_to_run_error())
+            stack.enter_context(convert_out_of_memory())
             yield RunContext(recipe, options, folder, Reporter(), summary)
             return
         lock = stack.enter_context(run_directory.lock_run(run_dir, new=not folder.resuming))
-        # A process that is killed from here on leaves no summary.
+        # If the process is killed after this, the run has no summary.
         folder.advanced.add(partial((run_dir / run_directory.SUMMARY).unlink, missing_ok=True))
         folder.advanced.add(partial(recorded_recipe.write_recipe, run_dir, recipe))
         reporter = stack.enter_context(Reporter(run_dir, options.console, held=folder.resuming))
         folder.accepted.add(reporter.write_held_lines)
         stack.enter_context(log_by_level(reporter, recipe.monitor.log_level))
         stack.enter_context(write_summary(summary, folder))
-        stack.enter_context(os_errors_to_run_errors(run_dir))
-        stack.enter_context(oom_to_run_error())
+        stack.enter_context(convert_os_errors(run_dir))
+        stack.enter_context(convert_out_of_memory())
         reporter.stage("recipe", f"{recipe.name}, seed {recipe.seed}; writing to {run_dir}")
         if not lock.is_certain:
             reporter.warn(f"{run_dir}: has no locks, so nothing keeps other processes out of it")
@@ -122,9 +122,9 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
 def _place_run(
     recipe: Recipe, run_dir: Path | None, ranks: Ranks, processes: int
 ) -> tuple[Recipe, RunFolder]:
-    """Return the recipe for this number of processes, and the run's directory, new or resumed.
+    """Return the recipe for a number of processes, and the directory of a new or resumed run.
 
-    The first process decides. Raises RecipeError if the recipe can't be run so.
+    The first process chooses the directory. Raises RecipeError if the recipe doesn't fit.
     """
     recipe = fit_to_processes(recipe, processes)
 
@@ -132,7 +132,11 @@ def _place_run(
         resumed = recorded_recipe.find_run_to_resume(recipe)
         if resumed is not None:
             return str(resumed), True
-        new = run_directory.make(run_dir) if run_dir else run_directory.create(recipe.name)
+        new = (
+            run_directory.make_run_dir(run_dir)
+            if run_dir
+            else run_directory.create_run_dir(recipe.name)
+        )
         return str(new), False
 
     path, resuming = ranks.agree(choose)
@@ -141,18 +145,18 @@ def _place_run(
 
 @contextmanager
 def conclude_run(context: RunContext) -> Iterator[None]:
-    """Report how the stages inside have ended, and how to resume them if they can be resumed."""
+    """Report how the stages in the body have ended, and the command to resume them."""
     summary = context.summary
     reporter = context.reporter
     run_dir = context.run_dir
     advice = _how_to_resume(context.recipe, context.options, run_dir)
 
     def has_saved() -> bool:
-        # Not before training: what was wrong then is wrong again.
+        # An error before training would occur again.
         return summary.steps > 0 and bool(saved_steps(run_dir / FOLDER))
 
     try:
-        # One of several processes leaves the others, who would wait for it.
+        # With several processes the error must reach the others, which wait for this process.
         with stop_on_signal(summary) if context.ranks.size == 1 else nullcontext():
             yield
     except BaseException as error:
@@ -164,12 +168,12 @@ def conclude_run(context: RunContext) -> Iterator[None]:
     if summary.status == "stopped" or (summary.status == "failed" and has_saved()):
         _report_advice(advice, reporter)
     if summary.time.get("first_step_s") is not None:
-        reporter.stage("time", start_up(summary.time))
+        reporter.stage("time", describe_start_up(summary.time))
     reporter.stage(summary.status, f"{summary.reason or 'all stages'}; {run_dir}")
 
 
 def _how_to_resume(recipe: Recipe, options: RunOptions, run_dir: Path) -> str | None:
-    """Return the command that resumes a run; None if its stages leave nothing to resume."""
+    """Return the command that resumes a run; None if it can't be resumed."""
     if not set(recipe.stages) >= SAVING:
         return None
     return options.how_to_resume(run_dir, recipe.checkpoint.restore)
@@ -183,14 +187,14 @@ def _report_advice(advice: str | None, reporter: Reporter) -> None:
 def record_data(
     context: RunContext, dataset: Dataset, device: jax.Device, rate_files: Mapping[str, RateFile]
 ) -> RunContext:
-    """Write the origin of the run into its directory; a resumed run is compared with it.
+    """Write the provenance of the run, after comparing it with the run to resume.
 
-    Returns the context with this process. Raises DataError if a run to resume had other data.
+    Returns the context with the provenance. Raises DataError if a run to resume had other data.
     """
     recipe = context.recipe
     text = dataset.text
     if context.ranks.is_first:
-        # As read: the part of it that is evaluated may change.
+        # The whole split is recorded, since `eval.samples` may change.
         splits = {"train": dataset.train, "eval": dataset.whole_eval}
         process = describe_process(recipe.seed, context.summary.versions, device, splits)
         if rate_files:

@@ -1,4 +1,4 @@
-"""Training of a run: its checkpoints, rollbacks and monitors, and its results in the summary."""
+"""Opening of training: checkpoints, callbacks, rollbacks and monitors; results in the summary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.checkpoint.checkpointer import Checkpoints, Copies, NoCheckpoints
 from pipeline.checkpoint.restore import FOLDER, saved_steps
 from pipeline.checkpoint.retention import Retention
 from pipeline.config.recipe import EarlyStopSpec, Recipe
-from pipeline.config.run_length import event_periods, schedule_events
+from pipeline.config.run_length import list_event_periods, schedule_events
 from pipeline.core.errors import RecipeError, exit_status_of, first_line
 from pipeline.core.files.value_text import show
 from pipeline.data.columns import SampleUnit
@@ -28,7 +28,7 @@ from pipeline.engine.rollback import NoRollbacks, Rollbacks
 from pipeline.engine.schedule import Event, Schedule, is_due
 from pipeline.stages.autosink.choose_sink import SinkPlan
 from pipeline.stages.record.run_directory import CHECKPOINT_FILES, CHECKPOINT_NAMES, HeldWrites
-from pipeline.stages.record.saved_recipe import recipe_digest
+from pipeline.stages.record.saved_recipe import hash_recipe
 from pipeline.stages.runner.context import CompiledRun, Dumps, RunContext
 from pipeline.stages.runner.evaluations import Evaluations
 from pipeline.training.component_specs import list_metric_directions
@@ -38,13 +38,13 @@ from pipeline.training.telemetry import Telemetry
 
 
 class AdvanceMonitor(Monitor):
-    """Let a resumed run change its directory once its first new step is computed."""
+    """Monitor that allows a resumed run to change its directory after its first new step."""
 
     def __init__(self, advanced: HeldWrites) -> None:
         self._advanced = advanced
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Do the writes that wait for it."""
+        """Do the writes that wait for the first new step."""
         self._advanced.release()
 
 
@@ -66,10 +66,10 @@ def open_training(
     callbacks: Sequence[Callback],
     dumps: Dumps | None,
 ) -> Iterator[Training]:
-    """Open everything that `train` works with; the summary is completed when it is closed.
+    """Open everything that `train` needs, and write the results into the summary at the end.
 
-    Inside, the first signal to stop is noted instead of raised; the caller checks for it after
-    everything that is being written is on disk.
+    In the body, the first signal to stop is noted instead of raised. The caller raises it after all
+    files are on disk.
     """
     context = run.context
     built = run.built
@@ -84,7 +84,9 @@ def open_training(
     if context.resuming and context.ranks.is_first:
         context.folder.advanced.add(partial(_archive_findings, context))
     with signals.held(), ExitStack() as stack:
-        save_periods = event_periods(recipe, built.run_schedule.steps_per_epoch)[Event.CHECKPOINT]
+        save_periods = list_event_periods(recipe, built.run_schedule.steps_per_epoch)[
+            Event.CHECKPOINT
+        ]
         checkpoints = _open_checkpoints(run, save_periods, stack)
         every_seconds = recipe.checkpoint.every_seconds
         saves = Saves(checkpoints, every_seconds, sink.host_entry, observers.log_marks)
@@ -98,11 +100,11 @@ def open_training(
             callbacks=_open_callbacks(evaluations, callbacks),
             early_stop=make_early_stop(recipe.monitor.early_stop),
             prune=prune,
-            rollbacks=_rollbacks(recipe, save_periods, checkpoints),
+            rollbacks=_make_rollbacks(recipe, save_periods, checkpoints),
             on_non_finite_step=recipe.train.on_nan.name,
             examine=options.inspection.open_autopsy(run),
             dump=do_nothing if dumps is None else dumps,
-            collect=_collector(run, observers),
+            collect=_make_collector(run, observers),
             signals=signals,
             agree=context.ranks.agree,
         )
@@ -124,13 +126,13 @@ def make_early_stop(spec: EarlyStopSpec) -> EarlyStop:
     return EarlyStop(spec.metric, better, spec.patience, spec.min_delta)
 
 
-def _collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, int], None]:
-    """Return what shows weights and gradients in TensorBoard, if the recipe has it."""
+def _make_collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, int], None]:
+    """Return the collector of weights and gradients; a function without effect if not needed."""
     context = run.context
     built = run.built
     if context.recipe.monitor.collect_every is None or not context.shows_pictures:
         return do_nothing
-    # Few runs need it, and all would wait for its import.
+    # Imported here, since few runs need it.
     from pipeline.stages.collect import Collector
 
     return Collector(
@@ -150,7 +152,7 @@ def _collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, 
 def make_callbacks(context: RunContext) -> Sequence[Callback]:
     """Make the callbacks of the recipe, followed by those from Python.
 
-    Of several processes only the first one has any. Raises RecipeError if one can't be made.
+    Only the first process has callbacks. Raises RecipeError if one can't be made.
     """
     if not context.ranks.is_first:
         return ()
@@ -170,7 +172,7 @@ def make_callbacks(context: RunContext) -> Sequence[Callback]:
 
 
 def require_ready_callbacks(recipe: Recipe) -> None:
-    """Raise RecipeError if a callback that will be called can't work in this process."""
+    """Raise RecipeError if a callback of the training stage can't work in this process."""
     problems = []
     if "train" not in recipe.stages:
         return
@@ -184,11 +186,11 @@ def require_ready_callbacks(recipe: Recipe) -> None:
 
 
 def _open_callbacks(evaluations: Evaluations, callbacks: Sequence[Callback]) -> NoCallbacks:
-    """Open the callbacks: of several processes, the others do what the first one's ask for."""
+    """Open the callbacks. Other processes follow the requests of the first process's callbacks."""
     context = evaluations.run.context
     if not context.recipe.train.callbacks and not context.options.callbacks:
         return NoCallbacks()
-    # A run that was killed before it saved anything begins again.
+    # A run without a checkpoint starts again from the beginning.
     resumed = context.resuming and bool(saved_steps(context.run_dir / FOLDER))
     view = RunView(
         context.run_dir,
@@ -204,14 +206,14 @@ def _open_callbacks(evaluations: Evaluations, callbacks: Sequence[Callback]) -> 
 
 def _require_callback(callback: Any) -> Callback:
     if not isinstance(callback, Callback):
-        raise TypeError(f"{show(callback)} is no Callback; must be an instance of a subclass of it")
+        raise TypeError(f"{show(callback)}: must be an instance of a subclass of Callback")
     return callback
 
 
 def _archive_findings(context: RunContext) -> None:
     folder = context.options.inspection.archive(context.run_dir)
     if folder is not None:
-        context.reporter.stage("autopsy", f"that of the run before is in {folder}")
+        context.reporter.stage("autopsy", f"the earlier autopsy is in {folder}")
 
 
 def _open_checkpoints(
@@ -229,18 +231,18 @@ def _open_checkpoints(
     holds = partial(is_due, periods=periods)
     retention = Retention(spec.keep, spec.best, holds, spec.keep_minutes)
     copies = _open_copies(run)
-    checkpoints = Checkpoints(context.run_dir, retention, tree, recipe_digest(tree), copies)
+    checkpoints = Checkpoints(context.run_dir, retention, tree, hash_recipe(tree), copies)
     return stack.enter_context(checkpoints)
 
 
 def _open_copies(run: CompiledRun) -> Copies | None:
-    """Return what writes MindSpore's files; None without `checkpoint.prefix` and `.directory`."""
+    """Open the copies as MindSpore's files; None without `checkpoint.prefix` and `.directory`."""
     context = run.context
     schedule = run.built.run_schedule
     spec = context.recipe.checkpoint
     if spec.prefix is None and spec.directory is None:
         return None
-    # Few runs need it, and all would wait for its import.
+    # Imported here, since few runs need it.
     from pipeline.stages.export.mindspore_checkpoints import CopiesPlace, MindSporeCopies
 
     folder = spec.directory or context.run_dir / CHECKPOINT_FILES
@@ -250,7 +252,7 @@ def _open_copies(run: CompiledRun) -> Copies | None:
     return MindSporeCopies(place, spec.prefix or context.recipe.model.name, steps_per_sink_epoch)
 
 
-def _rollbacks(
+def _make_rollbacks(
     recipe: Recipe, save_periods: tuple[int, ...], checkpoints: Checkpoints | NoCheckpoints | None
 ) -> NoRollbacks:
     policy = recipe.train.on_nan
@@ -260,7 +262,7 @@ def _rollbacks(
 
 
 def record_overflows(context: RunContext, state: TrainState) -> None:
-    """Record the final loss scale and the number of updates that overflows skipped."""
+    """Record the final loss scale, and the number of updates that were skipped for overflows."""
     scale = float(state.loss_scale)
     skipped = 0 if state.overflows is None else int(state.overflows.skipped_steps)
     context.summary.loss_scale = {"final": scale, "skipped_steps": skipped}

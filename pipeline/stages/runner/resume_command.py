@@ -1,6 +1,6 @@
-"""The command that goes on with a run or a sweep that ended early, for a shell or for Python.
+"""The command that resumes a run or a sweep that ended early, for a shell or for Python.
 
-A password is `***` in it, to be typed again.
+It has `***` in place of passwords, which the user must type again.
 """
 
 from __future__ import annotations
@@ -19,49 +19,49 @@ RESTORE = "checkpoint.restore"
 RUN_DIR = "hydra.run.dir"
 SWEEP_DIR = "hydra.sweep.dir"
 _PLAIN = re.compile(r"[\w.-]*(/[\w.-]+)+", re.ASCII)
-"""A path that Hydra reads as it stands, and as nothing but a text."""
+"""A path that Hydra reads as text without quotes."""
 
 HowToResume = Callable[[Path, Path | None], str | None]
-"""Returns how to resume a run in a directory, which started from weights or from None; None if
+"""(run directory, weights that the run started from or None) -> command to resume the run; None if
 another process prints it."""
 
 
-def resume_overrides(run_dir: Path, weights: Path | None) -> str:
-    """Return the overrides that go on with a run, as Python code passes them."""
-    return " ".join(_overrides(run_dir, weights))
+def make_resume_overrides(run_dir: Path, weights: Path | None) -> str:
+    """Return the overrides that resume a run, for Python code."""
+    return " ".join(_make_overrides(run_dir, weights))
 
 
-def resume_run_command(args: Sequence[str], run_dir: Path, weights: Path | None) -> str:
-    """Return the command with these arguments, changed to go on with its run, for a shell."""
-    overrides = _overrides(run_dir, weights)
+def make_resume_run_command(args: Sequence[str], run_dir: Path, weights: Path | None) -> str:
+    """Return the shell command that resumes the run of a command with arguments `args`."""
+    overrides = _make_overrides(run_dir, weights)
     replaced = {RUN_DIR, *map(key_of, overrides)}
     unchanged = [arg for arg in args if key_of(arg) not in replaced]
-    return shlex.join(hide_secret_values([*_program(args), *unchanged, *overrides]))
+    return shlex.join(hide_secret_values([*_find_program_words(args), *unchanged, *overrides]))
 
 
-def resume_sweep_command(args: Sequence[str], sweep_dir: Path) -> str:
-    """Return the command with these arguments, changed to go on with its sweep, for a shell."""
+def make_resume_sweep_command(args: Sequence[str], sweep_dir: Path) -> str:
+    """Return the shell command that resumes the sweep of a command with arguments `args`."""
     unchanged = [arg for arg in args if key_of(arg) not in (RESUME, SWEEP_DIR)]
-    override = f"{SWEEP_DIR}={_value(sweep_dir)}"
-    return shlex.join(hide_secret_values([*_program(args), *unchanged, override]))
+    override = f"{SWEEP_DIR}={_quote_path(sweep_dir)}"
+    return shlex.join(hide_secret_values([*_find_program_words(args), *unchanged, override]))
 
 
-def _overrides(run_dir: Path, weights: Path | None) -> list[str]:
-    # A run has one origin, and its weights are in its checkpoints by now.
+def _make_overrides(run_dir: Path, weights: Path | None) -> list[str]:
+    # A resumed run can't restore other weights.
     cold_start = [] if weights is None else [f"{RESTORE}=null"]
-    return [f"{RESUME}={_value(run_dir)}", *cold_start]
+    return [f"{RESUME}={_quote_path(run_dir)}", *cold_start]
 
 
-def _value(path: Path) -> str:
-    """Return a path as the value of an override: ./1 isn't a number, and ./auto isn't a choice."""
+def _quote_path(path: Path) -> str:
+    """Return a path as the value of an override, with ./ so that 1 isn't read as a number."""
     text = str(path) if "/" in str(path) else f"./{path}"
     return text if _PLAIN.fullmatch(text) else quote_value(text)
 
 
-def _program(args: Sequence[str]) -> list[str]:
-    """The words before the arguments, as they were typed; `main` may be called from Python too."""
-    plugins, typed = take_flags(sys.orig_argv)
-    count = len(typed) - len(args)
-    if count > 0 and list(args) == typed[count:]:
-        return [*typed[:count], *to_flags(plugins)]
+def _find_program_words(args: Sequence[str]) -> list[str]:
+    """Return the words of the command before its arguments; a default if Python called `main`."""
+    plugins, words = take_flags(sys.orig_argv)
+    count = len(words) - len(args)
+    if count > 0 and list(args) == words[count:]:
+        return [*words[:count], *to_flags(plugins)]
     return ["python", "-m", "pipeline"]

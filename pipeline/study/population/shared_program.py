@@ -27,7 +27,7 @@ from pipeline.core.host.platforms import platform_of
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built, build
-from pipeline.stages.compile import compile_inputs, compile_to_executable, recompute_blocks
+from pipeline.stages.compile import compile_to_executable, make_compile_inputs, recompute_blocks
 from pipeline.stages.lower import lower
 from pipeline.stages.record.guards import record_time
 from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
@@ -150,7 +150,7 @@ class SharedProgram:
         elif compiled.lowerings is not None:
             # A resumed run reads them there.
             write_whole(file, compiled.lowerings)
-        inputs = compile_inputs(context.recipe, dataset, lowered, backend, context.reporter)
+        inputs = make_compile_inputs(context.recipe, dataset, lowered, backend, context.reporter)
         programs = Programs(init, compiled.programs.train, compiled.programs.evaluate)
         executable = XlaExecutable(
             work=replace(inputs, constants=constants),
@@ -171,7 +171,7 @@ class SharedProgram:
         # Written at once: the group's lowerings are read from there below.
         folder = RunFolder(context.run_dir, ranks=context.ranks)
         lowered = lower(recipe, dataset, built, backend, folder, reporter)
-        inputs = compile_inputs(recipe, dataset, lowered, backend, reporter)
+        inputs = make_compile_inputs(recipe, dataset, lowered, backend, reporter)
 
         def make(varied: Recipe) -> TrainStep:
             with open(os.devnull, "w", encoding="utf-8") as nowhere:

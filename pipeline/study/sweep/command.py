@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipeline.config.optional_keys import settable
+from pipeline.config.optional_keys import mark_optional_keys
 from pipeline.config.overrides import hide_secret_values
 from pipeline.core.errors import DataError, RecipeError, hide_secrets_in_tree
 from pipeline.core.files.atomic_write import write_whole
@@ -52,7 +52,10 @@ class Command(BaseModel):
     def arguments(self) -> list[str]:
         """All fixed or swept arguments: the overrides and the sweeper's `params`."""
         params = self.sweeper.params or {}
-        return [*self.overrides, *settable(f"{key}={value}" for key, value in params.items())]
+        return [
+            *self.overrides,
+            *mark_optional_keys(f"{key}={value}" for key, value in params.items()),
+        ]
 
     def redact(self) -> Command:
         """Return the command as it is written down, and compared with what is."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pipeline.config.hydra_versions import BasicSweeper
-from pipeline.config.overrides import swept_keys
+from pipeline.config.overrides import list_swept_keys
 from pipeline.study.population.groups import group_recipes, require_population
 from pipeline.study.sweep.command import command_of
 from pipeline.study.sweep.jobs import Job
@@ -42,7 +42,7 @@ def plan_grid(
     sweeper: BasicSweeper, arguments: Sequence[str], *, with_recipes: bool = False
 ) -> list[PlannedJob]:
     """The jobs of a grid, the last key varying fastest."""
-    swept = swept_keys(arguments)
+    swept = list_swept_keys(arguments)
     parsed = OverridesParser.create().parse_overrides(list(arguments))
     (combinations,) = BasicSweeper.split_arguments(parsed, None)
     return plan_jobs(sweeper, combinations, swept, with_recipes=with_recipes)

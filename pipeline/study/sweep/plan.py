@@ -23,7 +23,7 @@ from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.files.folder_lock import LOCK
 from pipeline.core.files.real_files import require_real, require_real_folder, require_real_trees
 from pipeline.core.files.value_text import join_first
-from pipeline.stages.record.recorded_recipe import changed_keys
+from pipeline.stages.record.recorded_recipe import list_changed_keys
 from pipeline.stages.record.run_directory import RECIPE, require_unused
 from pipeline.study.sweep.command import Command, read_command, write_command
 from pipeline.study.sweep.directory import (
@@ -235,5 +235,5 @@ def _differences(job: PlannedJob) -> list[str]:
         return [f"job {job.folder.name} there has {before}, here {now}"]
     if job.recipe is None or not (job.folder / RECIPE).exists():
         return []
-    lines = changed_keys(job.recipe, job.folder)
+    lines = list_changed_keys(job.recipe, job.folder)
     return [f"job {job.folder.name}: {line.partition(';')[0]}" for line in lines]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
-from pipeline.config.optional_keys import settable
-from pipeline.config.overrides import key_of, parse_problems
+from pipeline.config.optional_keys import mark_optional_keys
+from pipeline.config.overrides import find_parse_problems, key_of
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.value_text import show
 
@@ -23,7 +23,9 @@ def read_space(arguments: Sequence[str]) -> tuple[dict[str, BaseDistribution], l
     Raises RecipeError for what isn't an override, if there is nothing to search, or if a range has
     no values.
     """
-    problems = [f"{show(override)}: {problem}" for override, problem in parse_problems(arguments)]
+    problems = [
+        f"{show(override)}: {problem}" for override, problem in find_parse_problems(arguments)
+    ]
     if problems:
         raise RecipeError(problems)
     space: dict[str, BaseDistribution] = {}
@@ -44,7 +46,7 @@ def _name(override: Override) -> str:
     """A key's name for Optuna: without the `++` that `to_overrides` adds again."""
     name = override.get_key_element()
     plain = key_of(name)
-    return plain if settable([f"{plain}="]) != [f"{plain}="] else name
+    return plain if mark_optional_keys([f"{plain}="]) != [f"{plain}="] else name
 
 
 def _distribution(override: Override) -> BaseDistribution:
@@ -77,7 +79,7 @@ def _distribution(override: Override) -> BaseDistribution:
 
 def to_overrides(params: Mapping[str, Any]) -> list[str]:
     """The overrides for a trial's values."""
-    return settable(f"{key}={value}" for key, value in params.items())
+    return mark_optional_keys(f"{key}={value}" for key, value in params.items())
 
 
 def one_at_a_time(space: Mapping[str, BaseDistribution]) -> list[dict[str, Any]]:

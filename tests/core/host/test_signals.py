@@ -16,7 +16,7 @@ import pytest
 from pipeline.backends.xla import XlaExecutable
 from pipeline.checkpoint import checkpointer
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
-from pipeline.checkpoint.manifest import verify
+from pipeline.checkpoint.manifest import verify_files
 from pipeline.config.recipe import Recipe
 from pipeline.core.host.signals import Interrupted, Signals, heard
 from pipeline.stages import run as run_module
@@ -348,7 +348,7 @@ def test_what_is_being_written_is_not_lost_whatever_ends_the_run(
         with pytest.raises(type(error)):
             run(tiny(*SAVING), tmp_path)
     assert outcome.checkpoints(tmp_path) == [10]
-    verify(checkpoint_path(tmp_path / "checkpoints", 10))
+    verify_files(checkpoint_path(tmp_path / "checkpoints", 10))
     status = "failed" if isinstance(error, Exception) else "stopped"
     assert outcome.read_summary(tmp_path)["status"] == status
     assert outcome.read_summary(tmp_path)["exit_status"] == 1

@@ -273,7 +273,7 @@ def test_recipes_that_do_not_fit_the_table_are_refused(
     assert said(root, price) == expected
     two = "dataset.target=[price,rent]"
     wide = ["model=wide_deep", "model.vocabulary=null", "model.hidden=[8]", "loss=mse"]
-    assert "predicts classes, or one number or label, and not 2 numbers" in refused_model(
+    assert "predicts classes, or one number or label, not 2 numbers" in refused_model(
         cache, tmp_path, [root, two, *wide]
     )
     few = [root, "dataset.target=garage", *wide[:1], "model.vocabulary=2", "model.hidden=[8]"]

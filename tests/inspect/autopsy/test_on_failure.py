@@ -242,7 +242,7 @@ def test_a_run_that_is_taken_up_has_no_autopsy_of_the_life_before(
     assert not (run_dir / "autopsy.json").exists()
     assert not (run_dir / "reproducer").exists()
     earlier = run_dir / "earlier_autopsy"
-    assert f"that of the run before is in {earlier}" in (run_dir / "run.log").read_text()
+    assert f"the earlier autopsy is in {earlier}" in (run_dir / "run.log").read_text()
     assert json.loads((earlier / "autopsy.json").read_text())["step"] <= 30
     assert main(["autopsy", str(earlier)]) == 0
     assert "in the data: input column image" in capsys.readouterr().out

@@ -20,7 +20,7 @@ from pipeline.inspect.forecast.host_forecast import HostForecast, forecast_run, 
 from pipeline.inspect.forecast.part_times import rough_us
 from pipeline.inspect.forecast.step_parts import StepPart
 from pipeline.stages.build import build
-from pipeline.stages.compile import compile_inputs
+from pipeline.stages.compile import make_compile_inputs
 from pipeline.stages.data import load_data
 
 SLOWER = 3.0
@@ -46,7 +46,7 @@ def prepare(overrides: Sequence[str]) -> tuple[Recipe, CompileInputs, RunSchedul
     with Reporter() as reporter:
         dataset = load_data(recipe, reporter)
         built = build(recipe, dataset, reporter)
-        work = compile_inputs(recipe, dataset, built, backend, reporter)
+        work = make_compile_inputs(recipe, dataset, built, backend, reporter)
     return recipe, work, built.run_schedule, backend
 
 

@@ -154,10 +154,10 @@ def test_an_autopsy_names_its_layer(tiny: Compose, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (["optimizer=thor"], "train.optimizer.name = thor: looks at what the layers of a list see"),
-        (["train.precision=O1"], "flax is no list of layers, so that all of it computes in one"),
-        (["train.to_float=[{pattern: Conv_0, dtype: float16}]"], "is no list of layers"),
-        (["model.arguments.classes=7"], "the network ends in 7 outputs, and 10 classes"),
+        (["optimizer=thor"], "train.optimizer.name = thor: reads the inputs of a list of layers"),
+        (["train.precision=O1"], "flax isn't a list of layers, so all of it computes in one"),
+        (["train.to_float=[{pattern: Conv_0, dtype: float16}]"], "isn't a list of layers"),
+        (["model.arguments.classes=7"], "7 outputs, and the dataset has 10 classes"),
     ],
 )
 def test_what_needs_a_list_of_layers_is_refused(keys: list[str], said: str, tiny: Compose) -> None:

@@ -80,7 +80,7 @@ def test_code_needs_the_flag() -> None:
 
 @pytest.mark.slow
 def test_outputs_that_are_not_the_classes_are_refused(tiny: Compose, graph_file: Path) -> None:
-    with pytest.raises(RecipeError, match="ends in 3 outputs, and 10 classes are to be told apart"):
+    with pytest.raises(RecipeError, match="ends in 3 outputs, and the dataset has 10 classes"):
         run(tiny(*of_images(graph_file)))
 
 

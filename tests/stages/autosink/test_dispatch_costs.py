@@ -19,11 +19,11 @@ from pipeline.stages.autosink.dispatch_costs import (
     TimedRuns,
     Timing,
     Variant,
-    costs_of,
-    error_of_median,
-    first_look,
-    least_steps,
+    count_least_steps,
+    estimate_median_error,
+    fit_costs,
     measure,
+    time_single_step,
 )
 from tests.stages.clockwork import Clockwork
 
@@ -41,7 +41,7 @@ def measured(
         clockwork.rule(monkeypatch)
         run_schedule = RunSchedule(total=100_000, steps_per_epoch=6, sink_steps=6)
         with TimedRuns(tiny(), run_schedule, clockwork, terminal=False) as trials:  # type: ignore[arg-type]
-            return measure(trials, first_look(trials), BOTH, budget_s)
+            return measure(trials, time_single_step(trials), BOTH, budget_s)
 
     return go
 
@@ -84,7 +84,7 @@ def test_slow_steps_are_measured_few_times(
     clockwork = Clockwork(dispatch_s=1e-3, step_s=1.0)
     found = measured(clockwork, 0.5)
     assert found.long_steps == 2
-    assert least_steps(BOTH) <= clockwork.steps <= 1.2 * least_steps(BOTH)
+    assert count_least_steps(BOTH) <= clockwork.steps <= 1.2 * count_least_steps(BOTH)
 
 
 def test_what_disturbs_some_rounds_is_ignored() -> None:
@@ -98,7 +98,7 @@ def test_what_disturbs_some_rounds_is_ignored() -> None:
         }
         for factor in slow
     ]
-    costs = costs_of(rounds, ["loop"], 10)
+    costs = fit_costs(rounds, ["loop"], 10)
     (loop,) = costs.sinks
     assert (costs.off_ms, costs.error) == (2.0, pytest.approx(0, abs=1e-12))
     assert (loop.step_ms, loop.dispatch_ms) == pytest.approx((1.0, 0.5))
@@ -108,5 +108,5 @@ def test_the_error_of_a_median_is_that_of_many_trials() -> None:
     """Normal errors of 3 %: medians of 25 scatter as the formula says."""
     draws = np.random.default_rng(0).normal(1.0, 0.03, (2000, 25))
     scatter = float(np.std(np.median(draws, axis=1)))
-    estimated = statistics.mean(error_of_median(row.tolist()) for row in draws)
+    estimated = statistics.mean(estimate_median_error(row.tolist()) for row in draws)
     assert estimated == pytest.approx(scatter, rel=0.1)

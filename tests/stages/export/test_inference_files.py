@@ -57,7 +57,7 @@ def test_a_csv_has_what_is_printed(
 
 
 def test_a_folder_without_images_and_two_formats_are_refused(trained: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds no images; they end in one of \.png"):
+    with pytest.raises(DataError, match=r"holds no images; names must end in one of \.png"):
         infer([str(trained), str(tmp_path)])
     for wrong, rule in (
         (["--csv="], "--csv '': must be a path"),

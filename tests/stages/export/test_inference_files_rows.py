@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.data.targets import Targets
-from pipeline.stages.export.inference_files import prediction_row
+from pipeline.stages.export.inference_files import make_prediction_row
 
 
 def test_a_target_that_is_called_file_does_not_hide_the_samples_name() -> None:
     numbers = Targets(("file", "size"), "regression", (10.0, 0.0), (2.0, 1.0))
-    row = prediction_row("a.png", np.array([1.0, 3.0]), numbers, top=1)
+    row = make_prediction_row("a.png", np.array([1.0, 3.0]), numbers, top=1)
     assert row == {"file": "a.png", "predicted_file": 12.0, "size": 3.0}
-    labels = prediction_row("a.png", np.zeros(2), Targets(("file", "b"), "multi_label"), top=1)
+    labels = make_prediction_row("a.png", np.zeros(2), Targets(("file", "b"), "multi_label"), top=1)
     assert labels == {"file": "a.png", "predicted_file": "0.500000", "b": "0.500000"}

@@ -12,15 +12,15 @@ from pipeline.core.errors import DataError
 from pipeline.data.columns import ColumnSpec
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
-from pipeline.stages.export.matching import Matching, match_weights, table
-from pipeline.stages.export.network import NetworkArrays, arrays_of_model
+from pipeline.stages.export.matching import Matching, format_table, match_weights
+from pipeline.stages.export.network import NetworkArrays, trace_model_arrays
 from tests.models.build import conf_model
 
 RNG = np.random.default_rng(3)
 
 
 def needs(name: str, image: Sequence[int] = (32, 32, 3), **changes: Any) -> NetworkArrays:
-    return arrays_of_model(conf_model(name, **changes), 10, ColumnSpec(tuple(image), "float32"))
+    return trace_model_arrays(conf_model(name, **changes), 10, ColumnSpec(tuple(image), "float32"))
 
 
 def rand(*shape: int) -> np.ndarray:
@@ -256,7 +256,7 @@ NAMED = ("fc_in", "fc_hidden", "fc_out")
 def test_layers_that_could_be_exchanged_are_not_guessed_at(tmp_path: Path) -> None:
     theirs = dense_layers(*NAMED)
     file, arrays = through_safetensors(theirs, tmp_path)
-    told = r"nothing tells which comes first of fc_hidden and fc_in, which have the same shapes"
+    told = r"the order of fc_hidden and fc_in, which have the same shapes, is unknown"
     for partial in (False, True):
         with pytest.raises(DataError, match=told) as error:
             match_weights(file, arrays, mlp_needs(2)).require(partial=partial)
@@ -368,7 +368,7 @@ def test_what_does_not_match_is_reported_in_a_table() -> None:
     assert error.value.exit_status == 2
     assert str(error.value).splitlines() == [
         "weights.pth: 6 of 8 arrays matched (torch names), 1 missing, 1 extra, 1 misshapen; "
-        "nothing is loaded; rename entries with checkpoint.renames, or load what matches with "
+        "nothing is loaded; rename entries with checkpoint.renames, or load the matching ones with "
         "checkpoint.partial=true",
         "           in the file  shape  in the network         shape",
         "misshapen  fc3.weight   84x7   params/dense_2/kernel  84x10  7x84 in the file",
@@ -389,13 +389,13 @@ def test_whole_numbers_are_no_weights() -> None:
     theirs = lenet() | {"fc3.bias": np.arange(10)}
     rows = match_weights("f", theirs, lenet_needs()).rows
     assert [(row.source, row.note) for row in rows if row.status == "misshapen"] == [
-        ("fc3.bias", "is int64, no floating point")
+        ("fc3.bias", "is int64, must be floating point")
     ]
 
 
 def test_a_long_table_is_truncated() -> None:
     theirs = {f"layer{index}.oops": rand(1) for index in range(100)}
-    text = table(match_weights("f", theirs, lenet_needs()).rows)
+    text = format_table(match_weights("f", theirs, lenet_needs()).rows)
     assert text.splitlines()[-1] == "... and 48 more"
     assert len(text.splitlines()) == 62
 
@@ -427,7 +427,7 @@ def test_an_entry_can_be_given_the_networks_name_at_once() -> None:
 
 def test_a_rule_that_matches_nothing_is_refused() -> None:
     with pytest.raises(
-        DataError, match=r"checkpoint.renames.1.match = x: takes none of the 8 entri"
+        DataError, match=r"checkpoint.renames.1.match = x: must match one of the 8 entri"
     ):
         match_weights("f", lenet(), lenet_needs(), [rename("fc1.*", "head"), rename("x", "y")])
 
@@ -438,7 +438,7 @@ def test_two_entries_for_one_array_are_reported() -> None:
     rows = match_weights("f", theirs, lenet_needs(), rules, "none").rows
     assert [(row.status, row.note) for row in rows[:2]] == [
         ("matched", ""),
-        ("extra", "w is that already"),
+        ("extra", "w has that name already"),
     ]
 
 
@@ -448,7 +448,7 @@ def test_a_flatten_inside_a_block_is_not_guessed_at() -> None:
         {"name": "dense", "features": "$classes"},
     ]
     network = needs("layers", layers=layers, blocks={})
-    with pytest.raises(DataError, match="sequence has a flatten inside; the order of its values"):
+    with pytest.raises(DataError, match="sequence has a flatten inside; the order of values"):
         match_weights("f", {"0.weight": rand(5, 3072)}, network)
     own = {name: rand(*shape) for name, shape in network.shapes.items()}
     assert list(statuses(match_weights("f", own, network))) == ["matched"]
@@ -486,7 +486,7 @@ def test_vectors_of_segments_are_added_to_those_of_positions() -> None:
 def test_tied_and_transposed_weights_of_a_decoder() -> None:
     theirs = text_names(bert=False)
     classes = ColumnSpec((4, 1, 1), "float32")
-    network = arrays_of_model(conf_model("gpt2", **TEXT), 9, classes)
+    network = trace_model_arrays(conf_model("gpt2", **TEXT), 9, classes)
     matching = match_weights("f", theirs, network)
     assert statuses(matching)["tied"] == ["lm_head.weight"]
     kernel = matching.arrays["params/tokens/block0/residual_1/dense_0/kernel"]

@@ -8,7 +8,7 @@ import pytest
 from pipeline.core.errors import DataError, UsageError
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
-from pipeline.stages.export.matching import match_weights, under_foreign_names
+from pipeline.stages.export.matching import convert_to_foreign_names, match_weights
 from pipeline.stages.export.network import NetworkArrays
 from tests.command_line import convert
 from tests.stages.export.test_matching import (
@@ -45,7 +45,7 @@ def test_there_and_back_is_where_it_began(theirs: Arrays, network: NetworkArrays
     ours = match_weights("a.pth", theirs, network).arrays
     counters = [name for name in theirs if "num_batches" in name]
     model = {name: a if name in counters else rand(*a.shape) for name, a in theirs.items()}
-    back = under_foreign_names("b.pth", model, ours, network)
+    back = convert_to_foreign_names("b.pth", model, ours, network)
     assert list(back) == list(theirs)
     for name, array in theirs.items():
         assert back[name].dtype == array.dtype
@@ -56,17 +56,19 @@ def test_dtypes_are_those_of_the_file() -> None:
     theirs = lenet()
     ours = match_weights("a.pth", theirs, lenet_needs()).arrays
     model = {name: array.astype(np.float16) for name, array in theirs.items()}
-    back = under_foreign_names("b.pth", model, ours, lenet_needs())
+    back = convert_to_foreign_names("b.pth", model, ours, lenet_needs())
     np.testing.assert_array_equal(back["fc1.weight"], theirs["fc1.weight"].astype(np.float16))
 
 
 def test_the_file_must_be_of_the_network() -> None:
     ours = match_weights("a.pth", lenet(), lenet_needs()).arrays
     with pytest.raises(DataError, match=r"b.pth: 7 of 8 arrays matched .*1 misshapen"):
-        under_foreign_names("b.pth", lenet() | {"fc3.bias": rand(9)}, ours, lenet_needs())
+        convert_to_foreign_names("b.pth", lenet() | {"fc3.bias": rand(9)}, ours, lenet_needs())
     del ours["params/dense_2/bias"]
-    with pytest.raises(DataError, match=r"b.pth: has fc3.bias, for which there are no weights"):
-        under_foreign_names("b.pth", lenet(), ours, lenet_needs())
+    with pytest.raises(
+        DataError, match=r"b.pth: has fc3.bias, and the network has no such weights"
+    ):
+        convert_to_foreign_names("b.pth", lenet(), ours, lenet_needs())
 
 
 def test_convert_writes_in_the_likeness_of_a_file(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.stages.export.matching import match_weights
-from pipeline.stages.export.network import arrays_of_model
-from pipeline.stages.warm_start import fill
+from pipeline.stages.export.network import trace_model_arrays
+from pipeline.stages.warm_start import replace_leaves
 from tests.conftest import ROOT
 from tests.models.build import QUICK, conf_model, shapes
 
@@ -42,13 +42,13 @@ def state_dict(golden: dict[str, Any]) -> Arrays:
 def logits(model: ModelSpec, framework: str, state: Arrays, images: np.ndarray) -> np.ndarray:
     spec = ColumnSpec(images.shape[1:], "float32")
     file = {"torch": "golden.pth", "mindspore": "golden.ckpt"}[framework]
-    matching = match_weights(file, state, arrays_of_model(model, 10, spec))
+    matching = match_weights(file, state, trace_model_arrays(model, 10, spec))
     matching.require(partial=False)
     assert matching.rules == framework
     module = model.build(10, "float32")
     # What the file lacked would stay zero.
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes(module, spec.shape))
-    variables = fill(zeros, matching.arrays)
+    variables = replace_leaves(zeros, matching.arrays)
     apply = jax.jit(lambda v, x: module.apply(v, x, train=False), compiler_options=QUICK)
     return np.asarray(apply(variables, images))
 

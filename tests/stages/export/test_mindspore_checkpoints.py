@@ -10,7 +10,7 @@ import pytest
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.core.errors import DataError
 from pipeline.models.weights.files.weight_files import read_weights
-from pipeline.stages.export.mindspore_checkpoints import free_prefix
+from pipeline.stages.export.mindspore_checkpoints import find_free_prefix
 from tests import outcome
 from tests.command_line import export
 from tests.conftest import compose_tiny
@@ -58,13 +58,13 @@ def test_the_optimizers_state_follows_on_request(trained: Path, tmp_path: Path) 
 def test_a_prefix_is_taken_by_files_of_its_form_alone(tmp_path: Path) -> None:
     for name in ("net-x.ckpt", "net-1_2.txt", "nets-1_2.ckpt", "net-1.ckpt"):
         (tmp_path / name).touch()
-    assert free_prefix(tmp_path, "net") == "net"
+    assert find_free_prefix(tmp_path, "net") == "net"
     (tmp_path / "net-1_2.ckpt").touch()
     (tmp_path / "net_1-1_2.ckpt").touch()
-    assert free_prefix(tmp_path, "net") == "net_2"
+    assert find_free_prefix(tmp_path, "net") == "net_2"
 
 
 def test_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no run directory"):
+    with pytest.raises(DataError, match="isn't a run directory"):
         export([str(tmp_path), str(tmp_path / "out"), "--to=ckpt"])
     assert not (tmp_path / "out").exists()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pipeline.stages.export.naming import align
+from pipeline.stages.export.naming import align_layers
 
 
 def worth(fits: np.ndarray, partners: list[int]) -> tuple[int, int]:
@@ -35,7 +35,7 @@ tables = st.tuples(sides, sides).flatmap(
 @pytest.mark.slow
 @given(tables)
 def test_no_pairing_in_order_fits_better(fits: np.ndarray) -> None:
-    partners = align(fits)
+    partners = align_layers(fits)
     assert len(partners) == len(fits)
     paired = [partner for partner in partners if partner < fits.shape[1]]
     assert paired == sorted(set(paired))
@@ -47,4 +47,4 @@ def test_no_pairing_in_order_fits_better(fits: np.ndarray) -> None:
 @pytest.mark.slow
 @given(sides, sides)
 def test_of_layers_alike_the_first_are_taken(theirs: int, ours: int) -> None:
-    assert align(np.ones((theirs, ours), np.int64)) == list(range(theirs))
+    assert align_layers(np.ones((theirs, ours), np.int64)) == list(range(theirs))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.models.layers.standard import ConvTranspose
-from pipeline.stages.export.network import NetworkArrays, to_own_layout
+from pipeline.stages.export.network import NetworkArrays, convert_layout
 from tests.models.build import network, random
 
 
@@ -18,7 +18,7 @@ def test_a_transposed_convolution_spreads_its_pixels_as_torch_has_it(
     image, theirs = random(1, 3, 4, 2), random(2, 5, kernel, kernel, seed=1)
     name = "params/conv_transpose_0/kernel"
     needed = NetworkArrays("unet", {name: (kernel, kernel, 2, 5)}, {})
-    ours = to_own_layout(theirs, name, needed)
+    ours = convert_layout(theirs, name, needed)
     expected = np.zeros((1, 2 * stride + kernel, 3 * stride + kernel, 5), np.float32)
     for y, x in np.ndindex(3, 4):
         at = np.s_[:, y * stride : y * stride + kernel, x * stride : x * stride + kernel]

@@ -14,10 +14,10 @@ from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.text_generation import (
     Decoder,
     Sampling,
-    cached_decoder,
-    continuation,
-    decoder_of,
-    whole_decoder,
+    make_cached_decoder,
+    make_decoder,
+    make_uncached_decoder,
+    sample_tokens,
 )
 from pipeline.stages.export.trained_run import TrainedRun, read_trained_run
 from tests.stages.export.text_runs import GPT, RHYME, gpt
@@ -36,7 +36,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> TrainedRun
 
 @pytest.fixture(scope="module")
 def cached(trained: TrainedRun) -> Decoder:
-    decoder = cached_decoder(trained)
+    decoder = make_cached_decoder(trained)
     assert decoder is not None
     return decoder
 
@@ -46,7 +46,7 @@ def sampled(
 ) -> list[int]:
     assert run_.samples.text is not None
     tokens = run_.samples.text.encode_prompt(prompt)
-    parts = list(continuation(decoder, run_.arrays, tokens, count, sampling))
+    parts = list(sample_tokens(decoder, run_.arrays, tokens, count, sampling))
     return [int(token) for part in parts for token in part]
 
 
@@ -77,7 +77,7 @@ def test_at_temperature_0_tokens_are_those_of_full_passes(
     greedy = Sampling(temperature=0.0)
     found = sampled(trained, cached, prompt, 70, greedy)
     assert found == by_full_passes(trained, prompt, 70)
-    whole = whole_decoder(make_predict(trained), LENGTH, trained.samples.dtype)
+    whole = make_uncached_decoder(make_predict(trained), LENGTH, trained.samples.dtype)
     assert sampled(trained, whole, prompt, 70, greedy) == found
 
 
@@ -118,7 +118,7 @@ def test_one_token_to_choose_from_is_the_most_probable(
 def test_draws_follow_the_softmax_of_the_most_probable() -> None:
     logits = jnp.array([0.0, 1.0, 2.0, -1.0])
     flat = Decoder(lambda weights, cache, token, position: (logits, cache), (), 8)
-    parts = continuation(flat, {}, np.zeros(1, np.int32), 4000, Sampling(1.5, top_k=3))
+    parts = sample_tokens(flat, {}, np.zeros(1, np.int32), 4000, Sampling(1.5, top_k=3))
     shares = np.bincount(np.concatenate(list(parts)), minlength=4) / 4000
     powers = np.exp(np.array([0.0, 1.0, 2.0]) / 1.5)
     np.testing.assert_allclose(shares, [*(powers / powers.sum()), 0], atol=0.03)
@@ -136,5 +136,5 @@ def test_layers_that_read_later_tokens_have_no_cache(cache: Path, tmp_path: Path
     data = [f"dataset.root={tmp_path / 'a.txt'}", f"cache.root={cache}"]
     run(load_recipe("gpt_text", [*keys, *own, *data]), tmp_path / "run")
     trained = read_trained_run(tmp_path / "run")
-    assert cached_decoder(trained) is None
-    assert len(sampled(trained, decoder_of(trained), PROMPT, 3, Sampling())) == 3
+    assert make_cached_decoder(trained) is None
+    assert len(sampled(trained, make_decoder(trained), PROMPT, 3, Sampling())) == 3

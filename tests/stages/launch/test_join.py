@@ -43,8 +43,8 @@ def test_a_shell_inside_a_slurm_job_is_alone() -> None:
     [
         ("slurm", {}, "launch = slurm: SLURM_JOB_ID, SLURM_STEP_NODELIST, SLURM_NTASKS"),
         ("env", {}, "launch = env: RANK_ID and RANK_SIZE not set; give RANK, WORLD_SIZE"),
-        ("auto", {**TORCHRUN, "RANK": "4"}, "launch = auto: rank 4 of 4 processes; must be below"),
-        ("auto", {**TORCHRUN, "RANK": "-1"}, "launch = auto: rank -1 of 4 processes"),
+        ("auto", {**TORCHRUN, "RANK": "4"}, "launch = auto: rank = 4: must be from 0 to 3"),
+        ("auto", {**TORCHRUN, "RANK": "-1"}, "launch = auto: rank = -1: must be from 0 to 3"),
         ("auto", {**TORCHRUN, "RANK": "one"}, "RANK = one: must be a whole number"),
         ("auto", {**TORCHRUN, "MASTER_PORT": "99999"}, "MASTER_PORT = 99999: must be from 1 to"),
         ("auto", {"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT not set"),

@@ -36,5 +36,5 @@ def test_without_a_log_there_are_none(tmp_path: Path) -> None:
 def test_a_log_of_too_many_names_is_refused(tmp_path: Path) -> None:
     log = tmp_path / "metrics.jsonl"
     log.write_text("".join(f'{{"step": {n}, "key {n}": 1}}\n' for n in range(MAX_NAMES + 5)))
-    with pytest.raises(DataError, match="line 1000: has more than 1,000 names by then; is no log"):
+    with pytest.raises(DataError, match="line 1000: the log must have at most 1,000 names"):
         read_arrays(log)

@@ -11,9 +11,9 @@ import pytest
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.stages.record.continuity import (
-    changed_data,
-    changed_plugins,
-    changed_software,
+    describe_changed_software,
+    find_changed_data,
+    find_changed_plugins,
     require_same_origin,
 )
 from pipeline.stages.record.provenance import Provenance, add_provenance, read_provenance
@@ -45,18 +45,18 @@ def train_image(**changed: Any) -> Mapping[str, Any]:
 
 
 def test_the_same_is_no_change() -> None:
-    assert changed_data([train_image()], NOW) == []
-    assert changed_software([kept()], NOW) is None
+    assert find_changed_data([train_image()], NOW) == []
+    assert describe_changed_software([kept()], NOW) is None
 
 
 def test_every_column_that_is_other_is_named_with_what_was_and_is() -> None:
     old = kept(data={"train": {"image": {**IMAGE, "sha256": "b" * 64}, "mask": IMAGE}})
     now = replace(NOW, data={**NOW.data, "eval": {"image": {**IMAGE, "of": "32 of 1,000"}}})
     words = "uint8 9x8x8x1 (SHA-256"
-    assert changed_data([old], now) == [
+    assert find_changed_data([old], now) == [
         f"train image: was {words} bbbbbbbbbbbb of all), is {words} aaaaaaaaaaaa of all)",
-        f"train mask: was {words} aaaaaaaaaaaa of all), is not there",
-        f"eval image: was not there, is {words} aaaaaaaaaaaa of 32 of 1,000)",
+        f"train mask: was {words} aaaaaaaaaaaa of all), is missing",
+        f"eval image: was missing, is {words} aaaaaaaaaaaa of 32 of 1,000)",
     ]
 
 
@@ -65,26 +65,28 @@ def test_where_other_samples_were_hashed_shape_and_type_are_compared(
     changed: Mapping[str, Any],
 ) -> None:
     sampled = {"of": "32 of 9", "sha256": "b" * 64}
-    assert changed_data([train_image(**sampled)], NOW) == []
-    assert len(changed_data([train_image(**sampled, **changed)], NOW)) == 1
+    assert find_changed_data([train_image(**sampled)], NOW) == []
+    assert len(find_changed_data([train_image(**sampled, **changed)], NOW)) == 1
 
 
 def test_the_newest_process_that_has_kept_a_section_is_compared_with() -> None:
     other = train_image(sha256="b" * 64)
-    assert changed_data([other, train_image()], NOW) == []
-    assert len(changed_data([train_image(), other, {}, {"data": None}, {"data": {}}], NOW)) == 1
-    assert changed_data([{}], NOW) == changed_data([], NOW) == []
+    assert find_changed_data([other, train_image()], NOW) == []
+    assert (
+        len(find_changed_data([train_image(), other, {}, {"data": None}, {"data": {}}], NOW)) == 1
+    )
+    assert find_changed_data([{}], NOW) == find_changed_data([], NOW) == []
 
 
 def test_versions_and_code_that_are_other_are_named_in_few_words() -> None:
     before = kept(versions={"jax": "0.9", "scipy": "1.17"}, code={"sha256": "d" * 64})
-    assert changed_software([before], NOW) == (
+    assert describe_changed_software([before], NOW) == (
         "jax 0.9 -> 0.10.2, scipy 1.17 -> none, numpy none -> 2.4.6, "
         "code dddddddddddd -> cccccccccccc"
     )
     many = kept(versions={f"part-{number}": "1" for number in range(100)})
-    assert str(changed_software([many], NOW)).endswith(" and 98 more")
-    assert len(str(changed_software([many], NOW))) < 200
+    assert str(describe_changed_software([many], NOW)).endswith(" and 98 more")
+    assert len(str(describe_changed_software([many], NOW))) < 200
 
 
 def plugins(**files: str) -> Mapping[str, Any]:
@@ -93,8 +95,8 @@ def plugins(**files: str) -> Mapping[str, Any]:
 
 def test_plugins_that_are_the_same_or_new_are_no_change() -> None:
     now = replace(NOW, plugins={**plugins(a="1" * 64), "other": {"version": "1", "sha256": {}}})
-    assert changed_plugins([kept(plugins=plugins(a="1" * 64))], now) == []
-    assert changed_plugins([kept()], now) == changed_plugins([], now) == []
+    assert find_changed_plugins([kept(plugins=plugins(a="1" * 64))], now) == []
+    assert find_changed_plugins([kept()], now) == find_changed_plugins([], now) == []
 
 
 def test_files_of_plugins_that_are_others_are_named() -> None:
@@ -105,7 +107,7 @@ def test_files_of_plugins_that_are_others_are_named() -> None:
     }
     installed = {"version": "1.1", "sha256": {"__init__.py": "4" * 64}}
     own = plugins(**{"own.py": "5" * 64, "new.py": "6" * 64})
-    assert changed_plugins(
+    assert find_changed_plugins(
         [kept(plugins=before)], replace(NOW, plugins={**own, "installed": installed})
     ) == [
         "own: own.py 111111111111 -> 555555555555",
@@ -119,7 +121,7 @@ def test_files_of_plugins_that_are_others_are_named() -> None:
 
 def test_many_changed_files_are_counted() -> None:
     before = plugins(**{f"{number}.py": "1" * 64 for number in range(100)})
-    lines = changed_plugins([kept(plugins=before)], replace(NOW, plugins=plugins()))
+    lines = find_changed_plugins([kept(plugins=before)], replace(NOW, plugins=plugins()))
     assert (len(lines), lines[-1]) == (9, "92 more")
 
 
@@ -131,7 +133,7 @@ def test_plugins_in_a_strangers_file_are_shown_and_nothing_else(entry: Any, tmp_
     now = replace(NOW, plugins=plugins(**{"own.py": "1" * 64}))
     lines: list[str] = []
     require_same_origin(tmp_path, now, "allow", lines.append)
-    assert lines[0].startswith(f"{tmp_path}: the plug-ins are not those that the run was trained")
+    assert lines[0].startswith(f"{tmp_path}: the plug-ins have changed since the run was trained")
     assert "".join(lines).isprintable()
     assert all(len(line) < 2000 for line in lines)
 
@@ -143,13 +145,13 @@ def test_changed_plugins_are_refused_unless_they_are_allowed(tmp_path: Path) -> 
         require_same_origin(tmp_path, now, "refuse", pytest.fail)
     changed = "own: own.py 111111111111 -> 222222222222"
     assert str(caught.value).splitlines() == [
-        f"{tmp_path}: the plug-ins are not those that the run was trained with so far:",
+        f"{tmp_path}: the plug-ins have changed since the run was trained:",
         f"  {changed}",
-        "Bring them back, or go on with these: train.resume_changed=allow",
+        "Restore them, or continue with these: train.resume_changed=allow",
     ]
     warned: list[str] = []
     require_same_origin(tmp_path, now, "allow", warned.append)
-    what = "the plug-ins are not those that the run was trained with so far"
+    what = "the plug-ins have changed since the run was trained"
     assert warned == [f"{tmp_path}: {what}, and train.resume_changed=allow: {changed}"]
 
 
@@ -180,7 +182,7 @@ def test_a_strangers_file_is_compared_and_shown_and_nothing_else(data: Any, tmp_
 
 
 def test_what_can_not_be_compared_is_warned_of(tmp_path: Path) -> None:
-    unknown = "whether data, versions and code are as they were is not known"
+    unknown = "whether data, versions and code are the same as before is unknown"
     lines: list[str] = []
     file = tmp_path / "provenance.json"
     require_same_origin(tmp_path, NOW, "refuse", lines.append)
@@ -189,7 +191,7 @@ def test_what_can_not_be_compared_is_warned_of(tmp_path: Path) -> None:
     file.write_bytes(b" " * (2**24 + 1))
     require_same_origin(tmp_path, NOW, "refuse", lines.append)
     assert lines == [
-        f"{file}: is not there; {unknown}",
+        f"{file}: is missing; {unknown}",
         f"{file}: can't be read: is nested too deeply; {unknown}",
         f"{file}: can't be read: has more than 16,777,216 bytes; {unknown}",
     ]
@@ -213,9 +215,9 @@ def test_a_run_goes_on_with_other_data_only_where_that_is_allowed(
     with pytest.raises(DataError) as caught:
         run(tiny("train.steps=40", resume))
     message = str(caught.value)
-    assert f"{half}: the data are not those that the run was trained on so far:" in message
+    assert f"{half}: the data have changed since the run was trained:" in message
     assert "eval image: was uint8 40x8x8x1 (SHA-256 bbbbbbbbbbbb of all), is uint8" in message
-    assert message.endswith("go on with these: train.resume_changed=allow")
+    assert message.endswith("continue with these: train.resume_changed=allow")
     assert outcome.read_summary(half)["status"] == "done"
     assert len(read_provenance(half)) == 1
     allowed = tiny("train.steps=40", resume, "train.resume_changed=allow")
@@ -255,5 +257,5 @@ def test_a_file_does_not_allow_it(tmp_path: Path) -> None:
 
     file = tmp_path / "mine.yaml"
     file.write_text("# @package _global_\ntrain: {resume_changed: allow}\n")
-    with pytest.raises(RecipeError, match=r"train\.resume_changed = allow: not for a file to say"):
+    with pytest.raises(RecipeError, match=r"train\.resume_changed = allow: must not be in a file"):
         load_recipe(str(file))

@@ -107,18 +107,18 @@ def test_other_settings_are_refused_unless_they_are_allowed(tmp_path: Path) -> N
     write(tmp_path, now, numerics={**NUMERICS, "threefry_partitionable": False}, settings={})
     with pytest.raises(DataError) as caught:
         require_same_origin(tmp_path, now, "refuse", pytest.fail)
-    what = "settings that decide numbers are not those that the run was trained with so far"
+    what = "settings that decide numbers have changed since the run was trained"
     line = "jax_threefry_partitionable: was False, is True"
     assert str(caught.value).splitlines() == [
         f"{tmp_path}: {what}:",
         f"  {line}",
-        "Bring them back, or go on with these: train.resume_changed=allow",
+        "Restore them, or continue with these: train.resume_changed=allow",
     ]
     warned: list[str] = []
     require_same_origin(tmp_path, now, "allow", warned.append)
     assert warned == [
         f"{tmp_path}: {what}, and train.resume_changed=allow: {line}",
-        f"{tmp_path}: goes on with other settings: OMP_NUM_THREADS: was not set, is 1",
+        f"{tmp_path}: continues with other settings: OMP_NUM_THREADS: was not set, is 1",
     ]
 
 

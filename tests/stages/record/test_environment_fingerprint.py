@@ -9,14 +9,14 @@ import pytest
 from pipeline.data.columns import Column, Facts, Split, make_blank_data
 from pipeline.data.padding.buckets import make_ragged_array
 from pipeline.data.padding.pad_images import pad_split
-from pipeline.stages.record.environment import SAMPLED, Fingerprint, fingerprint
+from pipeline.stages.record.environment import SAMPLED, Fingerprint, fingerprint_columns
 from tests.backends.loading.small_loader import CountedColumn, make_split
 
 IMAGES = np.arange(300 * 4, dtype=np.float32).reshape(300, 2, 2, 1)
 
 
 def test_a_column_in_memory_is_hashed_as_a_whole() -> None:
-    found = fingerprint(make_split())
+    found = fingerprint_columns(make_split())
     images = make_split().columns["image"][:]
     assert found["image"].sha256 == hashlib.sha256(images.tobytes()).hexdigest()
     assert (found["image"].shape, found["image"].dtype) == ((11, 2, 2, 1), "uint8")
@@ -24,7 +24,9 @@ def test_a_column_in_memory_is_hashed_as_a_whole() -> None:
 
 
 def test_samples_that_are_not_there_are_not_hashed() -> None:
-    (image, label) = fingerprint(make_blank_data(Facts((8, 8, 1), 10, 60, 10), ()).train).values()
+    (image, label) = fingerprint_columns(
+        make_blank_data(Facts((8, 8, 1), 10, 60, 10), ()).train
+    ).values()
     assert image == Fingerprint((60, 8, 8, 1), "uint8", sha256="", of="none")
     assert label == Fingerprint((60,), "int32", sha256="", of="none")
 
@@ -33,7 +35,7 @@ def test_samples_that_are_not_there_are_not_hashed() -> None:
 def test_one_value_changes_it(changed: tuple[int, ...]) -> None:
     other = IMAGES.copy()
     other[changed] += 1
-    first, second = (fingerprint(Split({"image": images})) for images in (IMAGES, other))
+    first, second = (fingerprint_columns(Split({"image": images})) for images in (IMAGES, other))
     assert first["image"].sha256 != second["image"].sha256
 
 
@@ -41,15 +43,18 @@ def test_the_order_of_samples_and_of_bytes_in_memory() -> None:
     """The first is part of the data, the second is not."""
     strided = np.asfortranarray(IMAGES)
     swapped = IMAGES.astype(">f4")
-    ones = [fingerprint(Split({"image": images}))["image"] for images in (IMAGES, strided, swapped)]
+    ones = [
+        fingerprint_columns(Split({"image": images}))["image"]
+        for images in (IMAGES, strided, swapped)
+    ]
     assert len({found.sha256 for found in ones}) == 1
-    reordered = fingerprint(Split({"image": IMAGES[::-1]}))["image"]
+    reordered = fingerprint_columns(Split({"image": IMAGES[::-1]}))["image"]
     assert reordered.sha256 != ones[0].sha256
 
 
 def test_of_what_is_read_on_demand_evenly_spread_samples_are_read() -> None:
     column = CountedColumn(IMAGES)
-    found = fingerprint(Split({"image": column}))["image"]
+    found = fingerprint_columns(Split({"image": column}))["image"]
     assert column.reads[0] == 0
     assert column.reads[-1] == 299
     assert len(column.reads) == SAMPLED
@@ -60,12 +65,12 @@ def test_of_what_is_read_on_demand_evenly_spread_samples_are_read() -> None:
 
 def test_a_column_of_few_samples_is_read_whole() -> None:
     column = CountedColumn(IMAGES[:5])
-    assert fingerprint(Split({"image": column}))["image"].of == "5 of 5"
+    assert fingerprint_columns(Split({"image": column}))["image"].of == "5 of 5"
     assert column.reads == [0, 1, 2, 3, 4]
 
 
 def _fingerprint_of(column: Column) -> Fingerprint:
-    return fingerprint(Split({"image": column}))["image"]
+    return fingerprint_columns(Split({"image": column}))["image"]
 
 
 def _padded(images: Column) -> Column:

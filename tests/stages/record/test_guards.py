@@ -8,7 +8,7 @@ import pytest
 from jax.errors import JaxRuntimeError
 
 from pipeline.core.errors import RunError
-from pipeline.stages.record.guards import oom_to_run_error, os_errors_to_run_errors
+from pipeline.stages.record.guards import convert_os_errors, convert_out_of_memory
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from pipeline.stages.record.guards import oom_to_run_error, os_errors_to_run_err
     ],
 )
 def test_an_error_of_the_disk_names_the_path(error: OSError, message: str) -> None:
-    with pytest.raises(RunError, match=message), os_errors_to_run_errors(Path("/runs/a")):
+    with pytest.raises(RunError, match=message), convert_os_errors(Path("/runs/a")):
         raise error
 
 
@@ -28,10 +28,10 @@ def test_an_error_of_the_disk_names_the_path(error: OSError, message: str) -> No
     "error", [MemoryError("of 8 GB\nmore"), JaxRuntimeError("RESOURCE_EXHAUSTED: of 8 GB\nmore")]
 )
 def test_out_of_memory_is_one_line(error: Exception) -> None:
-    with pytest.raises(RunError, match=r"\Aout of memory: .*of 8 GB\Z"), oom_to_run_error():
+    with pytest.raises(RunError, match=r"\Aout of memory: .*of 8 GB\Z"), convert_out_of_memory():
         raise error
 
 
 def test_another_error_of_the_device_stays() -> None:
-    with pytest.raises(JaxRuntimeError, match="INTERNAL"), oom_to_run_error():
+    with pytest.raises(JaxRuntimeError, match="INTERNAL"), convert_out_of_memory():
         raise JaxRuntimeError("INTERNAL: no kernel")

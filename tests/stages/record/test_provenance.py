@@ -60,7 +60,9 @@ def test_every_process_of_a_run_is_kept(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named_and_keeps_no_run_from_going_on(tmp_path: Path) -> None:
     for text in ("", "{", "[]", '{"processes": 1}', '{"processes": [1]}'):
         (tmp_path / "provenance.json").write_text(text)
-        with pytest.raises(DataError, match=r"provenance\.json: .*; delete it to go without"):
+        with pytest.raises(
+            DataError, match=r"provenance\.json: .*; delete it to continue without it"
+        ):
             read_provenance(tmp_path)
         add_provenance(tmp_path, PLAIN)
         assert len(read_provenance(tmp_path)) == 1

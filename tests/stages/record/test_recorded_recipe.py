@@ -12,11 +12,11 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.stages.record.recorded_recipe import (
     FREE_TO_CHANGE,
-    changed_keys,
     find_run_to_resume,
+    list_changed_keys,
     write_recipe,
 )
-from pipeline.stages.record.run_directory import SUMMARY, lock_run, make
+from pipeline.stages.record.run_directory import SUMMARY, lock_run, make_run_dir
 from tests.stages.record.test_run_directory import leave
 
 Compose = Callable[..., Recipe]
@@ -66,12 +66,12 @@ def test_auto_parses_no_recipe_of_a_run_that_is_done(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(20):
-        done = make(tmp_path / "2026-01-01" / f"{number}_done")
+        done = make_run_dir(tmp_path / "2026-01-01" / f"{number}_done")
         write_recipe(done, tiny())
         (done / SUMMARY).write_text('{"status": "done"}')
     parsed: list[Path] = []
     monkeypatch.setattr(
-        "pipeline.stages.record.recorded_recipe.changed_keys",
+        "pipeline.stages.record.recorded_recipe.list_changed_keys",
         lambda recipe, run_dir: parsed.append(run_dir) or ["another"],
     )
     assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) is None
@@ -187,7 +187,7 @@ def test_what_is_no_run_directory_is_named(
     with pytest.raises(RecipeError) as caught:
         find_run_to_resume(tiny(f"train.resume={tmp_path}"))
     assert caught.value.problems == (
-        f"train.resume = {tmp_path}: no run directory, recipe.yaml can't be read from it",
+        f"train.resume = {tmp_path}: must be a run directory; recipe.yaml can't be read from it",
     )
 
 
@@ -242,8 +242,8 @@ def test_an_equal_recipe_is_compared_without_defaults(
     filled: list[object] = []
     module = "pipeline.stages.record.recorded_recipe"
     monkeypatch.setattr(f"{module}.normalise_recipe", lambda tree: filled.append(tree) or tree)
-    assert changed_keys(tiny(), tmp_path) == []
+    assert list_changed_keys(tiny(), tmp_path) == []
     assert filled == []
-    (line,) = changed_keys(tiny("seed=3"), tmp_path)
+    (line,) = list_changed_keys(tiny("seed=3"), tmp_path)
     assert line.startswith("seed = 3: was 1")
     assert filled != []

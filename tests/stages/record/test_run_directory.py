@@ -26,11 +26,11 @@ from pipeline.stages.record.run_directory import (
     PRICES,
     REPLACED,
     SUMMARY,
-    create,
+    create_run_dir,
+    find_run_dir,
     lock_run,
-    make,
+    make_run_dir,
     make_unique,
-    run_of,
 )
 from tests.conftest import ROOT
 
@@ -38,7 +38,7 @@ Compose = Callable[..., Recipe]
 
 
 def test_the_name_has_day_time_and_recipe(tmp_path: Path) -> None:
-    made = create("lenet5_mnist", tmp_path)
+    made = create_run_dir("lenet5_mnist", tmp_path)
     assert made.is_dir()
     day, clock = made.relative_to(tmp_path).parts
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", day)
@@ -53,12 +53,12 @@ def test_a_taken_name_gets_a_number(tmp_path: Path) -> None:
 def test_threads_never_share_a_directory(tmp_path: Path) -> None:
     start = Barrier(8)
 
-    def make(_: int) -> list[Path]:
+    def make_run_dir(_: int) -> list[Path]:
         start.wait()
         return [make_unique(tmp_path / "day" / "run") for _ in range(10)]
 
     with ThreadPoolExecutor(8) as pool:
-        made = [path for paths in pool.map(make, range(8)) for path in paths]
+        made = [path for paths in pool.map(make_run_dir, range(8)) for path in paths]
     assert len(set(made)) == 80
     assert all(path.is_dir() for path in made)
 
@@ -98,22 +98,22 @@ def test_processes_never_share_a_directory(tmp_path: Path) -> None:
 def test_a_name_that_was_taken_too_often_is_refused(tmp_path: Path) -> None:
     for attempt in range(1000):
         (tmp_path / (f"run_{attempt}" if attempt else "run")).mkdir()
-    with pytest.raises(RunError, match="run: a thousand directories of that name are there"):
+    with pytest.raises(RunError, match="run: a thousand directories of that name exist"):
         make_unique(tmp_path / "run")
 
 
 def test_a_place_where_nothing_can_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("a file")
     with pytest.raises(RunError, match="can't make the run directory: Not a directory") as caught:
-        create("lenet5", tmp_path / "outputs")
+        create_run_dir("lenet5", tmp_path / "outputs")
     assert str(tmp_path) in str(caught.value)
     with pytest.raises(RunError, match="can't make the run directory: Not a directory"):
-        make(tmp_path / "outputs" / "run")
+        make_run_dir(tmp_path / "outputs" / "run")
 
 
 def test_a_directory_that_the_user_names_is_made_or_taken_empty(tmp_path: Path) -> None:
     for _ in range(2):
-        assert make(tmp_path / "deep" / "run") == tmp_path / "deep" / "run"
+        assert make_run_dir(tmp_path / "deep" / "run") == tmp_path / "deep" / "run"
         assert (tmp_path / "deep" / "run").is_dir()
 
 
@@ -130,16 +130,16 @@ def leave(run_dir: Path, recipe: Recipe, status: str | None = None, age_s: int =
 def test_a_run_is_never_written_over(tiny: Compose, tmp_path: Path) -> None:
     run_dir = leave(tmp_path / "run", tiny())
     with pytest.raises(RunError) as caught:
-        make(run_dir)
+        make_run_dir(run_dir)
     assert str(caught.value) == (
-        f"{run_dir}: holds a run already; name another directory, or go on with that run: "
+        f"{run_dir}: holds a run already; name another directory, or resume that run: "
         f"train.resume={run_dir}"
     )
 
 
 def test_outputs_lie_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert create("x").relative_to("outputs").parts
+    assert create_run_dir("x").relative_to("outputs").parts
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
 
 
@@ -147,7 +147,7 @@ def test_a_directory_that_two_new_runs_were_given_goes_to_one(
     tiny: Compose, tmp_path: Path
 ) -> None:
     """Both found it empty; the second is at its lock when the first is done."""
-    first, second = make(tmp_path / "run"), make(tmp_path / "run")
+    first, second = make_run_dir(tmp_path / "run"), make_run_dir(tmp_path / "run")
     with lock_run(first, new=True):
         write_recipe(first, tiny())
     with pytest.raises(RunError, match="holds a run already"), lock_run(second, new=True):
@@ -159,21 +159,21 @@ def test_a_directory_that_two_new_runs_were_given_goes_to_one(
 def test_the_run_of_a_path_is_found(tiny: Compose, tmp_path: Path) -> None:
     run_dir = leave(tmp_path / "run", tiny())
     for path in (run_dir, run_dir / "checkpoints", checkpoint_path(run_dir / "checkpoints", 40)):
-        assert run_of(path) == run_dir
-    assert run_of(tmp_path) is None
+        assert find_run_dir(path) == run_dir
+    assert find_run_dir(tmp_path) is None
 
 
 @pytest.mark.parametrize(
     ("names", "text"),
     [
-        (["notes.txt"], "no run, and is not empty: notes.txt"),
-        (["a", "b", "c", "d", "e"], "no run, and is not empty: a, b, c and 2 more"),
-        (["metrics.jsonl"], "what is left of a run without its recipe.yaml: metrics.jsonl"),
-        (["checkpoints/"], "what is left of a run without its recipe.yaml: checkpoints"),
-        (["8.orbax-checkpoint-tmp/"], "no run, and is not empty: 8.orbax-checkpoint-tmp"),
-        ([".lock", "run.log", "x"], "what is left of a run without its recipe.yaml: run.log, x"),
-        (["2019/", "2020/"], "no run, and is not empty: 2019, 2020"),
-        (["x\ny"], r"no run, and is not empty: x\\ny"),
+        (["notes.txt"], "other files than a run's: notes.txt"),
+        (["a", "b", "c", "d", "e"], "other files than a run's: a, b, c and 2 more"),
+        (["metrics.jsonl"], "a run without its recipe.yaml: metrics.jsonl"),
+        (["checkpoints/"], "a run without its recipe.yaml: checkpoints"),
+        (["8.orbax-checkpoint-tmp/"], "other files than a run's: 8.orbax-checkpoint-tmp"),
+        ([".lock", "run.log", "x"], "a run without its recipe.yaml: run.log, x"),
+        (["2019/", "2020/"], "other files than a run's: 2019, 2020"),
+        (["x\ny"], r"other files than a run's: x\\ny"),
     ],
 )
 def test_a_directory_that_holds_something_else_is_refused_and_left_alone(
@@ -184,8 +184,8 @@ def test_a_directory_that_holds_something_else_is_refused_and_left_alone(
         path.mkdir() if name.endswith("/") else path.write_text("mine")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(DataError) as caught:
-        make(tmp_path)
-    advice = "name a directory that is empty or not there yet"
+        make_run_dir(tmp_path)
+    advice = "name a new or an empty directory"
     assert str(caught.value) == f"{tmp_path}: holds {text}; {advice}".replace(r"\\n", r"\n")
     assert caught.value.exit_status == 2
     assert sorted(tmp_path.rglob("*")) == before
@@ -199,10 +199,10 @@ def test_what_prepares_a_run_may_be_in_its_directory(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     for name in ("config.yaml", "hydra.yaml", "overrides.yaml"):
         (tmp_path / ".hydra" / name).touch()
-    assert make(tmp_path) == tmp_path
+    assert make_run_dir(tmp_path) == tmp_path
     (tmp_path / ".hydra" / "notes").touch()
-    with pytest.raises(DataError, match=r"is not empty: \.hydra;"):
-        make(tmp_path)
+    with pytest.raises(DataError, match=r"other files than a run's: \.hydra;"):
+        make_run_dir(tmp_path)
 
 
 FILES = (*APPENDED, *REPLACED, *PRICES, ".lock", ".claim")

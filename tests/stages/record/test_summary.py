@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.recipe import Recipe
-from pipeline.stages.record.summary import Summary, start_up, versions
+from pipeline.stages.record.summary import Summary, describe_start_up, list_versions
 from tests import outcome
 from tests.whole_run import run
 
@@ -55,7 +55,14 @@ def test_a_run_says_what_became_of_it(tiny: Compose, tmp_path: Path) -> None:
     assert summary.keys() == vars(returned).keys()
 
     times = summary["time"]
-    start_up = {"start_s", "data_s", "build_s", "first_window_s", "compile_s", "first_dispatch_s"}
+    start_up = {
+        "start_s",
+        "data_s",
+        "build_s",
+        "first_window_s",
+        "compile_s",
+        "first_dispatch_s",
+    }
     start_up |= {"first_step_s"}
     speeds = {"step_ms", "median_step_ms", "images_per_s"}
     assert set(times) == start_up | speeds | {"train_s", "total_s"}
@@ -99,13 +106,13 @@ def test_the_time_to_the_first_step_is_counted_from_where_the_command_began(
     (line,) = [
         line for line in (tmp_path / "run.log").read_text().splitlines() if " time  " in line
     ]
-    assert line.partition(" time       ")[2] == start_up(times)
+    assert line.partition(" time       ")[2] == describe_start_up(times)
 
 
 def test_the_user_is_shown_what_the_start_took() -> None:
     """Time that has no part of its own is named too: the parts add up."""
     times = {"start_s": 1.5, "data_s": 0.25, "compile_s": 0.75, "first_dispatch_s": 0.125}
-    assert start_up({**times, "first_step_s": 3.0}) == (
+    assert describe_start_up({**times, "first_step_s": 3.0}) == (
         "first step after 3.00 s: imports and recipe 1.50, data 0.25, build 0.00, first data 0.00, "
         "compile 0.75, first dispatch 0.12, other 0.38"
     )
@@ -135,7 +142,7 @@ def test_the_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
 
 
 def test_versions_are_those_that_may_change_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    section = versions({"device": "cpu:0", "jax": "9"})
+    section = list_versions({"device": "cpu:0", "jax": "9"})
     assert section.keys() == {
         "python",
         "recipe-pipeline",
@@ -158,4 +165,4 @@ def test_what_runs_without_being_installed_says_so(monkeypatch: pytest.MonkeyPat
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr("pipeline.stages.record.summary.version", missing)
-    assert versions({})["recipe-pipeline"] == "not installed"
+    assert list_versions({})["recipe-pipeline"] == "not installed"

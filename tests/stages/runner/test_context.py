@@ -20,7 +20,7 @@ def test_a_profile_is_refused_without_an_inspection(tiny: Compose, tmp_path: Pat
     with pytest.raises(RecipeError) as caught:
         run(tiny("profile.mode=on"), RunOptions(tmp_path / "run"))
     assert list(caught.value.problems) == [
-        "profile.mode = on: must be off, nothing here can profile"
+        "profile.mode = on: must be off; this run has no profiler"
     ]
 
 
@@ -29,7 +29,7 @@ def test_dumps_are_refused_without_an_inspection(tiny: Compose, tmp_path: Path) 
     with pytest.raises(RecipeError) as caught:
         run(tiny("dump.steps=3"), RunOptions(tmp_path / "run"))
     (problem,) = caught.value.problems
-    assert problem == "dump.steps = 3: must be null, nothing here can dump"
+    assert problem == "dump.steps = 3: must be null; this run has no dumps"
 
 
 @pytest.mark.slow

@@ -16,9 +16,9 @@ from pipeline.backends.xla import XlaExecutable
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.stages.runner.resume_command import (
-    resume_overrides,
-    resume_run_command,
-    resume_sweep_command,
+    make_resume_overrides,
+    make_resume_run_command,
+    make_resume_sweep_command,
 )
 from tests.conftest import STEPS, TINY
 from tests.whole_run import run
@@ -37,7 +37,7 @@ outputs/2026-11-21/14-46-29_lenet5 run 1 1/2 auto null true 1e5 ~r -m a'b a\\ $H
 @pytest.mark.parametrize("name", [*NAMES.split(), "a b", "{a: 1}"])
 def test_a_path_is_read_back_as_it_was(name: str) -> None:
     """Through a shell, Hydra and the check of the recipe."""
-    words = shlex.split(resume_run_command(["seed=2"], Path(name), None))
+    words = shlex.split(make_resume_run_command(["seed=2"], Path(name), None))
     assert words[:-1] == [*PYTHON, "seed=2"]
     resume = load_recipe("lenet5_digits", words[3:]).train.resume
     assert resume is not None
@@ -47,12 +47,14 @@ def test_a_path_is_read_back_as_it_was(name: str) -> None:
 
 def test_what_is_said_of_another_origin_is_left_out() -> None:
     typed = ["train.resume=auto", "+a=1", "hydra.run.dir=b", "checkpoint.restore=c", "model=mlp"]
-    said = shlex.split(resume_run_command(typed, Path("d/e"), Path("c")))
+    said = shlex.split(make_resume_run_command(typed, Path("d/e"), Path("c")))
     assert said == [*PYTHON, "+a=1", "model=mlp", "train.resume=d/e", "checkpoint.restore=null"]
     # A recipe may name the weights, against which the null was typed.
-    again = resume_run_command(["checkpoint.restore=null"], Path("d/e"), None)
+    again = make_resume_run_command(["checkpoint.restore=null"], Path("d/e"), None)
     assert shlex.split(again) == [*PYTHON, "checkpoint.restore=null", "train.resume=d/e"]
-    assert resume_overrides(Path("d/e"), Path("c")) == "train.resume=d/e checkpoint.restore=null"
+    assert (
+        make_resume_overrides(Path("d/e"), Path("c")) == "train.resume=d/e checkpoint.restore=null"
+    )
 
 
 def test_the_program_is_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,10 +64,10 @@ def test_the_program_is_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None
         (["pytest"], PYTHON),
     ):
         monkeypatch.setattr(sys, "orig_argv", typed)
-        said = shlex.split(resume_run_command(["seed=2"], Path("d/e"), None))
+        said = shlex.split(make_resume_run_command(["seed=2"], Path("d/e"), None))
         assert said == [*words, "seed=2", "train.resume=d/e"]
     monkeypatch.setattr(sys, "orig_argv", ["pipeline"])
-    assert shlex.split(resume_run_command([], Path("d/e"), None)) == [
+    assert shlex.split(make_resume_run_command([], Path("d/e"), None)) == [
         "pipeline",
         "train.resume=d/e",
     ]
@@ -166,5 +168,5 @@ def test_where_there_is_nothing_to_go_on_with_nothing_is_said(
 
 def test_a_sweep_goes_on_in_its_directory() -> None:
     typed = ["-m", "seed=1,2", "hydra.sweep.dir=x", "train.resume=auto"]
-    said = shlex.split(resume_sweep_command(typed, Path("x y")))
+    said = shlex.split(make_resume_sweep_command(typed, Path("x y")))
     assert said == [*PYTHON, "-m", "seed=1,2", "hydra.sweep.dir='./x y'"]

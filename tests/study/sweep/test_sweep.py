@@ -180,7 +180,7 @@ def test_a_recipe_found_wrong_while_building_is_wrong_too(pipeline: Main, tmp_pa
     [
         ("model=lenet5,lenet6", "model = lenet6: there is no such model; did you mean lenet5?"),
         ("train.sink_sise=1,2", "train.sink_sise = 1: there is no such key"),
-        ("+seed=1,2", "+seed: the key is there already"),
+        ("+seed=1,2", "+seed: the key exists already"),
         ("hydra.sweeper.params=3", "hydra.sweeper.params = 3: must be a section of keys"),
     ],
 )
@@ -415,7 +415,7 @@ def test_a_folder_of_another_kind_is_made_no_job(
     (tmp_path / "mine" / "1").mkdir(parents=True)
     (tmp_path / "mine" / "1" / "notes").touch()
     assert pipeline("-m", "stages=[data]", "seed=1,2", "hydra.sweep.dir=mine") == 2
-    assert "mine/1: holds no run, and is not empty: notes; name" in capsys.readouterr().err
+    assert "mine/1: holds other files than a run's: notes; name" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "mine").glob("*/*")] == ["notes"]
 
 
@@ -482,7 +482,7 @@ def test_a_sweep_goes_on_with_other_data_only_where_that_is_allowed(
         file = job / f"{name}.json"
         file.write_text(file.read_text().replace(was, now))
     assert pipeline(*asked) == 2
-    assert "the data are not those that the run was trained on" in capsys.readouterr().err
+    assert "the data have changed since the run was trained" in capsys.readouterr().err
     assert pipeline(*asked, "train.resume_changed=yes") == 2
     assert "train.resume_changed = yes: must be 'refuse' or" in capsys.readouterr().err
     assert pipeline(*asked, "train.resume_changed=allow") == 0

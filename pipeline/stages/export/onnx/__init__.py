@@ -1,1 +1,1 @@
-"""Export to ONNX: a network of layers, the map ops before it, int8, and a script that runs it."""
+"""Export to ONNX: a network of layers after its map ops, int8, and a script that runs it."""

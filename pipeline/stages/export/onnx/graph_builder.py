@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 OPSET = 17
-"""The operator set: LayerNormalization is in it, and runtimes of 2022 and later have it."""
+"""ONNX's operator set, with LayerNormalization; runtimes since 2022 support it."""
 IR_VERSION = 8
 BATCH = "batch"
 
@@ -23,9 +23,9 @@ class NodeOutput:
 
     name: str
     shape: tuple[int, ...]
-    """Without the batch; of images (height, width, channels) in either order."""
+    """Shape without the batch; of images always (height, width, channels)."""
     order: Order = "nhwc"
-    """Order of the axes of images; meaningless for other tensors."""
+    """Actual order of the axes of images; meaningless for other tensors."""
 
     @property
     def is_image(self) -> bool:
@@ -35,7 +35,7 @@ class NodeOutput:
 
 @dataclass(frozen=True)
 class GraphBuilder:
-    """Nodes and constants of a graph in the order they are added, for the layer at `path`."""
+    """Nodes and constants of a graph; methods add to it for the layer at `path`."""
 
     weights: Mapping[str, np.ndarray]
     """The arrays of the network by full name, such as `params/conv_0/kernel`."""
@@ -45,7 +45,7 @@ class GraphBuilder:
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     def enter(self, name: str) -> GraphBuilder:
-        """Return a builder of the same graph for a layer inside."""
+        """Return a builder of the same graph for an inner layer."""
         return replace(self, path=(*self.path, name))
 
     def node(self, kind: str, inputs: Sequence[str], **attributes: Any) -> str:
@@ -65,7 +65,7 @@ class GraphBuilder:
         return unique
 
     def scalar(self, value: float) -> str:
-        """Add a float32 scalar."""
+        """Add a float32 scalar; return its name."""
         return self.constant("number", np.array(value, np.float32))
 
     def weight(self, name: str, kind: str = "params") -> np.ndarray:
@@ -77,7 +77,7 @@ class GraphBuilder:
         return "/".join(("params", *self.path, "bias")) in self.weights
 
     def weight_constant(self, name: str, array: np.ndarray | None = None) -> str:
-        """Add a parameter of the layer as a constant, or `array` under its name."""
+        """Add a parameter of the layer, or `array` in its place, as a constant; return its name."""
         return self.constant(
             "/".join((*self.path, name)), self.weight(name) if array is None else array
         )
@@ -92,6 +92,6 @@ class GraphBuilder:
     def reshape(
         self, value: NodeOutput, sizes: Sequence[int], shape: tuple[int, ...]
     ) -> NodeOutput:
-        """Reshape a value to `sizes`, with -1 for the batch; the result has `shape`."""
+        """Reshape a value to `sizes`, with -1 for the batch; `shape` is as in `NodeOutput`."""
         target = self.constant("shape", np.array(sizes, np.int64))
         return NodeOutput(self.node("Reshape", [value.name, target]), shape, value.order)

@@ -1,4 +1,4 @@
-"""Nodes of each layer. Images are (batch, channels, height, width), which is fast in runtimes."""
+"""ONNX nodes of each layer. Images are (batch, channels, height, width), fast in runtimes."""
 
 from __future__ import annotations
 
@@ -22,25 +22,24 @@ _TRANSLATIONS: dict[type[LayerSpec], Translation] = {}
 
 
 def add_layers(layers: Sequence[LayerSpec], x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    """Add the nodes of layers one after the other, whose parameters are below `graph.path`.
+    """Add the nodes of a list of layers, whose parameters are below `graph.path`.
 
-    Raises RecipeError that names a layer without a translation.
+    Returns the output of the last layer. Raises RecipeError for a layer without a translation.
     """
     for name, layer in zip(name_scopes(layers), layers, strict=True):
-        inner = graph.enter(name)
+        layer_graph = graph.enter(name)
         translation = _TRANSLATIONS.get(type(layer))
         if translation is None:
             names = ", ".join(sorted(kind.model_fields["name"].default for kind in _TRANSLATIONS))
             raise RecipeError(
-                f"model layer {'/'.join(inner.path)} ({layer.name}): has no translation to "
-                f"ONNX; those that have are {names}. Export without --to onnx: StableHLO has "
-                "all"
+                f"model layer {'/'.join(layer_graph.path)} ({layer.name}): has no translation to "
+                f"ONNX; must be one of {names}. Or export without --to onnx: StableHLO has all"
             )
-        x = translation(layer, x, inner)
+        x = translation(layer, x, layer_graph)
     return x
 
 
-def _translates(*kinds: type[LayerSpec]) -> Callable[[Translation], Translation]:
+def _register_translation(*kinds: type[LayerSpec]) -> Callable[[Translation], Translation]:
     def register(translation: Translation) -> Translation:
         _TRANSLATIONS.update(dict.fromkeys(kinds, translation))
         return translation
@@ -48,16 +47,16 @@ def _translates(*kinds: type[LayerSpec]) -> Callable[[Translation], Translation]
     return register
 
 
-@_translates(standard.Conv)
-def _conv(layer: standard.Conv, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.Conv)
+def _add_conv(layer: standard.Conv, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     kernel = graph.weight("kernel")
     strides = pair(layer.stride)
     dilation = pair(layer.dilation)
-    pads, sizes = _windows(x, reach(pair(layer.kernel), dilation), strides, layer.padding)
+    pads, sizes = _compute_windows(x, reach(pair(layer.kernel), dilation), strides, layer.padding)
     name = graph.node(
         "Conv",
-        [x.name, graph.weight_constant("kernel", kernel.transpose(3, 2, 0, 1)), *_bias(graph)],
+        [x.name, graph.weight_constant("kernel", kernel.transpose(3, 2, 0, 1)), *_add_bias(graph)],
         kernel_shape=pair(layer.kernel),
         strides=strides,
         dilations=dilation,
@@ -67,12 +66,15 @@ def _conv(layer: standard.Conv, x: NodeOutput, graph: GraphBuilder) -> NodeOutpu
     return NodeOutput(name, (*sizes, kernel.shape[-1]), "nchw")
 
 
-@_translates(standard.ConvTranspose)
-def _conv_transpose(
+@_register_translation(standard.ConvTranspose)
+def _add_conv_transpose(
     layer: standard.ConvTranspose, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
-    """Add a transposed convolution. Its kernel is mirrored in ONNX, and padding is cropped: rows
-    are added at the end if XLA's sizes need more rows than the windows cover."""
+    """Add a transposed convolution.
+
+    ONNX mirrors the kernel and crops the padding. Rows are added at the end if XLA's result has
+    more rows than the windows cover.
+    """
     x = graph.to_order(x, "nchw")
     kernel = graph.weight("kernel")
     size = pair(layer.kernel)
@@ -82,21 +84,21 @@ def _conv_transpose(
     output_padding = []
     sizes = []
     for length, window, stride in zip(x.shape[:2], size, strides, strict=True):
-        # Rows around the spread input, as `jax.lax.conv_transpose` has them.
+        # Rows around the dilated input, as in `jax.lax.conv_transpose`.
         total = window + stride - 2
-        before = window - 1 if stride > window - 1 else -(-total // 2)
+        pad_before = window - 1 if stride > window - 1 else -(-total // 2)
         if layer.padding == "valid":
             total += max(window - stride, 0)
-            before = window - 1
-        after = total - before
-        begins.append(window - 1 - before)
-        ends.append(max(0, window - 1 - after))
-        output_padding.append(max(0, after - window + 1))
+            pad_before = window - 1
+        pad_after = total - pad_before
+        begins.append(window - 1 - pad_before)
+        ends.append(max(0, window - 1 - pad_after))
+        output_padding.append(max(0, pad_after - window + 1))
         sizes.append((length - 1) * stride + 1 + total - window + 1)
     mirrored = kernel[::-1, ::-1].transpose(2, 3, 0, 1)
     name = graph.node(
         "ConvTranspose",
-        [x.name, graph.weight_constant("kernel", mirrored), *_bias(graph)],
+        [x.name, graph.weight_constant("kernel", mirrored), *_add_bias(graph)],
         kernel_shape=size,
         strides=strides,
         pads=[*begins, *ends],
@@ -105,11 +107,11 @@ def _conv_transpose(
     return NodeOutput(name, (sizes[0], sizes[1], kernel.shape[-1]), "nchw")
 
 
-@_translates(standard.Dense)
-def _dense(layer: standard.Dense, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.Dense)
+def _add_dense(layer: standard.Dense, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     outputs = graph.weight("kernel").shape[1]
     inputs = [x.name, graph.weight_constant("kernel")]
-    bias = _bias(graph)
+    bias = _add_bias(graph)
     if len(x.shape) == 1:
         return NodeOutput(graph.node("Gemm", [*inputs, *bias]), (outputs,))
     name = graph.node("MatMul", inputs)
@@ -117,8 +119,8 @@ def _dense(layer: standard.Dense, x: NodeOutput, graph: GraphBuilder) -> NodeOut
     return NodeOutput(name, (*x.shape[:-1], outputs), x.order)
 
 
-@_translates(standard.BatchNorm)
-def _batch_norm(layer: standard.BatchNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.BatchNorm)
+def _add_batch_norm(layer: standard.BatchNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     arrays = [graph.weight_constant(name) for name in ("scale", "bias")]
     statistics = {name: graph.weight(name, "batch_stats") for name in ("mean", "var")}
@@ -127,16 +129,16 @@ def _batch_norm(layer: standard.BatchNorm, x: NodeOutput, graph: GraphBuilder) -
     return replace(x, name=norm)
 
 
-@_translates(standard.LayerNorm)
-def _layer_norm(layer: standard.LayerNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.LayerNorm)
+def _add_layer_norm(layer: standard.LayerNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nhwc")
     arrays = [graph.weight_constant(name) for name in ("scale", "bias")]
     norm = graph.node("LayerNormalization", [x.name, *arrays], axis=-1, epsilon=layer.epsilon)
     return replace(x, name=norm)
 
 
-@_translates(standard.GroupNorm)
-def _group_norm(layer: standard.GroupNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.GroupNorm)
+def _add_group_norm(layer: standard.GroupNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     channels = x.shape[-1]
     positions = x.shape[:-1] if x.is_image else ()
@@ -152,14 +154,14 @@ def _group_norm(layer: standard.GroupNorm, x: NodeOutput, graph: GraphBuilder) -
     return replace(result, name=name)
 
 
-@_translates(standard.Dropout)
-def _dropout(layer: standard.Dropout, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.Dropout)
+def _skip_dropout(layer: standard.Dropout, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     return x
 
 
-@_translates(standard.Relu, standard.Tanh, standard.Sigmoid, standard.Relu6)
-@_translates(standard.HardSigmoid, standard.HardSwish, standard.Swish, standard.Gelu)
-def _activation(layer: standard.Activation, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.Relu, standard.Tanh, standard.Sigmoid, standard.Relu6)
+@_register_translation(standard.HardSigmoid, standard.HardSwish, standard.Swish, standard.Gelu)
+def _add_activation(layer: standard.Activation, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     match layer.name:
         case "relu" | "tanh" | "sigmoid":
             return replace(x, name=graph.node(layer.name.title(), [x.name]))
@@ -173,30 +175,30 @@ def _activation(layer: standard.Activation, x: NodeOutput, graph: GraphBuilder) 
         case "swish":
             gate = graph.node("Sigmoid", [x.name])
         case _:
-            # 0.5 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), as `jax.nn.gelu` has it.
+            # 0.5 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), as in `jax.nn.gelu`.
             cube = graph.node("Mul", [graph.node("Mul", [x.name, x.name]), x.name])
             scaled = graph.node("Mul", [cube, graph.scalar(0.044715)])
-            inner = graph.node("Add", [x.name, scaled])
+            argument = graph.node("Add", [x.name, scaled])
             factor = graph.scalar(sqrt(2 / np.pi))
-            curve = graph.node("Tanh", [graph.node("Mul", [inner, factor])])
+            curve = graph.node("Tanh", [graph.node("Mul", [argument, factor])])
             shifted = graph.node("Add", [curve, graph.scalar(1.0)])
             gate = graph.node("Mul", [shifted, graph.scalar(0.5)])
     return replace(x, name=graph.node("Mul", [x.name, gate]))
 
 
-@_translates(standard.MaxPool, standard.AvgPool)
-def _pool(layer: standard.Pool, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.MaxPool, standard.AvgPool)
+def _add_pool(layer: standard.Pool, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     window = pair(layer.kernel)
     strides = window if layer.stride is None else pair(layer.stride)
-    pads, sizes = _windows(x, window, strides, layer.padding)
+    pads, sizes = _compute_windows(x, window, strides, layer.padding)
     kind = "MaxPool" if isinstance(layer, standard.MaxPool) else "AveragePool"
     name = graph.node(kind, [x.name], kernel_shape=window, strides=strides, pads=pads)
     return NodeOutput(name, (*sizes, x.shape[-1]), "nchw")
 
 
-@_translates(standard.GlobalAvgPool)
-def _global_avg_pool(
+@_register_translation(standard.GlobalAvgPool)
+def _add_global_avg_pool(
     layer: standard.GlobalAvgPool, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
     x = graph.to_order(x, "nchw")
@@ -204,18 +206,18 @@ def _global_avg_pool(
     return NodeOutput(mean, x.shape[-1:])
 
 
-@_translates(standard.Upsample)
-def _upsample(layer: standard.Upsample, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.Upsample)
+def _add_upsample(layer: standard.Upsample, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     scales = graph.constant("scales", np.array([1, 1, layer.factor, layer.factor], np.float32))
-    how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    name = graph.node("Resize", [x.name, "", scales], mode="nearest", **how)
+    modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    name = graph.node("Resize", [x.name, "", scales], mode="nearest", **modes)
     height, width, channels = x.shape
     return NodeOutput(name, (height * layer.factor, width * layer.factor, channels), "nchw")
 
 
-@_translates(standard.ChannelShuffle)
-def _channel_shuffle(
+@_register_translation(standard.ChannelShuffle)
+def _add_channel_shuffle(
     layer: standard.ChannelShuffle, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
     x = graph.to_order(x, "nchw")
@@ -227,97 +229,102 @@ def _channel_shuffle(
     return graph.reshape(swapped_x, [-1, channels, height, width], x.shape)
 
 
-@_translates(standard.Flatten)
-def _flatten(layer: standard.Flatten, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.Flatten)
+def _add_flatten(layer: standard.Flatten, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nhwc")
     return graph.reshape(x, [-1, prod(x.shape)], (prod(x.shape),))
 
 
-@_translates(standard.Sequence)
-def _sequence(layer: standard.Sequence, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.Sequence)
+def _add_sequence(layer: standard.Sequence, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     return add_layers(layer.body * layer.repeat, x, graph)
 
 
-@_translates(standard.Residual)
-def _residual(layer: standard.Residual, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.Residual)
+def _add_residual(layer: standard.Residual, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     body = add_layers(layer.body, x, graph)
     shortcut = add_layers(layer.shortcut, x, graph.enter("shortcut"))
     shortcut = graph.to_order(shortcut, body.order)
     return replace(body, name=graph.node("Add", [body.name, shortcut.name]))
 
 
-@_translates(standard.Branches)
-def _branches(layer: standard.Branches, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.Branches)
+def _add_branches(layer: standard.Branches, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     inputs = [x] * len(layer.branches)
     if layer.split:
         width = x.shape[-1] // len(layer.branches)
-        inputs = [_slice(x, start, start + width, graph) for start in range(0, x.shape[-1], width)]
+        inputs = [
+            _slice_channels(x, start, start + width, graph)
+            for start in range(0, x.shape[-1], width)
+        ]
     results = [
         graph.to_order(add_layers(branch, part, graph.enter(f"branch_{index}")), "nchw")
         for index, (branch, part) in enumerate(zip(layer.branches, inputs, strict=True))
     ]
-    return _concatenate(results, graph)
+    return _concatenate_channels(results, graph)
 
 
-@_translates(standard.Gate)
-def _gate(layer: standard.Gate, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.Gate)
+def _add_gate(layer: standard.Gate, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     factors = graph.to_order(add_layers(layer.body, x, graph), "nchw")
     if factors.shape != x.shape:
         ones = (1,) * (len(x.shape) - 1)
         channels = factors.shape[-1]
-        # Channels come first in images, and last elsewhere.
+        # Channels are first in images, and last in other tensors.
         sizes = (channels, *ones) if x.is_image else (*ones, channels)
         factors = graph.reshape(factors, [-1, *sizes], factors.shape)
     return replace(x, name=graph.node("Mul", [x.name, factors.name]))
 
 
-@_translates(standard.DualPath)
-def _dual_path(layer: standard.DualPath, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@_register_translation(standard.DualPath)
+def _add_dual_path(layer: standard.DualPath, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     body = graph.to_order(add_layers(layer.body, x, graph), "nchw")
     shortcut = add_layers(layer.shortcut, x, graph.enter("shortcut"))
     shortcut = graph.to_order(shortcut, "nchw")
     added = layer.added
     ends = [
-        _slice(path, start, stop, graph)
+        _slice_channels(path, start, stop, graph)
         for path in (body, shortcut)
         for start, stop in ((0, added), (added, path.shape[-1]))
     ]
     total = replace(ends[0], name=graph.node("Add", [ends[0].name, ends[2].name]))
-    return _concatenate([part for part in (total, ends[3], ends[1]) if part.shape[-1]], graph)
+    return _concatenate_channels(
+        [part for part in (total, ends[3], ends[1]) if part.shape[-1]], graph
+    )
 
 
-def _channel_axis(x: NodeOutput) -> int:
+def _get_channel_axis(x: NodeOutput) -> int:
     return 1 if x.is_image else -1
 
 
-def _slice(x: NodeOutput, start: int, stop: int, graph: GraphBuilder) -> NodeOutput:
-    """Take the channels from `start` to before `stop`."""
+def _slice_channels(x: NodeOutput, start: int, stop: int, graph: GraphBuilder) -> NodeOutput:
+    """Add a slice of the channels from `start` to before `stop`."""
     bounds = [
         graph.constant("bound", np.array([number], np.int64))
-        for number in (start, stop, _channel_axis(x))
+        for number in (start, stop, _get_channel_axis(x))
     ]
     return NodeOutput(
         graph.node("Slice", [x.name, *bounds]), (*x.shape[:-1], stop - start), x.order
     )
 
 
-def _concatenate(parts: Sequence[NodeOutput], graph: GraphBuilder) -> NodeOutput:
-    """Concatenate parts along their channels."""
-    name = graph.node("Concat", [part.name for part in parts], axis=_channel_axis(parts[0]))
+def _concatenate_channels(parts: Sequence[NodeOutput], graph: GraphBuilder) -> NodeOutput:
+    """Add a concatenation of tensors along their channels."""
+    name = graph.node("Concat", [part.name for part in parts], axis=_get_channel_axis(parts[0]))
     channels = sum(part.shape[-1] for part in parts)
     return NodeOutput(name, (*parts[0].shape[:-1], channels), parts[0].order)
 
 
-def _bias(graph: GraphBuilder) -> list[str]:
+def _add_bias(graph: GraphBuilder) -> list[str]:
     return [graph.weight_constant("bias")] if graph.has_bias() else []
 
 
-def _windows(
+def _compute_windows(
     x: NodeOutput, window: tuple[int, int], strides: tuple[int, int], padding: standard.Padding
 ) -> tuple[list[int], tuple[int, int]]:
-    """Return pads as ONNX has them (top, left, bottom, right), and the sizes of the result."""
+    """Return ONNX's pads (top, left, bottom, right), and (height, width) of the result."""
     height, width = x.shape[:2]
     rows, columns = pads_around((height, width), window, strides, padding)
     sizes = (

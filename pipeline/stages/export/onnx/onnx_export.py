@@ -1,8 +1,8 @@
-"""Export of a trained network to ONNX: written from its list of layers, checked in ONNX Runtime.
+"""Export of a trained network to ONNX, made of its list of layers and checked in ONNX Runtime.
 
-model.onnx        images as the dataset has them (batch, height, width, channels) -> logits float32
-model_int8.onnx   the same with convolutions and dense layers in int8, with --int8
-predict.py        a script that runs either with onnxruntime, numpy and pillow alone
+model.onnx        raw images (batch, height, width, channels) -> logits float32
+model_int8.onnx   the same with convolutions and dense layers in int8, for --int8
+predict.py        a script that runs either file with onnxruntime, numpy and pillow alone
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from pipeline.config.precision import level_of
+from pipeline.config.precision import resolve_level
 from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.reporter import Reporter
@@ -27,7 +27,7 @@ from pipeline.data.columns import Split
 from pipeline.data.dataset import Dataset
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.stages.data import load_data
-from pipeline.stages.export.export import ABOUT, OF_ONNX
+from pipeline.stages.export.export import DESCRIPTION, ONNX_FILES
 from pipeline.stages.export.onnx.graph_builder import (
     BATCH,
     IR_VERSION,
@@ -40,14 +40,14 @@ from pipeline.stages.export.onnx.op_nodes import Images, add_ops
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import TrainedRun
 
-MODEL, INT8, SCRIPT = OF_ONNX
+MODEL, INT8, SCRIPT = ONNX_FILES
 INPUT = "images"
 OUTPUT = "logits"
-CHECKED = 64
-"""Samples that both programs compute, to compare them."""
+NUM_COMPARED = 64
+"""Samples that are computed by both programs, to compare their logits."""
 EVALUATED_BATCH = 128
 TOLERANCE = 1e-3
-"""The greatest difference of float32 logits that is rounding, in units of the largest logit."""
+"""Largest difference of float32 logits by rounding, relative to the largest logit."""
 INSTALL = "needs onnx and onnxruntime: pip install 'recipe-pipeline[onnx]'"
 MAX_BYTES = 2**31 - 1
 """Most bytes of a protocol buffer."""
@@ -58,14 +58,14 @@ class OnnxExport:
     """An export to ONNX, and its difference from the run."""
 
     difference: float
-    """The greatest difference of a logit from the run's, over `CHECKED` evaluation samples."""
+    """Largest difference of a logit from the run's, over `NUM_COMPARED` evaluation samples."""
     accuracy: float | None
-    """On the evaluation split, by ONNX Runtime; None if samples have no class."""
+    """Accuracy on the evaluation split in ONNX Runtime; None if samples have no class."""
     int8_accuracy: float | None = None
     has_int8: bool = False
 
-    def about(self) -> Mapping[str, Any]:
-        """The entries of model.json."""
+    def describe(self) -> Mapping[str, Any]:
+        """Return the entries of model.json."""
         files = {"program": MODEL, "script": SCRIPT, "input": INPUT, "output": OUTPUT}
         return {**files, "opset": OPSET, **({"int8": INT8} if self.has_int8 else {})}
 
@@ -80,39 +80,39 @@ def require_onnx() -> None:
 
 
 def write_onnx(run: TrainedRun, folder: Path, *, calibrate: int = 0) -> OnnxExport:
-    """Write model.onnx and predict.py, and int8 calibrated with `calibrate` training samples.
+    """Write model.onnx and predict.py; with `calibrate` training samples, model_int8.onnx too.
 
-    Raises RecipeError for a layer or an op without a translation, RunError if ONNX Runtime computes
-    something else than the run, or the disk refuses.
+    Raises RecipeError for a layer or an op without a translation. Raises RunError if the logits of
+    ONNX Runtime differ from the run's, or if a file can't be written.
     """
     require_onnx()
-    model = onnx_model(run)
+    model = make_onnx_model(run)
     content = model.SerializeToString()
-    session = _session(content)
+    session = _open_session(content)
     dataset = load_data(run.recipe, Reporter(console=Console(file=io.StringIO())))
-    difference = _compare(run, session, dataset)
+    difference = _measure_difference(run, session, dataset)
     ignored = run.recipe.dataset.ignore_index
-    accuracy = _accuracy(session, dataset, ignored)
+    accuracy = _measure_accuracy(session, dataset, ignored)
     script = Path(__file__).with_name("predict_script.py").read_text(encoding="utf-8")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Half an export doesn't count as one.
-        for name in (ABOUT, INT8):
+        # An incomplete export has no description.
+        for name in (DESCRIPTION, INT8):
             (folder / name).unlink(missing_ok=True)
         write_whole(folder / MODEL, content)
         write_whole(folder / SCRIPT, script)
         if not calibrate:
             return OnnxExport(difference, accuracy)
-        small = _quantize(content, _sample_images(dataset.train, calibrate))
-        write_whole(folder / INT8, small)
+        int8_content = _quantize(content, _sample_images(dataset.train, calibrate))
+        write_whole(folder / INT8, int8_content)
     except OSError as error:
         raise RunError(f"{folder}: can't be written: {error.strerror}") from error
-    int8_accuracy = _accuracy(_session(small), dataset, ignored)
+    int8_accuracy = _measure_accuracy(_open_session(int8_content), dataset, ignored)
     return OnnxExport(difference, accuracy, int8_accuracy, has_int8=True)
 
 
-def onnx_model(run: TrainedRun) -> Any:
-    """Return a run's evaluation ops and network, as an `onnx.ModelProto` for any batch.
+def make_onnx_model(run: TrainedRun) -> Any:
+    """Return a run's evaluation ops and network as an `onnx.ModelProto` for any batch size.
 
     Raises RecipeError for a network that isn't a list of layers, and for a layer or an op without a
     translation.
@@ -123,8 +123,8 @@ def onnx_model(run: TrainedRun) -> Any:
     samples = run.samples
     if not isinstance(recipe.model, LayeredModelSpec):
         raise RecipeError(
-            f"model = {recipe.model.name}: is no list of layers, of which --to onnx is "
-            "written; export without it, as StableHLO"
+            f"model = {recipe.model.name}: must be a list of layers for --to onnx; export without "
+            "it, as StableHLO"
         )
     if samples.table is not None:
         raise RecipeError(
@@ -157,7 +157,7 @@ def onnx_model(run: TrainedRun) -> Any:
     return model
 
 
-def _session(content: bytes) -> Any:
+def _open_session(content: bytes) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -168,16 +168,16 @@ def _session(content: bytes) -> Any:
         raise RunError(f"ONNX Runtime refuses the model: {first_line(error)}") from error
 
 
-def _compare(run: TrainedRun, session: Any, dataset: Dataset) -> float:
-    """Return the greatest difference of a logit. Raises RunError if it is more than rounding."""
-    images = _sample_images(dataset.eval, CHECKED)
+def _measure_difference(run: TrainedRun, session: Any, dataset: Dataset) -> float:
+    """Return the largest difference of a logit. Raises RunError if it is more than rounding."""
+    images = _sample_images(dataset.eval, NUM_COMPARED)
     expected = np.asarray(jax.jit(make_predict(run))(run.arrays, images), np.float64)
     logits = session.run([OUTPUT], {INPUT: images})[0]
     if logits.shape != expected.shape:
-        raise RunError(f"ONNX Runtime gives shape {logits.shape}, the run {expected.shape}")
+        raise RunError(f"ONNX Runtime returns shape {logits.shape}, the run {expected.shape}")
     difference = float(np.abs(logits - expected).max())
     limit = TOLERANCE * max(1.0, float(np.abs(expected).max()))
-    if level_of(run.recipe) == "O0" and not difference <= limit:
+    if resolve_level(run.recipe) == "O0" and not difference <= limit:
         raise RunError(
             f"ONNX Runtime's logits differ from the run's by {difference:.3g}, more than "
             f"{limit:.3g}; nothing was written"
@@ -185,25 +185,26 @@ def _compare(run: TrainedRun, session: Any, dataset: Dataset) -> float:
     return difference
 
 
-def _accuracy(session: Any, dataset: Dataset, ignore_index: int | None) -> float | None:
-    """Return the share of evaluation samples whose class is right; None if they have none."""
+def _measure_accuracy(session: Any, dataset: Dataset, ignore_index: int | None) -> float | None:
+    """Return the share of evaluation samples with the right class; None without classes."""
     labels = dataset.eval.columns["label"]
     if dataset.targets.task != "classification" or len(labels.shape) != 1:
         return None
-    right = counted = 0
+    num_right = 0
+    num_counted = 0
     for start in range(0, len(dataset.eval), EVALUATED_BATCH):
         rows = np.arange(start, min(start + EVALUATED_BATCH, len(dataset.eval)))
         images = np.asarray(dataset.eval.columns["image"][rows])
         truth = np.asarray(labels[rows])
         valid = np.ones(len(truth), bool) if ignore_index is None else truth != ignore_index
         predicted = session.run([OUTPUT], {INPUT: images})[0].argmax(axis=-1)
-        right += int(((predicted == truth) & valid).sum())
-        counted += int(valid.sum())
-    return right / counted if counted else None
+        num_right += int(((predicted == truth) & valid).sum())
+        num_counted += int(valid.sum())
+    return num_right / num_counted if num_counted else None
 
 
 def _sample_images(split: Split, count: int) -> np.ndarray:
-    """Return images of samples spread evenly over a split: it may be sorted by class."""
+    """Return images of `count` samples, spread evenly over a split, which may be sorted."""
     rows = np.linspace(0, len(split) - 1, min(count, len(split))).astype(np.int64)
     return np.asarray(split.columns["image"][rows])
 
@@ -211,8 +212,8 @@ def _sample_images(split: Split, count: int) -> np.ndarray:
 def _quantize(content: bytes, images: np.ndarray) -> bytes:
     """Return the model with int8 products, calibrated on `images` (n, H, W, C).
 
-    Batch norm is folded into convolutions first. Weights have a scale for each channel (QDQ
-    format, symmetric int8), activations one for each tensor, from the least to the greatest value.
+    Batch norm is folded into convolutions first. Weights have a scale for each channel (QDQ format,
+    symmetric int8), activations a scale for each tensor, from its minimum to its maximum.
     """
     import onnxruntime
     from onnxruntime import quantization
@@ -226,7 +227,7 @@ def _quantize(content: bytes, images: np.ndarray) -> bytes:
         def get_next(self) -> dict[str, np.ndarray] | None:
             return next(batches, None)
 
-    # Its advice to preprocess the model, which is done here.
+    # The advice to preprocess the model is followed here already.
     logging.getLogger().addFilter(_is_no_advice)
     try:
         with tempfile.TemporaryDirectory() as folder:

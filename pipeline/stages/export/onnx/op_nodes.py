@@ -1,4 +1,4 @@
-"""Nodes of the map ops of evaluation, so that a graph takes images as the dataset has them."""
+"""ONNX nodes of the map ops of evaluation, for graphs whose inputs are raw images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRANSLATED = "rescale, normalize, hwc2chw, type_cast, center_crop, and resize by
 
 @dataclass(frozen=True)
 class Images:
-    """Images between two ops: (batch, height, width, channels), until `hwc2chw` is reached."""
+    """Images between two ops: (batch, height, width, channels) before `hwc2chw`."""
 
     value: NodeOutput
     dtype: str
@@ -31,7 +31,7 @@ class Images:
 def add_ops(ops: Sequence[MapOp], images: Images, graph: GraphBuilder) -> NodeOutput:
     """Add the nodes of the ops on images, and a cast to float32.
 
-    Raises RecipeError that names an op without a translation.
+    Raises RecipeError for an op without a translation.
     """
     for position, op in enumerate(ops):
         if "image" not in op.columns:
@@ -39,25 +39,26 @@ def add_ops(ops: Sequence[MapOp], images: Images, graph: GraphBuilder) -> NodeOu
         result = _add_op(op, images, graph)
         if result is None:
             raise RecipeError(
-                f"dataset.eval.ops.{position} ({op.name}): has no translation to ONNX; there "
-                f"are {TRANSLATED}. Export without --to onnx: StableHLO has all"
+                f"dataset.eval.ops.{position} ({op.name}): has no translation to ONNX; must be one "
+                f"of {TRANSLATED}. Or export without --to onnx: StableHLO has all"
             )
         images = result
-    return _cast(images, "float32", graph).value
+    return _add_cast(images, "float32", graph).value
 
 
 def _add_op(op: MapOp, images: Images, graph: GraphBuilder) -> Images | None:
+    """Add the nodes of an op; None if it has no translation."""
     match op:
         case Rescale():
-            return _compute(images, [("Mul", op.factor), ("Add", op.shift)], graph)
+            return _add_arithmetic(images, [("Mul", op.factor), ("Add", op.shift)], graph)
         case Normalize():
             mean = np.array(op.mean, np.float32)
             std = np.array(op.std, np.float32)
-            return _compute(images, [("Sub", mean), ("Mul", 1 / std)], graph)
+            return _add_arithmetic(images, [("Sub", mean), ("Mul", 1 / std)], graph)
         case Hwc2Chw():
             return Images(graph.to_order(images.value, "nchw"), images.dtype)
         case TypeCast():
-            return _cast(images, op.dtype, graph)
+            return _add_cast(images, op.dtype, graph)
         case CenterCrop():
             height, width, channels = images.value.shape
             top = (height - op.size[0]) // 2
@@ -67,13 +68,15 @@ def _add_op(op: MapOp, images: Images, graph: GraphBuilder) -> Images | None:
             name = graph.node("Slice", [images.value.name, *bounds])
             return Images(NodeOutput(name, (*op.size, channels)), images.dtype)
         case Resize(interpolation="linear" | "nearest"):
-            return _resize(op, images, graph)
+            return _add_resize(op, images, graph)
     return None
 
 
-def _compute(images: Images, terms: Sequence[tuple[str, Any]], graph: GraphBuilder) -> Images:
-    """Compute in float32 with a number, or with one for each channel."""
-    images = _cast(images, "float32", graph)
+def _add_arithmetic(
+    images: Images, terms: Sequence[tuple[str, Any]], graph: GraphBuilder
+) -> Images:
+    """Add float32 operations (kind, operand); an operand is a number, or one for each channel."""
+    images = _add_cast(images, "float32", graph)
     value = images.value
     name = value.name
     for kind, operand in terms:
@@ -84,7 +87,7 @@ def _compute(images: Images, terms: Sequence[tuple[str, Any]], graph: GraphBuild
     return Images(NodeOutput(name, value.shape, value.order), "float32")
 
 
-def _cast(images: Images, dtype: str, graph: GraphBuilder) -> Images:
+def _add_cast(images: Images, dtype: str, graph: GraphBuilder) -> Images:
     from onnx import helper
 
     if images.dtype == dtype:
@@ -94,45 +97,45 @@ def _cast(images: Images, dtype: str, graph: GraphBuilder) -> Images:
     return Images(NodeOutput(name, value.shape, value.order), dtype)
 
 
-def _resize(op: Resize, images: Images, graph: GraphBuilder) -> Images:
-    """Scale by the pixels and weights of the op itself; bytes in its fixed point."""
+def _add_resize(op: Resize, images: Images, graph: GraphBuilder) -> Images:
+    """Add a resize with the pixels and weights of the map op; uint8 images in fixed point."""
     height, width, channels = images.value.shape
     rows, columns = compute_target_size(op.size, height, width)
     shape = rows, columns, channels
     if op.interpolation == "nearest":
-        name = _gather(images.value.name, find_nearest_pixels(height, rows), 1, graph)
-        name = _gather(name, find_nearest_pixels(width, columns), 2, graph)
+        name = _add_gather(images.value.name, find_nearest_pixels(height, rows), 1, graph)
+        name = _add_gather(name, find_nearest_pixels(width, columns), 2, graph)
         return Images(NodeOutput(name, shape), images.dtype)
-    fixed = images.dtype == "uint8"
-    across = make_opencv_taps("linear", width, columns, 2, fixed=fixed)
-    down = make_opencv_taps("linear", height, rows, 1, fixed=fixed)
-    wide = _cast(images, "int32" if fixed else "float32", graph)
-    mixed = graph.node("Add", _weigh_taps(wide.value.name, across, 2, graph))
-    if not fixed:
-        result = graph.node("Add", _weigh_taps(mixed, down, 1, graph))
-        return _cast(Images(NodeOutput(result, shape), "float32"), images.dtype, graph)
+    is_fixed_point = images.dtype == "uint8"
+    horizontal = make_opencv_taps("linear", width, columns, 2, fixed=is_fixed_point)
+    vertical = make_opencv_taps("linear", height, rows, 1, fixed=is_fixed_point)
+    cast = _add_cast(images, "int32" if is_fixed_point else "float32", graph)
+    mixed = graph.node("Add", _weigh_taps(cast.value.name, horizontal, 2, graph))
+    if not is_fixed_point:
+        result = graph.node("Add", _weigh_taps(mixed, vertical, 1, graph))
+        return _add_cast(Images(NodeOutput(result, shape), "float32"), images.dtype, graph)
 
     def divide(name: str, number: int) -> str:
         return graph.node("Div", [name, graph.constant("whole", np.array(number, np.int32))])
 
-    # As `mix` has it: each product keeps 16 bits, and the sum is rounded from quarters.
-    products = _weigh_taps(divide(mixed, 16), down, 1, graph)
+    # As in `mix`: each product keeps 16 bits, and the sum is rounded from quarters.
+    products = _weigh_taps(divide(mixed, 16), vertical, 1, graph)
     upper, lower = (divide(product, 1 << 16) for product in products)
     two = graph.node("Add", [upper, lower]), graph.constant("whole", np.array(2, np.int32))
     result = divide(graph.node("Add", two), 4)
-    return _cast(Images(NodeOutput(result, shape), "int32"), "uint8", graph)
+    return _add_cast(Images(NodeOutput(result, shape), "int32"), "uint8", graph)
 
 
 def _weigh_taps(name: str, taps: Taps, axis: Axis, graph: GraphBuilder) -> list[str]:
-    """Multiply the source pixels of each tap by its weights."""
+    """Add the products of the source pixels of each tap and its weights; return their names."""
     products = []
     for tap in range(taps.pixels.shape[-1]):
         weights = np.expand_dims(taps.weights[..., tap], (3 - axis, 3))
-        pixels = _gather(name, taps.pixels[0, :, tap], axis, graph)
+        pixels = _add_gather(name, taps.pixels[0, :, tap], axis, graph)
         products.append(graph.node("Mul", [pixels, graph.constant("weights", weights)]))
     return products
 
 
-def _gather(name: str, pixels: np.ndarray, axis: Axis, graph: GraphBuilder) -> str:
+def _add_gather(name: str, pixels: np.ndarray, axis: Axis, graph: GraphBuilder) -> str:
     indices = graph.constant("pixels", np.asarray(pixels, np.int64))
     return graph.node("Gather", [name, indices], axis=axis)

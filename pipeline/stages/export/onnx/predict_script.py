@@ -1,7 +1,7 @@
 """Classify images with an exported network: python predict.py [--int8] [--top=N] FILE|FOLDER ...
 
-Needs onnxruntime, numpy and pillow. Lies beside model.onnx and model.json, which say what the
-network reads and what its outputs are. Prints a line for each image.
+Needs onnxruntime, numpy and pillow, and the files model.onnx and model.json in the same folder.
+Prints a line for each image.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ MODES = {1: "L", 3: "RGB"}
 class OnnxNetwork:
     """The network of this folder, run by onnxruntime on the CPU.
 
-    Images are of shape `shape` (height, width, channels) and of `dtype`, with the dataset's values.
+    Images have the shape `shape` (height, width, channels), and the dataset's type and values.
     """
 
     def __init__(self, folder: Path, int8: bool = False) -> None:
-        self.about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-        files = self.about["onnx"]
+        self.description = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        files = self.description["onnx"]
         if int8 and "int8" not in files:
             raise SystemExit("there is no model_int8.onnx here; export with --to onnx --int8")
         program = folder / files["int8" if int8 else "program"]
         self.session = onnxruntime.InferenceSession(
             str(program), providers=["CPUExecutionProvider"]
         )
-        self.shape = tuple(self.about["image"]["shape"])
-        self.dtype = np.dtype(self.about["image"]["dtype"])
+        self.shape = tuple(self.description["image"]["shape"])
+        self.dtype = np.dtype(self.description["image"]["dtype"])
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits float32 (n, ...) of images (n, height, width, channels)."""
-        files = self.about["onnx"]
+        files = self.description["onnx"]
         return self.session.run([files["output"]], {files["input"]: images})[0]
 
     def read(self, file: Path) -> np.ndarray:
         """Return the images of a file, (n, height, width, channels).
 
-        A picture is turned upright by its EXIF tag and resized; a .npy file may have many images.
+        An image file is turned upright by its EXIF tag and resized. A .npy file may have many
+        images.
         """
         height, width, channels = self.shape
         if file.suffix.lower() == ".npy":
@@ -58,10 +59,10 @@ class OnnxNetwork:
             pixels = pixels.resize((width, height), Image.Resampling.BILINEAR)
         return np.asarray(pixels).reshape(1, height, width, channels)
 
-    def line(self, logits: np.ndarray, top: int) -> str:
+    def format_line(self, logits: np.ndarray, top: int) -> str:
         """Return the outputs of one image as a line: numbers, or labels with probabilities."""
-        names = self.about["classes"]
-        targets = self.about["targets"]
+        names = self.description["classes"]
+        targets = self.description["targets"]
         if targets["task"] == "regression":
             numbers = logits * np.array(targets["std"]) + np.array(targets["mean"])
             return ", ".join(f"{n} {v:.6g}" for n, v in zip(names, numbers))  # noqa: B905
@@ -69,12 +70,12 @@ class OnnxNetwork:
             return f"outputs of shape {logits.shape}"
         if targets["task"] == "multi_label":
             probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
-            chosen = [i for i in np.argsort(-probabilities) if probabilities[i] > 0.5]
+            indices = [i for i in np.argsort(-probabilities) if probabilities[i] > 0.5]
         else:
             exponentials = np.exp(logits.astype(np.float64) - logits.max())
             probabilities = exponentials / exponentials.sum()
-            chosen = list(np.argsort(-probabilities, kind="stable")[:top])
-        return ", ".join(f"{names[i]} {probabilities[i]:.4f}" for i in chosen) or "no label"
+            indices = list(np.argsort(-probabilities, kind="stable")[:top])
+        return ", ".join(f"{names[i]} {probabilities[i]:.4f}" for i in indices) or "no label"
 
 
 def main(arguments: list[str]) -> int:
@@ -88,12 +89,12 @@ def main(arguments: list[str]) -> int:
     network = OnnxNetwork(Path(__file__).resolve().parent, "--int8" in flags)
     for word in words:
         path = Path(word)
-        inside = sorted(path.rglob("*")) if path.is_dir() else [path]
-        for file in (one for one in inside if one.suffix.lower() in SUFFIXES):
+        paths = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in (path for path in paths if path.suffix.lower() in SUFFIXES):
             images = network.read(file)
             for index, logits in enumerate(network.predict(images)):
                 name = str(file) if len(images) == 1 else f"{file}[{index}]"
-                line = f"{name}: {network.line(logits, int(tops[-1]) if tops else 1)}"
+                line = f"{name}: {network.format_line(logits, int(tops[-1]) if tops else 1)}"
                 # Names of files and classes may hold control characters.
                 print(line if line.isprintable() else repr(line)[1:-1])
     return 0

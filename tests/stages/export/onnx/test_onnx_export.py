@@ -20,7 +20,7 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.table import FittedTable, TableFormat
 from pipeline.data.targets import Targets
 from pipeline.data.transform import compute_column_specs
-from pipeline.stages.build import typed_network
+from pipeline.stages.build import build_network
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import Samples, TrainedRun
 from pipeline.training.step import image_shape
@@ -51,7 +51,7 @@ def fresh(
     data = ["dataset=numpy", "dataset.root=none.npz"]
     data += [f"dataset.{split}.ops=[{ops}]" for split in ("train", "eval")]
     recipe = load_recipe("lenet5_digits", [*data, *overrides])
-    network = typed_network(recipe, 10)
+    network = build_network(recipe, 10)
     key = jax.random.key(0)
     mapped = compute_column_specs(recipe.dataset.eval.ops, {"image": ColumnSpec(shape, dtype)})[
         "image"
@@ -72,9 +72,9 @@ def fresh(
 
 def difference(trained: TrainedRun, images: np.ndarray) -> float:
     """The greatest difference of the two programs, in units of the largest logit."""
-    from pipeline.stages.export.onnx.onnx_export import onnx_model
+    from pipeline.stages.export.onnx.onnx_export import make_onnx_model
 
-    session = ort.InferenceSession(onnx_model(trained).SerializeToString())
+    session = ort.InferenceSession(make_onnx_model(trained).SerializeToString())
     found = session.run(None, {"images": images})[0]
     expected = np.asarray(jax.jit(make_predict(trained))(trained.arrays, images))
     assert found.shape == expected.shape
@@ -166,20 +166,20 @@ def test_map_ops_are_in_the_graph(kind: str) -> None:
 
 @pytest.mark.slow
 def test_what_has_no_translation_is_named() -> None:
-    from pipeline.stages.export.onnx.onnx_export import onnx_model
+    from pipeline.stages.export.onnx.onnx_export import make_onnx_model
 
     vit = fresh(["model=vit_tiny"], (32, 32, 3))
     with pytest.raises(RecipeError, match=r"model layer .*: has no translation to ONNX"):
-        onnx_model(vit)
+        make_onnx_model(vit)
     ops = "{name: resize, size: [16, 16], interpolation: cubic}"
     cubic = fresh(["model=mlp"], (16, 16, 1), ops=ops, dtype="uint8")
     with pytest.raises(RecipeError, match=r"dataset\.eval\.ops\.0 \(resize\): has no translation"):
-        onnx_model(cubic)
+        make_onnx_model(cubic)
     rows = fresh(["model=mlp"], (16, 16, 1))
     table = FittedTable(columns=(), format=TableFormat())
     of_a_table = replace(rows, samples=replace(rows.samples, table=table))
     with pytest.raises(RecipeError, match="the encoding of a table has no translation"):
-        onnx_model(of_a_table)
+        make_onnx_model(of_a_table)
 
 
 @pytest.fixture(scope="module")
