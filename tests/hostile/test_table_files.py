@@ -27,7 +27,7 @@ def test_what_is_no_file(kind: str, tmp_path: Path) -> None:
         path.mkdir()
     elif kind == "pipe":
         os.mkfifo(path)
-    expected = "there is no such file" if kind == "nothing" else "is no regular file"
+    expected = "there is no such file" if kind == "nothing" else "isn't a regular file"
     assert refusal(lambda: table(path).read(tmp_path)) == f"{path}: {expected}"
 
 

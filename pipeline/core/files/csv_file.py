@@ -13,7 +13,7 @@ from pipeline.core.files.atomic_write import write_whole
 
 
 def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows as CSV, with the names of the first row's columns above. Text is written as it is."""
+    """Return rows as CSV, after a line with the names of the first row's columns."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     for number, row in enumerate(rows):
@@ -24,7 +24,7 @@ def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows as a CSV file, atomically. Raises RunError if the disk refuses."""
+    """Write rows as a CSV file, atomically. Raises RunError if the file can't be written."""
     try:
         write_whole(path, csv_text(rows))
     except OSError as error:

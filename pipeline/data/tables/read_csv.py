@@ -50,7 +50,7 @@ def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     missing is a number, else as texts. Raises OSError, and ValueError with the line.
     """
     if not path.is_file():
-        raise ValueError("is no regular file" if path.exists() else "there is no such file")
+        raise ValueError("isn't a regular file" if path.exists() else "there is no such file")
     require_room(path.stat().st_size, "its table")
 
     def place(row: int) -> str:

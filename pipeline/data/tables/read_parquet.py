@@ -47,7 +47,7 @@ def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
     Raises OSError, and ValueError with the problem of the file.
     """
     if not path.is_file():
-        raise ValueError("is no regular file" if path.exists() else "there is no such file")
+        raise ValueError("isn't a regular file" if path.exists() else "there is no such file")
 
     def place(row: int) -> str:
         return f"row {row + 1:,}"
