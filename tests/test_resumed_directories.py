@@ -82,7 +82,7 @@ def test_lines_that_were_lost_are_restored_from_the_checkpoint(
         assert (half / name).read_bytes() == (unbroken / name).read_bytes()
     damaged = [] if damage == "nothing" else ["metrics.jsonl", "evals.jsonl"]
     assert list(outcome.read_summary(half)["logs"]) == damaged
-    assert log_of(half).count("it is whole again") == len(damaged)
+    assert log_of(half).count("it is complete again") == len(damaged)
     assert not list(half.glob("damaged-*"))
 
 
@@ -199,7 +199,7 @@ def test_a_pipe_or_a_directory_in_the_place_of_a_file_holds_nobody_up(
 ) -> None:
     (half / name).unlink(missing_ok=True)
     os.mkfifo(half / name)
-    with pytest.raises(DataError, match=f"{name}: is no regular file; remove it"):
+    with pytest.raises(DataError, match=f"{name}: isn't a regular file; remove it"):
         run(tiny(*LENGTH, f"train.resume={half}"))
     (half / name).unlink()
     (half / name).mkdir()

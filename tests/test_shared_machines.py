@@ -207,7 +207,7 @@ def test_a_tensorboard_that_fails_is_told_of_once_and_missed_by_nobody(
 
     monkeypatch.setattr(tensorboard.TensorBoard, method, broken)
     run(tiny(*LENGTH, "monitor.tensorboard=true"), tmp_path)
-    assert log_of(tmp_path).count("TensorBoard failed and goes no further; training goes on: ") == 1
+    assert log_of(tmp_path).count("TensorBoard failed and has ended; training continues: ") == 1
     assert "ZeroDivisionError: division by zero" in log_of(tmp_path)
     assert (tmp_path / "metrics.jsonl").read_bytes() == (unbroken / "metrics.jsonl").read_bytes()
 

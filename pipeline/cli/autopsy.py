@@ -13,15 +13,15 @@ from pipeline.inspect.autopsy.reproducer import read_reproducer
 def main(run_dir: Path) -> CommandResult:
     """Print the finding; the exit status is 0 if it equals the run's, else 1.
 
-    Raises what `read_reproducer` raises.
+    Raises the errors of `read_reproducer`.
     """
     reproducer = read_reproducer(run_dir)
-    again = examine(reproducer.step_config, reproducer.state, reproducer.batch, reproducer.device)
-    print(printable_lines(str(again)))
-    is_same = str(again) == reproducer.finding
+    finding = examine(reproducer.step_config, reproducer.state, reproducer.batch, reproducer.device)
+    print(printable_lines(str(finding)))
+    is_same = str(finding) == reproducer.finding
     if is_same:
         print("this is what the run has found")
     else:
         print(printable_lines(f"the run has found:\n{reproducer.finding}"))
-    facts = {**again.to_dict(), "run_found": reproducer.finding, "same": is_same}
+    facts = {**finding.to_dict(), "run_found": reproducer.finding, "same": is_same}
     return CommandResult(facts, exit_status=0 if is_same else 1)

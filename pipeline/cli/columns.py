@@ -30,7 +30,7 @@ def main(
 ) -> CommandResult:
     """Print a line for each column of a table. Options that are None have dataset=csv's defaults.
 
-    Raises UsageError for a value that dataset=csv doesn't take, and DataError for a file that can't
+    Raises UsageError for a value that dataset=csv doesn't accept, and DataError if the file can't
     be read.
     """
     texts = {"delimiter": delimiter, "decimal": decimal, "encoding": encoding}
@@ -68,15 +68,16 @@ def _describe_column(table: RawTable, name: str) -> str:
     if not counts.size:
         return "empty     no values"
     missing = _describe_missing(table.rows - int(counts.sum()))
-    odd = find_text_among_numbers(column)
-    if odd is not None:
-        row, text, share = odd
+    text_cell = find_text_among_numbers(column)
+    if text_cell is not None:
+        row, text, share = text_cell
         return f"mixed     {share:.1%} numbers; {table.place(row)}: {show_name(text)!r}{missing}"
     different = f"{len(counts):,} different"
     formats = find_date_formats(column.texts)
     if len(formats) == 1:
         days = parse_days(column.texts, formats[0])
-        first, last = (show_name(column.texts[int(at)]) for at in (days.argmin(), days.argmax()))
+        first = show_name(column.texts[int(days.argmin())])
+        last = show_name(column.texts[int(days.argmax())])
         return f"date      {first} to {last}, {different}{missing}"
     most_frequent = np.argsort(-counts, kind="stable")[:MAX_VALUES]
     values = [f"{show_name(column.texts[i])} {counts[i]:,}" for i in most_frequent]

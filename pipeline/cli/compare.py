@@ -55,8 +55,8 @@ def main(
 ) -> CommandResult:
     """Print the comparison; the exit status is 1 if a layer is named, or a row of dumps marked.
 
-    `words` are two runs or dumps, or with `against` one, or the keys of a recipe. Raises UsageError
-    for others, DataError if a side can't be read or the sides are of different networks,
+    `words` are two runs or dumps; with `against`, one run or the keys of a recipe. Raises
+    UsageError for other words, DataError if a side can't be read or the networks differ,
     RecipeError for a wrong recipe or a pattern that no layer matches.
     """
     sides, overrides = _split_sides(tuple(map(str, words)), against)
@@ -69,7 +69,7 @@ def main(
         if len(sides) == 2 and names == list(sides):
             for name, folder in zip(names, folders, strict=True):
                 if folder is None:
-                    raise DataError(f"{name}: is neither a run directory nor a dump")
+                    raise DataError(f"{name}: must be a run directory or a dump")
             records = [read_dump(folder) for folder in folders if folder is not None]
             return _compare_dumps(records, request, limits, out, reporter)
         if changes:
@@ -93,7 +93,7 @@ def main(
 
 
 def _show_layers(comparison: StepComparison, reporter: Reporter) -> CommandResult:
-    """Print which layers make the difference."""
+    """Print the layers that make the difference; the exit status is 1 if there are any."""
     if comparison.forced.errors:
         reporter.say("\nlayers by themselves, fed with what the right side's layers read:")
         for line in layer_lines(comparison.forced, SHOWN_LAYERS):
@@ -101,25 +101,25 @@ def _show_layers(comparison: StepComparison, reporter: Reporter) -> CommandResul
     reporter.say("")
     for hint in cause_hints(comparison.rows, comparison.forced):
         reporter.stage("hint", hint)
-    blamed = comparison.forced.findings
-    for finding in blamed[:SHOWN_FINDINGS]:
+    findings = comparison.forced.findings
+    for finding in findings[:SHOWN_FINDINGS]:
         reporter.stage("culprit", str(finding))
-    if len(blamed) > SHOWN_FINDINGS:
-        reporter.stage("culprit", f"and {len(blamed) - SHOWN_FINDINGS} more layers")
-    if not blamed:
+    if len(findings) > SHOWN_FINDINGS:
+        reporter.stage("culprit", f"and {len(findings) - SHOWN_FINDINGS} more layers")
+    if not findings:
         reporter.stage("verdict", "no layer makes more error than its type explains")
     facts = {
         "step": comparison.step,
         "left_loss": comparison.left_loss,
         "right_loss": comparison.right_loss,
-        "culprits": list(map(str, blamed)),
+        "culprits": list(map(str, findings)),
         "rows": _rows_to_dicts(comparison.rows),
     }
-    return CommandResult(facts, exit_status=1 if blamed else 0)
+    return CommandResult(facts, exit_status=1 if findings else 0)
 
 
 def _rows_to_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return rows for JSON, as the cells of the CSV file."""
+    """Return rows for JSON, with the names and cells of the CSV file."""
     return [dict(zip(HEADER, row.cells, strict=True)) for row in rows]
 
 
@@ -149,10 +149,10 @@ def _compare_dumps(
 ) -> CommandResult:
     """Compare the files of two dumps; the exit status is 1 if a row is marked."""
     left, right = records
-    _require_alike(left, right, request.mapped)
+    _require_same_layers(left, right, request.mapped)
     for side, record in (("left", left), ("right", right)):
-        place = f"{record.about.get('model')}, step {record.about.get('step')}"
-        reporter.stage(side, f"{record.folder}: {place}")
+        about = f"{record.about.get('model')}, step {record.about.get('step')}"
+        reporter.stage(side, f"{record.folder}: {about}")
         if record.stopped is not None:
             reporter.warn(f"{record.folder}: {record.stopped}")
     require_layers(request.layers, [*left.layers, *right.layers], "--layers")
@@ -169,21 +169,21 @@ def _compare_dumps(
     text = f"{len(marked)} of {len(rows)} rows are beyond a threshold"
     if marked:
         text += f", the first is {marked[0].left or marked[0].right}"
-    reporter.stage("verdict", f"{text}; which layer makes the error, only runs can show")
+    reporter.stage("verdict", f"{text}; compare runs to find the layer that makes the error")
     facts = {"marked": _rows_to_dicts(marked), "rows": _rows_to_dicts(rows)}
     return CommandResult(facts, exit_status=1 if marked else 0)
 
 
-def _require_alike(left: DumpRecord, right: DumpRecord, mapped: Mapped) -> None:
+def _require_same_layers(left: DumpRecord, right: DumpRecord, mapped: Mapped) -> None:
     """Raise DataError if less than half of the layers of two dumps have the same names."""
     shared = sum(path in right.layers or path in mapped for path in left.layers)
-    most = max(len(left.layers), len(right.layers))
-    if 2 * shared < most:
+    total = max(len(left.layers), len(right.layers))
+    if 2 * shared < total:
         unmatched = next((path for path in left.layers if path not in right.layers), "")
         guess = nearest(unmatched, right.layers)
         hint = f"; did you mean {guess}?" if guess else ""
         raise DataError(
-            f"{left.folder} and {right.folder}: of different networks, {shared} of {most} layers "
+            f"{left.folder} and {right.folder}: of different networks, {shared} of {total} layers "
             f"have a counterpart; --map LEFT:RIGHT names others{hint}"
         )
 
@@ -198,7 +198,7 @@ def _split_shell_words(text: str) -> list[str]:
 def _split_sides(
     words: Sequence[str], against: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the sides, and the keys of a recipe. Raises UsageError for another number of them."""
+    """Return the sides, and the keys of a recipe. Raises UsageError for a wrong number of sides."""
     overrides = tuple(word for word in words if "=" in word and not os.path.exists(word))
     sides = tuple(word for word in words if word not in overrides)
     from_recipe = any(override.startswith("+recipe=") for override in overrides)

@@ -1,6 +1,6 @@
-"""`python -m pipeline completion SHELL`: scripts of completion for shells, and their completions.
+"""`python -m pipeline completion SHELL`: scripts for completion in shells, and completions.
 
-click's scripts call `pipeline` with COMP_WORDS and `_PIPELINE_COMPLETE`; see its documentation.
+click's scripts call `pipeline` with COMP_WORDS and `_PIPELINE_COMPLETE`, as it documents.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PROGRAM = "pipeline"
 
 @add_completion_class
 class BashWords(BashComplete):
-    """Completion in bash, which takes the `=` of `+recipe=lenet5` for a separate word."""
+    """Completion in bash, which splits `+recipe=lenet5` at the `=`."""
 
     def get_completion_args(self) -> tuple[list[str], str]:
         """Return the words before the cursor and the incomplete word, joined at `=`."""

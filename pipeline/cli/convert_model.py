@@ -34,20 +34,20 @@ from pipeline.models.torch_graph.graph import TorchGraph
 from pipeline.models.weights.files.weight_files import write_weights
 
 IMAGE = (3, 224, 224)
-"""Shape of a sample without sizes in the arguments: channels, height and width."""
+"""Default shape of a sample: channels, height and width."""
 INIT = {"conv": {"name": "he_normal", "mode": "fan_out"}, "dense": "he_uniform", "bias": "zeros"}
-"""Distribution of fresh weights, which the module's weights then replace."""
+"""Initializers, whose weights the module's weights replace."""
 TOLERANCE = 1e-4
-"""Limit of the difference of logits to PyTorch's, relative to the largest."""
+"""Largest difference from PyTorch's logits, relative to the largest logit."""
 
 
 def main(
     module: str, target: Path, sizes: Sequence[int] = (), arguments: Sequence[str] = ()
 ) -> CommandResult:
-    """Write a PyTorch module as a recipe.
+    """Write a PyTorch module as a recipe, with its weights beside it.
 
-    `arguments` are those of the module, as NAME=VALUE. Raises UsageError and RecipeError; nothing
-    is written then.
+    `module` is `module:name`, `sizes` the shape of a sample, and `arguments` the module's, as
+    NAME=VALUE. Raises UsageError and RecipeError before anything is written.
     """
     if not target.name.endswith((".yaml", SUFFIX)):
         raise UsageError([str(target)], f"must end in .yaml or {SUFFIX}")
@@ -65,7 +65,7 @@ def _convert(
 ) -> None:
     module = make_module(reference, find_object(reference), options, seed=0)
     graph = export_module(module, shape, origin=reference)
-    # Installed, or the module could not have been made.
+    # Imported here: making the module has imported it.
     import torch
 
     inputs = np.random.default_rng(0).normal(size=(2, *shape)).astype(np.float32)
@@ -85,7 +85,7 @@ def _convert(
     file = target.with_name(target.stem + SUFFIX)
     _write_graph(graph, file, inputs, logits)
     write_whole(target, _recipe_text(target, graph, "torch", {"model": {"graph": str(file)}}))
-    _say(target, "recipe that names the graph")
+    _report_file(target, "recipe that names the graph")
 
 
 def _write_layers(graph: TorchGraph, target: Path, inputs: np.ndarray, logits: np.ndarray) -> None:
@@ -99,7 +99,7 @@ def _write_layers(graph: TorchGraph, target: Path, inputs: np.ndarray, logits: n
     layers = [_value_to_yaml(layer) for layer in opened]
     body = {"model": {"layers": layers}, "checkpoint": {"restore": str(weights)}}
     write_whole(target, _recipe_text(target, graph, "layers", body))
-    _say(target, f"recipe of {len(layers):,} layers, its weights in {weights.name}")
+    _report_file(target, f"recipe of {len(layers):,} layers, its weights in {weights.name}")
 
 
 def _write_graph(graph: TorchGraph, file: Path, inputs: np.ndarray, logits: np.ndarray) -> None:
@@ -108,26 +108,26 @@ def _write_graph(graph: TorchGraph, file: Path, inputs: np.ndarray, logits: np.n
     write_graph(file, graph)
     read_graph(file)
     weights = weights_beside(file).name
-    _say(file, f"graph of {len(graph.train.nodes):,} nodes, its weights in {weights}")
+    _report_file(file, f"graph of {len(graph.train.nodes):,} nodes, its weights in {weights}")
 
 
 def _require_equal(
     network: nn.Module, variables: Mapping[str, Any], inputs: np.ndarray, logits: np.ndarray
 ) -> None:
-    """Print how far the logits are from PyTorch's. Raises RunError above the tolerance."""
+    """Print the difference of the logits from PyTorch's. Raises RunError above the tolerance."""
     outputs = np.asarray(network.apply(variables, inputs.transpose(0, 2, 3, 1), train=False))
     largest = max(float(np.abs(logits).max()), 1e-6)
     difference = float(np.abs(outputs - logits).max()) / largest
     if not (math.isfinite(difference) and difference <= TOLERANCE):
         raise RunError(
-            f"the logits differ by {difference:.1e} of the largest from PyTorch's, more than "
+            f"the logits differ from PyTorch's by {difference:.1e} of the largest, more than "
             f"{TOLERANCE:.0e}; nothing is written"
         )
-    print(f"logits     within {difference:.1e} of PyTorch's, of the largest")
+    print(f"logits     differ from PyTorch's by {difference:.1e} of the largest")
 
 
 def _recipe_text(target: Path, graph: TorchGraph, group: str, body: Mapping[str, Any]) -> str:
-    """Return a recipe as YAML, to be completed on the command line."""
+    """Return a recipe as YAML; the command line has to add the dataset and the length."""
     head = (
         f"# @package _global_\n# {graph.origin}, converted with torch {graph.torch}\n"
         f"# python -m pipeline +recipe={printable(str(target))} dataset=NAME train.passes=10\n"
@@ -139,8 +139,7 @@ def _recipe_text(target: Path, graph: TorchGraph, group: str, body: Mapping[str,
 
 
 def _value_to_yaml(value: Any) -> Any:
-    """Return a value as a recipe has it: a layer by its name, or with its fields that aren't the
-    defaults."""
+    """Return a value as a recipe has it: a layer by its name, with the fields that it changes."""
     if isinstance(value, tuple):
         return [_value_to_yaml(item) for item in value]
     if not isinstance(value, LayerSpec):
@@ -154,7 +153,7 @@ def _value_to_yaml(value: Any) -> Any:
 
 
 def _parse_argument(argument: str) -> tuple[str, Any]:
-    """Return name and value of NAME=VALUE. Raises UsageError for anything else."""
+    """Return the name and the value of NAME=VALUE. Raises UsageError for another form."""
     name, equals, text = argument.partition("=")
     try:
         if equals:
@@ -164,5 +163,5 @@ def _parse_argument(argument: str) -> tuple[str, Any]:
     raise UsageError([f"--argument {argument}"], "must be NAME=VALUE, as num_classes=10")
 
 
-def _say(path: Path, what: str) -> None:
+def _report_file(path: Path, what: str) -> None:
     print(f"written    {printable(str(path))}: {what}")

@@ -30,8 +30,8 @@ def main(out: Path, overrides: Sequence[str], *, overwrite: bool = False) -> Com
     with reporter.clock(f"reading {dataset.name}"):
         data = dataset.read(cache_root(recipe.cache))
     if data.table is not None or data.text is not None:
-        lost = "columns of a table" if data.text is None else "tokenizer"
-        problem = f"records keep no {lost}; must be a dataset of images or arrays"
+        content = "the columns of a table" if data.text is None else "a tokenizer"
+        problem = f"records can't hold {content}; must be a dataset of images or arrays"
         raise RecipeError([f"dataset = {dataset.name}: {problem}"])
 
     def show_progress(column: str, done: int, samples: int) -> None:

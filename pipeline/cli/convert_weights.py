@@ -41,9 +41,9 @@ def main(
     of that file. Raises UsageError, RecipeError and DataError; nothing is written then.
     """
     require_writable_suffix(target)
-    more = [] if rules is None else [f"checkpoint.rules={rules}"]
-    more += ["checkpoint.partial=true"] if partial else []
-    overrides = [*overrides, *more]
+    options = [] if rules is None else [f"checkpoint.rules={rules}"]
+    options += ["checkpoint.partial=true"] if partial else []
+    overrides = [*overrides, *options]
     run_dir = None if is_weight_file(source) else find_run_dir(source)
     recipe: Recipe | None = None
     if value_of(overrides, "recipe") is None and run_dir is not None:
@@ -64,7 +64,7 @@ def main(
 
 
 def _convert(arrays: Arrays, source: Path, recipe: Recipe, like: Path | None) -> Arrays:
-    """The arrays under the names of a recipe's network, or of the file `like`."""
+    """Return the arrays under the names of a recipe's network, or of the file `like`."""
     spec = recipe.checkpoint
     network = trace_network_arrays(recipe)
     matching = match_weights(str(source), arrays, network, spec.renames, spec.rules)

@@ -14,9 +14,11 @@ from pipeline.stages.record.side_by_side import SideBySide, differences_to_dicts
 
 def main(run_a: Path, run_b: Path) -> CommandResult:
     """Print the differences of two runs. Raises DataError if a run can't be read."""
-    record_a, record_b = (read_record(run) for run in (run_a, run_b))
-    log, other_log = (record.run_dir / METRICS for record in (record_a, record_b))
-    steps = compare_steps(log, other_log) if log.exists() and other_log.exists() else None
+    record_a = read_record(run_a)
+    record_b = read_record(run_b)
+    log_a = record_a.run_dir / METRICS
+    log_b = record_b.run_dir / METRICS
+    steps = compare_steps(log_a, log_b) if log_a.exists() and log_b.exists() else None
     page = SideBySide(record_a, record_b)
     page.show_origins()
     outcomes = compare_outcomes(record_a, record_b)

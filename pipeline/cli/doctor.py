@@ -1,4 +1,4 @@
-"""`python -m pipeline doctor ...`: check that everything a run of this recipe needs is there."""
+"""`python -m pipeline doctor ...`: check that everything a run of a recipe needs is available."""
 
 from __future__ import annotations
 
@@ -48,13 +48,15 @@ FREE_BYTES = 1e9
 FREE_FILES = 10_000
 """Limits below which a disk is about to be full."""
 CACHE_BYTES = 20e9
+"""Size above which a cache is large."""
 OPEN_FILES = 1024
+"""Number of open files that every run can reach."""
 MEMORY_BYTES = 2e9
 """Upper bound of the memory of a small run, compilation included."""
 SKEW_S = 60
 """Largest harmless offset of a file server's clock: the newest run is found by times of files."""
 BUSY = 0.5
-"""Load per core above which other programs are at work."""
+"""Load per core above which other programs use the machine."""
 
 
 @dataclass(frozen=True)
@@ -72,18 +74,19 @@ class CheckResult:
 
 
 def warn_if(is_bad: bool, what: str, text: str, advice: str) -> CheckResult:
-    """Return a warning with advice, or that all is well."""
+    """Return a warning with advice if `is_bad`, else a result without a problem."""
     return CheckResult("warn", what, text, advice) if is_bad else CheckResult("ok", what, text)
 
 
 def main(overrides: Sequence[str]) -> CommandResult:
     """Print the results of all checks; the exit status is 1 if one has failed, else 0.
 
-    Takes overrides as a run does. Nothing is downloaded. Raises RecipeError for an invalid recipe.
+    `overrides` are those of a run. Nothing is downloaded. Raises RecipeError for an invalid recipe.
     """
     recipe = compose_and_check(add_train_length(overrides))
     results = []
-    for check in (software, tested, lock, device, cache, data, outputs, limits, extras):
+    checks = (software, tested, lock, device, cache, data, outputs, limits, extras)
+    for check in checks:
         for result in _run_check(check, recipe):
             print(result, flush=True)
             results.append(result)
@@ -97,7 +100,7 @@ def main(overrides: Sequence[str]) -> CommandResult:
 def _run_check(
     check: Callable[[Recipe], Iterator[CheckResult]], recipe: Recipe
 ) -> Iterator[CheckResult]:
-    """Yield the results of a check; an error that it raises is one too."""
+    """Yield the results of a check; an error of the check becomes a result too."""
     try:
         yield from check(recipe)
     except PipelineError as error:
@@ -108,37 +111,39 @@ def _run_check(
 
 
 def software(recipe: Recipe) -> Iterator[CheckResult]:
-    """Versions of the installed packages."""
+    """Show the versions of the installed packages."""
     installed = ", ".join(f"{name} {version}" for name, version in list_versions({}).items())
     yield CheckResult("ok", "software", f"{installed}; {PACKAGE}")
 
 
 def tested(recipe: Recipe) -> Iterator[CheckResult]:
-    """Python and the packages have versions that were tested."""
+    """Check that Python and the packages have tested versions."""
     try:
         untested = find_untested(DISTRIBUTION)
     except PackageNotFoundError:
         text = f"{DISTRIBUTION} isn't installed, so its versions are unknown"
         yield CheckResult("ok", "tested", text)
         return
-    advice = f"pip install '{DISTRIBUTION}' picks tested ones"
+    advice = f"pip install '{DISTRIBUTION}' picks tested versions"
     yield from (CheckResult("warn", "tested", sentence, advice) for sentence in untested)
     if not untested:
-        text = f"every version is a tested one: {describe_tested(DISTRIBUTION, SHOWN)}"
+        text = f"every version was tested: {describe_tested(DISTRIBUTION, SHOWN)}"
         yield CheckResult("ok", "tested", text)
 
 
 def lock(recipe: Recipe) -> Iterator[CheckResult]:
-    """The installed versions beside the lock file's, if it is there."""
+    """Compare the installed versions with the lock file, if there is one."""
     if LOCK.exists():
         yield CheckResult("ok", "lock", compare_with_lock(LOCK))
 
 
 def device(recipe: Recipe) -> Iterator[CheckResult]:
-    """The device is there and computes."""
+    """Check that the device is available and computes."""
     backend = recipe.device.open(recipe.parallel)
     properties = backend.describe()
-    name = ", ".join(v if k == "device" else f"{k} {v}" for k, v in properties.items())
+    name = ", ".join(
+        value if key == "device" else f"{key} {value}" for key, value in properties.items()
+    )
     if getattr(recipe.device, "target", None) is not None:
         yield CheckResult("ok", "device", f"{name}; XLA can compile for it")
         return
@@ -153,23 +158,23 @@ def device(recipe: Recipe) -> Iterator[CheckResult]:
 
 
 def cache(recipe: Recipe) -> Iterator[CheckResult]:
-    """The cache can be written; without it each run compiles and downloads everything again."""
+    """Check that the cache can be written, so that runs needn't compile and download again."""
     root = cache_root(recipe.cache)
     try:
-        with _scratch(root):
-            space = _space("the cache", root)
+        with _make_scratch_folder(root):
+            space = _check_space("the cache", root)
     except OSError as error:
         reason = f"{root}: can't be written: {error.strerror}"
         yield CheckResult("fail", "cache", reason, "name another: cache.root=DIR")
         return
-    held_bytes = 0
+    size_bytes = 0
     for folder, _, names in os.walk(root):
         for name in names:
-            # Other processes use the cache, and may remove a file meanwhile.
+            # Another process may remove a file of the cache meanwhile.
             with suppress(OSError):
-                held_bytes += os.path.getsize(os.path.join(folder, name))
-    text = f"{root}: writable, holds {held_bytes / GB:.2f} GB"
-    yield warn_if(held_bytes > CACHE_BYTES, "cache", text, f"delete {root / PROGRAMS}")
+                size_bytes += os.path.getsize(os.path.join(folder, name))
+    text = f"{root}: writable, holds {size_bytes / GB:.2f} GB"
+    yield warn_if(size_bytes > CACHE_BYTES, "cache", text, f"delete {root / PROGRAMS}")
     if exposure := find_exposure(root):
         text = f"{exposure}, so compiled programs are neither read nor kept"
         yield CheckResult("warn", "cache", text, exposure.advice)
@@ -177,7 +182,7 @@ def cache(recipe: Recipe) -> Iterator[CheckResult]:
 
 
 def data(recipe: Recipe) -> Iterator[CheckResult]:
-    """The data is there and can be read; nothing is downloaded."""
+    """Check that the data is available and can be read; nothing is downloaded."""
     dataset = recipe.dataset.model_copy(update={"mirrors": ()})
     try:
         raw = dataset.read(cache_root(recipe.cache))
@@ -196,15 +201,15 @@ def data(recipe: Recipe) -> Iterator[CheckResult]:
 
 
 def outputs(recipe: Recipe) -> Iterator[CheckResult]:
-    """Run directories can be created, written and locked here."""
-    with _scratch(OUTPUTS) as folder:
+    """Check that run directories can be created, written and locked in the working folder."""
+    with _make_scratch_folder(OUTPUTS) as folder:
         yield CheckResult("ok", "outputs", f"{OUTPUTS.absolute()}: writable")
         refusal = lock_refusal(folder / "file")
         if refusal is None:
             yield CheckResult("ok", "locks", "the file system has them")
         else:
             text = f"{OUTPUTS.absolute()}: the file system has no locks ({refusal})"
-            advice = "train.resume=auto passes over runs that were killed; name them"
+            advice = "train.resume=auto skips runs that were killed; name them"
             yield CheckResult("warn", "locks", text, advice)
         skew_s = (folder / "file").stat().st_mtime - time.time()
         if abs(skew_s) > SKEW_S:
@@ -214,12 +219,12 @@ def outputs(recipe: Recipe) -> Iterator[CheckResult]:
         else:
             text = f"{time.strftime('%Y-%m-%d %H:%M:%S %z')}, files agree"
             yield CheckResult("ok", "clock", text)
-        yield _space("outputs", folder)
+        yield _check_space("outputs", folder)
 
 
 @contextmanager
-def _scratch(parent: Path) -> Iterator[Path]:
-    """A temporary folder in `parent` in which a file was written and renamed."""
+def _make_scratch_folder(parent: Path) -> Iterator[Path]:
+    """Make a temporary folder in `parent`, with a file that was written and renamed."""
     missing = [path for path in (parent, *parent.parents) if not path.exists()]
     parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="doctor-", dir=parent))
@@ -235,19 +240,19 @@ def _scratch(parent: Path) -> Iterator[Path]:
                 path.rmdir()
 
 
-def _space(what: str, folder: Path) -> CheckResult:
+def _check_space(what: str, folder: Path) -> CheckResult:
     disk = os.statvfs(folder)
     free_bytes = disk.f_bavail * disk.f_frsize
     # File systems without a fixed number of files report 0.
-    files_end = disk.f_files > 0 and disk.f_favail < FREE_FILES
-    text = f"{free_bytes / GB:,.1f} GB free where {what} lies"
-    text += f", {disk.f_favail:,} files" if files_end else ""
-    is_full = free_bytes < FREE_BYTES or files_end
+    has_few_files = disk.f_files > 0 and disk.f_favail < FREE_FILES
+    text = f"{free_bytes / GB:,.1f} GB free for {what}"
+    text += f", {disk.f_favail:,} files" if has_few_files else ""
+    is_full = free_bytes < FREE_BYTES or has_few_files
     return warn_if(is_full, "disk", text, "make room, or work in another folder")
 
 
 def limits(recipe: Recipe) -> Iterator[CheckResult]:
-    """Files, memory and cores that this process may use."""
+    """Check the files, memory and cores that this process can use."""
     limits = read_limits()
     if limits.open_files is not None and limits.open_files < OPEN_FILES:
         yield CheckResult("warn", "open files", f"{limits.open_files:,} at most", "ulimit -n 4096")
@@ -258,29 +263,29 @@ def limits(recipe: Recipe) -> Iterator[CheckResult]:
             text = f"limited to {limit / GB:,.1f} GB"
             yield CheckResult("warn", name, text, "a run may end there; ulimit -a shows it")
     is_low = limits.memory_bytes < MEMORY_BYTES
-    text = f"{limits.memory_bytes / GB:,.1f} GB can be had"
-    yield warn_if(is_low, "memory", text, "a run may be killed for want of memory")
+    text = f"{limits.memory_bytes / GB:,.1f} GB available"
+    yield warn_if(is_low, "memory", text, "a run may be killed for lack of memory")
     is_busy = limits.load > BUSY * limits.machine_cores
-    text = f"{limits.cores:g} of {limits.machine_cores} may be used, load {limits.load:.1f}"
-    yield warn_if(is_busy, "cores", text, "others are at work; times will scatter")
+    text = f"{limits.cores:g} of {limits.machine_cores} available, load {limits.load:.1f}"
+    yield warn_if(is_busy, "cores", text, "other programs use them, so times will vary")
 
 
 def extras(recipe: Recipe) -> Iterator[CheckResult]:
-    """The extras of the package that are installed; none has to be."""
+    """Show which extras of the package are installed; no run needs all of them."""
     try:
         names = metadata(DISTRIBUTION).get_all("Provides-Extra") or []
     except PackageNotFoundError:
         yield CheckResult("ok", "extras", f"{DISTRIBUTION} runs without being installed")
         return
     for extra in sorted(names):
-        missing = lacking(DISTRIBUTION, extra)
+        missing = find_missing(DISTRIBUTION, extra)
         text = f"{extra}: lacks {', '.join(missing)}" if missing else f"{extra}: installed"
-        advice = f"pip install '{DISTRIBUTION}[{extra}]' where it is needed" if missing else ""
+        advice = f"pip install '{DISTRIBUTION}[{extra}]' if it is needed" if missing else ""
         yield CheckResult("ok", "extras", text, advice)
 
 
-def lacking(distribution: str, extra: str) -> list[str]:
-    """The requirements of a distribution's extra that are not installed, nested extras included."""
+def find_missing(distribution: str, extra: str) -> list[str]:
+    """Return the requirements of an extra, nested extras included, that aren't installed."""
     missing: list[str] = []
     for requirement in map(Requirement, requires(distribution) or ()):
         marker = requirement.marker
@@ -291,6 +296,6 @@ def lacking(distribution: str, extra: str) -> list[str]:
         if installed_version(requirement.name) is None:
             missing.append(requirement.name)
         else:
-            for inner in requirement.extras:
-                missing += lacking(requirement.name, inner)
+            for nested_extra in requirement.extras:
+                missing += find_missing(requirement.name, nested_extra)
     return missing

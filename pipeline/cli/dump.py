@@ -39,7 +39,7 @@ def main(
     out: Path | None = None,
     max_mib: int = 4096,
 ) -> CommandResult:
-    """Write the dumps of `steps` (5, 0|5|10 or 5-10); the exit status is 1 if one stops early.
+    """Write the dumps of `steps` (5, 0|5|10 or 5-10); the exit status is 1 if a dump stops early.
 
     Raises UsageError for other steps, DataError if the run or its checkpoints can't be read,
     RecipeError for a pattern that no layer matches.
@@ -49,7 +49,7 @@ def main(
     except ValueError as error:
         raise UsageError([f"--step {steps}"], str(error)) from error
     if not (run_dir / RECIPE).is_file():
-        raise DataError(f"{run_dir}: is no run directory, there is no {RECIPE} in it")
+        raise DataError(f"{run_dir}: isn't a run directory: it has no {RECIPE}")
     require_checkpoints(run_dir)
     if out is None:
         require_real_trees(run_dir, (DUMP,))

@@ -1,7 +1,7 @@
-"""`python -m pipeline explain ...`: predict and measure what sinks gain for a recipe here.
+"""`python -m pipeline explain ...`: predict and measure the gain of sinks for a recipe.
 
-The recipe is composed and compiled as for a run, and its steps are timed; the weights are thrown
-away. Only `explain.json` is written, into the folder that `--out` names.
+The recipe is composed and compiled as for a run, and its steps are timed. The weights are
+discarded: the only file is `explain.json`, in the folder that `--out` names.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from pipeline.stages.plan_devices import find_plan, with_plan
 FILE = "explain.json"
 BUDGET_S = 6.0
 """Time to measure dispatches, and again to verify the choice."""
-ACHIEVING_S = 0.2
+TRIAL_S = 0.2
 """Approximate length of each run with or without sinks in the final comparison."""
 BUSY = 0.5
 """Load per processor above which timings are unreliable."""
@@ -87,7 +87,7 @@ def main(overrides: Sequence[str], out: Path | None = None) -> CommandResult:
         load = os.getloadavg()[0]
         processors = os.cpu_count() or 1
         if load > BUSY * processors:
-            reason = "others use them, so times will scatter"
+            reason = "other programs use them, so times will vary"
             reporter.warn(f"load {load:.1f} on {processors} processors: {reason}")
         explanation = explain_recipe(recipe, reporter)
         reporter.say(f"\n{explanation}")
@@ -107,7 +107,7 @@ def _report_refusal(folder: Path) -> Iterator[None]:
 
 
 def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
-    """Build, compile and measure; for an emulated device, take its model's figures instead."""
+    """Build and compile a recipe and measure its steps, or use the model of an emulated device."""
     backend = recipe.device.open(recipe.parallel)
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
@@ -145,7 +145,7 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
 def _explain_by_model(
     recipe: Recipe, dataset: Dataset, built: Built, backend: Backend
 ) -> Explanation | None:
-    """Return the explanation by the model of an emulated device; None for a physical device."""
+    """Return the explanation by the model of an emulated device; None for another device."""
     bounds = make_modelled_bounds(recipe, built.run_schedule)
     costs = []
 
@@ -174,47 +174,50 @@ def _describe_run(recipe: Recipe, device: str, run_schedule: RunSchedule) -> Exp
 
 
 def dispatch_of(measured: Measurement) -> Dispatch:
-    """Median and 90th percentile of a dispatch's overhead: a single one less its step's time."""
+    """Return the median and 90th percentile of a dispatch's overhead: its time less its step's."""
     step_ms = measured.costs.sinks[0].step_ms
     median_us, p90_us = 1000 * (np.quantile(measured.single_ms, (0.5, 0.9)) - step_ms)
     return Dispatch(float(median_us), float(p90_us))
 
 
 def memory_of(loader: Loader) -> Memory:
-    """Device memory of the batches, in bytes, measured on the first window."""
+    """Return the device memory of the batches, in bytes, measured on the first window."""
     window = loader.window(0)
     steps = window.most_steps
     inputs = window.inputs
     copied = [inputs.indices, inputs.epochs, inputs.counts]
     copied += [] if inputs.resident else list(inputs.columns.values())
-    total = sum(array.nbytes for array in jax.tree.leaves(copied))
-    return Memory(inputs.resident, loader.device_bytes, round(total / steps), steps)
+    copied_bytes = sum(array.nbytes for array in jax.tree.leaves(copied))
+    return Memory(inputs.resident, loader.device_bytes, round(copied_bytes / steps), steps)
 
 
 def calendar_of(recipe: Recipe, run_schedule: RunSchedule) -> Calendar:
-    """Return the events of a run other than the ends of its sinks."""
+    """Return the events of a run, without the ends of its sinks."""
     total = run_schedule.total
-    due: dict[str, np.ndarray] = {}
+    steps_by_event: dict[str, np.ndarray] = {}
     for event, periods in list_event_periods(recipe, run_schedule.steps_per_epoch).items():
         multiples = [np.arange(period, total + 1, period) for period in periods]
-        due[event.value] = np.unique(np.concatenate([np.arange(0), *multiples]))
-    first = sorted({step for steps in due.values() for step in steps[:SHOWN_EVENTS].tolist()})
+        steps_by_event[event.value] = np.unique(np.concatenate([np.arange(0), *multiples]))
+    first_steps = {
+        step for steps in steps_by_event.values() for step in steps[:SHOWN_EVENTS].tolist()
+    }
     examples = tuple(
-        (step, ", ".join(name for name, steps in due.items() if step in steps))
-        for step in first[:SHOWN_EVENTS]
+        (step, ", ".join(name for name, steps in steps_by_event.items() if step in steps))
+        for step in sorted(first_steps)[:SHOWN_EVENTS]
     )
-    ends = np.unique(np.concatenate([*due.values(), [total]]))
+    ends = np.unique(np.concatenate([*steps_by_event.values(), [total]]))
     longest = int(np.diff(ends, prepend=0).max())
-    return Calendar({name: len(steps) for name, steps in due.items()}, examples, longest, total)
+    counts = {name: len(steps) for name, steps in steps_by_event.items()}
+    return Calendar(counts, examples, longest, total)
 
 
 def achieve(trials: TimedRuns, choice: SinkChoice) -> Achieved | None:
-    """Train with and without the sinks that were chosen, in turn; None if none were."""
+    """Train with and without the chosen sinks, in turn, and compare; None without sinks."""
     if choice.size is None:
         return None
     variant = Variant(choice.size, choice.mechanism)
-    sinks = max(3, round(1000 * ACHIEVING_S / (choice.size * choice.step_ms)) + 1)
-    singles = max(SINGLES, round(1000 * ACHIEVING_S / choice.off_ms))
+    sinks = max(3, round(1000 * TRIAL_S / (choice.size * choice.step_ms)) + 1)
+    singles = max(SINGLES, round(1000 * TRIAL_S / choice.off_ms))
     round_s = (singles * choice.off_ms + sinks * choice.size * choice.step_ms) / 1e3
     rounds = int(np.clip(BUDGET_S / round_s, LEAST_ROUNDS, MOST_ROUNDS))
     off_ms = []

@@ -21,12 +21,13 @@ MODEL_FILES = frozenset(
         *(".ckpt", ".mindir", ".air", ".om"),
     }
 )
-"""Suffixes of model files: a user who names one expects a file, and a folder is written."""
+"""Suffixes of model files: a user who names one expects a file, but a folder is written."""
 NO_FILE = (
-    "export writes a folder of StableHLO, weights and what they are of, and no such file; name a "
-    "folder, or for the weights alone: convert weights RUN_DIR FILE.safetensors, .ckpt or .npz"
+    "export writes a folder, with StableHLO and weights; name a folder, or for the weights alone: "
+    "convert weights RUN_DIR FILE.safetensors, .ckpt or .npz"
 )
 CALIBRATE = 512
+"""Default number of samples that calibrate int8."""
 OPTIONS = {"onnx": ("int8", "samples"), "ckpt": ("optimizer", "prefix")}
 """The options of each format."""
 
@@ -43,8 +44,8 @@ def main(
 ) -> CommandResult:
     """Write the network of a run, with its newest weights.
 
-    Raises UsageError for options of another format, RecipeError and DataError if the run can't be
-    read, RunError if the folder can't be written. One that holds something else is left alone.
+    Raises UsageError for options of another format, RecipeError if the run can't be read, DataError
+    too and if the folder has other files, RunError if it can't be written.
     """
     if folder.suffix.lower() in MODEL_FILES and not folder.is_dir():
         raise UsageError([str(folder)], NO_FILE)
@@ -57,19 +58,19 @@ def main(
         return _write_ckpt(run_dir, folder, prefix, optimizer=optimizer)
     run = read_trained_run(run_dir)
     if holds_other_files(folder):
-        raise DataError(f"{folder}: holds something else than an export; name another folder")
+        raise DataError(f"{folder}: has other files than an export's; name another folder")
     calibrate = (samples or CALIBRATE) if int8 else 0
-    more = _write_onnx(run, folder, calibrate) if to == "onnx" else {}
-    export_run(run, folder, more)
+    onnx_facts = _write_onnx(run, folder, calibrate) if to == "onnx" else {}
+    export_run(run, folder, onnx_facts)
     _note_export(run_dir, folder)
-    what = f"{run.recipe.model.name} of step {run.step}, {run.samples.targets}"
-    print(printable(f"{folder}: {what}"))
+    content = f"{run.recipe.model.name} of step {run.step}, {run.samples.targets}"
+    print(printable(f"{folder}: {content}"))
     facts = {"folder": str(folder), "model": run.recipe.model.name, "step": run.step}
-    return CommandResult({**facts, **more})
+    return CommandResult({**facts, **onnx_facts})
 
 
 def _write_onnx(run: TrainedRun, folder: Path, calibrate: int) -> dict[str, Any]:
-    """Write the ONNX files, print how near they are, and return the entries of model.json."""
+    """Write the ONNX files, print how exact they are, and return their entries of model.json."""
     export = write_onnx(run, folder, calibrate=calibrate)
     text = f"logits differ from the run's by {export.difference:.2g} at most"
     if export.accuracy is not None:
@@ -94,7 +95,7 @@ def _write_ckpt(
 
 
 def _note_export(source: Path, folder: Path) -> None:
-    """Note the export in the run's directory, for its lineage."""
+    """Write the export into the run's record of its descendants."""
     run_dir = find_run_dir(source)
     if run_dir is not None:
         note_descendant(run_dir, "exported", folder)

@@ -1,7 +1,7 @@
-"""`python -m pipeline forecast ...`: what a step will take, before it is compiled.
+"""`python -m pipeline forecast ...`: the time of a step, before it is compiled.
 
-On an emulated device that is its model's report; on one that is at hand, the sum of the step's
-parts, the heaviest of which are timed one by one. `--check` runs the steps as well.
+An emulated device reports it by its model. On another device it is the sum of the step's parts, and
+the heaviest parts are timed one by one. `--check` runs steps as well.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ MAX_CHECK_STEPS = 1000
 
 
 def main(overrides: Sequence[str], *, check: bool = False) -> CommandResult:
-    """Print a forecast, and with `check` what was measured.
+    """Print a forecast, and with `check` also a measurement.
 
-    Raises RecipeError for an invalid recipe, RunError if its steps can't be priced or run, or an
-    emulated device is to be checked.
+    Raises RecipeError for an invalid recipe, RunError if its steps can't be priced or run, and for
+    `check` with an emulated device.
     """
     recipe = compose_and_check(overrides)
     with Reporter() as reporter:
@@ -48,8 +48,7 @@ def main(overrides: Sequence[str], *, check: bool = False) -> CommandResult:
 def forecast_recipe(
     recipe: Recipe, reporter: Reporter, *, check: bool
 ) -> tuple[str, Mapping[str, Any]]:
-    """Return the report of a forecast and its figures, and with `check` the figures of measured
-    steps."""
+    """Return the report of a forecast and its figures, with measured ones if `check` is true."""
     backend = recipe.device.open(recipe.parallel)
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
@@ -61,7 +60,7 @@ def forecast_recipe(
     estimate = backend.estimate(proposal)
     if estimate is not None:
         if check:
-            raise RunError("--check: an emulated device can't be run; leave the flag out")
+            raise RunError("--check: an emulated device can't run steps; leave the flag out")
         return str(estimate), estimate.summary()
     lowered = lower(recipe, dataset, built, backend, None, reporter)
     work = make_compile_inputs(recipe, dataset, lowered, backend, reporter)
@@ -73,7 +72,7 @@ def forecast_recipe(
     executable = compile_programs(recipe, dataset, lowered, backend, reporter)
     terminal = reporter.console.is_terminal
     with TimedRuns(recipe, lowered.run_schedule, executable, terminal=terminal) as trials:
-        # The first steps are slow: memory that no one has touched, libraries that plan their calls.
+        # The first steps are slow: memory is new, and libraries plan their calls.
         steps = int(
             np.clip(CHECK_S * 1e3 / time_single_step(trials), MIN_CHECK_STEPS, MAX_CHECK_STEPS)
         )

@@ -1,5 +1,7 @@
-"""`python -m pipeline infer RUN_DIR|EXPORT_DIR FILE...`: what a trained network says of images,
-rows of a table and texts, or how it continues a text."""
+"""`python -m pipeline infer RUN_DIR|EXPORT_DIR FILE...`: predictions of a trained network.
+
+They are for images, rows of a table or texts; or a text is continued.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +44,13 @@ from pipeline.stages.export.trained_run import Samples, read_trained_run, spare_
 
 USAGE = "infer takes RUN_DIR or FOLDER, and FILE ..., --text or --prompt"
 BATCH = 64
-"""Images per call; a file with fewer is one call of its size."""
+"""Most images per call."""
 TOKENS = 200
 
 Logits = Callable[[np.ndarray], np.ndarray]
 """Function from images (n, *shape), as read, to logits float32 (n, classes)."""
 PromptOptions = Mapping[str, int | float | None]
-"""Tokens, temperature, top_k and seed of a prompt; None if not typed."""
+"""Options of a prompt: tokens, temperature, top_k and seed; None if not typed."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class InferArguments:
     source: Path
     files: tuple[Path, ...]
     texts: tuple[str, ...]
-    """Texts to classify, which are on the command line itself."""
+    """Texts to classify from the command line."""
     as_json: bool
     top: int | None
     masks: Path | None
@@ -75,39 +77,40 @@ def main(
     top: int | None = None,
     masks: Path | None = None,
     csv: Path | None = None,
-    **of_prompt: int | float | None,
+    **prompt_options: int | float | None,
 ) -> int:
     """Print class and probability of every image; the exit status is 0.
 
-    `of_prompt` are tokens, temperature, top_k and seed. Raises UsageError for options that exclude
-    each other, RecipeError and DataError for unreadable files.
+    `prompt_options` are tokens, temperature, top_k and seed. Raises UsageError for options that
+    exclude each other, RecipeError and DataError for unreadable files.
     """
     arguments = InferArguments(source, tuple(files), tuple(texts), as_json, top, masks, csv)
-    _require_options(arguments, prompt, of_prompt)
+    _require_options(arguments, prompt, prompt_options)
     if prompt is not None:
-        _print_continuation(source, prompt, of_prompt, as_json=as_json)
+        _print_continuation(source, prompt, prompt_options, as_json=as_json)
         return 0
     if masks is not None:
         require_new_names(masks, [file for path in files for file in list_images(path)])
     if csv is not None and csv.resolve() in {file.resolve() for file in files}:
-        raise DataError(f"{csv}: is read as well; name another file")
-    logits, samples = _network(source)
+        raise DataError(f"{csv}: is also an input; name another file")
+    compute_logits, samples = _load_network(source)
     targets = samples.targets
     rows = []
-    for file, names, images in _inputs(arguments, samples):
-        for index, (name, outputs) in enumerate(zip(names, _outputs(logits, images), strict=True)):
-            if outputs.ndim != 1 and csv is not None:
-                raise UsageError([f"--csv {csv}"], "of classes of pixels there are --masks")
-            if outputs.ndim != 1:
+    for file, names, images in _read_inputs(arguments, samples):
+        all_logits = _compute_in_batches(compute_logits, images)
+        for index, (name, logits) in enumerate(zip(names, all_logits, strict=True)):
+            if logits.ndim != 1 and csv is not None:
+                raise UsageError([f"--csv {csv}"], "classes of pixels are written by --masks")
+            if logits.ndim != 1:
                 path = make_mask_path(masks, file, index, len(images)) if masks else None
-                mask = outputs.argmax(axis=-1)
+                mask = logits.argmax(axis=-1)
                 if path is not None:
                     write_mask(path, file, mask, len(targets))
-                print(_mask_line(arguments, name, mask, targets, path))
+                print(_format_mask(arguments, name, mask, targets, path))
             elif csv is None:
-                print(_line(arguments, name, outputs, targets))
+                print(_format_prediction(arguments, name, logits, targets))
             else:
-                rows.append(make_prediction_row(name, outputs, targets, top or 1))
+                rows.append(make_prediction_row(name, logits, targets, top or 1))
     if csv is not None:
         write_csv(csv, rows)
         print(printable(f"{csv}: {len(rows):,} lines"))
@@ -115,10 +118,12 @@ def main(
 
 
 def _require_options(
-    arguments: InferArguments, prompt: str | None, of_prompt: PromptOptions
+    arguments: InferArguments, prompt: str | None, prompt_options: PromptOptions
 ) -> None:
-    """Raise UsageError for options that exclude each other, and without anything to read."""
-    typed = [f"--{name.replace('_', '-')}" for name in of_prompt if of_prompt[name] is not None]
+    """Raise UsageError for options that exclude each other, and without files, texts or prompt."""
+    typed = [
+        f"--{name.replace('_', '-')}" for name, value in prompt_options.items() if value is not None
+    ]
     if typed and prompt is None:
         raise UsageError(typed, "needs --prompt, the text to be continued")
     if prompt is not None and arguments.texts:
@@ -129,40 +134,40 @@ def _require_options(
     if prompt is None and not arguments.texts and not arguments.files:
         raise UsageError([str(arguments.source)], USAGE)
     outputs = {"csv": arguments.csv, "masks": arguments.masks, "top": arguments.top}
-    shows = [f"--{name}" for name, value in {"json": arguments.as_json, **outputs}.items() if value]
+    names = [f"--{name}" for name, value in outputs.items() if value]
     if arguments.csv and (arguments.as_json or arguments.masks):
-        raise UsageError(shows, "--csv writes a file instead of lines and masks")
-    if prompt is not None and any(outputs.values()):
-        names = [name for name in shows if name != "--json"]
-        raise UsageError(names, "isn't for a text that is continued")
+        json_name = ["--json"] if arguments.as_json else []
+        raise UsageError([*json_name, *names], "--csv writes a file instead of lines and masks")
+    if prompt is not None and names:
+        raise UsageError(names, "can't be used with --prompt")
 
 
-def _inputs(
+def _read_inputs(
     arguments: InferArguments, samples: Samples
 ) -> Iterator[tuple[Path, list[str], np.ndarray]]:
-    """Yield each file with the names of its samples and these, and the texts of the command."""
+    """Yield each file with its samples and their names; for texts, the source instead of a file."""
     if samples.text is not None or arguments.texts:
-        for names, texts in _texts_to_classify(arguments, samples):
+        for names, texts in _read_texts(arguments, samples):
             yield arguments.source, names, texts
         return
-    for file in (inside for path in arguments.files for inside in list_images(path)):
+    for file in (file for path in arguments.files for file in list_images(path)):
         images = read_images(file, samples)
         names = [f"{file}[{index}]" for index in range(len(images))]
         yield file, names if len(images) > 1 else [str(file)], images
 
 
-def _texts_to_classify(
+def _read_texts(
     arguments: InferArguments, samples: Samples
 ) -> Iterator[tuple[list[str], np.ndarray]]:
-    """Yield names and samples of the texts of the options, then of the lines of each file.
+    """Yield the names and samples of the command line's texts, then of each file's lines.
 
-    Raises DataError if the network doesn't classify texts, and for files without any.
+    Raises DataError if the network doesn't classify texts, and for a file without texts.
     """
     text = samples.text
     if text is None:
         raise DataError(f"the network reads {samples.dtype} images; --text needs one of texts")
     if text.predicts != "class":
-        raise DataError("the network continues texts; give --prompt and a text to be continued")
+        raise DataError("the network continues texts; name a text to be continued by --prompt")
 
     def encode(texts: Sequence[str]) -> np.ndarray:
         try:
@@ -178,7 +183,7 @@ def _texts_to_classify(
         yield names or [str(file)], encode(lines)
 
 
-def _network(source: Path) -> tuple[Logits, Samples]:
+def _load_network(source: Path) -> tuple[Logits, Samples]:
     """Return the logits function of a run or an export, and the format of its samples."""
     if is_export(source):
         exported = read_export(source)
@@ -192,40 +197,42 @@ def _network(source: Path) -> tuple[Logits, Samples]:
     return lambda images: np.asarray(predict(weights, images)), run.samples
 
 
-def _outputs(logits: Logits, images: np.ndarray) -> Iterator[np.ndarray]:
+def _compute_in_batches(compute_logits: Logits, images: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the logits of each image, float64 (classes,), or (H, W, classes) of its pixels."""
     for start in range(0, len(images), BATCH):
         batch = images[start : start + BATCH]
         # A last batch of another size would be compiled separately.
         missing = min(BATCH, len(images)) - len(batch)
         padded = np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)])
-        values = logits(padded)[: len(batch)].astype(np.float64)
-        if values.ndim not in (2, 4):
+        logits = compute_logits(padded)[: len(batch)].astype(np.float64)
+        if logits.ndim not in (2, 4):
             raise DataError(
-                f"the network gives logits of shape {values.shape[1:]} for an image, not one for "
-                "each class; export it and call the program"
+                f"the network returns logits of shape {logits.shape[1:]} for an image; must be one "
+                "for each class: export it and call the program"
             )
-        yield from values
+        yield from logits
 
 
-def _line(arguments: InferArguments, name: str, outputs: np.ndarray, targets: Targets) -> str:
+def _format_prediction(
+    arguments: InferArguments, name: str, logits: np.ndarray, targets: Targets
+) -> str:
     """Return the line of one image: classes, labels or numbers."""
     if arguments.masks is not None:
         raise UsageError([f"--masks {arguments.masks}"], "the network has one class for an image")
     if targets.task == "regression":
-        values = dict(zip(targets.names, map(float, targets.to_data_units(outputs)), strict=True))
+        values = dict(zip(targets.names, map(float, targets.to_data_units(logits)), strict=True))
         if arguments.as_json:
             return json.dumps({"file": name, **values})
         text = ", ".join(f"{show_name(key)} {value:.6g}" for key, value in values.items())
         return f"{printable(name)}: {text}"
     if targets.task == "multi_label":
         key = "labels"
-        probabilities = 1 / (1 + np.exp(-outputs))
+        probabilities = 1 / (1 + np.exp(-logits))
         ranked = np.argsort(-probabilities, kind="stable")
         labels = [i for i in ranked if probabilities[i] > 0.5]
     else:
         key = "top"
-        powers = np.exp(outputs - outputs.max())
+        powers = np.exp(logits - logits.max())
         probabilities = powers / powers.sum()
         labels = list(np.argsort(-probabilities, kind="stable")[: arguments.top or 1])
     predictions: list[dict[str, Any]] = [
@@ -244,17 +251,17 @@ def _line(arguments: InferArguments, name: str, outputs: np.ndarray, targets: Ta
     return f"{printable(name)}: {text or 'no label'}"
 
 
-def _mask_line(
+def _format_mask(
     arguments: InferArguments, name: str, mask: np.ndarray, targets: Targets, path: Path | None
 ) -> str:
     """Return the line of an image whose pixels have classes, the largest share first."""
     shares = np.bincount(mask.ravel(), minlength=len(targets)) / mask.size
     ranked = [int(label) for label in np.argsort(-shares, kind="stable") if shares[label]]
-    named = {targets.names[label]: round(float(shares[label]), 6) for label in ranked}
+    share_by_class = {targets.names[label]: round(float(shares[label]), 6) for label in ranked}
     if arguments.as_json:
         file = {} if path is None else {"mask": str(path)}
-        return json.dumps({"file": name, **file, "pixels": named})
-    text = ", ".join(f"{show_name(key)} {value:.4f}" for key, value in named.items())
+        return json.dumps({"file": name, **file, "pixels": share_by_class})
+    text = ", ".join(f"{show_name(key)} {value:.4f}" for key, value in share_by_class.items())
     where = "" if path is None else f"; mask in {printable(str(path))}"
     return f"{printable(name)}: {text} of the pixels{where}"
 
@@ -274,7 +281,7 @@ def _print_continuation(
         int(options["seed"] or 0),
     )
     num_tokens = int(options["tokens"] or TOKENS)
-    decoder, weights, text = _decoder(source)
+    decoder, weights, text = _load_decoder(source)
     encoded = text.encode_prompt(prompt)
     started_at = time.perf_counter()
     tokens: list[int] = []
@@ -307,7 +314,7 @@ def _print_continuation(
     )
 
 
-def _decoder(source: Path) -> tuple[Decoder, Weights, TextFormat]:
+def _load_decoder(source: Path) -> tuple[Decoder, Weights, TextFormat]:
     """Return the decoder of a run or an export, its weights, and the format of its texts.
 
     Raises DataError unless it predicts the next token.
@@ -321,7 +328,7 @@ def _decoder(source: Path) -> tuple[Decoder, Weights, TextFormat]:
         samples = run.samples
     text = samples.text
     if text is None or text.predicts != "next_token":
-        raise DataError(f"{source}: does not predict the next token; --prompt needs one that does")
+        raise DataError(f"{source}: must be of a network that predicts the next token")
     if not is_export(source):
         return make_decoder(run), run.arrays, text
     context = samples.shape[0]

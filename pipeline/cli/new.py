@@ -11,7 +11,7 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import RunError, UsageError
 from pipeline.core.files.package_paths import PROJECT
 
-NAMES = "must be the folder to make, of letters, digits and _, and no word such as null"
+NAMES = "must be a name of letters, digits and _ that YAML reads as a text"
 FILES = (
     "README.md",
     "components.py",
@@ -19,30 +19,31 @@ FILES = (
     "tests/conftest.py",
     "tests/test_components.py",
 )
-NAME_THERE = re.compile(r"\bdemo\b")
+EXAMPLE_NAME = re.compile(r"\bdemo\b")
+"""Name of the project in its files, which the new name replaces."""
 
 
 def main(name: str) -> CommandResult:
     """Make the project in a new folder of this name.
 
-    Raises UsageError for another name, RunError if the folder is there or can't be made.
+    Raises UsageError for an invalid name, RunError if the folder exists or can't be made.
     """
-    # Not null either, which `+recipe=null` would not name.
+    # `+recipe=null` would not name a recipe called null.
     if not re.fullmatch(r"[A-Za-z]\w*", name) or not isinstance(yaml.safe_load(name), str):
         raise UsageError([name], NAMES)
     folder = Path(name)
     try:
         folder.mkdir()
         for file in FILES:
-            copy = folder / NAME_THERE.sub(name, file)
+            copy = folder / EXAMPLE_NAME.sub(name, file)
             copy.parent.mkdir(exist_ok=True)
             text = (PROJECT / file).read_text(encoding="utf-8")
-            copy.write_text(NAME_THERE.sub(name, text), encoding="utf-8")
+            copy.write_text(EXAMPLE_NAME.sub(name, text), encoding="utf-8")
     except FileExistsError as error:
-        raise RunError(f"{name}: is there already; choose another name") from error
+        raise RunError(f"{name}: already exists; choose another name") from error
     except OSError as error:
         raise RunError(f"{name}: can't be made: {error.strerror or error}") from error
-    files = [NAME_THERE.sub(name, file) for file in FILES]
+    files = [EXAMPLE_NAME.sub(name, file) for file in FILES]
     print(f"{name}/ has {', '.join(files)}")
     print(f"train: cd {name} && python -m pipeline --plugin components.py +recipe={name}")
     return CommandResult({"folder": name, "files": files})

@@ -19,14 +19,14 @@ from pipeline.study.sweep.space import one_at_a_time, read_space, to_overrides
 def main(
     folder: Path, overrides: Sequence[str], metric: str, count: int, sampler: str, seed: int
 ) -> CommandResult:
-    """Print what to try next.
+    """Print the values to try next, as commands.
 
     Raises UsageError for an unknown metric, RecipeError for a wrong recipe or range, DataError if
     the folder can't be read, RunError if Optuna, or torch for `gp`, isn't installed.
     """
-    _require("optuna", "pip install 'recipe-pipeline[sweep]'")
+    _require_module("optuna", "pip install 'recipe-pipeline[sweep]'")
     if sampler == "gp":
-        _require("torch", "--sampler gp is computed by it: pip install torch, or --sampler tpe")
+        _require_module("torch", "--sampler gp needs it: pip install torch, or --sampler tpe")
     import optuna
 
     metrics = directions()
@@ -42,8 +42,8 @@ def main(
     )
     summary = [f"{len(trials)} of {runs} runs in {folder} are of this recipe and search space"]
     if trials:
-        rank = max if maximizes else min
-        best = rank(trials, key=lambda trial: trial.values[0])
+        select_best = max if maximizes else min
+        best = select_best(trials, key=lambda trial: trial.values[0])
         values = " ".join(to_overrides(best.params))
         summary.append(f"best so far: {metric} {best.values[0]:.6g} with {values}")
     study = [
@@ -56,12 +56,12 @@ def main(
     ]
     arguments = [*([*fixed, *to_overrides(values)] for values in proposed), study]
     *commands, study_command = (f"{PROGRAM} {shlex.join(words)}" for words in arguments)
-    for line in [*summary, *commands, "these and the next by themselves:", study_command]:
+    for line in [*summary, *commands, "these and further ones as a study:", study_command]:
         print(printable(line))
     facts = {"summary": summary, "commands": commands, "study": study_command}
     return CommandResult(facts)
 
 
-def _require(module: str, what_to_do: str) -> None:
+def _require_module(module: str, advice: str) -> None:
     if importlib.util.find_spec(module) is None:
-        raise RunError(f"{module} is not installed; {what_to_do}")
+        raise RunError(f"{module} isn't installed; {advice}")

@@ -1,8 +1,8 @@
 """`python -m pipeline reproduce RUN_DIR`: repeat a run here and compare its losses bit for bit.
 
-The recipe is run again, by another process in the folder in which the run was started, with the
-lowerings that the run used. Losses are compared step by step. If they differ, recipes, code,
-versions, data and machines are compared too.
+Another process runs the recipe again, in the folder in which the run was started, with the run's
+lowerings. Losses are compared step by step. If they differ, recipes, code, versions, data and
+machines are compared too.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ POLL_S = 0.2
 def main(run_dir: Path, overrides: Sequence[str] = (), out: Path | None = None) -> CommandResult:
     """Run a recipe again in `out` and compare; the exit status is 0 if all is the same, else 1.
 
-    A run that ended early is repeated up to its last step. `out` None makes a new folder. Raises
-    UsageError if overrides have `train.resume`, RecipeError and DataError if the run can't be read,
-    RunError if it can't be run again.
+    A run that ended early is repeated up to its last step. If `out` is None, a folder is created.
+    Raises UsageError if overrides have `train.resume`, RecipeError and DataError if the run can't
+    be read, RunError if it can't be run again.
     """
     if resume := [override for override in overrides if key_of(override) == RESUME]:
         raise UsageError(resume, "goes on with a run, but reproduce makes a new one; leave it out")
@@ -81,7 +81,7 @@ def main(run_dir: Path, overrides: Sequence[str] = (), out: Path | None = None) 
 
 
 def _copy_lowerings(source: Path, target: Path) -> None:
-    """Copy the choice of lowerings, since other lowerings of convolutions give other bits."""
+    """Copy the choice of lowerings, since other lowerings of convolutions change the losses."""
     if (source / LOWERINGS).is_file() and not (source / LOWERINGS).is_symlink():
         try:
             write_whole(target / LOWERINGS, read_bytes(source / LOWERINGS))
@@ -126,7 +126,9 @@ def _pass_signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """During the block, pass signals that stop this process to `process`, which saves its state."""
     # Ctrl-C and the end of a terminal reach both processes; `kill` reaches this one alone.
     numbers = [number for number in find_stops() if number != signal.SIGINT]
-    before = {number: signal.signal(number, lambda *_: process.terminate()) for number in numbers}
+    previous_handlers = {
+        number: signal.signal(number, lambda *_: process.terminate()) for number in numbers
+    }
     try:
         yield
     except KeyboardInterrupt:
@@ -137,14 +139,14 @@ def _pass_signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
         process.terminate()
         raise
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
 def compare_and_report(original: RunRecord, repeated: RunRecord) -> CommandResult:
-    """Print how the repeated run compares; exit status 0 if steps and metrics are equal, else 1.
+    """Print the comparison; the exit status is 0 if steps and metrics are the same, else 1.
 
-    Raises DataError if a log can't be read, RunError if the new run has none.
+    Raises DataError if a log can't be read, RunError if the repeated run has no log.
     """
     if not (repeated.run_dir / METRICS).exists():
         raise RunError(f"{repeated.run_dir}: {repeated.summary.get('reason', 'has no steps')}")
@@ -153,33 +155,33 @@ def compare_and_report(original: RunRecord, repeated: RunRecord) -> CommandResul
     if original.status == "done":
         outcomes = compare_outcomes(original, repeated)
         metrics = [difference for difference in outcomes if difference.where[0] == "metrics"]
-    same = steps.first is None and not steps.only_one and not metrics
+    is_same = steps.first is None and not steps.only_one and not metrics
     page = SideBySide(original, repeated)
     page.show_steps(steps)
     page.show_differences("metrics", metrics)
-    if not same:
+    if not is_same:
         page.show_origins()
     else:
         sections = compare_origins(original, repeated).values()
-        if changed := [difference.key for section in sections for difference in section or ()]:
-            page.show_text("although", f"{', '.join(changed)} differ")
-    verdict = _describe_verdict(same, steps, original)
+        if keys := [difference.key for section in sections for difference in section or ()]:
+            page.show_text("although", f"{', '.join(keys)} differ")
+    verdict = _describe_verdict(is_same, steps, original)
     page.show_text("verdict", verdict)
     facts = {
         "run": str(repeated.run_dir),
-        "same": same,
+        "same": is_same,
         "verdict": verdict,
         "steps": asdict(steps),
         "metrics": differences_to_dicts(metrics),
     }
-    return CommandResult(facts, exit_status=0 if same else 1)
+    return CommandResult(facts, exit_status=0 if is_same else 1)
 
 
-def _describe_verdict(same: bool, steps: Comparison, original: RunRecord) -> str:
-    if same:
+def _describe_verdict(is_same: bool, steps: Comparison, original: RunRecord) -> str:
+    if is_same:
         return f"reproduced: {steps.steps:,} steps are the same, bit for bit"
     if steps.first is None and steps.only_one:
         return f"not reproduced: the new run lacks the last {steps.only_one:,} steps"
-    resumed = len(original.processes) > 1
-    resumed_note = "; A was resumed, and may have been given another length" if resumed else ""
-    return f"not reproduced{resumed_note}"
+    was_resumed = len(original.processes) > 1
+    note = "; A was resumed, perhaps with another length" if was_resumed else ""
+    return f"not reproduced{note}"

@@ -35,48 +35,48 @@ def main(
 ) -> int:
     """Print the runs, or write their page; the exit status is 0.
 
-    Raises UsageError for a page that isn't asked for, DataError if the folder can't be read or has
-    no run.
+    Raises UsageError for `out` without `html`, DataError if the folder can't be read or has no run.
     """
     if out is not None and not html:
         raise UsageError([f"--out {out}"], "needs --html, which writes the page")
     runs = read_runs(folder, curves=html)
-    ranked_by = _metric(metric, runs)
-    larger = ranked_by is not None and is_better_larger(ranked_by)
+    ranked_by = _choose_metric(metric, runs)
+    larger_is_better = ranked_by is not None and is_better_larger(ranked_by)
     if html:
         page = out or folder / PAGE
         keys = differing_keys(runs)
         importance = (
             "no run has a metric"
             if ranked_by is None
-            else importance_of_keys(runs, keys, ranked_by, larger_is_better=larger)
+            else importance_of_keys(runs, keys, ranked_by, larger_is_better=larger_is_better)
         )
         write_page(
             runs,
             page,
             folder=folder,
             metric=ranked_by,
-            larger_is_better=larger,
+            larger_is_better=larger_is_better,
             importance=importance,
         )
         text = f"{len(runs)} runs: {printable(str(page))}"
         print(json_text({"page": str(page)}) if as_json else text)
     elif as_json:
         for run in runs:
-            print(json_text(_as_json(run)))
+            print(json_text(_to_dict(run)))
     else:
-        _show(_rank_runs(runs, ranked_by, larger), ranked_by, is_whole=is_whole)
+        _print_table(_rank_runs(runs, ranked_by, larger_is_better), ranked_by, is_whole=is_whole)
     return 0
 
 
-def _metric(name: str | None, runs: Sequence[RecordedRun]) -> str | None:
+def _choose_metric(name: str | None, runs: Sequence[RecordedRun]) -> str | None:
+    """Return the metric that ranks the runs. Raises DataError if no run has the one named."""
     names = dict.fromkeys(figure for run in runs for figure in run.figures)
     if name is not None and name not in names:
         raise DataError(f"--metric {name}: {no_such('figure of these runs', name, names)}")
     return name or main_metric([run.figures for run in runs])
 
 
-def _as_json(run: RecordedRun) -> dict[str, Any]:
+def _to_dict(run: RecordedRun) -> dict[str, Any]:
     return {
         "run": run.name,
         "status": run.status,
@@ -89,9 +89,11 @@ def _as_json(run: RecordedRun) -> dict[str, Any]:
     }
 
 
-def _rank_runs(runs: Sequence[RecordedRun], metric: str | None, larger: bool) -> list[RecordedRun]:
+def _rank_runs(
+    runs: Sequence[RecordedRun], metric: str | None, larger_is_better: bool
+) -> list[RecordedRun]:
     """Return the runs, the best first; those without the metric last, in their order."""
-    sign = -1 if larger else 1
+    sign = -1 if larger_is_better else 1
 
     def rank(run: RecordedRun) -> tuple[bool, float]:
         value = run.figures.get(metric, math.nan) if metric else math.nan
@@ -100,7 +102,7 @@ def _rank_runs(runs: Sequence[RecordedRun], metric: str | None, larger: bool) ->
     return sorted(runs, key=rank)
 
 
-def _show(runs: Sequence[RecordedRun], metric: str | None, *, is_whole: bool) -> None:
+def _print_table(runs: Sequence[RecordedRun], metric: str | None, *, is_whole: bool) -> None:
     keys = differing_keys(runs)
     shown_keys = keys if is_whole else keys[:MOST_KEYS]
     columns = dict.fromkeys(name for name in (metric, *SPEEDS[:2]) if name is not None)
@@ -112,26 +114,26 @@ def _show(runs: Sequence[RecordedRun], metric: str | None, *, is_whole: bool) ->
         table.add_column(printable(head.replace("_", " ").replace(".", " ")))
     for run in rows:
         values = [*map(run.figures.get, figures), *map(run.keys.get, shown_keys)]
-        table.add_row(*map(printable, (run.name, run.status, *map(_cell, values))))
-    # Else rich would take text in brackets for markup.
+        table.add_row(*map(printable, (run.name, run.status, *map(_format_cell, values))))
+    # Otherwise rich reads text in brackets as markup.
     console = Console(markup=False)
     console.print(table)
-    lacking = [run for run in runs if metric not in run.figures]
-    if metric is not None and lacking:
-        console.print(f"ranked by {metric}, which {len(lacking)} of {len(runs)} runs don't have")
+    unranked = [run for run in runs if metric not in run.figures]
+    if metric is not None and unranked:
+        console.print(f"ranked by {metric}, which {len(unranked)} of {len(runs)} runs don't have")
     for run in runs:
         if run.problem:
             console.print(printable(f"{run.name}: {run.problem}"))
-    left = []
+    hidden = []
     if len(rows) < len(runs):
-        left.append(f"{len(runs) - len(rows)} more runs")
+        hidden.append(f"{len(runs) - len(rows)} more runs")
     if len(shown_keys) < len(keys):
-        left.append(f"{len(keys) - len(shown_keys)} more keys differ")
-    if left:
-        console.print(f"{' and '.join(left)}: --all, or --html for a page")
+        hidden.append(f"{len(keys) - len(shown_keys)} more keys differ")
+    if hidden:
+        console.print(f"{' and '.join(hidden)}: --all, or --html for a page")
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, float):

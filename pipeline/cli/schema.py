@@ -24,11 +24,10 @@ def main() -> int:
 def recipe_schema() -> dict[str, Any]:
     """Return the schema of recipe files and of the files under conf/.
 
-    Each holds a part of a recipe: conf/ fills in the rest, so no key is required and a component
-    may omit its name. A device may start from the file of another. Completeness is checked on the
-    composed recipe.
+    A file has a part of a recipe, so no key is required and a component may omit its name. A device
+    may start from the file of another device. Completeness is checked on the composed recipe.
     """
-    schema = _partial(Recipe.model_json_schema())
+    schema = _make_keys_optional(Recipe.model_json_schema())
     for device in components("device").values():
         schema["$defs"][device.__name__]["properties"]["defaults"] = DEFAULTS
     schema["properties"] = {
@@ -40,15 +39,14 @@ def recipe_schema() -> dict[str, Any]:
     return {"$schema": dialect, **schema, "title": "Recipe"}
 
 
-def _partial(node: Any) -> Any:
-    """Return the schema without `required`, and with unions that accept a section without a
-    name."""
+def _make_keys_optional(node: Any) -> Any:
+    """Return a schema without `required`, whose unions accept a section without a name."""
     if isinstance(node, list):
-        return [_partial(item) for item in node]
+        return [_make_keys_optional(item) for item in node]
     if not isinstance(node, dict):
         return node
-    partial = {key: _partial(value) for key, value in node.items() if key != "required"}
-    if "oneOf" in partial and "discriminator" in partial:
-        partial["anyOf"] = partial.pop("oneOf")
-        del partial["discriminator"]
-    return partial
+    schema = {key: _make_keys_optional(value) for key, value in node.items() if key != "required"}
+    if "oneOf" in schema and "discriminator" in schema:
+        schema["anyOf"] = schema.pop("oneOf")
+        del schema["discriminator"]
+    return schema

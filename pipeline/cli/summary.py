@@ -27,7 +27,7 @@ def main(overrides: Sequence[str], *, as_json: bool = False) -> int:
     else:
         run_dir = find_run_dir(Path(overrides[0]))
         if run_dir is None:
-            raise DataError(f"{overrides[0]}: is no run directory; name one, or +recipe=NAME")
+            raise DataError(f"{overrides[0]}: isn't a run directory; name one, or +recipe=NAME")
         recipe = read_run_recipe(run_dir, overrides[1:])
     # The output of reading a dataset isn't part of the table.
     with Reporter(console=Console(stderr=True, soft_wrap=True)) as reporter:

@@ -1,4 +1,4 @@
-"""From command-line arguments to one run or a sweep of runs, through Hydra."""
+"""The start of a run or a sweep of runs from command-line arguments, by Hydra."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ from pipeline.study.sweep.directory import find_failures, find_jobs
 from pipeline.study.sweep.table import conclude
 
 RESUME_CHANGED = "train.resume_changed"
-OF_ONE_COMMAND = (RESUME, RESUME_CHANGED)
-"""Keys about resuming, which the command of a sweep doesn't include."""
+RESUME_KEYS = (RESUME, RESUME_CHANGED)
+"""Keys about resuming, which a sweep's saved command doesn't include."""
 MULTIRUN = ("-m", "--multirun")
 RUN_DIR = "hydra.run.dir"
 
@@ -68,22 +68,22 @@ class TrainArguments:
     """The arguments of a command that trains."""
 
     words: Sequence[str]
-    """All of them, with those that the environment adds."""
+    """All arguments, with those that the environment adds."""
     flags: Sequence[str]
-    """Hydra's flags."""
+    """Flags of Hydra."""
     typed: Sequence[str]
-    """The overrides."""
+    """Overrides as they were typed."""
     overrides: Sequence[str]
-    """The overrides that Hydra composes: a recipe file is registered under a name."""
+    """Overrides for Hydra, with the registered name of a recipe file instead of its path."""
 
 
 def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = False) -> int:
     """Run the run or sweep that the arguments describe and return the exit status.
 
-    `started_at` is when the command began, by `time.perf_counter`, in seconds; now unless it is
-    given. `alone` for a process that does nothing else, so that its code is what lies on disk:
-    compiled programs are found by it. Raises RecipeError with every problem when the recipe can't
-    be composed.
+    `started_at` is the start of the command by `time.perf_counter`, in seconds; by default now.
+    `alone` is whether the process does nothing else, so that its code is the code on disk, by which
+    compiled programs are found. Raises RecipeError with every problem if the recipe can't be
+    composed.
     """
     keys = set(map(key_of, args))
     if "profile.mode" not in keys:
@@ -92,7 +92,7 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
     parsed = _parse(args)
     flags = [arg for arg in args if arg not in parsed.overrides]
     if parsed.hydra_help or parsed.info or parsed.shell_completion:
-        _hydra(flags, parsed.overrides, parsed.overrides, lambda config: None)
+        _call_hydra(flags, parsed.overrides, parsed.overrides, lambda config: None)
         return 0
     require_hydra_keys(args)
     if parsed.cfg == "job" and not parsed.package:
@@ -101,9 +101,9 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
         return 0
     arguments = TrainArguments(args, flags, parsed.overrides, resolve_recipe(parsed.overrides))
     if parsed.multirun:
-        return _sweep(arguments)
+        return _run_sweep(arguments)
     started_at = time.perf_counter() if started_at is None else started_at
-    return _single(arguments, started_at, alone=alone)
+    return _run_once(arguments, started_at, alone=alone)
 
 
 def _parse(args: Sequence[str]) -> Namespace:
@@ -121,8 +121,8 @@ def _parse(args: Sequence[str]) -> Namespace:
     return parsed
 
 
-def _single(arguments: TrainArguments, started_at: float, *, alone: bool) -> int:
-    """Run the recipe that Hydra composes, outside of Hydra, which prints the errors it catches."""
+def _run_once(arguments: TrainArguments, started_at: float, *, alone: bool) -> int:
+    """Run the recipe that Hydra composes, outside of Hydra, which would print errors itself."""
     composed = _compose(arguments.flags, arguments.typed, arguments.overrides)
     if composed is None:
         return 0
@@ -144,24 +144,24 @@ def _single(arguments: TrainArguments, started_at: float, *, alone: bool) -> int
     return run(recipe, options).exit_status
 
 
-def _sweep(arguments: TrainArguments) -> int:
-    """Run the unfinished jobs of a sweep, in the directory that is named, found or created."""
+def _run_sweep(arguments: TrainArguments) -> int:
+    """Run the unfinished jobs of a sweep, in an existing directory or a new one."""
     flags = arguments.flags
     overrides = arguments.overrides
     changed = value_of(overrides, RESUME_CHANGED)
     if changed not in (None, "refuse", "allow"):
         # No job would check it.
         raise RecipeError([f"{RESUME_CHANGED} = {changed}: must be 'refuse' or 'allow'"])
-    typed = [override for override in arguments.typed if key_of(override) not in OF_ONE_COMMAND]
-    excluded = (*OF_ONE_COMMAND, SWEEP_DIR)
+    typed = [override for override in arguments.typed if key_of(override) not in RESUME_KEYS]
+    excluded = (*RESUME_KEYS, SWEEP_DIR)
     job_overrides = [override for override in overrides if key_of(override) not in excluded]
     existing = _find_directory(flags, typed, overrides)
     recipe = value_of(overrides, "recipe") or ""
     name = f"sweep_{recipe}" if recipe.isidentifier() else "sweep"
     sweep_dir = existing or run_directory.create_run_dir(name)
-    placed = [*job_overrides, f"{SWEEP_DIR}={quote_value(str(sweep_dir))}"]
-    stopped = 0
-    # A recipe that is refused would wait for jax to be imported.
+    sweep_overrides = [*job_overrides, f"{SWEEP_DIR}={quote_value(str(sweep_dir))}"]
+    stop_status = 0
+    # Imported here, after the checks of the arguments: they import jax.
     from pipeline.inspect.dumps.run_inspection import RunInspection
     from pipeline.study.sweep.jobs import Job, OnChanged
 
@@ -169,18 +169,21 @@ def _sweep(arguments: TrainArguments) -> int:
         keys = list_swept_keys(job_overrides)
         on_changed: OnChanged = "allow" if changed == "allow" else "refuse"
         job = Job(keys, find_failures(sweep_dir), on_changed, RunInspection())
-        _hydra(flags, typed, placed, job)
+        _call_hydra(flags, typed, sweep_overrides, job)
     except RecipeError:
         if existing is None and not find_jobs(sweep_dir):
             shutil.rmtree(sweep_dir)
         raise
     except KeyboardInterrupt as interruption:
         print("the sweep was stopped", file=sys.stderr)
-        stopped = exit_status_of(interruption)
-    status = max(stopped, conclude(sweep_dir))
-    if stopped or status == RunError.exit_status:
-        resume_command = make_resume_sweep_command(arguments.words, sweep_dir)
-        print(printable(f"{'resume':<{MARGIN}} {resume_command}"))
+        stop_status = exit_status_of(interruption)
+    status = max(stop_status, conclude(sweep_dir))
+    if stop_status or status == RunError.exit_status:
+        print(
+            printable(
+                f"{'resume':<{MARGIN}} {make_resume_sweep_command(arguments.words, sweep_dir)}"
+            )
+        )
     if existing is None:
         command = read_command(sweep_dir)
         earlier = command and find_sweep(command, besides=sweep_dir)
@@ -193,8 +196,7 @@ def _sweep(arguments: TrainArguments) -> int:
 def _find_directory(
     flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str]
 ) -> Path | None:
-    """Return the directory that is named for a sweep, or of the sweep to resume; None for a new
-    one.
+    """Return the directory that the overrides name, or of the sweep to resume; None for a new one.
 
     Raises RecipeError if several are named, or `train.resume` names a single run.
     """
@@ -209,14 +211,14 @@ def _find_directory(
     if SWEEP_DIR in swept:
         raise RecipeError([f"{SWEEP_DIR} = {folder}: must be one directory; quote what has commas"])
     single = [flag for flag in flags if flag not in MULTIRUN]
-    own_overrides = [override for override in overrides if key_of(override) not in OF_ONE_COMMAND]
-    fixed = [override for override in own_overrides if key_of(override) not in swept]
+    saved = [override for override in overrides if key_of(override) not in RESUME_KEYS]
+    fixed = [override for override in saved if key_of(override) not in swept]
     composed = _compose(single, typed, fixed)
     assert composed is not None, "without flags, Hydra composes"
     with _report_references():
         if folder:
             return Path(composed[1].sweep.dir)
-        parsed = OverridesParser.create().parse_overrides(own_overrides)
+        parsed = OverridesParser.create().parse_overrides(saved)
         # Hydra passes these to a sweeper.
         lines = [item.input_line for item in parsed if not item.is_hydra_override()]
         return find_sweep(command_of(composed[1], [line for line in lines if line]))
@@ -234,19 +236,23 @@ def _report_references() -> Iterator[None]:
 def _compose(
     flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str]
 ) -> tuple[DictConfig, HydraConf] | None:
-    """Return the composed config and Hydra's section; None if a flag asks Hydra for output."""
+    """Return the composed config and Hydra's section; None if a flag only prints something."""
     hydra_keys = {key for key in map(key_of, overrides) if key.partition(".")[0] == "hydra"}
     if not flags and hydra_keys <= {RUN_DIR}:
         config, hydra_config = _compose_once(typed, overrides)
         if hydra_config.mode is None and not hydra_config.callbacks:
             return config, hydra_config
     composed: list[tuple[DictConfig, HydraConf]] = []
-    _hydra(flags, typed, overrides, lambda config: composed.append((config, HydraConfig.get())))
+
+    def keep(config: DictConfig) -> None:
+        composed.append((config, HydraConfig.get()))
+
+    _call_hydra(flags, typed, overrides, keep)
     return composed[0] if composed else None
 
 
 def _compose_once(typed: Sequence[str], overrides: Sequence[str]) -> tuple[DictConfig, HydraConf]:
-    """Compose as `hydra.main` does, which composes a second time to find out what to do."""
+    """Compose as `hydra.main` does, but once: `hydra.main` first composes to read its mode."""
     with _report_problems(typed):
         GlobalHydra.instance().clear()
         with initialize_config_dir(str(CONF), job_name="pipeline", **HYDRA_DEFAULTS):
@@ -259,11 +265,11 @@ def _compose_once(typed: Sequence[str], overrides: Sequence[str]) -> tuple[DictC
     return config, hydra_config
 
 
-def _hydra(
+def _call_hydra(
     flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str], task: hydra.TaskFunction
 ) -> None:
-    """Have Hydra compose and call `task`."""
-    # Without this variable Hydra prints errors and exits; with it, it raises.
+    """Make Hydra compose a config and call `task` with it."""
+    # With this variable Hydra raises errors; otherwise it prints them and exits.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = ["pipeline", *flags, *overrides]
     with _report_problems(typed), lazy_help():
@@ -272,8 +278,10 @@ def _hydra(
 
 @contextmanager
 def _report_problems(typed: Sequence[str]) -> Iterator[None]:
-    """Raise RecipeError with every problem of overrides that Hydra can't compose, and RunError for
-    the run directory."""
+    """Raise RecipeError with every problem of overrides that Hydra can't compose.
+
+    Raises RunError if the run directory can't be made.
+    """
     try:
         yield
     except (*UNCOMPOSABLE, RecursionError) as error:

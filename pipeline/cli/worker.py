@@ -1,6 +1,7 @@
 """One of several processes of a run: `python -m pipeline.cli.worker FOLDER`.
 
-`pipeline.stages.launch.local` starts it. FOLDER has what to run, the environment its place.
+`pipeline.stages.launch.local` starts it, with the request in FOLDER and the rank in the
+environment.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(folder: Path) -> int:
-    """Run what is asked for, and return the exit status."""
+    """Run the recipe of the request, and return the exit status."""
     rank = int(os.environ["RANK"])
     request = json.loads((folder / "request.json").read_text())
     # The system kills this process when the one that started it ends.
@@ -30,11 +31,11 @@ def main(folder: Path) -> int:
         os._exit(1)
     interrupt_command()
     collect_less_while_starting()
-    # Libraries in C++ print to stderr then, which is a log.
+    # Output of C++ libraries goes to stderr, which is a log.
     python_stdout = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     sys.stdout = os.fdopen(python_stdout, "w")
-    # Imported under the guard above: it takes seconds.
+    # Imported after signals are handled, since it takes seconds.
     from pipeline.config.compose import check_tree
     from pipeline.inspect.dumps.run_inspection import RunInspection
     from pipeline.stages.launch.local import note_end, write_error

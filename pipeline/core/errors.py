@@ -14,11 +14,12 @@ from contextlib import suppress
 from typing import IO, Any, Literal
 
 MAX_PROBLEMS = 50
-"""Most problems in a message; more of them usually have one cause."""
+"""Most problems in a message; a larger number usually has one cause."""
 MAX_PROBLEM_LENGTH = 2_000
 """Most characters of a problem in a message."""
 HIDDEN = "***"
 """Text that replaces a secret."""
+# Repetitions are bounded, since strangers may make texts on which a search takes long.
 _NAMES = (
     r"(?:\w{0,40}(?:passwo?r?d|passphrase|secret)|pwd|token|credentials?"
     r"|(?:\w{0,40}_)?(?:api|access|auth|private|secret)_?(?:key|token))"
@@ -26,10 +27,8 @@ _NAMES = (
 _SECRET_NAME = re.compile(_NAMES, re.IGNORECASE)
 _VALUE = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s,;&'"\])}]+)"""
 _QUERY_NAMES = r"[\w-]{0,40}(?:passw|pwd|token|secret|key|sig|credential|auth)[\w-]{0,40}"
-_HINT = re.compile("pass|secret|pwd|token|credential|key|sig|auth", re.IGNORECASE)
-
-
-# Repetitions are bounded, since strangers may make texts on which a search takes long.
+_NAME_HINT = re.compile("pass|secret|pwd|token|credential|key|sig|auth", re.IGNORECASE)
+"""Part of every name of a secret: texts without it needn't be searched for names."""
 _IN_ADDRESSES = (
     # A password may have any character: https://user:p@ss/word@host.
     re.compile(r"""(?i)(?<![\w+.-])([a-z][\w+.-]{0,40}://[^\s/@:'"]{0,100}:)[^\s'"]{0,300}(@)"""),
@@ -43,7 +42,7 @@ _BY_NAME = (
 
 
 class PipelineError(Exception):
-    """A failed run; the message gives the problem, the value and what would be right."""
+    """An error for the user; its message has the problem, the value and what would be right."""
 
     exit_status = 1
 
@@ -96,7 +95,7 @@ SUCCEEDED = ("done", "pruned")
 def exit_status_of(outcome: BaseException | str) -> int:
     """Return the exit status for an error, or for the status of a run such as "done".
 
-    It is 0 for success, 2 if a recipe or its data is wrong, and 1 for all else.
+    It is 0 for success, 2 if a recipe or its data is wrong, and 1 for any other failure.
     """
     if isinstance(outcome, PipelineError):
         return outcome.exit_status
@@ -115,8 +114,8 @@ def first_line(error: BaseException) -> str:
 
 def limit_problems(problems: Sequence[str]) -> list[str]:
     """Return the first MAX_PROBLEMS problems, and a line with the number of further ones."""
-    more = len(problems) - MAX_PROBLEMS
-    return [*problems[:MAX_PROBLEMS], *([f"... and {more:,} more"] if more > 0 else [])]
+    num_left = len(problems) - MAX_PROBLEMS
+    return [*problems[:MAX_PROBLEMS], *([f"... and {num_left:,} more"] if num_left > 0 else [])]
 
 
 def hide_secrets(text: str) -> str:
@@ -125,7 +124,7 @@ def hide_secrets(text: str) -> str:
     They are found in addresses, and as values of names such as `password` or `api_key`.
     """
     patterns = _IN_ADDRESSES if "://" in text and "@" in text else ()
-    for pattern in (*patterns, *(_BY_NAME if _HINT.search(text) else ())):
+    for pattern in (*patterns, *(_BY_NAME if _NAME_HINT.search(text) else ())):
         text = pattern.sub(rf"\1{HIDDEN}\2", text)
     return text
 
@@ -196,6 +195,6 @@ def report_errors(action: Callable[[], int], *, debug: bool) -> int:
 
 
 def discard(stream: IO[str]) -> None:
-    """Redirect a stream to the null device, or Python fails at exit when it flushes the stream."""
+    """Redirect a stream to the null device; otherwise Python fails when it flushes it at exit."""
     with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())

@@ -2,9 +2,9 @@
 
 A component is a frozen pydantic class with a literal `name`, registered with `@component(kind)`.
 Its module must not import jax, even indirectly: recipes are checked before jax is loaded.
-A module that holds components is listed in `COMPONENT_MODULES`; a package there stands for all its
-modules. Other distributions add components through the entry-point group `pipeline.components`,
-whose entries name modules to import; so do plug-ins, which the command line names
+`COMPONENT_MODULES` lists the modules of components; a package stands for all its modules. Other
+distributions add components by the entry-point group `pipeline.components`, whose entries name
+modules to import. Plug-ins, which the command line names, add components too
 (`pipeline.core.plugins`).
 """
 
@@ -74,18 +74,19 @@ MAX_FLOAT = 3.4028234663852886e38
 BOUNDS: Mapping[str, float] = {"int": MAX_INT, "float": MAX_FLOAT}
 """The largest numbers that programs can compute with, in int32 and float32."""
 
-_INNER = frozenset(
+_SCHEMA_KEYS = frozenset(
     {
         *("schema", "items_schema", "keys_schema", "values_schema", "definitions", "steps"),
         *("lax_schema", "strict_schema", "json_schema", "python_schema"),
     }
 )
-_BY_NAME = frozenset(("fields", "choices"))
-"""Keys under which pydantic keeps nested schemas."""
+"""Keys of a pydantic schema that hold a nested schema, or a list of them."""
+_NAMED_SCHEMA_KEYS = frozenset(("fields", "choices"))
+"""Keys of a pydantic schema that hold nested schemas by name."""
 
 
 class Expected:
-    """Gives a field of several types one error message, in place of one for each type."""
+    """Marks a field of several types, which then has one error message instead of one per type."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -111,27 +112,27 @@ class Spec(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return cast(CoreSchema, within_bounds(handler(source)))
+        return cast(CoreSchema, add_bounds(handler(source)))
 
 
-def within_bounds(schema: Any) -> Any:
+def add_bounds(schema: Any) -> Any:
     """Return a copy of a pydantic schema with bounds for all numbers."""
     if isinstance(schema, list | tuple):
-        return type(schema)(within_bounds(item) for item in schema)
+        return type(schema)(add_bounds(item) for item in schema)
     if not isinstance(schema, dict):
         return schema
     if schema.get("type") in BOUNDS:
-        most = BOUNDS[schema["type"]]
-        above = {} if schema.keys() & {"le", "lt"} else {"le": most}
-        below = {} if schema.keys() & {"ge", "gt"} else {"ge": -most}
-        return {**schema, **above, **below}
-    bounded = {key: within_bounds(schema[key]) for key in schema.keys() & _INNER}
-    for key in schema.keys() & _BY_NAME:
-        inner = schema[key]
-        if isinstance(inner, dict):
-            bounded[key] = {name: within_bounds(value) for name, value in inner.items()}
+        bound = BOUNDS[schema["type"]]
+        upper = {} if schema.keys() & {"le", "lt"} else {"le": bound}
+        lower = {} if schema.keys() & {"ge", "gt"} else {"ge": -bound}
+        return {**schema, **upper, **lower}
+    bounded = {key: add_bounds(schema[key]) for key in schema.keys() & _SCHEMA_KEYS}
+    for key in schema.keys() & _NAMED_SCHEMA_KEYS:
+        nested = schema[key]
+        if isinstance(nested, dict):
+            bounded[key] = {name: add_bounds(value) for name, value in nested.items()}
         else:
-            bounded[key] = within_bounds(inner)
+            bounded[key] = add_bounds(nested)
     return {**schema, **bounded}
 
 
@@ -142,8 +143,8 @@ _components: dict[str, dict[str, type[Spec]]] = {}
 def component(kind: str) -> Callable[[type[S]], type[S]]:
     """Register a spec class under `kind` by the default of its literal `name` field.
 
-    Raises ValueError when another class already holds that name. A component may be registered
-    after recipes were checked, and, in a notebook, defined again.
+    Raises ValueError if another class already has that name. A component may be registered after
+    recipes were checked, and defined again in a notebook.
     """
 
     def register(cls: type[S]) -> type[S]:
@@ -155,7 +156,7 @@ def component(kind: str) -> Callable[[type[S]], type[S]]:
         if holder is not cls and not is_defined_again:
             raise ValueError(f"{kind} {name!r} is already {holder.__module__}.{holder.__name__}")
         by_name[name] = cls
-        _forget_schemas()
+        _reset_schemas()
         return cls
 
     return register
@@ -174,47 +175,48 @@ def load_all() -> None:
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         if _is_installed(entry):
             entry.load()
-    before = sum(map(len, _components.values()))
+    num_before = sum(map(len, _components.values()))
     for plugin in load_named():
-        after = sum(map(len, _components.values()))
-        if after == before and not _exports_something(plugin.module):
+        num_after = sum(map(len, _components.values()))
+        if num_after == num_before and not _has_exports(plugin.module):
             raise RecipeError(
-                [f"{FLAG} {plugin.given}: registers no component and exports nothing"]
+                [f"{FLAG} {plugin.source}: registers no component and exports nothing"]
             )
-        before = after
+        num_before = num_after
 
 
-def _exports_something(module: ModuleType) -> bool:
+def _has_exports(module: ModuleType) -> bool:
     """Return whether a module has a class or function that `import` keys can name.
 
-    What every component is written with, of this package and of Python, doesn't count.
+    Those that it has imported from this package or from the standard library don't count.
     """
     if hasattr(module, "__getattr__"):
-        return True  # It imports what it exports when a name is used.
-    tools = {"pipeline", *sys.stdlib_module_names}
+        return True  # It imports a class or function when its name is used.
+    imported = {"pipeline", *sys.stdlib_module_names}
     return any(
-        callable(value) and str(getattr(value, "__module__", None)).partition(".")[0] not in tools
+        callable(value)
+        and str(getattr(value, "__module__", None)).partition(".")[0] not in imported
         for name, value in vars(module).items()
         if not name.startswith("_")
     )
 
 
-def _forget_schemas() -> None:
-    """Let types that hold components see one that is registered after they were first used."""
+def _reset_schemas() -> None:
+    """Discard the schemas of all specs, if components were loaded: they lack a new component."""
     if not load_all.cache_info().currsize:
         return
-    waiting: list[type[Any]] = [Spec]
-    while waiting:
-        cls = waiting.pop()
-        waiting += cls.__subclasses__()
+    specs: list[type[Any]] = [Spec]
+    while specs:
+        cls = specs.pop()
+        specs += cls.__subclasses__()
         if cls.__pydantic_complete__:
             cls.__pydantic_complete__ = False
-            # As pydantic's `model_rebuild(force=True)` does, which builds at once.
+            # As `model_rebuild(force=True)` of pydantic, which also builds the schema at once.
             set_model_mocks(cls)
 
 
 def _is_installed(entry: EntryPoint) -> bool:
-    """Return whether an entry is of an installed distribution, not of one in the working folder.
+    """Return whether an entry point belongs to an installed distribution.
 
     Python also finds distributions in the working folder, which may hold a stranger's data.
     """
@@ -222,30 +224,30 @@ def _is_installed(entry: EntryPoint) -> bool:
 
 
 def components(kind: str) -> Mapping[str, type[Spec]]:
-    """Return all components of a kind by name, sorted; built-in and of installed distributions."""
+    """Return all components of a kind by name, sorted."""
     load_all()
     return MappingProxyType(dict(sorted(_components.get(kind, {}).items())))
 
 
 def make_component(kind: str, name: str, **fields: Any) -> Any:
-    """Make a component of a kind by name, its other fields given or by default.
+    """Make a component of a kind by name; `fields` are its fields that don't have their defaults.
 
     Raises ValueError for an unknown name or field.
     """
     specs = components(kind)
     if name not in specs:
-        raise ValueError(f"there is no {kind} {name!r}; there is {', '.join(specs)}")
+        raise ValueError(f"there is no {kind} {name!r}; choose from {', '.join(specs)}")
     return specs[name].model_validate({"name": name, **fields})
 
 
-def all_components(name: str) -> list[type[Spec]]:
+def find_components(name: str) -> list[type[Spec]]:
     """Return the components called `name`, of any kind."""
     load_all()
     return [by_name[name] for by_name in _components.values() if name in by_name]
 
 
-def kind_of(names: Iterable[str]) -> str | None:
-    """Return the kind whose components have exactly these names."""
+def find_kind(names: Iterable[str]) -> str | None:
+    """Return the kind whose components have exactly these names; None if no kind has."""
     load_all()
     return next((kind for kind, by_name in _components.items() if set(by_name) == set(names)), None)
 
@@ -267,15 +269,18 @@ class ComponentOf:
             name: handler.generate_schema(cls) for name, cls in components(self.kind).items()
         }
         choice = core_schema.tagged_union_schema(choices, discriminator="name")
-        return core_schema.no_info_before_validator_function(self._with_name, choice)
+        return core_schema.no_info_before_validator_function(self._to_section, choice)
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         return {"anyOf": [{"enum": list(components(self.kind))}, handler(schema)]}
 
-    def _with_name(self, value: Any) -> Any:
-        """A section, made from a lone name. Raises PydanticCustomError for one without a name."""
+    def _to_section(self, value: Any) -> Any:
+        """Return the section that a value stands for: `{name: relu}` for `relu`.
+
+        Raises PydanticCustomError for a section without a name.
+        """
         if isinstance(value, str):
             return {"name": value}
         if isinstance(value, Mapping) and "name" not in value:

@@ -25,11 +25,11 @@ WARNING = f"{'warning':<{MARGIN}}"
 
 
 class Reporter:
-    """Print lines to the console and to `run.log`. Bars and clocks only on a terminal.
+    """Prints lines to the console and to `run.log`, and shows bars and clocks on a terminal.
 
-    Safe from any thread. If the console or `run.log` can't be written any more, the run goes on
-    with the other, which gets a warning. Without a `run.log` the OSError is raised. If `held`,
-    lines for `run.log` are kept in memory until `write_held_lines`.
+    Any thread may call it. If the console or `run.log` can't be written any more, the run goes on
+    with the other, which gets a warning. A reporter without a `run.log` raises the OSError. If
+    `held`, lines for `run.log` are kept in memory until `write_held_lines`.
     """
 
     level = logging.WARNING
@@ -45,13 +45,13 @@ class Reporter:
         self._log: IO[str] | None = None
         self._run_dir = run_dir
         self._held = io.StringIO() if held else None
-        self._logs = run_dir is not None
-        self._prints = True
+        self._has_log = run_dir is not None
+        self._can_print = True
         if run_dir is not None and not held:
             self._log = _open_log(run_dir)
 
     def write_held_lines(self) -> None:
-        """Write the lines of a reporter that was `held` to its run.log, and later ones too."""
+        """Write the lines in memory to run.log, and later lines as they are printed."""
         with self._lock:
             held = self._held
             self._held = None
@@ -68,7 +68,7 @@ class Reporter:
 
     def _print(self, text: str) -> None:
         """Print to the console; if it can't be written, note that in run.log and stop printing."""
-        if not self._prints:
+        if not self._can_print:
             return
         try:
             if self.console.is_terminal:
@@ -77,12 +77,12 @@ class Reporter:
                 # rich takes 0.3 ms a line, which would slow runs without sinks.
                 print(text, file=self.console.file, flush=True)
         except OSError as error:
-            if not self._logs:
+            if not self._has_log:
                 raise
-            self._prints = False
+            self._can_print = False
             discard(self.console.file)
-            why = f"can't be written ({error.strerror})"
-            self._write_log_line(f"{WARNING} the console {why}; further lines are only in this log")
+            problem = f"the console can't be written ({error.strerror})"
+            self._write_log_line(f"{WARNING} {problem}; further lines are only in this log")
 
     def _write_log_line(self, text: str) -> None:
         line = f"{time.strftime('%H:%M:%S')} {text}\n"
@@ -92,7 +92,7 @@ class Reporter:
             self._write(line)
 
     def _write(self, lines: str) -> None:
-        """Write to run.log; if it can't be written, print that and close it."""
+        """Write to run.log; if it can't be written, print a warning and close it."""
         if self._log is None:
             return
         try:
@@ -102,11 +102,11 @@ class Reporter:
             self._log = None
             with suppress(OSError):
                 log.close()
-            why = f"can't be written ({error.strerror})"
-            self._print(f"{WARNING} {log.name} {why}: it ends here, and the run goes on")
+            problem = f"{log.name} can't be written ({error.strerror})"
+            self._print(f"{WARNING} {problem}: it ends here, and the run goes on")
 
     def stage(self, name: str, text: str) -> None:
-        """Print what a stage did, its name in the margin."""
+        """Print a line about a stage, with its name in the margin."""
         self.say(f"{name:<{MARGIN}} {text}")
 
     def warn(self, text: str) -> None:
@@ -137,9 +137,9 @@ class Reporter:
 
     @contextmanager
     def clock(self, what: str) -> Iterator[None]:
-        """On a terminal, show the elapsed time beside `what` during the block.
+        """Show the elapsed time beside `what` during the block, on a terminal.
 
-        Elsewhere print `what` once, if the block takes longer than SILENCE_S.
+        Elsewhere, print `what` once if the block takes longer than SILENCE_S.
         """
         if not self.console.is_terminal:
             timer = Timer(SILENCE_S, self.stage, ("busy", what))
@@ -164,7 +164,7 @@ class Reporter:
             yield
 
     def bar(self, total: int, done: int) -> Bar | None:
-        """Open a progress bar over steps, to be closed at the end; None without a terminal."""
+        """Open a progress bar over steps, which the caller closes; None without a terminal."""
         return Bar(self.console, total, done) if self.console.is_terminal else None
 
     def __enter__(self) -> Self:
@@ -187,7 +187,7 @@ class Bar:
     """The progress bar of a run."""
 
     def __init__(self, console: Console, total: int, done: int) -> None:
-        # Runs without a terminal would wait for its import.
+        # Imported here: runs without a terminal don't need it.
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -213,5 +213,5 @@ class Bar:
         self._progress.update(self._task, completed=step, loss=f"loss {loss:.4f}")
 
     def close(self) -> None:
-        """Take the bar off the screen."""
+        """Remove the bar from the screen."""
         self._progress.stop()

@@ -27,8 +27,8 @@ from pipeline.training.parallel.placement import DevicePlacement
 
 ITERATOR_WINDOW_STEPS = 128
 """Batches that are read from an iterator before they are transferred together."""
-SAMPLED = 64
-"""Examples that are hashed to recognise arrays."""
+HASHED_EXAMPLES = 64
+"""Examples that are hashed to recognize arrays."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class BatchLayout:
 
     structure: Any
     spec: Any
-    """The batch with shapes and dtypes for arrays."""
+    """A batch with `jax.ShapeDtypeStruct` as leaves."""
 
     def arrange(self, columns: Mapping[str, Any]) -> Any:
-        """Return a batch of the columns."""
+        """Return the batch that the columns make."""
         leaves = [columns[str(number)] for number in range(len(columns))]
         return jax.tree.unflatten(self.structure, leaves)
 
@@ -50,31 +50,31 @@ class BatchSource(ABC):
 
     layout: BatchLayout
     steps_per_epoch: int | None = None
-    """None if the source has no end that is known."""
+    """Steps of an epoch; None if they aren't known."""
 
     @abstractmethod
     def open_loader(self, placement: DevicePlacement, start: int, stop: int) -> Loader:
         """Return the loader of steps `start + 1 .. stop`."""
 
     def describe(self) -> dict[str, Any]:
-        """Return what identifies the data, as JSON; nothing if that isn't known before."""
+        """Return the identity of the data, as JSON; empty for an iterator."""
         return {}
 
     def position(self, step: int) -> dict[str, Any]:
-        """Return what a resumed run needs to go on after `step`, as JSON."""
+        """Return the position after `step` from which a resumed run continues, as JSON."""
         return {}
 
     @abstractmethod
     def seek(self, step: int, position: Mapping[str, Any]) -> None:
-        """Go to the batch after `step`, from a position that was saved there. Raises DataError."""
+        """Continue with the batch after `step`, whose `position` was saved. Raises DataError."""
 
 
 def open_source(data: Any, batch_size: int | None, seed: int | None) -> BatchSource:
     """Return the batches of arrays, of a structured array, or of an iterable.
 
-    Raises DataError for anything else, ValueError for a batch size that doesn't fit it.
+    Raises DataError for other data, ValueError for a batch size that is missing or not allowed.
     """
-    arrays = _arrays_of(data)
+    arrays = _find_arrays(data)
     if arrays is None:
         if batch_size is not None:
             raise ValueError(
@@ -83,15 +83,15 @@ def open_source(data: Any, batch_size: int | None, seed: int | None) -> BatchSou
         return IteratorBatches(data)
     if batch_size is None:
         raise ValueError(
-            "batch_size: is missing; data is arrays of examples, of which it says how many make a "
-            "batch (pass iter(data) if the items of data are batches)"
+            "batch_size: is missing; must be the examples of a batch, since data is arrays of "
+            "examples (pass iter(data) if the items of data are batches)"
         )
     if type(batch_size) is not int or batch_size < 1:
-        raise ValueError(f"batch_size = {batch_size!r}: must be a whole number from 1 on")
+        raise ValueError(f"batch_size = {batch_size!r}: must be a whole number, at least 1")
     return ArrayBatches(arrays, batch_size, seed)
 
 
-def _arrays_of(data: Any) -> Any:
+def _find_arrays(data: Any) -> Any:
     """Return a pytree of arrays with examples along the first axis; None for an iterable."""
     if isinstance(data, np.ndarray) and data.dtype.names is not None:
         return {name: data[name] for name in data.dtype.names}
@@ -108,41 +108,41 @@ def _arrays_of(data: Any) -> Any:
 
 
 def _is_iterable(node: Any) -> bool:
-    """Return whether a node isn't a container of jax but can be iterated over."""
+    """Return whether a node can be iterated over and isn't a container of jax."""
     return hasattr(node, "__iter__") and not isinstance(node, tuple | list | Mapping)
 
 
-def _column(name: str, leaf: Any) -> np.ndarray:
-    """Return an array in a type that a device has. Raises DataError for others."""
+def _to_column(name: str, leaf: Any) -> np.ndarray:
+    """Return a leaf as an array of a dtype that jax supports. Raises DataError for other dtypes."""
     array = np.asarray(leaf)
     if not any(jax.numpy.issubdtype(array.dtype, kind) for kind in (np.number, np.bool_)):
-        raise DataError(f"{name}: is of type {array.dtype}; must hold numbers or booleans")
+        raise DataError(f"{name}: has dtype {array.dtype}; must have numbers or booleans")
     dtype = jax.dtypes.canonicalize_dtype(array.dtype)
     return array.astype(dtype, copy=False)
 
 
-def _names(tree: Any, root: str) -> list[str]:
+def _name_leaves(tree: Any, root: str) -> list[str]:
     return [f"{root}{jax.tree_util.keystr(path)}" for path, _ in jax.tree.leaves_with_path(tree)]
 
 
 class ArrayBatches(BatchSource):
     """Batches of examples in the project's order: a function of seed, epoch and position.
 
-    The examples after the last whole batch of an epoch are dropped: a step has one shape. Without a
-    seed the examples keep the order of the arrays. Raises DataError for arrays of different
-    lengths, and if no batch can be filled.
+    The examples after the last whole batch of an epoch are dropped, since all batches have one
+    shape. Without a seed the examples keep the order of the arrays. Raises DataError for arrays of
+    different lengths, and if there are too few examples for a batch.
     """
 
     def __init__(self, arrays: Any, batch_size: int, seed: int | None) -> None:
-        names = _names(arrays, "data")
+        names = _name_leaves(arrays, "data")
         leaves = jax.tree.leaves(arrays)
         for name, leaf in zip(names, leaves, strict=True):
             if leaf.ndim == 0 or leaf.shape[:1] != leaves[0].shape[:1]:
                 raise DataError(
                     f"{name}: has shape {tuple(leaf.shape)}, {names[0]} {tuple(leaves[0].shape)}; "
-                    "the first axis must count the same examples in all arrays"
+                    "all arrays must have the same examples along their first axis"
                 )
-        columns = [_column(name, leaf) for name, leaf in zip(names, leaves, strict=True)]
+        columns = [_to_column(name, leaf) for name, leaf in zip(names, leaves, strict=True)]
         self._split = Split({str(number): column for number, column in enumerate(columns)})
         try:
             self._order = SampleOrder(
@@ -162,13 +162,13 @@ class ArrayBatches(BatchSource):
         self.steps_per_epoch = self._order.steps_per_epoch
 
     def open_loader(self, placement: DevicePlacement, start: int, stop: int) -> Loader:
-        """Return a loader of a split that is on the device, or streamed if it doesn't fit."""
+        """Return a loader whose data is on the device, or streamed if it doesn't fit."""
         return make_loader(LoaderSource(self._split, self._order, placement, stop))
 
     def describe(self) -> dict[str, Any]:
         """Return the shapes, the order, and the SHA-256 of some examples."""
         samples = len(self._split)
-        rows = np.unique(np.linspace(0, samples - 1, SAMPLED).astype(np.int64))
+        rows = np.unique(np.linspace(0, samples - 1, HASHED_EXAMPLES).astype(np.int64))
         digest = hashlib.sha256()
         for column in self._split.columns.values():
             digest.update(np.ascontiguousarray(column[rows]).tobytes())
@@ -185,11 +185,12 @@ class _ReadWindow:
     """Batches that were read together, and the iterator's state before them."""
 
     start: int
+    """Steps before the window."""
     columns: list[np.ndarray]
-    """By leaf, (steps, ...)."""
+    """Arrays (steps, ...), one per leaf of a batch."""
     state: Any = None
     failure: Exception | None = None
-    """The error that ended the reading after these batches."""
+    """Error that ended the reading after these batches."""
     seconds: float = 0.0
     """Seconds that the iterator took for them."""
 
@@ -199,10 +200,10 @@ class _ReadWindow:
 
 
 class IteratorBatches(BatchSource):
-    """Batches of an iterable, in its order, all of the shapes of the first.
+    """Batches of an iterable, in its order; all have the shapes of the first one.
 
-    An iterator with `get_state` and `set_state`, as grain's are, continues from its state. Any
-    other is read again from its start by a resumed run, which compares the last batch.
+    An iterator with `get_state` and `set_state`, such as grain's, continues from its state. A
+    resumed run reads any other iterator again from its start, and compares the last batch.
     """
 
     def __init__(self, data: Any) -> None:
@@ -214,9 +215,9 @@ class IteratorBatches(BatchSource):
             first = next(self._iterator)
         except StopIteration:
             raise DataError("data: the iterator has no batches") from None
-        self._names = _names(first, "batch")
+        self._names = _name_leaves(first, "batch")
         self._structure = jax.tree.structure(first)
-        self._pending: list[np.ndarray] | None = self._leaves(first, 1, None)
+        self._pending: list[np.ndarray] | None = self._to_columns(first, 1, None)
         shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._pending]
         self.layout = BatchLayout(self._structure, jax.tree.unflatten(self._structure, shapes))
         self._windows: IteratorWindows | None = None
@@ -227,26 +228,29 @@ class IteratorBatches(BatchSource):
         return Loader(self._windows, None)
 
     def position(self, step: int) -> dict[str, Any]:
-        """Return the iterator's state before some batch and how many follow, or a digest."""
+        """Return the iterator's `state` at an earlier batch and the batches to `skip`.
+
+        Without states, return the batches to skip and the `sha256` of the last one.
+        """
         assert self._windows is not None, "the loader is open"
-        window = self._windows.window_before(step)
+        window = self._windows.find_window(step)
         if window is None:
             return dict(self._origin)
         if self._has_state:
             return {"state": window.state, "skip": step - window.start}
-        return {"skip": step, "sha256": _digest(window.columns, step - 1 - window.start)}
+        return {"skip": step, "sha256": _hash_row(window.columns, step - 1 - window.start)}
 
     def seek(self, step: int, position: Mapping[str, Any]) -> None:
-        """Set the iterator's state, and pass over batches that were trained on."""
+        """Set the iterator's state, and skip the batches after it."""
         self._origin = position
         skip = position.get("skip", step)
         state = position.get("state")
         if state is not None and not self._has_state:
             raise DataError(
-                "data: the run was saved with an iterator that has get_state; this has none"
+                "data: has no get_state and set_state; must be an iterator as the saved run's"
             )
         if state is not None:
-            self._iterator.set_state(_decode(state))  # type: ignore[attr-defined]
+            self._iterator.set_state(_decode_state(state))  # type: ignore[attr-defined]
             self._pending = None
         last: list[np.ndarray] | None = None
         for number in range(skip):
@@ -254,18 +258,18 @@ class IteratorBatches(BatchSource):
                 last = self.read(step - skip + number + 1)
             except StopIteration:
                 raise DataError(
-                    f"data: ends before step {step}, where the saved run continues; a run is "
-                    "resumed with the data from their start"
+                    f"data: ends before step {step}, at which the saved run continues; must be the "
+                    "saved run's data from its start"
                 ) from None
         digest = position.get("sha256")
         if (
             digest is not None
             and last is not None
-            and _digest([leaf[None] for leaf in last], 0) != digest
+            and _hash_row([leaf[None] for leaf in last], 0) != digest
         ):
             raise DataError(
-                f"data: batch {step} is another than the one that the saved run was trained on; "
-                "pass the same iterator from its start, or one with get_state and set_state"
+                f"data: batch {step} differs from the saved run's; must be the same iterator from "
+                "its start, or one with get_state and set_state"
             )
 
     def read(self, number: int) -> list[np.ndarray]:
@@ -274,21 +278,22 @@ class IteratorBatches(BatchSource):
             leaves = self._pending
             self._pending = None
             return leaves
-        return self._leaves(next(self._iterator), number, self.layout)
+        return self._to_columns(next(self._iterator), number, self.layout)
 
     def read_state(self) -> Any:
-        """Return the iterator's state before the next batch as JSON; None without any."""
+        """Return the iterator's state before the next batch as JSON; None if it has no state."""
         return self._state_before if self._pending is not None else self._read_state()
 
     def _read_state(self) -> Any:
-        return _encode(self._iterator.get_state()) if self._has_state else None  # type: ignore[attr-defined]
+        return _encode_state(self._iterator.get_state()) if self._has_state else None  # type: ignore[attr-defined]
 
-    def _leaves(self, batch: Any, number: int, layout: BatchLayout | None) -> list[np.ndarray]:
+    def _to_columns(self, batch: Any, number: int, layout: BatchLayout | None) -> list[np.ndarray]:
+        """Return the leaves of a batch. Raises DataError if they don't match the first batch."""
         structure: Any = jax.tree.structure(batch)
         if structure != self._structure:
             raise DataError(f"data: batch {number} is {structure}, the first is {self._structure}")
         leaves = jax.tree.leaves(batch)
-        columns = [_column(name, leaf) for name, leaf in zip(self._names, leaves, strict=True)]
+        columns = [_to_column(name, leaf) for name, leaf in zip(self._names, leaves, strict=True)]
         specs = columns if layout is None else jax.tree.leaves(layout.spec)
         for name, column, spec in zip(self._names, columns, specs, strict=True):
             if describe(column) != describe(spec):
@@ -315,35 +320,39 @@ class IteratorWindows:
         self._steps = max(1, min(ITERATOR_WINDOW_STEPS, WINDOW_LIMIT_BYTES // batch_bytes))
         self.device_bytes = 2 * self._steps * batch_bytes
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
-        self._ahead: tuple[int, Future[_ReadWindow]] | None = None
-        self._taken: list[_ReadWindow] = []
+        self._next: tuple[int, Future[_ReadWindow]] | None = None
+        """Start of the next window, and the call that reads it."""
+        self._previous: list[_ReadWindow] = []
+        """The last two windows."""
 
     def ready_steps(self, step: int) -> int:
-        """Return all steps of the next window once it is read, else 0."""
-        return self._steps if self._ahead is not None and self._ahead[1].done() else 0
+        """Return the steps of the next window if it is read, else 0."""
+        return self._steps if self._next is not None and self._next[1].done() else 0
 
     def take(self, step: int) -> tuple[Window, PrepareTime]:
-        """Return the window from `step`. Raises DataError at its end, and its errors."""
-        if self._ahead is None:
-            self._ahead = step, self._thread.submit(self._read, step)
-        start, future = self._ahead
+        """Return the window from `step`. Raises DataError at the end, and the iterator's errors."""
+        if self._next is None:
+            self._next = step, self._thread.submit(self._read, step)
+        start, future = self._next
         assert start == step, "batches of an iterator are read in their order"
         window = future.result()
         if window.failure is not None and not window.steps:
             raise window.failure
         end = step + window.steps
-        self._ahead = None
+        self._next = None
         if window.failure is not None:
-            self._ahead = end, Future()
-            self._ahead[1].set_result(_ReadWindow(end, [], None, window.failure))
+            self._next = end, Future()
+            self._next[1].set_result(_ReadWindow(end, [], None, window.failure))
         elif end < self._stop:
-            self._ahead = end, self._thread.submit(self._read, end)
-        self._taken = [*self._taken[-1:], window]
-        return Window(step, end, self._on_device(window)), PrepareTime({"iterator": window.seconds})
+            self._next = end, self._thread.submit(self._read, end)
+        self._previous = [*self._previous[-1:], window]
+        prepared = PrepareTime({"iterator": window.seconds})
+        return Window(step, end, self._transfer(window)), prepared
 
-    def window_before(self, step: int) -> _ReadWindow | None:
-        """Return the window that holds the batch of `step`, counted from 1; None for step 0."""
-        return next((w for w in reversed(self._taken) if w.start < step <= w.start + w.steps), None)
+    def find_window(self, step: int) -> _ReadWindow | None:
+        """Return the window with the batch of `step`, counted from 1; None for step 0."""
+        windows = reversed(self._previous)
+        return next((w for w in windows if w.start < step <= w.start + w.steps), None)
 
     def close(self) -> None:
         """Stop reading ahead."""
@@ -364,11 +373,12 @@ class IteratorWindows:
         except Exception as error:  # of the user's iterator, raised in the training thread
             failure = error
         seconds = time.perf_counter() - started_at
-        count_leaves = len(batches[0]) if batches else 0
-        columns = [np.stack([batch[n] for batch in batches]) for n in range(count_leaves)]
+        num_leaves = len(batches[0]) if batches else 0
+        columns = [np.stack([batch[n] for batch in batches]) for n in range(num_leaves)]
         return _ReadWindow(start, columns, state, failure, seconds)
 
-    def _on_device(self, window: _ReadWindow) -> Any:
+    def _transfer(self, window: _ReadWindow) -> Any:
+        """Return the inputs of a window on the device, padded to the length of all windows."""
         missing = self._steps - window.steps
         columns = {}
         for number, column in enumerate(window.columns):
@@ -380,14 +390,14 @@ class IteratorWindows:
         return put_inputs(columns, batches, 0, self._placement, resident=False)
 
 
-def _digest(columns: list[np.ndarray], row: int) -> str:
+def _hash_row(columns: list[np.ndarray], row: int) -> str:
     digest = hashlib.sha256()
     for column in columns:
         digest.update(np.ascontiguousarray(column[row]).tobytes())
     return digest.hexdigest()
 
 
-def _encode(state: Any) -> Any:
+def _encode_state(state: Any) -> Any:
     """Return an iterator's state as JSON. Raises DataError if JSON can't hold it."""
     if isinstance(state, bytes):
         return {"base64": base64.b64encode(state).decode()}
@@ -400,5 +410,5 @@ def _encode(state: Any) -> Any:
         ) from error
 
 
-def _decode(state: Mapping[str, Any]) -> Any:
+def _decode_state(state: Mapping[str, Any]) -> Any:
     return base64.b64decode(state["base64"]) if "base64" in state else state["json"]

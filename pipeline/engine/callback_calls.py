@@ -1,4 +1,4 @@
-"""Calls of a run's callbacks, and what they request of the run until a boundary."""
+"""Calls of a run's callbacks, and the requests that callbacks make."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ BOUNDARY = ("on_begin", "on_sink", "on_eval")
 
 
 class CallbackError(RunError):
-    """A callback that failed, and that ends the run."""
+    """The failure of a callback that ends the run."""
 
 
 class RunView(RunControl):
-    """The run that callbacks get, with the requests that they have made."""
+    """The run as callbacks see it, with the requests that they have made."""
 
     def __init__(
         self,
@@ -54,58 +54,57 @@ class RunView(RunControl):
         self.total = run_schedule.total
         self.steps_per_epoch = run_schedule.steps_per_epoch
         self.step = 0
-        self.asked = Requests()
+        self.requests = Requests()
         """Requests since the last boundary."""
         self.scalars: dict[str, float | None] = {}
         self.state: TrainState | None = None
         self.event = "on_begin"
-        """The newest event that callbacks were notified of."""
-        self.changed: Any = None
-        """Parameters that replace the state's, as a tree, if any."""
+        """Newest event that callbacks were notified of."""
+        self.new_params: Any = None
+        """Parameters that replace the state's, as a tree; None if they don't change."""
         self.rates = np.zeros(0, np.float32)
-        """The learning rates of the recipe, a row for each update."""
+        """Learning rates of the recipe, a row for each update."""
         self.granted_rates: tuple[RateChange, ...] = ()
         """Changes of the rates that are in effect."""
         self.flush: Callable[[], None] = lambda: None
-        """Write the logs up to the newest step."""
+        """Writes the logs up to the newest step."""
         self._evaluate_state = evaluate_state
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the next update, as far as it is known."""
-        done = 0 if self.state is None else int(count_updates(self.state))
-        update = min(done, len(self.rates) - 1)
-        changes = combine_changes((*self.granted_rates, *self.asked.rates))
+        """Learning rate of the next update, with the changes that were requested so far."""
+        updates = 0 if self.state is None else int(count_updates(self.state))
+        update = min(updates, len(self.rates) - 1)
+        changes = combine_changes((*self.granted_rates, *self.requests.rates))
         return float(np.ravel(change_rates(self.rates[update : update + 1], changes))[0])
 
     def stop(self, reason: str) -> None:
         reason = printable(str(reason))[:1000] or "it gave no reason"
-        self.asked = replace(self.asked, stop=self.asked.stop or reason)
+        self.requests = replace(self.requests, stop=self.requests.stop or reason)
 
     def set_learning_rate(self, rate: float) -> None:
         change = RateChange(rate=_require_rate("learning rate", rate))
-        self._request(rates=(*self.asked.rates, change))
+        self._request(rates=(*self.requests.rates, change))
 
     def scale_learning_rate(self, factor: float) -> None:
         change = RateChange(factor=_require_rate("factor", factor))
-        self._request(rates=(*self.asked.rates, change))
+        self._request(rates=(*self.requests.rates, change))
 
     def evaluate_at(self, step: int) -> None:
-        self._request(
-            evaluate_at=(*self.asked.evaluate_at, self._require_step(step, self.step + 1))
-        )
+        later_step = self._require_step(step, self.step + 1)
+        self._request(evaluate_at=(*self.requests.evaluate_at, later_step))
 
     def save_at(self, step: int) -> None:
         least = self.step if self.event in ("on_sink", "on_eval") else self.step + 1
-        self._request(save_at=(*self.asked.save_at, self._require_step(step, least)))
+        self._request(save_at=(*self.requests.save_at, self._require_step(step, least)))
 
     def _request(self, **changes: Any) -> None:
         self._require_training()
-        self.asked = replace(self.asked, **changes)
+        self.requests = replace(self.requests, **changes)
 
     def _require_training(self) -> None:
         if self.event == "on_end":
-            raise ValueError("training has ended; nothing of it can be changed")
+            raise ValueError("training has ended; nothing can be changed")
 
     def _require_step(self, step: int, least: int) -> int:
         self._require_training()
@@ -126,15 +125,15 @@ class RunView(RunControl):
         if self.state is None:
             raise ValueError("there is nothing to evaluate before training has begun")
         state = self.state
-        if self.changed is not None:
-            state = with_parameters(state, self.changed)
+        if self.new_params is not None:
+            state = with_parameters(state, self.new_params)
         evaluation = self._evaluate_state(state)
-        assert evaluation is not None, "nobody gives it up"
+        assert evaluation is not None, "no signal interrupts it"
         return evaluation
 
     def log(self, name: str, value: float) -> None:
         if not isinstance(name, str) or not name or name == "step":
-            raise ValueError(f"{name!r} must be the name of a scalar, and not step")
+            raise ValueError(f"{name!r} must be the name of a scalar, other than step")
         number = float(value)
         self.scalars[name] = number if math.isfinite(number) else None
 
@@ -150,32 +149,32 @@ class RunView(RunControl):
         flat = dict(flatten_dict(self._params(), sep="/"))
         for path, array in changed.items():
             if path not in flat:
-                raise ValueError(f"there is no parameter {path!r}; there is {', '.join(flat)}")
+                raise ValueError(f"there is no parameter {path!r}; choose from {', '.join(flat)}")
             new = np.asarray(array)
             old = flat[path]
             if new.shape != old.shape:
                 raise ValueError(f"{path}: has shape {new.shape}, must have {old.shape}")
             flat[path] = new.astype(old.dtype)
-        self.changed = unflatten_dict(flat, sep="/")
+        self.new_params = unflatten_dict(flat, sep="/")
 
     def _params(self) -> Any:
         if self.state is None:
             raise ValueError("the parameters can be read once training has begun")
-        return self.state.params if self.changed is None else self.changed
+        return self.state.params if self.new_params is None else self.new_params
 
 
 def _require_rate(what: str, value: float) -> float:
     value = float(value)
     if not 0 <= value <= MAX_RATE:
-        raise ValueError(f"{what} {value} must be from 0 to {MAX_RATE:.4g}, the most of float32")
+        raise ValueError(f"{what} {value} must be from 0 to {MAX_RATE:.4g}, float32's maximum")
     return value
 
 
 class NoCallbacks:
-    """The callbacks of a run without any. Requests of earlier processes stay in effect."""
+    """The callbacks of a run without callbacks. Requests of earlier processes stay in effect."""
 
     failure: CallbackError | None = None
-    """The first failure that ends the run."""
+    """First failure that ends the run."""
 
     def restore(self, state: CallbackState) -> None:
         """Do nothing."""
@@ -220,7 +219,7 @@ class Callbacks(NoCallbacks):
         self._add_scalars = add_scalars
         counts: dict[str, int] = {}
         self._active: list[tuple[str, Callback]] = []
-        """The callbacks that are called, each with its key in checkpoints."""
+        """Callbacks that haven't failed, each with its key in checkpoints."""
         for callback in callbacks:
             number = counts[callback.label] = counts.get(callback.label, 0) + 1
             self._active.append((f"{callback.label}-{number}", callback))
@@ -233,23 +232,23 @@ class Callbacks(NoCallbacks):
                 self._attempt(callback, "restore", partial(callback.restore, value))
         if self.failure is not None:
             raise self.failure
-        self.view.asked = state.asked
+        self.view.requests = state.asked
         self.view.scalars = dict(state.scalars)
 
     def state(self, granted: Requests) -> CallbackState:
         """Return the content of a checkpoint, with the requests that were granted.
 
-        A callback that fails at this has no state there.
+        It has no state of a callback whose `state` fails.
         """
         states: dict[str, Any] = {}
         for key, callback in list(self._active):
-            state = self._attempt(callback, "state", partial(_state_of, callback))
+            state = self._attempt(callback, "state", partial(_read_state, callback))
             if state is not None:
                 states[key] = state
-        return CallbackState(states, granted, self.view.asked, self.view.scalars)
+        return CallbackState(states, granted, self.view.requests, self.view.scalars)
 
     def notify(self, event: str, state: TrainState, step: int, *args: Any) -> None:
-        """Notify all callbacks of an event. `failure` holds the error of one that ends the run."""
+        """Notify all callbacks of an event. `failure` is set if one fails that ends the run."""
         self.view.state = state
         self.view.step = step
         self.view.event = event
@@ -257,39 +256,39 @@ class Callbacks(NoCallbacks):
             self._attempt(callback, event, partial(getattr(callback, event), self.view, *args))
 
     def show_state(self, state: TrainState) -> None:
-        """Let callbacks see a state with parameters that one of them has set."""
+        """Show callbacks the state with parameters that one of them has set."""
         self.view.state = state
 
     def show_rates(self, rates: np.ndarray, changes: tuple[RateChange, ...]) -> None:
-        """Let callbacks see the learning rates and the changes that are in effect."""
+        """Show callbacks the learning rates and the changes that are in effect."""
         self.view.rates = rates
         self.view.granted_rates = changes
 
     def take_requests(self, agree: Agree) -> Requests | None:
-        """Return the first process's requests since the last call; None without any."""
-        tree = agree(self._take_tree)
+        """Return the first process's requests since the last call; None if there are none."""
+        tree = agree(self._take_requests_as_json)
         return None if tree is None else Requests.from_json(tree)
 
-    def _take_tree(self) -> dict[str, Any] | None:
-        requests = self.view.asked
-        self.view.asked = Requests()
+    def _take_requests_as_json(self) -> dict[str, Any] | None:
+        requests = self.view.requests
+        self.view.requests = Requests()
         return None if requests == Requests() else asdict(requests)
 
     def take_parameters(self) -> Any:
-        """Return the parameters that replace the state's; None without any."""
-        changed = self.view.changed
-        self.view.changed = None
-        return changed
+        """Return the parameters that replace the state's; None if they don't change."""
+        params = self.view.new_params
+        self.view.new_params = None
+        return params
 
     def write_scalars(self) -> None:
-        """Pass on the scalars of this boundary."""
+        """Write the scalars of this boundary."""
         scalars = self.view.scalars
         self.view.scalars = {}
         if scalars:
             self._add_scalars(self.view.step, scalars)
 
     def _attempt(self, callback: Callback, what: str, call: Callable[[], Any]) -> Any:
-        """Call a callback; record its failure, or warn and never call it again, as it is set."""
+        """Call a callback; if it fails, end the run or warn, as its `on_failure` is set."""
         try:
             return call()
         except (Exception, SystemExit) as error:
@@ -297,37 +296,37 @@ class Callbacks(NoCallbacks):
             text = f"callback {callback.label}, {what}: {problem}"
             if callback.on_failure == "warn":
                 self._active = [entry for entry in self._active if entry[1] is not callback]
-                self._warn(f"{text}; it is called no more")
+                self._warn(f"{text}; it isn't called any more")
             elif self.failure is None:
                 self.failure = CallbackError(text)
                 self.failure.__cause__ = error
         return None
 
 
-def _state_of(callback: Callback) -> Any:
+def _read_state(callback: Callback) -> Any:
     """Return the state of a callback as JSON. Raises ValueError if it isn't JSON."""
     state = callback.state()
     try:
-        _require_names(state)
+        _require_text_keys(state)
         return json.loads(json.dumps(state, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{show(state)} is no JSON: {first_line(error)}") from error
+        raise ValueError(f"{show(state)} isn't JSON: {first_line(error)}") from error
 
 
-def _require_names(state: Any) -> None:
-    """Require that keys are texts: JSON would convert others, and `restore` would get texts."""
+def _require_text_keys(state: Any) -> None:
+    """Raise ValueError for a key that isn't a text: JSON would convert it, and not convert back."""
     if isinstance(state, dict):
         for key, value in state.items():
             if not isinstance(key, str):
                 raise ValueError(f"key {show(key)} must be a text")
-            _require_names(value)
+            _require_text_keys(value)
     elif isinstance(state, list | tuple):
         for value in state:
-            _require_names(value)
+            _require_text_keys(value)
 
 
 def combine_changes(changes: Sequence[RateChange]) -> tuple[RateChange, ...]:
-    """Combine changes into one rate, one factor, or one of each in this order."""
+    """Return equivalent changes: a rate, a factor, or a rate and then a factor."""
     combined: list[RateChange] = []
     for change in changes:
         if change.factor is None:
@@ -342,10 +341,10 @@ def combine_changes(changes: Sequence[RateChange]) -> tuple[RateChange, ...]:
 def change_rates(
     rates: np.ndarray, changes: Sequence[RateChange], rules: Sequence[RateRule] = ()
 ) -> np.ndarray:
-    """Return a table of learning rates, a row for each update, with changes in their order.
+    """Return a table of learning rates, a row for each update, after changes.
 
-    They apply to rows of past updates too, which a rollback may repeat. A rate that is set is the
-    main schedule's; the columns of rules without a schedule are the rate times their factors.
+    All rows are changed, also those of past updates, which a rollback may repeat. A new rate
+    replaces the main schedule; columns of rules without a schedule are the rate times their factor.
     """
     for change in changes:
         if change.factor is None:
@@ -362,5 +361,5 @@ def change_rates(
 
 
 def with_parameters(state: TrainState, params: Any) -> TrainState:
-    """Return the state on the host with other parameters; a moving average stays as it is."""
+    """Return the state on the host with other parameters; a moving average is unchanged."""
     return replace(jax.tree.map(np.asarray, state), params=params)

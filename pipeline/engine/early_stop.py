@@ -14,15 +14,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class EarlyStop:
-    """Patience with a metric: the only monitor that decides something. Without a metric it never
-    stops."""
+    """Ends training after `patience` evaluations without an improvement; never without a metric."""
 
     metric: str | None = None
     better: Direction = "min"
     patience: int = 1
-    """Evaluations without an improvement that end training."""
+    """Number of evaluations without an improvement that ends training."""
     min_delta: float = 0.0
-    """An improvement is larger than this."""
+    """Change that an improvement exceeds."""
     progress: EarlyStopState = field(default_factory=EarlyStopState)
 
     def restore(self, progress: EarlyStopState) -> None:
@@ -30,10 +29,7 @@ class EarlyStop:
         self.progress = progress
 
     def add(self, evaluation: Evaluation) -> None:
-        """Record an evaluation, after which `is_over` may become true.
-
-        NaN, of a network that has diverged, isn't an improvement.
-        """
+        """Record an evaluation. NaN, from a network that has diverged, isn't an improvement."""
         if self.metric is None:
             return
         value = evaluation.scalars()[self.metric]
@@ -47,12 +43,12 @@ class EarlyStop:
 
     @property
     def is_over(self) -> bool:
-        """Whether patience has run out, in this process or before a checkpoint was saved."""
+        """Whether training should end, by evaluations of this or an earlier process."""
         return self.metric is not None and self.progress.waited >= self.patience
 
     @property
     def reason(self) -> str:
-        """The reason of the stop."""
+        """Reason to end training."""
         if self.progress.best is None:
             return f"{self.metric} is no number in {self.progress.waited} evaluations"
         return f"{self.metric} no better than {self.progress.best}"

@@ -1,4 +1,4 @@
-"""History: how training has gone so far."""
+"""History of training: its status, its times and its position."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ if TYPE_CHECKING:
     from pipeline.training.state import TrainState
 
 MAX_TIMED_DISPATCHES = 4096
-"""Dispatches of which the median is computed, so that memory stays bounded."""
+"""Most dispatches whose times are kept for the median."""
 
 
 @dataclass
 class History:
-    """How training has gone: its last step, its status, and its times."""
+    """The last step of training, its status, and its times."""
 
     step: int
     status: Literal["done", "stopped", "pruned"] = "done"
     reason: str | None = None
     left_out: int = 0
-    """Steps without an update because of a non-finite step: skipped, or undone by a rollback."""
+    """Non-finite steps whose update was skipped, and steps that a rollback has undone."""
     loss: float | None = None
     train_s: float = 0.0
     """Seconds from the first dispatch to the last save, evaluations included."""
     first_dispatch_s: float | None = None
     first_step_at: float | None = None
-    """When the first dispatch ended, by `time.perf_counter`."""
+    """Time of the end of the first dispatch, by `time.perf_counter`."""
     step_seconds: deque[float] = field(default_factory=partial(deque, maxlen=MAX_TIMED_DISPATCHES))
-    """Seconds per step of the newest dispatches, without the very first."""
+    """Seconds per step of the newest dispatches, without the first one."""
     timed_steps: int = 0
-    """Steps of all dispatches but the very first."""
+    """Steps of all dispatches but the first one."""
     timed_s: float = 0.0
-    """Seconds of these dispatches, waiting for data included."""
+    """Seconds of all dispatches but the first one, waiting for data included."""
     evaluated: dict[int, Evaluation] = field(default_factory=dict)
-    """The last evaluation by its step."""
+    """Last evaluation, by its step."""
 
     @property
     def step_ms(self) -> float | None:
@@ -50,7 +50,7 @@ class History:
 
     @property
     def median_step_ms(self) -> float | None:
-        """Median time of a step over the newest dispatches; waits for data hardly change it."""
+        """Median time of a step over the newest dispatches, in milliseconds."""
         return 1000 * statistics.median(self.step_seconds) if self.step_seconds else None
 
     @property
@@ -59,7 +59,7 @@ class History:
         return self.step_seconds[-1] if self.step_seconds else self.first_dispatch_s
 
     def add_dispatch(self, steps: int, seconds: float, ended_at: float) -> None:
-        """Record that a dispatch of `steps` steps took `seconds`; `ended_at` by `perf_counter`."""
+        """Record a dispatch of `steps` steps in `seconds`; `ended_at` is by `perf_counter`."""
         if self.first_dispatch_s is None:
             self.first_dispatch_s = seconds
             self.first_step_at = ended_at
@@ -76,18 +76,18 @@ class Progress:
     state: TrainState
     history: History
     granted: Requests = field(default_factory=Requests)
-    """Requests of callbacks that are in effect, or are at a later step."""
+    """Requests of callbacks that are in effect, or for a later step."""
     pending: PendingBoundary | None = None
-    """Set while the evaluation of this step is interrupted."""
+    """Boundary of this step if its evaluation was interrupted."""
     verdict: str | None = None
-    """Why a pruner ends the run at a boundary that was interrupted in an earlier process."""
+    """Reason of a pruner to end the run, from an earlier process that was interrupted."""
     saved_step: int | None = None
-    """The step of the newest checkpoint that callbacks were notified of."""
+    """Step of the newest checkpoint that callbacks were notified of."""
     recent: RecentSteps = field(default_factory=RecentSteps)
 
     @classmethod
     def restore(cls, state: TrainState, host: HostState, history: History) -> Progress:
-        """Continue from a checkpoint of the host; `history` takes its loss."""
+        """Return the progress of a checkpoint, and set the loss of `history`."""
         progress = cls(state, history, host.callbacks.granted, saved_step=history.step or None)
         if host.unfinished_boundary is not None:
             progress.pending = host.unfinished_boundary

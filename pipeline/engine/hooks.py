@@ -1,4 +1,4 @@
-"""Hooks: what a run may do at a step. Each does nothing unless it is set."""
+"""Hooks: functions and objects that a run calls between steps. By default they do nothing."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
     from pipeline.training.state import TrainState
 
 UNFINISHED = "unfinished_boundary"
-"""Key of a checkpoint for an interrupted evaluation of its step."""
+"""Key in a checkpoint of the interrupted evaluation of its step."""
 CALLBACKS = "callbacks"
-"""Key of a checkpoint for the states of callbacks and their requests."""
+"""Key in a checkpoint of the states of callbacks and their requests."""
 
 
 @dataclass(frozen=True)
 class Saves:
-    """The checkpoints of a run, each with everything that a resumed run continues with."""
+    """The checkpoints of a run, each with everything that a resumed run needs."""
 
     writer: Checkpoints | NoCheckpoints | None = None
-    """None: the run saves nothing."""
+    """Writer of the checkpoints; None if the run saves nothing."""
     every_seconds: float | None = None
     host: Mapping[str, Any] = field(default_factory=dict)
-    """JSON that every checkpoint holds for a resumed run, besides the state of the hooks."""
+    """JSON in every checkpoint for a resumed run, besides the state of the hooks."""
     log_marks: Callable[[int], Mapping[str, Any]] | None = None
-    """Marks of the logs for the checkpoint of a step; a resumed run checks the logs by them."""
+    """Function from a step to marks of the logs, by which a resumed run checks the logs."""
 
     def prepare(self) -> None:
-        """Import what the first save needs."""
+        """Import the modules that the first save needs."""
         if self.writer is not None:
             self.writer.prepare()
 
     def is_due(self, seconds: float) -> bool:
-        """Return whether a checkpoint is due by the seconds since the last one."""
+        """Return whether a checkpoint is due `seconds` after the last one."""
         return (
             self.writer is not None
             and self.every_seconds is not None
@@ -54,14 +54,14 @@ class Saves:
     def save(
         self, hooks: Hooks, progress: Progress, metrics: Mapping[str, float] | None = None
     ) -> None:
-        """Save the state as it is now, after callbacks are notified and the logs are written."""
+        """Save the current state, after callbacks are notified and the logs are written."""
         if self.writer is None:
             return
         step = progress.history.step
         if progress.saved_step != step:
             progress.saved_step = step
             hooks.callbacks.notify("on_checkpoint", progress.state, step, step)
-        # First the log: a resumed run appends to it from the checkpoint's step on.
+        # Before the checkpoint, since a resumed run appends to the logs after its step.
         for monitor in hooks.monitors:
             monitor.flush()
         host_state = {**self.host, "early_stop": hooks.early_stop.state()}
@@ -77,7 +77,7 @@ class Saves:
 
 
 def evaluate_nothing(state: TrainState) -> Evaluation | None:
-    """Raise ValueError: an evaluation is due."""
+    """Raise ValueError, since an evaluation is due and no function for it is set."""
     raise ValueError("an evaluation is due, and no evaluation is set")
 
 
@@ -101,23 +101,23 @@ class Hooks:
 
     monitors: Sequence[Monitor] = ()
     evaluate: Callable[[TrainState], Evaluation | None] = evaluate_nothing
-    """Evaluate a state; returns None if a signal to stop has interrupted it."""
+    """Evaluates a state; returns None if a signal to stop has interrupted it."""
     saves: Saves = field(default_factory=Saves)
     callbacks: NoCallbacks = field(default_factory=NoCallbacks)
     early_stop: EarlyStop = field(default_factory=EarlyStop)
     prune: Callable[[str | None], str | None] = never_prune
-    """Returns why the run should end at this boundary, as not worth continuing; None while it
-    should continue. `verdict` is the decision before an evaluation was interrupted."""
+    """Returns the reason to end the run at this boundary; None if it should continue. The argument
+    is the reason that was returned before an evaluation was interrupted."""
     rollbacks: NoRollbacks = field(default_factory=NoRollbacks)
     on_non_finite_step: str = "stop"
-    """The name of the policy for steps that are not finite, which the advice depends on."""
+    """Name of the policy for non-finite steps, on which the advice depends."""
     examine: Callable[[TrainState, int], Examined] = examine_nothing
-    """Examine a step that ended the run, from the state before it."""
+    """Examines the step that ended the run, from the state before it."""
     dump: Callable[[TrainState, int], None] = do_nothing
-    """Dump the step that follows a number of steps; the state stays as it is."""
+    """Dumps the step after a number of steps, without changing the state."""
     collect: Callable[[TrainState, int], None] = do_nothing
-    """Show the weights and gradients of a state after a number of steps."""
+    """Shows the weights and gradients of a state after a number of steps."""
     signals: Signals = field(default_factory=Signals)
-    """Requests from outside the process; training looks at them after every dispatch."""
+    """Requests from outside the process, which training checks after every dispatch."""
     agree: Agree = decide_alone
-    """Returns the decision of the first of several processes, for what depends on time."""
+    """Returns the decision of the first of several processes, if it depends on time."""

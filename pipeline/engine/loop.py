@@ -1,7 +1,7 @@
-"""Train: run the schedule segment by segment, with each event at exactly its step.
+"""The training loop: it runs the schedule segment by segment, with each event at its exact step.
 
-A signal to stop takes effect between dispatches, also of an evaluation: the events that remain at
-its boundary are saved with the state, and a resumed run begins there.
+A signal to stop takes effect between dispatches, also those of an evaluation. The remaining events
+of the boundary are saved with the state, and a resumed run begins with them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOG = logging.getLogger(__name__)
 RESUMED_EVENTS = frozenset({Event.EVALUATE, Event.CHECKPOINT})
 """Events that remain at a boundary whose evaluation was interrupted."""
 SHOWING_EVENTS = frozenset({Event.DUMP, Event.COLLECT})
-"""Events that change nothing: requests take effect as if these weren't there."""
+"""Events that change nothing, and at which requests don't take effect."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class Program:
     executable: Executable
     mechanism: Mechanism = "loop"
     learning_rates: np.ndarray | None = None
-    """float32, a row for each update; None if they can't be changed."""
+    """Table, float32, with a row for each update; None if it can't be changed."""
     rate_rules: Sequence[RateRule] = ()
-    """The rules of the columns after the first."""
+    """Rules of the columns after the first."""
 
 
 @dataclass
 class SinkClock:
-    """Sum of the chunks of the current sink."""
+    """Steps and seconds of the current sink so far, with its newest telemetry."""
 
     seconds: float = 0.0
     steps: int = 0
@@ -64,7 +64,7 @@ class SinkClock:
         self.last = telemetry
 
     def report(self, step: int) -> SinkReport:
-        """Return the report of the sink that ends at boundary `step`, and start the next."""
+        """Return the report of the sink that ends at boundary `step`, and start a new sink."""
         last = self.last
         assert last is not None
         report = SinkReport(step, last.loss[-1], last.learning_rate[-1], self.seconds, self.steps)
@@ -77,11 +77,11 @@ class Decision(NamedTuple):
     """Decisions by time or signal, which the first of several processes makes for all."""
 
     max_steps: int
-    """The most steps of the next dispatch."""
+    """Most steps of the next dispatch."""
     stop: str | None
-    """The signal to stop."""
+    """Signal to stop, as text."""
     prune: str | None
-    """Why the run should end at a boundary, as not worth continuing."""
+    """Reason to end a run that isn't worth continuing."""
 
 
 def train(
@@ -94,10 +94,10 @@ def train(
 ) -> Generator[SinkReport, None, TrainState]:
     """Train from `history.step` to the end; `host` is the host's part of a checkpoint.
 
-    Yields the report of each sink before what comes after it is saved. The state that is returned
-    has been saved; `history` is updated. Raises NonFiniteStepError naming the step if a loss or
-    gradient is not finite and no policy continues after it, and CallbackError if a callback fails
-    that ends the run. The last good state has been saved then, and `history` ends there.
+    Yields the report of each sink before its boundary is saved. Updates `history`, and returns the
+    state after saving it. Raises NonFiniteStepError if a loss or gradient isn't finite and the
+    policy doesn't continue, and CallbackError if a callback fails that ends the run. In both cases
+    the last finite state has been saved, and `history` ends at it.
     """
     # Restore.
     started_at = saved_at = time.monotonic()
@@ -108,7 +108,7 @@ def train(
     callbacks.restore(host.callbacks)
     run = Progress.restore(state, host, history)
     begin_run(program, hooks, run)
-    # First the events that an earlier process left at this boundary.
+    # The first segment has the events that an earlier process left at this boundary.
     segment_events = RESUMED_EVENTS if run.pending is not None else frozenset()
     segment = Segment(history.step, history.step, segment_events)
     sink = SinkClock()
@@ -120,7 +120,7 @@ def train(
         events = segment.events
         if has_steps:
             telemetry, seconds = dispatch(program, segment, run)
-            dispatch_size.take_note(len(telemetry), seconds)
+            dispatch_size.record(len(telemetry), seconds)
             hooks.saves.prepare()  # not earlier: the first step would wait for it
 
             # Log.
@@ -129,7 +129,7 @@ def train(
             sink.add(telemetry, seconds)
             run.recent.add(telemetry)
             answer_non_finite_step(program, schedule.run, hooks, run, telemetry)
-            if history.step < segment.stop:  # it has gone back
+            if history.step < segment.stop:  # after a rollback
                 events = frozenset()
 
             # Callbacks.
@@ -149,8 +149,8 @@ def train(
 
         # Evaluate.
         if Event.EVALUATE in events:
-            # Before it: a signal may interrupt it, and parameters that were set would be lost.
-            grant(program, hooks, run)
+            # Before the evaluation: a signal that interrupts it would lose new parameters.
+            grant_requests(program, hooks, run)
             evaluation = hooks.evaluate(run.state)
             if evaluation is None:
                 verdict = hooks.prune(run.verdict) or run.verdict
@@ -164,11 +164,11 @@ def train(
                 callbacks.notify("on_eval", run.state, history.step, history.step, evaluation)
                 metrics = evaluation.scalars()
 
-        # Save. Before any other save: a resumed run starts after this boundary's events.
+        # Save. Requests are granted first: a resumed run starts after this boundary's events.
         if events - SHOWING_EVENTS and run.pending is None:
             if report is not None:
                 yield report
-            grant(program, hooks, run)
+            grant_requests(program, hooks, run)
             callbacks.write_scalars()
             if Event.CHECKPOINT in events or history.step in run.granted.save_at:
                 hooks.saves.save(hooks, run, metrics)
@@ -188,26 +188,26 @@ def train(
         is_inside_segment = has_steps and not events
         if is_last or decision.stop or (is_over and not is_inside_segment):
             break
-        further = {Event.EVALUATE: run.granted.evaluate_at, Event.CHECKPOINT: run.granted.save_at}
-        segment = schedule.next_segment(history.step, decision.max_steps, further)
+        requested = {Event.EVALUATE: run.granted.evaluate_at, Event.CHECKPOINT: run.granted.save_at}
+        segment = schedule.next_segment(history.step, decision.max_steps, requested)
 
     record_end(hooks, run, decision, is_last=is_last)
     hooks.saves.save(hooks, run)
     history.train_s = time.monotonic() - started_at
     callbacks.notify("on_end", run.state, history.step, history.status)
     if history.status == "done":
-        # A resumed run would not have it from a run that is stopped.
+        # Those of a stopped run are in its checkpoint, and a resumed run writes them.
         callbacks.write_scalars()
     raise_failure(hooks, run)
     return run.state
 
 
 def begin_run(program: Program, hooks: Hooks, run: Progress) -> None:
-    """Notify the callbacks of the start, and do what belongs to step 0."""
+    """Notify the callbacks of the start; at step 0 also log, collect and save."""
     set_rates(program, hooks, run.granted)
     hooks.callbacks.notify("on_begin", run.state, run.history.step)
     raise_failure(hooks, run)
-    grant(program, hooks, run)
+    grant_requests(program, hooks, run)
     if run.history.step == 0:
         hooks.callbacks.write_scalars()
         hooks.collect(run.state, 0)
@@ -234,17 +234,17 @@ def dispatch(program: Program, segment: Segment, run: Progress) -> tuple[Telemet
 
 def decide(hooks: Hooks, run: Progress, max_steps: int, *, is_last: bool) -> Decision:
     """Return the decision of the first process; a run at its end is never pruned."""
-    may_prune = not is_last and run.pending is None
+    can_prune = not is_last and run.pending is None
 
-    def decide_here() -> list[Any]:
-        prune = hooks.prune(run.verdict) if may_prune else None
+    def make_decision() -> list[Any]:
+        prune = hooks.prune(run.verdict) if can_prune else None
         return [max_steps, hooks.signals.stop, prune]
 
-    return Decision._make(hooks.agree(decide_here))
+    return Decision._make(hooks.agree(make_decision))
 
 
 def record_end(hooks: Hooks, run: Progress, decision: Decision, *, is_last: bool) -> None:
-    """Record how training has ended."""
+    """Record the status of a run that has ended, and its reason."""
     history = run.history
     history.left_out = count_skipped(run.state)
     if run.pending is not None:
@@ -272,8 +272,8 @@ def exhaust(steps: Generator[Any, None, T]) -> T:
             return result
 
 
-def grant(program: Program, hooks: Hooks, progress: Progress) -> None:
-    """Put requests of callbacks into effect, in all processes of the run."""
+def grant_requests(program: Program, hooks: Hooks, progress: Progress) -> None:
+    """Grant the requests of callbacks, in all processes of the run."""
     requests = hooks.callbacks.take_requests(hooks.agree)
     if requests is not None:
         progress.granted = add_requests(progress.granted, requests, progress.history.step)
@@ -287,7 +287,7 @@ def grant(program: Program, hooks: Hooks, progress: Progress) -> None:
 
 
 def add_requests(granted: Requests, requests: Requests, step: int) -> Requests:
-    """Return the requests in effect at a boundary, without earlier steps."""
+    """Return the requests that are in effect at a boundary, without those for earlier steps."""
     evaluations = {*granted.evaluate_at, *requests.evaluate_at}
     saves = {*granted.save_at, *requests.save_at}
     return Requests(
@@ -324,16 +324,16 @@ def answer_non_finite_step(
     progress: Progress,
     telemetry: Telemetry,
 ) -> None:
-    """Go back if the last step was non-finite; else do nothing.
+    """Roll back if the last step was non-finite.
 
-    Raises NonFiniteStepError if it ends the run; the state before it is saved then.
+    Raises NonFiniteStepError if the step ends the run, after saving the state before it.
     """
     step = telemetry.non_finite_step
     if step is None:
         return
     history = progress.history
     history.step = step
-    why_not = ""
+    problem = ""
     try:
         restored = hooks.rollbacks.go_back(step, progress.state)
         if restored is not None:
@@ -342,13 +342,13 @@ def answer_non_finite_step(
             progress.state = program.executable.put(restored)
             return
     except RunError as error:
-        why_not = f"; {error}"
+        problem = f"; {error}"
     history.step = step - 1
     history.left_out = count_skipped(progress.state)
-    # A resumed run does the non-finite step again: no callback may be notified of it yet.
-    good = telemetry.head(len(telemetry) - 1)
-    if len(good):
-        hooks.callbacks.notify("on_steps", progress.state, history.step, good)
+    # Without the non-finite step: a resumed run repeats it, and then notifies callbacks.
+    finite_steps = telemetry.head(len(telemetry) - 1)
+    if len(finite_steps):
+        hooks.callbacks.notify("on_steps", progress.state, history.step, finite_steps)
     hooks.saves.save(hooks, progress)
     examined = hooks.examine(progress.state, step)
     cause = progress.recent.explain(examined)
@@ -357,7 +357,7 @@ def answer_non_finite_step(
     text = (  # MindSpore's words first
         f"epoch: {place.sink} step: {place.sink_step}. Invalid loss, terminating training. "
         f"Step {step} of {run_schedule.total}: loss is {telemetry.loss[-1]!s}, "
-        f"gradient norm is {telemetry.grad_norm[-1]!s}{why_not}{saved}"
+        f"gradient norm is {telemetry.grad_norm[-1]!s}{problem}{saved}"
     )
     advice = advise(examined, cause, step, hooks.on_non_finite_step)
     raise NonFiniteStepError(f"{text}; {cause}" if cause else text, advice)

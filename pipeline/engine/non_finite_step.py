@@ -1,4 +1,4 @@
-"""A non-finite step that ends a run: its likely cause, and what to change before the next run."""
+"""A non-finite step that ends a run: its likely cause, and the change that a new run needs."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pipeline.core.errors import RunError
 from pipeline.training.telemetry import Telemetry
 
 WINDOW_STEPS = 20
-"""Newest steps among which an explosion is looked for."""
+"""Number of newest steps that are searched for an explosion."""
 GROWTH = 100.0
-"""Factor by which a loss or gradient norm explodes; from batch to batch they vary by less."""
+"""Factor by which a loss or gradient norm explodes; between batches they vary by less."""
 LEAST_LOSS = 10.0
 LEAST_NORM = 1e3
 LEAST_WEIGHT = 1e3
-"""Magnitudes below which nothing has exploded: small losses vary by any factor."""
+"""Magnitudes below which values haven't exploded: small losses vary by any factor."""
 
 
 class NonFiniteStepError(RunError):
-    """A step whose loss or gradient is not finite ends the run.
+    """A step whose loss or gradient isn't finite ends the run.
 
-    `advice` is what to change if the same run would fail again; empty if resuming may help.
+    `advice` is the change that a new run needs; empty if resuming may help.
     """
 
     def __init__(self, message: str, advice: str) -> None:
@@ -40,7 +40,7 @@ class Examined:
     in_data: bool = False
     """Whether a value of the dataset is not finite."""
     largest_weight: float = 0.0
-    """The greatest magnitude in the parameters before the step."""
+    """Greatest magnitude in the parameters before the step."""
 
 
 class RecentSteps:
@@ -58,15 +58,15 @@ class RecentSteps:
         self._parts.append(np.concatenate([steps, rows], 1))
 
     def explain(self, examined: Examined) -> str:
-        """Name the learning rate if the newest steps have exploded; "" if nothing suggests it."""
+        """Return a text about the learning rate if the newest steps have exploded; "" if not."""
         rows = np.concatenate([np.empty((0, 4)), *self._parts])
         rows = rows[np.isfinite(rows).all(1)][-WINDOW_STEPS:]
         if examined.in_data or not len(rows) or rows[-1, 3] == 0:
             return ""
         symptom = (
-            _rise("the loss", rows[:, 0], rows[:, 1], LEAST_LOSS)
-            or _rise("the gradient norm", rows[:, 0], rows[:, 2], LEAST_NORM)
-            or _growth_of_weights(rows[:, 0], examined.largest_weight)
+            _describe_rise("the loss", rows[:, 0], rows[:, 1], LEAST_LOSS)
+            or _describe_rise("the gradient norm", rows[:, 0], rows[:, 2], LEAST_NORM)
+            or _describe_large_weight(rows[:, 0], examined.largest_weight)
         )
         if not symptom:
             return ""
@@ -78,29 +78,30 @@ class RecentSteps:
         )
 
 
-def _rise(name: str, steps: np.ndarray, values: np.ndarray, least: float) -> str:
-    """Describe a rise by orders of magnitude up to the newest steps."""
+def _describe_rise(name: str, steps: np.ndarray, values: np.ndarray, least: float) -> str:
+    """Return a text about a rise by orders of magnitude; "" without one."""
     high = len(values) - 1 - int(values[::-1].argmax())
     low = int(values[: high + 1].argmin())
     if values[high] < max(least, GROWTH * values[low]):
         return ""
-    within = int(steps[high] - steps[low])
+    num_steps = int(steps[high] - steps[low])
     return (
-        f"{name} rose from {values[low]:.4g} to {values[high]:.4g} within {within} "
-        f"{'step' if within == 1 else 'steps'}"
+        f"{name} rose from {values[low]:.4g} to {values[high]:.4g} within {num_steps} "
+        f"{'step' if num_steps == 1 else 'steps'}"
     )
 
 
-def _growth_of_weights(steps: np.ndarray, largest: float) -> str:
-    """Describe weights that the first steps of a run have made huge."""
-    done = int(steps[-1])
+def _describe_large_weight(steps: np.ndarray, largest: float) -> str:
+    """Return a text about a weight that the first steps of a run have made large; "" if none."""
+    num_steps = int(steps[-1])
     if int(steps[0]) > 1 or largest < LEAST_WEIGHT:
         return ""
-    return f"after {done} {'step' if done == 1 else 'steps'} a weight has reached {largest:.4g}"
+    unit = "step" if num_steps == 1 else "steps"
+    return f"after {num_steps} {unit} a weight has reached {largest:.4g}"
 
 
 def advise(examined: Examined, cause: str, step: int, policy: str) -> str:
-    """Return what to change if a run would come to the same non-finite step; "" if it may not."""
+    """Return the change that a new run needs; "" if the step may not fail again."""
     if not examined.repeats:
         return ""
     if cause:

@@ -1,11 +1,10 @@
-"""Rollback: at a non-finite step the state goes back to a checkpoint, and the data do not.
+"""Rollback: after a non-finite step the state goes back to a checkpoint, and the data continues.
 
-Training continues with the batch after the non-finite one, from weights that have seen neither it
-nor the batches since the checkpoint. Steps keep their numbers, and the learning rate follows the
-number of updates that remain. Only checkpoints at steps that the recipe names are used
-(`checkpoint.every_steps`, `every_passes`, and the start). A checkpoint that a signal or a clock has
-saved is not, so that a resumed run goes back to the same step as an unbroken one. None is used
-twice: if training diverges again from the same weights, an older checkpoint is taken.
+The batches since the checkpoint are skipped: training continues with the batch after the non-finite
+one. Steps keep their numbers, and the learning rate follows the number of remaining updates. Only
+checkpoints at the recipe's steps are used (`checkpoint.every_steps`, `every_passes`, and the
+start), not those by a signal or a clock, so that a resumed run goes back to the same step as an
+uninterrupted one. A checkpoint is used once: if training diverges again, an older one is used.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from pipeline.training.state import TrainState
 
 ROLLBACKS = "rollbacks"
-"""Key of a checkpoint for the rollbacks before it."""
+"""Key in a checkpoint of the rollbacks before it."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,10 @@ class RollbackRecord:
 
 
 class NoRollbacks:
-    """A run that doesn't go back: a non-finite step ends it, if the device doesn't skip it."""
+    """The rollbacks of a run that doesn't go back: a non-finite step is skipped or ends it."""
 
     needs_start = False
-    """Whether the state before the first step is saved, to go back to."""
+    """Whether the state before the first step must be saved."""
     done: Sequence[RollbackRecord] = ()
 
     def remember(self, rollbacks: Iterable[tuple[int, int]]) -> None:
@@ -65,9 +64,9 @@ class Rollbacks(NoRollbacks):
 
     needs_start = True
     most: int
-    """How often a run may go back."""
+    """Most rollbacks of a run."""
     periods: Sequence[int]
-    """A checkpoint is due at the multiples of each."""
+    """Periods of checkpoints, in steps."""
     steps: Callable[[], Sequence[int]]
     read: Callable[[int, TrainState], TrainState]
     done: list[RollbackRecord] = field(default_factory=list)
@@ -78,32 +77,32 @@ class Rollbacks(NoRollbacks):
 
     def state(self) -> dict[str, Any]:
         """Return the content of a checkpoint, as JSON."""
-        return {ROLLBACKS: [[past.step, past.to] for past in self.done]}
+        return {ROLLBACKS: [[rollback.step, rollback.to] for rollback in self.done]}
 
     def go_back(self, step: int, state: TrainState) -> TrainState:
         """Return the state to continue with after `step`, on the host.
 
-        `state`, from before that step, has the structure. Raises RunError with the reason if there
-        is nothing to go back to.
+        `state` is the state before `step`, whose structure is restored. Raises RunError with the
+        reason if the run can't go back.
         """
         if len(self.done) == self.most:
             raise RunError(f"train.on_nan: went back {self.most} times already, as often as it may")
-        used = {past.to for past in self.done}
+        used = {rollback.to for rollback in self.done}
         for boundary in sorted(self.steps(), reverse=True):
             if boundary >= step or boundary in used or not is_due(boundary, self.periods):
                 continue
             try:
                 restored = self.read(boundary, state)
             except DataError:
-                continue  # damaged: there may be an older one
+                continue  # The checkpoint is damaged: an older one may be readable.
             if _is_finite(restored):
                 self.done.append(RollbackRecord(step, boundary))
-                return _as_of(restored, step)
+                return _advance_to(restored, step)
         raise RunError("train.on_nan: there is no checkpoint left to go back to")
 
 
 def _is_finite(state: TrainState) -> bool:
-    """Whether weights are finite: an update may have spoilt them before a loss showed it."""
+    """Return whether weights are finite; those of a checkpoint with a finite loss may not be."""
     trained = state.params, state.batch_stats, state.opt_state
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(trained)]
     return all(
@@ -111,8 +110,8 @@ def _is_finite(state: TrainState) -> bool:
     )
 
 
-def _as_of(state: TrainState, step: int) -> TrainState:
-    """Return the state as of `step`; the steps since it was saved count as skipped."""
+def _advance_to(state: TrainState, step: int) -> TrainState:
+    """Return the state with another `step`; the steps in between count as skipped."""
     counts = state.bad_steps
     assert counts is not None, "counted under this policy"
     skipped = jnp.int32(counts.left_out + step - state.step)

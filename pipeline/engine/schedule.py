@@ -1,7 +1,7 @@
 """Schedule of a run: the position of every step, and the events that split a sink.
 
-Counted from 1 are epochs, sinks and steps; a *boundary* is the number of steps done. Everything
-here is known before the run starts, so an event happens at its exact step at any sink size.
+Epochs, sinks and steps are counted from 1; a *boundary* is the number of steps done. The schedule
+is complete before the run starts, so an event happens at its exact step with any sink size.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import Enum
 from types import MappingProxyType
 
 LEAST_S = 1e-9
-"""Least time of a step, in seconds: a clock may stand still for a short dispatch."""
+"""Least time of a step, in seconds: a clock may not advance during a short dispatch."""
 
 
 class Event(Enum):
@@ -30,7 +30,7 @@ NOWHERE: Mapping[Event, Collection[int]] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Segment:
-    """Steps `start + 1 .. stop`, which run without the host; the events happen after them."""
+    """Steps `start + 1 .. stop`, which run without the host, and the events after them."""
 
     start: int
     stop: int
@@ -50,7 +50,7 @@ class StepPosition:
 
 @dataclass(frozen=True)
 class RunSchedule:
-    """The whole run in steps; `sink_steps` is the sink's length, or None without sinks."""
+    """The steps of a run; `sink_steps` is the length of a sink, or None without sinks."""
 
     total: int
     steps_per_epoch: int
@@ -64,7 +64,7 @@ class RunSchedule:
 
     @property
     def sinks(self) -> int:
-        """The number of sinks, a shorter last one included."""
+        """Number of sinks, including a shorter last one."""
         return -(-self.total // (self.sink_steps or self.steps_per_epoch))
 
     def segments(
@@ -73,10 +73,10 @@ class RunSchedule:
         every: Mapping[Event, tuple[int, ...]],
         at: Mapping[Event, Collection[int]] = NOWHERE,
     ) -> Iterator[Segment]:
-        """Split the steps after boundary `first` at each event.
+        """Split the steps after boundary `first` at each event and at each end of a sink.
 
-        `every` has the periods in steps at which an event is due, `at` further steps; the ends of
-        sinks are added here, the last one at the end. Without sinks every step is a segment.
+        `every` has the periods, in steps, at which an event is due, and `at` further steps. Without
+        sinks every step is a segment.
         """
         periods = {**every, Event.SINK_END: (self.sink_steps or 1,)}
         while first < self.total:
@@ -93,7 +93,7 @@ class RunSchedule:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A run and its events, as plain numbers."""
+    """A run and the steps of its events."""
 
     run: RunSchedule
     every: Mapping[Event, tuple[int, ...]] = field(default_factory=dict)
@@ -101,28 +101,28 @@ class Schedule:
     at: Mapping[Event, Collection[int]] = field(default_factory=dict)
     """Further steps at which an event is due."""
     dispatch_seconds: float = 1.0
-    """The longest time of a dispatch: a signal waits for its end."""
+    """Longest time of a dispatch, since a signal waits for its end."""
 
     def dumps_at(self, step: int) -> bool:
-        """Return whether there is a dump after `step` steps."""
+        """Return whether a dump is due after `step` steps."""
         return step in self.at.get(Event.DUMP, ())
 
     def next_segment(
-        self, first: int, max_steps: int, further: Mapping[Event, Collection[int]]
+        self, first: int, max_steps: int, requested: Mapping[Event, Collection[int]]
     ) -> Segment:
-        """Return the steps after boundary `first` up to the next event, or the next of `further`
-        steps.
+        """Return the steps after boundary `first` up to the next event, with its events.
 
-        If they are more than `max_steps`, only the first of them, which no event follows.
+        `requested` has the steps of events that callbacks have requested. A segment of more than
+        `max_steps` is cut to `max_steps`, without events.
         """
-        segment = next(self.run.segments(first, self.every, {**self.at, **further}))
+        segment = next(self.run.segments(first, self.every, {**self.at, **requested}))
         if segment.stop - first > max_steps:
             return Segment(first, first + max_steps, frozenset())
         return segment
 
 
 def is_due(step: int, periods: Iterable[int]) -> bool:
-    """Whether an event of one of these periods is due at a boundary; all are due at 0."""
+    """Return whether an event with these periods, in steps, is due at a boundary."""
     return any(step % period == 0 for period in periods)
 
 
@@ -130,20 +130,20 @@ def is_due(step: int, periods: Iterable[int]) -> bool:
 class DispatchSize:
     """The largest number of steps (or batches of an evaluation) that fit into `dispatch_s` seconds.
 
-    The host looks for signals between dispatches, so none may take much longer.
+    The host checks for signals between dispatches, so a dispatch must not take much longer.
     """
 
     dispatch_s: float
     step_s: float | None = None
     """Seconds per step of the newest dispatch."""
 
-    def take_note(self, steps: int, seconds: float) -> None:
+    def record(self, steps: int, seconds: float) -> None:
         """Record that a dispatch of `steps` steps took `seconds`."""
         self.step_s = seconds / steps
 
     @property
     def max_steps(self) -> int:
-        """Steps that fit into a dispatch; 1 before the first, whose time is not known yet."""
+        """Steps that fit into a dispatch; 1 for the first dispatch, before any time is known."""
         if self.step_s is None:
             return 1
         return max(1, int(self.dispatch_s / max(self.step_s, LEAST_S)))

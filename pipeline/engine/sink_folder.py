@@ -1,4 +1,4 @@
-"""The directory of a custom loop: what identifies its run, its logs and its checkpoints."""
+"""The directory of a custom loop: the identity of its run, its logs and its checkpoints."""
 
 from __future__ import annotations
 
@@ -26,24 +26,26 @@ from pipeline.engine.user_step import CustomState, UserStep
 from pipeline.models.lowerings.tune.tuner import LoweringChoice
 
 RECORD = "sink.json"
-"""The file with the identity of the run and the choices made when it began."""
+"""Name of the file with the identity of the run and the choices at its start."""
 LOGS = ("metrics.jsonl", "evals.jsonl")
 DATA = "data"
-"""Key under which a checkpoint keeps the position in the data."""
+"""Key in a checkpoint of the position in the data."""
 
 
 @dataclass(frozen=True)
 class SinkIdentity:
-    """Everything that decides the numbers of a run besides the values of its state."""
+    """Everything that determines the numbers of a run, except the values of its state."""
 
     step: str
-    """A digest of the step's computation."""
+    """Digest of the step's computation."""
     state: Mapping[str, str]
-    """Type and shape by path."""
+    """Dtype and shape of the state's arrays by path."""
     batch: Mapping[str, str]
+    """Dtype and shape of a batch's arrays by path."""
     data: Mapping[str, Any]
+    """Identity of the data, as `BatchSource.describe` returns it."""
     jax: str
-    """The version that traced the step."""
+    """Version of jax that traced the step."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,9 @@ class SinkRecord:
 
     identity: SinkIdentity
     choice: LoweringChoice
-    """How the convolutions and products of the step are computed."""
+    """Choice of the lowerings of the step's convolutions and products."""
     size: int
+    """Steps of a sink."""
 
     def to_json(self) -> str:
         """Return the content of the file."""
@@ -79,17 +82,17 @@ def identify(step: UserStep, state: CustomState, data: Mapping[str, Any]) -> Sin
         for path, leaf in jax.tree.leaves_with_path(step.batch.spec)
     }
     leaves = {path: describe(leaf) for path, leaf in state.state.items()}
-    # The structure too: a list and a tuple have the same paths.
+    # Paths don't distinguish a list from a tuple.
     leaves["structure"] = ADDRESS.sub("", str(step.state.structure))
     return SinkIdentity(step.traced.digest, leaves, batch, data, version("jax"))
 
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[Lock]:
-    """Keep other processes out of a run's directory, which is made if it is missing.
+    """Hold the lock on a run's directory, which is created if it is missing.
 
-    Raises RunError if it can't be made or another process has it, DataError if it holds something
-    else than a run of a custom step.
+    Raises RunError if it can't be created or another process holds the lock, DataError if it has
+    other content than a run of a custom step.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,15 +105,15 @@ def hold_folder(folder: Path) -> Iterator[Lock]:
             raise RunError(f"save = {folder}: another process is writing this run")
         names = sorted(path.name for path in folder.iterdir() if path.name != LOCK)
         if names and RECORD not in names:
-            what = "a run of a recipe" if "recipe.yaml" in names else f"no run ({names[0]})"
+            content = "a run of a recipe" if "recipe.yaml" in names else f"no run ({names[0]})"
             raise DataError(
-                f"save = {folder}: holds {what}; name a directory that is empty or not there yet"
+                f"save = {folder}: holds {content}; must be an empty directory or a new one"
             )
         yield lock
 
 
 def read_record(folder: Path) -> SinkRecord | None:
-    """Read what identifies the run of a directory; None if there is no run yet.
+    """Return the record of a directory; None if there is no run yet.
 
     Raises DataError if it can't be read.
     """
@@ -127,7 +130,7 @@ def read_record(folder: Path) -> SinkRecord | None:
 
 
 def write_record(folder: Path, record: SinkRecord) -> None:
-    """Write what identifies a new run. Raises RunError if the disk refuses."""
+    """Write the record of a new run. Raises RunError if it can't be written."""
     try:
         write_whole(folder / RECORD, record.to_json() + "\n")
     except OSError as error:
@@ -135,12 +138,12 @@ def write_record(folder: Path, record: SinkRecord) -> None:
 
 
 def require_same(folder: Path, before: SinkIdentity, now: SinkIdentity) -> None:
-    """Raise DataError, naming what differs, if a directory holds the run of another step."""
-    problems = [*_changes("state", before.state, now.state)]
-    problems += _changes("batch", before.batch, now.batch)
-    problems += _changes("data", before.data, now.data)
+    """Raise DataError with the differences if a directory has the run of another step."""
+    problems = [*_list_changes("state", before.state, now.state)]
+    problems += _list_changes("batch", before.batch, now.batch)
+    problems += _list_changes("data", before.data, now.data)
     if not problems and before.step != now.step and before.jax == now.jax:
-        # Another version of jax may trace the same step otherwise.
+        # Another version of jax may trace the same step differently.
         problems = ["the step function computes something else, or with other constants"]
     if problems:
         raise DataError(
@@ -149,7 +152,7 @@ def require_same(folder: Path, before: SinkIdentity, now: SinkIdentity) -> None:
         )
 
 
-def _changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def _list_changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     for key in sorted({*before, *now}):
         if before.get(key) != now.get(key):
             text = f"{name} {key} is {now.get(key, 'missing')}, was {before.get(key, 'missing')}"
@@ -157,7 +160,10 @@ def _changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> It
 
 
 def restore_sink(folder: Path, state: CustomState, warn: Warn) -> SavedSink | None:
-    """Read the newest sound checkpoint; None without any. Raises DataError if none can be read."""
+    """Read the newest undamaged checkpoint; None without checkpoints.
+
+    Raises DataError if no checkpoint can be read.
+    """
     if not saved_steps(folder / FOLDER):
         return None
     saved = read_saved(folder, warn)

@@ -22,7 +22,7 @@ class SinkSettings:
     save_every: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a number that isn't one."""
+        """Raise ValueError for an invalid number."""
         _require_count("steps", self.steps)
         if self.size not in ("auto", "all"):
             _require_count("size", self.size, ', "auto" or "all"')
@@ -34,7 +34,7 @@ class SinkSettings:
 
 def _require_count(name: str, value: object, alternatives: str = "") -> None:
     if type(value) is not int or value < 1:
-        raise ValueError(f"{name} = {value!r}: must be a whole number from 1 on{alternatives}")
+        raise ValueError(f"{name} = {value!r}: must be a whole number, at least 1{alternatives}")
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,16 @@ class SinkResult:
     """A sink that ended."""
 
     step: int
-    """The number of steps done."""
+    """Number of steps done."""
     metrics: Mapping[str, np.ndarray]
-    """Each metric at every step of the sink, float32 (steps,)."""
+    """Metrics by name, with a value for every step of the sink, float32 (steps,)."""
     seconds: float
     read_state: Callable[[], Any] = field(repr=False)
 
     @property
     def state(self) -> Any:
-        """A copy of the state after these steps, as the step function returns it.
+        """Copy of the state after these steps, as the step function returns it.
 
-        Raises RunError when it is first read after the loop has gone on.
+        Raises RunError if it is first read after the loop has continued.
         """
         return self.read_state()

@@ -15,13 +15,15 @@ from pipeline.backends.graph.replay.interpreter import Interpreter, ReplayValue
 from pipeline.backends.graph.replay.origins import NamedTensor, Origin, find_cause
 from pipeline.backends.graph.replay.ranges import find_non_finite, find_range, is_float, largest
 from pipeline.core.files.compile_cache import no_compile_cache
+from pipeline.core.files.value_text import join_first
+from pipeline.core.host.tree_paths import leaf_paths
 from pipeline.engine.step_checks import LOSS
 from pipeline.models.modules.name_stack import find_layer
 
 MAX_OPERANDS = 3
-"""Operands that are described."""
+"""Most operands in a description."""
 MAX_EXAMPLES = 8
-"""Examples of a batch that are listed."""
+"""Most examples of a batch in a description."""
 
 
 def examine_step(step: Callable[[Any, Any], Any], state: Any, batch: Any) -> str:
@@ -32,42 +34,39 @@ def examine_step(step: Callable[[Any, Any], Any], state: Any, batch: Any) -> str
     """
     closed, results = jax.make_jaxpr(step, return_shape=True)(state, batch)
     inputs = [*_name_leaves("state", state), *_name_leaves("batch", batch)]
-    is_loss = [_path(path) == f"1/{LOSS}" for path, _ in jax.tree.leaves_with_path(results)]
-    of_loss = dce_jaxpr(closed.jaxpr, is_loss, instantiate=True)[0]
-    # Hundreds of programs of one operation each, which no later run needs.
+    is_loss = [path == f"1/{LOSS}" for path in leaf_paths(results)]
+    loss_jaxpr = dce_jaxpr(closed.jaxpr, is_loss, instantiate=True)[0]
+    # The cache would keep hundreds of programs of one operation each, which no later run needs.
     with no_compile_cache():
-        (loss,) = Interpreter().run(core.ClosedJaxpr(of_loss, closed.consts), inputs)
+        (loss,) = Interpreter().run(core.ClosedJaxpr(loss_jaxpr, closed.consts), inputs)
     if loss.origin is None:
         return "one operation at a time the loss is finite"
-    return _describe(find_cause(loss.origin).origin, _batch_size(batch))
+    return _describe_origin(find_cause(loss.origin).origin, _find_batch_size(batch))
 
 
 def _name_leaves(kind: str, tree: Any) -> list[ReplayValue]:
     """Return the leaves of an argument by path, with an origin for those that aren't finite."""
     values = []
-    for path, leaf in jax.tree.leaves_with_path(tree):
+    for path, leaf in zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True):
         array = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
-        named = NamedTensor(kind, _path(path))
+        named = NamedTensor(kind, path)
         origin = None
         if is_float(array) and not np.isfinite(largest(array)):
-            size = find_range(array)
-            origin = Origin(-1, "", "", size.nan > 0, result=size, array=array, named=named)
+            array_range = find_range(array)
+            has_nan = array_range.nan > 0
+            origin = Origin(-1, "", "", has_nan, result=array_range, array=array, named=named)
         values.append(ReplayValue(array, named, origin=origin))
     return values
 
 
-def _path(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _batch_size(batch: Any) -> int:
-    """Return the number of examples if all arrays of a batch agree, else 0."""
+def _find_batch_size(batch: Any) -> int:
+    """Return the number of examples if all arrays of a batch have the same, else 0."""
     lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
     return lengths.pop()[0] if len(lengths) == 1 and () not in lengths else 0
 
 
-def _describe(origin: Origin, batch_size: int) -> str:
-    """Describe the first cause in one line: the operation, its place, its result, its operands."""
+def _describe_origin(origin: Origin, batch_size: int) -> str:
+    """Return a line on the first cause: the operation, its place, its result and its operands."""
     assert origin.result is not None, "a cause has a recorded result"
     examples = _list_examples(origin, batch_size)
     if origin.named is not None:
@@ -83,10 +82,9 @@ def _describe(origin: Origin, batch_size: int) -> str:
 
 
 def _list_examples(origin: Origin, batch_size: int) -> str:
-    """List the examples of the batch whose part of a result isn't finite, if it has such parts."""
+    """Return the examples whose part of the result isn't finite; "" if all are or none is known."""
     rows = find_non_finite(origin.array, batch_size) if batch_size > 1 else None
     if not rows or len(rows) == batch_size:
         return ""
-    listed = ", ".join(map(str, rows[:MAX_EXAMPLES]))
-    more = f" and {len(rows) - MAX_EXAMPLES} more" if len(rows) > MAX_EXAMPLES else ""
-    return f" in {len(rows)} of {batch_size} examples: {listed}{more}"
+    listed = join_first(list(map(str, rows)), MAX_EXAMPLES)
+    return f" in {len(rows)} of {batch_size} examples: {listed}"

@@ -1,4 +1,4 @@
-"""Checks of a custom step: its state, its results, and what a compiled loop can't hold."""
+"""Checks of a custom step: its state, its results, and calls of the host."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pipeline.core.files.value_text import join_first
 from pipeline.core.host.jaxpr import equations_in, source_line
 
 LOSS = "loss"
-"""The metric that must be finite, in a step that returns it."""
+"""Name of the metric that must be finite, if a step returns it."""
 RESERVED = ("step",)
-"""Keys of a line of metrics.jsonl that are not metrics."""
+"""Keys of metrics.jsonl that aren't metrics."""
 CALLBACKS = ("debug_callback", "debug_print", "io_callback", "pure_callback")
 """Primitives that call the host."""
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -33,7 +33,7 @@ class StepSignature:
 
 
 def check_state(state: Any) -> None:
-    """Raise ValueError unless all leaves of a state are arrays or numbers that can be read."""
+    """Raise ValueError unless all leaves of a state are readable arrays or numbers."""
     leaves = jax.tree.leaves_with_path(state)
     if not leaves:
         raise ValueError(f"state: has no arrays: {state!r}")
@@ -43,11 +43,11 @@ def check_state(state: Any) -> None:
             if leaf.is_deleted():
                 raise ValueError(
                     f"{name}: its memory was donated to another function, and is gone; pass the "
-                    "state that this function returned, or don't donate its argument"
+                    "state that this function returned, or don't donate the argument"
                 )
         elif not isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex):
             raise ValueError(
-                f"{name}: is a {type(leaf).__name__}, must be an array; keep other values outside "
+                f"{name}: is a {type(leaf).__name__}; must be an array: keep other values outside "
                 "of the state, as equinox.partition(model, equinox.is_array) does"
             )
 
@@ -55,8 +55,8 @@ def check_state(state: Any) -> None:
 def trace_step(step: Callable[..., Any], state: Any, batch: Any) -> StepSignature:
     """Trace a step on shapes and check its results.
 
-    Raises ValueError if it returns anything but a state like its argument and a dictionary of
-    scalars, or calls the host. Errors of the step itself are raised as they are.
+    Raises ValueError unless it returns a state like its argument and a dictionary of scalars, and
+    if it calls the host. Errors of the step itself are raised unchanged.
     """
     closed, results = jax.make_jaxpr(step, return_shape=True)(state, batch)
     if not isinstance(results, tuple) or len(results) != 2:
@@ -65,7 +65,7 @@ def trace_step(step: Callable[..., Any], state: Any, batch: Any) -> StepSignatur
             returned = f"a tuple of {len(results)}"
         raise ValueError(f"step: returns {returned}; must return (state, metrics)")
     _check_returned_state(state, results[0])
-    metrics = _metric_names(results[1])
+    metrics = _check_metrics(results[1])
     for equation, _ in equations_in(closed.jaxpr):
         if equation.primitive.name in CALLBACKS:
             line = source_line(equation)
@@ -74,7 +74,7 @@ def trace_step(step: Callable[..., Any], state: Any, batch: Any) -> StepSignatur
                 f"step: calls the host ({equation.primitive.name}{place}); a sink runs without it, "
                 "and would call it again after a resume: return the value as a metric instead"
             )
-    return StepSignature(metrics, _digest(closed))
+    return StepSignature(metrics, _hash_jaxpr(closed))
 
 
 def describe(leaf: Any) -> str:
@@ -98,12 +98,13 @@ def _check_returned_state(state: Any, returned: Any) -> None:
     if problems:
         first = join_first(problems, 3, "; ", "; and ")
         raise ValueError(
-            f"step: returns another state than it takes: {first}; "
-            "structure, shapes and dtypes must stay"
+            f"step: returns another state than its argument: {first}; "
+            "structure, shapes and dtypes must be the same"
         )
 
 
-def _metric_names(metrics: Any) -> tuple[str, ...]:
+def _check_metrics(metrics: Any) -> tuple[str, ...]:
+    """Return the names of metrics. Raises ValueError unless all are scalars."""
     if not isinstance(metrics, Mapping):
         raise ValueError(
             f"step: returns a {type(metrics).__name__} as metrics; must be a dictionary of "
@@ -128,8 +129,8 @@ def _is_key(leaf: Any) -> bool:
     return bool(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
-def _digest(closed: core.ClosedJaxpr) -> str:
-    """Return the SHA-256 of a jaxpr's text and of the values that it holds."""
+def _hash_jaxpr(closed: core.ClosedJaxpr) -> str:
+    """Return the SHA-256 of a jaxpr's text and its constants."""
     digest = hashlib.sha256(ADDRESS.sub("", str(closed)).encode())
     for value in closed.consts:
         if isinstance(value, jax.Array) and _is_key(value):

@@ -60,7 +60,7 @@ def evaluate(
             end = min(dataset.eval_order.steps_per_epoch, start + agree(lambda: size.max_steps))
             started_at = time.perf_counter()
             sums = add(state, start, end, sums)
-            size.take_note(end - start, time.perf_counter() - started_at)
+            size.record(end - start, time.perf_counter() - started_at)
             start = end
         return jax.tree.map(np.asarray, sums)
 

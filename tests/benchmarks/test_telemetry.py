@@ -53,7 +53,7 @@ def test_every_step_is_in_both_files_before_the_clock_stops(
 
 @pytest.mark.parametrize(
     ("last", "line"),
-    [(STEPS - 1, "sink 1"), (STEPS, "warning    TensorBoard failed and goes no further")],
+    [(STEPS - 1, "sink 1"), (STEPS, "warning    TensorBoard failed and has ended")],
 )
 def test_what_was_not_written_has_no_price(tmp_path: Path, last: int, line: str) -> None:
     (tmp_path / METRICS).write_text(f'{{"step": {last}}}\n')

@@ -138,7 +138,7 @@ def test_versions_are_those_of_this_package(say: Say) -> None:
 UNKNOWN = {
     "a misspelled command": (
         ["repot", "x"],
-        "error: repot: there is no such command; did you mean report? There is autopsy, ",
+        "error: repot: there is no such command; did you mean report? Choose from autopsy, ",
     ),
     "a key without a value": (["seed"], ", summary; a key is typed as KEY=VALUE\n"),
     "training": (["train", "train.steps=3"], "train: must be left out; arguments without a com"),
@@ -315,7 +315,7 @@ def test_a_mistake_in_a_recipe_file_is_named(
 def test_unknown_names_are_listed_in_whole_sentences(say: Say) -> None:
     said = say("+recipe=zzz")
     # Hydra keeps what other tests in this process have made known.
-    assert re.search(r"there is no such recipe[.;] There is (\w+, )*lenet5_digits, ", said.err)
+    assert re.search(r"there is no such recipe[.;] Choose from (\w+, )*lenet5_digits, ", said.err)
 
 
 @pytest.mark.slow

@@ -123,19 +123,19 @@ def test_some_options_were_keys() -> None:
 
 
 REFUSED = {
-    "runs --mteric loss": "--mteric: there is no such option; did you mean --metric? There is ",
+    "runs --mteric loss": "--mteric: there is no such option; did you mean --metric? Choose from ",
     "runs --metric": "--metric: needs a value after it",
     "runs --html=page.html": "--html: takes no value; runs takes [FOLDER] and --html, --out, ",
     "runs a b": "runs a b: runs takes [FOLDER] and --html",
     "dump RUN": "dump RUN: --step is missing; dump takes RUN_DIR and --step, ",
-    "dump RUN stpe=3": "stpe=3: there is no such option; did you mean --step? There is --as",
+    "dump RUN stpe=3": "stpe=3: there is no such option; did you mean --step? Choose from --as",
     "infer RUN a.png --top 0": "--top 0: must be a whole number from 1 to 999,999,999",
     "infer RUN --prompt a --temperature nan": "--temperature nan: must be a number from 0 to 1e+06",
     "export RUN OUT --to onyx": "--to onyx: must be one of onnx, ckpt",
     "export RUN OUT int8=false": "int8=false: leave it out; the opposite is --int8",
     "report RUN --out=": "--out '': must be a path",
-    "convert --all": "--all: there is no such option. There is --help",
-    "convert weihgts": "convert weihgts: there is no such command; did you mean weights? There is ",
+    "convert --all": "--all: there is no such option. Choose from --help",
+    "convert weihgts": "convert weihgts: there is no such command; did you mean weights? Choose",
     "convert": "convert: must be followed by one of weights, records, model",
 }
 

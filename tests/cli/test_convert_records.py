@@ -168,7 +168,7 @@ def test_records_are_overwritten_on_request(tmp_path: Path, cache: Path) -> None
         (
             UsageError,
             ["out", "--force"],
-            r"--force: there is no such option\. There is --help, --json, --over",
+            r"--force: there is no such option\. Choose from --help, --json, --over",
         ),
         (
             RecipeError,

@@ -134,7 +134,7 @@ def test_nothing_is_printed_where_a_log_can_not_be_read(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.endswith(
-        "metrics.jsonl, line 46: is not a step of a run; remove the file to go without it\n"
+        "metrics.jsonl, line 46: isn't a step of a run; remove the file to continue without it\n"
     )
 
 
@@ -143,8 +143,8 @@ def test_nothing_is_printed_where_a_log_can_not_be_read(
     [
         ([], "diff: RUN_A is missing; diff takes RUN_A RUN_B"),
         (["one"], "diff one: RUN_B is missing; diff takes RUN_A RUN_B"),
-        (["--all", "one"], "--all: there is no such option. There is --help"),
-        (["nowhere", "nowhere"], "nowhere: isn't a run directory; it holds no recipe.yaml"),
+        (["--all", "one"], "--all: there is no such option. Choose from --help"),
+        (["nowhere", "nowhere"], "nowhere: is no run directory; it holds no recipe.yaml"),
     ],
 )
 def test_what_can_not_be_compared_is_reported(

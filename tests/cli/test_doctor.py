@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.__main__ import main
 from pipeline.cli import doctor as module
-from pipeline.cli.doctor import lacking
+from pipeline.cli.doctor import find_missing
 from pipeline.core.host.limits import read_limits
 
 
@@ -129,7 +129,7 @@ def test_a_disk_that_is_nearly_full_is_reported(say: Say, monkeypatch: pytest.Mo
     monkeypatch.setattr(module.os, "statvfs", lambda _: nearly_full)
     said = say()
     assert said.status == 0
-    assert said.lines["disk"].startswith("warn: 0.0 GB free where outputs lies, 7 files; make room")
+    assert said.lines["disk"].startswith("warn: 0.0 GB free for outputs, 7 files; make room")
 
 
 def test_limits_of_a_shared_machine_are_reported(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +147,8 @@ def test_limits_of_a_shared_machine_are_reported(say: Say, monkeypatch: pytest.M
     assert lines["open files"] == "warn: 256 at most; ulimit -n 4096"
     assert lines["file size"].startswith("warn: limited to 1.0 GB; ")
     assert lines["addresses"].startswith("warn: limited to 8.0 GB; ")
-    assert lines["memory"].startswith("warn: 1.0 GB can be had; ")
-    assert "load 3.5; others are at work" in lines["cores"]
+    assert lines["memory"].startswith("warn: 1.0 GB available; ")
+    assert "load 3.5; other programs use them" in lines["cores"]
 
 
 def test_versions_that_were_not_tested_are_reported(
@@ -159,7 +159,8 @@ def test_versions_that_were_not_tested_are_reported(
     monkeypatch.setattr(module, "LOCK", tmp_path / "pylock.toml")
     said = say()
     assert said.lines["tested"] == (
-        "warn: jax 9.0: tested are >=0.10,<0.13; pip install 'recipe-pipeline' picks tested ones"
+        "warn: jax 9.0: tested are >=0.10,<0.13; "
+        "pip install 'recipe-pipeline' picks tested versions"
     )
     assert "pylock.toml: isn't a lock file (PEP 751)" in said.lines["lock"]
     assert said.status == 1
@@ -175,16 +176,16 @@ def test_what_an_extra_lacks_is_found_also_inside_of_what_it_has(
 
     monkeypatch.setattr(module, "requires", required.get)
     monkeypatch.setattr(module, "installed_version", {"there": "1.0"}.get)
-    assert lacking("ours", "sweep") == ["missing"]
-    assert lacking("ours", "gpu") == ["plugin"]
-    assert lacking("there", "cpu") == ["other"]
+    assert find_missing("ours", "sweep") == ["missing"]
+    assert find_missing("ours", "gpu") == ["plugin"]
+    assert find_missing("there", "cpu") == ["other"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--fast"], "--fast: there is no such option. There is --help, --json, --quiet"),
+        (["--fast"], "--fast: there is no such option. Choose from --help, --json, --quiet"),
         (["model=lenet6"], "model = lenet6: there is no such model"),
     ],
 )

@@ -38,7 +38,7 @@ def explained(
 ) -> Explain:
     """Run `explain` in a folder of its own, for a moment: figures are not what is tested."""
     monkeypatch.setattr(command, "BUDGET_S", 0.2)
-    monkeypatch.setattr(command, "ACHIEVING_S", 0.02)
+    monkeypatch.setattr(command, "TRIAL_S", 0.02)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent))
 
@@ -101,7 +101,7 @@ def test_a_machine_that_others_use_is_warned_of(
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     _, out, _ = explained(*TINY, "train.steps=1")
-    warning = "warning    load 7.0 on 2 processors: others use them, so times will scatter\n"
+    warning = "warning    load 7.0 on 2 processors: other programs use them, so times will vary\n"
     assert (warning in out) is (load > 1)
 
 
@@ -180,7 +180,7 @@ def test_several_emulated_devices_are_explained_with_their_all_reduces(
 
 
 MISTAKES = {
-    "a flag": (["-m"], "-m: there is no such option. There is --help, --json, --out, --quiet"),
+    "a flag": (["-m"], "-m: there is no such option. Choose from --help, --json, --out, --quiet"),
     "a wrong recipe": (
         ["train.sink_sise=5"],
         "there is no such key; did you mean train.sink_size?",

@@ -243,16 +243,16 @@ def test_a_network_of_rows_has_no_class_for_an_image(
 ) -> None:
     samples = read_trained_run(trained).samples
     rows = (lambda images: np.zeros((len(images), 8, 3), np.float32), samples)
-    monkeypatch.setattr("pipeline.cli.infer._network", lambda source: rows)
+    monkeypatch.setattr("pipeline.cli.infer._load_network", lambda source: rows)
     np.save(tmp_path / "a.npy", np.zeros((8, 8, 1), np.uint8))
-    assert "gives logits of shape (8, 3) for an image" in refused(trained, tmp_path / "a.npy")
+    assert "returns logits of shape (8, 3) for an image" in refused(trained, tmp_path / "a.npy")
 
 
 def test_predictions_replace_no_file_that_is_read(trained: Path, tmp_path: Path) -> None:
     file = tmp_path / "a.npy"
     np.save(file, np.zeros((8, 8, 1), np.uint8))
     before = file.read_bytes()
-    with pytest.raises(DataError, match="is read as well; name another file"):
+    with pytest.raises(DataError, match="is also an input; name another file"):
         infer([str(trained), str(file), f"--csv={file}"])
     assert file.read_bytes() == before
 
@@ -270,7 +270,7 @@ def test_an_export_is_no_file_of_another_format(trained: Path, tmp_path: Path) -
 @pytest.mark.slow
 def test_a_folder_of_something_else_is_left_alone(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(DataError, match="holds something else than an export"):
+    with pytest.raises(DataError, match="has other files than an export's"):
         export([str(trained), str(tmp_path)])
     with pytest.raises(RunError, match="can't be written"):
         export([str(trained), str(tmp_path / "notes.txt" / "deeper")])

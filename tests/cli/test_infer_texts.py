@@ -65,8 +65,8 @@ def test_a_run_and_its_export_continue_a_prompt_alike(
     [
         (["--prompt", "the Dog!"], "the prompt has 'D', '!', not among the 16 characters"),
         (["--prompt="], "the prompt is empty"),
-        (["--text", "a"], "the network continues texts; give --prompt"),
-        (["some.png"], "the network continues texts; give --prompt"),
+        (["--text", "a"], "the network continues texts; name a text"),
+        (["some.png"], "the network continues texts; name a text"),
     ],
 )
 def test_a_prompt_that_will_not_do_is_refused(args: list[str], said_: str, language: Path) -> None:
@@ -107,7 +107,7 @@ def test_sentences_are_classified_from_files_and_options(
         assert first == pytest.approx(second, abs=1e-4)
     shown, _ = said(capsys, classifier / "run", lines)
     assert shown.startswith(f"{lines}[0]: ")
-    with pytest.raises(DataError, match="does not predict the next token"):
+    with pytest.raises(DataError, match="must be of a network that predicts the next token"):
         infer([str(classifier / "run"), "--prompt", "a"])
     lines.write_text("\n \n")
     with pytest.raises(DataError, match="holds no text; must have one on each line"):
@@ -150,6 +150,6 @@ def test_a_prompt_takes_no_files() -> None:
 def test_records_keep_no_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the cat sat on the mat\n" * 100)
     given = ["dataset=text", f"dataset.root={tmp_path / 'a.txt'}", "dataset.length=16"]
-    with pytest.raises(RecipeError, match="dataset = text: records keep no tokenizer"):
+    with pytest.raises(RecipeError, match="dataset = text: records can't hold a tokenizer"):
         convert_records([str(tmp_path / "out"), "model=gpt2", *given])
     assert not (tmp_path / "out").exists()

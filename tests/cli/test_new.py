@@ -60,7 +60,7 @@ def test_all_files_of_the_example_are_copied() -> None:
     "name", ["", "a b", "../a", "a/b", "1a", "-a", ".", "a.yaml", "null", "True", "recipe="]
 )
 def test_a_name_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="must be the folder to make"):
+    with pytest.raises(UsageError, match="must be a name of letters"):
         main(["--", name])
     assert list(tmp_path.iterdir()) == []
 
@@ -75,7 +75,7 @@ def test_it_takes_one_name(names: list[str]) -> None:
 def test_what_is_there_is_left_alone(kind: str, tmp_path: Path) -> None:
     there = tmp_path / "own"
     there.write_text("mine") if kind == "file" else there.mkdir()
-    with pytest.raises(RunError, match="own: is there already; choose another name"):
+    with pytest.raises(RunError, match="own: already exists; choose another name"):
         main(["own"])
     assert there.is_dir() == (kind == "folder")
 

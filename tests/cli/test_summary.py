@@ -108,7 +108,7 @@ def test_a_scope_that_there_is_not_lists_those_there_are(tiny: Compose) -> None:
 def test_usage_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="did you mean --json"):
         summary(["--jsn"])
-    with pytest.raises(DataError, match="is no run directory; name one, or \\+recipe=NAME"):
+    with pytest.raises(DataError, match="isn't a run directory; name one, or \\+recipe=NAME"):
         summary([str(tmp_path)])
 
 

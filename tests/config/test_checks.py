@@ -52,7 +52,7 @@ CASES = {
     ),
     "device of another framework": (
         ["device=cuda"],
-        "device = cuda: there is no such device; did you mean gpu? There is ascend910, ",
+        "device = cuda: there is no such device; did you mean gpu? Choose from ascend910, ",
     ),
     "unknown key of an op": (
         ["dataset.train.ops=[{name: rescale, factr: 2.0, factor: 1.0, shift: 0.0}]"],
@@ -62,7 +62,7 @@ CASES = {
     "unknown name": (
         ["model.name=lenet6"],
         "model.name = lenet6: there is no such model; did you mean lenet5? "
-        "There is alexnet, bert, densenet, dpn, ",
+        "Choose from alexnet, bert, densenet, dpn, ",
     ),
     "unknown op": (
         ["dataset.eval.ops=[resise]"],

@@ -14,10 +14,10 @@ from pipeline.core.registry import (
     Expected,
     Seq,
     Spec,
-    all_components,
     component,
     components,
-    kind_of,
+    find_components,
+    find_kind,
     make_component,
 )
 
@@ -46,9 +46,9 @@ def test_components_are_found_by_kind_and_by_name() -> None:
         "circle_of_this_test": Circle,
         "polygon_of_this_test": Polygon,
     }
-    assert all_components("circle_of_this_test") == [Circle]
-    assert kind_of(["polygon_of_this_test", "circle_of_this_test"]) == KIND
-    assert kind_of(["circle_of_this_test"]) is None
+    assert find_components("circle_of_this_test") == [Circle]
+    assert find_kind(["polygon_of_this_test", "circle_of_this_test"]) == KIND
+    assert find_kind(["circle_of_this_test"]) is None
     assert components("no kind") == {}
 
 

@@ -360,7 +360,7 @@ def refusals(play: Runner, where: tuple[str, int], *acts: Act) -> list[str]:
 
 
 def test_what_can_not_be_granted_is_refused(play: Runner) -> None:
-    most = "from 0 to 3.403e+38, the most of float32"
+    most = "from 0 to 3.403e+38, float32's maximum"
     assert refusals(
         play,
         ("on_sink", 8),
@@ -383,10 +383,10 @@ def test_what_can_not_be_granted_is_refused(play: Runner) -> None:
         f"learning rate -0.1 must be {most}",
         f"learning rate nan must be {most}",
         f"factor 1e+300 must be {most}",
-        "there is no parameter 'layer/v'; there is layer/w",
+        "there is no parameter 'layer/v'; choose from layer/w",
         "layer/w: has shape (3,), must have (2,)",
-        "'step' must be the name of a scalar, and not step",
-        "'' must be the name of a scalar, and not step",
+        "'step' must be the name of a scalar, other than step",
+        "'' must be the name of a scalar, other than step",
     ]
 
 
@@ -405,7 +405,7 @@ def test_what_depends_on_time_is_refused_in_a_checkpoint(play: Runner) -> None:
 
 
 def test_at_the_end_nothing_can_be_changed_any_more(play: Runner) -> None:
-    message = "training has ended; nothing of it can be changed"
+    message = "training has ended; nothing can be changed"
     assert (
         refusals(
             play,
@@ -469,7 +469,8 @@ def test_a_callback_that_warns_is_called_no_more(event: str, play: Runner) -> No
     failing = Failing(event, ValueError("bad"), "warn")
     recipe = ["eval.every_steps=8", "checkpoint.every_steps=8"]
     assert play(world, failing, other, recipe=recipe).status == "done"
-    assert world.warnings == [f"callback Failing, {event}: ValueError: bad; it is called no more"]
+    problem = f"callback Failing, {event}: ValueError: bad"
+    assert world.warnings == [f"{problem}; it isn't called any more"]
     assert failing.calls == 1
     assert len([event for event, _ in other.told if event == "step"]) == TOTAL
 
@@ -498,11 +499,11 @@ def test_a_begin_that_fails_saves_nothing(play: Runner) -> None:
 @pytest.mark.parametrize(
     ("state", "problem"),
     [
-        ({1, 2}, "{1, 2} is no JSON: Object of type set"),
-        (math.nan, "nan is no JSON: Out of range"),
-        ({"a": [{1: 2}]}, "is no JSON: key 1 must be a text"),
-        (np.float32(1), "1.0 is no JSON: Object of type float32"),
-        (sys, "is no JSON: Object of type module"),
+        ({1, 2}, "{1, 2} isn't JSON: Object of type set"),
+        (math.nan, "nan isn't JSON: Out of range"),
+        ({"a": [{1: 2}]}, "isn't JSON: key 1 must be a text"),
+        (np.float32(1), "1.0 isn't JSON: Object of type float32"),
+        (sys, "isn't JSON: Object of type module"),
     ],
     ids=["set", "NaN", "keys", "numpy", "module"],
 )

@@ -30,7 +30,7 @@ KEEPS = (1, 5)
 AGAIN = 0.3
 """The share of resumed runs whose power is cut again."""
 RESUMED = re.compile(r"^resume .* from step (\d+)$", re.MULTILINE)
-WARNING = re.compile(r"^warning (?!.*it is whole again$).*", re.MULTILINE)
+WARNING = re.compile(r"^warning (?!.*it is complete again$).*", re.MULTILINE)
 """A warning, but not of a log that the checkpoint has repaired: a resumed run writes the line of
 its first evaluation again, and the power may be cut when the old one is gone."""
 

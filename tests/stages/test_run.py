@@ -108,7 +108,7 @@ REFUSED: dict[str, tuple[list[str], Callable[[Path, Patch], object], str]] = {
     "a mistyped root": (["dataset.root=/nowhere.npz"], lambda *_: None, "/nowhere.npz"),
     "other data": ([], lambda run_dir, _: None, "the data have changed since the run was trained"),
     "damaged checkpoints": ([], damage_checkpoints, "none of its checkpoints can be read"),
-    "a damaged log": ([], damage_log, "evals.jsonl, line 1: is not a step of a run"),
+    "a damaged log": ([], damage_log, "evals.jsonl, line 1: isn't a step of a run"),
     "no lowerings": (
         [],
         lambda run_dir, _: (run_dir / "lowerings.json").write_text("{"),

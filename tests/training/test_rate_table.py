@@ -96,7 +96,7 @@ WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "truncated": (
         "a.npy",
         lambda file: (save_npy(file, RATES), os.truncate(file, 150)),
-        "its array has shape (7,) and the file has another size",
+        "its array has shape (7,), which the file's size doesn't match",
     ),
     "columns": ("a.csv", lambda file: file.write_text("1,2\n"), "line 1 is 1,2; must be one num"),
     "heading": ("a.csv", lambda file: file.write_text("lr\n1\n"), "line 1 is lr; must be one num"),
@@ -109,8 +109,8 @@ WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda file: (file.touch(), os.truncate(file, MAX_BYTES + 1)),
         "has more than 67,108,864 bytes",
     ),
-    "a pipe": ("a.npy", os.mkfifo, "is no regular file"),
-    "a folder": ("a.npy", Path.mkdir, "is no regular file"),
+    "a pipe": ("a.npy", os.mkfifo, "isn't a regular file"),
+    "a folder": ("a.npy", Path.mkdir, "isn't a regular file"),
 }
 
 

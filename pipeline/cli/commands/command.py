@@ -1,8 +1,7 @@
-"""A command of click: its help, its messages, and `--json` and `--quiet` in one style for all.
+"""Commands of click, with help and messages in one style, and the options `--json` and `--quiet`.
 
-A command is declared here and in the modules beside this one, without importing jax, so that help
-and completion come at once. `main` of `pipeline.cli.NAME` does the work; it is imported when the
-command is called.
+The modules in this folder declare commands without importing jax, so that help and completion are
+fast. `main` of `pipeline.cli.NAME` does the work, and is imported when the command is called.
 """
 
 from __future__ import annotations
@@ -32,21 +31,22 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class CommandResult:
-    """Facts that a command has printed, which `--json` prints instead, and its exit status."""
+    """The result of a command."""
 
     facts: Mapping[str, Any]
+    """Facts that the command has printed as text; `--json` prints them as JSON."""
     exit_status: int = 0
 
 
 class Option(click.Option):
-    """An option. `was` is its name before options had dashes, as `to` of `to=onnx`."""
+    """An option. `was` is the key that it replaces, such as `to` of `to=onnx`."""
 
     def __init__(self, *names: str, was: str | None = None, **settings: Any) -> None:
         super().__init__(list(names), **settings)
         self.was = was
 
-    def spell(self, value: str) -> str:
-        """Return how to type the option that was typed with a value after `=`."""
+    def explain_change(self, value: str) -> str:
+        """Return the advice for a user who has typed the option as `was=value`."""
         name = self.opts[0]
         if not self.is_flag:
             return f"is now {name} {shlex.quote(value)}"
@@ -67,15 +67,15 @@ class Argument(click.Argument):
         self.text = text
 
     def make_metavar(self, ctx: click.Context) -> str:
-        """Return the name in usage lines, as it was declared."""
+        """Return the argument's name in usage lines."""
         return self.metavar or super().make_metavar(ctx)
 
 
 class LazyCommand(click.Command):
     """A command, which calls `main` of `pipeline.cli.MODULE` with the values of its parameters.
 
-    If `main` returns a CommandResult, `--json` prints its facts on stdout, and the text on stderr.
-    One that prints JSON lines itself declares `--json` among its parameters.
+    If `main` returns a CommandResult, `--json` prints the facts on stdout, and the text on stderr.
+    A command that prints JSON itself declares `--json` among its parameters.
     """
 
     def __init__(
@@ -88,7 +88,10 @@ class LazyCommand(click.Command):
         example: str,
         prints_facts: bool = True,
     ) -> None:
-        """`words` are typed on the command line; `prints_facts` if `main` returns facts."""
+        """Declare a command. `words` is its name on the command line, such as `convert model`.
+
+        `prints_facts` is whether `main` returns a CommandResult.
+        """
         declares_json = any(param.name == "as_json" for param in params)
         self.collects_facts = prints_facts and not declares_json
         shared = [flag("--quiet", text="Print nothing but errors, and JSON if asked for.")]
@@ -112,59 +115,59 @@ class LazyCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse arguments. Raises UsageError for an option that is typed as KEY=VALUE."""
-        typed = list(args)
+        all_args = list(args)
         try:
-            left = super().parse_args(ctx, args)
+            unparsed = super().parse_args(ctx, args)
         except click.UsageError as error:
-            # The parser of options leaves it out.
+            # click doesn't set the context of errors in options.
             error.ctx = error.ctx or ctx
-            takes_recipe = any(param.name == "overrides" for param in self.params)
-            self._refuse_keys(typed, guess=not takes_recipe)
+            accepts_keys = any(param.name == "overrides" for param in self.params)
+            self._refuse_keys(all_args, guess=not accepts_keys)
             raise
         except UsageError:
-            self._refuse_keys(typed, guess=False)
+            self._refuse_keys(all_args, guess=False)
             raise
         if not ctx.resilient_parsing:
             values = [ctx.params[str(param.name)] for param in self.params if _is_argument(param)]
             words = [item for value in values for item in _as_tuple(value)]
             self._refuse_keys(map(str, words), guess=False)
-        return left
+        return unparsed
 
     def _refuse_keys(self, words: Iterable[str], *, guess: bool) -> None:
-        """Raise UsageError for KEY=VALUE of an option; for any other key too if `guess` is true."""
+        """Raise UsageError for KEY=VALUE of an option; for any key if `guess` is true."""
         options = [param for param in self.params if isinstance(param, Option)]
-        were = {option.was: option for option in options}
+        option_by_key = {option.was: option for option in options}
         pairs = [word for word in words if "=" in word and not os.path.exists(word)]
         for word in pairs:
             key, _, value = word.partition("=")
-            if key in were:
-                raise UsageError([word], were[key].spell(value))
+            if key in option_by_key:
+                raise UsageError([word], option_by_key[key].explain_change(value))
         unknown = [word for word in pairs if guess and not word.startswith("-")]
         if unknown:
             name = unknown[0].partition("=")[0].replace("_", "-")
             names = [option.opts[0] for option in options]
-            raise UsageError([unknown[0]], _no_such_option(f"--{name}", names))
+            raise UsageError([unknown[0]], _describe_unknown_option(f"--{name}", names))
 
     def invoke(self, ctx: click.Context) -> int:
-        """Import the module of the command and call it; the exit status."""
+        """Import the module of the command, call its `main`, and return the exit status."""
         main = import_module(f"pipeline.cli.{self.module}").main
         values = dict(ctx.params)
         is_quiet = values.pop("quiet")
         prints_facts = self.collects_facts and values.pop("as_json")
         with ExitStack() as stack:
             if is_quiet:
-                nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-                stack.enter_context(redirect_stderr(nowhere))
+                null = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+                stack.enter_context(redirect_stderr(null))
                 if not values.get("as_json"):
-                    stack.enter_context(redirect_stdout(nowhere))
+                    stack.enter_context(redirect_stdout(null))
             elif prints_facts:
                 stack.enter_context(redirect_stdout(sys.stderr))
-            outcome = main(**values)
+            result = main(**values)
         if prints_facts:
-            print(json_text(outcome.facts))
-        return outcome.exit_status if isinstance(outcome, CommandResult) else int(outcome)
+            print(json_text(result.facts))
+        return result.exit_status if isinstance(result, CommandResult) else int(result)
 
-    def takes(self, ctx: click.Context) -> str:
+    def describe_params(self, ctx: click.Context) -> str:
         """Return the arguments and options in one sentence."""
         words = [param.make_metavar(ctx) for param in self.params if _is_argument(param)]
         options = [param.opts[0] for param in self.params if not _is_argument(param)]
@@ -191,7 +194,7 @@ class LazyCommand(click.Command):
 
 
 class CommandGroup(click.Group):
-    """A command whose first argument names one of several."""
+    """A command whose first argument names one of several commands."""
 
     def __init__(
         self, name: str, summary: str, text: str, commands: Sequence[click.Command]
@@ -219,7 +222,7 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that is named first. Raises UsageError for any other word."""
+        """Return the command that the first argument names. Raises UsageError for another word."""
         if args[0] not in self.commands and not ctx.resilient_parsing:
             from pipeline.core.files.error_text import no_such, show_name
 
@@ -244,8 +247,8 @@ class CommandGroup(click.Group):
 def call(command: click.Command, args: Sequence[str]) -> int:
     """Run a command with these arguments and return the exit status.
 
-    `click.Command.main` isn't used: it catches interrupts and closed pipes, which
-    `pipeline.core.errors.report_errors` reports. Raises UsageError for arguments of another form.
+    `click.Command.main` isn't used, since it catches interrupts and closed pipes, which
+    `pipeline.core.errors.report_errors` reports. Raises UsageError for invalid arguments.
     """
     try:
         with command.make_context(PROGRAM, list(args)) as context:
@@ -254,11 +257,11 @@ def call(command: click.Command, args: Sequence[str]) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except click.UsageError as error:
-        raise UsageError(*_refusal(error, args)) from error
+        raise UsageError(*_explain_error(error, args)) from error
 
 
-def _refusal(error: click.UsageError, args: Sequence[str]) -> tuple[Sequence[str], str]:
-    """Return the wrong arguments by an error of click, and what would be right."""
+def _explain_error(error: click.UsageError, args: Sequence[str]) -> tuple[Sequence[str], str]:
+    """Return the wrong arguments of an error of click, and the broken rule."""
     sentence = error.message[:1].lower() + error.message[1:].rstrip(".")
     context = error.ctx
     if context is None:
@@ -267,22 +270,24 @@ def _refusal(error: click.UsageError, args: Sequence[str]) -> tuple[Sequence[str
     params = command.get_params(context)
     if isinstance(error, click.NoSuchOption):
         names = [name for param in params if not _is_argument(param) for name in param.opts]
-        return [error.option_name], _no_such_option(error.option_name, names)
+        return [error.option_name], _describe_unknown_option(error.option_name, names)
     if not isinstance(command, LazyCommand):
         return args, sentence
     if isinstance(error, click.BadOptionUsage):
         option = next(param for param in params if error.option_name in param.opts)
         is_flag = isinstance(option, click.Option) and option.is_flag
-        rule = f"takes no value; {command.takes(context)}" if is_flag else "needs a value after it"
+        params_text = command.describe_params(context)
+        rule = f"takes no value; {params_text}" if is_flag else "needs a value after it"
         return [error.option_name], rule
+    params_text = command.describe_params(context)
     if isinstance(error, click.MissingParameter) and error.param is not None:
         missing = error.param
         name = missing.make_metavar(context) if _is_argument(missing) else missing.opts[0]
-        return args, f"{name} is missing; {command.takes(context)}"
-    return args, sentence if isinstance(error, click.BadParameter) else command.takes(context)
+        return args, f"{name} is missing; {params_text}"
+    return args, sentence if isinstance(error, click.BadParameter) else params_text
 
 
-def _no_such_option(name: str, names: Sequence[str]) -> str:
+def _describe_unknown_option(name: str, names: Sequence[str]) -> str:
     from pipeline.core.files.error_text import no_such
 
     return no_such("option", name, [option for option in names if option.startswith("--")])
@@ -293,5 +298,5 @@ def _is_argument(param: click.Parameter) -> bool:
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
-    """Return the values of an argument; none if it wasn't typed."""
+    """Return the values of an argument; empty if it wasn't typed."""
     return value if isinstance(value, tuple) else () if value is None else (value,)

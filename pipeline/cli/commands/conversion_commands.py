@@ -21,10 +21,10 @@ MAX_SIZE = 999_999_999
 
 
 class Size(WholeNumber):
-    """A size of a sample; arguments of the module stood among them before `--argument`."""
+    """A size of a sample. For NAME=VALUE, the error advises to use `--argument`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number. Raises UsageError for anything else."""
+        """Return the number. Raises UsageError for another value."""
         if "=" in str(value):
             raise UsageError([str(value)], f"is now --argument {shlex.quote(str(value))}")
         return super().convert(value, param, ctx)

@@ -14,17 +14,17 @@ from pipeline.core.errors import printable
 TRAINING: Mapping[str, str] = {
     "": "the default recipe, lenet5_digits",
     "+recipe=NAME KEY=VALUE ...": "a recipe, with keys overridden",
-    "+recipe=path/to/mine.yaml": "a recipe of your own",
-    "device=path/to/mine.yaml": "a device of your own; so with every group",
+    "+recipe=path/to/mine.yaml": "a custom recipe",
+    "device=path/to/mine.yaml": "a custom device; as well for every group",
     "-m +recipe=NAME KEY=A,B GROUP=C,D": "a sweep: every combination",
-    "-m ... hydra.sweep.dir=DIR": "again, or twice at once: what is left of it",
+    "-m ... hydra.sweep.dir=DIR": "the rest of a sweep, also by several processes",
     "--cfg job +recipe=NAME": "show the resolved recipe",
 }
 FLAGS: Mapping[str, str] = {
-    "--plugin FILE ...": "any of these, with custom components",
+    "--plugin FILE ...": "any of these commands, with custom components",
     "COMMAND --help": "its arguments and options, with an example",
     "--version": "versions of this package, Python and jax",
-    "--hydra-help": "flags of Hydra's own",
+    "--hydra-help": "Hydra's flags",
 }
 STATUSES = (
     "Exit status: 0 done, 1 the run failed or was stopped, 2 the recipe or its data is wrong."
@@ -40,7 +40,7 @@ WIDTH = 37
 
 
 def render_help(commands: Mapping[str, click.Command]) -> str:
-    """Return the text of `--help`; reads only file headers and composes nothing."""
+    """Return the text of `--help`, without composing a recipe."""
     calls = {**TRAINING, **_summarise_commands(commands), **FLAGS}
     lines = [f"  {PROGRAM} {call:<{WIDTH}} {text}" for call, text in calls.items()]
     recipes = _list_files(find_recipes(Path.cwd()))
@@ -52,7 +52,7 @@ def render_help(commands: Mapping[str, click.Command]) -> str:
 
 
 def _summarise_commands(commands: Mapping[str, click.Command]) -> dict[str, str]:
-    """Return the help line of each command, also in groups, by its name and arguments."""
+    """Return the help line of each command by its name and arguments, groups included."""
     lines: dict[str, str] = {}
     for name, command in commands.items():
         if isinstance(command, click.Group):

@@ -16,7 +16,7 @@ MAX_SEED = 2**31 - 1
 
 
 def _refuse(param: click.Parameter | None, value: Any, rule: str) -> NoReturn:
-    """Raise UsageError for a value: the option with the value, and the rule."""
+    """Raise UsageError with the option, the value, and the rule that it breaks."""
     from pipeline.core.files.error_text import show_name
 
     option = param.opts[0] if isinstance(param, click.Option) else ""
@@ -35,7 +35,7 @@ class Number(click.ParamType):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the number. Raises UsageError for anything else."""
+        """Return the number. Raises UsageError for another value."""
         try:
             number = float(value)
         except ValueError:
@@ -46,12 +46,12 @@ class Number(click.ParamType):
 
 
 class WholeNumber(Number):
-    """A whole number from `least` to `most`, in decimal digits alone."""
+    """A whole number from `least` to `most`, in decimal digits only."""
 
     name = "n"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number. Raises UsageError for anything else."""
+        """Return the number. Raises UsageError for another value."""
         text = str(value)
         is_whole = text.isascii() and text.isdecimal() and len(text) <= len(str(self.most))
         if not is_whole or not self.least <= int(text) <= self.most:
@@ -70,7 +70,7 @@ class OneOf(click.Choice[str]):
 
 
 class FilePath(click.ParamType):
-    """A path, which need not exist; `is_folder` completes folders alone."""
+    """A path, which need not exist; with `is_folder`, the shell completes folders only."""
 
     def __init__(self, *, is_folder: bool = False) -> None:
         self.name = "folder" if is_folder else "file"
@@ -84,7 +84,7 @@ class FilePath(click.ParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem[str]]:
-        """Let the shell complete files or folders."""
+        """Return the item that makes the shell complete files or folders."""
         return [CompletionItem(incomplete, type="dir" if self.name == "folder" else "file")]
 
 
@@ -103,9 +103,9 @@ class CommaList(click.ParamType):
 
 
 class Override(click.ParamType):
-    """A key of the recipe with its value, which the recipe's check refuses or takes.
+    """A key of the recipe with its value, which is checked with the recipe.
 
-    `may_be_run` also takes the path of a run.
+    With `may_be_run`, it may also be the path of a run.
     """
 
     name = "override"
@@ -123,9 +123,8 @@ class Override(click.ParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem[str]]:
-        """Complete names of recipes and of the options of groups; before them, files."""
-        completed = complete_override(incomplete)
-        return completed or [CompletionItem(incomplete, type="file")]
+        """Complete names of recipes and of the options of groups, and files before a `=`."""
+        return complete_override(incomplete) or [CompletionItem(incomplete, type="file")]
 
 
 def complete_override(incomplete: str) -> list[CompletionItem[str]]:
@@ -156,7 +155,7 @@ def overrides(
     *,
     may_be_run: bool = False,
 ) -> Argument:
-    """Return the argument of a recipe: the only one that is typed KEY=VALUE."""
+    """Return the argument of a recipe, the only argument that is typed as KEY=VALUE."""
     return Argument(
         "overrides",
         nargs=-1,

@@ -1,4 +1,4 @@
-"""The group of all commands, the versions, and the words that no command has."""
+"""The group of all commands, and the call of the command that the arguments name."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ HYDRA_FLAGS = (
     ("--hydra-help",),
 )
 WITHOUT_VALUE = ("--multirun", "--run", "--resolve", "--hydra-help")
+"""Flags of Hydra that no value follows."""
 
 COMPLETION = LazyCommand(
     "completion",
@@ -56,7 +57,7 @@ COMPLETION = LazyCommand(
 
 
 class Root(CommandGroup):
-    """All commands. Without one the arguments are Hydra's, and train."""
+    """All commands. Arguments without a command are Hydra's, and train."""
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write commands, recipes and groups."""
@@ -67,9 +68,9 @@ class Root(CommandGroup):
         return complete_override(incomplete) or super().shell_complete(ctx, incomplete)
 
 
-def show_versions(context: click.Context, param: click.Parameter, is_asked: bool) -> None:
-    """Print the versions of this package, Python and jax, and exit."""
-    if not is_asked or context.resilient_parsing:
+def show_versions(context: click.Context, param: click.Parameter, is_typed: bool) -> None:
+    """Print the versions of this package, Python and jax, and exit, if `--version` is typed."""
+    if not is_typed or context.resilient_parsing:
         return
     from pipeline.core.host.tested_versions import installed_version
 
@@ -88,7 +89,10 @@ ROOT.params += [
 
 
 def run_command(args: Sequence[str], started_at: float, *, alone: bool) -> int:
-    """Run the command that the arguments name; without one they are Hydra's, and train."""
+    """Run the command that the arguments name, or train by Hydra; return the exit status.
+
+    `started_at` and `alone` are as for `pipeline.cli.train.main`.
+    """
     if args and args[0] in ROOT.commands:
         return ROOT(args)
     for flags in ((VERSION,), HELP):

@@ -1,7 +1,7 @@
-"""Atomic writes: neither a reader, a crash nor a power cut leaves or sees half of a file.
+"""Atomic writes: no reader sees half of a file, and no crash or power cut leaves one.
 
-The system writes to the disk when it likes, and names before contents: a file that was renamed and
-not synced may be empty after a power cut. So a draft is synced before it gets its name.
+The system may write names to the disk before contents: a file that was renamed but not synced may
+be empty after a power cut. So a draft is synced before it is renamed.
 """
 
 from __future__ import annotations
@@ -14,23 +14,20 @@ from functools import partial
 from pathlib import Path
 
 UNSYNCABLE = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EACCES})
-"""Answers for folders that can't be synced: by their file system, or without the right to read."""
+"""Error numbers for folders that can't be synced, by their file system or their permissions."""
 
 
 def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
-    """Replace the file at `path` by `content` atomically, as `commit` does; text is written in
-    UTF-8.
+    """Replace the file at `path` by `content` atomically, as `commit` does.
 
-    Bytes of file names that aren't UTF-8, surrogates in a text, are written as on the console and
-    in JSON: 0xff as \\udcff.
-
-    `mode` gives the permissions, reduced by the umask. Raises OSError with the file's name if
-    the system refuses; the file is unchanged then.
+    Text is written in UTF-8. Surrogates, which stand for bytes of file names that aren't UTF-8, are
+    escaped: 0xff is written as \\udcff. `mode` has the permissions, reduced by the umask. If the
+    system refuses, raises OSError with the file's name and leaves the file unchanged.
     """
     # Machines that share a file system may have processes with the same id.
     draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.part")
     try:
-        # Always a new file: in somebody else's folder, that name may be a link placed there.
+        # Always a new file: in a stranger's folder, the name may be a link.
         draft.unlink(missing_ok=True)
         with open(draft, "xb", opener=partial(os.open, mode=mode)) as file:
             file.write(
@@ -45,10 +42,10 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
 
 
 def commit(draft: Path, path: Path) -> None:
-    """Rename a finished draft, a file or a folder, to `path`; a file there is replaced.
+    """Rename a finished draft, a file or a folder, to `path`; an existing file is replaced.
 
-    A power cut at any moment leaves at `path` what was there before or all of the draft; once this
-    returns, the draft. Raises OSError.
+    A power cut meanwhile leaves the previous file or the complete draft at `path`; a later one
+    leaves the draft. Raises OSError.
     """
     sync_tree(draft)
     draft.replace(path)
@@ -59,15 +56,15 @@ def sync_tree(path: Path) -> None:
     """Sync a file, or a folder with everything in it. Raises OSError."""
     if path.is_dir():
         with os.scandir(path) as entries:
-            inside = [Path(entry.path) for entry in entries]
-        for entry in inside:
-            sync_tree(entry)
+            paths = [Path(entry.path) for entry in entries]
+        for inner_path in paths:
+            sync_tree(inner_path)
     sync(path)
 
 
 def sync_ancestors(path: Path) -> None:
-    """Sync the folders above a file or folder, as far as its file system goes, so that it has its
-    path after a power cut. Raises OSError."""
+    """Sync all folders above a file or folder on its file system, so that a power cut can't remove
+    its path. Raises OSError."""
     folder = path.resolve()
     while not os.path.ismount(folder):
         folder = folder.parent
@@ -75,10 +72,9 @@ def sync_ancestors(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until the content of a file, or the names in a folder, outlive a power cut.
+    """Wait until a power cut can't change the content of a file, or the names in a folder.
 
-    If folders can't be synced, the order of changes is left to the file system. Raises OSError
-    with the name of the file.
+    A folder that can't be synced is left to the file system. Raises OSError with the file's name.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -17,17 +17,17 @@ TOO_DEEP = "is nested too deeply"
 def read_bytes(path: Path, at_most_bytes: int = MAX_BYTES) -> bytes:
     """Return the content of a file.
 
-    Raises OSError if it can't be read, and ValueError if it is larger than `at_most_bytes`
-    or no regular file: a pipe or a device may never end.
+    Raises OSError if the file can't be read, and ValueError if it is larger than `at_most_bytes`
+    or isn't a regular file: a pipe or a device may never end.
     """
     if path.exists() and not path.is_file():
-        raise ValueError("is no regular file")
+        raise ValueError("isn't a regular file")
     with path.open("rb") as file:
-        # Not the limit at once, for which Python would allocate memory.
-        first = min(os.fstat(file.fileno()).st_size, at_most_bytes) + 1
-        content = file.read(first)
-        if len(content) == first:
-            content += file.read(at_most_bytes + 1 - first)
+        # A read allocates all the bytes it asks for, so the first one asks for the file's size.
+        first_bytes = min(os.fstat(file.fileno()).st_size, at_most_bytes) + 1
+        content = file.read(first_bytes)
+        if len(content) == first_bytes:
+            content += file.read(at_most_bytes + 1 - first_bytes)
     if len(content) > at_most_bytes:
         raise ValueError(f"has more than {at_most_bytes:,} bytes")
     return content
@@ -39,13 +39,13 @@ def read_text(path: Path, at_most_bytes: int = MAX_BYTES) -> str:
 
 
 def read_json(path: Path, at_most_bytes: int = MAX_BYTES) -> Any:
-    """Parse a JSON file. Raises OSError, and ValueError for anything wrong with it."""
+    """Parse a JSON file. Raises OSError, and ValueError if it isn't valid."""
     text = read_text(path, at_most_bytes)
     try:
         document = json.loads(text)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
-    # Nothing is nested deeper than it has brackets.
+    # A document can't be nested more deeply than it has brackets.
     if text.count("[") + text.count("{") > MAX_DEPTH and _is_deeper(document, MAX_DEPTH):
         raise ValueError(TOO_DEEP)
     return document
@@ -54,12 +54,12 @@ def read_json(path: Path, at_most_bytes: int = MAX_BYTES) -> Any:
 def _is_deeper(document: Any, levels: int) -> bool:
     """Return whether lists and objects are nested more than `levels` deep.
 
-    Code that walks the document recurses once per level, and Python's recursion limit is lower
-    than its parser's.
+    Callers walk the document with one call per level, and Python allows fewer nested calls than
+    its parser allows levels.
     """
     level = [[document]]
     for _ in range(levels + 2):
-        items = (item for outer in level for item in outer)
-        inner = [item for item in items if isinstance(item, dict | list)]
-        level = [list(item.values()) if isinstance(item, dict) else item for item in inner]
+        items = (item for collection in level for item in collection)
+        nested = [item for item in items if isinstance(item, dict | list)]
+        level = [list(item.values()) if isinstance(item, dict) else item for item in nested]
     return bool(level)

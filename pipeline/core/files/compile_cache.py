@@ -1,7 +1,7 @@
 """XLA's persistent cache of compiled programs, whose files are complete or absent.
 
-JAX's cache writes an entry in place, so that a killed process or a full disk leaves half of
-one. JAX then warns at every start, and never writes that entry again.
+JAX's cache writes an entry in place, so a killed process or a full disk leaves an incomplete one.
+JAX then warns at every start, and never writes that entry again.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Report = Callable[[str], None]
 
 
 def enable_compile_cache(folder: Path | None, report: Report) -> None:
-    """Keep every program that is compiled from now on in `folder`; None: keep none.
+    """Keep every program that is compiled from now on in `folder`; None keeps no program.
 
-    A bad folder or entry costs a compilation, and `report` gets a line.
+    If a folder or an entry can't be used, `report` is called, and the program is compiled.
     """
     jax.config.update("jax_compilation_cache_dir", None if folder is None else str(folder))
     jax.config.update(_SHORTEST_S, 0)
@@ -48,18 +48,17 @@ def enable_compile_cache(folder: Path | None, report: Report) -> None:
 
 
 def programs_by_names() -> AbstractContextManager[None]:
-    """Inside, this thread finds a compiled program only with the names and lines that it has now.
+    """Inside, this thread finds a compiled program only if names and source lines are the same.
 
-    Else JAX leaves them out of its key, and would find a program of other layers that compute the
-    same, with their names.
+    Otherwise JAX leaves them out of its key, and finds programs of equal layers with other names.
     """
     return with_names_in_cache_key()
 
 
 def no_compile_cache() -> AbstractContextManager[None]:
-    """Inside, this thread's compiled programs are not written to the cache.
+    """Inside, this thread's compiled programs aren't written to the cache.
 
-    Programs that call oneDNN can't be: XLA can't serialize them, and fails with `std::bad_alloc`.
+    XLA can't serialize programs that call oneDNN: it fails with `std::bad_alloc`.
     """
     return with_least_compile_s(float("inf"))
 
@@ -74,9 +73,9 @@ def opened_cache(device: jax.Device) -> ProgramFiles | None:
 class ProgramFiles:
     """A folder with a file per program: 32 bytes of SHA-256 over key and program, then the program.
 
-    Has the methods that JAX calls on a cache. A file that was not written for its key, or that
-    others may write, is reported, removed and so compiled again; JAX would pass anything that
-    decompresses to XLA, and run it. Files are written atomically.
+    It has the methods that JAX calls on a cache. Files are written atomically. A file that was
+    written for another key, or that other users can write, is reported and removed, and its program
+    is compiled again: JAX would run anything that decompresses.
     """
 
     _path: Path
@@ -87,11 +86,11 @@ class ProgramFiles:
 
     @property
     def newest_key(self) -> str | None:
-        """The key of the program that this thread has read or written last."""
+        """Key of the program that this thread has read or written last."""
         return getattr(self._newest, "key", None)
 
     def get(self, key: str) -> bytes | None:
-        """Return the program of a key as JAX wrote it; None if the cache has no usable one."""
+        """Return the program of a key as JAX wrote it; None if the cache has no valid file."""
         self._newest.key = key
         file = self._path / f"{key}{_SUFFIX}"
         try:
@@ -110,7 +109,7 @@ class ProgramFiles:
             return program
         if digest != hashlib.sha256(program).digest():
             self._discard(file, "was damaged")
-        # Else it is complete, and from before the digest included the key: it is replaced.
+        # Otherwise the file is complete, but its digest is over the program alone: it is replaced.
         return None
 
     def put(self, key: str, value: bytes) -> None:
@@ -122,30 +121,31 @@ class ProgramFiles:
         except OSError as error:
             self._report_once(f"{self._path}: compiled programs can't be kept: {error.strerror}")
 
-    def _discard(self, file: Path, why: str) -> None:
+    def _discard(self, file: Path, problem: str) -> None:
         try:
             file.unlink(missing_ok=True)
         except OSError as error:
-            self.report(f"{file}: {why} and can't be removed: {error.strerror}; compiling again")
+            problem += f" and can't be removed: {error.strerror}"
+            self.report(f"{file}: {problem}; compiling again")
         else:
-            self.report(f"{file}: {why} and is removed; compiling again")
+            self.report(f"{file}: {problem} and is removed; compiling again")
 
     def _report_once(self, text: str) -> None:
-        """Report a problem once: every program of a run meets the same disk."""
+        """Report a problem of the disk once, though every program of a run meets it."""
         if text not in self._reported:
             self._reported.add(text)
             self.report(text)
 
 
 class _NotOwnError(Exception):
-    """A cached file that this program can't have written; the message says why."""
+    """A cached file that this user can't have written; the message is the reason."""
 
 
 def _read_own(file: Path) -> bytes:
-    """Return the content of a regular file that other users can't write. Raises OSError as `open`.
+    """Return the content of a regular file that other users can't write.
 
-    Checks the opened file, since its name may refer to another one a moment later. Links are not
-    followed, and a pipe, which may never end, is not waited for.
+    The opened file is checked, since another process may rename files meanwhile. Links aren't
+    followed, and the call doesn't wait for a pipe. Raises _NotOwnError, and OSError as `open`.
     """
     if file.is_symlink():
         raise _NotOwnError("was a link")

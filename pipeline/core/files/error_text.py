@@ -14,7 +14,7 @@ from pipeline.core.errors import MAX_PROBLEMS, printable
 from pipeline.core.files.tree_diff import Where, dotted_key, value_at
 from pipeline.core.files.value_text import show
 from pipeline.core.plugins.loading import missing_flag_hint
-from pipeline.core.registry import MAX_FLOAT, MAX_INT, all_components, kind_of
+from pipeline.core.registry import MAX_FLOAT, MAX_INT, find_components, find_kind
 
 MAX_NAME_LENGTH = 255
 """Longest name, in characters, that is compared with known ones as a possible misspelling."""
@@ -28,9 +28,9 @@ SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("random_seed", "random_state"), "seed"),
     **dict.fromkeys(("cuda", "nvidia"), "gpu"),
 }
-"""Words of other frameworks, by which people look for keys and components, and the words here."""
+"""Keys and components by their names in other frameworks."""
 
-_NOTHING: Mapping[Where, str] = {}
+_NO_SECTIONS: Mapping[Where, str] = {}
 _LARGEST = {MAX_INT: f"{MAX_INT:,}", MAX_FLOAT: f"{MAX_FLOAT:.4g}, the largest of float32"}
 _EXPECTED = {
     "int_type": "a whole number",
@@ -53,13 +53,13 @@ _EXPECTED = {
 def describe(
     error: ValidationError,
     tree: Mapping[str, Any],
-    unfit: Mapping[Where, str] = _NOTHING,
+    unfit: Mapping[Where, str] = _NO_SECTIONS,
 ) -> list[str]:
     """Return every problem that pydantic found in `tree`, one line each.
 
-    `unfit` has one line for a section whose keys belong to another component, in place of one per
-    key. The first MAX_PROBLEMS show the value and guess what was meant; the others, of which a file
-    can have thousands, have only their place and kind.
+    `unfit` has a line for each section whose keys belong to another component; it replaces the
+    lines of the keys. The first MAX_PROBLEMS lines show the value and a guess. Further lines, of
+    which a file can cause thousands, have only the key and the kind of problem.
     """
     problems = [
         (details, where, tags)
@@ -74,23 +74,21 @@ def describe(
     for details, where, _ in problems[MAX_PROBLEMS:]:
         kind = details["type"]
         key_problem = {"extra_forbidden": "there is no such key", "missing": "missing"}.get(kind)
-        lines.append(f"{show_name(dotted_key(where))}: {key_problem or _rule(details)}")
+        lines.append(f"{show_name(dotted_key(where))}: {key_problem or _describe_rule(details)}")
     return lines
 
 
 def no_such(noun: str, name: str, choices: Iterable[str]) -> str:
-    """`there is no such model; did you mean lenet5? There is layers, lenet5, mlp, resnet`."""
+    """`there is no such model; did you mean lenet5? Choose from layers, lenet5, mlp, resnet`."""
     names = sorted(choices)
     guess = nearest(name, names)
     question = f"; did you mean {show_name(guess)}?" if guess else "."
-    return (
-        f"there is no such {noun}{question} There is {', '.join(map(show_name, names)) or 'none'}"
-    )
+    listed = f" Choose from {', '.join(map(show_name, names))}" if names else " There are none"
+    return f"there is no such {noun}{question}{listed}"
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """Return the known name that is a synonym of `name`, or spelled most like it; None without
-    either."""
+    """Return the choice that is a synonym of `name`, or is spelled most like it; None if none."""
     choices = set(choices)
     if len(name) > MAX_NAME_LENGTH:
         return None
@@ -100,7 +98,7 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
 
 
 def show_name(name: str) -> str:
-    """Return a name from a file, made printable: shortened, control characters escaped."""
+    """Return a name from a file in at most 120 characters, with control characters escaped."""
     text = printable(name)
     return text if len(text) <= 120 else f"{text[:117]}..."
 
@@ -118,7 +116,7 @@ def _describe_problem(details: ErrorDetails, where: Where, guesser: _KeyGuesser)
             names = [name.strip("' ") for name in context["expected_tags"].split(",")]
             tag = str(context["tag"])
             problem = (
-                f"{key}.name = {show(tag)}: {no_such(kind_of(names) or 'component', tag, names)}"
+                f"{key}.name = {show(tag)}: {no_such(find_kind(names) or 'component', tag, names)}"
             )
             return f"{problem}; {missing_flag_hint()}"
         case "extra_forbidden":
@@ -129,7 +127,7 @@ def _describe_problem(details: ErrorDetails, where: Where, guesser: _KeyGuesser)
             rule = "must be a section with a `name`"
         case "component_without_name":
             names = context["fitting"]
-            items = [f"{inner}: {show(item)}" for inner, item in value.items()]
+            items = [f"{name}: {show(item)}" for name, item in value.items()]
             section = ", ".join([f"name: {names[0]}", *items]) if names else ""
             example = f", as in {key}={{{section}}}" if names else ""
             rule = f"must be a section with a `name`{example}"
@@ -150,7 +148,7 @@ def _describe_problem(details: ErrorDetails, where: Where, guesser: _KeyGuesser)
         case "expected" if _is_too_large(value):
             rule = f"{details['msg']}, and at most {_LARGEST[MAX_INT]}"
         case _:
-            rule = _rule(details)
+            rule = _describe_rule(details)
     return f"{key} = {show(value)}: {rule}"
 
 
@@ -161,14 +159,14 @@ def _is_too_large(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) > MAX_INT
 
 
-def _rule(details: ErrorDetails) -> str:
+def _describe_rule(details: ErrorDetails) -> str:
     if details["type"] in _EXPECTED:
         return f"must be {_EXPECTED[details['type']]}"
     return details["msg"].replace("Input should", "must").replace("must be a valid", "must be a")
 
 
 def locate(loc: Where, tree: Mapping[str, Any]) -> tuple[Where, tuple[str, ...]]:
-    """Split a location of pydantic into the path in the recipe and the component names on it.
+    """Split a location of pydantic into the path in the recipe and the names of components.
 
     Pydantic puts a component's name between the key that holds the component and its keys.
     """
@@ -188,7 +186,7 @@ def locate(loc: Where, tree: Mapping[str, Any]) -> tuple[Where, tuple[str, ...]]
 
 
 class _KeyGuesser(NamedTuple):
-    """Keys to propose in place of an unknown one."""
+    """Proposes valid keys in place of unknown ones."""
 
     tree: Mapping[str, Any]
     tags: Sequence[str]
@@ -197,33 +195,33 @@ class _KeyGuesser(NamedTuple):
     """Other unknown keys, which are not proposed."""
 
     def guess(self, where: Where) -> Where | None:
-        """Return the valid key that an unknown one may stand for, in its section or another one."""
+        """Return a valid key that an unknown key may mean, in its section or another; or None."""
         name = str(where[-1])
-        siblings = self._siblings(where)
-        elsewhere = self._place(SYNONYMS.get(name, name))
+        siblings = self._list_siblings(where)
+        elsewhere = self._find_key(SYNONYMS.get(name, name))
         if name in SYNONYMS and SYNONYMS[name] not in siblings and elsewhere:
             return elsewhere
         sibling = nearest(name, siblings)
         return (*where[:-1], sibling) if sibling else elsewhere
 
-    def _place(self, name: str) -> Where | None:
-        """Return the place of the key of this name that is nearest to the root of the recipe."""
+    def _find_key(self, name: str) -> Where | None:
+        """Return the path of the key of this name that is nearest to the root of the recipe."""
         sections: list[tuple[Where, Any]] = [((), self.tree)]
         for where, section in sections:
             if not isinstance(section, Mapping) or where in self.unknown:
                 continue
             if name in section and (*where, name) not in self.unknown:
                 return (*where, name)
-            sections += [((*where, key), inner) for key, inner in section.items()]
+            sections += [((*where, key), value) for key, value in section.items()]
         return None
 
-    def _siblings(self, where: Where) -> set[str]:
+    def _list_siblings(self, where: Where) -> set[str]:
         """Return the valid keys of the section of an unknown key."""
         section = value_at(self.tree, where[:-1])
         keys = section if isinstance(section, Mapping) else {}
         siblings = {str(key) for key in keys if (*where[:-1], key) not in self.unknown}
         if self.tags:
             siblings |= {
-                field for cls in all_components(self.tags[-1]) for field in cls.model_fields
+                field for cls in find_components(self.tags[-1]) for field in cls.model_fields
             }
         return siblings

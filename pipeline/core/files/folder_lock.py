@@ -1,9 +1,8 @@
 """Locks between processes, which the kernel releases when their holder dies.
 
-Files are locked, since network file systems lock no folders, and only files open for writing.
-Removing such a file breaks the lock, since the next process creates and locks another one. So a
-lock is valid only while the name still refers to the locked file. This is checked when the lock is
-acquired, and whenever its holder calls `Lock.keep`.
+A lock is on a file, opened for writing, since network file systems can't lock folders. If the file
+is removed, the next process creates and locks another one. So a lock is valid only while the name
+refers to the locked file. This is checked when the lock is acquired, and by `Lock.keep`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ NOT_HELD = -1
 
 
 class Lock:
-    """The lock on a file, which is created if it is missing and never written.
+    """The lock on a file, which is created if it is missing, and never written.
 
     `is_certain` is false if the file system has no locks: nothing excludes a second process.
     """
@@ -33,7 +32,7 @@ class Lock:
         self.is_certain = True
 
     def acquire(self, *, wait: bool) -> bool:
-        """Take the lock; False if another process holds it and `wait` is false.
+        """Acquire the lock; return False if another process holds it and `wait` is false.
 
         Raises OSError if the file can't be created, and if it is a link or a pipe.
         """
@@ -52,17 +51,16 @@ class Lock:
                     os.close(descriptor)
 
     def keep(self) -> bool:
-        """Check that the lock is still valid, and take it again if its file was removed.
+        """Check that the lock is valid, and acquire it again if its file was removed.
 
-        False if another process was faster. Raises OSError if the file can't be created.
+        Returns False if another process was faster. Raises OSError if the file can't be created.
         """
         if _is_named(self._descriptor, self._file):
             return True
-        again = Lock(self._file)
-        if not again.acquire(wait=False):
+        previous = self._descriptor
+        if not self.acquire(wait=False):
             return False
-        self._descriptor, again._descriptor = again._descriptor, self._descriptor
-        again.release()
+        os.close(previous)
         return True
 
     def release(self) -> None:
@@ -72,7 +70,7 @@ class Lock:
 
 
 def flock(descriptor: int, *, wait: bool) -> bool:
-    """Lock an open file or folder until it is closed; False if it can't be locked at all.
+    """Lock an open file or folder until it is closed; return False if there are no locks for it.
 
     Raises BlockingIOError if another process holds it and `wait` is false.
     """
@@ -86,8 +84,7 @@ def flock(descriptor: int, *, wait: bool) -> bool:
 
 
 def lock_refusal(file: Path) -> str | None:
-    """Return the system's reason for refusing to lock a file right now; None if it can be
-    locked."""
+    """Return the system's reason why a file can't be locked; None if it can be."""
     try:
         with file.open("a") as opened:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,7 +94,7 @@ def lock_refusal(file: Path) -> str | None:
 
 
 def _is_named(descriptor: int, file: Path) -> bool:
-    """Return whether the name of a file still refers to the one that was opened."""
+    """Return whether the path of a file refers to the opened file."""
     try:
         return os.path.samestat(os.lstat(file), os.fstat(descriptor))
     except FileNotFoundError:
@@ -106,7 +103,7 @@ def _is_named(descriptor: int, file: Path) -> bool:
 
 @contextmanager
 def lock_file(file: Path, *, wait: bool) -> Iterator[Lock | None]:
-    """Hold the lock on a file; None if another process does. Raises OSError as `Lock` does."""
+    """Hold the lock on a file; None if another process holds it. Raises OSError as `Lock` does."""
     lock = Lock(file)
     if not lock.acquire(wait=wait):
         yield None
@@ -119,10 +116,10 @@ def lock_file(file: Path, *, wait: bool) -> Iterator[Lock | None]:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold `folder` exclusively, waiting for other holders.
+    """Hold the lock on a folder, after waiting for other holders.
 
-    It is created for this user alone if it is missing. Without locks, checksums and atomic
-    renames still protect the files. Raises OSError if it can't be created or written.
+    A missing folder is created for this user alone. Without locks, checksums and atomic renames
+    still protect the files. Raises OSError if the folder can't be created or written.
     """
     make_private(folder)
     with lock_file(folder / LOCK, wait=True):
@@ -131,18 +128,17 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def owned_folder(folder: Path) -> Iterator[Lock | None]:
-    """Hold a folder for a long time, without waiting; None if another process holds it.
+    """Hold the lock on a folder without waiting; None if another process holds it.
 
-    The folder itself is locked besides the file in it, a lock that can't be removed. If that
-    works (not between the machines of a network file system) it excludes a second process even if
-    the file is removed. Elsewhere one may enter between the removal and the holder's next
-    `Lock.keep`, which then fails, or takes the lock again and excludes later ones.
+    The folder itself is locked besides the file in it, since that lock can't be removed. The
+    machines of a network file system don't see the folder's lock. A process on another machine can
+    acquire the lock between the removal of the file and the holder's next `Lock.keep`.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        is_free = True
         try:
             flock(descriptor, wait=False)
+            is_free = True
         except BlockingIOError:
             is_free = False
         if not is_free:

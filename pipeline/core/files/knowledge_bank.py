@@ -23,8 +23,8 @@ BANK_VERSION = 1
 Status = Literal["bank_append", "bank_hit", "bank_reserved", "bank_update"]
 """How a result relates to the bank.
 
-append: stored for the first time; hit: used from the bank; reserved: still the best after a new
-search; update: replaced by a better result.
+bank_append: stored for the first time. bank_hit: used from the bank. bank_reserved: still the best
+after a new search. bank_update: replaced by a better result.
 """
 
 Entry = Mapping[str, Any]
@@ -32,9 +32,10 @@ Entry = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Round:
-    """The best time known at the end of one round of a search, in microseconds."""
+    """The end of one round of a search."""
 
     best_us: float
+    """Shortest time that the search has found so far."""
     ended: datetime = field(default_factory=datetime.now, compare=False)
 
     def __str__(self) -> str:
@@ -56,7 +57,7 @@ def read_bank(path: Path, checked: Callable[[Entry], Entry]) -> dict[str, Entry]
     try:
         document = read_json(path)
         if document["version"] != BANK_VERSION:
-            raise ValueError(f"version {document['version']}, this program reads {BANK_VERSION}")
+            raise ValueError(f"version {document['version']}; must be {BANK_VERSION}")
         return {str(key): checked(entry) for key, entry in document["entries"].items()}
     except FileNotFoundError:
         return {}
@@ -81,7 +82,7 @@ def add_to_bank(
         with lock_folder(path.parent):
             write_bank(path, {**read_bank(path, checked), **entries})
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _make_write_error(path, error) from error
 
 
 def write_bank(path: Path, entries: Mapping[str, Entry]) -> None:
@@ -94,10 +95,10 @@ def write_bank(path: Path, entries: Mapping[str, Entry]) -> None:
         make_private(path.parent)
         write_whole(path, json.dumps(document, indent=1) + "\n")
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _make_write_error(path, error) from error
 
 
-def _unwritable(path: Path, error: OSError) -> RunError:
+def _make_write_error(path: Path, error: OSError) -> RunError:
     return RunError(f"{path}: the knowledge bank can't be written: {error.strerror or error}")
 
 
@@ -164,9 +165,9 @@ class Tuned(Generic[R]):
 
 
 def reuse_or_search(banked: R | None, search: Callable[[], R], *, repeat: bool) -> Tuned[R]:
-    """Use the bank's result, or search if it has none or `repeat` is true.
+    """Return the bank's result, or search if the bank has none or `repeat` is true.
 
-    After a repeated search the faster one of the two results is used.
+    After a repeated search, the faster of the two results is returned.
     """
     if banked is not None and not repeat:
         return Tuned(banked, "bank_hit")

@@ -1,7 +1,7 @@
 """Arrays in numpy's files, `.npy` and `.npz`, read without pickle and within bounds.
 
-An array's header is checked against the size of its entry, and that against the available memory,
-before any memory is allocated.
+Before memory is allocated, an array's header is checked against the size of its entry, and the size
+against the available memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pipeline.core.host.memory import require_room
 
 CHUNK_BYTES = 2**20
 ALIGNMENT_BYTES = 64
-"""XLA uses a host buffer that starts at a multiple of this in place, and copies any other."""
+"""XLA uses a host buffer in place if its address is a multiple of this, and copies any other."""
 MAX_AXES = 32
 MAX_ENTRIES = 100_000
 
@@ -51,25 +51,25 @@ class ArrayArchive:
         if len(infos) > MAX_ENTRIES:
             raise ValueError(f"it has more than {MAX_ENTRIES:,} entries")
         self.files = tuple(info.filename for info in infos)
-        """The names of all entries, with their suffixes."""
+        """Names of all entries, with their suffixes."""
         arrays = [info for info in infos if info.filename.endswith(_SUFFIX)]
         self.names = tuple(info.filename.removesuffix(_SUFFIX) for info in arrays)
-        """The names of the arrays, in the order of the file."""
+        """Names of the arrays, in the order of the file."""
         self._infos = dict(zip(self.names, arrays, strict=True))
 
     def read(self, name: str) -> np.ndarray:
-        """Return one array. Raises ValueError with what is wrong with it."""
+        """Return an array by name. Raises ValueError if it isn't valid."""
         info = self._infos[name]
         require_room(info.file_size, show_name(name))
         if info.compress_type not in _METHODS:
-            raise ValueError(f"{show_name(name)} is compressed in a way that numpy does not write")
+            raise ValueError(f"{show_name(name)} must be stored or deflated, as numpy writes it")
         with _report_damage(), self._archive.open(info) as file:
             return _read_aligned(file, *check_header(name, file, info.file_size))
 
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[ArrayArchive]:
-    """Open an .npz file. Raises OSError, and ValueError with what is wrong with it."""
+    """Open an .npz file. Raises OSError, and ValueError if it isn't valid."""
     if not path.is_file():
         raise ValueError("there is no such file")
     if not zipfile.is_zipfile(path):
@@ -81,7 +81,7 @@ def open_archive(path: Path) -> Iterator[ArrayArchive]:
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """Return the array of a .npy file. Raises OSError, and ValueError with what is wrong."""
+    """Return the array of a .npy file. Raises OSError, and ValueError if it isn't valid."""
     size = path.stat().st_size
     require_room(size, "its array")
     with path.open("rb") as file:
@@ -89,7 +89,7 @@ def read_npy(path: Path) -> np.ndarray:
 
 
 def parse_npy(name: str, content: bytes) -> np.ndarray:
-    """Return the array of a .npy file's bytes. Raises ValueError with what is wrong with them."""
+    """Return the array in the bytes of a .npy file. Raises ValueError if they aren't valid."""
     return _read_array(name, io.BytesIO(content), len(content))
 
 
@@ -103,48 +103,51 @@ def _read_array(name: str, file: IO[bytes], size: int) -> np.ndarray:
 def _read_aligned(
     file: IO[bytes], shape: tuple[int, ...], in_fortran_order: bool, dtype: np.dtype
 ) -> np.ndarray:
-    """Read the array after its header into memory that a CPU device uses in place."""
+    """Read an array, whose header was read before, into memory that a CPU device uses in place."""
     array = aligned_zeros(shape[::-1] if in_fortran_order else shape, dtype)
     content = array.reshape(-1).view(np.uint8).data
-    read = 0
-    while read < len(content):
-        chunk = file.read(min(CHUNK_BYTES, len(content) - read))
+    read_bytes = 0
+    while read_bytes < len(content):
+        chunk = file.read(min(CHUNK_BYTES, len(content) - read_bytes))
         if not chunk:
-            raise EOFError(f"the array ends after {read:,} of {len(content):,} bytes")
-        content[read : read + len(chunk)] = chunk
-        read += len(chunk)
+            raise EOFError(f"the array ends after {read_bytes:,} of {len(content):,} bytes")
+        content[read_bytes : read_bytes + len(chunk)] = chunk
+        read_bytes += len(chunk)
     file.read()  # To the end, at which zipfile compares the checksum.
     return array.T if in_fortran_order else array
 
 
 def check_header(name: str, file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Return shape, order (True: Fortran's) and dtype of the array of an entry of `size` bytes.
+    """Read the header of an array in an entry of `size` bytes.
 
-    Raises ValueError unless it fills the entry exactly.
+    Returns the shape, whether the array is in Fortran's order, and the dtype. Raises ValueError
+    unless the array fills the entry exactly.
     """
     read_header = _HEADERS.get(npy.read_magic(file))
     if read_header is None:
-        raise ValueError(f"{show_name(name)} is of a version of .npy that is not read")
+        raise ValueError(f"{show_name(name)} must be in version 1.0 or 2.0 of .npy")
     shape, in_fortran_order, dtype = read_header(file)
     if dtype.hasobject:
         raise ValueError(f"{show_name(name)} holds objects; must be plain numbers")
     if not dtype.itemsize or array_bytes(name, dtype, shape) != size - file.tell():
-        raise ValueError(f"{show_name(name)} has shape {shape} and the file has another size")
+        raise ValueError(
+            f"{show_name(name)} has shape {shape}, which the file's size doesn't match"
+        )
     return shape, in_fortran_order, dtype
 
 
 def array_bytes(name: str, dtype: np.dtype, shape: Sequence[int]) -> int:
-    """Return the size of an array in bytes. Raises ValueError for a shape that no array has."""
+    """Return the size of an array in bytes. Raises ValueError for an impossible shape."""
     if len(shape) > MAX_AXES or any(type(size) is not int or size < 0 for size in shape):
-        raise ValueError(f"{show_name(name)} has no possible shape; the file is damaged")
+        raise ValueError(f"{show_name(name)} has an impossible shape; the file is damaged")
     return math.prod(shape) * dtype.itemsize
 
 
 @contextmanager
 def _report_damage() -> Iterator[None]:
-    """Raise ValueError for what zipfile and numpy raise for damaged files."""
+    """Raise ValueError for the errors that zipfile and numpy raise for damaged files."""
     with warnings.catch_warnings():
-        # numpy warns of headers that Python 2 wrote.
+        # numpy warns about headers that Python 2 wrote.
         warnings.simplefilter("ignore")
         try:
             yield
@@ -153,9 +156,9 @@ def _report_damage() -> Iterator[None]:
 
 
 def aligned_zeros(shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
-    """Return zeros that a CPU device uses without a copy."""
+    """Return an array of zeros that a CPU device uses without a copy."""
     dtype = np.dtype(dtype)
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.zeros(size + ALIGNMENT_BYTES, np.uint8)
-    first = -raw.ctypes.data % ALIGNMENT_BYTES
-    return raw[first : first + size].view(dtype).reshape(shape)
+    size_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    buffer = np.zeros(size_bytes + ALIGNMENT_BYTES, np.uint8)
+    start = -buffer.ctypes.data % ALIGNMENT_BYTES
+    return buffer[start : start + size_bytes].view(dtype).reshape(shape)

@@ -8,8 +8,9 @@ PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def _find_shipped(name: str) -> Path:
-    inside_wheel = PACKAGE / name
-    return inside_wheel if inside_wheel.exists() else PACKAGE.parent / name
+    """Return the path of a folder or a file that a wheel has in the package, a checkout beside."""
+    path_in_wheel = PACKAGE / name
+    return path_in_wheel if path_in_wheel.exists() else PACKAGE.parent / name
 
 
 CONF = _find_shipped("conf")

@@ -1,7 +1,7 @@
 """Files and folders that aren't links or pipes, in folders that anyone may have created.
 
-A link in such a folder would have files outside of it written, truncated or deleted; a pipe would
-have its writer wait forever.
+Through a link in such a folder, a run would write, truncate or delete files outside of it. A pipe
+would block its writer forever.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def open_real(path: str | Path, flags: int) -> int:
     """
     try:
         # Without O_NONBLOCK, opening a pipe would wait for a reader.
-        how = flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(path, how, 0o666)
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP and os.path.islink(path):
             raise OSError(errno.ELOOP, "is a symbolic link", str(path)) from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
+        raise OSError(errno.EINVAL, "isn't a regular file", str(path))
     return descriptor
 
 
@@ -51,54 +51,56 @@ def open_unshared(path: str | Path, flags: int) -> int:
 def require_real(folder: Path, files: Iterable[str], unshared: Iterable[str]) -> None:
     """Raise DataError unless all existing `files` in `folder` are regular files.
 
-    A file of `unshared` must have no second hard link.
+    Those in `unshared` must have no second hard link.
     """
     for name in files:
         status = _require_no_link(folder / name)
         if status is not None and stat.S_ISDIR(status.st_mode):
-            raise _refusal(folder / name, "is a directory, and must be a file; remove it")
+            raise _make_error(folder / name, "is a directory, and must be a file; remove it")
         if status is not None and name in unshared and status.st_nlink > 1:
-            reason = f"its file has {status.st_nlink} names, and would be changed under all"
-            raise _refusal(folder / name, f"is a hard link: {reason}; put a copy in its place")
+            reason = f"the file has {status.st_nlink} names, and would change under all of them"
+            raise _make_error(folder / name, f"is a hard link: {reason}; replace it by a copy")
 
 
 def require_real_folder(folder: Path) -> None:
     """Raise DataError if the path of a folder is a link or a file."""
     status = _require_no_link(folder)
     if status is not None and not stat.S_ISDIR(status.st_mode):
-        raise _refusal(folder, "is a file, and must be a directory; remove it")
+        raise _make_error(folder, "is a file, and must be a directory; remove it")
 
 
 def require_real_trees(folder: Path, names: Iterable[str]) -> None:
-    """Raise DataError if one of the folders `names` is or holds a link, at any depth.
+    """Raise DataError if a folder in `names` is a link, or contains one at any depth.
 
-    Files in them must be regular ones. Missing folders are skipped.
+    Files in the folders must be regular files. Missing folders are skipped.
     """
-    left = [folder / name for name in names]
-    while left:
-        path = left.pop()
+    unchecked = [folder / name for name in names]
+    while unchecked:
+        path = unchecked.pop()
         require_real_folder(path)
         with suppress(FileNotFoundError), os.scandir(path) as entries:
-            # There may be thousands of files.
-            left += [Path(e.path) for e in entries if not e.is_file(follow_symlinks=False)]
+            # Regular files, of which there may be thousands, need no further check.
+            unchecked += [Path(e.path) for e in entries if not e.is_file(follow_symlinks=False)]
 
 
 def _require_no_link(path: Path) -> os.stat_result | None:
-    """Return the status of a file or a folder, None if it is missing. Raises DataError for a link,
-    a pipe and others."""
+    """Return the status of a regular file or a folder; None if it is missing.
+
+    Raises DataError for a link, and for other kinds such as a pipe.
+    """
     try:
         status = path.lstat()
     except FileNotFoundError:
         return None
     if stat.S_ISLNK(status.st_mode):
         rule = "nothing outside a run's directory is written"
-        advice = "put in its place what it stands for, or remove it"
-        raise _refusal(path, f"is a link to {os.readlink(path)}; {rule}, so {advice}")
+        advice = "replace it by a copy of its target, or remove it"
+        raise _make_error(path, f"is a link to {os.readlink(path)}; {rule}, so {advice}")
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-        raise _refusal(path, "is no regular file; remove it")
+        raise _make_error(path, "isn't a regular file; remove it")
     return status
 
 
-def _refusal(path: Path, reason: str) -> DataError:
-    """Return the error for a path, made printable: names may hold line breaks."""
+def _make_error(path: Path, reason: str) -> DataError:
+    """Return the error for a path, made printable: names may contain line breaks."""
     return DataError(printable(f"{path}: {reason}"))

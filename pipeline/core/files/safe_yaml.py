@@ -1,8 +1,7 @@
 """YAML as plain data: keys are texts, values are texts, numbers, booleans or null.
 
 A few hundred bytes of YAML can expand to gigabytes (aliases of aliases), build other types (tags)
-or overflow the stack (nesting). All of that is refused while a file is parsed, before any value is
-built.
+or overflow the stack (nesting). The parser refuses these before any value is built.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pipeline.core.files.bounded_read import read_text
 MAX_BYTES = 256 * 2**10
 MAX_DEPTH = 64
 MAX_NODES = 20_000
-"""Keys and values; the ones of an anchor are counted for each alias too."""
+"""Most keys and values; those of an anchor are counted again for each alias."""
 MAX_NUMBER_LENGTH = 100
 """Characters; Python needs seconds for numbers of many digits, and prints none above 4300."""
 
@@ -35,10 +34,12 @@ _COMMAND_LINE = {
         r"|\d(_?\d)*[eE][+-]?\d(_?\d)*|\.(inf|Inf|INF))|\.(nan|NaN|NAN)"
     ),
 }
-"""Values of each type that an override on the command line has too, and .inf and .nan. Others are
-of YAML 1.1, where 017 is 15, 1:30 is 90 and `no` is false; an override takes these for texts."""
-_MALFORMED = (*(yaml.YAMLError, ValueError, LookupError), *(AttributeError, TypeError))
-"""Errors that PyYAML raises; values that don't fit an explicit tag raise errors of conversion."""
+"""Pattern of each type's values on the command line, with .inf and .nan.
+
+YAML 1.1 has others: 017 is 15, 1:30 is 90 and `no` is false. An override reads these as texts.
+"""
+_MALFORMED = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError)
+"""Errors that PyYAML raises, also for values that don't fit an explicit tag."""
 
 
 def read_yaml(path: Path) -> Any:
@@ -60,24 +61,30 @@ def parse_yaml(text: str) -> Any:
 
 
 def parse_written_yaml(text: str) -> Any:
-    """Parse a text as `parse_yaml` does, five times as fast if it is plain.
+    """Parse a text as `parse_yaml` does, five times as fast if `yaml_text` has written it.
 
-    Plain is what `yaml_text` writes: one document without anchors, aliases and tags. Others go to
-    `parse_yaml`, and so do malformed ones, but that the reader in C forgives some. Raises
-    ValueError for anything else that is wrong.
+    Such a text has one document without anchors, aliases and tags. Any other text is parsed by
+    `parse_yaml`. Raises ValueError as `parse_yaml`, except for a few mistakes that the parser in C
+    accepts.
     """
     try:
         if _is_plain(text):
             loader = _WrittenLoader(text)
             node = loader.get_single_node()
-            return None if node is None else loader.construct_document(_with_plain_keys(node))
+            if node is None:
+                return None
+            _require_plain_tree(node)
+            return loader.construct_document(node)
     except _MALFORMED:
         pass
     return parse_yaml(text)
 
 
 def _is_plain(text: str) -> bool:
-    """Whether a text is within the bounds; before nodes are made of it, which nest calls."""
+    """Return whether a text has one document, within the bounds, without anchors and tags.
+
+    Only events are read, since composing nested nodes would nest calls.
+    """
     depth = nodes = documents = 0
     for event in yaml.parse(text, Loader=_WrittenLoader):
         if isinstance(event, yaml.DocumentStartEvent):
@@ -95,30 +102,29 @@ def _is_plain(text: str) -> bool:
     return True
 
 
-def _with_plain_keys(node: yaml.Node) -> yaml.Node:
-    """Return a node whose values are plain. Raises ValueError for others, and for a key twice."""
+def _require_plain_tree(node: yaml.Node) -> None:
+    """Raise ValueError if a node or one in it isn't plain, or has a key twice."""
     _require_plain(node)
     if isinstance(node, yaml.MappingNode):
         keys = [key.value for key, _ in node.value]
         if len(set(keys)) < len(keys):
-            raise ValueError("a key stands twice")
+            raise ValueError("has a key twice")
         for _, value in node.value:
-            _with_plain_keys(value)
+            _require_plain_tree(value)
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:
-            _with_plain_keys(value)
-    return node
+            _require_plain_tree(value)
 
 
 def yaml_text(value: Any) -> str:
-    """Plain data as a YAML text, which `parse_yaml` reads back unchanged."""
+    """Return plain data as a YAML text, which `parse_yaml` reads back unchanged."""
     return yaml.dump(value, Dumper=get_omega_conf_dumper(), sort_keys=False)
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """A loader of YAML within bounds that knows numbers and booleans as OmegaConf's does.
+    """A loader of YAML within bounds, which reads numbers and booleans as OmegaConf's loader does.
 
-    OmegaConf's loader is in C since 2.4, in which nodes can't be counted while they are composed.
+    OmegaConf's loader can't count nodes while it composes them: it is in C since 2.4.
     """
 
     yaml_implicit_resolvers = get_yaml_loader().yaml_implicit_resolvers
@@ -127,28 +133,28 @@ class _PlainLoader(yaml.SafeLoader):
         super().__init__(stream)
         self._depth = self._nodes = 0
         self._nodes_of: dict[str, int] = {}
-        """Number of nodes by anchor, once the anchored node is complete."""
+        """Number of nodes of each anchor whose node is complete."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Compose and count a node. Raises ValueError beyond a bound or for no plain value."""
+        """Compose and count a node. Raises ValueError beyond a bound, or if it isn't plain."""
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
-            self._count(self._count_alias(event))
+            self._add_nodes(self._count_alias(event))
             return super().compose_node(parent, index)
-        before = self._nodes
-        self._count(1)
+        nodes_before = self._nodes
+        self._add_nodes(1)
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise ValueError(f"{_place(event)}nested more than {MAX_DEPTH} levels deep")
+            raise ValueError(f"{_format_line(event)}nested more than {MAX_DEPTH} levels deep")
         node = super().compose_node(parent, index)
         self._depth -= 1
         if event.anchor is not None:
-            self._nodes_of[event.anchor] = self._nodes - before
+            self._nodes_of[event.anchor] = self._nodes - nodes_before
         _require_plain(node)
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
-        """Construct a mapping. Raises ConstructorError for a key that stands in it twice."""
+        """Construct a mapping. Raises ConstructorError if it has a key twice."""
         keys: set[str] = set()
         for key, _ in node.value:
             if key.tag == f"{_CORE}str" and key.value in keys:
@@ -158,52 +164,59 @@ class _PlainLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
     def _count_alias(self, alias: yaml.AliasEvent) -> int:
-        """The number of nodes of an alias; 0 for one that PyYAML will report as undefined."""
+        """Return the number of nodes of an alias; 0 for an alias without an anchor.
+
+        PyYAML reports an alias without an anchor. Raises ValueError for one inside its anchor.
+        """
         if alias.anchor in self.anchors and alias.anchor not in self._nodes_of:
-            raise ValueError(f"{_place(alias)}*{alias.anchor} stands within itself")
+            raise ValueError(f"{_format_line(alias)}*{alias.anchor} contains itself")
         return self._nodes_of.get(alias.anchor, 0)
 
-    def _count(self, nodes: int) -> None:
-        self._nodes += nodes
+    def _add_nodes(self, count: int) -> None:
+        self._nodes += count
         if self._nodes > MAX_NODES:
-            raise ValueError(f"more than {MAX_NODES:,} keys and values, aliases written out")
+            raise ValueError(f"more than {MAX_NODES:,} keys and values, with aliases expanded")
 
 
 def _require_plain(node: yaml.Node) -> None:
     if node.tag in _NUMBERS:
         if len(node.value) > MAX_NUMBER_LENGTH:
-            raise ValueError(f"{_place(node)}a number of {len(node.value):,} characters")
+            raise ValueError(
+                f"{_format_line(node)}a number of {len(node.value):,} characters; must have at "
+                f"most {MAX_NUMBER_LENGTH}"
+            )
     elif node.tag not in _PLAIN:
         tag = node.tag.replace(_CORE, "!!")
         raise ValueError(
-            f"{_place(node)}the tag {tag}; values must be texts, numbers, true, false or null"
+            f"{_format_line(node)}the tag {tag}; values must be texts, numbers, true, false or null"
         )
     if isinstance(node, yaml.SequenceNode):
         for value in node.value:
-            _require_one_reading(value, "")
+            _require_unambiguous(value, "")
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            _require_one_reading(value, f"{key.value} = ")
+            _require_unambiguous(value, f"{key.value} = ")
             if key.tag not in (f"{_CORE}str", f"{_CORE}merge"):
                 text = key.value if isinstance(key, yaml.ScalarNode) else "a collection"
-                raise ValueError(f"{_place(key)}the key {text} must be a text")
+                raise ValueError(f"{_format_line(key)}the key {text} must be a text")
 
 
-def _require_one_reading(node: yaml.Node, key: str) -> None:
+def _require_unambiguous(node: yaml.Node, key: str) -> None:
     pattern = _COMMAND_LINE.get(node.tag)
     if pattern is not None and not pattern.fullmatch(node.value):
         kind = "true or false" if node.tag.endswith("bool") else "a decimal number"
         raise ValueError(
-            f"{_place(node)}{key}{node.value}: a text on the command line, and another value in "
-            f"YAML 1.1; write {kind}, or a text in quotes: '{node.value}'"
+            f"{_format_line(node)}{key}{node.value}: a text on the command line, and another value "
+            f"in YAML 1.1; write {kind}, or a text in quotes: '{node.value}'"
         )
 
 
-def _place(mark: Any) -> str:
-    return f"line {mark.start_mark.line + 1}: "
+def _format_line(node: Any) -> str:
+    """Return the line of a node or an event, as the beginning of a message."""
+    return f"line {node.start_mark.line + 1}: "
 
 
 class _WrittenLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """A loader in C, if PyYAML has it, that knows numbers and booleans as OmegaConf's does."""
+    """A loader in C, if PyYAML has it, which reads numbers and booleans as OmegaConf's does."""
 
     yaml_implicit_resolvers = _PlainLoader.yaml_implicit_resolvers

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """`value` as JSON text; NaN and infinities, which JSON has no form for, become null."""
+    """Return `value` as JSON; NaN and infinities, which JSON can't represent, become null."""
     return json.dumps(_replace_nan(value), indent=indent, allow_nan=False)
 
 

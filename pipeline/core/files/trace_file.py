@@ -21,16 +21,16 @@ class TraceRow:
     tid: int
 
     def name(self, kind: str, name: str) -> TraceEvent:
-        """Return the event that names the row, or its process: `thread_name`, `process_name`."""
+        """Return the event that names the row (`thread_name`) or its process (`process_name`)."""
         return self.metadata(kind, {"name": name})
 
     def metadata(self, kind: str, args: Mapping[str, Any]) -> TraceEvent:
-        """Return an event about the row, as `thread_sort_index`."""
+        """Return an event about the row, such as `thread_sort_index`."""
         return {"ph": "M", "name": kind, "pid": self.pid, "tid": self.tid, "args": dict(args)}
 
     def span(self, name: str, category: str, begin_us: float, end_us: float) -> TraceEvent:
-        """Return an event that has a begin and an end."""
-        # Both are rounded alike, so that neighbours don't overlap by a rounding error.
+        """Return an event with a begin and an end, in microseconds."""
+        # The end is rounded as the next begin, so that neighbours don't overlap by rounding.
         begin = round(begin_us, 3)
         end = round(end_us, 3)
         times = {"ts": begin, "dur": round(end - begin, 3), "pid": self.pid, "tid": self.tid}
@@ -40,7 +40,7 @@ class TraceRow:
 def write_trace_file(
     path: Path, events: Iterable[TraceEvent], about: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a trace, and what is known about it. Raises OSError, and ValueError for a NaN."""
-    other = {} if about is None else {"otherData": dict(about)}
-    trace = {"displayTimeUnit": "ms", **other, "traceEvents": list(events)}
+    """Write a trace, and facts about it. Raises OSError, and ValueError for a NaN."""
+    other_data = {} if about is None else {"otherData": dict(about)}
+    trace = {"displayTimeUnit": "ms", **other_data, "traceEvents": list(events)}
     write_whole(path, json.dumps(trace, allow_nan=False, separators=(",", ":")))

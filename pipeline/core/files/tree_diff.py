@@ -14,7 +14,7 @@ Where = tuple[int | str, ...]
 
 @dataclass(frozen=True)
 class Difference:
-    """A leaf in which two trees differ; None for the tree that lacks it."""
+    """A leaf in which two trees differ: its path, and its value in each (None if it is missing)."""
 
     where: Where
     one: Any
@@ -22,7 +22,7 @@ class Difference:
 
     @property
     def key(self) -> str:
-        """The dotted path, such as `train.optimizer.lr`."""
+        """Dotted path, such as `train.optimizer.lr`."""
         return dotted_key(self.where)
 
     def __str__(self) -> str:
@@ -30,12 +30,12 @@ class Difference:
 
 
 def dotted_key(where: Sequence[int | str]) -> str:
-    """Return ("dataset", "ops", 0, "size") as `dataset.ops.0.size`, as Hydra writes it."""
+    """Return a path as Hydra writes it: ("dataset", "ops", 0, "size") as `dataset.ops.0.size`."""
     return ".".join(map(str, where))
 
 
 def leaves(tree: Any, where: Where = ()) -> Iterator[tuple[Where, Any]]:
-    """Yield the leaves of nested mappings and lists with their paths; empty ones have none."""
+    """Yield the paths and values of the leaves of nested mappings and lists."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from leaves(value, (*where, key))
@@ -47,7 +47,7 @@ def leaves(tree: Any, where: Where = ()) -> Iterator[tuple[Where, Any]]:
 
 
 def value_at(tree: Any, where: Sequence[int | str], default: Any = None) -> Any:
-    """Return the value at a path of nested mappings and lists; the default without a value."""
+    """Return the value at a path of nested mappings and lists; `default` if the path is missing."""
     for key in where:
         has_key = isinstance(tree, Mapping) and key in tree
         has_index = isinstance(tree, list) and isinstance(key, int) and key < len(tree)

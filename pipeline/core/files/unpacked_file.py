@@ -1,4 +1,4 @@
-"""Files that may be compressed, gzip or zip, read as what they hold, up to a size limit."""
+"""The content of files that may be compressed by gzip or zip, read up to a size limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO, Any, cast
 
 MOST_UNPACKED_BYTES = 256 << 20
 MOST_RATIO = 100
-"""A file may unpack to this multiple of its size, if that is more. Zeros shrink to a thousandth."""
+"""Limit of the unpacked size relative to the file's size; the larger of both limits applies."""
 _GZIP = b"\x1f\x8b"
 _ZIP = b"PK\x03\x04"
 _DAMAGED = (
@@ -25,10 +25,10 @@ _DAMAGED = (
 
 @contextmanager
 def open_unpacked(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file, or what a gzip file or a zip file of one file holds, under any name.
+    """Open a file, or the content of a gzip file or of a zip file of one file, under any name.
 
-    Reading raises ValueError for a damaged file and one that unpacks to too much; opening it too,
-    for a zip file of several. Raises OSError for a file that can't be opened.
+    Raises OSError if the file can't be opened, and ValueError for a damaged zip file and one of
+    several files. Reading raises ValueError for damage, and for content beyond the limit.
     """
     with ExitStack() as stack:
         file = stack.enter_context(path.open("rb"))
@@ -38,14 +38,14 @@ def open_unpacked(path: Path) -> Iterator[IO[bytes]]:
         if start.startswith(_GZIP):
             unpacked = cast(IO[bytes], stack.enter_context(gzip.GzipFile(fileobj=file)))
         elif start == _ZIP:
-            unpacked = stack.enter_context(_only_member(file, stack))
+            unpacked = stack.enter_context(_open_only_member(file, stack))
         else:
             yield file
             return
         yield io.BufferedReader(_Limited(unpacked, limit_bytes))
 
 
-def _only_member(file: IO[bytes], stack: ExitStack) -> IO[bytes]:
+def _open_only_member(file: IO[bytes], stack: ExitStack) -> IO[bytes]:
     try:
         archive = stack.enter_context(zipfile.ZipFile(file))
         names = [name for name in archive.namelist() if not _is_hidden(name)]
@@ -58,7 +58,7 @@ def _only_member(file: IO[bytes], stack: ExitStack) -> IO[bytes]:
 
 
 def _is_hidden(name: str) -> bool:
-    """Whether an entry is a folder, or what systems add."""
+    """Return whether an entry is a folder, or a file that systems add."""
     return name.endswith("/") or any(part.startswith((".", "__MACOSX")) for part in name.split("/"))
 
 

@@ -11,7 +11,7 @@ from pipeline.core.errors import printable
 
 
 def show(value: Any) -> str:
-    """A value as it would be typed, shortened."""
+    """Return a value as it would be typed, in at most 60 characters."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     try:
@@ -27,19 +27,20 @@ def show(value: Any) -> str:
 def join_first(
     texts: Sequence[str], most: int, separator: str = ", ", before_more: str = " and "
 ) -> str:
-    """Join the first texts, with the number of the others."""
-    left = len(texts) - most
-    return separator.join(texts[:most]) + (f"{before_more}{left:,} more" if left > 0 else "")
+    """Return the first `most` texts, joined, with the number of the remaining ones."""
+    num_left = len(texts) - most
+    ending = f"{before_more}{num_left:,} more" if num_left > 0 else ""
+    return separator.join(texts[:most]) + ending
 
 
 def first_lines(lines: Sequence[str], most: int) -> list[str]:
-    """Return the first lines, and a line with the number of the others."""
-    left = len(lines) - most
-    return [*lines[:most], *([f"{left:,} more"] if left > 0 else [])]
+    """Return the first `most` lines, and a line with the number of the remaining ones."""
+    num_left = len(lines) - most
+    return [*lines[:most], *([f"{num_left:,} more"] if num_left > 0 else [])]
 
 
 def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Return a line for each row, its cells in columns; those numbered in `right` end together."""
+    """Return a line for each row, with aligned cells; the columns in `right` are right-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
@@ -51,7 +52,7 @@ def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) ->
 
 
 def bytes_text(count: float) -> str:
-    """Format a number of bytes with a decimal unit."""
+    """Return a number of bytes as text, with a decimal unit."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:,.1f} {unit}"
@@ -59,7 +60,7 @@ def bytes_text(count: float) -> str:
 
 
 def _is_plain_text(text: str) -> bool:
-    """Return whether YAML reads it as a text."""
+    """Return whether YAML reads a text as a text; one of more than 60 characters isn't checked."""
     if len(text) > 60:
         return True
     try:

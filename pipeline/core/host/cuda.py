@@ -1,5 +1,7 @@
-"""NVIDIA's software on this machine: the driver, JAX's plug-in for CUDA, and what is wrong with
-them. Nothing here opens a GPU or takes its memory."""
+"""NVIDIA's software on this machine: the driver, JAX's plug-in for CUDA, and their problems.
+
+The functions don't open a GPU or take its memory.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def driver_problem() -> str | None:
 
 
 def why_no_gpu(jax_reason: str = "") -> str:
-    """Return why JAX has no GPU, and what would help."""
+    """Return why JAX has no GPU, and how to change that."""
     installed = plugin()
     platforms = os.environ.get(PLATFORMS, "")
     if installed is None:
@@ -64,15 +66,17 @@ def why_no_gpu(jax_reason: str = "") -> str:
 
 
 def share_memory(processes: int) -> dict[str, str]:
-    """Return the variable by which each of several processes takes its share of a GPU's memory;
-    nothing if the user has set it."""
+    """Return a variable and its value: the share of a GPU's memory for each of several processes.
+
+    Empty for one process, and if the user has set the variable.
+    """
     if processes < 2 or MEMORY_SHARE in os.environ:
         return {}
     return {MEMORY_SHARE: f"{DEFAULT_SHARE / processes:.3f}"}
 
 
 def cuda_versions() -> dict[str, str]:
-    """Return the versions of driver, CUDA and cuDNN, those that can be found."""
+    """Return the versions of `driver`, `cuda` and `cudnn` that can be found."""
     versions = {}
     with suppress(OSError), open("/proc/driver/nvidia/version", encoding="utf-8") as file:
         words = file.readline().split()
@@ -85,7 +89,7 @@ def cuda_versions() -> dict[str, str]:
             break
     else:
         return versions
-    # Calls for a library that can't be loaded raise RuntimeError.
+    # A call raises RuntimeError if its library can't be loaded.
     with suppress(RuntimeError):
         if cuda := module.cuda_runtime_get_version():
             versions["cuda"] = f"{cuda // 1000}.{cuda % 1000 // 10}"

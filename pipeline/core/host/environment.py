@@ -1,6 +1,6 @@
-"""Requirements of every command and run on its process: a folder, a clock, flags of XLA.
+"""Requirements of every command: a working folder, a valid clock, valid flags of XLA.
 
-They are checked before anything is written, and cost nothing unless XLA_FLAGS is set.
+They are checked before anything is written. The check is fast unless XLA_FLAGS is set.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pipeline.core.errors import RunError
 FLAGS = "XLA_FLAGS"
 DAY_S = 24 * 3600
 _PARSE_FLAGS = "from jaxlib import xla_client; xla_client.CompileOptions()"
-"""A program that parses the flags as XLA does when it opens a device, and opens none."""
+"""A program that parses the flags as XLA does, without opening a device."""
 
 
 def require_usable_environment() -> None:
-    """Raise RunError if a run can't work in this process, for a reason outside of its recipe."""
+    """Raise RunError if a run can't work in this process, whatever its recipe is."""
     try:
         os.getcwd()
     except FileNotFoundError as error:
@@ -41,7 +41,7 @@ def require_usable_environment() -> None:
 
 
 def require_known_flags() -> None:
-    """Raise RunError if XLA would abort this process, which has not opened a device yet."""
+    """Raise RunError if XLA would abort this process at a wrong flag when it opens a device."""
     if FLAGS in os.environ:
         _require_flags(os.environ[FLAGS])
 
@@ -49,7 +49,7 @@ def require_known_flags() -> None:
 @cache
 def _require_flags(flags: str) -> None:
     """Raise RunError unless XLA accepts the flags; it aborts the process at a wrong one."""
-    # Few runs need it, and all would wait for its import.
+    # Imported here: few runs need it.
     import subprocess
 
     process = subprocess.run(
@@ -58,6 +58,6 @@ def _require_flags(flags: str) -> None:
     if process.returncode == 0:
         return
     lines = process.stderr.decode(errors="replace").splitlines()
-    # Its log has lines such as `E1125 05:02:16.4 29408 flags.cc:93] Can't interpret ...`.
+    # XLA logs lines such as `E1125 05:02:16.4 29408 flags.cc:93] Can't interpret ...`.
     reason = next((line.partition("] ")[2] for line in lines if "] " in line), "")
-    raise RunError(f"{FLAGS} = {flags}: XLA refuses it: {reason or 'it gives no reason'}")
+    raise RunError(f"{FLAGS} = {flags}: XLA refuses it: {reason or 'without a reason'}")

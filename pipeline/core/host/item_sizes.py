@@ -1,4 +1,4 @@
-"""Bytes of an element, by JAX's names of types."""
+"""Sizes of elements in bytes, by JAX's names of types."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import ml_dtypes  # noqa: F401  (registers bfloat16, float8 and int4 with numpy)
 import numpy as np
 
 KEY_BYTES = 8
-"""Bytes of a random key, whose type is `key<...>`."""
+"""Size of a random key, whose type is `key<...>`."""
 MASK_BYTES = 1 / 8
-"""Bytes of a bool in device memory: the chip packs masks, one bit each."""
+"""Size of a bool in device memory: the chip packs masks, one bit each."""
 
 
 def item_bytes(dtype: str) -> int:
-    """Return the bytes of an element in a kernel. Raises TypeError for an unknown type."""
+    """Return the size of an element in a kernel. Raises TypeError for an unknown type."""
     return KEY_BYTES if dtype.startswith("key") else np.dtype(dtype).itemsize
 
 
 def stored_bytes(dtype: str) -> float:
-    """Return the bytes of an element in device memory, where masks are packed."""
+    """Return the size of an element in device memory, in which masks are packed."""
     return MASK_BYTES if dtype == "bool" else item_bytes(dtype)

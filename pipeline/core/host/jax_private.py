@@ -1,7 +1,7 @@
-"""Everything that the package uses of JAX's private modules; JAX has no public call for any of it.
+"""All uses of JAX's private modules, for which JAX has no public call.
 
-One function or class for each use, and a test of each in tests/core/host/test_jax_private.py, which
-every tested version of JAX has to pass.
+Each use has a function or a class here, and a test in tests/core/host/test_jax_private.py, which
+every tested version of JAX must pass.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import jax
 from jax._src import compilation_cache, config, distributed, xla_bridge
 from jax.experimental import serialize_executable
 
-# The logger of what is compiled, whose lines have the names of programs and their seconds.
-# `jax.log_compiles` logs the same lines to the console and has no other handler.
+# The logger of compilations, whose lines have the names of programs and their seconds.
+# `jax.log_compiles` logs the same lines, but only to the console.
 COMPILE_LOGGER = "jax._src.interpreters.pxla"
 
 # The logger of plug-ins that can't start, which JAX then leaves out without an error.
 PLUGIN_LOGGER = "jax._src.xla_bridge"
 
-# They write and read a compiled program with its trees. The public `serialize` writes the machine
-# code too, which XLA writes incompletely of a program that it has read itself.
+# They write and read a compiled program with its trees. The public `serialize` also writes the
+# machine code, which is incomplete if XLA has read the program from a file.
 ExecutablePickler: Any = serialize_executable._JaxPjrtPickler
 ExecutableUnpickler: Any = serialize_executable._JaxPjrtUnpickler
 
 
 def num_joined_processes() -> int:
-    """Return the processes of `jax.distributed`, 1 before it is initialized.
+    """Return the number of processes of `jax.distributed`; 1 before it is initialized.
 
     `jax.process_count` opens the devices, after which their number is fixed.
     """
@@ -38,42 +38,49 @@ def num_joined_processes() -> int:
 def coordination_client() -> Any:
     """Return the client of `jax.distributed`, by which processes exchange values without devices.
 
-    Public are collectives alone, which need devices.
+    JAX's public collectives need devices.
     """
     return distributed.global_state.client
 
 
 def has_open_devices() -> bool:
-    """Return whether JAX has opened its devices. Every public call of that kind opens them."""
+    """Return whether JAX has opened its devices. Public calls would open them."""
     return xla_bridge.backends_are_initialized()
 
 
 def use_program_files(open_folder: Callable[[str], tuple[Any, str]]) -> None:
-    """Let JAX keep compiled programs in what `open_folder` returns. Public is the folder alone."""
+    """Make JAX keep compiled programs in the cache that `open_folder` returns, with its path.
+
+    JAX's public option only sets the path.
+    """
     compilation_cache.get_file_cache = open_folder  # type: ignore[assignment]
     # JAX opens its cache only once, and may have compiled something before.
     compilation_cache.reset_cache()
 
 
 def opened_program_files(client: Any) -> object:
-    """Return what JAX keeps programs in for a client of devices; None if in nothing."""
+    """Return JAX's cache of programs for a client of devices; None without a cache."""
     return compilation_cache._get_cache(client)
 
 
 def with_names_in_cache_key() -> AbstractContextManager[None]:
-    """Inside, this thread's programs are found by their names and lines too. `jax.config` sets it
-    for all threads."""
+    """Inside, this thread finds programs by their names and source lines too.
+
+    `jax.config` would set this for all threads.
+    """
     return config.compilation_cache_include_metadata_in_key(True)
 
 
 def with_least_compile_s(seconds: float) -> AbstractContextManager[None]:
-    """Inside, this thread keeps programs that take longer to compile. `jax.config` sets it for all
-    threads."""
+    """Inside, this thread keeps programs that take at least `seconds` to compile.
+
+    `jax.config` would set this for all threads.
+    """
     return config.persistent_cache_min_compile_time_secs(seconds)
 
 
 def machine_code(cached: bytes) -> bytes:
-    """Return the machine code of a program as JAX's cache keeps it: compressed, with a time."""
+    """Return the machine code in an entry of JAX's cache, which is compressed and has a time."""
     unpacked = compilation_cache.decompress_executable(cached)
     code, _ = compilation_cache.extract_executable_and_time(unpacked)
     return code

@@ -1,8 +1,8 @@
-"""Walks over jaxprs, and their calls, loops and branches, read alike in all versions of JAX.
+"""Walks over jaxprs, with their calls, loops and branches, in all tested versions of JAX.
 
-Everything that reads a jaxpr does so by `walk`, with values of its kind in place of arrays, or by
-`equations_in`. A `ClosedJaxpr` is a `Jaxpr` that knows its constants since JAX 0.12; before,
-equations hold the one or the other.
+Code reads a jaxpr by `walk`, with values of any kind in place of arrays, or by `equations_in`.
+Since JAX 0.12 a `ClosedJaxpr` is a `Jaxpr` with its constants. Before, parameters of equations are
+of either type.
 """
 
 from __future__ import annotations
@@ -26,23 +26,22 @@ CALLS = frozenset(
         *("checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"),
     }
 )
-"""Primitives that call a jaxpr once. Versions of JAX differ in the names: `closed_call` is
-`eval_jaxpr` since 0.12."""
+"""Primitives that call a jaxpr once, in all versions: `closed_call` is `eval_jaxpr` since 0.12."""
 PACKAGE = Path(__file__).parents[2]
 FLOW = ("scan", "while", "cond")
 """Primitives of loops and branches."""
 
 Run = Callable[[ClosedJaxpr, Sequence[Any]], list[Any]]
-"""Computes the results of a jaxpr for its operands."""
+"""Function from a jaxpr and its operands to its results."""
 Compute = Callable[[JaxprEqn, list[T]], Sequence[T]]
-"""Computes the results of an equation for its operands."""
+"""Function from an equation and its operands to its results."""
 ReadConstant = Callable[[Any, Any], T]
-"""Reads a literal, or a variable of the jaxpr's constants, and its array."""
+"""Function from a literal or a constant variable, and its array, to its value."""
 
 
 @dataclass(frozen=True)
 class Scan:
-    """A `scan`: its operands are constants, the carry and what is sliced, in this order."""
+    """A `scan`. Its operands are constants, the carry and sliced arrays, in this order."""
 
     body: ClosedJaxpr
     num_consts: int
@@ -52,13 +51,13 @@ class Scan:
     unroll: int
 
     def split_operands(self, operands: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
-        """Return the constants, the carry and what is sliced."""
+        """Return the constants, the carry and the sliced arrays."""
         return _split_operands(operands, self.num_consts, self.num_carry)
 
 
 @dataclass(frozen=True)
 class While:
-    """A `while`: its operands are constants of the condition, of the body, and the carry."""
+    """A `while`. Its operands are the condition's and the body's constants, and the carry."""
 
     condition: ClosedJaxpr
     body: ClosedJaxpr
@@ -73,15 +72,15 @@ class While:
 def _split_operands(
     operands: Sequence[T], first: int, second: int
 ) -> tuple[list[T], list[T], list[T]]:
-    """Return the `first` operands, the `second` ones after them, and the others."""
-    last = first + second
-    return list(operands[:first]), list(operands[first:last]), list(operands[last:])
+    """Split operands into `first` ones, `second` ones, and the remaining ones."""
+    end = first + second
+    return list(operands[:first]), list(operands[first:end]), list(operands[end:])
 
 
 def walk(
     jaxpr: ClosedJaxpr, operands: Sequence[T], compute: Compute[T], read_constant: ReadConstant[T]
 ) -> list[T]:
-    """Return the results of a jaxpr for operands of any kind, by `compute`, in its order.
+    """Return the results of a jaxpr for operands of any kind, calling `compute` per equation.
 
     A value is dropped after the last equation that reads it.
     """
@@ -126,20 +125,20 @@ def _last_reads(jaxpr: Jaxpr) -> list[list[Var]]:
 def equations_in(
     jaxpr: Jaxpr, outer: tuple[JaxprEqn, ...] = ()
 ) -> Iterator[tuple[JaxprEqn, tuple[JaxprEqn, ...]]]:
-    """Yield every equation with those that it is inside of, the outermost first."""
+    """Yield every equation with the equations that contain it, the outermost first."""
     for equation in jaxpr.eqns:
         yield equation, outer
-        for inner in inner_jaxprs(equation):
-            yield from equations_in(inner, (*outer, equation))
+        for inner_jaxpr in inner_jaxprs(equation):
+            yield from equations_in(inner_jaxpr, (*outer, equation))
 
 
 def inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
     """Yield the jaxprs among the parameters of an equation: of calls, loops, branches and rules."""
     for value in equation.params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
-            inner = getattr(item, "jaxpr", item)
-            if isinstance(inner, Jaxpr):
-                yield inner
+            inner_jaxpr = getattr(item, "jaxpr", item)
+            if isinstance(inner_jaxpr, Jaxpr):
+                yield inner_jaxpr
 
 
 def scope_of(equation: JaxprEqn, outer: str = "") -> str:
@@ -150,7 +149,7 @@ def scope_of(equation: JaxprEqn, outer: str = "") -> str:
 @contextmanager
 def enter_scope(scope: str) -> Iterator[None]:
     """Enter named scopes that are separated by slashes."""
-    # Separately, since transformations mark the outermost scope only: `jvp(Net)/conv`.
+    # One by one, since transformations mark the outermost scope only: `jvp(Net)/conv`.
     with ExitStack() as stack:
         for name in filter(None, scope.split("/")):
             stack.enter_context(jax.named_scope(name))
@@ -160,7 +159,7 @@ def enter_scope(scope: str) -> Iterator[None]:
 def source_line(equation: JaxprEqn) -> str:
     """Return the innermost line of custom code that made an equation, as `train.py, line 12`.
 
-    Code of this package and of installed ones is passed over; "" without any other.
+    Code of this and of installed packages is skipped; "" if no line remains.
     """
     traceback = equation.source_info.traceback
     frames: Sequence[Any] = [] if traceback is None else traceback.frames
@@ -172,7 +171,7 @@ def source_line(equation: JaxprEqn) -> str:
 
 
 def called_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
-    """Return the jaxpr that an equation calls once; None for a loop, branches or an operation."""
+    """Return the jaxpr that an equation calls once; None if it isn't a call."""
     if equation.primitive.name not in CALLS:
         return None
     params = equation.params
@@ -180,21 +179,21 @@ def called_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
 
 
 def per_device_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
-    """Return the jaxpr that an equation calls once, or that each device computes in `shard_map`."""
+    """Return the jaxpr of a call, or of each device in a `shard_map`; None for other equations."""
     is_sharded = equation.primitive.name == "shard_map"
     return as_closed(equation.params["jaxpr"]) if is_sharded else called_jaxpr(equation)
 
 
 def as_closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
-    """Return a jaxpr with its constants; one that doesn't know any has none."""
+    """Return a jaxpr as a `ClosedJaxpr`, without constants if it isn't one yet."""
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
 def read_scan(equation: JaxprEqn) -> Scan:
-    """Return the parts of a `scan`."""
+    """Return the parameters of a `scan`."""
     params = equation.params
     if "ft_in" in params:
-        # Since JAX 0.11 the operands are three groups of a tree.
+        # Since JAX 0.11 the operands are a tree of three groups.
         num_consts, num_carry, _ = map(len, params["ft_in"].unpack())
     else:
         num_consts = params["num_consts"]
@@ -210,7 +209,7 @@ def read_scan(equation: JaxprEqn) -> Scan:
 
 
 def read_while(equation: JaxprEqn) -> While:
-    """Return the parts of a `while`."""
+    """Return the parameters of a `while`."""
     params = equation.params
     return While(
         params["cond_jaxpr"], params["body_jaxpr"], params["cond_nconsts"], params["body_nconsts"]
@@ -233,27 +232,26 @@ def bind_equation(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
 
 
 def compute_flow(equation: JaxprEqn, operands: Sequence[Any], run: Run) -> list[Any]:
-    """Compute a loop or branches as the equation does, with `run` for the jaxprs inside."""
+    """Compute a loop or branches, with `run` for the jaxprs inside."""
     match equation.primitive.name:
         case "scan":
             return _compute_scan(read_scan(equation), operands, run)
         case "while":
             return _compute_while(read_while(equation), operands, run)
         case _:
-            branches = [partial(_call, run, branch) for branch in equation.params["branches"]]
+            branches = [
+                partial(lambda branch, *operands: run(branch, operands), branch)
+                for branch in equation.params["branches"]
+            ]
             platforms = equation.params.get("branches_platforms")
             if platforms is None:
                 return list(lax.switch(operands[0], branches, *operands[1:]))
-            named = {
+            branch_by_platform = {
                 name: branch
                 for names, branch in zip(platforms, branches, strict=True)
                 for name in names or ("default",)
             }
-            return list(lax.platform_dependent(*operands[1:], **named))
-
-
-def _call(run: Run, jaxpr: ClosedJaxpr, *operands: Any) -> list[Any]:
-    return run(jaxpr, operands)
+            return list(lax.platform_dependent(*operands[1:], **branch_by_platform))
 
 
 def _compute_scan(scan: Scan, operands: Sequence[Any], run: Run) -> list[Any]:

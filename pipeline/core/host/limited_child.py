@@ -1,4 +1,4 @@
-"""The side of a child process that computes within limits for a `LimitedProcess`."""
+"""The child process of a `LimitedProcess`: it answers requests within limits."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import sys
 from collections.abc import Callable, Sequence
 
 REQUEST = struct.Struct("<cQQQ")
-"""A letter, the limits of addresses in bytes and of processor time in s, and the size of what
-follows."""
+"""Head of a request: its kind (a letter), the limits of addresses in bytes and of processor time in
+seconds, and the size of the content, which follows."""
 ANSWER = struct.Struct("<cQ")
-"""Whether it is an answer, and the size of what follows."""
+"""Head of an answer: its status, and the size of the content, which follows."""
 DONE = b"a"
 FAILED = b"x"
 NOT_INSTALLED = b"i"
 
 Compute = Callable[[bytes, bytes], Sequence[bytes | memoryview]]
-"""Answers a request of a letter and its content. The message of what it raises is for the user."""
+"""Function from a request's kind and content to the answer. Messages of errors are for the user."""
 
 
 def serve(compute: Compute) -> None:
-    """Answer requests until there are none."""
+    """Answer requests until stdin ends."""
     requests = sys.stdin.buffer
     answers = sys.stdout.buffer
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while head := requests.read(REQUEST.size):
         kind, memory_bytes, cpu_s, size_bytes = REQUEST.unpack(head)
-        _limit(resource.RLIMIT_AS, memory_bytes)
-        _limit(resource.RLIMIT_CPU, cpu_s)
+        _set_limit(resource.RLIMIT_AS, memory_bytes)
+        _set_limit(resource.RLIMIT_CPU, cpu_s)
         status, answer = _answer(compute, kind, requests.read(size_bytes))
         answers.write(ANSWER.pack(status, sum(len(piece) for piece in answer)))
         for piece in answer:
@@ -42,7 +42,7 @@ def _answer(
     try:
         return DONE, compute(kind, content)
     except MemoryError:
-        # Nothing can be trusted now. The other side sees that this process ended.
+        # The library's state is unknown. The parent sees that this process has ended.
         sys.exit(1)
     except ImportError as error:
         return NOT_INSTALLED, [str(error).encode()]
@@ -50,6 +50,7 @@ def _answer(
         return FAILED, [(str(error) or type(error).__name__).encode(errors="replace")]
 
 
-def _limit(kind: int, soft: int) -> None:
-    hard = resource.getrlimit(kind)[1]
-    resource.setrlimit(kind, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+def _set_limit(kind: int, limit: int) -> None:
+    hard_limit = resource.getrlimit(kind)[1]
+    soft_limit = limit if hard_limit == resource.RLIM_INFINITY else min(limit, hard_limit)
+    resource.setrlimit(kind, (soft_limit, hard_limit))

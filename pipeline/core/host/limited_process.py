@@ -1,7 +1,7 @@
 """Child processes of limited memory and time, for libraries that read files of strangers.
 
-A library can allocate without end, take hours, print what it likes and abort its process. The
-process that calls it can catch none of that.
+A library can allocate without end, take hours, print anything and abort its process. The process
+that calls it can't catch any of these.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SETTINGS: Mapping[str, str] = {
 
 
 class LibraryError(ValueError):
-    """Error of a library in a child process, by the first line of its message."""
+    """An error of a library in a child process; the message is the first line of the library's."""
 
 
 class ChildLimitError(ValueError):
@@ -43,10 +43,12 @@ class ChildLimitError(ValueError):
 
 @dataclass(frozen=True)
 class ChildLimits:
-    """The limits of a child process: its addresses, and its processor time since its start."""
+    """The limits of a child process."""
 
     memory_bytes: int
+    """Size of its addresses."""
     cpu_s: int
+    """Processor time since its start."""
 
 
 class LimitedProcess:
@@ -56,7 +58,7 @@ class LimitedProcess:
     """
 
     def __init__(self, module: str) -> None:
-        # A library may be installed in a folder that only this process knows.
+        # A library may be in a folder that only this process has in its path.
         path = os.pathsep.join(filter(None, sys.path))
         self._process = subprocess.Popen(
             [sys.executable, "-m", module],
@@ -64,16 +66,16 @@ class LimitedProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, **_SETTINGS, "PYTHONPATH": path},
-            # Ctrl-C is for this process, which finishes what it does.
+            # Ctrl-C must not reach the child, since this process finishes its request.
             start_new_session=True,
         )
-        weakref.finalize(self, _end, self._process)
+        weakref.finalize(self, _kill, self._process)
         self._lock = Lock()
 
     def ask(self, kind: bytes, content: bytes, limits: ChildLimits) -> bytes:
-        """The answer to a request.
+        """Return the answer to a request: its kind, a letter, and its content.
 
-        Raises ImportError for a library that isn't installed, LibraryError for what it raises, and
+        Raises ImportError if the library isn't installed, LibraryError if it raises, and
         ChildLimitError.
         """
         memory_bytes = min(available_bytes(), limits.memory_bytes)
@@ -85,7 +87,7 @@ class LimitedProcess:
                 if self._process.wait() == -signal.SIGXCPU:
                     limit = f"{limits.cpu_s:,} s of processor time"
                 else:
-                    # Libraries abort, or Python exits, when they get no memory.
+                    # Without memory, a library aborts, or Python exits.
                     limit = f"{memory_bytes / 1e9:,.1f} GB of memory"
                 raise ChildLimitError(f"takes more than {limit}") from None
         if status == NOT_INSTALLED:
@@ -96,7 +98,7 @@ class LimitedProcess:
 
 
 def _exchange(process: subprocess.Popen[bytes], request: bytes) -> tuple[bytes, bytes]:
-    """The status and the content of an answer. Raises OSError or struct.error without one."""
+    """Return the status and the content of an answer. Raises OSError or struct.error if none."""
     requests = cast(Any, process.stdin)
     answers = cast(Any, process.stdout)
     requests.write(request)
@@ -108,10 +110,10 @@ def _exchange(process: subprocess.Popen[bytes], request: bytes) -> tuple[bytes, 
     return status, answer
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
-        # Closing writes what is left of a request that ended the process.
+        # Closing writes the rest of a request that ended the process.
         with suppress(BrokenPipeError):
             cast(Any, pipe).close()

@@ -1,5 +1,7 @@
-"""Available memory, by the machine and by the control groups with which a container or a scheduler
-limits this process: too large requests fail with a message before the system kills it."""
+"""Available memory, by the machine and by the control groups of a container or a scheduler.
+
+Too large requests then fail with a message, before the system kills the process.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ _MEMINFO = Path("/proc/meminfo")
 
 @dataclass(frozen=True)
 class _LimitFiles:
-    """Names of a control group's files: its limit, its usage, and the statistic of reclaimable page
-    cache within the usage."""
+    """Names of a control group's files, by its version."""
 
     limit: str
     usage: str
     page_cache: str
+    """Key in `memory.stat` of the reclaimable page cache, which the usage includes."""
 
 
 _VERSION_2 = _LimitFiles("memory.max", "memory.current", "inactive_file")
@@ -29,13 +31,13 @@ _VERSION_1 = _LimitFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "tota
 
 
 def available_bytes(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:
-    """Return the memory that is still available, on this machine and in its container."""
+    """Return the memory that is available, on this machine and in its container."""
     free_bytes = 1024 * _read_number(_MEMINFO, r"^MemAvailable: +(\d+) kB$")
     free_bytes = free_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    groups = groups_of("memory", cgroup, membership)
+    groups = list_control_groups("memory", cgroup, membership)
     versions = (_VERSION_2, _VERSION_1)
-    left = (_left_bytes(group, files) for group in groups for files in versions)
-    return min([free_bytes, *(count for count in left if count is not None)])
+    group_bytes = (_read_free_bytes(group, files) for group in groups for files in versions)
+    return min([free_bytes, *(count for count in group_bytes if count is not None)])
 
 
 def require_room(size_bytes: int, what: str) -> None:
@@ -48,13 +50,13 @@ def require_room(size_bytes: int, what: str) -> None:
         )
 
 
-def _left_bytes(group: Path, files: _LimitFiles) -> int | None:
-    """Return the bytes left under a control group's limit; None if it doesn't exist or has none."""
+def _read_free_bytes(group: Path, files: _LimitFiles) -> int | None:
+    """Return the bytes that a control group can still use; None without a group or a limit."""
     try:
-        left = int((group / files.limit).read_text()) - int((group / files.usage).read_text())
+        unused = int((group / files.limit).read_text()) - int((group / files.usage).read_text())
     except (OSError, ValueError):
         return None
-    return max(0, left + _read_number(group / "memory.stat", rf"^{files.page_cache} (\d+)$"))
+    return max(0, unused + _read_number(group / "memory.stat", rf"^{files.page_cache} (\d+)$"))
 
 
 def _read_number(file: Path, pattern: str) -> int:
@@ -66,39 +68,41 @@ def _read_number(file: Path, pattern: str) -> int:
     return int(match[1]) if match else 0
 
 
-def groups_of(
+def list_control_groups(
     controller: str, root: Path = CGROUP, membership: Path = MEMBERSHIP
 ) -> tuple[Path, ...]:
-    """Return the folders of this process's control group and its parents, in version 2 and 1.
+    """Return the folders of this process's control group and its parents, in versions 2 and 1.
 
-    `controller` is, for example, `memory`; version 2 has one tree, version 1 a tree for each
-    controller. The smallest limit of all these groups applies. Some folders may not exist: a
-    container may see its group as the root, under any name outside.
+    `controller` is, for example, `memory`. Version 2 has one tree, version 1 a tree per controller.
+    The smallest limit of these groups applies. Some folders may be missing: in a container, the
+    root may be the container's group, which has another path outside.
     """
     folders: list[Path] = []
-    for controllers, path in _memberships(membership):
+    for controllers, path in _read_memberships(membership):
         if not controllers:
-            folders += [*_upwards(root, path), *_upwards(root / "unified", path)]
+            folders += [*_list_ancestors(root, path), *_list_ancestors(root / "unified", path)]
         elif controller in controllers.split(","):
-            folders += _upwards(root / controller, path)
+            folders += _list_ancestors(root / controller, path)
     return tuple(dict.fromkeys((*folders, root, root / controller)))
 
 
-def _memberships(file: Path) -> Iterator[tuple[str, PurePosixPath]]:
-    """Yield controllers (none in version 2) and group, from `number:controllers:path`."""
+def _read_memberships(file: Path) -> Iterator[tuple[str, PurePosixPath]]:
+    """Yield the controllers and the group of each line, `number:controllers:path`.
+
+    Version 2 has a line without controllers.
+    """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         return
     for line in lines:
-        _, _, described = line.partition(":")
-        controllers, colon, path = described.partition(":")
-        if colon:
-            yield controllers, PurePosixPath(path)
+        fields = line.split(":", 2)
+        if len(fields) == 3:
+            yield fields[1], PurePosixPath(fields[2])
 
 
-def _upwards(root: Path, group: PurePosixPath) -> Iterator[Path]:
-    """Yield the folders from a group up to the root; the root alone for a group outside of it."""
+def _list_ancestors(root: Path, group: PurePosixPath) -> Iterator[Path]:
+    """Yield the folders from a group up to the root; only the root if the group is outside."""
     names = () if ".." in group.parts else group.parts[1:]
     for length in range(len(names), -1, -1):
         yield root.joinpath(*names[:length])

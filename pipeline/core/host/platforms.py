@@ -1,7 +1,7 @@
-"""Facts about platforms: code that differs between devices reads one of them by its name.
+"""Facts about platforms, which code that differs between devices reads.
 
-To add a device, write its component in `pipeline/backends/devices`, and its platform here if JAX
-has one that isn't listed.
+To add a device, write its component in `pipeline/backends/devices`. Add its platform here if JAX
+has a new one for it.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Platform:
-    """Facts about the devices of a platform; the defaults hold for one that isn't known."""
+    """Facts about the devices of a platform; the defaults are those of an unknown platform."""
 
     name: str
-    """The name that JAX has for it: `jax.Device.platform`."""
+    """JAX's name, `jax.Device.platform`."""
     lowering_name: str = ""
-    """The name that `jax.lax.platform_dependent` has for it, if that is another."""
+    """Name for `jax.lax.platform_dependent`, if it differs."""
     is_host: bool = False
-    """Whether it is the host's processor, which can be split, with the host's memory."""
+    """Whether a device is the host's processor, which can act as several devices."""
     is_cuda: bool = False
-    """Whether it needs NVIDIA's driver, and JAX takes most of its memory when it opens it."""
+    """Whether a device needs NVIDIA's driver, and JAX takes most of its memory at once."""
     reports_free_memory: bool = False
     is_traceable: bool = False
-    """Whether JAX's profiler records its operations."""
+    """Whether JAX's profiler records a device's operations."""
     chooses_lowerings: bool = False
-    """Whether lowerings and layouts are chosen for it; elsewhere XLA's are the fastest."""
+    """Whether lowerings and layouts are chosen; otherwise XLA's are the fastest."""
     has_slow_loops: bool = False
     """Whether XLA's convolutions are slow inside a loop."""
     keeps_programs: bool = False
@@ -35,7 +35,7 @@ class Platform:
     removes_recomputation: bool = False
     """Whether XLA undoes recomputation unless an option forbids it."""
     product_size: int = 8192
-    """Rows and columns of the product by which the peak of a device is measured."""
+    """Rows and columns of the matrix product by which the peak of a device is measured."""
 
 
 CPU = Platform(

@@ -1,9 +1,9 @@
-"""The first settings of a process: standard streams, the allocator, the collection of garbage.
+"""The first settings of a process: standard streams, the allocator, garbage collection.
 
-XLA allocates the memory of a program at every dispatch, a gigabyte for a step of ResNet-18, and
-frees it again. The C library passes all of that on to the kernel, which clears 300,000 pages of
-4 kB each time: a quarter of the step. glibc reads its tunables before a process starts (its manual,
-"Memory Allocation Tunables"), so a process without them restarts itself with them.
+XLA allocates and frees the memory of a program at every dispatch, a gigabyte for a step of
+ResNet-18. The C library returns it to the kernel, which clears 300,000 pages of 4 kB each time: a
+quarter of the step. glibc reads its tunables before a process starts (its manual, "Memory
+Allocation Tunables"), so a process without them restarts itself with them.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ SELDOM = 100_000
 WHILE_STARTING = 2_000_000
 YOUNG_COLLECTIONS = 20
 OLD_COLLECTIONS = 100
-"""New objects until the youngest are looked through, and how often that happens until the second
-and the third generation are."""
+"""Thresholds of `gc`: new objects (SELDOM or WHILE_STARTING) until the first generation is
+collected, and collections of a generation until the second and the third one are."""
 
 
 def open_closed_streams() -> None:
-    """Open stdin, stdout and stderr on nothing if they are closed.
+    """Open the null device for stdin, stdout and stderr if they are closed.
 
-    Otherwise Python has no `sys.stdout`, and the next file that is opened takes its number: what
-    libraries print would land in a checkpoint.
+    Otherwise Python has no `sys.stdout`, and the next opened file gets its number: output of
+    libraries would be written into a checkpoint.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # The lowest number that is free is this one.
+            # `open` returns the lowest free number, which is this one.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stdout is None:
         sys.stdout = os.fdopen(1, "w", closefd=False)
@@ -61,7 +61,7 @@ def reexec_with_malloc_tunables() -> None:
     if VARIABLE in os.environ or not sys.executable:
         return
     library = ""
-    # The name of another C library is an error.
+    # Other C libraries don't have this name.
     with suppress(AttributeError, ValueError, OSError):
         library = os.confstr("CS_GNU_LIBC_VERSION") or ""
     if library.startswith("glibc"):
@@ -70,16 +70,15 @@ def reexec_with_malloc_tunables() -> None:
 
 
 def collect_less_while_starting() -> None:
-    """Hardly look for garbage while imports and tracing create millions of objects, which stay.
+    """Collect garbage rarely while imports and tracing create millions of lasting objects.
 
-    To look through them again and again took some 0.25 of 3 s until the first step.
+    Repeated collections took about 0.25 of the 3 s until the first step.
     """
     gc.set_threshold(WHILE_STARTING, YOUNG_COLLECTIONS, OLD_COLLECTIONS)
 
 
 def collect_seldom() -> None:
-    """Look for garbage now and then among objects that are new, if `collect_less_while_starting`
-    was called."""
+    """Collect garbage seldom, among new objects, if `collect_less_while_starting` was called."""
     if gc.get_threshold()[0] == WHILE_STARTING:
         gc.freeze()
         gc.set_threshold(SELDOM, YOUNG_COLLECTIONS, OLD_COLLECTIONS)

@@ -1,4 +1,4 @@
-"""The shortest of several timed calls: others that use the machine can only make a call longer."""
+"""The shortest of several timed calls: other work on the machine can only make a call longer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ LEAST_CALLS = 3
 
 
 def shortest_s(call: Callable[..., Any], *arguments: Any, budget_s: float) -> float:
-    """Time a JAX function, once compiled, for about `budget_s` and three calls at least."""
+    """Return the shortest time of a JAX function, in seconds, after a call that compiles it.
+
+    It is called for about `budget_s` seconds, and at least three times.
+    """
     jax.block_until_ready(call(*arguments))
-    times: list[float] = []
-    until = time.perf_counter() + budget_s
-    while len(times) < LEAST_CALLS or time.perf_counter() < until:
-        began = time.perf_counter()
+    times_s: list[float] = []
+    end_s = time.perf_counter() + budget_s
+    while len(times_s) < LEAST_CALLS or time.perf_counter() < end_s:
+        start_s = time.perf_counter()
         jax.block_until_ready(call(*arguments))
-        times.append(time.perf_counter() - began)
-    return min(times)
+        times_s.append(time.perf_counter() - start_s)
+    return min(times_s)

@@ -1,10 +1,9 @@
 """Signals: SIGTERM, SIGINT and SIGHUP stop a run, SIGUSR1 makes it save a checkpoint and continue.
 
-During training, a signal to stop is only noted: training handles it after the current dispatch, of
-steps, which are saved, or of an evaluation, which is abandoned. Elsewhere nothing would be lost,
-and the signal interrupts. A second one interrupts everywhere, unless it is SIGHUP: when a terminal
-closes, the shell sends one and the system another. Later signals find a run that is already ending,
-and are ignored.
+During training, a signal to stop is only noted. Training stops after the current dispatch: steps
+are saved, an evaluation is abandoned. Elsewhere nothing would be lost, and the signal interrupts.
+A second signal interrupts everywhere, unless it is SIGHUP: when a terminal closes, both the shell
+and the system send one. Later signals are ignored, since the run is already ending.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ SAVE = signal.SIGUSR1
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal that interrupts a run immediately; the message names it."""
+    """A signal that interrupts a run immediately; the message has its name."""
 
 
 class Signals:
@@ -30,25 +29,25 @@ class Signals:
 
     def __init__(self) -> None:
         self.stop: str | None = None
-        """The first signal to stop, as text."""
+        """First signal to stop, as text."""
         self.saves = 0
         """Number of signals that requested a checkpoint."""
         self._held = self._interrupted = False
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal. Raises Interrupted unless it can wait, or the run is already ending."""
+        """Handle a signal. Raises Interrupted for one to stop that can't wait, at most once."""
         if number == SAVE:
             self.saves += 1
             return
         if number == signal.SIGHUP and self.stop is not None:
             return
         text = f"{signal.Signals(number).name} received"
-        first = self.stop is None
+        is_first = self.stop is None
         self.stop = self.stop or text
-        waits = (first and self._held) or is_importing(frame)
-        if not self._interrupted and not waits:
+        can_wait = (is_first and self._held) or is_importing(frame)
+        if not self._interrupted and not can_wait:
             self._interrupted = True
-            raise Interrupted(text if first else f"{self.stop}, then {text}")
+            raise Interrupted(text if is_first else f"{self.stop}, then {text}")
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -61,17 +60,17 @@ class Signals:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Inside `held`, a signal to stop interrupts; at once, if one was noted before."""
-        held = self._held
+        """Inside, a signal to stop interrupts despite `held`; a noted one interrupts at once."""
+        was_held = self._held
         self._held = False
         try:
             self.check()
             yield
         finally:
-            self._held = held
+            self._held = was_held
 
     def check(self) -> None:
-        """Raise Interrupted if a signal to stop was noted, or its exception was swallowed."""
+        """Raise Interrupted if a signal to stop was noted, or a library caught its exception."""
         if self.stop is not None:
             self._interrupted = True
             raise Interrupted(self.stop)
@@ -81,30 +80,29 @@ class Signals:
 def heard(signals: Signals) -> Iterator[None]:
     """Inside, `signals` handles the signals of this process.
 
-    Has no effect outside the main thread, where Python delivers none.
+    Has no effect outside the main thread, since Python delivers signals to the main thread.
     """
-    previous = {}
+    previous_handlers = {}
     with suppress(ValueError):
         for number in (*find_stops(), SAVE):
-            previous[number] = signal.signal(number, signals.note)
+            previous_handlers[number] = signal.signal(number, signals.note)
     try:
         yield
     finally:
-        for number, handler in previous.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
 def find_stops() -> tuple[signal.Signals, ...]:
-    """Return the signals that stop this process; without SIGHUP if it is ignored, as under
-    `nohup`."""
+    """Return the signals that stop this process, without SIGHUP if `nohup` ignores it."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return tuple(number for number in STOP if number != signal.SIGHUP or not ignored)
 
 
 def interrupt_command() -> None:
-    """Handle signals until a run does: those to stop act like Ctrl-C, and SIGUSR1 is ignored.
+    """Make signals to stop act like Ctrl-C and ignore SIGUSR1, before and after a run.
 
-    Otherwise SIGUSR1 would kill a process that is still importing, or has just written its summary.
+    Otherwise SIGUSR1 would kill a process that is importing, or has just written its summary.
     """
     with suppress(ValueError):
         for number in find_stops():
@@ -113,7 +111,7 @@ def interrupt_command() -> None:
 
 
 def end_on_signal(status: int) -> None:
-    """Let a signal to stop end the process at once: the command has ended, with this status."""
+    """Make a signal to stop exit at once with `status`, since the command is already done."""
 
     def end(number: int, frame: FrameType | None) -> None:
         os._exit(status)
@@ -124,7 +122,7 @@ def end_on_signal(status: int) -> None:
 
 
 def is_importing(frame: FrameType | None) -> bool:
-    """Whether a module is being imported in a frame or one of its callers.
+    """Return whether a module is being imported in a frame or one of its callers.
 
     C++ modules treat an exception raised during their import as a failure; some abort the process.
     """
@@ -137,7 +135,7 @@ def is_importing(frame: FrameType | None) -> bool:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     if is_importing(frame):
-        # Nothing has been started that would need an orderly end.
+        # Nothing has been started yet that would need to be closed.
         os.write(sys.stderr.fileno(), b"interrupted\n")
         os._exit(1)
     raise KeyboardInterrupt

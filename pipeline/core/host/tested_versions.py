@@ -15,7 +15,7 @@ from pipeline.core.errors import DataError
 
 PYTHON = "Programming Language :: Python :: "
 PACKAGES_SHOWN = 4
-"""Packages that a line names."""
+"""Most packages that a line names."""
 
 
 def tested_pythons(distribution: str) -> list[Version]:
@@ -26,7 +26,7 @@ def tested_pythons(distribution: str) -> list[Version]:
 
 
 def find_untested(distribution: str) -> list[str]:
-    """Return a sentence for Python and each requirement that is missing or of an untested version.
+    """Return a sentence for Python and for each requirement without a tested version.
 
     Requirements of extras count if they are installed. A version of Python between two tested ones
     counts as tested.
@@ -38,7 +38,7 @@ def find_untested(distribution: str) -> list[str]:
         tested = ", ".join(map(str, pythons))
         sentences[f"Python {platform.python_version()}: tested are {tested}"] = None
     for requirement in map(Requirement, requires(distribution) or ()):
-        bounds = _bounds(requirement)
+        bounds = _format_bounds(requirement)
         marker = requirement.marker
         installed = installed_version(requirement.name)
         if installed is None:
@@ -50,17 +50,19 @@ def find_untested(distribution: str) -> list[str]:
 
 
 def describe_tested(distribution: str, names: tuple[str, ...]) -> str:
-    """Return the tested versions of Python and of the named requirements, on one line."""
-    required = {line.name: line for line in map(Requirement, requires(distribution) or ())}
+    """Return the tested versions of Python and of the requirements `names`, on one line."""
+    requirements = {req.name: req for req in map(Requirement, requires(distribution) or ())}
     pythons = ", ".join(map(str, tested_pythons(distribution))) or "any"
-    bounds = [f"{name} {_bounds(required[name])}" for name in names if name in required]
+    bounds = [
+        f"{name} {_format_bounds(requirements[name])}" for name in names if name in requirements
+    ]
     return "; ".join([f"Python {pythons}", *bounds])
 
 
 def compare_with_lock(lock: Path) -> str:
-    """Return how many installed packages differ from a lock file (PEP 751), and the first few.
+    """Return the number of installed packages that differ from a lock file (PEP 751), and a few.
 
-    Packages that aren't installed don't count: most are tools of development. Raises DataError if
+    Packages that aren't installed don't count: most are tools for development. Raises DataError if
     the file isn't a lock file.
     """
     num_shared = 0
@@ -74,8 +76,8 @@ def compare_with_lock(lock: Path) -> str:
     if not differing:
         return f"all {num_shared} installed packages of {lock.name} have its versions"
     count = f"{len(differing)} of {num_shared} installed packages differ from {lock.name}"
-    more = len(differing) - PACKAGES_SHOWN
-    ending = f" and {more} more" if more > 0 else ""
+    num_left = len(differing) - PACKAGES_SHOWN
+    ending = f" and {num_left} more" if num_left > 0 else ""
     return f"{count}: {', '.join(differing[:PACKAGES_SHOWN])}{ending}"
 
 
@@ -87,7 +89,7 @@ def installed_version(distribution: str) -> str | None:
         return None
 
 
-def _bounds(requirement: Requirement) -> str:
+def _format_bounds(requirement: Requirement) -> str:
     return ",".join(sorted(map(str, requirement.specifier), reverse=True)) or "any"
 
 

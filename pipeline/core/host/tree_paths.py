@@ -6,8 +6,8 @@ from typing import Any
 
 
 def path_text(path: Any) -> str:
-    """Format the path of a leaf of jax as text: "conv_0/kernel"."""
-    # Descriptions of optimizers are read without jax.
+    """Return jax's path of a leaf as text, such as "conv_0/kernel"."""
+    # Imported here: descriptions of optimizers are read without jax.
     import jax
 
     return jax.tree_util.keystr(path, simple=True, separator="/")

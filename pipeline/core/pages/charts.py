@@ -17,10 +17,11 @@ RIGHT = 12
 TOP = 26
 BOTTOM = 34
 MAX_POINTS = 240
-"""Points of a curve: there are not more pixels to see."""
+"""Most points of a curve, since a chart has few pixels."""
 MAX_DOTS = 1500
-"""Dots of a scatter plot, evenly chosen from the samples."""
+"""Most dots of a scatter plot, evenly chosen from the samples."""
 SERIES = ("blue", "orange", "green")
+"""Colours of curves."""
 PALE = ("gap", "pale-sand", "pale-blue", "pale-red")
 """Colours of blocks whose words are dark."""
 
@@ -31,12 +32,12 @@ NOTES = 70.0
 LANE = 22.0
 LANE_GAP = 6.0
 LETTER = 7.0
-"""Width of a letter, roughly."""
+"""Approximate width of a letter."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Values over steps; `marked` draws a dot at each value."""
+    """Values over steps, both of shape (n,); `marked` draws a dot at each value."""
 
     name: str
     steps: np.ndarray
@@ -46,7 +47,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class ChartAxis:
-    """Values from `low` to `high` along an edge, at the pixels from `begin` to `end`."""
+    """An axis along an edge: values from `low` to `high` at the pixels from `begin` to `end`."""
 
     low: float
     high: float
@@ -60,13 +61,16 @@ class ChartAxis:
 
 @dataclass(frozen=True)
 class LaneBar:
-    """A part of a lane, of a colour of the style; the words are drawn if they fit."""
+    """A block of a lane, from `begin` to `end` in the unit of the lane's axis."""
 
     begin: float
     end: float
     colour: str
+    """Name of a colour of the pages' style."""
     tip: str
+    """Text that is shown when the pointer is over the block."""
     words: str = ""
+    """Text inside the block, if it fits."""
 
 
 @dataclass(frozen=True)
@@ -78,33 +82,33 @@ class Lane:
     note: str = ""
 
 
-def horizontal_axis(low: float, high: float) -> ChartAxis:
+def make_horizontal_axis(low: float, high: float) -> ChartAxis:
     """Return the axis below a chart."""
     return ChartAxis(low, high, LEFT, WIDTH - RIGHT)
 
 
-def vertical_axis(low: float, high: float) -> ChartAxis:
+def make_vertical_axis(low: float, high: float) -> ChartAxis:
     """Return the axis on the left of a chart."""
     return ChartAxis(low, high, HEIGHT - BOTTOM, TOP)
 
 
-def pixels(places: Iterable[tuple[float, float]]) -> str:
-    """Return places as the points of a line."""
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+def format_points(points: Iterable[tuple[float, float]]) -> str:
+    """Return the pixels (x, y) of a line as SVG's attribute `points`."""
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 def draw_frame(
     title: str, x: ChartAxis, y: ChartAxis, label: str, x_ticks: Mapping[float, str] | None = None
 ) -> Drawing:
-    """Return a chart that has its title, its axes and the label of the lower one."""
+    """Return a chart with its title, its axes and the label of its horizontal axis."""
     chart = Drawing(WIDTH, HEIGHT, title)
     chart.add("text", "title", title, x=2, y=14)
     for value in round_values(y.low, y.high):
         place = y.place(value)
         chart.add("line", "rule", x1=LEFT, y1=place, x2=WIDTH - RIGHT, y2=place)
-        chart.add("text", "end", _short(value), x=LEFT - 7, y=place + 4)
+        chart.add("text", "end", _format_tick(value), x=LEFT - 7, y=place + 4)
     if x_ticks is None:
-        x_ticks = {value: _short(value) for value in round_values(x.low, x.high)}
+        x_ticks = {value: _format_tick(value) for value in round_values(x.low, x.high)}
     for value, words in x_ticks.items():
         chart.add("text", "middle", words, x=x.place(value), y=HEIGHT - BOTTOM + 17)
     chart.add("text", "end", label, x=WIDTH - RIGHT, y=HEIGHT - 3)
@@ -114,23 +118,23 @@ def draw_frame(
 def curve_chart(title: str, curves: Sequence[Curve]) -> Drawing | None:
     """Draw curves over steps; None if no two steps have a finite value.
 
-    A curve of more than `MAX_POINTS` values is drawn as means of `MAX_POINTS` groups of consecutive
-    values, over their range.
+    A curve of more than `MAX_POINTS` values is drawn as `MAX_POINTS` groups of consecutive values:
+    their means, and the ranges between their least and greatest values.
     """
-    groups_by_curve = [(curve, _group(curve)) for curve in curves]
+    groups_by_curve = [(curve, _group_values(curve)) for curve in curves]
     groups_by_curve = [(curve, groups) for curve, groups in groups_by_curve if len(groups)]
     if not groups_by_curve:
         return None
     points = np.concatenate([groups for _, groups in groups_by_curve])
     if points[:, 0].max() == points[:, 0].min():
         return None
-    x = horizontal_axis(*_range_of(points[:, 0], 0))
-    y = vertical_axis(*_range_of(points[:, 2:], 0.05))
+    x = make_horizontal_axis(*_find_bounds(points[:, 0], 0))
+    y = make_vertical_axis(*_find_bounds(points[:, 2:], 0.05))
     chart = draw_frame(title, x, y, "step")
     right = WIDTH - RIGHT
     for (curve, groups), colour in reversed(list(zip(groups_by_curve, SERIES, strict=False))):
-        places = [(x.place(step), *map(y.place, values)) for step, *values in groups]
-        _draw_curve(chart, np.array(places), colour, curve.marked)
+        pixels = [(x.place(step), *map(y.place, values)) for step, *values in groups]
+        _draw_curve(chart, np.array(pixels), colour, curve.marked)
         if len(groups_by_curve) > 1:
             chart.add("text", "end", curve.name, x=right, y=14)
             right -= 7 * len(curve.name) + 6
@@ -139,21 +143,22 @@ def curve_chart(title: str, curves: Sequence[Curve]) -> Drawing | None:
     return chart
 
 
-def _draw_curve(chart: Drawing, places: np.ndarray, colour: str, marked: bool) -> None:
+def _draw_curve(chart: Drawing, pixels: np.ndarray, colour: str, marked: bool) -> None:
     """Draw the pixels (groups, 4) of steps, means, least and greatest values."""
-    x, mean, low, high = places.T
+    x, mean, low, high = pixels.T
     if (low != high).any():
         edges = [*zip(x, high, strict=True), *zip(x[::-1], low[::-1], strict=True)]
-        chart.add("polygon", f"range {colour}", points=pixels(edges))
-    if len(x) > 1:
-        chart.add("polyline", f"curve {colour}", points=pixels(zip(x, mean, strict=True)))
-    if marked or len(x) == 1:
-        for place, value in zip(x, mean, strict=True):
-            chart.add("circle", colour, cx=place, cy=value, r=2.6)
+        chart.add("polygon", f"range {colour}", points=format_points(edges))
+    points = list(zip(x, mean, strict=True))
+    if len(points) > 1:
+        chart.add("polyline", f"curve {colour}", points=format_points(points))
+    if marked or len(points) == 1:
+        for across, up in points:
+            chart.add("circle", colour, cx=across, cy=up, r=2.6)
 
 
-def _group(curve: Curve) -> np.ndarray:
-    """(groups, 4): last step, mean, least and greatest value of each group of finite values."""
+def _group_values(curve: Curve) -> np.ndarray:
+    """Return (groups, 4): last step, mean, least and greatest value of groups of finite values."""
     finite = np.isfinite(curve.values)
     steps = curve.steps[finite].astype(float)
     values = curve.values[finite].astype(float)
@@ -176,9 +181,9 @@ def scatter_chart(title: str, true: np.ndarray, predicted: np.ndarray) -> Drawin
     if not len(true):
         return None
     dots = np.unique(np.linspace(0, len(true) - 1, min(len(true), MAX_DOTS)).astype(int))
-    low, high = _range_of(np.concatenate([true, predicted]), 0.04)
-    x = horizontal_axis(low, high)
-    y = vertical_axis(low, high)
+    low, high = _find_bounds(np.concatenate([true, predicted]), 0.04)
+    x = make_horizontal_axis(low, high)
+    y = make_vertical_axis(low, high)
     chart = draw_frame(title, x, y, "true")
     chart.add("line", "ideal", x1=x.begin, y1=y.begin, x2=x.end, y2=y.end)
     for across, up in zip(true[dots], predicted[dots], strict=True):
@@ -187,19 +192,19 @@ def scatter_chart(title: str, true: np.ndarray, predicted: np.ndarray) -> Drawin
 
 
 def histogram(title: str, values: np.ndarray, label: str, bars: int = 31) -> Drawing | None:
-    """Draw how many of the values (n,) lie in each of `bars` equal ranges around zero."""
+    """Draw how many of the values (n,) are in each of `bars` equal ranges around zero."""
     values = values[np.isfinite(values)]
     if not len(values):
         return None
     reach = float(np.abs(values).max()) or 1.0
     counts, edges = np.histogram(values, bars, (-reach, reach))
-    x = horizontal_axis(-reach, reach)
-    y = vertical_axis(0, float(counts.max()) * 1.05)
+    x = make_horizontal_axis(-reach, reach)
+    y = make_vertical_axis(0, float(counts.max()) * 1.05)
     chart = draw_frame(title, x, y, label)
-    wide = x.place(edges[1]) - x.begin - 1
+    width = x.place(edges[1]) - x.begin - 1
     for count, edge in zip(counts, edges[:-1], strict=True):
         top = y.place(count)
-        chart.add("rect", "blue", x=x.place(edge) + 0.5, y=top, width=wide, height=y.begin - top)
+        chart.add("rect", "blue", x=x.place(edge) + 0.5, y=top, width=width, height=y.begin - top)
     return chart
 
 
@@ -228,48 +233,48 @@ def lane_chart(title: str, lanes: Sequence[Lane], end: float, *, ticks: bool = F
 
 
 def _draw_block(chart: Drawing, block: LaneBar, x: ChartAxis, top: float) -> None:
-    begin, end = (min(max(x.place(at), x.begin), x.end) for at in (block.begin, block.end))
+    begin, end = (min(max(x.place(value), x.begin), x.end) for value in (block.begin, block.end))
     # Thin gaps keep wide blocks apart.
-    wide = max(end - begin - (0.6 if end - begin > 4 else 0.0), 0.2)
-    chart.add("rect", block.colour, tip=block.tip, x=begin, y=top, width=wide, height=LANE)
-    if block.words and wide > LETTER * len(block.words):
+    width = max(end - begin - (0.6 if end - begin > 4 else 0.0), 0.2)
+    chart.add("rect", block.colour, tip=block.tip, x=begin, y=top, width=width, height=LANE)
+    if block.words and width > LETTER * len(block.words):
         tone = "ink" if block.colour in PALE else "light"
-        chart.add("text", f"{tone} middle", block.words, x=begin + wide / 2, y=top + 15)
+        chart.add("text", f"{tone} middle", block.words, x=begin + width / 2, y=top + 15)
 
 
 def pile_blocks(parts: Iterable[tuple[str, float, str]]) -> list[LaneBar]:
-    """Return blocks laid end to end, from their colours, sizes and words; none of no size."""
+    """Return adjacent blocks from their colours, sizes and words; parts of size 0 are left out."""
     blocks = []
-    at = 0.0
+    begin = 0.0
     for colour, size, words in parts:
         if size > 0:
-            blocks.append(LaneBar(at, at + size, colour, words, words))
-            at += size
+            blocks.append(LaneBar(begin, begin + size, colour, words, words))
+            begin += size
     return blocks
 
 
-def round_values(low: float, high: float, most: int = 5) -> list[float]:
-    """Return round numbers from `low` to `high`, at most one more than `most`."""
-    rough = (high - low) / most
-    power = 10.0 ** math.floor(math.log10(rough)) if rough > 0 else 1.0
-    step = next(nice * power for nice in (1, 2, 5, 10) if nice * power >= rough * (1 - 1e-9))
+def round_values(low: float, high: float, max_intervals: int = 5) -> list[float]:
+    """Return round numbers from `low` to `high`, with at most `max_intervals` between them."""
+    exact_step = (high - low) / max_intervals
+    power = 10.0 ** math.floor(math.log10(exact_step)) if exact_step > 0 else 1.0
+    step = next(d * power for d in (1, 2, 5, 10) if d * power >= exact_step * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [number * step for number in range(first, last + 1)]
 
 
-def _range_of(values: np.ndarray, margin: float) -> tuple[float, float]:
-    """Return bounds of values, with a margin as a share of their range."""
+def _find_bounds(values: np.ndarray, margin: float) -> tuple[float, float]:
+    """Return the bounds of an axis for values; `margin` is a share of their range."""
     low = float(values.min())
     high = float(values.max())
     reach = high - low or abs(high) or 1.0
     # A curve of one value is drawn in the middle of its chart.
-    aside = margin * reach if high > low else 0.5 * reach
-    return low - aside, high + aside
+    padding = margin * reach if high > low else 0.5 * reach
+    return low - padding, high + padding
 
 
-def _short(value: float) -> str:
-    """Return a number of an axis in few characters."""
+def _format_tick(value: float) -> str:
+    """Return a number of an axis in at most six characters."""
     if value == 0:
         return "0"
     if abs(value) >= 10_000:

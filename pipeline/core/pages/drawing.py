@@ -27,9 +27,10 @@ class Drawing:
     def add(
         self, name: str, kind: str = "", words: str = "", tip: str = "", **attributes: float | str
     ) -> None:
-        """Add an element of classes `kind` with words, and the text that a pointer over it shows.
+        """Add the SVG element `name` of the CSS classes `kind`.
 
-        Numbers of attributes have six digits.
+        `words` are its text, and `tip` is shown when the pointer is over it. Numbers of attributes
+        have six digits.
         """
         element = SubElement(self.marks, name, {"class": kind} if kind else {})
         for key, value in attributes.items():
@@ -40,7 +41,7 @@ class Drawing:
             SubElement(element, "title").text = NO_XML.sub("\ufffd", tip)
 
     def markup(self, margin: float = 0, **attributes: str) -> str:
-        """Return the drawing as an element of a page."""
+        """Return the drawing as an element of a page, with a margin in pixels."""
         box = (-margin, -margin, self.width + 2 * margin, self.height + 2 * margin)
         root = Element("svg", attributes, viewBox=" ".join(f"{edge:g}" for edge in box), role="img")
         root.set("aria-label", NO_XML.sub("\ufffd", self._label))
@@ -50,15 +51,15 @@ class Drawing:
         return tostring(root, "unicode")
 
     def file_text(self) -> str:
-        """Return the drawing as a file, light or dark as the viewer is."""
+        """Return the drawing as an SVG file, light or dark as the viewer's theme."""
         head, _, marks = self.markup(MARGIN, xmlns="http://www.w3.org/2000/svg").partition(">")
         corner = f'x="-{MARGIN:g}" y="-{MARGIN:g}"'
         ground = f'<rect class="ground" {corner} width="100%" height="100%"/>'
-        return f"{head}><style>{_file_style()}</style>{ground}{marks}\n"
+        return f"{head}><style>{_make_file_style()}</style>{ground}{marks}\n"
 
 
 def stack_drawings(drawings: Sequence[Drawing], label: str, gap: float = 16) -> Drawing:
-    """Return a drawing with others below each other."""
+    """Return a drawing of several drawings, from top to bottom, with gaps in pixels."""
     height = sum(drawing.height + gap for drawing in drawings) - gap
     stack = Drawing(max(drawing.width for drawing in drawings), height, label)
     top = 0.0
@@ -76,8 +77,8 @@ def read_template(name: str) -> str:
 
 
 @cache
-def _file_style() -> str:
-    """Return rules without variables, which few viewers of SVG files know."""
+def _make_file_style() -> str:
+    """Return the style of an SVG file, without variables, which few viewers support."""
     light, dark = re.findall(r":root {(.*?)}", read_template("colours.css"), re.DOTALL)
     rules = [_replace_variables(read_template("charts.css"), colours) for colours in (light, dark)]
     return f"\n{rules[0]}@media (prefers-color-scheme: dark) {{\n{rules[1]}}}\n"

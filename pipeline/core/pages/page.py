@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 MAX_ROWS = 100
-"""Rows of a table on a page; files have all."""
+"""Most rows of a table on a page; files have all rows."""
 HEADS = {"f1": "F1", "mae": "MAE", "rmse": "RMSE", "r2": "R²"}
-"""Heads of columns that are written in another way."""
+"""Heads of columns whose spelling differs from their keys."""
 GENERATOR = '<meta name="generator" content="recipe-pipeline {}">'
-"""Mark by which a page of a kind is recognized."""
+"""Element by which the program recognizes a page of a kind."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Charts:
-    """Charts side by side if there is room; `pairs` leave room for two."""
+    """Charts side by side if there is room; `pairs` puts two in a row."""
 
     kind: ClassVar[str] = "charts"
     drawings: Sequence[Drawing]
@@ -41,7 +41,7 @@ class Charts:
 
 @dataclass(frozen=True)
 class Legend:
-    """Words by the colour that they explain."""
+    """Explanations of colours, by name of a colour."""
 
     kind: ClassVar[str] = "legend"
     colours: Mapping[str, str]
@@ -49,7 +49,7 @@ class Legend:
 
 @dataclass(frozen=True)
 class RowTable:
-    """Rows of equal keys. Precision, recall and F1 have a bar each."""
+    """Rows with the same keys. Precision, recall and F1 are also shown as bars."""
 
     kind: ClassVar[str] = "table"
     rows: Sequence[Mapping[str, Any]]
@@ -74,7 +74,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample: its picture as PNG, what was predicted and what is true."""
+    """A sample with its picture as PNG, its predicted class and its label."""
 
     png: bytes
     predicted: str
@@ -109,9 +109,9 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A title, a sentence, the figures that matter most, sections and a footer.
+    """A title, a sentence, the most important figures, sections and a footer.
 
-    `kind` names what wrote the page.
+    `kind` names the command that writes the page.
     """
 
     kind: str
@@ -123,34 +123,33 @@ class Page:
 
 
 def render_page(page: Page, template: str = "page.html", **values: Any) -> str:
-    """Return a page as HTML, whose text is escaped wherever a template writes it.
+    """Return a page as HTML, with escaped texts and a policy that allows no foreign script.
 
-    The policy of the page allows no script. A character without bytes in UTF-8, such as half of a
-    pair, becomes a question mark.
+    A character that UTF-8 can't encode, such as half of a surrogate pair, becomes a question mark.
     """
-    html_template = _templates().get_template(template)
+    html_template = _make_environment().get_template(template)
     return html_template.render(page=page, **values).encode("utf-8", "replace").decode()
 
 
 def _sha256(script: str) -> str:
-    """Return the digest by which a policy allows a script."""
+    """Return the digest by which a page's policy allows a script."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
 
 
 @cache
-def _templates() -> Environment:
+def _make_environment() -> Environment:
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    templates = Environment(
+    environment = Environment(
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
         loader=FunctionLoader(read_template),
     )
-    templates.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    templates.filters["sha256"] = _sha256
-    templates.globals.update(
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    environment.filters["sha256"] = _sha256
+    environment.globals.update(
         generator=GENERATOR, heads=HEADS, max_rows=MAX_ROWS, read_template=read_template
     )
-    return templates
+    return environment

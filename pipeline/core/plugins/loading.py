@@ -1,7 +1,7 @@
 """Plug-ins: custom Python files and modules, whose components a recipe may name.
 
-Only the command line (`--plugin FILE`) and the environment (`PIPELINE_PLUGINS`) name them, never a
-recipe: a recipe from a stranger runs no code.
+Only the command line (`--plugin FILE`) and the environment (`PIPELINE_PLUGINS`) name plug-ins. A
+recipe can't, so that a recipe from a stranger runs no code.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ FLAG = "--plugin"
 VARIABLE = "PIPELINE_PLUGINS"
 PACKAGE = Path(__file__).parents[2]
 KERAS_BACKEND = "KERAS_BACKEND"
-"""Variable from which Keras learns, when it is imported, what it computes with."""
+"""Variable of the library that Keras computes with, which Keras reads when it is imported."""
 
 INSTALL = {
     "torch": "pip install torch --index-url https://download.pytorch.org/whl/cpu (the build for "
     "the CPU), or pip install 'recipe-pipeline[torch]'"
 }
-"""Commands that install packages which plug-ins need and this one does not."""
+"""Commands that install packages that plug-ins need and this package doesn't."""
 
 
 @dataclass(frozen=True)
@@ -38,21 +38,21 @@ class Plugin:
     """A module that was imported because the user named it."""
 
     name: str
-    """Name of the module: what `import` keys of a recipe begin with."""
-    given: str
+    """Name of the module, with which `import` keys of a recipe begin."""
+    source: str
     """A file or the name of a module, as it was named."""
     module: ModuleType
     sha256: Mapping[str, str]
-    """SHA-256 of its file, and by path of those below its folder that it had imported when it was
-    loaded: what is imported later depends on what a process does."""
+    """SHA-256 by path of the module's file, and of files below its folder that it has imported
+    while it was loaded. Later imports differ between processes."""
 
     def describe(self) -> dict[str, Any]:
         """Return the version of the module's distribution, and the SHA-256 of its files."""
-        # Imported here: `--help`, which has no plug-in, would wait for it.
+        # Imported here: `--help` doesn't need it.
         from importlib.metadata import PackageNotFoundError, version
 
         try:
-            installed = None if _is_file(self.given) else version(self.name.partition(".")[0])
+            installed = None if _is_file(self.source) else version(self.name.partition(".")[0])
         except PackageNotFoundError:
             installed = None
         return {"version": installed, "sha256": dict(self.sha256)}
@@ -66,60 +66,60 @@ def take_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
     Raises RecipeError for a flag without a file.
     """
-    named: list[str] = []
+    sources: list[str] = []
     other_words: list[str] = []
-    waiting = iter(arguments)
-    for argument in waiting:
-        flag, equals, value = argument.partition("=")
+    words = iter(arguments)
+    for word in words:
+        flag, equals, value = word.partition("=")
         if flag != FLAG:
-            other_words.append(argument)
+            other_words.append(word)
             continue
         if not equals:
-            value = next(waiting, "")
+            value = next(words, "")
         if not value:
-            raise RecipeError(
-                [f"{FLAG}: names nothing; must be a Python file, as {FLAG} components.py"]
-            )
-        named.append(value)
-    return named, other_words
+            raise RecipeError([f"{FLAG}: must be followed by a Python file, as components.py"])
+        sources.append(value)
+    return sources, other_words
 
 
-def to_flags(named: Sequence[str]) -> list[str]:
+def to_flags(sources: Sequence[str]) -> list[str]:
     """Return the arguments that name plug-ins."""
-    return [word for name in named for word in (FLAG, name)]
+    return [word for source in sources for word in (FLAG, source)]
 
 
-def name_for_all(named: Sequence[str]) -> None:
-    """Name plug-ins for this process and those that it starts, by the environment.
+def name_for_all(sources: Sequence[str]) -> None:
+    """Add plug-ins to the environment, for this process and those that it starts.
 
-    Raises RecipeError for a path that the environment can't hold.
+    Raises RecipeError for a path that the variable can't hold.
     """
-    for name in named:
-        if os.pathsep in _absolute(name):
-            raise RecipeError([f"{FLAG} {name}: must have no {os.pathsep} in its path"])
-    names = _named_in_environment()
-    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*names, *map(_absolute, named)]))
+    for source in sources:
+        if os.pathsep in _absolute(source):
+            raise RecipeError([f"{FLAG} {source}: must have no {os.pathsep} in its path"])
+    previous = _read_environment()
+    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*previous, *map(_absolute, sources)]))
 
 
 def load_named() -> Iterator[Plugin]:
     """Import the plug-ins that are named and not loaded yet; yield each before the next.
 
-    Raises RecipeError for one that is not there, does not import, or has the name of another
+    Raises RecipeError for one that is missing, can't be imported, or has the name of another
     module.
     """
-    names = _named_in_environment()
-    if names:
-        # A Keras that one of them imports would look for TensorFlow.
+    sources = _read_environment()
+    if sources:
+        # Otherwise Keras, if a plug-in imports it, looks for TensorFlow.
         os.environ.setdefault(KERAS_BACKEND, "jax")
-    for source in names:
+    for source in sources:
         name = Path(source).stem if _is_file(source) else source
-        held = _loaded.get(name)
-        if held is not None and held.given != source:
-            raise RecipeError([f"{FLAG} {source}: {held.given} is called {name} too; rename one"])
-        if held is None:
+        loaded = _loaded.get(name)
+        if loaded is None:
             module = _import_file(source, name) if _is_file(source) else _import_module(source)
-            _loaded[name] = Plugin(name, source, module, _digests(source, module))
+            _loaded[name] = Plugin(name, source, module, _hash_files(source, module))
             yield _loaded[name]
+        elif loaded.source != source:
+            raise RecipeError(
+                [f"{FLAG} {source}: {loaded.source} is called {name} too; rename one"]
+            )
 
 
 def loaded_plugins() -> tuple[Plugin, ...]:
@@ -128,10 +128,10 @@ def loaded_plugins() -> tuple[Plugin, ...]:
 
 
 def find_object(reference: str) -> Any:
-    """Return what `module:name` stands for in a plug-in, as `my_components:MyNet`.
+    """Return the object of a plug-in that `module:name` names, as `my_components:MyNet`.
 
-    Raises ValueError for another form, a module that the command line does not name, and a name
-    that it does not have.
+    Raises ValueError for another form, a module that the command line doesn't name, and a name
+    that the module doesn't have.
     """
     name, colon, path = reference.partition(":")
     if not colon or not name or not path:
@@ -146,18 +146,18 @@ def find_object(reference: str) -> Any:
     value: Any = plugin.module
     for attribute in path.split("."):
         if not hasattr(value, attribute):
-            raise ValueError(f"{reference!r}: {plugin.given} has no {attribute}")
+            raise ValueError(f"{reference!r}: {plugin.source} has no {attribute}")
         value = getattr(value, attribute)
     return value
 
 
 def missing_flag_hint() -> str:
-    """Return what to do about a component that nothing defines."""
-    named = ", ".join(plugin.given for plugin in loaded_plugins())
+    """Return the advice for an unknown component."""
+    named = ", ".join(plugin.source for plugin in loaded_plugins())
     return f"a custom component needs {FLAG} FILE" + (f" (named: {named})" if named else "")
 
 
-def _named_in_environment() -> list[str]:
+def _read_environment() -> list[str]:
     """Return the plug-ins that are named, without repetitions, files by their absolute paths."""
     named = os.environ.get(VARIABLE, "").split(os.pathsep)
     return list(dict.fromkeys(_absolute(name) for name in named if name))
@@ -183,18 +183,18 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _import_file(source: str, name: str) -> ModuleType:
-    """Import a file under its name; what is beside it can be imported too."""
+    """Import a file under its name, and make the modules beside it importable."""
     path = Path(source)
     if not path.is_file():
         raise RecipeError([f"{FLAG} {source}: there is no such file"])
     if not name.isidentifier():
-        raise RecipeError([f"{FLAG} {source}: {name} is no name of a module; rename the file"])
+        raise RecipeError([f"{FLAG} {source}: {name} can't name a module; rename the file"])
     if _is_taken(name, path):
         raise RecipeError(
             [f"{FLAG} {source}: {name} is the name of another module; rename the file"]
         )
     if name in sys.modules:
-        # A test of the user's has imported it before.
+        # The user's test has imported it before.
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -202,7 +202,7 @@ def _import_file(source: str, name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     folder = str(path.parent)
     if folder not in sys.path:
-        # Last: nothing there takes the place of a module that is installed.
+        # Last, so that a file in it doesn't replace an installed module.
         sys.path.append(folder)
     sys.modules[name] = module
     try:
@@ -214,7 +214,7 @@ def _import_file(source: str, name: str) -> ModuleType:
 
 
 def _is_taken(name: str, path: Path) -> bool:
-    """Return whether another module than this file has a name, imported or not."""
+    """Return whether a module other than the file has the name, imported or not."""
     if name in sys.stdlib_module_names:
         return True
     if name in sys.modules:
@@ -228,7 +228,7 @@ def _is_taken(name: str, path: Path) -> bool:
 
 
 def _describe_import_error(error: BaseException, path: Path | None) -> str:
-    """Describe an error of an import, with the line of the user's file that raised it."""
+    """Return the error of an import as text, with the line of the user's file that raised it."""
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)
@@ -239,13 +239,14 @@ def _describe_import_error(error: BaseException, path: Path | None) -> str:
     where = f"line {lines[-1]}: " if lines else ""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     hint = f"; {INSTALL[missing]}" if missing in INSTALL else ""
-    return f"does not import: {where}{type(error).__name__}: {first_line(error)}{hint}"
+    return f"can't be imported: {where}{type(error).__name__}: {first_line(error)}{hint}"
 
 
-def _digests(source: str, module: ModuleType) -> Mapping[str, str]:
-    """SHA-256 of a module's file and, of a file that was named, of what it imports of its folder.
+def _hash_files(source: str, module: ModuleType) -> Mapping[str, str]:
+    """Return the SHA-256 of a module's file by path, and of imported files below its folder.
 
-    What is installed there, in a virtual environment or as this package, has a version instead.
+    The folder counts only if the user named a file. Installed packages in it, such as a virtual
+    environment or this package, are left out: they have versions.
     """
     file = getattr(module, "__file__", None)
     if file is None:
@@ -254,9 +255,9 @@ def _digests(source: str, module: ModuleType) -> Mapping[str, str]:
     digests = {module_file.name: _sha256(module_file)}
     if not _is_file(source):
         return digests
-    plugins = {Path(plugin.given) for plugin in _loaded.values() if _is_file(plugin.given)}
-    files = (getattr(other, "__file__", None) for other in list(sys.modules.values()))
-    paths = {Path(other) for other in files if isinstance(other, str)} - {module_file, *plugins}
+    plugins = {Path(plugin.source) for plugin in _loaded.values() if _is_file(plugin.source)}
+    files = (getattr(imported, "__file__", None) for imported in list(sys.modules.values()))
+    paths = {Path(file) for file in files if isinstance(file, str)} - {module_file, *plugins}
     for path in sorted(paths):
         if module_file.parent in path.parents and not _is_installed(path) and path.is_file():
             digests[str(path.relative_to(module_file.parent))] = _sha256(path)

@@ -1,4 +1,4 @@
-"""The base of callbacks, and the interface of the run that they get."""
+"""The base of callbacks, and the interface by which they control a run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ OnFailure = Literal["end", "warn"]
 class RunControl(Protocol):
     """A run, as its callbacks see it between two dispatches.
 
-    A request takes effect at the boundary of the event, or at the next one if the event is inside a
-    sink: a sink that is under way is not changed. At the end of a sink it takes effect before the
-    evaluation there. A resumed run keeps it, also without the callback.
+    A request takes effect at the boundary of the event. Inside a sink it takes effect at the next
+    boundary, since a running sink isn't changed; at the end of a sink, before the evaluation. A
+    resumed run keeps it, also without the callback.
     """
 
     run_dir: Path
@@ -30,66 +30,70 @@ class RunControl(Protocol):
     resumed: bool
     """Whether this process continues from a checkpoint."""
     step: int
-    """The number of steps done."""
+    """Number of steps done."""
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the next update."""
+        """Learning rate of the next update."""
 
     def stop(self, reason: str) -> None:
-        """End training at the next boundary, as done."""
+        """End training at the next boundary, with the status "done"."""
 
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate of all updates from the next boundary on.
 
-        Raises ValueError for one that is negative or beyond float32.
+        Raises ValueError if it is negative or beyond float32.
         """
 
     def scale_learning_rate(self, factor: float) -> None:
         """Multiply the schedule by a factor from the next boundary on. Raises ValueError."""
 
     def evaluate_at(self, step: int) -> None:
-        """Evaluate after a later step too. Raises ValueError if it isn't a later step."""
+        """Also evaluate after `step`. Raises ValueError if it isn't a later step."""
 
     def save_at(self, step: int) -> None:
-        """Save a checkpoint after a later step too, or after this one at the end of a sink or after
-        an evaluation. Raises ValueError for another step."""
+        """Also save a checkpoint after `step`.
+
+        Raises ValueError if it isn't a later step, or the current one at the end of a sink or after
+        an evaluation.
+        """
 
     def evaluate(self) -> Evaluation:
-        """Evaluate the state as it is now, without an event or a line in a log. Raises ValueError
-        in a run of several processes."""
+        """Evaluate the current state, without an event or a line in a log.
+
+        Raises ValueError in a run of several processes.
+        """
 
     def log(self, name: str, value: float) -> None:
-        """Add a scalar to scalars.jsonl and TensorBoard, at the next boundary or this one.
+        """Add a scalar to scalars.jsonl and TensorBoard, at this boundary or the next one.
 
-        The last value of a name is logged there; one that is not finite becomes null.
+        Only the last value of a name is logged; null if it isn't finite.
         """
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """Return copies of the parameters by path, as `conv_0/kernel`, at a boundary."""
+        """Return copies of the parameters by path, such as `conv_0/kernel`."""
 
     def set_parameters(self, changed: Mapping[str, np.ndarray]) -> None:
-        """Replace parameters by path, as training begins, at the end of a sink or after an
-        evaluation. Raises ValueError elsewhere, for an unknown path and for another shape."""
+        """Replace parameters by path when training begins, at the end of a sink or after an
+        evaluation. Raises ValueError at other events, for an unknown path and for another shape."""
 
 
 class Callback:
     """Code that is notified of a run's events; a subclass overrides the events it needs.
 
     It is notified of each step, sink, evaluation and checkpoint once, also if a run is killed and
-    resumed, as long as `state` returns what it needs: a checkpoint holds that, and a resumed run
-    repeats what happened after the checkpoint. The steps of a sink come in chunks whose lengths
-    depend on time; `on_steps` should count steps, not calls. The evaluation of the eval stage,
-    after training, isn't an event. Of several processes the first one calls its callbacks.
+    resumed: a resumed run restores `state` from a checkpoint, and repeats the events after it.
+    `on_steps` is called with a part of a sink, whose length depends on time. The evaluation of the
+    eval stage, after training, isn't an event. Of several processes, the first calls callbacks.
     """
 
     on_failure: OnFailure = "end"
-    """end: an exception ends the run, once its state is saved; warn: it is reported, and this
-    process doesn't call the callback again."""
+    """end: an exception ends the run after its state is saved. warn: an exception is reported, and
+    this process doesn't call the callback again."""
 
     @property
     def label(self) -> str:
-        """The name in messages, and in checkpoints."""
+        """Name in messages and in checkpoints."""
         return type(self).__name__
 
     def on_begin(self, run: RunControl) -> None:
@@ -107,15 +111,15 @@ class Callback:
     def on_checkpoint(self, run: RunControl, step: int) -> None:
         """A checkpoint of `step` is about to be saved, with the state of this callback.
 
-        If a run is stopped, that is at other steps than the recipe's.
+        A run that is stopped also saves at steps other than the recipe's.
         """
 
     def on_end(self, run: RunControl, status: str) -> None:
         """Training ended in this process: done, stopped or pruned. Nothing can be changed."""
 
     def state(self) -> Any:
-        """Return what a checkpoint holds of this callback, as JSON."""
+        """Return the callback's state for a checkpoint, as JSON."""
         return None
 
     def restore(self, state: Any) -> None:
-        """Restore what a checkpoint holds. Raises ValueError if that is impossible."""
+        """Restore the callback's state. Raises ValueError if it isn't valid."""

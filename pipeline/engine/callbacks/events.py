@@ -26,7 +26,7 @@ def metric_tag(name: str) -> str:
 
 @dataclass(frozen=True)
 class SinkReport:
-    """A sink (or, without sinks, a step) that ended at boundary `step`."""
+    """A sink that ended at boundary `step`; without sinks, a step."""
 
     step: int
     loss: float
@@ -37,25 +37,29 @@ class SinkReport:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics by the names of `summarize`, and the confusion matrix, int (C, C) samples by true and
-    predicted class; None if there are too many classes."""
+    """The result of an evaluation."""
 
     metrics: Mapping[str, Any]
+    """Metrics by name, as `summarize` returns them."""
     confusion: np.ndarray | None
+    """Samples by true and predicted class, int (C, C); None for too many classes."""
     counted: str = "samples"
-    """Plural of what `count` counts: samples, or tokens that have a label each."""
+    """Plural of the units that `count` counts: samples, or tokens with a label each."""
 
     def scalars(self) -> dict[str, float]:
         """Return the metrics that a recipe can name; precision, recall and F1 as macro averages."""
-        values = {name: value for name, value in self.metrics.items() if name != "count"}
-        return {k: v["macro"] if isinstance(v, Mapping) else v for k, v in values.items()}
+        return {
+            name: value["macro"] if isinstance(value, Mapping) else value
+            for name, value in self.metrics.items()
+            if name != "count"
+        }
 
     def __str__(self) -> str:
         scalars = self.scalars()
         hidden = [name for name in METRICS if name not in ("accuracy", "top5", "loss")]
         hidden += [f"{TRAINED}{name}" for name in ("top5", *hidden)]
-        text = ", ".join(f"{k} {value:.4f}" for k, value in scalars.items() if k not in hidden)
-        return f"{text} over {self.metrics['count']:,} {self.counted}"
+        texts = [f"{name} {scalars[name]:.4f}" for name in scalars if name not in hidden]
+        return f"{', '.join(texts)} over {self.metrics['count']:,} {self.counted}"
 
 
 class Monitor:
@@ -65,7 +69,7 @@ class Monitor:
     """
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Steps were done in `seconds`; a sink may come in several such chunks."""
+        """Steps, a sink or a part of one, were done in `seconds`."""
 
     def on_sink(self, report: SinkReport) -> None:
         """A sink ended."""
@@ -77,7 +81,7 @@ class Monitor:
         """Callbacks have logged scalars by name, up to boundary `step`."""
 
     def on_rollback(self, step: int, to: int) -> None:
-        """Non-finite `step` rolled the state back to boundary `to`; training goes on after it."""
+        """The non-finite `step` rolled the state back to boundary `to`; training continues."""
 
     def flush(self) -> None:
         """Write all events so far to files or the system, so that they outlive the process."""
@@ -87,11 +91,11 @@ class Monitor:
 
 
 class MonitorRelay(Monitor, ABC):
-    """Monitor that passes every event on to others, by `relay`."""
+    """Monitor that passes every event on to other monitors, by `relay`."""
 
     @abstractmethod
     def relay(self, event: Callable[[Any], None], size_bytes: int = 0) -> None:
-        """Call `event(monitor)` for each of them; the event holds arrays of `size_bytes`."""
+        """Call `event(monitor)` for each monitor; the event has arrays of `size_bytes`."""
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         self.relay(lambda monitor: monitor.on_steps(telemetry, seconds), telemetry.nbytes)
@@ -110,9 +114,9 @@ class MonitorRelay(Monitor, ABC):
 
 
 class Pruner(Monitor, ABC):
-    """Monitor that may decide that a run isn't worth continuing."""
+    """Monitor that may end a run that isn't worth continuing."""
 
     @property
     @abstractmethod
     def prune_reason(self) -> str | None:
-        """The reason to end the run at this boundary; None while it should continue."""
+        """Reason to end the run at this boundary; None if it should continue."""

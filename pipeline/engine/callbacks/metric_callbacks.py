@@ -22,10 +22,7 @@ class CallbackSpec(Spec):
     on_failure: OnFailure = "end"
 
     def require_ready(self) -> None:
-        """Check that the callback can work in this process, before any data is read.
-
-        Raises ValueError with a remedy, such as the package to install.
-        """
+        """Raise ValueError with a remedy if the callback can't work, before any data is read."""
 
     @abstractmethod
     def build(self) -> Callback:
@@ -34,8 +31,8 @@ class CallbackSpec(Spec):
 
 @component("callback")
 class ReduceOnPlateau(CallbackSpec):
-    """Multiply the learning rate by `factor` if a metric has not improved for `patience`
-    evaluations, each time that happens, down to `min_rate`."""
+    """Multiply the learning rate by `factor`, down to `min_rate`, after each `patience` evaluations
+    without an improvement of a metric."""
 
     name: Literal["reduce_on_plateau"] = "reduce_on_plateau"
     metric: str = "loss"
@@ -45,7 +42,7 @@ class ReduceOnPlateau(CallbackSpec):
     min_rate: NonNegativeFloat = 0.0
 
     def build(self) -> Callback:
-        """Return a callback that remembers the best value, and the evaluations since."""
+        """Return a callback that keeps the best value and the evaluations since."""
         return _PlateauWatch(self)
 
 
@@ -71,7 +68,7 @@ class _PlateauWatch(_MetricCallback):
 
     def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
         value = self._sign * evaluation.scalars()[self._spec.metric]
-        # NaN, of a network that has diverged, isn't an improvement.
+        # NaN, from a network that has diverged, isn't an improvement.
         is_first = self._best is None and value == value
         if is_first or (self._best is not None and value - self._best > self._spec.min_delta):
             self._best = value
@@ -99,14 +96,14 @@ class _PlateauWatch(_MetricCallback):
 
 @component("callback")
 class StopAt(CallbackSpec):
-    """End training once a metric of an evaluation has reached a value."""
+    """End training when a metric of an evaluation reaches a value."""
 
     name: Literal["stop_at"] = "stop_at"
     metric: str
     value: float
 
     def build(self) -> Callback:
-        """Return a callback without a memory."""
+        """Return a callback without a state."""
         return _StopAtValue(self)
 
 

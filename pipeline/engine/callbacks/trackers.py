@@ -1,8 +1,8 @@
 """Callbacks that log a run to an experiment tracker: Weights & Biases, MLflow or Trackio.
 
-Each step's numbers and each evaluation's metrics are logged under their step. The run directory
-holds the identifier of the tracked run, so that a resumed run continues it. A tracker's account and
-storage are set by its environment variables, since a recipe must not hold secrets.
+Each step's numbers and each evaluation's metrics are logged under their step. The identifier of the
+tracked run is saved in the run directory, so that a resumed run continues it. A tracker's account
+and storage are set by its environment variables, since a recipe must not have secrets.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 FOLDER = "trackers"
 """Folder of a run directory with a file for each tracker: the identifier of the tracked run."""
 _MAX_METRICS = 1000
-"""The most metrics that MLflow accepts in one call."""
+"""Most metrics that MLflow accepts in one call."""
 _MAX_PARAMS = 100
-"""The most parameters that MLflow accepts in one call."""
-_REPEATED = 1000
+"""Most parameters that MLflow accepts in one call."""
+_REPEATED_STEPS = 1000
 """Steps that a resumed run logs again if the tracker may have lost them."""
 _FILES = ("recipe.yaml", "provenance.json", "metrics.jsonl", "evals.jsonl")
 
@@ -50,7 +50,7 @@ Row = tuple[int, Mapping[str, float]]
 
 
 def _require_inside(path: str) -> str:
-    """Refuse a path that leaves the run directory."""
+    """Return a path inside the run directory. Raises ValueError for one outside of it."""
     if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
         raise ValueError("must be a path inside of the run directory")
     return path
@@ -58,25 +58,25 @@ def _require_inside(path: str) -> str:
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """Facts of a run that a tracker shows beside its metrics."""
+    """A run as a tracker shows it."""
 
     project: str
     name: str
     group: str | None
     folder: Path
     config: Mapping[str, Any]
-    """The recipe, as nested sections."""
+    """Recipe, as nested sections."""
     step: int
-    """The steps done so far."""
+    """Number of steps done."""
 
 
 class Tracker(Protocol):
     """A session with a tracker."""
 
     def start(self, run: TrackedRun, run_id: str | None) -> tuple[str, int]:
-        """Create a tracked run, or continue the one of `run_id`.
+        """Create a tracked run, or continue the run `run_id`.
 
-        Returns its identifier, and the last step that it has, 0 if the tracker doesn't return it.
+        Returns its identifier, and its last step, or 0 if the tracker doesn't report it.
         """
 
     def log(self, rows: Sequence[Row]) -> None:
@@ -89,7 +89,7 @@ class Tracker(Protocol):
         """Add a file or folder as an artifact."""
 
     def finish(self, status: str) -> None:
-        """End the session: done, stopped, pruned or failed."""
+        """End the session with a status: done, stopped, pruned or failed."""
 
 
 class _WandbSession:
@@ -121,7 +121,7 @@ class _WandbSession:
             self._run.log(dict(metrics), step=step)
 
     def flush(self) -> None:
-        # wandb's process answers in order: once it has answered, it has all rows.
+        # wandb's process handles requests in order, so its answer comes after all rows.
         _ = self._run.step
 
     def save_file(self, path: Path) -> None:
@@ -185,16 +185,16 @@ class _MlflowSession:
             self._client.log_artifact(self._run_id, str(path))
 
     def finish(self, status: str) -> None:
-        ends = {"done": "FINISHED", "pruned": "FINISHED", "stopped": "KILLED"}
-        self._client.set_terminated(self._run_id, ends.get(status, "FAILED"))
+        mlflow_status = {"done": "FINISHED", "pruned": "FINISHED", "stopped": "KILLED"}
+        self._client.set_terminated(self._run_id, mlflow_status.get(status, "FAILED"))
 
 
 class _TrackioSession:
-    """A session with Trackio. What Trackio prints is left out of the run's lines."""
+    """A session with Trackio, without Trackio's output."""
 
     def start(self, run: TrackedRun, run_id: str | None) -> tuple[str, int]:
         self._tracked = run
-        # Trackio finds runs by name, so the name has to be unique in the project.
+        # Trackio finds runs by name, so the name must be unique in the project.
         name = run_id or f"{run.name}-{secrets.token_hex(4)}"
         self._open(name, resume="allow")
         return name, 0
@@ -204,7 +204,7 @@ class _TrackioSession:
             self._run.log(dict(metrics), step=step)
 
     def flush(self) -> None:
-        # Rows wait in a thread, for which only the end of a session waits.
+        # A thread sends rows, and only the end of a session waits for it.
         self.finish("done")
         self._open(self._run.name, resume="must")
 
@@ -236,7 +236,7 @@ class TrackerSpec(CallbackSpec):
     """The settings that all trackers share."""
 
     tracker: ClassVar[type[Tracker]]
-    """The class of a session with the tracker."""
+    """Class of a session with the tracker."""
     project: Annotated[str, StringConstraints(min_length=1, max_length=128)] = "pipeline"
     group: str | None = None
     files: Seq[Annotated[str, AfterValidator(_require_inside)]] = _FILES
@@ -301,18 +301,18 @@ class TrackerCallback(Callback):
 
     def on_begin(self, run: RunControl) -> None:
         """Create the tracked run, or continue the one that the run directory names."""
-        note = run.run_dir / FOLDER / f"{self._spec.name}.json"
-        run_id = str(read_json(note)["run_id"]) if note.exists() else None
+        id_file = run.run_dir / FOLDER / f"{self._spec.name}.json"
+        run_id = str(read_json(id_file)["run_id"]) if id_file.exists() else None
         config = parse_written_yaml(read_text(run.run_dir / "recipe.yaml", MAX_BYTES))
         name = run.run_dir.resolve().name
         group = self._spec.group
         tracked = TrackedRun(self._spec.project, name, group, run.run_dir, config, run.step)
         new_id, self._last_step = self._tracker.start(tracked, run_id)
-        # A run that ends by an exception calls no event.
+        # A run that ends by an exception doesn't call `on_end`.
         self._finish = weakref.finalize(self, self._tracker.finish, "failed")
         if new_id != run_id:
-            note.parent.mkdir(exist_ok=True)
-            write_whole(note, json.dumps({"run_id": new_id}) + "\n")
+            id_file.parent.mkdir(exist_ok=True)
+            write_whole(id_file, json.dumps({"run_id": new_id}) + "\n")
 
     def on_steps(self, run: RunControl, telemetry: Telemetry) -> None:
         """Log the steps that the tracked run doesn't have yet."""
@@ -347,9 +347,9 @@ class TrackerCallback(Callback):
 
 
 def _read_rows(log: Path, last_step: int) -> list[Row]:
-    """Return the last rows of a run's metrics log up to a step, at most `_REPEATED` of them."""
+    """Return at most `_REPEATED_STEPS` of the last rows of a run's metrics log, up to a step."""
     with log.open() as lines:
-        entries = map(json.loads, deque(lines, maxlen=_REPEATED))
+        entries = map(json.loads, deque(lines, maxlen=_REPEATED_STEPS))
         rows: list[Row] = []
         for entry in entries:
             numbers = {

@@ -1,9 +1,9 @@
 """TensorBoard's event files, with the scalars of many steps encoded at once.
 
-A record is the length of its data (uint64), the masked CRC-32C of these 8 bytes, the data and the
-masked CRC-32C of the data, little-endian (TFRecord). The data is an `Event` as a protocol buffer;
-its fields are numbered in tensorflow/core/util/event.proto and framework/summary.proto. Events of
-scalars differ in a few bytes at fixed places, so they are filled in column by column.
+A record (TFRecord, little-endian) is the length of its data (uint64), the masked CRC-32C of these 8
+bytes, the data, and the masked CRC-32C of the data. The data is an `Event` as a protocol buffer;
+tensorflow/core/util/event.proto and framework/summary.proto number its fields. Events of scalars
+differ in a few bytes at fixed offsets, so they are encoded column by column.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
 VERSION = "brain.Event:2"
 PREFIX = "events.out.tfevents."
+# Keys of Event: double 1, int64 2, message 5.
 WALL_TIME = b"\x09"
 STEP = b"\x10"
 SUMMARY = b"\x2a"
-"""Keys of Event: double 1, int64 2, message 5."""
+# Key of Summary: message 1. Keys of Summary.Value: string 1, float 2.
 VALUE = b"\x0a"
 TAG = b"\x0a"
 SIMPLE_VALUE = b"\x15"
-"""Keys of Summary: message 1; of Summary.Value: string 1, float 2."""
 POLYNOMIAL = 0x82F63B78
-"""The polynomial of CRC-32C (Castagnoli), its bits reversed."""
+"""Polynomial of CRC-32C (Castagnoli), with reversed bits."""
 
 
 class EventFile:
-    """One file of events in `folder`, which must exist. Raises OSError if it can't be written."""
+    """A file of events in `folder`, which must exist. Raises OSError if it can't be written."""
 
     def __init__(self, folder: Path, suffix: str) -> None:
         from tensorboardX.proto.event_pb2 import Event
 
-        name = f"{PREFIX}{_stamp(folder)}.{socket.gethostname()}{suffix}"
+        name = f"{PREFIX}{_choose_stamp(folder)}.{socket.gethostname()}{suffix}"
         self._file = (folder / name).open("xb")
         self.add(Event(wall_time=time.time(), file_version=VERSION))
 
@@ -62,7 +62,7 @@ class EventFile:
         self._file.write(scalar_records(tags, steps, wall_times, values))
 
     def flush(self) -> None:
-        """Pass everything to the operating system."""
+        """Pass all events to the operating system."""
         self._file.flush()
 
     def close(self) -> None:
@@ -70,10 +70,10 @@ class EventFile:
         self._file.close()
 
 
-def _stamp(folder: Path) -> int:
-    """Return seconds since 1970, or one more than the stamp of the latest file.
+def _choose_stamp(folder: Path) -> int:
+    """Return the seconds since 1970, or one more than the stamp of the latest file.
 
-    Files are read in the order of their names, also when the clock was set back in between.
+    TensorBoard reads files in the order of their names, which must hold if the clock is set back.
     """
     names = (file.name.removeprefix(PREFIX) for file in folder.glob(f"{PREFIX}*"))
     stamps = (name.partition(".")[0] for name in names)
@@ -83,73 +83,85 @@ def _stamp(folder: Path) -> int:
 def scalar_records(
     tags: Sequence[str], steps: np.ndarray, wall_times: np.ndarray, values: np.ndarray
 ) -> bytes:
-    """Encode one event per step, each with the value of every tag, in the order of both."""
-    digits = _varint_lengths(steps)
-    bounds = [0, *(np.flatnonzero(np.diff(digits)) + 1).tolist(), len(steps)]
+    """Encode an event per step, each with the value of every tag.
+
+    Steps and wall times, in seconds, are (n,), and values (n, tags).
+    """
+    step_bytes = _count_varint_bytes(steps)
+    bounds = [0, *(np.flatnonzero(np.diff(step_bytes)) + 1).tolist(), len(steps)]
     return b"".join(
-        _records_of_a_length(tags, int(digits[a]), steps[a:b], wall_times[a:b], values[a:b])
-        for a, b in pairwise(bounds)
-        if a < b
+        _encode_records(
+            tags, int(step_bytes[start]), steps[start:end], wall_times[start:end], values[start:end]
+        )
+        for start, end in pairwise(bounds)
+        if start < end
     )
 
 
-def _records_of_a_length(
-    tags: Sequence[str], digits: int, steps: np.ndarray, wall_times: np.ndarray, values: np.ndarray
+def _encode_records(
+    tags: Sequence[str],
+    step_bytes: int,
+    steps: np.ndarray,
+    wall_times: np.ndarray,
+    values: np.ndarray,
 ) -> bytes:
-    """Encode events whose steps have varints of `digits` bytes, so that all are equally long."""
-    template, places = _template(tuple(tags), digits)
+    """Encode events whose steps have varints of `step_bytes`, so that all have the same length."""
+    template, offsets = _make_template(tuple(tags), step_bytes)
     data = np.tile(np.frombuffer(template, np.uint8), (len(steps), 1))
-    data[:, 1:9] = _bytes_of(wall_times, "<f8")
-    data[:, 10 : 10 + digits] = _varints(steps, digits)
-    for place, column in zip(places, values.T, strict=True):
-        data[:, place : place + 4] = _bytes_of(column, "<f4")
+    data[:, 1:9] = _view_bytes(wall_times, "<f8")
+    data[:, 10 : 10 + step_bytes] = _encode_varints(steps, step_bytes)
+    for offset, column in zip(offsets, values.T, strict=True):
+        data[:, offset : offset + 4] = _view_bytes(column, "<f4")
     head = np.frombuffer(struct.pack("<Q", len(template)), np.uint8)[None]
     records = np.empty((len(steps), 12 + len(template) + 4), np.uint8)
     records[:, :8] = head
-    records[:, 8:12] = _bytes_of(masked_crc(head), "<u4")
+    records[:, 8:12] = _view_bytes(masked_crc(head), "<u4")
     records[:, 12:-4] = data
-    records[:, -4:] = _bytes_of(masked_crc(data), "<u4")
+    records[:, -4:] = _view_bytes(masked_crc(data), "<u4")
     return records.tobytes()
 
 
 @cache
-def _template(tags: tuple[str, ...], digits: int) -> tuple[bytes, list[int]]:
+def _make_template(tags: tuple[str, ...], step_bytes: int) -> tuple[bytes, list[int]]:
     """Return an event with zeros for its numbers, and the offset of each value."""
     summary = b""
-    places = []
+    offsets = []
     for tag in tags:
         name = tag.encode()
-        value = TAG + _varint(len(name)) + name + SIMPLE_VALUE + bytes(4)
-        summary += VALUE + _varint(len(value)) + value
-        places.append(len(summary) - 4)
-    start = WALL_TIME + bytes(8) + STEP + bytes(digits) + SUMMARY + _varint(len(summary))
-    return start + summary, [len(start) + place for place in places]
+        value = TAG + _encode_varint(len(name)) + name + SIMPLE_VALUE + bytes(4)
+        summary += VALUE + _encode_varint(len(value)) + value
+        offsets.append(len(summary) - 4)
+    start = WALL_TIME + bytes(8) + STEP + bytes(step_bytes) + SUMMARY + _encode_varint(len(summary))
+    return start + summary, [len(start) + offset for offset in offsets]
 
 
-def _varint(number: int) -> bytes:
+def _encode_varint(number: int) -> bytes:
     numbers = np.array([number])
-    return _varints(numbers, int(_varint_lengths(numbers)[0])).tobytes()
+    return _encode_varints(numbers, int(_count_varint_bytes(numbers)[0])).tobytes()
 
 
-def _varint_lengths(numbers: np.ndarray) -> np.ndarray:
-    """Return the bytes of non-negative numbers as varints of 7 bits each, int (n,)."""
+def _count_varint_bytes(numbers: np.ndarray) -> np.ndarray:
+    """Return the lengths of non-negative numbers as varints, in bytes of 7 bits, int (n,)."""
     return 1 + (numbers[:, None] >> np.arange(7, 63, 7) > 0).sum(axis=1)
 
 
-def _varints(numbers: np.ndarray, length: int) -> np.ndarray:
-    """Encode as varints, uint8 (n, length): low 7 bits first, the eighth set but in the last."""
+def _encode_varints(numbers: np.ndarray, length: int) -> np.ndarray:
+    """Encode numbers as varints, uint8 (n, length).
+
+    A byte has 7 bits, lowest first; its highest bit is set unless it is the last byte.
+    """
     groups = numbers[:, None] >> (7 * np.arange(length)) & 0x7F
     groups[:, :-1] |= 0x80
     return groups.astype(np.uint8)
 
 
-def _bytes_of(numbers: np.ndarray, dtype: str) -> np.ndarray:
+def _view_bytes(numbers: np.ndarray, dtype: str) -> np.ndarray:
     return np.ascontiguousarray(numbers, dtype).view(np.uint8).reshape(len(numbers), -1)
 
 
 def masked_crc(data: np.ndarray) -> np.ndarray:
     """Return the masked CRC-32C of each row of uint8 (n, length), uint32 (n,)."""
-    table = _crc_table()
+    table = _make_crc_table()
     crc = np.full(len(data), 0xFFFFFFFF, np.uint32)
     for column in np.ascontiguousarray(data.T):
         crc = table[(crc ^ column) & 0xFF] ^ crc >> 8
@@ -158,8 +170,8 @@ def masked_crc(data: np.ndarray) -> np.ndarray:
 
 
 @cache
-def _crc_table() -> np.ndarray:
-    """Return the remainder of each byte, uint32 (256,)."""
+def _make_crc_table() -> np.ndarray:
+    """Return the CRC-32C remainder of each byte, uint32 (256,)."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, table >> 1 ^ np.uint32(POLYNOMIAL), table >> 1)

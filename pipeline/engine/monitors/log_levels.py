@@ -1,7 +1,7 @@
 """Log levels: the messages that are shown besides a run's lines, and their destination.
 
-The levels are MindSpore's, of `GLOG_v`, which is read, as is `GLOG_logtostderr`. Messages come
-from this package and from jax, by Python's `logging`, and from a run's warnings.
+The levels are those of MindSpore's variable `GLOG_v`, which is read like `GLOG_logtostderr`.
+Messages are a run's warnings, and those of this package and jax by Python's `logging`.
 """
 
 from __future__ import annotations
@@ -26,23 +26,26 @@ LOGGERS = ("pipeline", "jax")
 
 @dataclass(frozen=True)
 class LogSettings:
-    """The least severe level that is shown, and the destination of messages besides run.log."""
+    """The settings of a run's messages."""
 
     level: str = "warning"
+    """Least severe level that is shown."""
     to: LogPlace = "console"
+    """Destination besides run.log."""
     problem: str = ""
-    """The variables with invalid values, and why; empty if all are valid."""
+    """Text on variables with invalid values; empty if all are valid."""
 
 
-def log_settings(level: str | None, environment: Mapping[str, str]) -> LogSettings:
-    """Return the settings of a run: the recipe's level, else GLOG_v's.
+def log_settings(recipe_level: str | None, environment: Mapping[str, str]) -> LogSettings:
+    """Return the settings of a run, with the recipe's level, or else that of GLOG_v.
 
-    GLOG_logtostderr=1 sends messages to stderr, 0 to run.log alone. A variable with another value
-    counts as not set, and is named as a problem.
+    GLOG_logtostderr=1 sends messages to stderr, 0 only to run.log. A variable with another value is
+    ignored, and named in `problem`.
     """
     problems = []
     numbers = {**dict(zip("0123", LEVELS, strict=True)), "4": "error"}
     value = environment.get(LEVEL_VARIABLE)
+    level = recipe_level
     if level is None and value is not None:
         level = numbers.get(value)
         if level is None:
@@ -50,10 +53,10 @@ def log_settings(level: str | None, environment: Mapping[str, str]) -> LogSettin
                 f"{LEVEL_VARIABLE} = {show(value)}: "
                 "must be 0 (debug), 1 (info), 2 (warning), 3 or 4"
             )
-    where = environment.get(STDERR_VARIABLE)
-    if where not in (None, "0", "1"):
-        problems.append(f"{STDERR_VARIABLE} = {show(where)}: must be 0 or 1")
-    place: LogPlace = "stderr" if where == "1" else "file" if where == "0" else "console"
+    to_stderr = environment.get(STDERR_VARIABLE)
+    if to_stderr not in (None, "0", "1"):
+        problems.append(f"{STDERR_VARIABLE} = {show(to_stderr)}: must be 0 or 1")
+    place: LogPlace = "stderr" if to_stderr == "1" else "file" if to_stderr == "0" else "console"
     return LogSettings(level or "warning", place, "; ".join(problems))
 
 
@@ -68,19 +71,19 @@ class ReporterHandler(logging.Handler):
         """Print a message, with its level in the margin."""
         try:
             text = record.getMessage()
-        except Exception:  # a message whose arguments don't fit is not worth a run
+        except Exception:  # arguments that don't match the message must not end a run
             self.handleError(record)
             return
         self._reporter.log(record.levelno, record.levelname.lower(), text)
 
 
 @contextmanager
-def log_by_level(reporter: Reporter, level: str | None) -> Iterator[None]:
-    """Let a reporter show messages by the recipe's level and the environment in the body.
+def log_by_level(reporter: Reporter, recipe_level: str | None) -> Iterator[None]:
+    """Inside, a reporter shows messages by the recipe's level and the environment.
 
-    Below warning, the messages of `LOGGERS` are shown too. Else `logging` stays unchanged.
+    Below the level warning, messages of `LOGGERS` are shown too; otherwise `logging` isn't changed.
     """
-    settings = log_settings(level, os.environ)
+    settings = log_settings(recipe_level, os.environ)
     reporter.level = getattr(logging, settings.level.upper())
     reporter.log_to = settings.to
     if settings.problem:

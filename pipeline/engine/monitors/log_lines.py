@@ -1,4 +1,4 @@
-"""The lines of metrics.jsonl, evals.jsonl and scalars.jsonl, perhaps a stranger's; their flaws."""
+"""The lines of metrics.jsonl, evals.jsonl and scalars.jsonl, perhaps a stranger's, and flaws."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ EVALS = "evals.jsonl"
 SCALARS = "scalars.jsonl"
 
 LONGEST_BYTES = 16 << 20
-"""Longest line of a log: an evaluation has numbers for every class."""
+"""Most bytes of a line: an evaluation has numbers for every class."""
 TAIL_BYTES = 4096
-"""Bytes that hold the last line of metrics.jsonl."""
+"""Most bytes of a line of metrics.jsonl."""
 MAX_STEP = 2**63 - 1
 MAX_NUMBER = float(np.finfo(np.float32).max)
 
 
 MAX_RANGES = 20
-"""Most ranges of steps that are listed; the number of missing lines has no limit."""
+"""Most ranges of missing steps that are listed."""
 Ranges = tuple[tuple[int, int], ...]
 
 
@@ -40,44 +40,44 @@ class LogLine:
 
     text: bytes
     where: str
-    """Name of the line, for the user."""
+    """Place of the line in messages."""
     step: int
     fields: Mapping[str, Any]
 
     def numbers(self) -> dict[str, float | None]:
-        """Return the numbers of a step, each a float32; None for one that was not finite.
+        """Return the float32 numbers of a step; None if not finite, True for a flag.
 
-        A flag is True. Raises DataError if one isn't a number.
+        Raises DataError for a value that isn't a number.
         """
         numbers = {name: value for name, value in self.fields.items() if name not in PLACES}
         for value in numbers.values():
             # NaN is neither null nor in the range of float32.
             is_number = isinstance(value, int | float) and abs(value) <= MAX_NUMBER
             if value is not None and not is_number:
-                raise _bad_line(self.where)
+                raise _make_line_error(self.where)
         return numbers
 
 
 def parse_line(text: bytes, where: str) -> LogLine:
-    """Parse a line; `where` names it for the user. Raises DataError if it isn't a line of a log."""
+    """Parse a line, whose place in messages is `where`. Raises DataError if it isn't valid."""
     try:
         fields = json.loads(text.decode("utf-8-sig"))
         step = fields["step"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise _bad_line(where) from error
+        raise _make_line_error(where) from error
     if type(step) is not int or not 0 <= step <= MAX_STEP:
-        raise _bad_line(where)
+        raise _make_line_error(where)
     return LogLine(text, where, step, fields)
 
 
-def _bad_line(where: str) -> DataError:
-    return DataError(f"{where}: is not a step of a run; remove the file to go without it")
+def _make_line_error(where: str) -> DataError:
+    return DataError(f"{where}: isn't a step of a run; remove the file to continue without it")
 
 
 def read_lines(log: Path) -> Iterator[LogLine]:
-    """Yield the lines of a log; a last one without newline, written by a killed run, is dropped.
+    """Yield the lines of a log, without an incomplete last line of a killed run.
 
-    Raises DataError if there is no readable file, and for a line that isn't of a log.
+    Raises DataError if the file can't be read, and for an invalid line.
     """
     with _open_log(log) as file:
         lines = iter(partial(file.readline, LONGEST_BYTES), b"")
@@ -90,7 +90,7 @@ def read_lines(log: Path) -> Iterator[LogLine]:
 def last_step(log: Path) -> int | None:
     """Return the step of the last whole line of metrics.jsonl; None without a line or file.
 
-    Raises DataError if it can't be read, or that line isn't of a log.
+    Raises DataError if the file can't be read or the line isn't valid.
     """
     if not log.exists():
         return None
@@ -103,7 +103,7 @@ def last_step(log: Path) -> int | None:
 @contextmanager
 def _open_log(log: Path) -> Iterator[BinaryIO]:
     if log.exists() and not log.is_file():
-        raise DataError(f"{log}: is no regular file; remove it to go without it")
+        raise DataError(f"{log}: isn't a regular file; remove it to continue without it")
     try:
         with log.open("rb") as file:
             yield file
@@ -113,26 +113,25 @@ def _open_log(log: Path) -> Iterator[BinaryIO]:
 
 @dataclass(frozen=True)
 class Flaws:
-    """Differences of a log from what was written into it; later checkpoints hold them too.
-
-    `missing` are ranges of steps, both ends included; `missing_lines` counts all missing lines. A
-    log that is not `verified` may have lines that differ from what was written.
-    """
+    """Differences of a log from what was written into it, which all later checkpoints have."""
 
     missing: Ranges = ()
+    """First ranges of missing steps, both ends included."""
     missing_lines: int = 0
+    """Number of all missing lines."""
     verified: bool = True
+    """Whether the other lines are as they were written."""
 
     def __bool__(self) -> bool:
         return not self.verified or self.missing_lines > 0
 
     def __str__(self) -> str:
         if not self.missing_lines:
-            return "some of its lines are not as they were written"
+            return "some of its lines differ from what was written"
         count = "a line is" if self.missing_lines == 1 else f"{self.missing_lines:,} lines are"
-        ranges = f": {steps_text(self.missing)}" if self.missing else ""
-        more = ", ..." if len(self.missing) == MAX_RANGES else ""
-        return f"{count} missing{ranges}{more}"
+        ranges = f": {format_steps(self.missing)}" if self.missing else ""
+        ending = ", ..." if len(self.missing) == MAX_RANGES else ""
+        return f"{count} missing{ranges}{ending}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the flaws as JSON."""
@@ -161,13 +160,15 @@ def _is_range(tree: Any) -> bool:
     return is_pair and all(type(step) is int for step in tree)
 
 
-def ranges_of(steps: AbstractSet[int]) -> Ranges:
-    """Return steps as ranges, at most `MAX_RANGES`."""
+def find_ranges(steps: AbstractSet[int]) -> Ranges:
+    """Return the first `MAX_RANGES` ranges of steps."""
     starts = sorted(step for step in steps if step - 1 not in steps)
     ends = sorted(step for step in steps if step + 1 not in steps)
     return tuple(zip(starts, ends, strict=True))[:MAX_RANGES]
 
 
-def steps_text(ranges: Ranges) -> str:
-    """Return ranges of steps for the user: `step 3, steps 7 to 9`."""
-    return ", ".join(f"step {a}" if a == b else f"steps {a} to {b}" for a, b in ranges)
+def format_steps(ranges: Ranges) -> str:
+    """Return ranges of steps as text: `step 3, steps 7 to 9`."""
+    return ", ".join(
+        f"step {first}" if first == last else f"steps {first} to {last}" for first, last in ranges
+    )

@@ -1,4 +1,4 @@
-"""metrics.jsonl, evals.jsonl and scalars.jsonl: steps, evaluations and what callbacks log."""
+"""metrics.jsonl, evals.jsonl and scalars.jsonl: steps, evaluations and scalars of callbacks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from pipeline.training.telemetry import Telemetry, concatenate_columns
 
 
 def require_logs(run_dir: Path, first: int, marks: Mapping[str, Any] | None) -> None:
-    """Raise DataError if a log can't be continued after boundary `first`; `marks` as below.
+    """Raise DataError if a log can't be continued after boundary `first`.
 
-    A log with a mark can be, whatever is in it.
+    `marks` are as for `MetricsLog`. A log with a mark can always be continued.
     """
     for path in [run_dir / name for name in (METRICS, EVALS, SCALARS)]:
         if path.exists() and read_mark((marks or {}).get(path.name), first) is None:
@@ -32,12 +32,12 @@ def require_logs(run_dir: Path, first: int, marks: Mapping[str, Any] | None) -> 
 
 
 class MetricsLog(Monitor):
-    """Append to the files. Lines that a killed run wrote after boundary `first` are removed.
+    """Appends to the files. Lines that a killed run wrote after boundary `first` are removed.
 
-    `marks` are from the checkpoint at `first`, by file, None if the run begins there. With
-    `scalars`, of callbacks, there is a scalars.jsonl; if boundary `first` is `unfinished`, they are
-    logged there once more. Lines that the marks hold and the files lack are restored; `findings`
-    reports all. Without `run_schedule` lines have neither `pass` nor `sink`.
+    `marks` are from the checkpoint at `first`, by file; None if the run begins there. The files are
+    repaired by the marks, with reports in `findings`. With `scalars` there is a scalars.jsonl. If
+    boundary `first` is `unfinished`, its scalars are logged again. Without `run_schedule` lines
+    have neither `pass` nor `sink`.
 
     Raises DataError if an existing file can't be read, RunError if it can't be written, or another
     process removes or changes it meanwhile.
@@ -55,13 +55,13 @@ class MetricsLog(Monitor):
     ) -> None:
         self._run_schedule = run_schedule
         self._first = first
-        self._waiting: list[Telemetry] = []
+        self._unwritten: list[Telemetry] = []
 
-        def open_named(name: str) -> tuple[VerifiedLog, LogFindings]:
+        def open_by_name(name: str) -> tuple[VerifiedLog, LogFindings]:
             path = run_dir / name
             mark = read_mark((marks or {}).get(name), first)
-            # The checkpoint of an unfinished boundary holds its scalars. A process that continued
-            # from there may have written them before it was killed.
+            # The checkpoint of an unfinished boundary has its scalars, which a process that
+            # continued from it may have written before it was killed.
             last = first - 1 if name == SCALARS and unfinished else first
             with writing(path):
                 return open_log(
@@ -70,46 +70,45 @@ class MetricsLog(Monitor):
 
         self._logs: dict[str, VerifiedLog] = {}
         self.findings: list[LogFindings] = []
-        with ExitStack() as failing:
+        with ExitStack() as on_failure:
             for name in (METRICS, EVALS, *([SCALARS] if scalars else [])):
-                self._logs[name], findings = open_named(name)
-                failing.callback(self._logs[name].release)
+                self._logs[name], findings = open_by_name(name)
+                on_failure.callback(self._logs[name].release)
                 self.findings += [findings] if findings else []
-            failing.pop_all()
+            on_failure.pop_all()
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Collect a line for every step, written by `flush`."""
-        self._waiting.append(telemetry)
+        """Collect a line for every step, which `flush` writes."""
+        self._unwritten.append(telemetry)
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
-        """Append a line for an evaluation; it replaces one of the same step before a resume."""
-        replaced = step == self._first
-        self._append(self._logs[EVALS], step, evaluation.metrics, replaced=replaced)
+        """Append a line for an evaluation, or replace the line of its step before a resume."""
+        replace = step == self._first
+        self._append(self._logs[EVALS], step, evaluation.metrics, replace=replace)
 
     def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
         """Append a line of the scalars that callbacks have logged up to a boundary.
 
-        A resumed run logs at later boundaries than its first, unless that is the start: what was
-        logged there before stays.
+        Only at step 0 may there be an earlier line of the same step, which is replaced.
         """
-        self._append(self._logs[SCALARS], step, scalars, replaced=step == self._first == 0)
+        self._append(self._logs[SCALARS], step, scalars, replace=step == self._first == 0)
 
     def _append(
-        self, log: VerifiedLog, step: int, values: Mapping[str, Any], *, replaced: bool
+        self, log: VerifiedLog, step: int, values: Mapping[str, Any], *, replace: bool
     ) -> None:
         with writing(log.path):
-            if replaced:
+            if replace:
                 log.truncate(step - 1)
             log.append((json_text({"step": step, **values}) + "\n").encode())
 
     def flush(self) -> None:
         """Write all lines so far to the files, so that they outlive the process."""
-        waiting = self._waiting
-        self._waiting = []
-        if waiting:
-            steps = self._logs[METRICS]
-            with writing(steps.path):
-                steps.append(metrics_lines(waiting, self._run_schedule).encode())
+        unwritten = self._unwritten
+        self._unwritten = []
+        if unwritten:
+            log = self._logs[METRICS]
+            with writing(log.path):
+                log.append(metrics_lines(unwritten, self._run_schedule).encode())
         for log in self._logs.values():
             with writing(log.path):
                 log.flush()
@@ -120,19 +119,19 @@ class MetricsLog(Monitor):
         return {name: log.mark(step).to_dict() for name, log in self._logs.items()}
 
     def close(self) -> None:
-        """Write the rest and close the files."""
-        with ExitStack() as closing_all:
+        """Write the remaining lines and close the files."""
+        with ExitStack() as logs:
             for log in self._logs.values():
-                closing_all.enter_context(writing(log.path))
-                closing_all.enter_context(closing(log))
+                logs.enter_context(writing(log.path))
+                logs.enter_context(closing(log))
             self.flush()
 
 
 def metrics_lines(parts: Sequence[Telemetry], run_schedule: RunSchedule | None) -> str:
-    """Return the lines of metrics.jsonl: for each step its position, integers, then its numbers.
+    """Return the lines of metrics.jsonl: for each step its position, numbers and flags.
 
-    Without a schedule the position is the step. Only steps with a flag, a bool column, have its
-    key.
+    Without a schedule the position is the step. A flag is a bool column; only steps at which it is
+    true have its key.
     """
     steps = np.concatenate([part.steps for part in parts])
     places = {"step": steps}
@@ -141,29 +140,29 @@ def metrics_lines(parts: Sequence[Telemetry], run_schedule: RunSchedule | None) 
         sink_steps = run_schedule.sink_steps or run_schedule.steps_per_epoch
         places["sink"] = (steps - 1) // sink_steps + 1
     columns = concatenate_columns(parts)
-    # Numbers keep the digits of a float32. The json module takes three times as long for other
-    # digits.
+    # The json module takes three times as long, and writes more digits than a float32 has.
     numbers = {
-        name: _number_texts(column) for name, column in columns.items() if column.dtype != bool
+        name: _format_numbers(column) for name, column in columns.items() if column.dtype != bool
     }
-    keys = [f"{_key(name)}: %d" for name in places] + [f"{_key(name)}: %s" for name in numbers]
+    keys = [f"{_format_key(name)}: %d" for name in places]
+    keys += [f"{_format_key(name)}: %s" for name in numbers]
     line = "{" + ", ".join(keys) + "%s}\n"
     ends = [""] * len(steps)
     for name, column in columns.items():
         if column.dtype == bool:
             for index in np.flatnonzero(column):
-                ends[index] += f", {_key(name)}: true"
+                ends[index] += f", {_format_key(name)}: true"
     integers = (column.tolist() for column in places.values())
     return "".join([line % row for row in zip(*integers, *numbers.values(), ends, strict=True)])
 
 
-def _key(name: str) -> str:
+def _format_key(name: str) -> str:
     """Return a name as JSON, for a format string."""
     return json.dumps(name).replace("%", "%%")
 
 
-def _number_texts(numbers: np.ndarray) -> list[str]:
-    """Return the shortest texts that read back as the same float32; null if not finite."""
+def _format_numbers(numbers: np.ndarray) -> list[str]:
+    """Return the shortest texts that are read as the same float32; null if not finite."""
     texts = list(map(str, numbers))
     for index in np.flatnonzero(~np.isfinite(numbers)):
         texts[index] = "null"

@@ -1,4 +1,4 @@
-"""Monitors that print the lines of a run, and checks of its lock; tables of its evaluations."""
+"""Monitors that print the lines of a run or check its lock, and tables of its evaluations."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry
 
 SHOWN_FROM_S = 60
-"""Remaining time, in seconds, above which lines show it."""
+"""Remaining time, in seconds, from which lines show it."""
 MAX_NAMED_STEPS = 10
 """Most steps that a line names."""
 MOST_ROWS = 20
-"""The most classes that have a table in the log."""
+"""Most classes that have a table in the log."""
 MOST_NAMED = 5
-"""The most classes that a warning names."""
+"""Most classes that a warning names."""
 WIDEST_NAME = 30
+"""Most characters of a class name in a table."""
 BANNER = f"{14 * '='} Starting Training {14 * '='}"
 EVERY = 100
-"""Batches from one line of the functional loop to the next, counted from 0 in every epoch."""
+"""Batches between two lines of the functional loop, counted from 0 in every epoch."""
 
 
 @contextmanager
 def writing(file: str | Path) -> Iterator[None]:
-    """Raise RunError if the system refuses to write a file in the body."""
+    """Raise RunError if the system refuses to write a file during the block."""
     try:
         yield
     except OSError as error:
@@ -47,10 +48,9 @@ def writing(file: str | Path) -> Iterator[None]:
 
 @dataclass
 class LossMonitor(Monitor):
-    """The documents' line: `epoch: 1 step: 195, loss is 1.9601055`.
+    """Prints MindSpore's line at the end of a sink: `epoch: 1 step: 195, loss is 1.9601055`.
 
-    Printed at the end of a sink, whose number is the sink epoch, at most once in `every_steps`; 0:
-    never.
+    The epoch is the number of the sink. A line is printed at most once in `every_steps`; 0: never.
     """
 
     reporter: Reporter
@@ -58,20 +58,20 @@ class LossMonitor(Monitor):
     every_steps: int
 
     def on_sink(self, report: SinkReport) -> None:
-        """Print the loss of the sink's last step under its true step number."""
-        before = report.step - report.steps
-        if self.every_steps and report.step // self.every_steps > before // self.every_steps:
+        """Print the loss of the sink's last step."""
+        start = report.step - report.steps
+        if self.every_steps and report.step // self.every_steps > start // self.every_steps:
             position = self.run_schedule.place(report.step)
-            # In the fewest digits of a float32: formatted, it would be a double's.
+            # As a float32, which has fewer digits than a Python float.
             loss = str(np.float32(report.loss))
             self.reporter.say(f"epoch: {position.sink} step: {position.sink_step}, loss is {loss}")
 
 
 @dataclass
 class TimeMonitor(Monitor):
-    """The documents' line, then the run's position and speed.
+    """Prints MindSpore's line with the time of a sink, then the run's position and speed.
 
-    On an emulated device the line ends with the time of the device, marked as modelled.
+    On an emulated device the line ends with the modelled time.
     """
 
     reporter: Reporter
@@ -87,7 +87,7 @@ class TimeMonitor(Monitor):
     """Steps since the last line."""
 
     def on_sink(self, report: SinkReport) -> None:
-        """Print the time of a sink; without sinks, of an epoch."""
+        """Print the time of a sink, or of an epoch without sinks."""
         self.seconds += report.seconds
         self.steps += report.steps
         self.steps_done += report.steps
@@ -99,9 +99,9 @@ class TimeMonitor(Monitor):
             return
         position = schedule.place(report.step)
         sink = f"sink {position.sink}/{schedule.sinks}, " if schedule.sink_steps else ""
-        # The pace includes evaluations and checkpoints.
-        pace_s = (time.monotonic() - self.started_at) / self.steps_done
-        remaining_s = round(pace_s * (schedule.total - report.step))
+        # The time of a step includes evaluations and checkpoints.
+        step_s = (time.monotonic() - self.started_at) / self.steps_done
+        remaining_s = round(step_s * (schedule.total - report.step))
         remaining = f", {timedelta(seconds=remaining_s)} left"
         modelled = ""
         if estimate is not None:
@@ -124,7 +124,7 @@ class TimeMonitor(Monitor):
 
 @dataclass
 class EvalMonitor(Monitor):
-    """A line on the console for every evaluation during training."""
+    """Prints a line for every evaluation during training."""
 
     reporter: Reporter
 
@@ -135,7 +135,7 @@ class EvalMonitor(Monitor):
 
 @dataclass
 class ProgressMonitor(Monitor):
-    """The progress bar, on a terminal."""
+    """Advances the progress bar on a terminal."""
 
     bar: Bar
 
@@ -150,19 +150,21 @@ class ProgressMonitor(Monitor):
 
 @dataclass
 class LockMonitor(Monitor):
-    """Check, before lines are written, that no other process has entered the run.
+    """Checks that no other process writes the run, before lines are written.
 
-    The first of the monitors, since it is flushed before the logs. Raises RunError if the lock was
-    removed and another process holds it now.
+    It must be the first monitor, so that it is flushed before the logs.
     """
 
     run_dir: Path
     lock: Lock
 
     def flush(self) -> None:
-        """Check the lock, and take it again if its file was removed."""
-        # If the file can't be created again, no other process can create it either; and the log
-        # reports a directory that is gone.
+        """Check the lock, and acquire it again if its file was removed.
+
+        Raises RunError if another process holds it.
+        """
+        # If the file can't be created again, no other process can create it either. The log
+        # reports a removed directory.
         with suppress(OSError):
             if not self.lock.keep():
                 raise RunError(
@@ -173,9 +175,9 @@ class LockMonitor(Monitor):
 
 @dataclass
 class NonFiniteStepMonitor(Monitor):
-    """Warn of updates that were skipped, at the end of a sink, and of every rollback.
+    """Warns of skipped updates at the end of a sink, and of every rollback.
 
-    Overflows that the loss scale skips (`skips_overflow`) are normal and not reported.
+    Overflows that the loss scale skips (`skips_overflow`) are normal and aren't reported.
     """
 
     reporter: Reporter
@@ -184,20 +186,20 @@ class NonFiniteStepMonitor(Monitor):
     """Steps since the last warning."""
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Collect the steps that were skipped."""
+        """Collect the skipped steps."""
         skipped = telemetry.outcome(skips_overflow=self.skips_overflow).skipped_non_finite
         self.skipped += (telemetry.start + 1 + np.flatnonzero(skipped)).tolist()
 
     def on_sink(self, report: SinkReport) -> None:
-        """Warn of the steps that were skipped, the first few by number."""
+        """Warn of the skipped steps."""
         if self.skipped:
-            named = join_first(list(map(str, self.skipped)), MAX_NAMED_STEPS)
-            number = "step" if len(self.skipped) == 1 else "steps"
-            self.reporter.warn(f"{number} {named}: not finite, no update was made")
+            numbers = join_first(list(map(str, self.skipped)), MAX_NAMED_STEPS)
+            noun = "step" if len(self.skipped) == 1 else "steps"
+            self.reporter.warn(f"{noun} {numbers}: not finite, no update was made")
             self.skipped.clear()
 
     def on_rollback(self, step: int, to: int) -> None:
-        """Warn of the rollback, and report the step that follows."""
+        """Warn of the rollback."""
         self.reporter.warn(
             f"step {step}: not finite; back to the weights of step {to}, on with the data after "
             f"step {step}"
@@ -206,7 +208,7 @@ class NonFiniteStepMonitor(Monitor):
 
 @dataclass
 class FunctionalMonitor(Monitor):
-    """Print a banner, `loss: 2.302585 [100/1875]` every 100 batches, and the results of a test.
+    """Prints a banner, `loss: 2.302585 [100/1875]` every 100 batches, and the results of a test.
 
     With `every_batches` 0 no losses are printed.
     """
@@ -217,52 +219,53 @@ class FunctionalMonitor(Monitor):
     has_begun: bool = False
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Print the lines of steps; a sink's come together, after it."""
+        """Print the lines of steps."""
         if not self.has_begun:
             self.has_begun = True
             self.say(BANNER)
         if not self.every_batches:
             return
-        size = self.run_schedule.steps_per_epoch
-        for before, loss in enumerate(telemetry.loss.tolist(), start=telemetry.start):
-            batch = before % size
+        num_batches = self.run_schedule.steps_per_epoch
+        for index, loss in enumerate(telemetry.loss.tolist(), start=telemetry.start):
+            batch = index % num_batches
             if batch % self.every_batches == 0:
-                self.say(f"loss: {loss:>7f} [{batch:>3d}/{size:>3d}]")
+                self.say(f"loss: {loss:>7f} [{batch:>3d}/{num_batches:>3d}]")
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
-        """Print accuracy, if there is one, and loss."""
+        """Print the accuracy and the loss, if the evaluation has them."""
         scalars = evaluation.scalars()
         texts = [f"Accuracy: {100 * scalars['accuracy']:>0.1f}%"] if "accuracy" in scalars else []
         texts += [f"Avg loss: {scalars['loss']:>8f}"] if "loss" in scalars else []
         self.say(f"Test:\n{', '.join(texts)}")
 
 
-def class_table(evaluation: Evaluation) -> list[str]:
-    """Return a heading and a line for each class with its precision, recall, F1 and labels.
+def format_class_table(evaluation: Evaluation) -> list[str]:
+    """Return a heading and a line for each class: precision, recall, F1 and number of labels.
 
-    Empty for an evaluation without classes, and for one of more than MOST_ROWS.
+    Empty for an evaluation without classes or with more than MOST_ROWS classes.
     """
-    names = class_names(evaluation)
+    names = _list_classes(evaluation)
     confusion = evaluation.confusion
     if confusion is None or not 0 < len(names) <= MOST_ROWS:
         return []
-    titles = [n if len(n) <= WIDEST_NAME else f"{n[: WIDEST_NAME - 3]}..." for n in names]
+    titles = [
+        name if len(name) <= WIDEST_NAME else f"{name[: WIDEST_NAME - 3]}..." for name in names
+    ]
     width = max(map(len, ("class", *titles)))
     columns = [evaluation.metrics[key]["per_class"] for key in ("precision", "recall", "f1")]
     lines = [f"{'class':<{width}}  precision  recall      f1  {evaluation.counted:>9}"]
-    for place, name in enumerate(names):
+    for label, name in enumerate(names):
         precision, recall, f1 = (column[name] for column in columns)
-        count = int(confusion[place].sum())
+        count = int(confusion[label].sum())
         lines.append(
-            f"{titles[place]:<{width}}  {precision:9.4f}  {recall:6.4f}  {f1:6.4f}  {count:9,}"
+            f"{titles[label]:<{width}}  {precision:9.4f}  {recall:6.4f}  {f1:6.4f}  {count:9,}"
         )
     return lines
 
 
-def never_predicted(evaluation: Evaluation) -> str | None:
-    """Return a warning of the classes that have labels and were never predicted; None if there are
-    no such classes, or too many classes."""
-    names = class_names(evaluation)
+def describe_never_predicted(evaluation: Evaluation) -> str | None:
+    """Return a warning of classes that have labels and were never predicted; None without any."""
+    names = _list_classes(evaluation)
     confusion = evaluation.confusion
     if confusion is None or not names:
         return None
@@ -270,15 +273,17 @@ def never_predicted(evaluation: Evaluation) -> str | None:
     predicted = confusion.sum(axis=0)
     missed = [
         f"{name} ({count:,} {evaluation.counted})"
-        for name, count, guesses in zip(names, actual.tolist(), predicted.tolist(), strict=True)
-        if count and not guesses
+        for name, count, num_predicted in zip(
+            names, actual.tolist(), predicted.tolist(), strict=True
+        )
+        if count and not num_predicted
     ]
     if not missed:
         return None
     return f"never predicted: {join_first(missed, MOST_NAMED)}"
 
 
-def class_names(evaluation: Evaluation) -> Sequence[str]:
-    """Return the names of the classes in the order of their labels; empty without any."""
+def _list_classes(evaluation: Evaluation) -> Sequence[str]:
+    """Return the names of the classes in the order of their labels; empty without classes."""
     recall = evaluation.metrics.get("recall")
     return list(recall.get("per_class", ())) if isinstance(recall, dict) else []

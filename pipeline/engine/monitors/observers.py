@@ -1,4 +1,4 @@
-"""Observers: the monitors of one run, as its settings configure them."""
+"""Observers: the monitors of a run, by its settings."""
 
 from __future__ import annotations
 
@@ -32,26 +32,27 @@ from pipeline.engine.schedule import RunSchedule
 
 @dataclass(frozen=True)
 class ObserverSettings:
-    """Settings of what a run prints and writes."""
+    """Settings of the lines and files of a run."""
 
     batch_size: int
     trains: bool
-    """Whether a terminal gets a progress bar."""
+    """Whether the run trains, so that a terminal shows a progress bar."""
     lines: Literal["callbacks", "functional"]
+    """Style of the lines: of MindSpore's callbacks, or of its functional loop."""
     loss_every: int
-    """Fewest steps between two loss lines; 0: there are none."""
+    """Least steps between two loss lines; 0: no loss lines."""
     skips_overflow: bool
     """Whether the loss scale skips overflows, which are then not reported."""
     board: Mapping[str, Any] | None
-    """The recipe that TensorBoard shows; None: nothing is written for TensorBoard."""
+    """Recipe that TensorBoard shows; None: nothing is written for TensorBoard."""
     scalars: bool = False
     """Whether callbacks may log scalars."""
     unfinished: bool = False
     """Whether the evaluation of the first boundary was interrupted, and is repeated."""
     unit: SampleUnit = IMAGES
-    """Unit in which speed is counted."""
+    """Unit of the speed."""
     estimate: Estimate | None = None
-    """Modelled times, shown beside the measured ones under their own names."""
+    """Modelled times, which are shown beside the measured ones."""
     lock: Lock | None = None
     """Lock that keeps other processes out of the directory."""
 
@@ -81,7 +82,7 @@ class Observers:
         return {LOGS: self.monitor.submit_and_wait(partial(self._log.marks, step))}
 
     def show(self, call: Callable[[TensorBoard], None]) -> None:
-        """Make a call to TensorBoard, on the thread of the monitors; none if it is off."""
+        """Call `call(tensorboard)` on the monitors' thread, if TensorBoard is on."""
         if self._tensorboard is not None:
             self.monitor.submit(partial(self._tensorboard.relay, call))
 
@@ -102,8 +103,8 @@ def open_observers(
 ) -> Observers:
     """Open the observers of a run that continues from boundary `first`.
 
-    `marks` of the logs are from the checkpoint there, None if the run begins there. A log of
-    steps that can't be written ends the run; TensorBoard and the progress bar are best effort.
+    `marks` of the logs are from the checkpoint at `first`; None if the run begins there. If a log
+    can't be written, the run ends; if TensorBoard or the progress bar fails, it continues.
     """
     log = MetricsLog(
         run_dir,

@@ -1,6 +1,7 @@
-"""Files of TensorBoard's projector: vectors, labels and pictures; pictures with captions.
+"""Files of TensorBoard's projector, and pictures with captions.
 
-`projector_config.pbtxt` in the folder of the events names the others, in `embeddings/`.
+`projector_config.pbtxt`, in the folder of the events, names the files of vectors, labels and
+pictures in `embeddings/`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ FOLDER = "embeddings"
 SPRITE_PIXELS = 8192
 """Longest side of a sheet of pictures that browsers show."""
 PICTURE_PIXELS = 64
-"""Longest side of one picture on it."""
+"""Longest side of a picture on the sheet."""
+CAPTION_PIXELS = 16
+"""Height of a caption."""
+LEAST_SIDE = 96
+"""Least width, in pixels, of a picture with a caption."""
+MAX_CHARACTERS = 15
+"""Most characters of a caption."""
+WRONG = (179, 38, 30)
+RIGHT = (29, 36, 41)
+"""Colours of captions, as RGB."""
 
 
 def write_embeddings(
@@ -28,8 +38,8 @@ def write_embeddings(
 ) -> None:
     """Write vectors, float32 (n, features), with a label each and images (n, H, W, C) or None.
 
-    Earlier files are replaced. Images of other than 1, 3 or 4 channels are left out. Raises OSError
-    if the files can't be written.
+    Earlier files are replaced. Images with other than 1, 3 or 4 channels are left out. Raises
+    OSError if the files can't be written.
     """
     folder = board / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,13 +49,13 @@ def write_embeddings(
     write_whole(folder / "labels.tsv", "".join(f"{text}\n" for text in texts))
     sprite = ""
     if images is not None and images.shape[-1] in (1, 3, 4):
-        sheet, (height, width) = _sheet(stretch_range(images))
+        sheet, (height, width) = _draw_sheet(stretch_range(images))
         write_whole(folder / "pictures.png", sheet)
         sprite = (
             f'  sprite {{ image_path: "{FOLDER}/pictures.png" '
             f"single_image_dim: {width} single_image_dim: {height} }}\n"
         )
-    # Last: it names the others.
+    # Written last, since it names the other files.
     write_whole(
         board / CONFIG,
         'embeddings {\n  tensor_name: "input of the last layer"\n'
@@ -54,20 +64,21 @@ def write_embeddings(
     )
 
 
-def _sheet(images: np.ndarray) -> tuple[bytes, tuple[int, int]]:
-    """Return a square sheet of pictures uint8 (n, H, W, C) as PNG, and their height and width.
+def _draw_sheet(images: np.ndarray) -> tuple[bytes, tuple[int, int]]:
+    """Return a square sheet of images uint8 (n, H, W, C) as PNG, and the size of a picture.
 
-    They are shrunk to whole fractions if the sheet would be too large.
+    Pictures are shrunk to whole fractions if the sheet would be too large. The size is their height
+    and width.
     """
     from PIL import Image
 
     side = math.ceil(math.sqrt(len(images)))
-    most = min(PICTURE_PIXELS, SPRITE_PIXELS // side)
-    step = math.ceil(max(images.shape[1:3]) / most)
-    small = images[:, ::step, ::step]
-    height, width = small.shape[1:3]
-    sheet = np.zeros((side * height, side * width, small.shape[-1]), np.uint8)
-    for number, picture in enumerate(small):
+    max_pixels = min(PICTURE_PIXELS, SPRITE_PIXELS // side)
+    step = math.ceil(max(images.shape[1:3]) / max_pixels)
+    pictures = images[:, ::step, ::step]
+    height, width = pictures.shape[1:3]
+    sheet = np.zeros((side * height, side * width, pictures.shape[-1]), np.uint8)
+    for number, picture in enumerate(pictures):
         row, column = divmod(number, side)
         top = row * height
         left = column * width
@@ -77,15 +88,8 @@ def _sheet(images: np.ndarray) -> tuple[bytes, tuple[int, int]]:
     return file.getvalue(), (height, width)
 
 
-CAPTION = 16
-LEAST_SIDE = 96
-MAX_CHARACTERS = 15
-WRONG = (179, 38, 30)
-RIGHT = (29, 36, 41)
-
-
 def stretch_range(images: np.ndarray) -> np.ndarray:
-    """Stretch each image of (n, H, W, C) to its range of values, uint8."""
+    """Return images (n, H, W, C) as uint8, with the range of each stretched to 0 to 255."""
     values = images.astype(np.float64)
     low = values.min(axis=(1, 2, 3))
     high = values.max(axis=(1, 2, 3))
@@ -96,23 +100,24 @@ def stretch_range(images: np.ndarray) -> np.ndarray:
 def add_captions(
     images: np.ndarray, captions: Sequence[str], wrong: Sequence[bool] | None = None
 ) -> np.ndarray:
-    """Enlarge images uint8 (n, H, W, C) to be legible, over their captions: (n, H', W', 3).
+    """Return images uint8 (n, H, W, C), enlarged, over their captions: (n, H', W', 3).
 
-    The captions of those that are `wrong` are red. C is 1, 3 or 4.
+    The captions of `wrong` images are red. C is 1, 3 or 4.
     """
     from PIL import Image, ImageDraw
 
     count, height, width, channels = images.shape
     scale = max(1, -(-LEAST_SIDE // width))
-    result = np.full((count, height * scale + CAPTION, width * scale, 3), 255, np.uint8)
-    marked = wrong or [False] * count
-    for number, (image, caption, red) in enumerate(zip(images, captions, marked, strict=True)):
+    result = np.full((count, height * scale + CAPTION_PIXELS, width * scale, 3), 255, np.uint8)
+    wrong = wrong or [False] * count
+    for number, (image, caption, is_wrong) in enumerate(zip(images, captions, wrong, strict=True)):
         picture = Image.fromarray(image[..., 0] if channels == 1 else image).convert("RGB")
         size = width * scale, height * scale
         canvas = Image.fromarray(result[number])
         canvas.paste(picture.resize(size, Image.Resampling.NEAREST), (0, 0))
         text = caption if len(caption) <= MAX_CHARACTERS else f"{caption[: MAX_CHARACTERS - 1]}…"
-        place = (2, height * scale + 1)
-        ImageDraw.Draw(canvas).text(place, text, fill=WRONG if red else RIGHT, font_size=12)
+        corner = (2, height * scale + 1)
+        colour = WRONG if is_wrong else RIGHT
+        ImageDraw.Draw(canvas).text(corner, text, fill=colour, font_size=12)
         result[number] = np.asarray(canvas)
     return result

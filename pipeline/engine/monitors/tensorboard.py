@@ -1,6 +1,6 @@
 """TensorBoard: every step's scalars, evaluations, sample images, the recipe, a sweep's hparams.
 
-On request also histograms of weights and gradients, the graph of the network and embeddings.
+A recipe may also request histograms of weights and gradients, the network's graph and embeddings.
 """
 
 from __future__ import annotations
@@ -33,30 +33,28 @@ CELL_PIXELS = 24
 PICTURED_CHANNELS = (1, 3, 4)
 PICTURED_CLASSES = 1000
 MAX_NAMES = 10_000
-"""Classes that are named in the text."""
-
-
+"""Most names of classes in the text."""
 BINS = 64
-"""Bins of equal width, from the smallest to the largest value; TensorBoard shows 30 of them."""
+"""Bins of a histogram, of equal width."""
 
 
 @dataclass(frozen=True)
 class BoardNode:
-    """An operation, or an input of the network; nodes whose names begin alike are grouped."""
+    """An operation or an input of the network."""
 
     name: str
-    """Its path, unique in the graph."""
+    """Path, unique in the graph; TensorBoard groups nodes by the beginnings of their paths."""
     op: str
     inputs: tuple[str, ...]
-    """Names of the nodes whose results it reads."""
+    """Names of the nodes whose results the node reads."""
     shape: tuple[int, ...]
-    """Shape of its (first) result."""
+    """Shape of the first result."""
     dtype: str
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of values by bin, and their moments; values that are not finite are left out."""
+    """Counts of finite values by bin, and their moments."""
 
     low: float
     high: float
@@ -67,7 +65,7 @@ class Histogram:
     """Upper ends of the bins."""
     counts: tuple[int, ...]
     left_out: int = 0
-    """Values that are not finite."""
+    """Number of values that aren't finite."""
 
     @property
     def count(self) -> int:
@@ -76,11 +74,11 @@ class Histogram:
 
 
 class TensorBoard(Monitor):
-    """Write the events of a run; on resume, those after boundary `first` are purged.
+    """Writes the events of a run. A resumed run hides earlier events after boundary `first`.
 
-    Steps and sinks are collected and written together by `flush`. The libraries for pictures and
-    protocol buffers are imported when they are first needed, on the thread that writes. Raises
-    RunError if the folder can't be written.
+    Steps and sinks are collected, and written together by `flush`. The libraries for pictures and
+    protocol buffers are imported when they are first needed, on the thread that writes. Methods
+    raise RunError if the folder can't be written.
     """
 
     def __init__(
@@ -106,7 +104,7 @@ class TensorBoard(Monitor):
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
         with writing(self._folder):
-            # The suffix keeps a run resumed within the second from overwriting the file before.
+            # By the suffix, a run that is resumed within a second has a new file name.
             file = EventFile(self._folder, f".{self._first}")
             if self._first:
                 step = self._first + 1
@@ -117,11 +115,11 @@ class TensorBoard(Monitor):
         return file
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Add an event for every step with all its scalars, and one more for each of its flags."""
+        """Add an event for every step with all its scalars, and an event for each of its flags."""
         self._steps.append((time.time(), telemetry))
 
     def on_sink(self, report: SinkReport) -> None:
-        """Add the throughput of a sink, and of the modelled device."""
+        """Add the throughput of a sink, and the times of a modelled device."""
         self._sinks.append((time.time(), report))
 
     def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
@@ -133,7 +131,7 @@ class TensorBoard(Monitor):
             self._file.add_scalars(tags, np.array([step]), now, np.array([values], np.float64))
 
     def on_rollback(self, step: int, to: int) -> None:
-        """Add the number of updates that were undone."""
+        """Add the number of undone updates."""
         self._rollbacks.append((time.time(), step, step - to))
 
     def flush(self) -> None:
@@ -149,33 +147,34 @@ class TensorBoard(Monitor):
                 self._write_steps(steps)
             if sinks:
                 self._write_sinks(sinks)
-            for now, step, undone in rollbacks:
+            for wall_time, step, undone in rollbacks:
                 values = np.array([[float(undone)]])
-                self._file.add_scalars(ROLLBACK_TAGS, np.array([step]), np.array([now]), values)
+                wall_times = np.array([wall_time])
+                self._file.add_scalars(ROLLBACK_TAGS, np.array([step]), wall_times, values)
             self._file.flush()
 
     def _write_steps(self, timed: list[tuple[float, Telemetry]]) -> None:
         parts = [telemetry for _, telemetry in timed]
         steps = np.concatenate([part.steps for part in parts])
-        walls = np.repeat([now for now, _ in timed], [len(part) for part in parts])
+        wall_times = np.repeat([wall_time for wall_time, _ in timed], [len(part) for part in parts])
         columns = {f"train/{name}": column for name, column in concatenate_columns(parts).items()}
         numbers = {tag: column for tag, column in columns.items() if column.dtype != bool}
-        records = np.stack([*numbers.values()], axis=1)
-        self._file.add_scalars([*numbers], steps, walls, records)
+        values = np.stack([*numbers.values()], axis=1)
+        self._file.add_scalars([*numbers], steps, wall_times, values)
         for tag, column in columns.items():
             if column.dtype == bool:
                 ones = np.ones((column.sum(), 1), np.float32)
-                self._file.add_scalars([tag], steps[column], walls[column], ones)
+                self._file.add_scalars([tag], steps[column], wall_times[column], ones)
 
     def _write_sinks(self, timed: list[tuple[float, SinkReport]]) -> None:
         steps = np.array([report.step for _, report in timed])
-        walls = np.array([now for now, _ in timed])
-        per_s = [self._per_step * r.steps / max(r.seconds, 1e-9) for _, r in timed]
-        self._file.add_scalars(self._speed_tags, steps, walls, np.array(per_s)[:, None])
+        wall_times = np.array([wall_time for wall_time, _ in timed])
+        per_s = [self._per_step * report.steps / max(report.seconds, 1e-9) for _, report in timed]
+        self._file.add_scalars(self._speed_tags, steps, wall_times, np.array(per_s)[:, None])
         if self._estimate is not None:
             rows = [list(_modelled_times(self._estimate, step).values()) for step in steps.tolist()]
             tags = [f"modelled/{name}" for name in _modelled_times(self._estimate, 0)]
-            self._file.add_scalars(tags, steps, walls, np.array(rows))
+            self._file.add_scalars(tags, steps, wall_times, np.array(rows))
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """Add the scalar metrics, macro averages included, and the confusion matrix."""
@@ -194,7 +193,7 @@ class TensorBoard(Monitor):
             self._file.add_scalars(tags, np.array([step]), now, values)
         confusion = evaluation.confusion
         if confusion is not None and len(confusion) <= PICTURED_CLASSES:
-            picture = confusion_picture(confusion)
+            picture = draw_confusion(confusion)
             self._add(image("eval/confusion", picture, dataformats="HWC"), step)
 
     def add_recipe(self, recipe: Mapping[str, Any]) -> None:
@@ -220,15 +219,15 @@ class TensorBoard(Monitor):
         """Add the names of the classes in the order of their labels, as text."""
         from tensorboardX.summary import text
 
-        # Indented: text is Markdown, and names may be anything.
+        # Indented as code: the text is Markdown, in which names may be markup.
         lines = [f"    {label}  {printable(name)}" for label, name in enumerate(names[:MAX_NAMES])]
         self._add(text("classes", "\n".join(lines)), 0)
 
     def add_images(self, images: np.ndarray, labels: Sequence[str] = ()) -> None:
-        """Add training images (n, H, W, C) after the ops, each stretched to its range of values,
-        over their labels if there are any.
+        """Add training images (n, H, W, C) after the ops, with labels as captions, if any.
 
-        Images of other than 1, 3 or 4 channels can't be shown and are skipped.
+        The values of each image are stretched to their range. Images with other than 1, 3 or 4
+        channels are skipped.
         """
         from tensorboardX.summary import image
 
@@ -279,7 +278,7 @@ class TensorBoard(Monitor):
         from tensorboardX.proto.event_pb2 import Event
 
         with writing(self._folder):
-            encoded = graph_definition(nodes)
+            encoded = encode_graph(nodes)
             self._file.add(Event(wall_time=time.time(), graph_def=encoded))
 
     def add_embeddings(
@@ -291,19 +290,16 @@ class TensorBoard(Monitor):
             write_embeddings(self._folder, vectors, labels, images)
 
     def add_hparams(self, parameters: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Add this run's row of the hparams table, to the run itself and not to one beside it.
-
-        Without parameters there is no row.
-        """
+        """Add this run's row of the hparams table; nothing without parameters."""
         from tensorboardX.summary import hparams
 
         if not parameters:
             return
-        plain = {
+        cells = {
             key: value if isinstance(value, bool | str | float | int) else str(value)
             for key, value in parameters.items()
         }
-        for summary in hparams(plain, {f"eval/{name}": value for name, value in metrics.items()}):
+        for summary in hparams(cells, {f"eval/{name}": value for name, value in metrics.items()}):
             self._add(summary, 0)
 
     def _add(self, summary: Summary, step: int) -> None:
@@ -313,7 +309,7 @@ class TensorBoard(Monitor):
             self._file.add(Event(wall_time=time.time(), step=step, summary=summary))
 
     def close(self) -> None:
-        """Write the rest and close."""
+        """Write the remaining events and close the file."""
         try:
             self.flush()
         finally:
@@ -333,7 +329,7 @@ def _modelled_times(estimate: Estimate, steps: int) -> dict[str, float]:
     }
 
 
-def confusion_picture(confusion: np.ndarray) -> np.ndarray:
+def draw_confusion(confusion: np.ndarray) -> np.ndarray:
     """Draw counts (true, predicted) as RGB, uint8 (H, W, 3); each row is shaded by share.
 
     Counts are written into the cells up to 20 classes; beyond 100 a cell is 4 pixels wide.
@@ -364,7 +360,7 @@ def histogram_of(values: np.ndarray) -> Histogram | None:
     try:
         counts, edges = np.histogram(finite, BINS)
     except ValueError:
-        # The values differ by so little that no 64 numbers are between them.
+        # The range of the values has fewer than 64 numbers.
         counts = np.array([finite.size])
         edges = np.array([finite.min(), finite.max()])
     return Histogram(
@@ -378,20 +374,20 @@ def histogram_of(values: np.ndarray) -> Histogram | None:
     )
 
 
-def graph_definition(nodes: Sequence[BoardNode]) -> bytes:
-    """Encode nodes as a GraphDef; the edges that leave a node show its shape."""
+def encode_graph(nodes: Sequence[BoardNode]) -> bytes:
+    """Encode nodes as a GraphDef; TensorBoard shows the shape of a node at its edges."""
     from tensorboardX.proto.attr_value_pb2 import AttrValue
     from tensorboardX.proto.graph_pb2 import GraphDef
     from tensorboardX.proto.node_def_pb2 import NodeDef
     from tensorboardX.proto.tensor_shape_pb2 import TensorShapeProto
     from tensorboardX.proto.versions_pb2 import VersionDef
 
-    def definition(node: BoardNode) -> NodeDef:
+    def encode_node(node: BoardNode) -> NodeDef:
         shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in node.shape])
         shapes = AttrValue(list=AttrValue.ListValue(shape=[shape]))
         attributes = {"_output_shapes": shapes, "dtype": AttrValue(s=node.dtype.encode())}
         return NodeDef(name=node.name, op=node.op, input=node.inputs, attr=attributes)
 
-    graph = GraphDef(node=map(definition, nodes), versions=VersionDef(producer=22))
+    graph = GraphDef(node=map(encode_node, nodes), versions=VersionDef(producer=22))
     encoded: bytes = graph.SerializeToString()
     return encoded

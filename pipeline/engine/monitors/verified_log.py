@@ -1,13 +1,12 @@
 """A log that is appended to, and its mark in a checkpoint, by which it is verified and repaired.
 
-A checkpoint can survive when a log does not: lines had not reached the disk at a power failure, or
-the file was edited, truncated or removed. So a checkpoint has a mark of each log: length, digest
-and last lines. The digest is updated with every line that is written, so a mark costs no second
-reading.
+A log can be damaged while a checkpoint isn't: a power cut lost lines, or the file was edited,
+truncated or removed. So a checkpoint has a mark of each log: its length, digest and last lines. The
+digest is updated with every line, so a mark doesn't need to read the file again.
 
-A damaged log is rebuilt of its whole lines before the tail of the mark, and of that tail. If the
-digest agrees, this is what was written. Else the missing lines are reported, and the damaged file
-stays.
+A damaged log is rebuilt from its complete lines before the mark's tail, and from the tail. If the
+digest is the same, the log is as it was written. Otherwise the missing lines are reported, and the
+damaged file is kept.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from pipeline.engine.monitors.log_lines import (
     Flaws,
     LogLine,
     Ranges,
+    find_ranges,
+    format_steps,
     parse_line,
-    ranges_of,
     read_flaws,
     read_lines,
-    steps_text,
 )
 
 TAIL_BYTES = 128 << 10
-"""Bytes of the end of a log in a checkpoint: about a thousand steps."""
+"""Most bytes of a log's end in a checkpoint, about a thousand steps."""
 CHUNK_BYTES = 1 << 20
 
 
@@ -55,7 +54,7 @@ class Mark:
     tail: bytes
     """The last lines, up to `TAIL_BYTES`."""
     flaws: Flaws = WHOLE
-    """Flaws that the log had already."""
+    """Flaws that the log had at the checkpoint."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the mark as JSON."""
@@ -69,10 +68,7 @@ class Mark:
 
 
 def read_mark(tree: Any, step: int) -> Mark | None:
-    """Return the mark in a checkpoint of `step`; None if there isn't a valid one.
-
-    The checkpoint may come from a stranger.
-    """
+    """Return the mark in a checkpoint of `step`, perhaps a stranger's; None without a valid one."""
     if not isinstance(tree, Mapping):
         return None
     size_bytes, lines, sha256, tail = map(tree.get, ("size_bytes", "lines", "sha256", "tail"))
@@ -87,14 +83,14 @@ def read_mark(tree: Any, step: int) -> Mark | None:
         return None
     if steps != sorted(set(steps)) or not tail.endswith("\n" if steps else ""):
         return None
-    fits = mark.size_bytes >= len(mark.tail) and mark.lines >= len(steps)
-    return mark if fits and max(steps, default=0) <= step else None
+    is_long_enough = mark.size_bytes >= len(mark.tail) and mark.lines >= len(steps)
+    return mark if is_long_enough and max(steps, default=0) <= step else None
 
 
 class VerifiedLog:
     """Log to which whole lines are appended; the file is created if it is missing.
 
-    A log of `every_step` has a line for each step from 1. Raises OSError if the file can't be
+    With `every_step`, it has a line for each step from 1. Raises OSError if the file can't be
     opened, is a link, or isn't a regular file.
     """
 
@@ -106,7 +102,7 @@ class VerifiedLog:
         self._size_bytes = 0
         self._lines = 0
         self._tail = bytearray()
-        """The last lines: all, or at least `TAIL_BYTES` of them."""
+        """Last lines, at least `TAIL_BYTES` if the log has as many bytes."""
         self._digest = hashlib.sha256()
         """Digest of the lines before the tail."""
 
@@ -116,9 +112,9 @@ class VerifiedLog:
         self._add(text)
 
     def flush(self) -> None:
-        """Pass all lines to the system. Raises OSError if they are not in the file of that name.
+        """Pass all lines to the system.
 
-        That file must have the length of what was written: no other process writes or truncates it.
+        Raises OSError if the file was replaced, or another process has written or truncated it.
         """
         self._file.flush()
         status = os.fstat(self._file.fileno())
@@ -128,28 +124,28 @@ class VerifiedLog:
             raise OSError(errno.EIO, "another process has changed it", str(self.path))
 
     def close(self) -> None:
-        """Write the rest to the disk and close: a summary reports next that the run has ended."""
+        """Sync the file to the disk and close it, before a summary reports the end of the run."""
         with self._file:
             self.flush()
             sync(self.path)
 
     def release(self) -> None:
-        """Close without checking the file, which another process may have taken."""
+        """Close without checking the file, which another process may have changed."""
         self._file.close()
 
     def reopen(self) -> None:
-        """Continue with the file that has the name now."""
+        """Open the file that has the log's name now, instead of the open one."""
         self.release()
         self._file = _open(self.path)
 
     def mark(self, step: int) -> Mark:
         """Return the mark of the lines up to `step`.
 
-        A later line is the non-finite step that ends a run; the state is saved as before it.
+        A later line is that of a non-finite step that ends a run; the saved state is before it.
         """
         text = bytes(self._tail)
         end = len(text)
-        while end and parse_line(text[(start := _last_line(text, end)) : end], "").step > step:
+        while end and parse_line(text[(start := _find_last_line(text, end)) : end], "").step > step:
             end = start
         begin = 0 if end <= TAIL_BYTES else text.index(b"\n", end - TAIL_BYTES - 1) + 1
         digest = self._digest.copy()
@@ -159,30 +155,31 @@ class VerifiedLog:
         return Mark(size_bytes, lines, digest.hexdigest(), text[begin:end], self.flaws)
 
     def continue_from(self, mark: Mark, step: int) -> bool:
-        """Continue from a mark; False if the file does not begin with what was marked.
+        """Continue from a mark; return False if the file doesn't begin with the marked lines.
 
-        The rest is removed, except lines in order up to `step`: an evaluation at the end is written
-        after the last checkpoint.
+        Further lines are removed, except those in order up to `step`: the last evaluation is
+        written after the last checkpoint.
         """
         self._file.seek(0)
-        digest = digest_of(self._file, mark.size_bytes - len(mark.tail))
+        digest = _hash_bytes(self._file, mark.size_bytes - len(mark.tail))
         if digest is None:
             return False
-        marked = digest.copy()
-        marked.update(self._file.read(len(mark.tail)))
-        if marked.hexdigest() != mark.sha256:
+        marked_digest = digest.copy()
+        marked_digest.update(self._file.read(len(mark.tail)))
+        if marked_digest.hexdigest() != mark.sha256:
             return False
         self._digest = digest
         self._tail = bytearray(mark.tail)
         self._size_bytes = mark.size_bytes
         self._lines = mark.lines
         self.flaws = mark.flaws
-        self._take_further_lines(mark.tail, step)
+        self._read_further_lines(mark.tail, step)
         os.ftruncate(self._file.fileno(), self._size_bytes)
         return True
 
-    def _take_further_lines(self, tail: bytes, step: int) -> None:
-        last = parse_line(tail[_last_line(tail, len(tail)) :], "").step if tail else 0
+    def _read_further_lines(self, tail: bytes, step: int) -> None:
+        """Keep the lines after the tail of a mark, in order up to `step`."""
+        last = parse_line(tail[_find_last_line(tail, len(tail)) :], "").step if tail else 0
         if last == step:
             return
         self._file.seek(self._size_bytes)
@@ -199,8 +196,8 @@ class VerifiedLog:
     def truncate(self, step: int) -> Flaws:
         """Remove everything after the last whole line whose step is at most `step`.
 
-        Returns the gaps up to there in a log of every step. Raises DataError for a line that is not
-        of a log; nothing is removed then.
+        Returns the gaps of a log of every step. Raises DataError for an invalid line, without
+        removing anything.
         """
         self._file.flush()
         self._size_bytes = 0
@@ -213,13 +210,13 @@ class VerifiedLog:
             if line.step > step:
                 break
             self._add(line.text)
-            flaws = self.with_gap(flaws, last, line.step)
+            flaws = self.add_gap(flaws, last, line.step)
             last = line.step
         os.ftruncate(self._file.fileno(), self._size_bytes)
-        return self.with_gap(flaws, last, step + 1)
+        return self.add_gap(flaws, last, step + 1)
 
-    def with_gap(self, flaws: Flaws, last: int, step: int) -> Flaws:
-        """Return flaws with the gap, if there is one, between the lines of two steps."""
+    def add_gap(self, flaws: Flaws, last: int, step: int) -> Flaws:
+        """Return flaws with the gap between the lines of steps `last` and `step`, if any."""
         if not self._every_step or step <= last + 1:
             return flaws
         ranges = (*flaws.missing, (last + 1, step - 1))[:MAX_RANGES]
@@ -240,7 +237,7 @@ def _open(path: Path) -> BinaryIO:
     return cast(BinaryIO, open(path, "a+b", opener=open_unshared))
 
 
-def digest_of(file: BinaryIO, size_bytes: int) -> hashlib._Hash | None:
+def _hash_bytes(file: BinaryIO, size_bytes: int) -> hashlib._Hash | None:
     """Return the SHA-256 object of the next bytes of a file; None if the file is shorter."""
     digest = hashlib.sha256()
     for chunk in _read_chunks(file, size_bytes):
@@ -256,7 +253,7 @@ def _read_chunks(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
         size_bytes -= len(chunk)
 
 
-def _last_line(text: bytes, end: int) -> int:
+def _find_last_line(text: bytes, end: int) -> int:
     """Return the start of the last line before `end`."""
     return text.rfind(b"\n", 0, end - 1) + 1
 
@@ -270,28 +267,29 @@ class LogFindings:
     restored: Ranges = ()
     """Ranges of steps whose lines were lost or changed, and are restored."""
     set_aside: str | None = None
-    """The new name of the damaged file."""
+    """New name of the damaged file."""
     changed: bool = False
+    """Whether the file differs from what was written."""
 
     def __bool__(self) -> bool:
         return bool(self.flaws) or self.changed
 
     def __str__(self) -> str:
-        text = [f"{self.path.name}: was not as it was written"] if self.changed else []
+        texts = [f"{self.path.name}: differs from what was written"] if self.changed else []
         if self.restored:
-            text.append(f"lines of {steps_text(self.restored)} are restored from the checkpoint")
+            texts.append(f"lines of {format_steps(self.restored)} are restored from the checkpoint")
         if self.flaws:
-            text.append(str(self.flaws) if text else f"{self.path.name}: {self.flaws}")
+            texts.append(str(self.flaws) if texts else f"{self.path.name}: {self.flaws}")
         elif self.changed:
-            text.append("it is whole again")
+            texts.append("it is complete again")
         if self.set_aside:
-            text.append(f"as it was found it is kept as {self.set_aside}")
-        return "; ".join(text)
+            texts.append(f"the damaged file is kept as {self.set_aside}")
+        return "; ".join(texts)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the findings as JSON."""
-        aside = {"set_aside": self.set_aside} if self.set_aside else {}
-        return {**self.flaws.to_dict(), "restored": self.restored, **aside}
+        set_aside = {"set_aside": self.set_aside} if self.set_aside else {}
+        return {**self.flaws.to_dict(), "restored": self.restored, **set_aside}
 
 
 def open_log(
@@ -299,13 +297,13 @@ def open_log(
 ) -> tuple[VerifiedLog, LogFindings]:
     """Open a log to be continued after boundary `step`, and return the findings about it.
 
-    `mark` is the checkpoint's; without one, the lines after `step` are removed. Gaps of a log of
-    `every_step` are reported if the run itself has done the steps before (`resumed`). Raises
-    OSError, and DataError for a log without a mark that can't be read.
+    `mark` is from the checkpoint; without a mark, the lines after `step` are removed. Gaps are
+    reported if the run itself has done the steps before (`resumed`). Raises OSError, and DataError
+    for a log without a mark that can't be read.
     """
-    with ExitStack() as failing:
+    with ExitStack() as on_failure:
         log = VerifiedLog(path, every_step=every_step)
-        failing.callback(log.release)
+        on_failure.callback(log.release)
         if mark is None:
             flaws = log.truncate(step)
             log.flaws = flaws if resumed else WHOLE
@@ -313,68 +311,69 @@ def open_log(
         elif log.continue_from(mark, step):
             findings = LogFindings(path, log.flaws)
         else:
-            mended, findings = _mend(path, mark, step, every_step=every_step)
+            rebuilt_mark, findings = _rebuild(path, mark, step, every_step=every_step)
             log.reopen()
-            log.continue_from(mended, step)
-        failing.pop_all()
+            log.continue_from(rebuilt_mark, step)
+        on_failure.pop_all()
     return log, findings
 
 
-def _mend(path: Path, mark: Mark, step: int, *, every_step: bool) -> tuple[Mark, LogFindings]:
+def _rebuild(path: Path, mark: Mark, step: int, *, every_step: bool) -> tuple[Mark, LogFindings]:
     """Rebuild a log; return the mark of the result, and the findings."""
     tail = [parse_line(line, "") for line in mark.tail.splitlines(keepends=True)]
-    marked = {line.step: line.text for line in tail}
+    text_by_step = {line.step: line.text for line in tail}
     begin, end = (tail[0].step, tail[-1].step) if tail else (step + 1, step)
     intact: set[int] = set()
-    further: list[bytes] = []
+    further_lines: list[bytes] = []
     flaws = WHOLE
     last = 0
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.unlink(missing_ok=True)
-    draft = VerifiedLog(part, every_step=every_step)
+    draft_path = path.with_name(f"{path.name}.{os.getpid()}.part")
+    draft_path.unlink(missing_ok=True)
+    draft = VerifiedLog(draft_path, every_step=every_step)
 
     def add(line: LogLine) -> None:
         nonlocal flaws, last
-        flaws = draft.with_gap(flaws, last, line.step)
+        flaws = draft.add_gap(flaws, last, line.step)
         draft.append(line.text)
         last = line.step
 
     with ExitStack() as files:
         source = files.enter_context(path.open("rb"))
         files.callback(draft.release)
-        if _begins_as_marked(source, mark):
-            # So the lines before the tail need not be parsed one by one.
+        if _is_intact_before_tail(source, mark):
+            # The lines before the tail needn't be parsed one by one.
             last = begin - 1
             for chunk in _read_chunks(source, mark.size_bytes - len(mark.tail)):
                 draft.append(chunk)
-        for line in _whole_lines(source):
+        for line in _read_whole_lines(source):
             if last < line.step < begin:
                 add(line)
-            elif marked.get(line.step) == line.text:
+            elif text_by_step.get(line.step) == line.text:
                 intact.add(line.step)
             elif end < line.step <= step:
-                further.append(line.text)
+                further_lines.append(line.text)
         for line in tail:
             add(line)
-        mended = draft.mark(end)
-        draft.append(b"".join(further))
-    if mended.sha256 == mark.sha256:
+        rebuilt = draft.mark(end)
+        draft.append(b"".join(further_lines))
+    if rebuilt.sha256 == mark.sha256:
         flaws = mark.flaws
-        aside = None
+        set_aside = None
     else:
         flaws = replace(flaws, verified=False)
         if not every_step:
-            lost = max(0, mark.lines - mended.lines)
-            flaws = Flaws((), mark.flaws.missing_lines + lost, verified=False)
-        aside = _set_aside(path)
-    commit(part, path)
-    restored = ranges_of(marked.keys() - intact)
-    return replace(mended, flaws=flaws), LogFindings(path, flaws, restored, aside, changed=True)
+            num_lost = max(0, mark.lines - rebuilt.lines)
+            flaws = Flaws((), mark.flaws.missing_lines + num_lost, verified=False)
+        set_aside = _set_aside(path)
+    commit(draft_path, path)
+    restored = find_ranges(text_by_step.keys() - intact)
+    findings = LogFindings(path, flaws, restored, set_aside, changed=True)
+    return replace(rebuilt, flaws=flaws), findings
 
 
-def _begins_as_marked(file: BinaryIO, mark: Mark) -> bool:
-    """Whether a file begins with what was marked before the tail. It is rewound."""
-    digest = digest_of(file, mark.size_bytes - len(mark.tail))
+def _is_intact_before_tail(file: BinaryIO, mark: Mark) -> bool:
+    """Return whether a file begins with the marked lines before the tail, and rewind it."""
+    digest = _hash_bytes(file, mark.size_bytes - len(mark.tail))
     file.seek(0)
     if digest is None:
         return False
@@ -382,10 +381,10 @@ def _begins_as_marked(file: BinaryIO, mark: Mark) -> bool:
     return digest.hexdigest() == mark.sha256
 
 
-def _whole_lines(file: BinaryIO) -> Iterator[LogLine]:
-    """Yield the lines of a log, without anything else that the file may hold.
+def _read_whole_lines(file: BinaryIO) -> Iterator[LogLine]:
+    """Yield the valid lines of a damaged log.
 
-    A file whose blocks were not written has null bytes; an editor may have written CR LF.
+    Blocks that weren't written have null bytes, and an editor may have written CR LF.
     """
     for text in iter(partial(file.readline, LONGEST_BYTES), b""):
         text = text.lstrip(b"\0").removeprefix(BOM_UTF8)

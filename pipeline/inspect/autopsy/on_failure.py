@@ -44,7 +44,7 @@ def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> E
         with run.context.options.signals.interruptible(), reporter.clock(f"examining step {step}"):
             autopsy = _examine(run, state, step)
         reporter.stage("autopsy", str(autopsy))
-        flags = to_flags([plugin.given for plugin in loaded_plugins()])
+        flags = to_flags([plugin.source for plugin in loaded_plugins()])
         command = shlex.join(["python", "-m", "pipeline", *flags, "autopsy", str(run_dir)])
         reporter.stage("autopsy", f"again: {command}")
     except Interrupted as signal:

@@ -1,7 +1,7 @@
 """The table of operators: which function of JAX computes each operator of a graph.
 
-A function has the parameters of ATen's schema, in its order. Arrays are `Laid`; sizes and numbers
-are Python's. It returns a `Laid`, or a tuple of them. A first parameter called `context` gets an
+A function has the parameters of ATen's schema, in its order. Arrays are `Tensor`; sizes and numbers
+are Python's. It returns a `Tensor`, or a tuple of them. A first parameter called `context` gets an
 `OperatorContext`. If an operator has many arguments, the arguments after the arrays are fields of a
 frozen dataclass, the function's last parameter.
 """
@@ -22,7 +22,7 @@ from pipeline.models.layers.precision import TypeRule
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 from pipeline.models.torch_graph.graph import TypeOf
-from pipeline.models.torch_graph.laid import Laid, align, batch_first, laid
+from pipeline.models.torch_graph.tensor import Tensor, align, move_batch_first, to_tensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -63,11 +63,11 @@ class OperatorContext:
             raise ValueError(f"dtype {argument.name} is not computed")
         return jnp.dtype(TYPES[argument.name])
 
-    def to_draw_for(self, x: Laid) -> Laid:
+    def to_drawing_order(self, x: Tensor) -> Tensor:
         """Return x in the order that random numbers are drawn in, the same in both layouts."""
-        return batch_first(x) if self.layout == "chwn" else x
+        return move_batch_first(x) if self.layout == "chwn" else x
 
-    def draw(self) -> Array:
+    def draw_key(self) -> Array:
         """Return the random key of this node. Raises ValueError outside of training."""
         if self.key is None:
             raise ValueError("draws random numbers outside of training, where there is no key")
@@ -95,11 +95,11 @@ class AtenOperator:
         return inspect.signature(self.function)
 
     @cached_property
-    def takes_context(self) -> bool:
+    def has_context(self) -> bool:
         """Whether the first parameter is the context."""
         return next(iter(self.signature.parameters), "") == "context"
 
-    def require_fit(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def require_signature(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise TypeError unless the function takes these arguments."""
         self._bind(None, args, kwargs)
 
@@ -112,7 +112,7 @@ class AtenOperator:
         self, context: OperatorContext | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> inspect.BoundArguments:
         """Return the arguments of the function, with the settings in their data class."""
-        if self.takes_context:
+        if self.has_context:
             args = (context, *args)
         if self.settings is None:
             return self.signature.bind(*args, **kwargs)
@@ -149,43 +149,43 @@ def aten(
     return decorate
 
 
-def valuewise(function: Callable[..., Array]) -> Callable[..., Laid]:
-    """Make a function of a `Laid` from one of an array that computes value by value."""
+def valuewise(function: Callable[..., Array]) -> Callable[..., Tensor]:
+    """Make a function of a `Tensor` from one of an array that computes value by value."""
 
-    def apply(x: Laid, *args: Any, **kwargs: Any) -> Laid:
-        return x.same(function(x.array, *args, **kwargs))
+    def apply(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return x.with_array(function(x.array, *args, **kwargs))
 
     return _with_signature(apply, function)
 
 
-def broadcasting(function: Callable[..., Array]) -> Callable[..., Laid]:
-    """Make a function of `Laid` arrays and numbers from one whose arguments broadcast."""
+def broadcasting(function: Callable[..., Array]) -> Callable[..., Tensor]:
+    """Make a function of `Tensor` arrays and numbers from one whose arguments broadcast."""
 
-    def apply(*operands: Any, **kwargs: Any) -> Laid:
+    def apply(*operands: Any, **kwargs: Any) -> Tensor:
         arrays, order = align(operands)
-        return Laid(function(*arrays, **kwargs), order)
+        return Tensor(function(*arrays, **kwargs), order)
 
     return _with_signature(apply, function)
 
 
-def plain(function: Callable[..., Any]) -> Callable[..., Laid]:
-    """Make a function of `Laid` arrays from one of arrays in PyTorch's order."""
+def plain(function: Callable[..., Any]) -> Callable[..., Tensor]:
+    """Make a function of `Tensor` arrays from one of arrays in PyTorch's order."""
 
-    def apply(*args: Any, **kwargs: Any) -> Laid:
-        return laid(function(*map(_plain, args), **kwargs))
+    def apply(*args: Any, **kwargs: Any) -> Tensor:
+        return to_tensor(function(*map(_plain, args), **kwargs))
 
     return _with_signature(apply, function)
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Laid):
+    if isinstance(value, Tensor):
         return value.plain()
     return tuple(map(_plain, value)) if isinstance(value, tuple) else value
 
 
 def _with_signature(
-    apply: Callable[..., Laid], function: Callable[..., Any]
-) -> Callable[..., Laid]:
+    apply: Callable[..., Tensor], function: Callable[..., Any]
+) -> Callable[..., Tensor]:
     """Set the signature that a node's arguments must fit."""
     apply.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return apply
@@ -196,6 +196,6 @@ def compute_in_float32(function: Callable[[Array], Array], x: Array) -> Array:
     return function(x.astype(jnp.float32)).astype(x.dtype)
 
 
-def is_float(x: Laid | Array) -> bool:
+def is_float(x: Tensor | Array) -> bool:
     """Return whether an array holds floating-point numbers."""
     return jax.dtypes.issubdtype(x.dtype, jnp.floating)

@@ -13,7 +13,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import first_line
 from pipeline.engine.callbacks.events import Evaluation
 from pipeline.engine.history import History
-from pipeline.engine.monitors.monitors import class_table, never_predicted
+from pipeline.engine.monitors.monitors import describe_never_predicted, format_class_table
 from pipeline.engine.monitors.observers import Observers
 from pipeline.stages.data import sample_images
 from pipeline.stages.evaluate import EvalOptions, evaluate
@@ -93,9 +93,9 @@ class Evaluations:
         monitor = self.observers.monitor
         if not context.ranks.is_first or self.run.dataset.targets.task != "classification":
             return
-        for line in class_table(evaluation):
+        for line in format_class_table(evaluation):
             monitor.submit(partial(context.reporter.stage, "", line))
-        if (problem := never_predicted(evaluation)) is not None:
+        if (problem := describe_never_predicted(evaluation)) is not None:
             monitor.submit(partial(context.reporter.warn, problem))
 
     def _show_embeddings(self, state: TrainState) -> None:

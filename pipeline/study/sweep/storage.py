@@ -103,7 +103,7 @@ def open_storage(url: str | None, sweep_dir: Path, interval_s: int, max_retry: i
         if url is None:
             journal = sweep_dir / JOURNAL
             if journal.exists() and not journal.is_file():
-                raise ValueError("is no regular file")
+                raise ValueError("isn't a regular file")
             if journal.exists() and journal.stat().st_size > MAX_JOURNAL_BYTES:
                 # Optuna would read it without end.
                 raise ValueError(

@@ -22,7 +22,12 @@ from rich.table import Table
 from pipeline.core.errors import RunError, printable
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.csv_file import csv_text
-from pipeline.core.pages.charts import draw_frame, horizontal_axis, pixels, vertical_axis
+from pipeline.core.pages.charts import (
+    draw_frame,
+    format_points,
+    make_horizontal_axis,
+    make_vertical_axis,
+)
 from pipeline.core.pages.drawing import Drawing
 from pipeline.core.pages.page import Charts, Page, Section, render_page
 from pipeline.stages.record.run_directory import OVERRIDES, SUMMARY, written_at_ns
@@ -188,11 +193,11 @@ def _draw(points: Sequence[tuple[int, float]]) -> Drawing:
     """Draw the points over the logarithm of their sink sizes."""
     sizes = {math.log10(size): f"{size:,}" for size, _ in points}
     aside = 0.1 * (max(sizes) - min(sizes)) or 0.5
-    x = horizontal_axis(min(sizes) - aside, max(sizes) + aside)
-    y = vertical_axis(0, max(ms for _, ms in points) * 1.08)
+    x = make_horizontal_axis(min(sizes) - aside, max(sizes) + aside)
+    y = make_vertical_axis(0, max(ms for _, ms in points) * 1.08)
     chart = draw_frame("Time of a step against sink size", x, y, "steps per launch", sizes)
     places = [(x.place(math.log10(size)), y.place(ms)) for size, ms in points]
-    chart.add("polyline", "curve blue", points=pixels(places))
+    chart.add("polyline", "curve blue", points=format_points(places))
     for (size, ms), (across, up) in zip(points, places, strict=True):
         chart.add("circle", "blue", tip=f"sink of {size}: {ms:.3f} ms", cx=across, cy=up, r=3.5)
         chart.add("text", "ink", f"{ms:.3g}", x=across + 5, y=up - 7)

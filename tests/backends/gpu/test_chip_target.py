@@ -70,8 +70,8 @@ def test_a_key_that_is_no_figure_is_refused(tmp_path: Path) -> None:
         ),
         (
             ["device.target=h300", COMPILING],
-            "device.target = h300: there is no such target; did you mean h200? There is h200; or "
-            "name a YAML file of that form",
+            "device.target = h300: there is no such target; did you mean h200? Choose from h200; "
+            "or name a YAML file of that form",
         ),
         (
             ["device.target=h200", COMPILING, "parallel.mode=data"],

@@ -136,7 +136,7 @@ def test_what_is_no_bank_is_named_and_left_alone(content: bytes, tmp_path: Path)
 def test_a_bank_of_another_version_is_reported_by_its_number(tmp_path: Path) -> None:
     bank = tmp_path / "bank.json"
     bank.write_text(json.dumps({"version": BANK_VERSION + 1, "entries": {}}))
-    with pytest.raises(RunError, match=r"\(ValueError: version 2, this program reads 1\)"):
+    with pytest.raises(RunError, match=r"\(ValueError: version 2; must be 1\)"):
         read_bank(bank, checked)
 
 

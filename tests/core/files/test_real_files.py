@@ -34,8 +34,8 @@ def plug(path: Path) -> None:
 UNREAL: dict[str, tuple[Callable[[Path], None], str]] = {
     "link": (link, "is a link to elsewhere; "),
     "loop": (loop, "is a link to file; "),
-    "pipe": (os.mkfifo, "is no regular file; remove it"),
-    "socket": (plug, "is no regular file; remove it"),
+    "pipe": (os.mkfifo, "isn't a regular file; remove it"),
+    "socket": (plug, "isn't a regular file; remove it"),
 }
 
 
@@ -72,7 +72,7 @@ def test_a_file_with_two_names_is_refused_where_it_is_changed_in_place(tmp_path:
     (tmp_path / "file").touch()
     os.link(tmp_path / "file", tmp_path / "backup")
     require_real(tmp_path, ["file"], [])
-    with pytest.raises(DataError, match=r"file: is a hard link: its file has 2 names"):
+    with pytest.raises(DataError, match=r"file: is a hard link: the file has 2 names"):
         require_real(tmp_path, ["file"], ["file"])
     with pytest.raises(OSError, match="is a hard link"):
         open_unshared(tmp_path / "file", os.O_WRONLY)

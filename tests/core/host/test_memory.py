@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.host.memory import groups_of
+from pipeline.core.host.memory import list_control_groups
 
 
 def _groups(membership: str, tmp_path: Path) -> list[str]:
     (tmp_path / "member").write_text(membership)
-    found = groups_of("memory", Path("/groups"), tmp_path / "member")
+    found = list_control_groups("memory", Path("/groups"), tmp_path / "member")
     return [str(folder) for folder in found]
 
 
@@ -42,5 +42,5 @@ def test_a_group_that_is_unknown_leaves_the_root(text: str, tmp_path: Path) -> N
 
 
 def test_where_the_kernel_lists_no_groups_the_root_is_left(tmp_path: Path) -> None:
-    found = groups_of("memory", Path("/groups"), tmp_path / "nothing")
+    found = list_control_groups("memory", Path("/groups"), tmp_path / "nothing")
     assert found == (Path("/groups"), Path("/groups/memory"))

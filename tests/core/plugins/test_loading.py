@@ -74,7 +74,7 @@ def test_flags_are_taken_from_anywhere_among_the_arguments() -> None:
 
 @pytest.mark.parametrize("typed", [["--plugin"], ["--plugin="], ["--plugin", ""]], ids=str)
 def test_a_flag_without_a_file_is_refused(typed: list[str]) -> None:
-    with pytest.raises(RecipeError, match="--plugin: names nothing; must be a Python file"):
+    with pytest.raises(RecipeError, match="--plugin: must be followed by a Python file"):
         take_flags(typed)
 
 
@@ -120,7 +120,7 @@ def test_files_are_named_once_by_whichever_path(
     monkeypatch.chdir(tmp_path)
     separator = os.pathsep
     monkeypatch.setenv(VARIABLE, f"{separator}{file.name}{separator}{separator}./{file.name}")
-    assert [plugin.given for plugin in load(f"../{tmp_path.name}/{file.name}")] == [str(file)]
+    assert [plugin.source for plugin in load(f"../{tmp_path.name}/{file.name}")] == [str(file)]
     assert os.environ[VARIABLE] == str(file)
 
 
@@ -149,7 +149,7 @@ def test_a_file_that_does_not_import_is_named_with_the_line(
 ) -> None:
     file = write(text)
     message = refused(file)
-    assert message.startswith(f"does not import: {problem}")
+    assert message.startswith(f"can't be imported: {problem}")
     assert "\n" not in message
     assert file.stem not in sys.modules
     # Once it is mended, it does.
@@ -185,7 +185,7 @@ def test_an_installed_package_that_is_not_imported_keeps_its_name(write: Write) 
 
 def test_a_name_that_is_none_is_refused(write: Write) -> None:
     assert refused(write("", "my-components.py")) == (
-        "my-components is no name of a module; rename the file"
+        "my-components can't name a module; rename the file"
     )
 
 

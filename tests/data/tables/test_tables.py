@@ -295,7 +295,9 @@ def refused_model(cache: Path, folder: Path, overrides: Sequence[str]) -> str:
 
 def test_records_keep_no_table(houses: Path, cache: Path, tmp_path: Path) -> None:
     given = ["dataset=csv", f"dataset.root={houses}", "dataset.target=price", "model=mlp"]
-    with pytest.raises(RecipeError, match="dataset = csv: records keep no columns of a table"):
+    with pytest.raises(
+        RecipeError, match="dataset = csv: records can't hold the columns of a table"
+    ):
         convert_records([str(tmp_path / "out"), *given, f"cache.root={cache}"])
     assert not (tmp_path / "out").exists()
 

@@ -62,7 +62,7 @@ def test_a_tokenizer_that_is_none_or_huge_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "tokenizer.json"
     with pytest.raises(DataError, match="can't be read as a tokenizer: No such file"):
         read_tokenizer(file)
-    with pytest.raises(DataError, match="is no regular file"):
+    with pytest.raises(DataError, match="isn't a regular file"):
         read_tokenizer(tmp_path)
     with file.open("wb") as sparse:
         sparse.truncate(MAX_TOKENIZER_BYTES + 1)

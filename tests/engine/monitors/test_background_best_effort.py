@@ -55,7 +55,7 @@ def test_a_failure_is_reported_once_and_the_monitor_closed(
     warnings: list[str] = []
     play(BestEffortMonitor(diary, "the diary", warnings.append))
     (warning,) = warnings
-    assert warning.startswith(f"the diary failed and goes no further; training goes on: {reason}")
+    assert warning.startswith(f"the diary failed and has ended; training continues: {reason}")
     heard = EVERYTHING[: EVERYTHING.index(fails_at) + 1]
     assert diary.entries == [*heard, "close"]
 

@@ -33,7 +33,7 @@ def test_a_line_that_is_no_step_is_named(text: str, tmp_path: Path) -> None:
     log.write_text('{"step": 1}\n' + text + "\n")
     with pytest.raises(DataError) as caught:
         list(read_lines(log))
-    said = f"{log}, line 2: is not a step of a run; remove the file to go without it"
+    said = f"{log}, line 2: isn't a step of a run; remove the file to continue without it"
     assert str(caught.value) == said
 
 
@@ -43,7 +43,7 @@ def test_what_no_float32_can_be_is_no_number_of_a_step(number: str, tmp_path: Pa
     log = tmp_path / "log"
     log.write_text(f'{{"step": 1, "loss": {number}}}\n')
     (line,) = read_lines(log)
-    with pytest.raises(DataError, match="log, line 1: is not a step of a run"):
+    with pytest.raises(DataError, match="log, line 1: isn't a step of a run"):
         line.numbers()
 
 
@@ -74,7 +74,7 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("zero", "pipe"):
         for read in (last_step, lambda log: list(read_lines(log))):
-            with pytest.raises(DataError, match=f"{name}: is no regular file; remove it"):
+            with pytest.raises(DataError, match=f"{name}: isn't a regular file; remove it"):
                 read(tmp_path / name)
 
 
@@ -91,5 +91,5 @@ def test_the_last_step_of_a_log_is_that_of_its_last_whole_line(tmp_path: Path) -
 def test_a_last_line_that_is_no_step_is_reported(tmp_path: Path) -> None:
     log = tmp_path / "metrics.jsonl"
     log.write_text('{"step": 1}\nnothing\n')
-    with pytest.raises(DataError, match="last line: is not a step of a run"):
+    with pytest.raises(DataError, match="last line: isn't a step of a run"):
         last_step(log)

@@ -197,7 +197,7 @@ def test_truncation_leaves_whole_lines_of_earlier_steps(
 def test_where_a_line_is_none_of_a_log_nothing_is_removed(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1}\nnothing\n')
-    message = r"metrics\.jsonl, line 2: is not a step of a run; remove"
+    message = r"metrics\.jsonl, line 2: isn't a step of a run; remove"
     with pytest.raises(DataError, match=message):
         MetricsLog(tmp_path, COURSE, 5)
     assert file.read_text() == '{"step": 1}\nnothing\n'

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.engine.callbacks.events import Evaluation
-from pipeline.engine.monitors.monitors import class_table, never_predicted
+from pipeline.engine.monitors.monitors import describe_never_predicted, format_class_table
 
 
 def of_confusion(confusion: np.ndarray, names: list[str]) -> Evaluation:
@@ -24,29 +24,32 @@ def of_confusion(confusion: np.ndarray, names: list[str]) -> Evaluation:
 
 def test_each_class_has_a_line_with_its_figures() -> None:
     found = of_confusion(np.array([[1200, 300], [0, 500]]), ["cat", "a dog"])
-    assert class_table(found) == [
+    assert format_class_table(found) == [
         "class  precision  recall      f1    samples",
         "cat       1.0000  0.8000  0.8889      1,500",
         "a dog     0.6250  1.0000  0.7692        500",
     ]
-    assert never_predicted(found) is None
+    assert describe_never_predicted(found) is None
 
 
 def test_long_names_are_truncated() -> None:
     found = of_confusion(np.eye(2, dtype=int), ["x" * 31, "y" * 30])
-    assert [line.split()[0] for line in class_table(found)[1:]] == ["x" * 27 + "...", "y" * 30]
+    assert [line.split()[0] for line in format_class_table(found)[1:]] == [
+        "x" * 27 + "...",
+        "y" * 30,
+    ]
 
 
 def test_more_classes_than_a_screen_has_lines_have_no_table() -> None:
     names = [str(number) for number in range(21)]
-    assert class_table(of_confusion(np.eye(21, dtype=int), names)) == []
-    assert len(class_table(of_confusion(np.eye(20, dtype=int), names[:20]))) == 21
+    assert format_class_table(of_confusion(np.eye(21, dtype=int), names)) == []
+    assert len(format_class_table(of_confusion(np.eye(20, dtype=int), names[:20]))) == 21
 
 
 def test_an_evaluation_without_classes_has_neither() -> None:
     numbers = Evaluation({"mae": 1.0, "count": 3}, None)
-    assert class_table(numbers) == []
-    assert never_predicted(numbers) is None
+    assert format_class_table(numbers) == []
+    assert describe_never_predicted(numbers) is None
 
 
 def test_classes_with_labels_that_nothing_was_taken_for_are_named() -> None:
@@ -54,12 +57,12 @@ def test_classes_with_labels_that_nothing_was_taken_for_are_named() -> None:
     confusion = np.zeros((4, 4), int)
     confusion[:3, 0] = [5, 1200, 1]
     found = of_confusion(confusion, ["a", "b", "c", "d"])
-    assert never_predicted(found) == "never predicted: b (1,200 samples), c (1 samples)"
+    assert describe_never_predicted(found) == "never predicted: b (1,200 samples), c (1 samples)"
 
 
 def test_a_warning_names_a_few_of_many() -> None:
     confusion = np.zeros((9, 9), int)
     confusion[:, 0] = 2
-    warning = never_predicted(of_confusion(confusion, list("abcdefghi")))
+    warning = describe_never_predicted(of_confusion(confusion, list("abcdefghi")))
     assert warning is not None
     assert warning.endswith("f (2 samples) and 3 more")

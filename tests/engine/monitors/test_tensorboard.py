@@ -21,7 +21,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from pipeline.core.errors import RunError
 from pipeline.engine.callbacks.events import Evaluation, SinkReport
 from pipeline.engine.monitors.projector import add_captions
-from pipeline.engine.monitors.tensorboard import TensorBoard, confusion_picture
+from pipeline.engine.monitors.tensorboard import TensorBoard, draw_confusion
 from pipeline.training.telemetry import Telemetry
 from tests.engine.monitors.disk import files_end_at
 from tests.engine.monitors.test_monitors import EVALUATION, Modelled
@@ -132,7 +132,7 @@ def test_evaluations_show_their_metrics_and_the_confusion(tmp_path: Path) -> Non
     (image,) = read(tmp_path).Images("eval/confusion")
     shown = np.asarray(Image.open(io.BytesIO(image.encoded_image_string)))
     assert image.step == 7
-    assert np.array_equal(shown, confusion_picture(EVALUATION.confusion))
+    assert np.array_equal(shown, draw_confusion(EVALUATION.confusion))
 
 
 def test_sample_images_are_shown_each_over_its_own_range(tmp_path: Path) -> None:
@@ -199,12 +199,12 @@ def test_a_resumed_run_purges_what_comes_after_its_start(tmp_path: Path) -> None
 
 
 def test_confusion_is_shaded_by_the_share_of_the_row() -> None:
-    picture = confusion_picture(np.zeros((30, 30), int))
+    picture = draw_confusion(np.zeros((30, 30), int))
     assert (picture.shape, picture.dtype) == ((30 * 24, 30 * 24, 3), np.uint8)
     assert (picture == 255).all()
     counts = np.zeros((30, 30), int)
     counts[2, 5], counts[3, 6], counts[3, 7] = 9, 1, 1
-    picture = confusion_picture(counts)
+    picture = draw_confusion(counts)
     cell = picture.reshape(30, 24, 30, 24, 3)
     assert cell[2, 0, 5, 0].tolist() == [25, 102, 204]
     assert cell[3, 0, 6, 0].tolist() == cell[3, 0, 7, 0].tolist() == [140, 178, 229]
@@ -212,12 +212,12 @@ def test_confusion_is_shaded_by_the_share_of_the_row() -> None:
 
 def test_few_classes_have_their_counts_written_into_the_cells() -> None:
     counts = np.array([[3, 0], [0, 0]])
-    cell = confusion_picture(counts)[:24, :24]
+    cell = draw_confusion(counts)[:24, :24]
     assert len(np.unique(cell.reshape(-1, 3), axis=0)) > 1
 
 
 def test_many_classes_have_small_cells() -> None:
-    assert confusion_picture(np.zeros((101, 101), int)).shape == (404, 404, 3)
+    assert draw_confusion(np.zeros((101, 101), int)).shape == (404, 404, 3)
 
 
 def test_an_evaluation_of_many_classes_is_written(tmp_path: Path) -> None:

@@ -43,12 +43,12 @@ MENDED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "nulls, then a line": (lambda text: lines(1, 8) + bytes(40) + line(10), "of step 9 are"),
     "a gap in the tail": (lambda text: text.replace(line(9), b""), "lines of step 9 are"),
     "another number": (lambda text: text.replace(b"0.9", b"0.8"), "lines of step 9 are"),
-    "its start twice": (lambda text: lines(1, 9) + text, "it is whole again"),
-    "a step twice": (lambda text: lines(1, 4) + line(4) + lines(5, 10), "it is whole again"),
-    "CR LF": (lambda text: text.replace(b"\n", b"\r\n"), "it is whole again"),
-    "a byte order mark": (lambda text: b"\xef\xbb\xbf" + text, "it is whole again"),
-    "rubbish": (lambda text: lines(1, 5) + b"\xff\n\n[]\n" + lines(6, 10), "it is whole again"),
-    "out of order": (lambda text: swap(text, 9, 10), "it is whole again"),
+    "its start twice": (lambda text: lines(1, 9) + text, "it is complete again"),
+    "a step twice": (lambda text: lines(1, 4) + line(4) + lines(5, 10), "it is complete again"),
+    "CR LF": (lambda text: text.replace(b"\n", b"\r\n"), "it is complete again"),
+    "a byte order mark": (lambda text: b"\xef\xbb\xbf" + text, "it is complete again"),
+    "rubbish": (lambda text: lines(1, 5) + b"\xff\n\n[]\n" + lines(6, 10), "it is complete again"),
+    "out of order": (lambda text: swap(text, 9, 10), "it is complete again"),
 }
 
 
@@ -116,7 +116,7 @@ def test_numbers_that_were_changed_are_named_though_nobody_knows_which(
     (tmp_path / "metrics.jsonl").write_bytes(lines(1, 10).replace(b"0.3", b"0.2"))
     found = reopen(tmp_path, mark)
     assert (found.flaws.missing, found.flaws.verified) == ((), False)
-    assert "some of its lines are not as they were written" in str(found)
+    assert "some of its lines differ from what was written" in str(found)
     assert (tmp_path / "damaged-metrics.jsonl-1").exists()
 
 

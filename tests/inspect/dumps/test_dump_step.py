@@ -142,7 +142,7 @@ def test_a_dump_of_a_run_is_that_of_the_run_itself(
         (["RUN", "--step=99"], DataError, "must be from 0 to 12"),
         (["RUN", "--step=3", "--layers=dens_*"], RecipeError, "did you mean dense_0"),
         (["RUN", "--step=3", "--out=nowhere"], DataError, "must be a folder that exists"),
-        (["nowhere", "--step=3"], DataError, "is no run directory"),
+        (["nowhere", "--step=3"], DataError, "isn't a run directory"),
     ],
 )
 def test_wrong_arguments_are_one_message(

@@ -94,5 +94,5 @@ def test_a_line_that_is_no_step_is_not_counted_as_one(tmp_path: Path) -> None:
     """Also where the other log has come to its end before."""
     whole = write(tmp_path / "whole", STEPS)
     longer = write(tmp_path / "longer", STEPS, tail="nothing\n")
-    with pytest.raises(DataError, match="longer, line 6: is not a step of a run"):
+    with pytest.raises(DataError, match="longer, line 6: isn't a step of a run"):
         compare_steps(whole, longer)

@@ -235,7 +235,7 @@ def test_a_log_that_is_a_hard_link_is_refused(name: str, tiny: Compose, tmp_path
     run_dir = leave(tmp_path / "run", tiny())
     (tmp_path / "backup").touch()
     (run_dir / name).hardlink_to(tmp_path / "backup")
-    with pytest.raises(DataError, match=f"{name}: is a hard link: its file has 2 names"):
+    with pytest.raises(DataError, match=f"{name}: is a hard link: the file has 2 names"):
         lock_run(run_dir).__enter__()
 
 

@@ -63,7 +63,7 @@ def test_no_more_is_read_than_a_sweep_writes(file: Path) -> None:
 
 def test_a_pipe_does_not_hold_a_sweep_up(file: Path) -> None:
     os.mkfifo(file)
-    with pytest.raises(DataError, match="can't be read: is no regular file"):
+    with pytest.raises(DataError, match="can't be read: isn't a regular file"):
         FILES[file.name](file.parent)
     assert read_status(file.parent) is None
 

@@ -269,7 +269,7 @@ def test_a_wrong_choice_is_reported_before_there_is_a_study(
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (None, "is no regular file"),
+        (None, "isn't a regular file"),
         (b"{}\n", "'op_code'"),
         (b"[[[\n{}\n", "Expecting value"),
         (b" " * 2000, "has more than 1,000 bytes"),

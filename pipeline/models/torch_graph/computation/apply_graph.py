@@ -25,11 +25,11 @@ from pipeline.models.torch_graph.graph import (
     TorchGraph,
     ValueOf,
 )
-from pipeline.models.torch_graph.laid import IMAGE_ORDERS, NHWC, Laid, laid
 from pipeline.models.torch_graph.operator_table import AtenOperator, OperatorContext, is_float
 from pipeline.models.torch_graph.operators.convolution_ops import HWIO, IO
 from pipeline.models.torch_graph.operators.known_operators import operator_of
 from pipeline.models.torch_graph.operators.reduction_ops import NormResult
+from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, Tensor, to_tensor
 
 _ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
 """Errors that operators raise for arguments that don't fit."""
@@ -38,7 +38,7 @@ _ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, 
 def apply_form(
     graph: TorchGraph,
     form: Form,
-    x: Laid,
+    x: Tensor,
     weights: Mapping[str, Array],
     context: OperatorContext,
 ) -> tuple[Array, dict[str, Array]]:
@@ -54,12 +54,12 @@ def apply_form(
     for name, value in form.updates:
         run.changed[name] = run.value(value).plain().astype(jnp.float32)
     output = run.value(form.output)
-    if not isinstance(output, Laid):
+    if not isinstance(output, Tensor):
         raise ValueError("the network gives no tensor")
     return output.plain(), run.changed
 
 
-def input_of(spec: TensorSpec, images: Array, layout: Layout = "nhwc") -> Laid:
+def input_of(spec: TensorSpec, images: Array, layout: Layout = "nhwc") -> Tensor:
     """Return images (batch, height, width, channels) as a graph's input.
 
     An input of four axes is images in the order of the layout; another input has the values in
@@ -80,21 +80,21 @@ def input_of(spec: TensorSpec, images: Array, layout: Layout = "nhwc") -> Laid:
                 "came; resize them, or export it for them"
             )
         order = IMAGE_ORDERS[layout]
-        return Laid(Laid(images.astype(dtype), NHWC).transpose(order), order)
+        return Tensor(Tensor(images.astype(dtype), NHWC).transpose(order), order)
     shape = tuple(size or 0 for size in spec.shape[1:])
     if math.prod(sizes) != math.prod(shape):
         raise ValueError(f"the network reads samples of shape {shape}, and {tuple(sizes)} came")
-    return laid(images.reshape((batch, *shape)).astype(dtype))
+    return to_tensor(images.reshape((batch, *shape)).astype(dtype))
 
 
-def _arrays(graph: TorchGraph, weights: Mapping[str, Array]) -> dict[str, Laid]:
+def _arrays(graph: TorchGraph, weights: Mapping[str, Array]) -> dict[str, Tensor]:
     """Return the arrays of the network by name; constants of 64 bits have 32 here."""
     orders: Mapping[Order, tuple[int, ...]] = {"hwio": HWIO, "io": IO}
     arrays = {}
     for spec in graph.arrays:
         values = graph.values if spec.role == "constant" else weights
         array = jnp.asarray(values[spec.name])
-        arrays[spec.name] = Laid(array, orders.get(spec.order, tuple(range(array.ndim))))
+        arrays[spec.name] = Tensor(array, orders.get(spec.order, tuple(range(array.ndim))))
     return arrays
 
 
@@ -106,7 +106,7 @@ class _Run:
     context: OperatorContext
     values: dict[str, Any]
     """Results of nodes by name; several results are a tuple."""
-    arrays: dict[str, Laid]
+    arrays: dict[str, Tensor]
     changed: dict[str, Array]
     """New values of buffers, by name."""
 
@@ -144,7 +144,7 @@ class _Run:
             if isinstance(argument, ValueOf):
                 # Only rules let nodes differ in type.
                 value = self.value(argument)
-                return _cast(value, dtype) if rules and isinstance(value, Laid) else value
+                return _cast(value, dtype) if rules and isinstance(value, Tensor) else value
             return argument
 
         kwargs = {name: read(value) for name, value in node.kwargs}
@@ -159,14 +159,14 @@ class _Run:
     def _keep_statistics(self, node: GraphNode, result: NormResult) -> None:
         for argument, array in zip(node.args[3:5], (result.mean, result.var), strict=True):
             if isinstance(argument, ArrayOf):
-                self.arrays[argument.name] = laid(array)
+                self.arrays[argument.name] = to_tensor(array)
                 self.changed[argument.name] = array
 
 
 def _cast(value: Any, dtype: str) -> Any:
     if isinstance(value, tuple):
         return tuple(_cast(item, dtype) for item in value)
-    if isinstance(value, Laid) and is_float(value):
+    if isinstance(value, Tensor) and is_float(value):
         return replace(value, array=value.array.astype(dtype))
     return value
 
@@ -175,7 +175,7 @@ def _require_shapes(node: GraphNode, result: Any) -> None:
     """Raise ValueError if the results have other shapes than in the graph."""
     results = result if isinstance(result, tuple) else (result,)
     for spec, x in zip(node.results, results, strict=False):
-        if not isinstance(x, Laid):
+        if not isinstance(x, Tensor):
             continue
         sizes = zip(spec.shape, x.shape, strict=False)
         if len(spec.shape) != x.ndim or any(a not in (None, b) for a, b in sizes):

@@ -16,8 +16,8 @@ from pipeline.models.lowerings.dense import dense_product
 from pipeline.models.lowerings.formulas.conv2d_input_grad import rotate_and_swap
 from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair
 from pipeline.models.modules.dense import add_bias
-from pipeline.models.torch_graph.laid import IMAGE_ORDERS, NHWC, Laid, laid
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten
+from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, Tensor, to_tensor
 
 HWIO = (2, 3, 1, 0)
 """Order of the axes of a convolution's kernel: those numbered 2, 3, 1, 0 in PyTorch's OIHW."""
@@ -56,11 +56,11 @@ class TransposedConvolution:
 @aten("conv2d.default", "conv2d.padding", kind="conv", full_weights=True, settings=Convolution)
 def conv2d(
     context: OperatorContext,
-    x: Laid,
-    weight: Laid,
-    bias: Laid | None = None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
     settings: Convolution = Convolution(),
-) -> Laid:
+) -> Tensor:
     """Convolution of images, in NHWC by the lowering that the policy chooses, or in CHWN."""
     if x.ndim != 4 or weight.ndim != 4:
         raise ValueError(f"a convolution of shape {x.shape} with a kernel of {weight.shape}")
@@ -80,12 +80,12 @@ def conv2d(
         padding=conv_pads(settings.padding, kernel.shape[:2], dilation),
         dilation=dilation,
     )
-    return _add_bias(Laid(y, order), bias)
+    return _add_bias(Tensor(y, order), bias)
 
 
-def _add_bias(y: Laid, bias: Laid | None) -> Laid:
+def _add_bias(y: Tensor, bias: Tensor | None) -> Tensor:
     """Add a bias (channels,) to images or sequences."""
-    return y if bias is None else y.same(add_bias(y.array, bias.array, y.order.index(1)))
+    return y if bias is None else y.with_array(add_bias(y.array, bias.array, y.order.index(1)))
 
 
 def conv_pads(
@@ -104,14 +104,14 @@ def conv_pads(
 @aten("conv1d.default", "conv1d.padding", kind="conv", full_weights=True, settings=Convolution)
 def conv1d(
     context: OperatorContext,
-    x: Laid,
-    weight: Laid,
-    bias: Laid | None = None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
     settings: Convolution = Convolution(),
-) -> Laid:
+) -> Tensor:
     """Convolution of sequences (batch, channels, length), as one of images of height 1."""
-    image = laid(x.plain()[:, :, None, :])
-    kernel = laid(weight.plain()[:, :, None, :])
+    image = to_tensor(x.plain()[:, :, None, :])
+    kernel = to_tensor(weight.plain()[:, :, None, :])
     padding = settings.padding
     across = Convolution(
         (1, as_pair(settings.stride)[0]),
@@ -120,7 +120,7 @@ def conv1d(
         settings.groups,
     )
     y = conv2d(context, image, kernel, bias, across)
-    return Laid(y.array[:, 0], (0, 2, 1))
+    return Tensor(y.array[:, 0], (0, 2, 1))
 
 
 @aten(
@@ -131,11 +131,11 @@ def conv1d(
 )
 def conv_transpose2d(
     context: OperatorContext,
-    x: Laid,
-    weight: Laid,
-    bias: Laid | None = None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
     settings: TransposedConvolution = TransposedConvolution(),
-) -> Laid:
+) -> Tensor:
     """Transpose of a convolution, whose kernel is (in, out / groups, height, width).
 
     Computed in NHWC by the lowering that the policy chooses.
@@ -153,7 +153,7 @@ def conv_transpose2d(
     # Of each group the kernel is rotated, and its inputs and outputs change places.
     kernel = rotate_and_swap(weight.transpose(HWIO).astype(x.dtype), settings.groups)
     y = transpose_window(ConvWindow(rows, columns, settings.groups), images, kernel, context.policy)
-    return _add_bias(Laid(y, NHWC), bias)
+    return _add_bias(Tensor(y, NHWC), bias)
 
 
 def _transposed_axis(
@@ -166,13 +166,15 @@ def _transposed_axis(
 
 
 @aten("linear.default", kind="dense", full_weights=True)
-def linear(context: OperatorContext, x: Laid, weight: Laid, bias: Laid | None = None) -> Laid:
+def linear(
+    context: OperatorContext, x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
     """Product of the last axis with a kernel, by the lowering that the policy chooses."""
     if weight.ndim != 2 or x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"a product of shape {x.shape} with a kernel of {weight.shape}")
     order = x.order if x.order[-1] == x.ndim - 1 else tuple(range(x.ndim))
     y = _product(context, x.transpose(order), weight.transpose(IO).astype(x.dtype))
-    return Laid(y if bias is None else add_bias(y, bias.array), order)
+    return Tensor(y if bias is None else add_bias(y, bias.array), order)
 
 
 def _product(context: OperatorContext, inputs: Array, kernel: Array) -> Array:
@@ -183,31 +185,33 @@ def _product(context: OperatorContext, inputs: Array, kernel: Array) -> Array:
 @aten("addmm.default", kind="dense")
 def addmm(
     context: OperatorContext,
-    x: Laid,
-    first: Laid,
-    second: Laid,
+    x: Tensor,
+    first: Tensor,
+    second: Tensor,
     *,
     beta: float = 1,
     alpha: float = 1,
-) -> Laid:
+) -> Tensor:
     """beta * x + alpha * first @ second, of matrices."""
     y = _product(context, first.plain(), second.plain().astype(first.dtype))
-    return laid(beta * x.plain() + alpha * y)
+    return to_tensor(beta * x.plain() + alpha * y)
 
 
 @aten("matmul.default", "bmm.default", "mm.default", "mv.default", "dot.default")
-def matmul(first: Laid, second: Laid) -> Laid:
+def matmul(first: Tensor, second: Tensor) -> Tensor:
     """Products of matrices, which leading axes count."""
-    return laid(jnp.matmul(first.plain(), second.plain()))
+    return to_tensor(jnp.matmul(first.plain(), second.plain()))
 
 
 @aten("baddbmm.default")
-def baddbmm(x: Laid, first: Laid, second: Laid, *, beta: float = 1, alpha: float = 1) -> Laid:
+def baddbmm(
+    x: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
     """beta * x + alpha * first @ second, of batches of matrices."""
-    return laid(beta * x.plain() + alpha * jnp.matmul(first.plain(), second.plain()))
+    return to_tensor(beta * x.plain() + alpha * jnp.matmul(first.plain(), second.plain()))
 
 
 @aten("einsum.default")
-def einsum(equation: str, operands: Sequence[Laid], path: object = None) -> Laid:
+def einsum(equation: str, operands: Sequence[Tensor], path: object = None) -> Tensor:
     """Sum of products by Einstein's convention."""
-    return laid(jnp.einsum(equation.replace(" ", ""), *(x.plain() for x in operands)))
+    return to_tensor(jnp.einsum(equation.replace(" ", ""), *(x.plain() for x in operands)))

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from pipeline.models.torch_graph.graph import TypeOf
-from pipeline.models.torch_graph.laid import Laid, align
 from pipeline.models.torch_graph.operator_table import (
     AtenOperator,
     OperatorContext,
@@ -19,6 +18,7 @@ from pipeline.models.torch_graph.operator_table import (
     register,
     valuewise,
 )
+from pipeline.models.torch_graph.tensor import Tensor, align
 
 # fmt: off
 _SAME_NAMES = (
@@ -91,21 +91,21 @@ def nan_to_num(
 
 
 @aten("prelu.default")
-def prelu(x: Laid, weight: Laid) -> Laid:
+def prelu(x: Tensor, weight: Tensor) -> Tensor:
     """x if positive, else x times a slope for each channel (axis 1)."""
     slope = weight.array
     if slope.size > 1:
         sizes = [1] * x.ndim
         sizes[x.axis(1)] = slope.size
         slope = slope.reshape(sizes)
-    return x.same(jnp.where(x.array > 0, x.array, slope.astype(x.dtype) * x.array))
+    return x.with_array(jnp.where(x.array > 0, x.array, slope.astype(x.dtype) * x.array))
 
 
 @aten("glu.default")
-def glu(x: Laid, dim: int = -1) -> Laid:
+def glu(x: Tensor, dim: int = -1) -> Tensor:
     """First half of an axis times the sigmoid of the second."""
     first, second = jnp.split(x.array, 2, x.axis(dim))
-    return x.same(first * jax.nn.sigmoid(second))
+    return x.with_array(first * jax.nn.sigmoid(second))
 
 
 def _register(function: Callable[[Any, Any], Array], *names: str) -> None:
@@ -189,29 +189,29 @@ aten("masked_fill.Scalar", "masked_fill.Tensor")(
 
 
 @aten("fill.Scalar", "fill.Tensor")
-def fill(x: Laid, value: Any) -> Laid:
+def fill(x: Tensor, value: Any) -> Tensor:
     """The value everywhere."""
-    return x.same(jnp.full_like(x.array, value.array if isinstance(value, Laid) else value))
+    return x.with_array(jnp.full_like(x.array, value.array if isinstance(value, Tensor) else value))
 
 
 @aten("copy.default")
-def copy(x: Laid, source: Laid, non_blocking: bool = False) -> Laid:
+def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """The source, broadcast to the shape and cast to the type of x."""
     (_, second), _ = align((x, source))
-    return x.same(jnp.broadcast_to(second, x.array.shape).astype(x.dtype))
+    return x.with_array(jnp.broadcast_to(second, x.array.shape).astype(x.dtype))
 
 
 @aten("to.dtype", "_to_copy.default", "to.dtype_layout", "type_as.default", "to.device")
-def cast(context: OperatorContext, x: Laid, *args: Any, dtype: Any = None, **_: Any) -> Laid:
+def cast(context: OperatorContext, x: Tensor, *args: Any, dtype: Any = None, **_: Any) -> Tensor:
     """x in another type."""
     for argument in args:
-        if isinstance(argument, Laid):
-            return x.same(x.array.astype(argument.dtype))
+        if isinstance(argument, Tensor):
+            return x.with_array(x.array.astype(argument.dtype))
     argument = next((value for value in (dtype, *args) if isinstance(value, TypeOf)), None)
-    return x.same(x.array.astype(context.type_of(argument, x.dtype)))
+    return x.with_array(x.array.astype(context.type_of(argument, x.dtype)))
 
 
 @aten("scalar_tensor.default")
-def scalar_tensor(context: OperatorContext, value: float, *, dtype: Any = None) -> Laid:
+def scalar_tensor(context: OperatorContext, value: float, *, dtype: Any = None) -> Tensor:
     """A number as an array without axes."""
-    return Laid(jnp.asarray(value, context.type_of(dtype)), ())
+    return Tensor(jnp.asarray(value, context.type_of(dtype)), ())

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pipeline.models.torch_graph.laid import Laid, laid
 from pipeline.models.torch_graph.operator_table import (
     OPERATORS,
     AtenOperator,
@@ -21,6 +20,7 @@ from pipeline.models.torch_graph.operator_table import (
     plain,
     register,
 )
+from pipeline.models.torch_graph.tensor import Tensor, to_tensor
 
 
 @aten("index.Tensor")
@@ -33,9 +33,9 @@ def index(x: Any, indices: Sequence[Any]) -> Any:
 
 
 @aten("embedding.default")
-def embedding(weight: Laid, indices: Laid, *_: Any) -> Laid:
+def embedding(weight: Tensor, indices: Tensor, *_: Any) -> Tensor:
     """Rows of a table by their numbers."""
-    return laid(jnp.take(weight.plain(), indices.plain(), axis=0, mode="clip"))
+    return to_tensor(jnp.take(weight.plain(), indices.plain(), axis=0, mode="clip"))
 
 
 @aten("gather.default")
@@ -60,43 +60,43 @@ def one_hot(x: Any, num_classes: int = -1) -> Any:
 
 
 @aten("full.default")
-def full(context: OperatorContext, size: Sequence[int], value: Any, *, dtype: Any = None) -> Laid:
+def full(context: OperatorContext, size: Sequence[int], value: Any, *, dtype: Any = None) -> Tensor:
     """A number everywhere, of a shape."""
     integer = jnp.int32 if isinstance(value, int) else None
     default = jnp.bool_ if isinstance(value, bool) else integer
-    return laid(jnp.full(tuple(size), value, context.type_of(dtype, default)))
+    return to_tensor(jnp.full(tuple(size), value, context.type_of(dtype, default)))
 
 
 @aten("new_full.default")
 def new_full(
-    context: OperatorContext, x: Laid, size: Sequence[int], value: Any, *, dtype: Any = None
-) -> Laid:
+    context: OperatorContext, x: Tensor, size: Sequence[int], value: Any, *, dtype: Any = None
+) -> Tensor:
     """A number everywhere, of a shape, in the type of x."""
-    return laid(jnp.full(tuple(size), value, context.type_of(dtype, x.dtype)))
+    return to_tensor(jnp.full(tuple(size), value, context.type_of(dtype, x.dtype)))
 
 
 @aten("full_like.default")
-def full_like(context: OperatorContext, x: Laid, value: Any, *, dtype: Any = None) -> Laid:
+def full_like(context: OperatorContext, x: Tensor, value: Any, *, dtype: Any = None) -> Tensor:
     """A number everywhere, of the shape of x."""
-    return x.same(jnp.full(x.array.shape, value, context.type_of(dtype, x.dtype)))
+    return x.with_array(jnp.full(x.array.shape, value, context.type_of(dtype, x.dtype)))
 
 
 def _register_constant(name: str, value: int, *overloads: str) -> None:
     """Register `zeros`, `new_zeros` and `zeros_like`, or their likes for another number."""
 
-    def make(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> Laid:
-        return laid(jnp.full(tuple(size), value, context.type_of(dtype)))
+    def make(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> Tensor:
+        return to_tensor(jnp.full(tuple(size), value, context.type_of(dtype)))
 
     register((f"{name}.default", *overloads), AtenOperator(make))
 
     @aten(f"new_{name}.default")
     def make_new(
-        context: OperatorContext, x: Laid, size: Sequence[int], *, dtype: Any = None
-    ) -> Laid:
+        context: OperatorContext, x: Tensor, size: Sequence[int], *, dtype: Any = None
+    ) -> Tensor:
         return new_full(context, x, size, value, dtype=dtype)
 
     @aten(f"{name}_like.default")
-    def make_like(context: OperatorContext, x: Laid, *, dtype: Any = None) -> Laid:
+    def make_like(context: OperatorContext, x: Tensor, *, dtype: Any = None) -> Tensor:
         return full_like(context, x, value, dtype=dtype)
 
 
@@ -109,16 +109,16 @@ _register_constant("empty", 0, "empty.memory_format")
 @aten("arange.default", "arange.start", "arange.start_step")
 def arange(
     context: OperatorContext, start: Any, end: Any = None, step: Any = None, *, dtype: Any = None
-) -> Laid:
+) -> Tensor:
     """Numbers from a start, or from 0, to an end by a step."""
     is_integer = all(isinstance(bound, int | None) for bound in (start, end, step))
     dtype = context.type_of(dtype, jnp.int32 if is_integer else None)
-    return laid(jnp.arange(start, end, step).astype(dtype))
+    return to_tensor(jnp.arange(start, end, step).astype(dtype))
 
 
 def _number(value: Any) -> Any:
     """Return a size; while a program is exported some are symbols that compute as numbers do."""
-    if isinstance(value, bool | str | tuple | Laid) or value is None:
+    if isinstance(value, bool | str | tuple | Tensor) or value is None:
         raise ValueError(f"{value!r} is no size")
     return value
 
@@ -143,6 +143,6 @@ for _name, _function in _SIZES.items():
 
 
 @aten("sym_size.int")
-def size_of(x: Laid, dim: int) -> int:
+def size_of(x: Tensor, dim: int) -> int:
     """The size of an axis, a Python number."""
     return x.array.shape[x.axis(dim)]

@@ -38,7 +38,7 @@ def require_computable(graph: TorchGraph) -> None:
         for node in form.nodes:
             operator = operator_of(node)
             try:
-                operator.require_fit(node.args, dict(node.kwargs))
+                operator.require_signature(node.args, dict(node.kwargs))
             except TypeError as error:
                 raise ValueError(f"{node.op} of {node.where()}: {error}") from error
     for node in graph.evaluate.nodes:

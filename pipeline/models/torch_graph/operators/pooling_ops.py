@@ -11,9 +11,9 @@ from jax import Array, lax
 
 from pipeline.models.lowerings.max_pool import pool_max
 from pipeline.models.lowerings.problem.conv_window import Pair
-from pipeline.models.torch_graph.laid import Laid, image_order
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten, plain
 from pipeline.models.torch_graph.operators.convolution_ops import as_pair
+from pipeline.models.torch_graph.tensor import Tensor, choose_image_order
 
 Sizes = int | Sequence[int]
 
@@ -45,16 +45,16 @@ class AvgPoolSettings:
 
 
 @aten("max_pool2d.default", kind="max_pool", settings=MaxPoolSettings)
-def max_pool2d(context: OperatorContext, x: Laid, settings: MaxPoolSettings) -> Laid:
+def max_pool2d(context: OperatorContext, x: Tensor, settings: MaxPoolSettings) -> Tensor:
     """Largest value of every window; computed by the lowering that the policy chooses."""
     window = as_pair(settings.kernel_size)
     dilation = as_pair(settings.dilation)
     strides = _strides(settings.stride, settings.kernel_size)
-    order = image_order(x)
+    order = choose_image_order(x)
     images = x.transpose(order)
     pads = _pads(images, window, strides, as_pair(settings.padding), dilation, settings.ceil_mode)
     if dilation == (1, 1):
-        return Laid(pool_max(images, window, strides, pads, context.policy), order)
+        return Tensor(pool_max(images, window, strides, pads, context.policy), order)
     y = lax.reduce_window(
         images,
         -jnp.inf,
@@ -64,24 +64,24 @@ def max_pool2d(context: OperatorContext, x: Laid, settings: MaxPoolSettings) -> 
         ((0, 0), *pads, (0, 0)),
         window_dilation=(1, *dilation, 1),
     )
-    return Laid(y, order)
+    return Tensor(y, order)
 
 
 @aten("max_pool2d_with_indices.default", kind="max_pool", settings=MaxPoolSettings)
 def max_pool2d_with_indices(
-    context: OperatorContext, x: Laid, settings: MaxPoolSettings
-) -> tuple[Laid, ...]:
+    context: OperatorContext, x: Tensor, settings: MaxPoolSettings
+) -> tuple[Tensor, ...]:
     """Largest value of every window; the places are not computed."""
     return (max_pool2d(context, x, settings),)
 
 
 @aten("avg_pool2d.default", kind="avg_pool", settings=AvgPoolSettings)
-def avg_pool2d(x: Laid, settings: AvgPoolSettings) -> Laid:
+def avg_pool2d(x: Tensor, settings: AvgPoolSettings) -> Tensor:
     """Mean of every window; padding counts by default."""
     window = as_pair(settings.kernel_size)
     padding = as_pair(settings.padding)
     strides = _strides(settings.stride, settings.kernel_size)
-    order = image_order(x)
+    order = choose_image_order(x)
     images = x.transpose(order)
     pads = _pads(images, window, strides, padding, (1, 1), settings.ceil_mode)
     # A number of numpy: with one of jax the sum would have no gradient.
@@ -89,7 +89,7 @@ def avg_pool2d(x: Laid, settings: AvgPoolSettings) -> Laid:
     edges = ((0, 0), *pads, (0, 0))
     total = lax.reduce_window(images, zero, lax.add, (1, *window, 1), (1, *strides, 1), edges)
     if settings.divisor_override is not None:
-        return Laid(total / settings.divisor_override, order)
+        return Tensor(total / settings.divisor_override, order)
     counted = padding if settings.count_include_pad else (0, 0)
     sizes = images.shape[1:3]
     counts = [
@@ -98,8 +98,8 @@ def avg_pool2d(x: Laid, settings: AvgPoolSettings) -> Laid:
     ]
     divisor = (counts[0][:, None, None] * counts[1][None, :, None]).astype(np.float32)
     if (divisor == divisor.flat[0]).all():
-        return Laid(total / np.asarray(divisor.flat[0], total.dtype), order)
-    return Laid(total / jnp.asarray(divisor, total.dtype), order)
+        return Tensor(total / np.asarray(divisor.flat[0], total.dtype), order)
+    return Tensor(total / jnp.asarray(divisor, total.dtype), order)
 
 
 def _counts(size: int, window: int, stride: int, pads: Pair, counted: int) -> np.ndarray:
@@ -114,13 +114,13 @@ def _counts(size: int, window: int, stride: int, pads: Pair, counted: int) -> np
 
 
 @aten("adaptive_avg_pool2d.default", "_adaptive_avg_pool2d.default")
-def adaptive_avg_pool2d(x: Laid, output_size: Sequence[int | None]) -> Laid:
+def adaptive_avg_pool2d(x: Tensor, output_size: Sequence[int | None]) -> Tensor:
     """Means of windows that cover the images, for an output size."""
-    order = image_order(x)
+    order = choose_image_order(x)
     images = x.transpose(order)
     for axis, target in zip((1, 2), output_size, strict=True):
         images = _average_axis(images, axis, images.shape[axis] if target is None else target)
-    return Laid(images, order)
+    return Tensor(images, order)
 
 
 def _average_axis(images: Array, axis: int, target: int) -> Array:
@@ -151,8 +151,8 @@ def _multiply_axis(images: Array, axis: int, weights: np.ndarray) -> Array:
 
 @aten("adaptive_max_pool2d.default")
 def adaptive_max_pool2d(
-    context: OperatorContext, x: Laid, output_size: Sequence[int]
-) -> tuple[Laid, ...]:
+    context: OperatorContext, x: Tensor, output_size: Sequence[int]
+) -> tuple[Tensor, ...]:
     """Maxima of windows; the output size must divide the size of x."""
     sizes = x.shape[2], x.shape[3]
     if any(size % target for size, target in zip(sizes, output_size, strict=True)):
@@ -165,28 +165,28 @@ def adaptive_max_pool2d(
 
 @aten("upsample_nearest2d.vec", "upsample_nearest2d.default")
 def upsample_nearest2d(
-    x: Laid, output_size: Sequence[int] | None = None, scales: object = None, *_: object
-) -> Laid:
+    x: Tensor, output_size: Sequence[int] | None = None, scales: object = None, *_: object
+) -> Tensor:
     """Images resized by taking the nearest pixel."""
-    order = image_order(x)
+    order = choose_image_order(x)
     images = x.transpose(order)
     for axis, target in zip((1, 2), _target_size(x, output_size, scales), strict=True):
         size = images.shape[axis]
         places = np.minimum(np.arange(target) * size // target, size - 1)
         images = jnp.take(images, places, axis=axis)
-    return Laid(images, order)
+    return Tensor(images, order)
 
 
 @aten("upsample_bilinear2d.vec", "upsample_bilinear2d.default")
 def upsample_bilinear2d(
-    x: Laid,
+    x: Tensor,
     output_size: Sequence[int] | None,
     align_corners: bool,
     scales: object = None,
     *_: object,
-) -> Laid:
+) -> Tensor:
     """Images resized by interpolation between the nearest pixels."""
-    order = image_order(x)
+    order = choose_image_order(x)
     images = x.transpose(order)
     for axis, target in zip((1, 2), _target_size(x, output_size, scales), strict=True):
         size = images.shape[axis]
@@ -199,10 +199,10 @@ def upsample_bilinear2d(
         weights[np.arange(target), low] += 1 - (places - low)
         weights[np.arange(target), np.minimum(low + 1, size - 1)] += places - low
         images = _multiply_axis(images, axis, weights)
-    return Laid(images, order)
+    return Tensor(images, order)
 
 
-def _target_size(x: Laid, output_size: Sequence[int] | None, scales: object) -> Pair:
+def _target_size(x: Tensor, output_size: Sequence[int] | None, scales: object) -> Pair:
     if output_size is not None:
         height, width = output_size
     elif isinstance(scales, Sequence) and len(scales) == 2:

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pipeline.models.torch_graph.laid import Laid, laid
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten
+from pipeline.models.torch_graph.tensor import Tensor, to_tensor
 
 
 def drop_values(x: Array, rate: float, key: Array, shape: tuple[int, ...] | None = None) -> Array:
@@ -27,55 +27,57 @@ def drop_values(x: Array, rate: float, key: Array, shape: tuple[int, ...] | None
 
 
 @aten("dropout.default", draws=True)
-def dropout(context: OperatorContext, x: Laid, p: float, train: bool) -> Laid:
+def dropout(context: OperatorContext, x: Tensor, p: float, train: bool) -> Tensor:
     """Zero a share p of the values, and scale the others by 1 / (1 - p)."""
     if not train or p == 0:
         return x
-    x = context.to_draw_for(x)
-    return x.same(drop_values(x.array, p, context.draw()))
+    x = context.to_drawing_order(x)
+    return x.with_array(drop_values(x.array, p, context.draw_key()))
 
 
 @aten("native_dropout.default", draws=True)
 def native_dropout(
-    context: OperatorContext, x: Laid, p: float, train: bool | None
-) -> tuple[Laid | None, ...]:
+    context: OperatorContext, x: Tensor, p: float, train: bool | None
+) -> tuple[Tensor | None, ...]:
     """Dropout without the mask, which is the operator's other result."""
     return (dropout(context, x, p, train is not False),)
 
 
 @aten("feature_dropout.default", draws=True)
-def feature_dropout(context: OperatorContext, x: Laid, p: float, train: bool) -> Laid:
+def feature_dropout(context: OperatorContext, x: Tensor, p: float, train: bool) -> Tensor:
     """Zero a share p of the channels of each sample, and scale the others."""
     if not train or p == 0:
         return x
-    x = context.to_draw_for(x)
+    x = context.to_drawing_order(x)
     sizes = tuple(x.shape[number] if number in (0, 1) else 1 for number in x.order)
-    return x.same(drop_values(x.array, p, context.draw(), sizes))
+    return x.with_array(drop_values(x.array, p, context.draw_key(), sizes))
 
 
 @aten("bernoulli.p", draws=True)
-def bernoulli(context: OperatorContext, x: Laid, p: float = 0.5) -> Laid:
+def bernoulli(context: OperatorContext, x: Tensor, p: float = 0.5) -> Tensor:
     """1 with probability p, else 0, in the shape of x."""
-    return x.same(jax.random.bernoulli(context.draw(), p, x.array.shape).astype(x.dtype))
+    return x.with_array(jax.random.bernoulli(context.draw_key(), p, x.array.shape).astype(x.dtype))
 
 
 @aten("bernoulli.default", "bernoulli.Tensor", draws=True)
-def bernoulli_of(context: OperatorContext, x: Laid, p: Laid | None = None) -> Laid:
+def bernoulli_of(context: OperatorContext, x: Tensor, p: Tensor | None = None) -> Tensor:
     """1 with the probability of each value, else 0."""
     shares = x if p is None else p
-    return shares.same(jax.random.bernoulli(context.draw(), shares.array).astype(x.dtype))
+    return shares.with_array(jax.random.bernoulli(context.draw_key(), shares.array).astype(x.dtype))
 
 
 def _register(name: str, sample: Callable[..., Array]) -> None:
     """Register the samples of a distribution, of a shape and of the shape of an array."""
 
     @aten(f"{name}.default", draws=True)
-    def make(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> Laid:
-        return laid(sample(context.draw(), tuple(size), context.type_of(dtype)))
+    def make(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> Tensor:
+        return to_tensor(sample(context.draw_key(), tuple(size), context.type_of(dtype)))
 
     @aten(f"{name}_like.default", draws=True)
-    def make_like(context: OperatorContext, x: Laid, *, dtype: Any = None) -> Laid:
-        return x.same(sample(context.draw(), x.array.shape, context.type_of(dtype, x.dtype)))
+    def make_like(context: OperatorContext, x: Tensor, *, dtype: Any = None) -> Tensor:
+        return x.with_array(
+            sample(context.draw_key(), x.array.shape, context.type_of(dtype, x.dtype))
+        )
 
 
 _register("rand", jax.random.uniform)
@@ -83,12 +85,12 @@ _register("randn", jax.random.normal)
 
 
 @aten("uniform.default", draws=True)
-def uniform(context: OperatorContext, x: Laid, low: float = 0.0, high: float = 1.0) -> Laid:
+def uniform(context: OperatorContext, x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
     """Uniform numbers of [low, high) in the shape of x."""
-    return x.same(jax.random.uniform(context.draw(), x.array.shape, x.dtype, low, high))
+    return x.with_array(jax.random.uniform(context.draw_key(), x.array.shape, x.dtype, low, high))
 
 
 @aten("normal_functional.default", draws=True)
-def normal(context: OperatorContext, x: Laid, mean: float = 0.0, std: float = 1.0) -> Laid:
+def normal(context: OperatorContext, x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Normal numbers in the shape of x."""
-    return x.same(mean + std * jax.random.normal(context.draw(), x.array.shape, x.dtype))
+    return x.with_array(mean + std * jax.random.normal(context.draw_key(), x.array.shape, x.dtype))

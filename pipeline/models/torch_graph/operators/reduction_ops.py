@@ -16,7 +16,6 @@ from pipeline.models.modules.batch_norm import (
     normalise,
     normalise_by_batch,
 )
-from pipeline.models.torch_graph.laid import Laid, drop_axes, laid
 from pipeline.models.torch_graph.operator_table import (
     AtenOperator,
     OperatorContext,
@@ -25,20 +24,21 @@ from pipeline.models.torch_graph.operator_table import (
     is_float,
     register,
 )
+from pipeline.models.torch_graph.tensor import Tensor, drop_axes, to_tensor
 
 Dims = int | Sequence[int] | None
 
 
-def reduce(x: Laid, dim: Dims, keepdim: bool, function: Callable[..., Array]) -> Laid:
+def reduce(x: Tensor, dim: Dims, keepdim: bool, function: Callable[..., Array]) -> Tensor:
     """Reduce axes, or all without `dim`, with a function like `jnp.sum`."""
     named = (dim,) if isinstance(dim, int) else tuple(dim or range(x.ndim))
     numbers = [number % max(x.ndim, 1) for number in named] if x.ndim else []
     array = function(x.array, axis=x.axes(numbers), keepdims=keepdim)
-    return x.same(array) if keepdim else drop_axes(x, numbers, array)
+    return x.with_array(array) if keepdim else drop_axes(x, numbers, array)
 
 
-def _cast(context: OperatorContext, x: Laid, dtype: Any) -> Laid:
-    return x.same(x.array.astype(context.type_of(dtype, x.dtype)))
+def _cast(context: OperatorContext, x: Tensor, dtype: Any) -> Tensor:
+    return x.with_array(x.array.astype(context.type_of(dtype, x.dtype)))
 
 
 def _register(function: Callable[..., Array], *names: str) -> None:
@@ -46,12 +46,12 @@ def _register(function: Callable[..., Array], *names: str) -> None:
 
     def apply(
         context: OperatorContext,
-        x: Laid,
+        x: Tensor,
         dim: Dims = None,
         keepdim: bool = False,
         *,
         dtype: Any = None,
-    ) -> Laid:
+    ) -> Tensor:
         return reduce(_cast(context, x, dtype), dim, keepdim, function)
 
     register(names, AtenOperator(apply))
@@ -72,14 +72,14 @@ def _register_extreme(
     """Register `argmax` and, of one axis, the largest values with their places; or the smallest."""
 
     @aten(f"arg{name}.default")
-    def find(x: Laid, dim: int | None = None, keepdim: bool = False) -> Laid:
+    def find(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         if dim is None:
-            return Laid(place(x.plain().reshape(-1)).astype(jnp.int32), ())
+            return Tensor(place(x.plain().reshape(-1)).astype(jnp.int32), ())
         array = place(x.array, axis=x.axis(dim), keepdims=keepdim).astype(jnp.int32)
-        return x.same(array) if keepdim else drop_axes(x, [dim % x.ndim], array)
+        return x.with_array(array) if keepdim else drop_axes(x, [dim % x.ndim], array)
 
     @aten(f"{name}.dim")
-    def reduce_axis(x: Laid, dim: int, keepdim: bool = False) -> tuple[Laid, Laid]:
+    def reduce_axis(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
         return reduce(x, dim, keepdim, extreme), find(x, dim, keepdim)
 
 
@@ -89,8 +89,8 @@ _register_extreme("min", jnp.min, jnp.argmin)
 
 @aten("var.correction", "var.dim", "var.default")
 def variance(
-    x: Laid, dim: Dims | bool = None, unbiased: Any = True, keepdim: bool = False, **options: Any
-) -> Laid:
+    x: Tensor, dim: Dims | bool = None, unbiased: Any = True, keepdim: bool = False, **options: Any
+) -> Tensor:
     """Variance over axes; by default divided by n - 1."""
     if isinstance(dim, bool):
         unbiased = dim
@@ -110,16 +110,16 @@ def variance(
 
 
 @aten("std.correction", "std.dim", "std.default")
-def deviation(x: Laid, *args: Any, **options: Any) -> Laid:
+def deviation(x: Tensor, *args: Any, **options: Any) -> Tensor:
     """Standard deviation over axes."""
     var = variance(x, *args, **options)
-    return var.same(jnp.sqrt(var.array))
+    return var.with_array(jnp.sqrt(var.array))
 
 
 @aten("linalg_vector_norm.default", "norm.ScalarOpt_dim")
 def vector_norm(
-    x: Laid, order: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
-) -> Laid:
+    x: Tensor, order: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
     """Norm over axes: the root of the sum of the powers of `order`."""
     order = 2 if order is None else order
 
@@ -133,17 +133,17 @@ def vector_norm(
 
 
 @aten("cumsum.default")
-def cumulative_sum(context: OperatorContext, x: Laid, dim: int, *, dtype: Any = None) -> Laid:
+def cumulative_sum(context: OperatorContext, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     """Sum of all values up to each place of an axis."""
-    return x.same(jnp.cumsum(_cast(context, x, dtype).array, x.axis(dim)))
+    return x.with_array(jnp.cumsum(_cast(context, x, dtype).array, x.axis(dim)))
 
 
 def _register_softmax(function: Callable[[Array, int], Array], *names: str) -> None:
     """Register a function along an axis that computes in float32."""
 
-    def apply(context: OperatorContext, x: Laid, dim: int, dtype: Any = None) -> Laid:
+    def apply(context: OperatorContext, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
         array = _cast(context, x, dtype).array
-        return x.same(compute_in_float32(lambda a: function(a, x.axis(dim)), array))
+        return x.with_array(compute_in_float32(lambda a: function(a, x.axis(dim)), array))
 
     register(names, AtenOperator(apply))
 
@@ -153,7 +153,7 @@ _register_softmax(jax.nn.log_softmax, "log_softmax.int", "_log_softmax.default")
 
 
 @aten("logsumexp.default")
-def log_sum_exp(x: Laid, dim: Dims, keepdim: bool = False) -> Laid:
+def log_sum_exp(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     """Logarithm of the sum of exponentials over axes."""
     assert is_float(x), "the exponentials of whole numbers are no whole numbers"
     return reduce(x, dim, keepdim, jax.scipy.special.logsumexp)
@@ -162,7 +162,7 @@ def log_sum_exp(x: Laid, dim: Dims, keepdim: bool = False) -> Laid:
 class NormResult(NamedTuple):
     """Result of a batch norm in training, and the running statistics that it leaves."""
 
-    y: Laid
+    y: Tensor
     mean: Array
     var: Array
 
@@ -188,13 +188,13 @@ class RunningNorm:
 
 @aten("batch_norm.default", kind="batch_norm", full_weights=True, settings=BatchNormSettings)
 def batch_norm(
-    x: Laid,
-    weight: Laid | None,
-    bias: Laid | None,
-    running_mean: Laid | None,
-    running_var: Laid | None,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     settings: BatchNormSettings,
-) -> Laid | NormResult:
+) -> Tensor | NormResult:
     """Normalise each channel (axis 1): by the batch in training, else by the running statistics.
 
     In training those move by `momentum` towards the batch's mean and its unbiased variance.
@@ -206,9 +206,11 @@ def batch_norm(
     scale = jnp.ones(channels, jnp.float32) if weight is None else weight.array
     shift = jnp.zeros(channels, jnp.float32) if bias is None else bias.array
     if not settings.training and running_mean is not None and running_var is not None:
-        return x.same(normalise(norm, x.array, running_mean.array, running_var.array, scale, shift))
+        return x.with_array(
+            normalise(norm, x.array, running_mean.array, running_var.array, scale, shift)
+        )
     mean, var = batch_statistics(lax.stop_gradient(x.array), norm)
-    y = x.same(normalise_by_batch(norm, x.array, mean, var, scale, shift))
+    y = x.with_array(normalise_by_batch(norm, x.array, mean, var, scale, shift))
     if running_mean is None or running_var is None or not settings.training:
         return y
     count = x.array.size // channels
@@ -228,17 +230,17 @@ def batch_norm(
     settings=RunningNorm,
 )
 def batch_norm_no_training(
-    x: Laid,
-    weight: Laid | None,
-    bias: Laid | None,
-    running_mean: Laid,
-    running_var: Laid,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
     settings: RunningNorm,
-) -> tuple[Laid]:
+) -> tuple[Tensor]:
     """Batch norm by the running statistics."""
     how = BatchNormSettings(False, settings.momentum, settings.eps)
     y = batch_norm(x, weight, bias, running_mean, running_var, how)
-    assert isinstance(y, Laid)
+    assert isinstance(y, Tensor)
     return (y,)
 
 
@@ -249,36 +251,36 @@ def batch_norm_no_training(
     settings=BatchNormSettings,
 )
 def batch_norm_functional(
-    x: Laid,
-    weight: Laid | None,
-    bias: Laid | None,
-    running_mean: Laid,
-    running_var: Laid,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
     settings: BatchNormSettings,
-) -> tuple[Laid | None, ...]:
+) -> tuple[Tensor | None, ...]:
     """Batch norm by the batch, with the new running statistics as its last two results."""
     settings = replace(settings, training=True)
     result = batch_norm(x, weight, bias, running_mean, running_var, settings)
     assert isinstance(result, NormResult)
-    return result.y, None, None, laid(result.mean), laid(result.var)
+    return result.y, None, None, to_tensor(result.mean), to_tensor(result.var)
 
 
 @aten("layer_norm.default", kind="layer_norm", full_weights=True)
 def layer_norm(
-    x: Laid,
+    x: Tensor,
     normalized_shape: Sequence[int],
-    weight: Laid | None = None,
-    bias: Laid | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
     eps: float = 1e-5,
     cudnn_enable: bool = True,
-) -> Laid:
+) -> Tensor:
     """Normalise each sample over its last axes."""
     count = len(normalized_shape)
     if x.shape[x.ndim - count :] != tuple(normalized_shape):
         raise ValueError(f"layer norm over {tuple(normalized_shape)} of shape {x.shape}")
     axes = x.axes(range(x.ndim - count, x.ndim))
     y = _standardise(x.array.astype(jnp.float32), axes, eps)
-    return x.same(_affine(x, y, weight, bias, range(x.ndim - count, x.ndim)))
+    return x.with_array(_affine(x, y, weight, bias, range(x.ndim - count, x.ndim)))
 
 
 def _standardise(x: Array, axes: Sequence[int], eps: float) -> Array:
@@ -290,60 +292,60 @@ def _standardise(x: Array, axes: Sequence[int], eps: float) -> Array:
 
 @aten("native_layer_norm.default", kind="layer_norm", full_weights=True)
 def native_layer_norm(
-    x: Laid,
+    x: Tensor,
     normalized_shape: Sequence[int],
-    weight: Laid | None,
-    bias: Laid | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
     eps: float,
-) -> tuple[Laid]:
+) -> tuple[Tensor]:
     """Layer norm without the statistics, which are the other results of the operator."""
     return (layer_norm(x, normalized_shape, weight, bias, eps),)
 
 
 @aten("rms_norm.default", kind="layer_norm", full_weights=True)
 def rms_norm(
-    x: Laid,
+    x: Tensor,
     normalized_shape: Sequence[int],
-    weight: Laid | None = None,
+    weight: Tensor | None = None,
     eps: float | None = None,
-) -> Laid:
+) -> Tensor:
     """Divide each sample by the root of the mean of squares over its last axes."""
     numbers = range(x.ndim - len(normalized_shape), x.ndim)
     a = x.array.astype(jnp.float32)
     eps = float(jnp.finfo(jnp.float32).eps) if eps is None else eps
     y = a * lax.rsqrt(jnp.square(a).mean(x.axes(numbers), keepdims=True) + eps)
-    return x.same(_affine(x, y, weight, None, numbers))
+    return x.with_array(_affine(x, y, weight, None, numbers))
 
 
 @aten("group_norm.default", kind="group_norm", full_weights=True)
 def group_norm(
-    x: Laid,
+    x: Tensor,
     num_groups: int,
-    weight: Laid | None = None,
-    bias: Laid | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
-) -> Laid:
+) -> Tensor:
     """Normalise each sample over its positions and each group of channels (axis 1)."""
     order = (0, *range(2, x.ndim), 1)
-    ordered = Laid(x.transpose(order), order)
+    ordered = Tensor(x.transpose(order), order)
     a = ordered.array.astype(jnp.float32)
     if num_groups < 1 or a.shape[-1] % num_groups:
         raise ValueError(f"{num_groups} groups of {a.shape[-1]} channels")
     grouped = a.reshape((*a.shape[:-1], num_groups, -1))
     y = _standardise(grouped, (*range(1, x.ndim - 1), x.ndim), eps).reshape(a.shape)
-    return ordered.same(_affine(ordered, y, weight, bias, [1]))
+    return ordered.with_array(_affine(ordered, y, weight, bias, [1]))
 
 
 @aten("instance_norm.default", full_weights=True, settings=BatchNormSettings)
 def instance_norm(
-    x: Laid,
-    weight: Laid | None,
-    bias: Laid | None,
-    running_mean: Laid | None,
-    running_var: Laid | None,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     settings: BatchNormSettings,
-) -> Laid:
+) -> Tensor:
     """Normalise each channel of each sample over its positions."""
     if not settings.training or running_mean is not None:
         raise ValueError("instance norm with running statistics is not computed")
@@ -351,7 +353,7 @@ def instance_norm(
 
 
 def _affine(
-    x: Laid, y: Array, weight: Laid | None, bias: Laid | None, numbers: Sequence[int]
+    x: Tensor, y: Array, weight: Tensor | None, bias: Tensor | None, numbers: Sequence[int]
 ) -> Array:
     """Return y times the weight plus the bias, which have the axes of these numbers."""
     if weight is not None:
@@ -361,7 +363,7 @@ def _affine(
     return y.astype(x.dtype)
 
 
-def _broadcast_weight(x: Laid, weight: Laid, numbers: Sequence[int]) -> Array:
+def _broadcast_weight(x: Tensor, weight: Tensor, numbers: Sequence[int]) -> Array:
     array = weight.transpose([numbers.index(number) for number in x.order if number in numbers])
     sizes = [x.shape[number] if number in numbers else 1 for number in x.order]
     return array.reshape(sizes)

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pipeline.models.torch_graph.laid import Laid, laid
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten, compute_in_float32
 from pipeline.models.torch_graph.operators.random_ops import drop_values
+from pipeline.models.torch_graph.tensor import Tensor, to_tensor
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Attention:
 @aten("scaled_dot_product_attention.default", kind="self_attention", draws=True, settings=Attention)
 def scaled_dot_product_attention(
     context: OperatorContext,
-    query: Laid,
-    key: Laid,
-    value: Laid,
-    attn_mask: Laid | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
     settings: Attention = Attention(),
-) -> Laid:
+) -> Tensor:
     """softmax(query @ key^T * scale) @ value (Vaswani et al. 2017, eq. 1), softmax in float32.
 
     Arrays are (..., length, features). A mask of booleans is true for a position that is read; a
@@ -53,8 +53,8 @@ def scaled_dot_product_attention(
         scores += mask.astype(scores.dtype)
     weights = compute_in_float32(jax.nn.softmax, scores)
     if settings.dropout_p > 0:
-        weights = drop_values(weights, settings.dropout_p, context.draw())
-    return laid(jnp.matmul(weights, v))
+        weights = drop_values(weights, settings.dropout_p, context.draw_key())
+    return to_tensor(jnp.matmul(weights, v))
 
 
 State = tuple[Array, ...]
@@ -69,7 +69,7 @@ _TIME_FIRST = (1, 0, 2)
 class Recurrence:
     """Arguments of PyTorch's recurrent operators after their states, in their order."""
 
-    weights: Sequence[Laid]
+    weights: Sequence[Tensor]
     has_biases: bool
     num_layers: int
     dropout: float
@@ -124,8 +124,11 @@ def _register(name: str, cell: Cell) -> None:
 
     @aten(f"{name}.input", draws=True, settings=Recurrence)
     def apply(
-        context: OperatorContext, x: Laid, states: Laid | tuple[Laid, ...], settings: Recurrence
-    ) -> tuple[Laid, ...]:
+        context: OperatorContext,
+        x: Tensor,
+        states: Tensor | tuple[Tensor, ...],
+        settings: Recurrence,
+    ) -> tuple[Tensor, ...]:
         states = states if isinstance(states, tuple) else (states,)
         return _layers(context, cell, x, states, settings)
 
@@ -135,8 +138,12 @@ for _name, _cell in CELLS.items():
 
 
 def _layers(
-    context: OperatorContext, cell: Cell, x: Laid, states: tuple[Laid, ...], settings: Recurrence
-) -> tuple[Laid, ...]:
+    context: OperatorContext,
+    cell: Cell,
+    x: Tensor,
+    states: tuple[Tensor, ...],
+    settings: Recurrence,
+) -> tuple[Tensor, ...]:
     """Stacked layers, each in one or both directions, with dropout between them."""
     directions = 2 if settings.bidirectional else 1
     num_weights = 4 if settings.has_biases else 2
@@ -151,7 +158,7 @@ def _layers(
     last: list[State] = []
     for layer in range(settings.num_layers):
         if layer and settings.train and settings.dropout > 0:
-            key = jax.random.fold_in(context.draw(), layer)
+            key = jax.random.fold_in(context.draw_key(), layer)
             outputs = drop_values(outputs, settings.dropout, key)
         sequences = []
         for direction in range(directions):
@@ -163,8 +170,8 @@ def _layers(
             last.append(after)
             sequences.append(sequence)
         outputs = jnp.concatenate(sequences, -1)
-    final = (laid(jnp.stack(parts)) for parts in zip(*last, strict=True))
-    return (laid(outputs.transpose(_TIME_FIRST) if batch_first else outputs), *final)
+    final = (to_tensor(jnp.stack(parts)) for parts in zip(*last, strict=True))
+    return (to_tensor(outputs.transpose(_TIME_FIRST) if batch_first else outputs), *final)
 
 
 def _scan(

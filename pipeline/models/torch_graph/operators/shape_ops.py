@@ -10,15 +10,15 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from pipeline.models.torch_graph.laid import (
-    Laid,
+from pipeline.models.torch_graph.operator_table import aten, plain
+from pipeline.models.torch_graph.tensor import (
+    Tensor,
     count_values,
     drop_axes,
-    laid,
     permute_axes,
     reshape_axes,
+    to_tensor,
 )
-from pipeline.models.torch_graph.operator_table import aten, plain
 
 Sizes = Sequence[int]
 
@@ -27,7 +27,7 @@ MAX_PIECES = 4096
 
 
 @aten("view.default", "reshape.default", "_unsafe_view.default", "_reshape_alias.default")
-def view(x: Laid, shape: Sizes, *_: Any) -> Laid:
+def view(x: Tensor, shape: Sizes, *_: Any) -> Tensor:
     """The same values in another shape; -1 stands for the remaining size."""
     return reshape_axes(x, shape)
 
@@ -37,7 +37,7 @@ aten("permute.default")(permute_axes)
 
 
 @aten("flatten.using_ints")
-def flatten(x: Laid, start_dim: int = 0, end_dim: int = -1) -> Laid:
+def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """Axes from one to another merged."""
     if x.ndim == 0:
         return reshape_axes(x, (1,))
@@ -47,7 +47,7 @@ def flatten(x: Laid, start_dim: int = 0, end_dim: int = -1) -> Laid:
 
 
 @aten("unflatten.int")
-def unflatten(x: Laid, dim: int, sizes: Sizes) -> Laid:
+def unflatten(x: Tensor, dim: int, sizes: Sizes) -> Tensor:
     """An axis split into several."""
     dim %= x.ndim
     product = math.prod(size for size in sizes if size != -1)
@@ -56,7 +56,7 @@ def unflatten(x: Laid, dim: int, sizes: Sizes) -> Laid:
 
 
 @aten("transpose.int", "swapaxes.default", "swapdims.default")
-def transpose(x: Laid, first: int, second: int) -> Laid:
+def transpose(x: Tensor, first: int, second: int) -> Tensor:
     """Two axes exchanged."""
     if x.ndim == 0:
         return x
@@ -71,7 +71,7 @@ aten("t.default", "numpy_T.default", "mT.default")(
 
 
 @aten("movedim.intlist", "movedim.int")
-def move_axes(x: Laid, source: int | Sizes, destination: int | Sizes) -> Laid:
+def move_axes(x: Tensor, source: int | Sizes, destination: int | Sizes) -> Tensor:
     """Axes moved to other places."""
     sources = [source] if isinstance(source, int) else list(source)
     targets = [destination] if isinstance(destination, int) else list(destination)
@@ -81,17 +81,17 @@ def move_axes(x: Laid, source: int | Sizes, destination: int | Sizes) -> Laid:
 
 
 @aten("unsqueeze.default")
-def unsqueeze(x: Laid, dim: int) -> Laid:
+def unsqueeze(x: Tensor, dim: int) -> Tensor:
     """An axis of size 1 inserted."""
     if not -x.ndim - 1 <= dim <= x.ndim:
         raise ValueError(f"axis {dim} of an array with {x.ndim} axes")
     dim %= x.ndim + 1
     order = tuple(number + (number >= dim) for number in x.order)
-    return Laid(x.array[None], (dim, *order))
+    return Tensor(x.array[None], (dim, *order))
 
 
 @aten("squeeze.dim", "squeeze.dims", "squeeze.default")
-def squeeze(x: Laid, dim: int | Sizes | None = None) -> Laid:
+def squeeze(x: Tensor, dim: int | Sizes | None = None) -> Tensor:
     """Axes of size 1 removed: all, or those that are named."""
     named = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
     removed = [number % x.ndim for number in named if x.shape[number] == 1]
@@ -99,7 +99,7 @@ def squeeze(x: Laid, dim: int | Sizes | None = None) -> Laid:
 
 
 @aten("expand.default", "broadcast_to.default")
-def expand(x: Laid, sizes: Sizes, *, implicit: bool = False) -> Laid:
+def expand(x: Tensor, sizes: Sizes, *, implicit: bool = False) -> Tensor:
     """Axes of size 1 repeated, and new leading axes; -1 is the old size."""
     if len(sizes) < x.ndim:
         raise ValueError(f"shape {x.shape} can't be expanded to {tuple(sizes)}")
@@ -107,7 +107,7 @@ def expand(x: Laid, sizes: Sizes, *, implicit: bool = False) -> Laid:
     shape = [old if size == -1 else size for old, size in zip(x.shape, sizes[new:], strict=True)]
     shape = [*sizes[:new], *shape]
     order = (*range(new), *(number + new for number in x.order))
-    return Laid(jnp.broadcast_to(x.array, [shape[number] for number in order]), order)
+    return Tensor(jnp.broadcast_to(x.array, [shape[number] for number in order]), order)
 
 
 aten("expand_as.default")(lambda x, other: expand(x, other.shape))
@@ -117,21 +117,21 @@ aten("triu.default")(plain(jnp.triu))
 
 
 @aten("repeat_interleave.self_int")
-def repeat_interleave(x: Laid, repeats: int, dim: int | None = None) -> Laid:
+def repeat_interleave(x: Tensor, repeats: int, dim: int | None = None) -> Tensor:
     """Each value repeated, along an axis."""
     if dim is None:
-        return laid(jnp.repeat(x.plain().reshape(-1), repeats))
-    return x.same(jnp.repeat(x.array, repeats, x.axis(dim)))
+        return to_tensor(jnp.repeat(x.plain().reshape(-1), repeats))
+    return x.with_array(jnp.repeat(x.array, repeats, x.axis(dim)))
 
 
 @aten("cat.default", "concat.default")
-def concatenate(arrays: Sequence[Laid], dim: int = 0) -> Laid:
+def concatenate(arrays: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Arrays joined along an axis."""
     present = [array for array in arrays if array.shape != (0,)]
     order = max(present, key=count_values).order
     dtype = jnp.result_type(*(array.dtype for array in present))
     parts = [array.transpose(order).astype(dtype) for array in present]
-    return Laid(jnp.concatenate(parts, order.index(dim % len(order))), order)
+    return Tensor(jnp.concatenate(parts, order.index(dim % len(order))), order)
 
 
 aten("stack.default")(
@@ -141,15 +141,15 @@ aten("stack.default")(
 
 @aten("slice.Tensor")
 def slice_axis(
-    x: Laid, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Laid:
+    x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
     """A range of an axis."""
     axis = x.axis(dim)
-    return x.same(x.array[(slice(None),) * axis + (slice(start, end, step),)])
+    return x.with_array(x.array[(slice(None),) * axis + (slice(start, end, step),)])
 
 
 @aten("select.int")
-def select(x: Laid, dim: int, index: int) -> Laid:
+def select(x: Tensor, dim: int, index: int) -> Tensor:
     """One place of an axis, without the axis."""
     size = x.shape[dim]
     if not -size <= index < size:
@@ -159,14 +159,14 @@ def select(x: Laid, dim: int, index: int) -> Laid:
 
 
 @aten("narrow.default")
-def narrow(x: Laid, dim: int, start: int, length: int) -> Laid:
+def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
     """A range of an axis, by its length."""
     start = start if start >= 0 else start + x.shape[dim]
     return slice_axis(x, dim, start, start + length)
 
 
 @aten("split.Tensor", "split.default")
-def split(x: Laid, split_size: int, dim: int = 0) -> tuple[Laid, ...]:
+def split(x: Tensor, split_size: int, dim: int = 0) -> tuple[Tensor, ...]:
     """Pieces of an axis of one size; the last may be smaller."""
     size = x.shape[dim]
     starts = range(0, max(size, 1), max(split_size, 1))
@@ -175,7 +175,7 @@ def split(x: Laid, split_size: int, dim: int = 0) -> tuple[Laid, ...]:
 
 
 @aten("split_with_sizes.default", "split.sizes")
-def split_with_sizes(x: Laid, sizes: Sizes, dim: int = 0) -> tuple[Laid, ...]:
+def split_with_sizes(x: Tensor, sizes: Sizes, dim: int = 0) -> tuple[Tensor, ...]:
     """Pieces of an axis of these sizes."""
     _require_few(len(sizes))
     ends = itertools.accumulate(sizes)
@@ -183,7 +183,7 @@ def split_with_sizes(x: Laid, sizes: Sizes, dim: int = 0) -> tuple[Laid, ...]:
 
 
 @aten("chunk.default")
-def chunk(x: Laid, chunks: int, dim: int = 0) -> tuple[Laid, ...]:
+def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """At most `chunks` pieces of an axis, of one size but for the last."""
     if chunks < 1:
         raise ValueError(f"{chunks} chunks; must be at least 1")
@@ -191,7 +191,7 @@ def chunk(x: Laid, chunks: int, dim: int = 0) -> tuple[Laid, ...]:
 
 
 @aten("unbind.int")
-def unbind(x: Laid, dim: int = 0) -> tuple[Laid, ...]:
+def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """Every place of an axis, without the axis."""
     _require_few(x.shape[dim])
     return tuple(select(x, dim, index) for index in range(x.shape[dim]))
@@ -199,39 +199,39 @@ def unbind(x: Laid, dim: int = 0) -> tuple[Laid, ...]:
 
 @aten("slice_scatter.default")
 def slice_scatter(
-    x: Laid,
-    source: Laid,
+    x: Tensor,
+    source: Tensor,
     dim: int = 0,
     start: int | None = None,
     end: int | None = None,
     step: int = 1,
-) -> Laid:
+) -> Tensor:
     """x with a range of an axis replaced."""
     where = (slice(None),) * x.axis(dim) + (slice(start, end, step),)
-    return x.same(x.array.at[where].set(source.transpose(x.order).astype(x.dtype)))
+    return x.with_array(x.array.at[where].set(source.transpose(x.order).astype(x.dtype)))
 
 
 @aten("select_scatter.default")
-def select_scatter(x: Laid, source: Laid, dim: int, index: int) -> Laid:
+def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
     """x with one place of an axis replaced."""
     return slice_scatter(x, unsqueeze(source, dim % x.ndim), dim, index, index + 1 or None)
 
 
-aten("flip.default")(lambda x, dims: x.same(jnp.flip(x.array, x.axes(dims))))
+aten("flip.default")(lambda x, dims: x.with_array(jnp.flip(x.array, x.axes(dims))))
 
 
 @aten("roll.default")
-def roll(x: Laid, shifts: int | Sizes, dims: int | Sizes = ()) -> Laid:
+def roll(x: Tensor, shifts: int | Sizes, dims: int | Sizes = ()) -> Tensor:
     """Axes rotated: values that leave at the end enter at the beginning."""
     amounts = (shifts,) if isinstance(shifts, int) else tuple(shifts)
     numbers = (dims,) if isinstance(dims, int) else tuple(dims)
     if not numbers:
-        return laid(jnp.roll(x.plain(), amounts[0]))
-    return x.same(jnp.roll(x.array, amounts, x.axes(numbers)))
+        return to_tensor(jnp.roll(x.plain(), amounts[0]))
+    return x.with_array(jnp.roll(x.array, amounts, x.axes(numbers)))
 
 
 @aten("pad.default", "constant_pad_nd.default")
-def pad(x: Laid, pads: Sizes, mode: Any = "constant", value: float | None = None) -> Laid:
+def pad(x: Tensor, pads: Sizes, mode: Any = "constant", value: float | None = None) -> Tensor:
     """Borders around the last axes, (before, after) from the last axis on.
 
     A negative border crops. Modes: constant, reflect, replicate and circular.
@@ -244,11 +244,11 @@ def pad(x: Laid, pads: Sizes, mode: Any = "constant", value: float | None = None
         widths[x.axis(-1 - number)] = (pads[2 * number], pads[2 * number + 1])
     if mode == "constant":
         filling = jnp.asarray(value or 0, x.dtype)
-        return x.same(lax.pad(x.array, filling, [(low, high, 0) for low, high in widths]))
+        return x.with_array(lax.pad(x.array, filling, [(low, high, 0) for low, high in widths]))
     modes = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
     if mode not in modes:
         raise ValueError(f"padding {mode!r} is not computed; must be constant, reflect, ...")
-    return x.same(jnp.pad(x.array, widths, modes[mode]))
+    return x.with_array(jnp.pad(x.array, widths, modes[mode]))
 
 
 @aten("pixel_shuffle.default")
@@ -263,7 +263,7 @@ def pixel_shuffle(x: Any, factor: int) -> Any:
 
 
 @aten("channel_shuffle.default")
-def channel_shuffle(x: Laid, groups: int) -> Laid:
+def channel_shuffle(x: Tensor, groups: int) -> Tensor:
     """Channels of several groups interleaved."""
     batch, channels, *sizes = x.shape
     grouped = reshape_axes(x, (batch, groups, channels // groups, *sizes))

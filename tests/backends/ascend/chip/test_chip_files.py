@@ -182,7 +182,7 @@ def test_all_problems_come_at_once(tmp_path: Path) -> None:
 def test_an_unknown_chip_is_named_with_those_there_are(name: str) -> None:
     (found,) = problems(name)
     assert "there is no such chip" in found
-    assert f"There is {', '.join(SHIPPED)}; or name a YAML file" in found
+    assert f"Choose from {', '.join(SHIPPED)}; or name a YAML file" in found
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:

@@ -10,35 +10,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.models.torch_graph.laid import (
+from pipeline.models.torch_graph.tensor import (
     NHWC,
-    Laid,
+    Tensor,
     align,
     drop_axes,
-    laid,
     permute_axes,
     reshape_axes,
+    to_tensor,
 )
 
 
 @st.composite
-def laid_arrays(draw: st.DrawFn) -> Laid:
+def make_tensors(draw: st.DrawFn) -> Tensor:
     """An array of 1 to 4 axes that lie in any order."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     order = tuple(draw(st.permutations(range(len(sizes)))))
     values = np.arange(math.prod(sizes), dtype=np.float32).reshape(sizes)
-    return Laid(jnp.asarray(np.transpose(values, order)), order)
+    return Tensor(jnp.asarray(np.transpose(values, order)), order)
 
 
-def plain(x: Laid) -> np.ndarray:
+def plain(x: Tensor) -> np.ndarray:
     """The array in PyTorch's order, by numpy: XLA would compile a program for every shape."""
     return np.transpose(np.asarray(x.array), np.argsort(x.order))
 
 
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
-@given(laid_arrays(), st.data())
-def test_a_permutation_is_numpys(x: Laid, data: st.DataObject) -> None:
+@given(make_tensors(), st.data())
+def test_a_permutation_is_numpys(x: Tensor, data: st.DataObject) -> None:
     numbers = data.draw(st.permutations(range(x.ndim)))
     found = permute_axes(x, numbers)
     np.testing.assert_array_equal(found.plain(), np.transpose(plain(x), numbers))
@@ -47,8 +47,8 @@ def test_a_permutation_is_numpys(x: Laid, data: st.DataObject) -> None:
 
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
-@given(laid_arrays(), st.data())
-def test_a_reshape_is_numpys(x: Laid, data: st.DataObject) -> None:
+@given(make_tensors(), st.data())
+def test_a_reshape_is_numpys(x: Tensor, data: st.DataObject) -> None:
     size = math.prod(x.shape)
     shape: list[int] = []
     while size > 1:
@@ -64,40 +64,40 @@ def test_a_reshape_is_numpys(x: Laid, data: st.DataObject) -> None:
 
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
-@given(laid_arrays(), laid_arrays())
-def test_a_sum_broadcasts_as_numpys(x: Laid, other: Laid) -> None:
+@given(make_tensors(), make_tensors())
+def test_a_sum_broadcasts_as_numpys(x: Tensor, other: Tensor) -> None:
     one, two = plain(x), plain(other)
     try:
         expected = one + two
     except ValueError:
         return
     (first, second), order = align((x, other))
-    np.testing.assert_array_equal(plain(Laid(first + second, order)), expected)
+    np.testing.assert_array_equal(plain(Tensor(first + second, order)), expected)
 
 
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
-@given(laid_arrays(), st.data())
-def test_a_reduction_is_numpys(x: Laid, data: st.DataObject) -> None:
+@given(make_tensors(), st.data())
+def test_a_reduction_is_numpys(x: Tensor, data: st.DataObject) -> None:
     numbers = data.draw(st.lists(st.sampled_from(range(x.ndim)), unique=True))
     found = drop_axes(x, numbers, x.array.sum(x.axes(numbers)))
     np.testing.assert_array_equal(plain(found), plain(x).sum(tuple(numbers)))
 
 
 def test_pixels_of_images_in_nhwc_become_tokens_without_a_transposition() -> None:
-    images = Laid(jnp.zeros((2, 4, 5, 3)), NHWC)
+    images = Tensor(jnp.zeros((2, 4, 5, 3)), NHWC)
     tokens = permute_axes(reshape_axes(images, (2, 3, 20)), (0, 2, 1))
     assert tokens.order == (0, 1, 2)
     assert tokens.array.shape == (2, 20, 3)
 
 
 def test_channels_in_nhwc_are_split_as_they_lie() -> None:
-    found = reshape_axes(Laid(jnp.zeros((2, 4, 5, 6)), NHWC), (2, 3, 2, 4, 5))
+    found = reshape_axes(Tensor(jnp.zeros((2, 4, 5, 6)), NHWC), (2, 3, 2, 4, 5))
     assert found.order == (0, 3, 4, 1, 2)
 
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"shape \(2, 3\) can't become \(4, 2\)"):
-        reshape_axes(laid(jnp.zeros((2, 3))), (4, 2))
+        reshape_axes(to_tensor(jnp.zeros((2, 3))), (4, 2))
     with pytest.raises(ValueError, match="axis 2 of an array with 2 axes"):
-        laid(jnp.zeros((2, 3))).axis(2)
+        to_tensor(jnp.zeros((2, 3))).axis(2)

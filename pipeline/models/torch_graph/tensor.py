@@ -1,6 +1,6 @@
 """Arrays whose axes are in another order than in PyTorch.
 
-PyTorch's images are NCHW; convolutions here are fast in NHWC. A `Laid` array has the number of each
+PyTorch's images are NCHW; convolutions here are fast in NHWC. A `Tensor` has the number of each
 axis in PyTorch. So a permutation moves no data, elementwise operators compute in any order, and
 only an operator that needs another order transposes.
 """
@@ -26,7 +26,7 @@ IMAGE_ORDERS: Mapping[Layout, tuple[int, ...]] = {"nhwc": NHWC, "chwn": CHWN}
 
 
 @dataclass(frozen=True)
-class Laid:
+class Tensor:
     """An array, and the number of each of its axes in PyTorch."""
 
     array: Array
@@ -66,43 +66,43 @@ class Laid:
         """Return the array with its axes in PyTorch's order."""
         return self.transpose(range(self.ndim))
 
-    def same(self, array: Array) -> Laid:
+    def with_array(self, array: Array) -> Tensor:
         """Return another array in the same order."""
-        return Laid(array, self.order)
+        return Tensor(array, self.order)
 
 
-def laid(array: Any) -> Laid:
+def to_tensor(array: Any) -> Tensor:
     """Return an array in PyTorch's order."""
     array = jnp.asarray(array)
-    return Laid(array, tuple(range(array.ndim)))
+    return Tensor(array, tuple(range(array.ndim)))
 
 
-def image_order(x: Laid) -> tuple[int, ...]:
+def choose_image_order(x: Tensor) -> tuple[int, ...]:
     """Return the order to compute images in: CHWN if they are in it, else NHWC."""
     return CHWN if x.order == CHWN else NHWC
 
 
-def batch_first(x: Laid) -> Laid:
+def move_batch_first(x: Tensor) -> Tensor:
     """Swap samples, if they are the last axis, with the first one."""
     if x.ndim < 2 or x.order[-1] != 0:
         return x
     order = (0, *x.order[1:-1], x.order[0])
-    return Laid(x.transpose(order), order)
+    return Tensor(x.transpose(order), order)
 
 
-def permute_axes(x: Laid, numbers: Sequence[int]) -> Laid:
+def permute_axes(x: Tensor, numbers: Sequence[int]) -> Tensor:
     """Permute the axes, as `torch.permute`; no data is moved."""
     numbers = [x.order[x.axis(number)] for number in numbers]
     if sorted(numbers) != list(range(x.ndim)):
         raise ValueError(f"{tuple(numbers)} is no permutation of {x.ndim} axes")
-    return Laid(x.array, tuple(numbers.index(number) for number in x.order))
+    return Tensor(x.array, tuple(numbers.index(number) for number in x.order))
 
 
-def drop_axes(x: Laid, removed: Sequence[int], array: Array) -> Laid:
+def drop_axes(x: Tensor, removed: Sequence[int], array: Array) -> Tensor:
     """Return `array`, which is x reduced over the axes of these numbers."""
     remaining = [number for number in x.order if number not in removed]
     order = (number - sum(gone < number for gone in removed) for number in remaining)
-    return Laid(array, tuple(order))
+    return Tensor(array, tuple(order))
 
 
 def align(operands: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
@@ -111,20 +111,20 @@ def align(operands: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
     The order is the one of the largest operand with the most axes. Others are transposed, which is
     free for factors of one value a channel. Numbers stay as they are.
     """
-    arrays = [operand for operand in operands if isinstance(operand, Laid)]
+    arrays = [operand for operand in operands if isinstance(operand, Tensor)]
     if not arrays:
         return list(operands), ()
     axes = max(array.ndim for array in arrays)
     order = max((a for a in arrays if a.ndim == axes), key=count_values).order
-    return [_spread(x, axes, order) if isinstance(x, Laid) else x for x in operands], order
+    return [_spread(x, axes, order) if isinstance(x, Tensor) else x for x in operands], order
 
 
-def count_values(x: Laid) -> int:
+def count_values(x: Tensor) -> int:
     """Return the number of values; a size that is unknown during an export counts as 2."""
     return math.prod(size if isinstance(size, int) else 2 for size in x.shape)
 
 
-def _spread(x: Laid, axes: int, order: tuple[int, ...]) -> Array:
+def _spread(x: Tensor, axes: int, order: tuple[int, ...]) -> Array:
     """Return x with leading axes of size 1, in an order."""
     if x.ndim == 0 or x.order == order:
         return x.array
@@ -134,7 +134,7 @@ def _spread(x: Laid, axes: int, order: tuple[int, ...]) -> Array:
     return jnp.transpose(x.plain().reshape(shape), order)
 
 
-def reshape_axes(x: Laid, shape: Sequence[int]) -> Laid:
+def reshape_axes(x: Tensor, shape: Sequence[int]) -> Tensor:
     """Reshape as `torch.reshape`, without a transposition if the axes allow it.
 
     An axis that is split is reshaped in place, and so are axes that are merged if they are
@@ -142,14 +142,14 @@ def reshape_axes(x: Laid, shape: Sequence[int]) -> Laid:
     """
     if not all(isinstance(size, int) for size in (*x.shape, *shape)):
         # A batch size that is unknown while a program is exported.
-        return laid(x.plain().reshape(tuple(shape)))
+        return to_tensor(x.plain().reshape(tuple(shape)))
     shape = _infer_shape(x.shape, tuple(shape))
     groups = _group_axes(x.shape, shape)
     if groups is not None and x.order != tuple(range(x.ndim)):
         in_place = _reshape_in_place(x, shape, groups)
         if in_place is not None:
             return in_place
-    return laid(x.plain().reshape(shape))
+    return to_tensor(x.plain().reshape(shape))
 
 
 def _infer_shape(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
@@ -192,7 +192,7 @@ def _group_axes(old: tuple[int, ...], new: tuple[int, ...]) -> list[_Group] | No
     return groups
 
 
-def _reshape_in_place(x: Laid, shape: tuple[int, ...], groups: list[_Group]) -> Laid | None:
+def _reshape_in_place(x: Tensor, shape: tuple[int, ...], groups: list[_Group]) -> Tensor | None:
     """Return the result if each group's old axes are neighbours in their order, else None."""
     order = [number for number in x.order if x.shape[number] != 1]
     starts: list[tuple[int, list[int]]] = []
@@ -203,4 +203,4 @@ def _reshape_in_place(x: Laid, shape: tuple[int, ...], groups: list[_Group]) -> 
         starts.append((start, new))
     # New axes of size 1 come first.
     order = [number for _, new in sorted(starts, key=lambda start: start[0]) for number in new]
-    return Laid(x.array.reshape([shape[number] for number in order]), tuple(order))
+    return Tensor(x.array.reshape([shape[number] for number in order]), tuple(order))
