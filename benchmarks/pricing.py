@@ -17,7 +17,7 @@ from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.published.workloads import image_step
 pricing = Pricing(image_step("resnet50", 32, 224, 1000), chipset("ascend910"))
-step, memory = pricing.step(ExecutionConfig()), pricing.memory(ExecutionConfig())
+step, memory = pricing.price_step(ExecutionConfig()), pricing.plan_memory(ExecutionConfig())
 print(f"{step.step_ms:.2f} {step.interval_ms[0]:.2f} {memory.verdict}")
 """
 
@@ -46,17 +46,19 @@ def main() -> None:
     chip = chipset("ascend910")
     traced = image_step("resnet50", 32, 224, 1000)
     pricing = Pricing(traced, chip)
-    pricing.step(ExecutionConfig())
+    pricing.price_step(ExecutionConfig())
 
     def what_ifs() -> None:
         for percent in range(100):
-            pricing.with_figures(hbm_sustained_gb_per_s=800.0 + 4 * percent).step(ExecutionConfig())
+            pricing.with_figures(hbm_sustained_gb_per_s=800.0 + 4 * percent).price_step(
+                ExecutionConfig()
+            )
 
     ways: dict[str, Callable[[], object]] = {
         "cold process": cold,
-        "warm": lambda: Pricing(traced, chip).step(ExecutionConfig()).interval_ms,
+        "warm": lambda: Pricing(traced, chip).price_step(ExecutionConfig()).interval_ms,
         "100 what-ifs": what_ifs,
-        "1024 devices": lambda: pricing.step(ExecutionConfig(devices=1024)),
+        "1024 devices": lambda: pricing.price_step(ExecutionConfig(devices=1024)),
     }
     for name, work in ways.items():
         taken = seconds(work)

@@ -45,7 +45,7 @@ def alexnet_step(calibration: Calibration) -> PricedStep:
     """Return the traced step, priced."""
     traced = image_step("alexnet", 32, 227, 10)
     pricing = Pricing(traced, chipset("ascend910"), calibration)
-    return pricing.step(ExecutionConfig(devices=8))
+    return pricing.price_step(ExecutionConfig(devices=8))
 
 
 def compare_step(step: PricedStep) -> list[Compared]:

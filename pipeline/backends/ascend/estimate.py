@@ -65,7 +65,7 @@ class AscendEstimate:
         with pause_garbage_collection():
             try:
                 pricing = self._trace(proposal.device_batch)
-                self.report = pricing.report(self._choose_config(pricing))
+                self.report = pricing.price_modes(self._choose_config(pricing))
             except OptionError as error:
                 raise RecipeError([self._with_key(str(error))]) from error
             memory = self.report.memory
@@ -97,7 +97,7 @@ class AscendEstimate:
 
         if proposal.choose_sink is None:
             return configure_step(proposal, self._emulated)
-        self.choice = proposal.choose_sink(lambda steps: pricing.step(config(steps)).step_ms)
+        self.choice = proposal.choose_sink(lambda steps: pricing.price_step(config(steps)).step_ms)
         return config(self.choice.size)
 
     def _trace(self, batch_size: int) -> Pricing:

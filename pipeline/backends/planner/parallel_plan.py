@@ -326,7 +326,7 @@ def _find_rule_problems(
             yield f"{problem} must have {len(shape)} entries, as {path} is {shape}"
             return
         for dim, names in enumerate(rule.axes):
-            count = mesh.size_of([AXES.index(name) for name in names])
+            count = mesh.count_along([AXES.index(name) for name in names])
             if shape[dim] % count:
                 fitting = max(n for n in range(1, count) if shape[dim] % n == 0)
                 yield (

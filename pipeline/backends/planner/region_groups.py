@@ -35,8 +35,10 @@ class RegionGroups:
             {} for _ in range(max(self._region_of.values(), default=-1) + 1)
         ]
         """Groups that can be sharded, with their most pieces, by region."""
-        for value in loss.forward_values():
-            for size, group in zip(loss.shape(value), self.groups.get_groups(value), strict=True):
+        for value in loss.list_forward_values():
+            for size, group in zip(
+                loss.get_shape(value), self.groups.get_groups(value), strict=True
+            ):
                 if group is not None and not self.groups.is_whole(group):
                     sizes = self.sizes[self._region_of[group]]
                     sizes[group] = math.gcd(sizes.get(group, 0), size)
@@ -45,21 +47,21 @@ class RegionGroups:
         ]
         self.sample_groups = self._find_sample_groups()
 
-    def region(self, value: int) -> int | None:
+    def find_region(self, value: int) -> int | None:
         """Return the region of a value; None for scalars and values of the backward pass alone."""
         regions = (self._region_of.get(g) for g in self.groups.get_groups(value) if g is not None)
         return next((region for region in regions if region is not None), None)
 
-    def local(self, value: int) -> tuple[int | None, ...]:
+    def number_groups(self, value: int) -> tuple[int | None, ...]:
         """Return each dimension's group, numbered in its region; None if it is never sharded."""
-        region = self.region(value)
+        region = self.find_region(value)
         if region is None:
-            return (None,) * len(self._loss.shape(value))
+            return (None,) * len(self._loss.get_shape(value))
         numbers = self._local[region]
         groups = self.groups.get_groups(value)
         return tuple(None if group is None else numbers.get(group) for group in groups)
 
-    def samples(self, region: int) -> int | None:
+    def find_sample_group(self, region: int) -> int | None:
         """Return the group of the batch dimension in a region; None if there is none."""
         local = self._local[region]
         return next((local[group] for group in local if group in self.sample_groups), None)
@@ -90,7 +92,7 @@ class RegionGroups:
                 low, high = sorted((find_root(first), find_root(group)))
                 joined[high] = low
         numbers: dict[int, int] = {}
-        for value in self._loss.forward_values():
+        for value in self._loss.list_forward_values():
             for group in _drop_none(self.groups.get_groups(value)):
                 numbers.setdefault(find_root(group), len(numbers))
         roots = {group: find_root(group) for group in [*joined]}

@@ -43,7 +43,7 @@ def test_a_step_of_ones_own_is_priced_as_everywhere(
     file.write_text(f"{HEAD}\n{ALEXNET}\n")
     (verdict,) = price_file(file)
     pricing = Pricing(image_step("alexnet", 32, 227, 10), chipset("ascend910"), load_calibration())
-    assert verdict.modelled_ms == pricing.step(ExecutionConfig(devices=8)).step_ms
+    assert verdict.modelled_ms == pricing.price_step(ExecutionConfig(devices=8)).step_ms
     assert verdict.low_ms < verdict.modelled_ms < verdict.high_ms
 
     assert main([str(file)]) == 0

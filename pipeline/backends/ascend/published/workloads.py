@@ -257,4 +257,4 @@ def price_row(
         pricing = pricing.with_figures(
             op_launch_us=row.op_launch_us, pytorch_op_launch_us=row.op_launch_us
         )
-    return pricing.step(configure_row(row))
+    return pricing.price_step(configure_row(row))

@@ -38,7 +38,7 @@ def test_interval_holds_the_step_and_grows_with_the_spread():
     widths = []
     for log_sd in (0.1, 0.4):
         calibration = calibrate_with(dict.fromkeys(GROUPS, 1.0), 1.0, log_sd)
-        report = Pricing(traced, chipset("ascend910"), calibration).report(ExecutionConfig())
+        report = Pricing(traced, chipset("ascend910"), calibration).price_modes(ExecutionConfig())
         low, high = report.interval_ms
         assert low < report.step_ms < high
         assert report.step_ms**2 == pytest.approx(low * high)
@@ -64,13 +64,13 @@ def test_published_steps_lie_in_the_interval(model: str, batch: int, ms: float):
     row: Published = next(r for r in published_steps() if r.model == model and r.devices == 1)
     assert (row.batch, row.ms) == (batch, pytest.approx(ms, abs=0.01))
     traced = image_step(row.model, row.batch, row.pixels, row.classes)
-    low, high = Pricing(traced, chipset("ascend910")).report(ExecutionConfig()).interval_ms
+    low, high = Pricing(traced, chipset("ascend910")).price_modes(ExecutionConfig()).interval_ms
     assert low < row.ms < high
 
 
 @pytest.mark.slow
 def test_resnet50_at_batch_256_fits():
-    report = Pricing(image_step("resnet50", 256, 224, 1000), chipset("ascend910")).report(
+    report = Pricing(image_step("resnet50", 256, 224, 1000), chipset("ascend910")).price_modes(
         ExecutionConfig()
     )
     assert report.memory.verdict == "fits"
