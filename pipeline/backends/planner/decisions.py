@@ -28,7 +28,7 @@ from pipeline.backends.planner.blocks import (
     StepBlocks,
     Weight,
 )
-from pipeline.backends.planner.elimination import Factor, Table
+from pipeline.backends.planner.elimination import Factor, Scope, Table
 from pipeline.backends.planner.layouts import (
     Collective,
     Layout,
@@ -114,7 +114,7 @@ class ShardingPrices:
             moved = operator.operand.nbytes / operand + operator.result.nbytes / result
             flops = operator.flops / self.mesh.num_pieces(sharding)
             work_us = passes * self.rates.compute_us(flops, moved + nbytes)
-        copies = self._find_missing_axes(operator, sharding, "weight")
+        copies = self._find_free_axes(operator, sharding, "weight")
         return Price(
             work_us + (self._compute_update_us(nbytes) if stored else 0.0),
             gradients=(Collective("all_reduce", nbytes, copies),) if copies else (),
@@ -128,7 +128,7 @@ class ShardingPrices:
         target = self._locate(operator, sharding, "operand")
         steps = find_transfer(source, (), target, array.nbytes, self.mesh)
         if operator.operand_gradient:
-            sums = self._find_missing_axes(operator, sharding, "operand")
+            sums = self._find_free_axes(operator, sharding, "operand")
             steps += find_transfer(target, sums, source, array.nbytes, self.mesh)
         return Price(collectives=steps)
 
@@ -137,11 +137,10 @@ class ShardingPrices:
         array = operator.result
         target = view_layout(layout, array.groups)
         source = self._locate(operator, sharding, "result")
-        sums = self._find_missing_axes(operator, sharding, "result")
+        sums = self._find_free_axes(operator, sharding, "result")
         forward = find_transfer(source, sums, target, array.nbytes, self.mesh)
-        return Price(
-            collectives=forward + find_transfer(target, (), source, array.nbytes, self.mesh)
-        )
+        backward = find_transfer(target, (), source, array.nbytes, self.mesh)
+        return Price(collectives=forward + backward)
 
     def price_weight(self, weight: Weight, layout: Layout) -> Price:
         """Return the price of storing and updating a weight that several operators use."""
@@ -212,9 +211,7 @@ class ShardingPrices:
             None if dim is None else getattr(operator.dims[dim], which) for dim in sharding
         )
 
-    def _find_missing_axes(
-        self, operator: Operator, sharding: Layout, which: str
-    ) -> tuple[int, ...]:
+    def _find_free_axes(self, operator: Operator, sharding: Layout, which: str) -> tuple[int, ...]:
         """Return the axes that shard a dimension which the operand, weight or result lacks."""
         layout = self._locate(operator, sharding, which)
         return tuple(a for a, dim in enumerate(sharding) if dim is not None and layout[a] is None)
@@ -229,7 +226,7 @@ class PlanLayouts:
     shared: Mapping[int, Layout]
 
 
-Term = tuple[tuple[int, ...], Any, Callable[..., Price]]
+Term = tuple[Scope, Any, Callable[..., Price]]
 """Variables of a term of the price, a key that equal terms share, and the price of layouts."""
 
 
@@ -305,19 +302,13 @@ class Decisions:
         weights = operators + len(self.blocks.operators)
         for number, use in enumerate(self.blocks.operators, operators):
             operator = use.operator
-            stored = use.weight not in self.shared
-            yield (
-                (number,),
-                (operator, stored),
-                partial(prices.price_operator, operator, stored=stored),
-            )
-            yield (
-                (use.source, number),
-                ("operand", operator),
-                partial(prices.price_operand, operator),
-            )
+            is_stored = use.weight not in self.shared
+            price = partial(prices.price_operator, operator, stored=is_stored)
+            yield (number,), (operator, is_stored), price
+            price = partial(prices.price_operand, operator)
+            yield (use.source, number), ("operand", operator), price
             yield (use.target, number), ("result", operator), partial(prices.price_result, operator)
-            if not stored:
+            if not is_stored:
                 variables = (number, weights + self.shared.index(use.weight))
                 yield variables, ("fetch", operator), partial(prices.price_fetch, operator)
         for number, index in enumerate(self.shared, weights):
@@ -325,16 +316,12 @@ class Decisions:
             key = ("weight", weight.shape, weight.nbytes)
             yield (number,), key, partial(prices.price_weight, weight)
 
-    def _make_table(
-        self, key: Any, variables: tuple[int, ...], price: Callable[..., Price]
-    ) -> Table:
+    def _make_table(self, key: Any, variables: Scope, price: Callable[..., Price]) -> Table:
         states = tuple(self.states[v] for v in variables)
         if (key, states) not in self._tables:
             prices = [price(*layouts) for layouts in product(*states)]
             shape = [len(layouts) for layouts in states]
-            time = np.array([self.prices.to_us(price) for price in prices])
-            memory = np.array([price.memory_bytes for price in prices])
-            self._tables[key, states] = Table.from_arrays(
-                time.reshape(shape), memory.reshape(shape)
-            )
+            time = np.reshape([self.prices.to_us(price) for price in prices], shape)
+            memory = np.reshape([price.memory_bytes for price in prices], shape)
+            self._tables[key, states] = Table.from_arrays(time, memory)
         return self._tables[key, states]

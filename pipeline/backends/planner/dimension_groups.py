@@ -44,7 +44,7 @@ class DimensionGroups:
                 _RULES.get(node.primitive, _tie_elementwise)(self, node)
         self._keep_repeated_whole()
 
-    def get_groups(self, value: int) -> tuple[int | None, ...]:
+    def get(self, value: int) -> tuple[int | None, ...]:
         """Return the group of each dimension of a value; None for dimensions of size 1."""
         return tuple(
             self._find(self._first[value] + dim) if size > 1 else None
@@ -85,7 +85,7 @@ class DimensionGroups:
     def _keep_repeated_whole(self) -> None:
         """Mark groups that a value has twice as whole, as pieces of the value aren't slices."""
         for value in range(len(self.shapes)):
-            groups = [group for group in self.get_groups(value) if group is not None]
+            groups = [group for group in self.get(value) if group is not None]
             if len(set(groups)) < len(groups):
                 for group in groups:
                     if groups.count(group) > 1:

@@ -92,6 +92,7 @@ class _Finder:
 
     def find(self) -> StepBlocks:
         """Return all blocks, in the order of the computation."""
+        loss = self.loss
         operators = tuple(self._list_operators())
         parameters = tuple(self._list_parameters())
         self._add_products()
@@ -106,12 +107,7 @@ class _Finder:
             ),
             operators=operators,
             weights=tuple(
-                Weight(
-                    self.loss.params[leaf],
-                    self.loss.get_shape(leaf),
-                    self.loss.count_bytes(leaf),
-                    uses,
-                )
+                Weight(loss.params[leaf], loss.get_shape(leaf), loss.count_bytes(leaf), uses)
                 for leaf, uses in self.uses.items()
             ),
             parameters=parameters,
@@ -129,7 +125,7 @@ class _Finder:
 
     def _make_operator(self, node: Node, operand: int, weight: int, leaf: int) -> Operator:
         read, written = (
-            Array(self.loss.count_bytes(value) * node.repeat, self.regions.number_groups(value))
+            Array(self.loss.count_bytes(value) * node.repeat, self.regions.to_local(value))
             for value in (operand, node.outputs[0])
         )
         dims = tuple(
@@ -138,7 +134,7 @@ class _Finder:
             if _can_shard(dim, read, written)
             and (located := self._locate_on_leaf(dim, weight, leaf)) is not None
         )
-        groups = self.regions.groups.get_groups(operand)
+        groups = self.regions.groups.get(operand)
         samples = [
             place
             for place, dim in enumerate(dims)
@@ -163,8 +159,8 @@ class _Finder:
         if dim.weight is None:
             return dim
         groups = self.regions.groups
-        group = groups.get_groups(weight)[dim.weight]
-        leaf_groups = groups.get_groups(leaf)
+        group = groups.get(weight)[dim.weight]
+        leaf_groups = groups.get(leaf)
         if group is None or group not in leaf_groups or groups.is_whole(group):
             return None
         return replace(dim, weight=leaf_groups.index(group))
@@ -175,7 +171,7 @@ class _Finder:
             if leaf in self.weights:
                 continue
             region = self.regions.find_region(leaf)
-            groups = self.regions.number_groups(leaf)
+            groups = self.regions.to_local(leaf)
             if region is None:
                 readers = (self.regions.find_region(out) for out in self._list_reader_outputs(leaf))
                 region = next((reader for reader in readers if reader is not None), None)
@@ -199,9 +195,7 @@ class _Finder:
                 continue
             items = self.items[region]
             values = (*node.inputs[:2], node.outputs[0])
-            groups_by_value = [
-                set(_sort_groups(self.regions.number_groups(value))) for value in values
-            ]
+            groups_by_value = [set(_sort_groups(self.regions.to_local(value))) for value in values]
             all_groups = set(chain.from_iterable(groups_by_value))
             (summed, _), _ = node.params["dimension_numbers"]
             depth = math.prod(self.loss.get_shape(values[0])[dim] for dim in summed)
@@ -221,7 +215,7 @@ class _Finder:
         for value in self.loss.find_saved_values():
             region = self.regions.find_region(value)
             if region is not None:
-                groups = _sort_groups(self.regions.number_groups(value))
+                groups = _sort_groups(self.regions.to_local(value))
                 nbytes = self.loss.count_bytes(value) * repeats.get(value, 1)
                 self.items[region].saved[groups] += nbytes
                 self.items[region].moved[groups] += 2 * nbytes
@@ -238,7 +232,7 @@ class _Finder:
             if region is None:
                 continue
             items = self.items[region]
-            local = self.regions.number_groups(value)
+            local = self.regions.to_local(value)
             axes = get_reduced_axes(node)
             if index in self.loss.forward:
                 # A reduction reads its operand, and its gradient writes an array of the same size.
@@ -256,7 +250,7 @@ class _Finder:
         """Return whether each device sums over its own samples, as in batch norm."""
         if self.sync_batch_norm or self.graph.values[result].size == 1:
             return False
-        return self.regions.groups.get_groups(value)[dim] in self.regions.sample_groups
+        return self.regions.groups.get(value)[dim] in self.regions.sample_groups
 
     def _list_outputs(self) -> Iterator[LayerOutput]:
         """Yield the last value that each layer with parameters computes."""
@@ -270,7 +264,7 @@ class _Finder:
         for layer in layers:
             region = self.regions.find_region(last[layer]) if layer and layer in last else None
             if region is not None:
-                yield LayerOutput(layer, region, self.regions.number_groups(last[layer]))
+                yield LayerOutput(layer, region, self.regions.to_local(last[layer]))
 
 
 def _can_shard(dim: OperatorDim, operand: Array, result: Array) -> bool:

@@ -62,12 +62,12 @@ class Buffers:
         self._roles = _roles(signature, phases, self.outputs)
         self._names = {**signature.inputs, **signature.state, **signature.parameters}
 
-    def get_buffer(self, value: int) -> int:
+    def get(self, value: int) -> int:
         """Return the buffer of a value."""
         if value in self.index:
             return self.index[value]
         owner = self.within.get(value)
-        within = self.get_buffer(owner) if owner is not None and owner != value else None
+        within = self.get(owner) if owner is not None and owner != value else None
         added = self.add(value, self.dtypes[value], self._choose_layout(value), within)
         self.index[value] = added
         return added
@@ -271,7 +271,7 @@ class InsertedOps:
         key = (value, layout)
         if key not in self._prepared:
             first = len(self.tasks)
-            ready = self.buffers.get_buffer(value)
+            ready = self.buffers.get(value)
             dtype = self.buffers.dtypes[value]
             is_plain = self.buffers.all[ready].layout == "ND"
             if dtype == "float32" and self.precision is not None:
@@ -317,7 +317,7 @@ class InsertedOps:
         """Return a feature map in the plain layout. All readers share the conversion."""
         key: tuple[int, Layout] = (value, "ND")
         if key not in self._prepared:
-            source = self.buffers.get_buffer(value)
+            source = self.buffers.get(value)
             if self.buffers.all[source].layout == "NC1HWC0":
                 source = self.convert(value, source, "ND", kernel, self.buffers.dtypes[value])
             self._prepared[key] = source
@@ -337,7 +337,7 @@ class InsertedOps:
         This adds a Transpose and a TransData, which all readers share.
         """
         if value not in self._channels_first:
-            source = self.buffers.get_buffer(value)
+            source = self.buffers.get(value)
             images, positions, channels = self._measure_map(value)
             moved = simplify_permutation((images, positions, channels), (0, 2, 1))
             plain = self.permute(value, source, moved, kernel)
@@ -348,7 +348,7 @@ class InsertedOps:
 
     def write_channels_last(self, value: int) -> int:
         """Return the buffer of a map, to be written with its channels last."""
-        buffer = self.buffers.get_buffer(value)
+        buffer = self.buffers.get(value)
         blocked = self.buffers.all[buffer].layout == "NC1HWC0"
         if blocked and value in self.buffers.axes and value not in self._channels_last:
             self.buffers.change(buffer, layout="ND")

@@ -324,7 +324,7 @@ class _Device:
         one_us = self.times[index].us + self.hw.task_gap_us
         self.starts[index] = self.compute_free + self.hw.task_gap_us
         self.busy[index] = one_us * self.tasks[index].repeat
-        late_us = self.compute_iterations_us(index, one_us) - self.busy[index]
+        late_us = self.sum_iterations_us(index, one_us) - self.busy[index]
         self.holes["host"] += late_us
         self.compute_free += self.busy[index] + late_us
         self.ends[index] = self.compute_free
@@ -333,7 +333,7 @@ class _Device:
         """Run a task on an AI CPU stream."""
         at, _ = self.find_start(index)
         free, lane = heapq.heappop(self.ai_cpu_free)
-        end = max(at, free) + self.compute_iterations_us(index, self.times[index].us)
+        end = max(at, free) + self.sum_iterations_us(index, self.times[index].us)
         heapq.heappush(self.ai_cpu_free, (end, lane))
         self.lanes[index] = lane
         self.starts[index] = max(at, free)
@@ -343,12 +343,10 @@ class _Device:
         """Run a collective that is a task of the graph on the links."""
         at, _ = self.find_start(index)
         self.starts[index] = max(at + self.hw.collective_launch_us, self.hccl_free)
-        self.hccl_free = self.starts[index] + self.compute_iterations_us(
-            index, self.times[index].us
-        )
+        self.hccl_free = self.starts[index] + self.sum_iterations_us(index, self.times[index].us)
         self.ends[index] = self.hccl_free
 
-    def compute_iterations_us(self, index: int, one_us: float) -> float:
+    def sum_iterations_us(self, index: int, one_us: float) -> float:
         """Return the time of all iterations of a scan's task. Each waits for the host's launch."""
         op_us = self.issue.op_us if self.issue else 0.0
         return one_us + (self.tasks[index].repeat - 1) * max(one_us, op_us)

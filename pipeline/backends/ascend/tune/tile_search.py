@@ -249,7 +249,7 @@ def _walk_tree(
     choices: list[int] = []
     for depth in range(DECISIONS_COUNT):
         options = _list_options(depth, choices, objective, len(ledger.blocks))
-        features = _compute_features(depth, options, objective)
+        features = _featurize(depth, options, objective)
         place = _choose_option(node, options, policy.chances(depth, features), generator)
         decisions.append((depth, features, place))
         choices.append(options[place])
@@ -264,9 +264,7 @@ def _walk_tree(
         node.reward += reward
 
 
-def _compute_features(
-    depth: int, options: Sequence[int], objective: Objective
-) -> NDArray[np.float64]:
+def _featurize(depth: int, options: Sequence[int], objective: Objective) -> NDArray[np.float64]:
     """Return features of each option: share, its square, and whether the option divides its limit.
 
     The shape is (options, FEATURES_COUNT). The share is that of the cores, or of the blocks.
