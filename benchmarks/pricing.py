@@ -15,8 +15,8 @@ from statistics import median
 COLD = """
 from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
-from pipeline.backends.ascend.published.workloads import image_step
-pricing = Pricing(image_step("resnet50", 32, 224, 1000), chipset("ascend910"))
+from pipeline.backends.ascend.published.workloads import trace_image_step
+pricing = Pricing(trace_image_step("resnet50", 32, 224, 1000), chipset("ascend910"))
 step, memory = pricing.price_step(ExecutionConfig()), pricing.plan_memory(ExecutionConfig())
 print(f"{step.step_ms:.2f} {step.interval_ms[0]:.2f} {memory.verdict}")
 """
@@ -41,10 +41,10 @@ def main() -> None:
     """Print a line for each way."""
     from pipeline.backends.ascend.chip.options import ExecutionConfig
     from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
-    from pipeline.backends.ascend.published.workloads import image_step
+    from pipeline.backends.ascend.published.workloads import trace_image_step
 
     chip = chipset("ascend910")
-    traced = image_step("resnet50", 32, 224, 1000)
+    traced = trace_image_step("resnet50", 32, 224, 1000)
     pricing = Pricing(traced, chip)
     pricing.price_step(ExecutionConfig())
 

@@ -59,7 +59,7 @@ class Buffers:
         self.index: dict[int, int] = {}
         self.replaced = {self.alias[out]: into for out, into in signature.updates.items()}
         self.within = _find_wholes(graph, dataflow)
-        self._roles = _roles(signature, phases, self.outputs)
+        self._roles = _assign_roles(signature, phases, self.outputs)
         self._names = {**signature.inputs, **signature.state, **signature.parameters}
 
     def get(self, value: int) -> int:
@@ -99,7 +99,7 @@ class Buffers:
         """Change the role, name, size or layout of a buffer."""
         self.all[buffer] = replace(self.all[buffer], **fields)  # type: ignore[arg-type]
 
-    def aliases(self) -> dict[int, int]:
+    def find_aliases(self) -> dict[int, int]:
         """Return output buffer -> the input buffer that it replaces."""
         pairs = (
             (self.index.get(self.alias[out]), self.index.get(into))
@@ -147,7 +147,7 @@ class Buffers:
         return f"{node.scope}/{node.primitive}"
 
 
-def _roles(signature: Signature, phases: Phases, outputs: set[int]) -> dict[int, Role]:
+def _assign_roles(signature: Signature, phases: Phases, outputs: set[int]) -> dict[int, Role]:
     roles: dict[int, Role] = dict.fromkeys(outputs, "output")
     roles |= dict.fromkeys(phases.gradients | phases.shared_gradients, "gradient")
     roles |= dict.fromkeys(signature.inputs, "input")

@@ -147,7 +147,7 @@ class _Lowering:
             gradients=self._list_gradients(),
             primitives=self._count_outcomes(kernels),
             unsupported=dict(unsupported),
-            aliases=self.buffers.aliases(),
+            aliases=self.buffers.find_aliases(),
         )
 
     def _count_outcomes(self, kernels: list[Kernel]) -> dict[str, int]:

@@ -124,11 +124,11 @@ def list_split_points(sizes: list[int]) -> tuple[tuple[int, ...], ...]:
     running = list(accumulate(sizes))
     variants = []
 
-    def nearest(nbytes: float) -> int:
+    def find_nearest(nbytes: float) -> int:
         return min(range(len(running)), key=lambda index: abs(running[index] - nbytes))
 
     for variant in shares:
-        ends = {nearest(share * running[-1]) for share in variant} if running else set()
+        ends = {find_nearest(share * running[-1]) for share in variant} if running else set()
         points = tuple(sorted(end for end in ends if end < len(sizes) - 1))
         if points and points not in variants:
             variants.append(points)

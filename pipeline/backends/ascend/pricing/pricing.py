@@ -43,7 +43,7 @@ from pipeline.backends.ascend.tune.autotune import (
     BUILT_IN,
     TuneResult,
     TuneSettings,
-    custom_bank,
+    find_custom_bank,
     tune,
 )
 
@@ -119,7 +119,7 @@ def _check_options(options: PriceOptions) -> ExecutionConfig:
         fusion=_parse_fusion(options.get("all_reduce_fusion")),
         host_workers=None if workers is None else check_count("host_workers", workers),
         auto_tune=_parse_tune_mode(options.get("auto_tune")),
-        tune_bank=custom_bank(options.get("tune_bank")),
+        tune_bank=find_custom_bank(options.get("tune_bank")),
         **switches,  # type: ignore[arg-type]
     )
 
@@ -167,7 +167,7 @@ class Pricing:
         self.traced = traced
         self.chip = chip
         self.calibration = calibration or load_calibration()
-        self._shared = traced.results((chip.hardware, chip.dtypes), self.calibration)
+        self._shared = traced.get_results((chip.hardware, chip.dtypes), self.calibration)
         self._tuned_tasks: dict[Any, tuple[TaskGraph, tuple[TaskTime, ...]]] = {}
         self._tuned: dict[Any, TuneResult] = {}
 

@@ -419,7 +419,7 @@ def find_critical_path_us(
     ends = [0.0] * len(graph.tasks)
     bucket_ends: dict[int, float] = {}
 
-    def bucket_end(number: int) -> float:
+    def find_bucket_end(number: int) -> float:
         if number not in bucket_ends:
             ready_us = max(ends[index] for index in plan.sources[number])
             bucket_ends[number] = ready_us + plan.costs_us[number]
@@ -428,6 +428,6 @@ def find_critical_path_us(
     for index in plan.order:
         start = max((ends[producer] for producer in plan.producers[index]), default=0.0)
         if plan.needs[index] >= 0:
-            start = max(start, bucket_end(plan.needs[index]))
+            start = max(start, find_bucket_end(plan.needs[index]))
         ends[index] = start + times[index].us * graph.tasks[index].repeat
-    return max((*ends, *map(bucket_end, range(len(plan.costs_us)))), default=0.0)
+    return max((*ends, *map(find_bucket_end, range(len(plan.costs_us)))), default=0.0)

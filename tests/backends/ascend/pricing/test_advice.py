@@ -14,13 +14,13 @@ from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.cost.collectives import form_buckets
 from pipeline.backends.ascend.pricing.advice import Recommendation, advise, list_split_points
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
-from pipeline.backends.ascend.published.workloads import image_step
+from pipeline.backends.ascend.published.workloads import trace_image_step
 
 SMALL = ExecutionConfig(sink_size=10)
 
 
 def lenet(batch: int) -> Pricing:
-    return Pricing(image_step("lenet5", batch, 32, 10), chipset("ascend910"))
+    return Pricing(trace_image_step("lenet5", batch, 32, 10), chipset("ascend910"))
 
 
 @pytest.fixture(scope="module")

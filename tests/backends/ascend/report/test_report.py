@@ -13,9 +13,9 @@ from pipeline.backends.ascend.chip.options import MODES, ExecutionConfig
 from pipeline.backends.ascend.cost.collectives import Group, collective_us
 from pipeline.backends.ascend.pricing.advice import advise
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
-from pipeline.backends.ascend.published.workloads import image_step
+from pipeline.backends.ascend.published.workloads import trace_image_step
 from pipeline.backends.ascend.report.report import Report
-from pipeline.backends.ascend.report.text import printout
+from pipeline.backends.ascend.report.text import format_report
 from pipeline.models.modules.name_stack import layer_of
 
 ASKED = ExecutionConfig(sink_size=100, devices=8, host_workers=12)
@@ -23,7 +23,7 @@ ASKED = ExecutionConfig(sink_size=100, devices=8, host_workers=12)
 
 @pytest.fixture(scope="module")
 def pricing() -> Pricing:
-    return Pricing(image_step("lenet5", 32, 32, 10), chipset("ascend910"))
+    return Pricing(trace_image_step("lenet5", 32, 32, 10), chipset("ascend910"))
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_trace_and_picture_are_files_to_open(report: Report, tmp_path: Path) -> 
 
 def test_the_print_out_has_it_all_in_narrow_lines(pricing: Pricing, report: Report) -> None:
     changes = advise(pricing, ASKED)[:3]
-    text = printout(report, changes, steps=3000)
+    text = format_report(report, changes, steps=3000)
     lines = text.splitlines()
     assert lines[0] == (
         "MODELLED, not measured: 8 x Ascend 910A, batch 256 (32 a device), O2, "
@@ -148,7 +148,7 @@ def test_a_layer_is_the_module_path(scope: str, layer: str) -> None:
 
 
 def test_a_report_prints_itself(report: Report) -> None:
-    assert str(report) == printout(report)
+    assert str(report) == format_report(report)
     assert "what would help most" not in str(report)
     assert f"modelled {report.step_ms:.3g} ms a step" in repr(report)
 
