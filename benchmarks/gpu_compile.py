@@ -151,8 +151,8 @@ def _spec_before(work: CompileInputs, chip: Chip) -> ProgramSpec:
     """The loop of other devices: its length is an argument, and nothing says how the state lies."""
     whole = SingleDeviceSharding(chip.device)
     carry = make_carry_shapes(work, chip)
-    inputs = chip.shapes(work.train.window(0).inputs)
-    rates = chip.shapes(pad_to_block(work.learning_rates))
+    inputs = chip.to_shapes(work.train.window(0).inputs)
+    rates = chip.to_shapes(pad_to_block(work.learning_rates))
     args = carry.loop, inputs, rates, carry.position, carry.position
     loop = make_train_loop(work.step.step, jax.lax.while_loop)
     return ProgramSpec("training loop", loop, args, donated=0, out_shardings=whole)

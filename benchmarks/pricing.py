@@ -15,9 +15,9 @@ from statistics import median
 COLD = """
 from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
-from pipeline.backends.ascend.published.workloads import image_step
-pricing = Pricing(image_step("resnet50", 32, 224, 1000), chipset("ascend910"))
-step, memory = pricing.step(ExecutionConfig()), pricing.memory(ExecutionConfig())
+from pipeline.backends.ascend.published.workloads import trace_image_step
+pricing = Pricing(trace_image_step("resnet50", 32, 224, 1000), chipset("ascend910"))
+step, memory = pricing.price_step(ExecutionConfig()), pricing.plan_memory(ExecutionConfig())
 print(f"{step.step_ms:.2f} {step.interval_ms[0]:.2f} {memory.verdict}")
 """
 
@@ -41,22 +41,24 @@ def main() -> None:
     """Print a line for each way."""
     from pipeline.backends.ascend.chip.options import ExecutionConfig
     from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
-    from pipeline.backends.ascend.published.workloads import image_step
+    from pipeline.backends.ascend.published.workloads import trace_image_step
 
     chip = chipset("ascend910")
-    traced = image_step("resnet50", 32, 224, 1000)
+    traced = trace_image_step("resnet50", 32, 224, 1000)
     pricing = Pricing(traced, chip)
-    pricing.step(ExecutionConfig())
+    pricing.price_step(ExecutionConfig())
 
     def what_ifs() -> None:
         for percent in range(100):
-            pricing.with_figures(hbm_sustained_gb_per_s=800.0 + 4 * percent).step(ExecutionConfig())
+            pricing.with_figures(hbm_sustained_gb_per_s=800.0 + 4 * percent).price_step(
+                ExecutionConfig()
+            )
 
     ways: dict[str, Callable[[], object]] = {
         "cold process": cold,
-        "warm": lambda: Pricing(traced, chip).step(ExecutionConfig()).interval_ms,
+        "warm": lambda: Pricing(traced, chip).price_step(ExecutionConfig()).interval_ms,
         "100 what-ifs": what_ifs,
-        "1024 devices": lambda: pricing.step(ExecutionConfig(devices=1024)),
+        "1024 devices": lambda: pricing.price_step(ExecutionConfig(devices=1024)),
     }
     for name, work in ways.items():
         taken = seconds(work)

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from pipeline.backends.ascend.chip.chip_files import load_chip
 from pipeline.backends.ascend.chip.hardware import extract_hardware
-from pipeline.backends.ascend.published.workloads import image_step
+from pipeline.backends.ascend.published.workloads import trace_image_step
 from pipeline.backends.ascend.tune.autotune import BUILT_IN, TuneSettings, check_tile_entry, tune
 from pipeline.core.files.knowledge_bank import read_bank, write_bank
 
 
 def main() -> None:
     """Tune and write the bank."""
-    graph = image_step("resnet50", 32, 224, 1000).tasks("O2")
+    graph = trace_image_step("resnet50", 32, 224, 1000).tasks("O2")
     hardware = extract_hardware(load_chip("ascend910"))
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "bank.json"

@@ -28,8 +28,8 @@ from pipeline.backends.ascend.cost.efficiency import (
 from pipeline.backends.ascend.published.workloads import (
     LEFT_OUT_FILE,
     Published,
+    load_published_steps,
     price_row,
-    published_steps,
 )
 from pipeline.backends.ascend.report.priced_step import NORMAL_90, compute_class_spread
 
@@ -164,7 +164,7 @@ def fitted_parts(
 ) -> tuple[Parts, ...]:
     """Return all rows of the fit, by groups."""
     parts = []
-    for row in published_steps():
+    for row in load_published_steps():
         if row.quality != "pair":
             watch(row)
             parts.append(split_by_group(row))
@@ -177,7 +177,7 @@ def left_out_rows(parts: Sequence[Parts]) -> list[dict[str, str | float]]:
     The columns are those of left_out.csv.
     """
     rows = []
-    for family in sorted({row.family for row in published_steps()}):
+    for family in sorted({row.family for row in load_published_steps()}):
         others = [part for part in parts if part.row.family != family]
         log_sd, scale = spread_of(others)
         multipliers, task_us = fitted_values(fit(others), 6)

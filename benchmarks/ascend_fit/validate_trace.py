@@ -17,7 +17,7 @@ from benchmarks.ascend_fit.measured_kernels import read_traces
 from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.cost.efficiency import Calibration, load_calibration
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
-from pipeline.backends.ascend.published.workloads import image_step
+from pipeline.backends.ascend.published.workloads import trace_image_step
 from pipeline.backends.ascend.report.priced_step import PricedStep
 
 TRACE = "alexnet_b32_2023"
@@ -43,9 +43,9 @@ class Compared:
 
 def alexnet_step(calibration: Calibration) -> PricedStep:
     """Return the traced step, priced."""
-    traced = image_step("alexnet", 32, 227, 10)
+    traced = trace_image_step("alexnet", 32, 227, 10)
     pricing = Pricing(traced, chipset("ascend910"), calibration)
-    return pricing.step(ExecutionConfig(devices=8))
+    return pricing.price_step(ExecutionConfig(devices=8))
 
 
 def compare_step(step: PricedStep) -> list[Compared]:

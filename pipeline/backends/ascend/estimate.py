@@ -26,8 +26,8 @@ from pipeline.backends.ascend.pricing.traced_step import (
     trace_step,
 )
 from pipeline.backends.ascend.report.priced_step import PricedStep
-from pipeline.backends.ascend.report.text import Recommendation, name_devices, printout
-from pipeline.backends.ascend.tune.autotune import custom_bank
+from pipeline.backends.ascend.report.text import Recommendation, format_report, name_devices
+from pipeline.backends.ascend.tune.autotune import find_custom_bank
 from pipeline.backends.base import StepToPrice
 from pipeline.backends.sink_choice import SinkChoice
 from pipeline.core.errors import RecipeError, RunError
@@ -65,7 +65,7 @@ class AscendEstimate:
         with pause_garbage_collection():
             try:
                 pricing = self._trace(proposal.device_batch)
-                self.report = pricing.report(self._choose_config(pricing))
+                self.report = pricing.price_modes(self._choose_config(pricing))
             except OptionError as error:
                 raise RecipeError([self._with_key(str(error))]) from error
             memory = self.report.memory
@@ -90,15 +90,17 @@ class AscendEstimate:
         """Return the options of the recipe's steps. With `sink: auto`, choose the sink by price."""
         proposal = self._proposal
 
-        def config(sink_steps: int | None) -> ExecutionConfig:
+        def make_config(sink_steps: int | None) -> ExecutionConfig:
             size = proposal.sink_steps if sink_steps is None else sink_steps
             changed = replace(proposal, sink=sink_steps is not None, sink_steps=size)
             return configure_step(changed, self._emulated)
 
         if proposal.choose_sink is None:
             return configure_step(proposal, self._emulated)
-        self.choice = proposal.choose_sink(lambda steps: pricing.step(config(steps)).step_ms)
-        return config(self.choice.size)
+        self.choice = proposal.choose_sink(
+            lambda steps: pricing.price_step(make_config(steps)).step_ms
+        )
+        return make_config(self.choice.size)
 
     def _trace(self, batch_size: int) -> Pricing:
         """Trace the recipe's step with a batch size, and return its pricing."""
@@ -127,7 +129,7 @@ class AscendEstimate:
 
     def __str__(self) -> str:
         useful = [change for change in self.changes if change.gain > 0][:SHOWN_CHANGES]
-        return printout(self.report, useful, self._proposal.total_steps)
+        return format_report(self.report, useful, self._proposal.total_steps)
 
     def summary(self) -> Mapping[str, Any]:
         """Return the entry of summary.json."""
@@ -204,7 +206,7 @@ def configure_step(proposal: StepToPrice, emulated: EmulatedDevice) -> Execution
         sink_size=proposal.sink_steps,
         devices=proposal.devices,
         data_sink=proposal.sink,
-        tune_bank=custom_bank(config.tune_bank),
+        tune_bank=find_custom_bank(config.tune_bank),
     )
 
 

@@ -24,8 +24,8 @@ from pipeline.backends.ascend.published.workloads import (
     PUBLISHED,
     Published,
     load_left_out,
+    load_published_steps,
     price_row,
-    published_steps,
 )
 from pipeline.core.errors import PipelineError, RunError
 
@@ -140,7 +140,7 @@ def price_file(file: Path) -> tuple[Verdict, ...]:
     Raises RunError for a file that isn't such a table.
     """
     try:
-        rows = published_steps(file)
+        rows = load_published_steps(file)
         return tuple(_price_verdict(row, load_calibration()) for row in rows)
     except (OSError, UnicodeError, KeyError, ValueError, TypeError) as error:
         columns = ", ".join(field.name for field in fields(Published))
@@ -180,7 +180,7 @@ def describe_row(row_id: str, file: Path) -> Iterator[str]:
 
     Raises RunError if the file doesn't have the row.
     """
-    rows = {row.id: row for row in published_steps(file)}
+    rows = {row.id: row for row in load_published_steps(file)}
     if row_id not in rows:
         raise RunError(f"--row {row_id}: must be a row of {file.name}: {', '.join(rows)}")
     row = rows[row_id]
@@ -196,7 +196,7 @@ def describe_row(row_id: str, file: Path) -> Iterator[str]:
 
 
 def _print_published() -> None:
-    verdicts = validate(published_steps())
+    verdicts = validate(load_published_steps())
     _print_table(verdicts)
     graph = [v for v in verdicts if v.row.quality == "device" and v.row.mode != "op_by_op"]
     eager = [v for v in verdicts if v.row.mode == "op_by_op" and v.row.quality == "device"]

@@ -166,7 +166,7 @@ class ProgramFigures:
         """Return the figures as plain data."""
         return {**asdict(self), "waits_for_host": self.waits_for_host}
 
-    def lines(self, name: str) -> tuple[str, ...]:
+    def format_lines(self, name: str) -> tuple[str, ...]:
         """Return the figures as lines for the user."""
         unit = "a step" if self.loops else "each"
         in_body = _describe_bytes(self.hlo.body_moved_bytes)
@@ -210,7 +210,7 @@ def make_compiler(target: ChipTarget) -> Compile:
             lines = (f"{spec.name}: {UNTUNED_NOTE}",)
             program, report, thunks = _compile_and_list(spec.with_options(WITHOUT_TRITON), watch)
         figures = read_figures(program, thunks, target)
-        lines += figures.lines(spec.name)
+        lines += figures.format_lines(spec.name)
         return program, replace(report, figures=figures.to_json(), lines=lines)
 
     return compile_

@@ -105,7 +105,7 @@ class Chip:
         """Sharding of arrays on the device."""
         return SingleDeviceSharding(self.device)
 
-    def shapes(self, tree: Any) -> Any:
+    def to_shapes(self, tree: Any) -> Any:
         """Return the shapes and dtypes of a tree's arrays, placed on the device."""
         return _place_shapes(tree, self.sharding)
 
@@ -161,8 +161,8 @@ def make_train_spec(
         formats = jax.tree.map(lambda _: Format(Layout.AUTO, chip.sharding), carry.loop.state)
     sharding: Any = chip.sharding
     carry_formats = StepCarry(sharding, LoopCarry(formats, sharding, sharding))
-    inputs = chip.shapes(work.train.window(0).inputs)
-    rates = chip.shapes(pad_to_block(work.learning_rates))
+    inputs = chip.to_shapes(work.train.window(0).inputs)
+    rates = chip.to_shapes(pad_to_block(work.learning_rates))
     bounds = (carry.position,) if steps == 0 else ()
     names = {0: "training loop", 1: "training step"}
     return ProgramSpec(
@@ -180,7 +180,9 @@ def make_carry_shapes(work: CompileInputs, chip: Chip) -> StepCarry:
     """Return the shapes of the values that training programs pass on."""
     state = jax.eval_shape(work.step.init, work.seed)
     buffers = jax.eval_shape(make_buffers, work.train.window(0).inputs)
-    return StepCarry(chip.shapes(np.int32(0)), LoopCarry(chip.shapes(state), *chip.shapes(buffers)))
+    return StepCarry(
+        chip.to_shapes(np.int32(0)), LoopCarry(chip.to_shapes(state), *chip.to_shapes(buffers))
+    )
 
 
 def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]:
@@ -232,7 +234,7 @@ def _make_init_spec(work: CompileInputs, chip: Chip, options: dict[str, str | bo
     """Return the specification of the initialisation, on the host if JAX may use it."""
     if chip.host is None:
         return ProgramSpec(
-            INIT, work.step.init, (chip.shapes(work.seed),), compiler_options=options
+            INIT, work.step.init, (chip.to_shapes(work.seed),), compiler_options=options
         )
     seed = _place_shapes(work.seed, SingleDeviceSharding(chip.host))
     return ProgramSpec(INIT, work.step.init, (seed,), compiler_options=UNOPTIMIZED)
@@ -247,12 +249,12 @@ def _make_eval_spec(
         batch = batch_at(inputs, carry.position)
         return EvalCarry(carry.position + 1, work.step.evaluate(state, batch, carry.sums))
 
-    sums = chip.shapes(jax.eval_shape(work.step.zero_sums))
-    inputs = chip.shapes(work.eval.window(0).inputs)
+    sums = chip.to_shapes(jax.eval_shape(work.step.zero_sums))
+    inputs = chip.to_shapes(work.eval.window(0).inputs)
     return ProgramSpec(
         "evaluation",
         evaluate,
-        (EvalCarry(chip.shapes(np.int32(0)), sums), state, inputs),
+        (EvalCarry(chip.to_shapes(np.int32(0)), sums), state, inputs),
         donated=0,
         in_shardings=(chip.sharding, formats, chip.sharding),
         out_shardings=chip.sharding,

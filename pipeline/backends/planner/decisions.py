@@ -28,7 +28,7 @@ from pipeline.backends.planner.blocks import (
     StepBlocks,
     Weight,
 )
-from pipeline.backends.planner.elimination import Factor, Table
+from pipeline.backends.planner.elimination import Factor, Scope, Table
 from pipeline.backends.planner.layouts import (
     Collective,
     Layout,
@@ -68,7 +68,7 @@ class ShardingPrices:
     state_ratio: float
     _shares: dict[Any, float] = field(default_factory=dict)
 
-    def region(self, region: Region, layout: Layout) -> Price:
+    def price_region(self, region: Region, layout: Layout) -> Price:
         """Return the price of a region: computing, sums, parameters and activations."""
         work_us = sum(
             self.rates.compute_us(
@@ -98,7 +98,7 @@ class ShardingPrices:
                 gradients.append(Collective("all_reduce", nbytes, axes))
         return Price(work_us, tuple(sums), tuple(gradients), memory)
 
-    def operator(self, operator: Operator, sharding: Layout, *, stored: bool) -> Price:
+    def price_operator(self, operator: Operator, sharding: Layout, *, stored: bool) -> Price:
         """Return the price of an operator, with `stored` also of its weight, without transfers."""
         operand, weight, result = (
             self.mesh.num_pieces(self._locate(operator, sharding, which))
@@ -114,48 +114,47 @@ class ShardingPrices:
             moved = operator.operand.nbytes / operand + operator.result.nbytes / result
             flops = operator.flops / self.mesh.num_pieces(sharding)
             work_us = passes * self.rates.compute_us(flops, moved + nbytes)
-        copies = self._find_missing_axes(operator, sharding, "weight")
+        copies = self._find_free_axes(operator, sharding, "weight")
         return Price(
             work_us + (self._compute_update_us(nbytes) if stored else 0.0),
             gradients=(Collective("all_reduce", nbytes, copies),) if copies else (),
             memory_bytes=self._count_stored_bytes(nbytes) if stored else 0.0,
         )
 
-    def operand(self, operator: Operator, layout: Layout, sharding: Layout) -> Price:
+    def price_operand(self, operator: Operator, layout: Layout, sharding: Layout) -> Price:
         """Return the price of moving an operand from its region, and its gradient back."""
         array = operator.operand
         source = view_layout(layout, array.groups)
         target = self._locate(operator, sharding, "operand")
         steps = find_transfer(source, (), target, array.nbytes, self.mesh)
         if operator.operand_gradient:
-            sums = self._find_missing_axes(operator, sharding, "operand")
+            sums = self._find_free_axes(operator, sharding, "operand")
             steps += find_transfer(target, sums, source, array.nbytes, self.mesh)
         return Price(collectives=steps)
 
-    def result(self, operator: Operator, layout: Layout, sharding: Layout) -> Price:
+    def price_result(self, operator: Operator, layout: Layout, sharding: Layout) -> Price:
         """Return the price of moving a result to its region, and its gradient back."""
         array = operator.result
         target = view_layout(layout, array.groups)
         source = self._locate(operator, sharding, "result")
-        sums = self._find_missing_axes(operator, sharding, "result")
+        sums = self._find_free_axes(operator, sharding, "result")
         forward = find_transfer(source, sums, target, array.nbytes, self.mesh)
-        return Price(
-            collectives=forward + find_transfer(target, (), source, array.nbytes, self.mesh)
-        )
+        backward = find_transfer(target, (), source, array.nbytes, self.mesh)
+        return Price(collectives=forward + backward)
 
-    def weight(self, weight: Weight, layout: Layout) -> Price:
+    def price_weight(self, weight: Weight, layout: Layout) -> Price:
         """Return the price of storing and updating a weight that several operators use."""
         nbytes = weight.nbytes / self.mesh.num_pieces(layout)
         return Price(self._compute_update_us(nbytes), memory_bytes=self._count_stored_bytes(nbytes))
 
-    def fetch(self, operator: Operator, sharding: Layout, layout: Layout) -> Price:
+    def price_fetch(self, operator: Operator, sharding: Layout, layout: Layout) -> Price:
         """Return the price of moving a shared weight to a sharding, and its gradient back."""
         target = self._locate(operator, sharding, "weight")
         nbytes = operator.weight_bytes
         forward = find_transfer(layout, (), target, nbytes, self.mesh)
         return Price(collectives=forward + find_transfer(target, (), layout, nbytes, self.mesh))
 
-    def us(self, price: Price) -> float:
+    def to_us(self, price: Price) -> float:
         """Return the microseconds of a price.
 
         Gradients count with the share that the backward pass doesn't overlap.
@@ -167,7 +166,7 @@ class ShardingPrices:
         )
         return alone_us * self.rates.slowdown(self.mesh.devices)
 
-    def bytes_by_kind(self, prices: Iterable[Price]) -> dict[str, float]:
+    def sum_bytes_by_kind(self, prices: Iterable[Price]) -> dict[str, float]:
         """Return the bytes in collectives, by the kind that the device runs."""
         total: defaultdict[str, float] = defaultdict(float)
         for price in prices:
@@ -194,7 +193,7 @@ class ShardingPrices:
 
     def _make_group(self, axes: tuple[int, ...]) -> DeviceGroup:
         stride = 1 if 1 in axes else self.mesh.model
-        return DeviceGroup(self.mesh.size_of(axes), stride)
+        return DeviceGroup(self.mesh.count_along(axes), stride)
 
     def _divide_amount(self, amount: float, extent: Extent, layout: Layout) -> float:
         return amount / count_pieces(layout, self.mesh, *extent.groups)
@@ -212,9 +211,7 @@ class ShardingPrices:
             None if dim is None else getattr(operator.dims[dim], which) for dim in sharding
         )
 
-    def _find_missing_axes(
-        self, operator: Operator, sharding: Layout, which: str
-    ) -> tuple[int, ...]:
+    def _find_free_axes(self, operator: Operator, sharding: Layout, which: str) -> tuple[int, ...]:
         """Return the axes that shard a dimension which the operand, weight or result lacks."""
         layout = self._locate(operator, sharding, which)
         return tuple(a for a, dim in enumerate(sharding) if dim is not None and layout[a] is None)
@@ -229,7 +226,7 @@ class PlanLayouts:
     shared: Mapping[int, Layout]
 
 
-Term = tuple[tuple[int, ...], Any, Callable[..., Price]]
+Term = tuple[Scope, Any, Callable[..., Price]]
 """Variables of a term of the price, a key that equal terms share, and the price of layouts."""
 
 
@@ -272,7 +269,7 @@ class Decisions:
         """The number of states of each variable."""
         return [len(states) for states in self.states]
 
-    def factors(self) -> list[Factor]:
+    def list_factors(self) -> list[Factor]:
         """Return the tables whose sum is the price of a plan."""
         return [
             Factor(variables, self._make_table(key, variables, price))
@@ -300,33 +297,31 @@ class Decisions:
     def _list_terms(self) -> Iterator[Term]:
         prices = self.prices
         for number, region in enumerate(self.blocks.regions):
-            yield (number,), ("region", region), partial(prices.region, region)
+            yield (number,), ("region", region), partial(prices.price_region, region)
         operators = len(self.blocks.regions)
         weights = operators + len(self.blocks.operators)
         for number, use in enumerate(self.blocks.operators, operators):
             operator = use.operator
-            stored = use.weight not in self.shared
-            yield (number,), (operator, stored), partial(prices.operator, operator, stored=stored)
-            yield (use.source, number), ("operand", operator), partial(prices.operand, operator)
-            yield (use.target, number), ("result", operator), partial(prices.result, operator)
-            if not stored:
+            is_stored = use.weight not in self.shared
+            price = partial(prices.price_operator, operator, stored=is_stored)
+            yield (number,), (operator, is_stored), price
+            price = partial(prices.price_operand, operator)
+            yield (use.source, number), ("operand", operator), price
+            yield (use.target, number), ("result", operator), partial(prices.price_result, operator)
+            if not is_stored:
                 variables = (number, weights + self.shared.index(use.weight))
-                yield variables, ("fetch", operator), partial(prices.fetch, operator)
+                yield variables, ("fetch", operator), partial(prices.price_fetch, operator)
         for number, index in enumerate(self.shared, weights):
             weight = self.blocks.weights[index]
             key = ("weight", weight.shape, weight.nbytes)
-            yield (number,), key, partial(prices.weight, weight)
+            yield (number,), key, partial(prices.price_weight, weight)
 
-    def _make_table(
-        self, key: Any, variables: tuple[int, ...], price: Callable[..., Price]
-    ) -> Table:
+    def _make_table(self, key: Any, variables: Scope, price: Callable[..., Price]) -> Table:
         states = tuple(self.states[v] for v in variables)
         if (key, states) not in self._tables:
             prices = [price(*layouts) for layouts in product(*states)]
             shape = [len(layouts) for layouts in states]
-            time = np.array([self.prices.us(price) for price in prices])
-            memory = np.array([price.memory_bytes for price in prices])
-            self._tables[key, states] = Table.from_arrays(
-                time.reshape(shape), memory.reshape(shape)
-            )
+            time = np.reshape([self.prices.to_us(price) for price in prices], shape)
+            memory = np.reshape([price.memory_bytes for price in prices], shape)
+            self._tables[key, states] = Table.from_arrays(time, memory)
         return self._tables[key, states]

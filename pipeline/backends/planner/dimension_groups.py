@@ -31,10 +31,10 @@ class DimensionGroups:
     """
 
     def __init__(self, graph: Graph, skipped: Collection[int]) -> None:
-        self._shapes = [value.shape for value in graph.values]
+        self.shapes = [value.shape for value in graph.values]
         self._first: list[int] = []
         count = 0
-        for shape in self._shapes:
+        for shape in self.shapes:
             self._first.append(count)
             count += len(shape)
         self._parent = list(range(count))
@@ -44,24 +44,20 @@ class DimensionGroups:
                 _RULES.get(node.primitive, _tie_elementwise)(self, node)
         self._keep_repeated_whole()
 
-    def get_groups(self, value: int) -> tuple[int | None, ...]:
+    def get(self, value: int) -> tuple[int | None, ...]:
         """Return the group of each dimension of a value; None for dimensions of size 1."""
         return tuple(
             self._find(self._first[value] + dim) if size > 1 else None
-            for dim, size in enumerate(self._shapes[value])
+            for dim, size in enumerate(self.shapes[value])
         )
 
     def is_whole(self, group: int) -> bool:
         """Return whether a group is never sharded."""
         return self._whole[self._find(group)]
 
-    def shape(self, value: int) -> tuple[int, ...]:
-        """Return the shape of a value."""
-        return self._shapes[value]
-
     def tie(self, value: int, dim: int, other: int, other_dim: int) -> None:
         """Join the groups of two dimensions, unless one has size 1."""
-        if self._shapes[value][dim] == 1 or self._shapes[other][other_dim] == 1:
+        if self.shapes[value][dim] == 1 or self.shapes[other][other_dim] == 1:
             return
         low, high = sorted(
             (self._find(self._first[value] + dim), self._find(self._first[other] + other_dim))
@@ -76,7 +72,7 @@ class DimensionGroups:
     def keep_all_whole(self, values: Sequence[int]) -> None:
         """Mark all groups of some values as whole."""
         for value in values:
-            for dim in range(len(self._shapes[value])):
+            for dim in range(len(self.shapes[value])):
                 self.keep_whole(value, dim)
 
     def _find(self, index: int) -> int:
@@ -88,8 +84,8 @@ class DimensionGroups:
 
     def _keep_repeated_whole(self) -> None:
         """Mark groups that a value has twice as whole, as pieces of the value aren't slices."""
-        for value in range(len(self._shapes)):
-            groups = [group for group in self.get_groups(value) if group is not None]
+        for value in range(len(self.shapes)):
+            groups = [group for group in self.get(value) if group is not None]
             if len(set(groups)) < len(groups):
                 for group in groups:
                     if groups.count(group) > 1:
@@ -98,10 +94,10 @@ class DimensionGroups:
 
 def _tie_elementwise(groups: DimensionGroups, node: Node) -> None:
     """Tie equal positions of operands and result. If a shape doesn't fit, keep all whole."""
-    target = groups.shape(node.outputs[0])
-    values = [v for v in (*node.inputs, *node.outputs[1:]) if groups.shape(v)]
+    target = groups.shapes[node.outputs[0]]
+    values = [v for v in (*node.inputs, *node.outputs[1:]) if groups.shapes[v]]
     for value in values:
-        shape = groups.shape(value)
+        shape = groups.shapes[value]
         if len(shape) != len(target) or any(
             size not in (1, wide) for size, wide in zip(shape, target, strict=True)
         ):
@@ -114,8 +110,8 @@ def _tie_elementwise(groups: DimensionGroups, node: Node) -> None:
 
 def _tie_dims(groups: DimensionGroups, source: int, target: int, apart: Collection[int]) -> None:
     """Tie dimensions of equal size, except those in `apart`. Keep all others whole."""
-    for dim in range(len(groups.shape(target))):
-        if dim in apart or groups.shape(source)[dim] != groups.shape(target)[dim]:
+    for dim in range(len(groups.shapes[target])):
+        if dim in apart or groups.shapes[source][dim] != groups.shapes[target][dim]:
             groups.keep_whole(source, dim)
             groups.keep_whole(target, dim)
         else:
@@ -124,7 +120,7 @@ def _tie_dims(groups: DimensionGroups, source: int, target: int, apart: Collecti
 
 def _tie_rearranged(groups: DimensionGroups, node: Node) -> None:
     """Tie dimensions of the operand to their new positions in the result."""
-    rank = len(groups.shape(node.inputs[0]))
+    rank = len(groups.shapes[node.inputs[0]])
     dims: Sequence[int] = range(rank)
     places: Sequence[int] = range(rank)
     if node.primitive == "broadcast_in_dim":
@@ -144,7 +140,7 @@ def _tie_reshaped(groups: DimensionGroups, node: Node) -> None:
     """Tie the outermost dimensions that are split or joined. Keep the inner ones whole."""
     source = node.inputs[0]
     target = node.outputs[0]
-    for left, right in pair_reshaped_dims(groups.shape(source), groups.shape(target)):
+    for left, right in pair_reshaped_dims(groups.shapes[source], groups.shapes[target]):
         groups.tie(source, left[0], target, right[0])
         for value, dims in ((source, left), (target, right)):
             for dim in dims[1:]:
@@ -188,7 +184,7 @@ def _tie_product(groups: DimensionGroups, node: Node) -> None:
     (left_sum, right_sum), (left_batch, right_batch) = node.params["dimension_numbers"]
     for a, b in zip((*left_sum, *left_batch), (*right_sum, *right_batch), strict=True):
         groups.tie(left, a, right, b)
-    left_free, right_free = list_free_dims(groups.shape(left), groups.shape(right), node)
+    left_free, right_free = list_free_dims(groups.shapes[left], groups.shapes[right], node)
     for position, dim in enumerate((*left_batch, *left_free)):
         groups.tie(left, dim, target, position)
     for position, dim in enumerate(right_free, len(left_batch) + len(left_free)):
@@ -211,7 +207,7 @@ def _tie_slices(groups: DimensionGroups, node: Node) -> None:
     target = node.outputs[0]
     apart = [node.params["dimension"]] if node.primitive == "concatenate" else []
     for source in node.inputs:
-        if groups.shape(source) and len(groups.shape(source)) == len(groups.shape(target)):
+        if groups.shapes[source] and len(groups.shapes[source]) == len(groups.shapes[target]):
             _tie_dims(groups, source, target, apart)
 
 
@@ -219,7 +215,7 @@ def _tie_other_axes(groups: DimensionGroups, node: Node) -> None:
     """Tie all dimensions except the axis of the operation, which stays whole."""
     key = next(k for k in ("axis", "dimension", "dimensions", "operand") if k in node.params)
     axes = node.params[key]
-    rank = len(groups.shape(node.inputs[0]))
+    rank = len(groups.shapes[node.inputs[0]])
     apart = {dim % rank for dim in (axes if isinstance(axes, (tuple, list)) else (axes,))}
     for target in node.outputs:
         _tie_dims(groups, node.inputs[0], target, apart)
@@ -228,13 +224,13 @@ def _tie_other_axes(groups: DimensionGroups, node: Node) -> None:
 def _tie_windows(groups: DimensionGroups, node: Node) -> None:
     """Tie batch and channels. Keep dimensions that a window slides over whole."""
     window = node.params.get("window_dimensions")
-    rank = len(groups.shape(node.inputs[0]))
+    rank = len(groups.shapes[node.inputs[0]])
     if window is None:
         apart = set(range(1, rank - 1))  # This package's max_pool reads (B, H, W, C).
     else:
         apart = {dim for dim, size in enumerate(window) if size > 1}
     for value in (*node.inputs[1:], *node.outputs):
-        if len(groups.shape(value)) == rank:
+        if len(groups.shapes[value]) == rank:
             _tie_dims(groups, node.inputs[0], value, apart)
 
 
@@ -243,7 +239,7 @@ def _tie_gathered(groups: DimensionGroups, node: Node) -> None:
     operand, indices = node.inputs[:2]
     target = node.outputs[0]
     numbers = node.params["dimension_numbers"]
-    shape = groups.shape(operand)
+    shape = groups.shapes[operand]
     removed = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     dims = [dim for dim in range(len(shape)) if dim not in removed]
     for dim, position in zip(dims, numbers.offset_dims, strict=True):
@@ -254,7 +250,7 @@ def _tie_gathered(groups: DimensionGroups, node: Node) -> None:
             groups.keep_whole(target, position)
     for dim in numbers.collapsed_slice_dims:
         groups.keep_whole(operand, dim)
-    batch = [d for d in range(len(groups.shape(target))) if d not in set(numbers.offset_dims)]
+    batch = [d for d in range(len(groups.shapes[target])) if d not in set(numbers.offset_dims)]
     for dim, position in enumerate(batch):
         groups.tie(indices, dim, target, position)
     index_dims = numbers.start_indices_batching_dims
@@ -265,14 +261,14 @@ def _tie_gathered(groups: DimensionGroups, node: Node) -> None:
 def _tie_scan_slice(groups: DimensionGroups, node: Node) -> None:
     """Tie the dimensions of a scan's input to those of its slice for one iteration."""
     groups.keep_whole(node.inputs[0], 0)
-    for dim in range(len(groups.shape(node.outputs[0]))):
+    for dim in range(len(groups.shapes[node.outputs[0]])):
         groups.tie(node.inputs[0], dim + 1, node.outputs[0], dim)
 
 
 def _tie_scan_stack(groups: DimensionGroups, node: Node) -> None:
     """Tie the dimensions of one iteration's result to those of a scan's stacked results."""
     groups.keep_whole(node.outputs[0], 0)
-    for dim in range(len(groups.shape(node.inputs[0]))):
+    for dim in range(len(groups.shapes[node.inputs[0]])):
         groups.tie(node.inputs[0], dim, node.outputs[0], dim + 1)
 
 

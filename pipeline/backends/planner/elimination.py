@@ -100,16 +100,16 @@ class Eliminator:
     gap: float = np.inf
     _cache: dict[Any, Table] = field(default_factory=dict)
 
-    def best(self, factors: Sequence[Factor], sizes: Sequence[int]) -> Choice | None:
+    def find_best(self, factors: Sequence[Factor], sizes: Sequence[int]) -> Choice | None:
         """Return the fastest choice within the bound; None if nothing fits.
 
         `sizes` are the numbers of states of the variables. Of equally fast choices, it returns the
         one with the first states, so the result is always the same.
         """
-        choices = self.frontier(factors, sizes)
+        choices = self.find_frontier(factors, sizes)
         return min(choices, key=lambda choice: choice.time, default=None)
 
-    def frontier(self, factors: Sequence[Factor], sizes: Sequence[int]) -> tuple[Choice, ...]:
+    def find_frontier(self, factors: Sequence[Factor], sizes: Sequence[int]) -> tuple[Choice, ...]:
         """Return the choices that no other beats in both time and memory, by ascending memory."""
         pending: dict[int, Factor] = dict(enumerate(factors))
         for variable, size in enumerate(sizes):
@@ -274,11 +274,11 @@ def find_fastest(
     search that follows drops points beyond the gap. The result is exact unless a state has more
     than `points` points.
     """
-    if (free := Eliminator().best(factors, sizes)) is None:
+    if (free := Eliminator().find_best(factors, sizes)) is None:
         return None
     if free.memory <= most_memory:
         return free
-    best = Eliminator(slope=np.inf).best(factors, sizes)
+    best = Eliminator(slope=np.inf).find_best(factors, sizes)
     if best is None or best.memory > most_memory:
         return None
     bound = free.time
@@ -287,7 +287,7 @@ def find_fastest(
     high = np.inf
     slope = free.time / free.memory
     for _ in range(MAX_SLOPES):
-        choice = Eliminator(slope=slope).best(factors, sizes)
+        choice = Eliminator(slope=slope).find_best(factors, sizes)
         assert choice is not None
         below = choice.time + slope * (choice.memory - most_memory)
         if below > bound:
@@ -301,7 +301,7 @@ def find_fastest(
             low = slope
         slope = slope * 4 if high == np.inf else (low + high) / 2
     gap = max(best.time - bound, 0.0) * (1 + TIE)
-    exact = Eliminator(points, most_memory, slope_of_bound, gap).best(factors, sizes)
+    exact = Eliminator(points, most_memory, slope_of_bound, gap).find_best(factors, sizes)
     return best if exact is None or best.time <= exact.time else exact
 
 

@@ -41,7 +41,7 @@ Groups = tuple[int, ...]
 def find_blocks(step: LossToPlan) -> StepBlocks:
     """Trace a loss and its gradients, and find the blocks."""
     loss = TracedLoss(step)
-    return _Finder(loss, RegionGroups(loss), step.sync_batch_norm).blocks()
+    return _Finder(loss, RegionGroups(loss), step.sync_batch_norm).find()
 
 
 @dataclass
@@ -56,7 +56,7 @@ class _RegionItems:
         default_factory=lambda: defaultdict(list)
     )
 
-    def region(self, sizes: Sequence[int], samples: int | None) -> Region:
+    def to_region(self, sizes: Sequence[int], samples: int | None) -> Region:
         """Return the region with all amounts."""
         return Region(
             sizes=tuple(sizes),
@@ -90,8 +90,9 @@ class _Finder:
         self.uses = Counter(min(loss.made_of[weight]) for _, weight in loss.operators.values())
         self.weights = {leaf: number for number, leaf in enumerate(self.uses)}
 
-    def blocks(self) -> StepBlocks:
+    def find(self) -> StepBlocks:
         """Return all blocks, in the order of the computation."""
+        loss = self.loss
         operators = tuple(self._list_operators())
         parameters = tuple(self._list_parameters())
         self._add_products()
@@ -99,14 +100,14 @@ class _Finder:
         self._add_sums()
         return StepBlocks(
             regions=tuple(
-                items.region(tuple(sizes.values()), self.regions.samples(number))
+                items.to_region(tuple(sizes.values()), self.regions.find_sample_group(number))
                 for number, (items, sizes) in enumerate(
                     zip(self.items, self.regions.sizes, strict=True)
                 )
             ),
             operators=operators,
             weights=tuple(
-                Weight(self.loss.params[leaf], self.loss.shape(leaf), self.loss.nbytes(leaf), uses)
+                Weight(loss.params[leaf], loss.get_shape(leaf), loss.count_bytes(leaf), uses)
                 for leaf, uses in self.uses.items()
             ),
             parameters=parameters,
@@ -117,14 +118,14 @@ class _Finder:
         for index, (operand, weight) in self.loss.operators.items():
             node = self.graph.nodes[index]
             leaf = min(self.loss.made_of[weight])
-            source, target = map(self.regions.region, (operand, node.outputs[0]))
+            source, target = map(self.regions.find_region, (operand, node.outputs[0]))
             if source is not None and target is not None:
                 operator = self._make_operator(node, operand, weight, leaf)
                 yield OperatorUse(operator, source, target, self.weights[leaf])
 
     def _make_operator(self, node: Node, operand: int, weight: int, leaf: int) -> Operator:
         read, written = (
-            Array(self.loss.nbytes(value) * node.repeat, self.regions.local(value))
+            Array(self.loss.count_bytes(value) * node.repeat, self.regions.to_local(value))
             for value in (operand, node.outputs[0])
         )
         dims = tuple(
@@ -133,7 +134,7 @@ class _Finder:
             if _can_shard(dim, read, written)
             and (located := self._locate_on_leaf(dim, weight, leaf)) is not None
         )
-        groups = self.regions.groups.get_groups(operand)
+        groups = self.regions.groups.get(operand)
         samples = [
             place
             for place, dim in enumerate(dims)
@@ -144,7 +145,7 @@ class _Finder:
             operand=read,
             result=written,
             dims=dims,
-            weight_bytes=self.loss.nbytes(leaf),
+            weight_bytes=self.loss.count_bytes(leaf),
             flops=count_flops(node, self.graph, weight) * node.repeat,
             samples=samples[0] if samples else None,
             operand_gradient=operand in self.loss.made_of,
@@ -158,8 +159,8 @@ class _Finder:
         if dim.weight is None:
             return dim
         groups = self.regions.groups
-        group = groups.get_groups(weight)[dim.weight]
-        leaf_groups = groups.get_groups(leaf)
+        group = groups.get(weight)[dim.weight]
+        leaf_groups = groups.get(leaf)
         if group is None or group not in leaf_groups or groups.is_whole(group):
             return None
         return replace(dim, weight=leaf_groups.index(group))
@@ -169,16 +170,16 @@ class _Finder:
         for leaf, path in self.loss.params.items():
             if leaf in self.weights:
                 continue
-            region = self.regions.region(leaf)
-            groups = self.regions.local(leaf)
+            region = self.regions.find_region(leaf)
+            groups = self.regions.to_local(leaf)
             if region is None:
-                readers = (self.regions.region(out) for out in self._list_reader_outputs(leaf))
+                readers = (self.regions.find_region(out) for out in self._list_reader_outputs(leaf))
                 region = next((reader for reader in readers if reader is not None), None)
             if region is None:
                 continue
-            nbytes = self.loss.nbytes(leaf)
+            nbytes = self.loss.count_bytes(leaf)
             self.items[region].parameters[_sort_groups(groups)] += nbytes
-            yield RegionParameter(path, self.loss.shape(leaf), nbytes, region, groups)
+            yield RegionParameter(path, self.loss.get_shape(leaf), nbytes, region, groups)
 
     def _list_reader_outputs(self, leaf: int) -> Iterator[int]:
         for node in self.graph.nodes:
@@ -189,19 +190,19 @@ class _Finder:
         """Add products of two activations, and the partial sums of these and their gradients."""
         for index in sorted(self.loss.forward - set(self.loss.operators)):
             node = self.graph.nodes[index]
-            region = self.regions.region(node.outputs[0])
+            region = self.regions.find_region(node.outputs[0])
             if node.primitive != "dot_general" or region is None:
                 continue
             items = self.items[region]
             values = (*node.inputs[:2], node.outputs[0])
-            groups_by_value = [set(_sort_groups(self.regions.local(value))) for value in values]
+            groups_by_value = [set(_sort_groups(self.regions.to_local(value))) for value in values]
             all_groups = set(chain.from_iterable(groups_by_value))
             (summed, _), _ = node.params["dimension_numbers"]
-            depth = math.prod(self.loss.shape(values[0])[dim] for dim in summed)
+            depth = math.prod(self.loss.get_shape(values[0])[dim] for dim in summed)
             flops = 2 * self.graph.values[values[2]].size * depth
             items.flops[_sort_groups(all_groups)] += PASSES * flops * node.repeat
             for value, groups in zip(values, groups_by_value, strict=True):
-                nbytes = self.loss.nbytes(value) * node.repeat
+                nbytes = self.loss.count_bytes(value) * node.repeat
                 items.moved[_sort_groups(groups)] += PASSES * nbytes
                 if all_groups - groups:
                     items.sums[_sort_groups(groups), _sort_groups(all_groups - groups)].append(
@@ -211,31 +212,31 @@ class _Finder:
     def _add_saved(self) -> None:
         """Add the activations that the backward pass reads: each is written and read once."""
         repeats = {out: node.repeat for node in self.graph.nodes for out in node.outputs}
-        for value in self.loss.saved_values():
-            region = self.regions.region(value)
+        for value in self.loss.find_saved_values():
+            region = self.regions.find_region(value)
             if region is not None:
-                groups = _sort_groups(self.regions.local(value))
-                nbytes = self.loss.nbytes(value) * repeats.get(value, 1)
+                groups = _sort_groups(self.regions.to_local(value))
+                nbytes = self.loss.count_bytes(value) * repeats.get(value, 1)
                 self.items[region].saved[groups] += nbytes
                 self.items[region].moved[groups] += 2 * nbytes
 
     def _add_sums(self) -> None:
         """Add reductions of both passes, except those that compute parameters' gradients."""
-        gradients = self.loss.gradients()
+        gradients = self.loss.find_gradients()
         for index, node in enumerate(self.graph.nodes):
             if node.primitive not in REDUCTIONS:
                 continue
             value = node.inputs[0]
             result = node.outputs[0]
-            region = self.regions.region(value)
+            region = self.regions.find_region(value)
             if region is None:
                 continue
             items = self.items[region]
-            local = self.regions.local(value)
+            local = self.regions.to_local(value)
             axes = get_reduced_axes(node)
             if index in self.loss.forward:
                 # A reduction reads its operand, and its gradient writes an array of the same size.
-                items.moved[_sort_groups(local)] += 2 * self.loss.nbytes(value) * node.repeat
+                items.moved[_sort_groups(local)] += 2 * self.loss.count_bytes(value) * node.repeat
             if value not in self.loss.moving or not gradients.isdisjoint(node.outputs):
                 continue
             summed = _sort_groups(
@@ -243,13 +244,13 @@ class _Finder:
             )
             if summed:
                 groups = _sort_groups(group for dim, group in enumerate(local) if dim not in axes)
-                items.sums[groups, summed].append(self.loss.nbytes(result) * node.repeat)
+                items.sums[groups, summed].append(self.loss.count_bytes(result) * node.repeat)
 
     def _is_local_sum(self, value: int, dim: int, result: int) -> bool:
         """Return whether each device sums over its own samples, as in batch norm."""
         if self.sync_batch_norm or self.graph.values[result].size == 1:
             return False
-        return self.regions.groups.get_groups(value)[dim] in self.regions.sample_groups
+        return self.regions.groups.get(value)[dim] in self.regions.sample_groups
 
     def _list_outputs(self) -> Iterator[LayerOutput]:
         """Yield the last value that each layer with parameters computes."""
@@ -257,13 +258,13 @@ class _Finder:
         for index in sorted(self.loss.forward):
             node = self.graph.nodes[index]
             out = node.outputs[0]
-            if out in self.loss.moving and self.loss.shape(out):
+            if out in self.loss.moving and self.loss.get_shape(out):
                 last[find_layer(node.scope)] = out
         layers = dict.fromkeys(path.rpartition("/")[0] for path in self.loss.params.values())
         for layer in layers:
-            region = self.regions.region(last[layer]) if layer and layer in last else None
+            region = self.regions.find_region(last[layer]) if layer and layer in last else None
             if region is not None:
-                yield LayerOutput(layer, region, self.regions.local(last[layer]))
+                yield LayerOutput(layer, region, self.regions.to_local(last[layer]))
 
 
 def _can_shard(dim: OperatorDim, operand: Array, result: Array) -> bool:

@@ -31,13 +31,13 @@ class Mesh:
         """Number of devices."""
         return self.data * self.model
 
-    def size_of(self, axes: Sequence[int]) -> int:
+    def count_along(self, axes: Sequence[int]) -> int:
         """Return the number of devices along some axes together."""
         return prod(self.sizes[axis] for axis in axes)
 
     def num_pieces(self, layout: Layout) -> int:
         """Return the number of pieces of an array in a layout."""
-        return self.size_of([axis for axis, dim in enumerate(layout) if dim is not None])
+        return self.count_along([axis for axis, dim in enumerate(layout) if dim is not None])
 
     def __str__(self) -> str:
         return f"{self.data} x {self.model}"
@@ -135,7 +135,7 @@ def _list_steps(
     scattered = tuple(axis for axis in partial if target[axis] is not None)
     if scattered:
         yield Collective("reduce_scatter", nbytes, scattered)
-        nbytes /= mesh.size_of(scattered)
+        nbytes /= mesh.count_along(scattered)
     summed = tuple(axis for axis in partial if target[axis] is None)
     if summed:
         yield Collective("all_reduce", nbytes, summed)
@@ -148,5 +148,5 @@ def _list_steps(
         if dim is not None and target[axis] is None:
             by_dim.setdefault(dim, []).append(axis)
     for gathered in by_dim.values():
-        nbytes *= mesh.size_of(gathered)
+        nbytes *= mesh.count_along(gathered)
         yield Collective("all_gather", nbytes, tuple(gathered))

@@ -164,10 +164,10 @@ def _list_parameter_axes(blocks: StepBlocks, decided: PlanLayouts) -> Iterator[t
 def find_largest_region(blocks: StepBlocks) -> int:
     """Return the number of the region with the most bytes of activations."""
 
-    def saved_bytes(number: int) -> int:
+    def count_saved_bytes(number: int) -> int:
         return sum(extent.nbytes for extent in blocks.regions[number].saved)
 
-    return max(range(len(blocks.regions)), key=saved_bytes)
+    return max(range(len(blocks.regions)), key=count_saved_bytes)
 
 
 def find_sample_axes(region: Region, layout: Layout) -> tuple[str, ...]:
@@ -326,7 +326,7 @@ def _find_rule_problems(
             yield f"{problem} must have {len(shape)} entries, as {path} is {shape}"
             return
         for dim, names in enumerate(rule.axes):
-            count = mesh.size_of([AXES.index(name) for name in names])
+            count = mesh.count_along([AXES.index(name) for name in names])
             if shape[dim] % count:
                 fitting = max(n for n in range(1, count) if shape[dim] % n == 0)
                 yield (

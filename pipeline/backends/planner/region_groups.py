@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from pipeline.backends.graph.graph import Graph, Node
 from pipeline.backends.planner.blocks import OperatorDim
@@ -35,8 +35,8 @@ class RegionGroups:
             {} for _ in range(max(self._region_of.values(), default=-1) + 1)
         ]
         """Groups that can be sharded, with their most pieces, by region."""
-        for value in loss.forward_values():
-            for size, group in zip(loss.shape(value), self.groups.get_groups(value), strict=True):
+        for value in loss.list_forward_values():
+            for size, group in zip(loss.get_shape(value), self.groups.get(value), strict=True):
                 if group is not None and not self.groups.is_whole(group):
                     sizes = self.sizes[self._region_of[group]]
                     sizes[group] = math.gcd(sizes.get(group, 0), size)
@@ -45,21 +45,21 @@ class RegionGroups:
         ]
         self.sample_groups = self._find_sample_groups()
 
-    def region(self, value: int) -> int | None:
+    def find_region(self, value: int) -> int | None:
         """Return the region of a value; None for scalars and values of the backward pass alone."""
-        regions = (self._region_of.get(g) for g in self.groups.get_groups(value) if g is not None)
+        regions = (self._region_of.get(g) for g in self.groups.get(value) if g is not None)
         return next((region for region in regions if region is not None), None)
 
-    def local(self, value: int) -> tuple[int | None, ...]:
+    def to_local(self, value: int) -> tuple[int | None, ...]:
         """Return each dimension's group, numbered in its region; None if it is never sharded."""
-        region = self.region(value)
+        region = self.find_region(value)
         if region is None:
-            return (None,) * len(self._loss.shape(value))
+            return (None,) * len(self._loss.get_shape(value))
         numbers = self._local[region]
-        groups = self.groups.get_groups(value)
+        groups = self.groups.get(value)
         return tuple(None if group is None else numbers.get(group) for group in groups)
 
-    def samples(self, region: int) -> int | None:
+    def find_sample_group(self, region: int) -> int | None:
         """Return the group of the batch dimension in a region; None if there is none."""
         local = self._local[region]
         return next((local[group] for group in local if group in self.sample_groups), None)
@@ -85,13 +85,13 @@ class RegionGroups:
             return group
 
         for value in range(len(self._loss.graph.values)):
-            first, *further = _drop_none(self.groups.get_groups(value)) or [-1]
+            first, *further = _drop_none(self.groups.get(value)) or [-1]
             for group in further:
                 low, high = sorted((find_root(first), find_root(group)))
                 joined[high] = low
         numbers: dict[int, int] = {}
-        for value in self._loss.forward_values():
-            for group in _drop_none(self.groups.get_groups(value)):
+        for value in self._loss.list_forward_values():
+            for group in _drop_none(self.groups.get(value)):
                 numbers.setdefault(find_root(group), len(numbers))
         roots = {group: find_root(group) for group in [*joined]}
         return {group: numbers[root] for group, root in roots.items() if root in numbers}
@@ -99,12 +99,12 @@ class RegionGroups:
     def _find_sample_groups(self) -> set[int]:
         """Return the groups of batch dimensions, from the batch's arrays through operators."""
         loss = self._loss
-        firsts = (self.groups.get_groups(value)[:1] for value in loss.batch)
+        firsts = (self.groups.get(value)[:1] for value in loss.batch)
         samples = {group for first in firsts for group in _drop_none(first)}
         for index, (operand, weight) in loss.operators.items():
             node = loss.graph.nodes[index]
-            before = self.groups.get_groups(operand)
-            after = self.groups.get_groups(node.outputs[0])
+            before = self.groups.get(operand)
+            after = self.groups.get(node.outputs[0])
             for dim in list_dims(node, loss.graph, operand, weight):
                 if dim.role == "batch" and dim.operand is not None and dim.result is not None:
                     reached = after[dim.result]
@@ -147,32 +147,27 @@ def list_dims(node: Node, graph: Graph, operand: int, weight: int) -> tuple[Oper
         before = numbers.lhs_spec[0]
         dims = [OperatorDim(shape[before], "batch", before, None, numbers.out_spec[0])]
     else:
-        dims = _list_dot_dims(
-            node, graph, shape, node.inputs[0] == weight, graph.values[weight].shape
-        )
+        dims = _list_dot_dims(node, graph, weight_first=node.inputs[0] == weight)
     return tuple(dim for dim in dims if dim.size > 1)
 
 
-def _list_dot_dims(
-    node: Node, graph: Graph, shape: Sequence[int], weight_first: bool, weight: Sequence[int]
-) -> list[OperatorDim]:
+def _list_dot_dims(node: Node, graph: Graph, *, weight_first: bool) -> list[OperatorDim]:
     sums, batches = node.params["dimension_numbers"]
-    operand_side, weight_side = (1, 0) if weight_first else (0, 1)
+    operand, weight = (1, 0) if weight_first else (0, 1)
     left, right = (graph.values[value].shape for value in node.inputs[:2])
+    shape = (left, right)[operand]
     free = list_free_dims(left, right, node)
     common = len(batches[0])
     dims = [
         OperatorDim(shape[a], "both", a, b, position)
-        for position, (a, b) in enumerate(
-            zip(batches[operand_side], batches[weight_side], strict=True)
-        )
+        for position, (a, b) in enumerate(zip(batches[operand], batches[weight], strict=True))
     ]
     first = common + (len(free[0]) if weight_first else 0)
-    for position, dim in enumerate(free[operand_side], first):
+    for position, dim in enumerate(free[operand], first):
         dims.append(OperatorDim(shape[dim], "batch", dim, None, position))
-    for a, b in zip(sums[operand_side], sums[weight_side], strict=True):
+    for a, b in zip(sums[operand], sums[weight], strict=True):
         dims.append(OperatorDim(shape[a], "contracted", a, b, None))
     first = common + (0 if weight_first else len(free[0]))
-    for position, dim in enumerate(free[weight_side], first):
-        dims.append(OperatorDim(weight[dim], "output", None, dim, position))
+    for position, dim in enumerate(free[weight], first):
+        dims.append(OperatorDim((left, right)[weight][dim], "output", None, dim, position))
     return dims

@@ -96,7 +96,7 @@ def search_blocks(
         if plan is not None:
             plans.append(plan)
         elif not plans:
-            choice = Eliminator(slope=math.inf).best(decisions.factors(), decisions.sizes)
+            choice = Eliminator(slope=math.inf).find_best(decisions.list_factors(), decisions.sizes)
             leanest = min(leanest, math.inf if choice is None else choice.memory)
     one_device = find_data_parallel_plan(blocks, 1, rates, ratio)
     assert one_device is not None
@@ -139,11 +139,11 @@ def find_best_plan(
     """Return the fastest plan that fits, on the mesh of some decisions; None if none fits."""
     if not all(decisions.states):
         return None
-    choice = find_fastest(decisions.factors(), decisions.sizes, memory_bytes, points)
+    choice = find_fastest(decisions.list_factors(), decisions.sizes, memory_bytes, points)
     if choice is None:
         return None
     prices = decisions.prices
-    kinds = prices.bytes_by_kind(decisions.list_prices(choice.states))
+    kinds = prices.sum_bytes_by_kind(decisions.list_prices(choice.states))
     layouts = decisions.to_plan_layouts(choice.states)
     return make_plan(decisions.blocks, prices.mesh, layouts, choice.time, choice.memory, kinds)
 

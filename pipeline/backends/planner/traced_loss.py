@@ -64,22 +64,22 @@ class TracedLoss:
         self.forward = self._find_forward_nodes()
         self.operators = dict(self._find_operators())
 
-    def forward_values(self) -> Iterator[int]:
+    def list_forward_values(self) -> Iterator[int]:
         """Yield values of the forward pass that depend on the batch, in their order."""
         yield from self.batch
         for index in sorted(self.forward):
             yield from (out for out in self.graph.nodes[index].outputs if out in self.moving)
 
-    def shape(self, value: int) -> tuple[int, ...]:
+    def get_shape(self, value: int) -> tuple[int, ...]:
         """Return the shape of a value."""
         return self.graph.values[value].shape
 
-    def nbytes(self, value: int) -> int:
+    def count_bytes(self, value: int) -> int:
         """Return the bytes of a value in memory. A mask takes a bit per element."""
         stored = self.graph.values[value]
         return math.ceil(stored.size * stored_bytes(stored.dtype))
 
-    def saved_values(self) -> list[int]:
+    def find_saved_values(self) -> list[int]:
         """Return the values of the forward pass that the backward pass or an operator reads."""
         nodes = self.graph.nodes
         maker = {out: node for node in nodes for out in node.outputs}
@@ -95,7 +95,7 @@ class TracedLoss:
                     saved.add(value)
         return sorted(saved)
 
-    def gradients(self) -> set[int]:
+    def find_gradients(self) -> set[int]:
         """Return the parameters' gradients, and the values that they are rearranged from."""
         gradients = set(self.graph.outputs[1:])
         for node in reversed(self.graph.nodes):
@@ -156,7 +156,7 @@ class TracedLoss:
     def _is_row_lookup(self, node: Node) -> bool:
         """Return whether a gather looks up whole rows of a parameter, each by one index."""
         numbers = node.params["dimension_numbers"]
-        rank = len(self.shape(node.outputs[0]))
+        rank = len(self.get_shape(node.outputs[0]))
         rows = tuple(numbers.start_index_map) == (0,) and tuple(numbers.offset_dims) == (rank - 1,)
         return rows and self._is_weight(node.inputs[0]) and node.inputs[1] in self.moving
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from pipeline.backends.ascend.estimate import AscendEstimate
-from pipeline.backends.ascend.report.priced_step import layer_named
+from pipeline.backends.ascend.report.priced_step import name_layer
 from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.base import Estimate
 from pipeline.config.recipe import Recipe
@@ -50,7 +50,7 @@ def _operators(report: Report) -> tuple[OperatorTime, ...]:
     spent: dict[tuple[str, str, str, str], float] = defaultdict(float)
     calls: dict[tuple[str, str, str, str], int] = defaultdict(int)
     for task in report.tasks:
-        layer = layer_named(task)
+        layer = name_layer(task)
         key = task.type, task.engine, "" if layer.startswith("(") else layer, task.phase
         spent[key] += task.us / 1e3
         calls[key] += task.repeat
@@ -73,7 +73,7 @@ def _operators(report: Report) -> tuple[OperatorTime, ...]:
 def _layers(report: Report) -> tuple[LayerTime, ...]:
     spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for task in report.tasks:
-        spent[layer_named(task)][task.phase] += task.us / 1e3
+        spent[name_layer(task)][task.phase] += task.us / 1e3
     rows = []
     for layer, phase_ms in spent.items():
         ms = sum(phase_ms.values())

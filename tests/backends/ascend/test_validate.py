@@ -17,11 +17,11 @@ from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.published.workloads import (
     PUBLISHED,
     SPECIAL,
-    image_step,
     load_left_out,
+    load_published_steps,
     model_spec,
     price_row,
-    published_steps,
+    trace_image_step,
 )
 from pipeline.backends.ascend.validate import (
     Verdict,
@@ -42,8 +42,10 @@ def test_a_step_of_ones_own_is_priced_as_everywhere(
     file = tmp_path / "own.csv"
     file.write_text(f"{HEAD}\n{ALEXNET}\n")
     (verdict,) = price_file(file)
-    pricing = Pricing(image_step("alexnet", 32, 227, 10), chipset("ascend910"), load_calibration())
-    assert verdict.modelled_ms == pricing.step(ExecutionConfig(devices=8)).step_ms
+    pricing = Pricing(
+        trace_image_step("alexnet", 32, 227, 10), chipset("ascend910"), load_calibration()
+    )
+    assert verdict.modelled_ms == pricing.price_step(ExecutionConfig(devices=8)).step_ms
     assert verdict.low_ms < verdict.modelled_ms < verdict.high_ms
 
     assert main([str(file)]) == 0
@@ -79,7 +81,7 @@ def test_the_kernels_of_a_row_by_class_are_all_of_it(capsys: pytest.CaptureFixtu
     assert main(["--row", "MS0081"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.startswith("MS0081 lenet5: published 1.07 ms, modelled ")
-    row = next(row for row in published_steps() if row.id == "MS0081")
+    row = next(row for row in load_published_steps() if row.id == "MS0081")
     tasks = price_row(row, load_calibration()).tasks
     assert {line.split()[0] for line in lines} == {task.cost_class for task in tasks}
     printed_ms = sum(float(line.split()[1]) for line in lines)
@@ -93,16 +95,16 @@ def test_a_row_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_published_row_is_priced_without_its_family() -> None:
-    row = next(row for row in published_steps() if row.id == "MS0081")
+    row = next(row for row in load_published_steps() if row.id == "MS0081")
     (verdict,) = validate([row])
     without = load_left_out()["lenet"]
     assert verdict.modelled_ms == price_row(row, without).step_ms
     assert without.multipliers != load_calibration().multipliers
-    assert set(load_left_out()) == {row.family for row in published_steps()}
+    assert set(load_left_out()) == {row.family for row in load_published_steps()}
 
 
 def test_a_score_by_hand() -> None:
-    row = published_steps()[0]
+    row = load_published_steps()[0]
     verdicts = [
         Verdict(row, row.ms * factor, row.ms * low, row.ms * 2)
         for factor, low in ((1.1, 0.5), (0.8, 0.5), (1.5, 1.2))
@@ -127,7 +129,7 @@ def test_kendall_tau_against_counted_pairs(points):
 
 @pytest.mark.slow
 def test_every_published_row_names_a_network_that_there_is():
-    for row in published_steps():
+    for row in load_published_steps():
         if row.model not in SPECIAL:
             assert model_spec(row.model).name
-    assert len({row.id for row in published_steps()}) == len(published_steps())
+    assert len({row.id for row in load_published_steps()}) == len(load_published_steps())

@@ -52,7 +52,7 @@ def costs_what_it_says(choice: Choice, every: Arrays) -> bool:
 def test_the_best_of_all_assignments_is_found(seed: int) -> None:
     factors, sizes = random_factors(np.random.default_rng(seed))
     every = time, memory = totals(factors, sizes)
-    best = Eliminator().best(factors, sizes)
+    best = Eliminator().find_best(factors, sizes)
     assert best is not None
     assert best.time == time.min()
     assert costs_what_it_says(best, every)
@@ -76,16 +76,16 @@ def test_equal_blocks_are_computed_once() -> None:
     factors = [Factor((v,), one) for v in range(1 + spokes)]
     factors += [Factor((0, v), two) for v in range(1, 1 + spokes)]
     eliminator = Eliminator()
-    assert eliminator.best(factors, [4] * (1 + spokes)) is not None
+    assert eliminator.find_best(factors, [4] * (1 + spokes)) is not None
     assert len(eliminator._cache) < 2 * spokes
     hub = one.time[:, 0] + spokes * (two.time[..., 0] + one.time[:, 0]).min(1)
-    best = eliminator.best(factors, [4] * (1 + spokes))
+    best = eliminator.find_best(factors, [4] * (1 + spokes))
     assert best is not None
     assert best.time == pytest.approx(hub.min())
 
 
 def test_of_equal_times_the_one_with_less_memory_is_taken() -> None:
     table = Table.from_arrays([1.0, 1.0, 2.0], [5.0, 3.0, 0.0])
-    best = Eliminator().best([Factor((0,), table)], [3])
+    best = Eliminator().find_best([Factor((0,), table)], [3])
     assert best is not None
     assert best.states == {0: 1}

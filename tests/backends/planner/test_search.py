@@ -36,7 +36,7 @@ def every_plan(decisions: Decisions) -> tuple[NDArray[np.float64], NDArray[np.fl
     def spread(array: NDArray[np.float64], scope: tuple[int, ...]) -> NDArray[np.float64]:
         return array[..., 0].reshape([s if v in scope else 1 for v, s in enumerate(sizes)])
 
-    sizes, factors = decisions.sizes, decisions.factors()
+    sizes, factors = decisions.sizes, decisions.list_factors()
     time = reduce(np.add, [spread(f.table.time, f.scope) for f in factors])
     memory = reduce(np.add, [spread(f.table.memory, f.scope) for f in factors])
     return np.broadcast_to(time, sizes), np.broadcast_to(memory, sizes)
@@ -67,10 +67,10 @@ def test_the_prices_of_a_plan_s_parts_add_up_to_its_price() -> None:
     for _ in range(20):
         states = {v: int(rng.integers(size)) for v, size in enumerate(decisions.sizes)}
         parts = decisions.list_prices(states)
-        total = sum(map(decisions.prices.us, parts))
+        total = sum(map(decisions.prices.to_us, parts))
         added = sum(
             factor.table.time[(*(states[v] for v in factor.scope), 0)]
-            for factor in decisions.factors()
+            for factor in decisions.list_factors()
         )
         assert total == pytest.approx(added)
 

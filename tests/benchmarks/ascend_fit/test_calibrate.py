@@ -20,7 +20,7 @@ from benchmarks.ascend_fit.calibrate import (
     unit_ms,
 )
 from pipeline.backends.ascend.cost.efficiency import CALIBRATION_FILE, GROUPS, TRACED
-from pipeline.backends.ascend.published.workloads import Quality, published_steps
+from pipeline.backends.ascend.published.workloads import Quality, load_published_steps
 
 PRIOR = np.array([0.0] * len(GROUPS) + [TASK_US_PRIOR[0]])
 SPREADS = [TRACED_LOG_SD if group in TRACED else UNTRACED_LOG_SD for group in GROUPS]
@@ -31,7 +31,7 @@ def test_the_calibration_is_of_the_model_as_it_is() -> None:
     """Else `python -m benchmarks.ascend_fit.calibrate` has to be run again."""
     probes = yaml.safe_load(CALIBRATION_FILE.read_text())["probes"]
     assert set(probes) == set(PROBES)
-    for row in published_steps():
+    for row in load_published_steps():
         if row.id in probes:
             assert unit_ms(split_by_group(row)) == pytest.approx(probes[row.id], rel=1e-3)
 
@@ -43,7 +43,7 @@ def _parts(log_errors: list[float], quality: Quality = "device") -> list[Parts]:
         groups = np.roll([4.0, 1.0, 2.0, 0.5], at)
         modelled = 1.0 + groups.sum() + 0.3 * TASK_US_PRIOR[0]
         row = replace(
-            published_steps()[0],
+            load_published_steps()[0],
             family="one",
             ms=float(modelled * np.exp(-error)),
             quality=quality,

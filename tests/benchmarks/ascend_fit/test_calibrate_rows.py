@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.ascend_fit.calibrate import Parts, fit, left_out_errors, quantile, spread_of
 from pipeline.backends.ascend.cost.efficiency import GROUPS
-from pipeline.backends.ascend.published.workloads import published_steps
+from pipeline.backends.ascend.published.workloads import load_published_steps
 
-ROW = published_steps()[0]
+ROW = load_published_steps()[0]
 
 
 def part(

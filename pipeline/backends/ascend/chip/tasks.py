@@ -76,7 +76,7 @@ class Buffer:
 class CubeWork:
     """A product of matrices, `batch` times (batch, m, k) x (batch, k, n) -> (batch, m, n).
 
-    A convolution is given by its im2col view. `m`, `k`, `n` are not padded. `taps` is the area of
+    A convolution is its im2col view. `m`, `k`, `n` are not padded. `taps` is the area of
     the convolution's kernel. A forward convolution has k = taps * input channels, where the
     channels of each tap are padded separately. A kernel gradient has m = taps * input channels.
     `batch` counts groups and attention heads. `macs` are the useful multiply-adds of the task.

@@ -59,15 +59,15 @@ class Buffers:
         self.index: dict[int, int] = {}
         self.replaced = {self.alias[out]: into for out, into in signature.updates.items()}
         self.within = _find_wholes(graph, dataflow)
-        self._roles = _roles(signature, phases, self.outputs)
+        self._roles = _assign_roles(signature, phases, self.outputs)
         self._names = {**signature.inputs, **signature.state, **signature.parameters}
 
-    def get_buffer(self, value: int) -> int:
+    def get(self, value: int) -> int:
         """Return the buffer of a value."""
         if value in self.index:
             return self.index[value]
         owner = self.within.get(value)
-        within = self.get_buffer(owner) if owner is not None and owner != value else None
+        within = self.get(owner) if owner is not None and owner != value else None
         added = self.add(value, self.dtypes[value], self._choose_layout(value), within)
         self.index[value] = added
         return added
@@ -99,7 +99,7 @@ class Buffers:
         """Change the role, name, size or layout of a buffer."""
         self.all[buffer] = replace(self.all[buffer], **fields)  # type: ignore[arg-type]
 
-    def aliases(self) -> dict[int, int]:
+    def find_aliases(self) -> dict[int, int]:
         """Return output buffer -> the input buffer that it replaces."""
         pairs = (
             (self.index.get(self.alias[out]), self.index.get(into))
@@ -147,7 +147,7 @@ class Buffers:
         return f"{node.scope}/{node.primitive}"
 
 
-def _roles(signature: Signature, phases: Phases, outputs: set[int]) -> dict[int, Role]:
+def _assign_roles(signature: Signature, phases: Phases, outputs: set[int]) -> dict[int, Role]:
     roles: dict[int, Role] = dict.fromkeys(outputs, "output")
     roles |= dict.fromkeys(phases.gradients | phases.shared_gradients, "gradient")
     roles |= dict.fromkeys(signature.inputs, "input")
@@ -271,7 +271,7 @@ class InsertedOps:
         key = (value, layout)
         if key not in self._prepared:
             first = len(self.tasks)
-            ready = self.buffers.get_buffer(value)
+            ready = self.buffers.get(value)
             dtype = self.buffers.dtypes[value]
             is_plain = self.buffers.all[ready].layout == "ND"
             if dtype == "float32" and self.precision is not None:
@@ -317,7 +317,7 @@ class InsertedOps:
         """Return a feature map in the plain layout. All readers share the conversion."""
         key: tuple[int, Layout] = (value, "ND")
         if key not in self._prepared:
-            source = self.buffers.get_buffer(value)
+            source = self.buffers.get(value)
             if self.buffers.all[source].layout == "NC1HWC0":
                 source = self.convert(value, source, "ND", kernel, self.buffers.dtypes[value])
             self._prepared[key] = source
@@ -337,7 +337,7 @@ class InsertedOps:
         This adds a Transpose and a TransData, which all readers share.
         """
         if value not in self._channels_first:
-            source = self.buffers.get_buffer(value)
+            source = self.buffers.get(value)
             images, positions, channels = self._measure_map(value)
             moved = simplify_permutation((images, positions, channels), (0, 2, 1))
             plain = self.permute(value, source, moved, kernel)
@@ -348,7 +348,7 @@ class InsertedOps:
 
     def write_channels_last(self, value: int) -> int:
         """Return the buffer of a map, to be written with its channels last."""
-        buffer = self.buffers.get_buffer(value)
+        buffer = self.buffers.get(value)
         blocked = self.buffers.all[buffer].layout == "NC1HWC0"
         if blocked and value in self.buffers.axes and value not in self._channels_last:
             self.buffers.change(buffer, layout="ND")

@@ -63,8 +63,8 @@ class Kernels:
     def form_kernels(self) -> list[Kernel]:
         """Return all kernels, in an order in which they can run."""
         self._break_long_chains()
-        self._keep_masked_gradients()
-        self._keep_expensive_values()
+        self._store_masked_gradients()
+        self._store_expensive_values()
         kernels = [
             self._form_kernel(position)
             for position, node in enumerate(self.graph.nodes)
@@ -130,7 +130,7 @@ class Kernels:
                     self.stored.add(out)
                 lengths[out] = 0 if out in self.stored else length
 
-    def _keep_masked_gradients(self) -> None:
+    def _store_masked_gradients(self) -> None:
         """Store results of ReluGrad that several kernels read."""
         users = self._find_kernel_keys()
         for position, node in enumerate(self.graph.nodes):
@@ -140,7 +140,7 @@ class Kernels:
                 if self._is_large(out) and len(users.get(out, ())) > 1:
                     self.stored.add(out)
 
-    def _keep_expensive_values(self) -> None:
+    def _store_expensive_values(self) -> None:
         """Store large values that several kernels need: results of ops, and values cheaper to read.
 
         Sources that the kernels read for other values cost nothing.

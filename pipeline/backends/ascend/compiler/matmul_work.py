@@ -200,8 +200,8 @@ def find_operand_permutation(
 def _choose_easiest(*moved: Permutation) -> Permutation:
     """Return the first permutation that is free, else that with the longest moved rows."""
 
-    def effort(permutation: Permutation) -> tuple[bool, bool, int]:
+    def measure_effort(permutation: Permutation) -> tuple[bool, bool, int]:
         row = math.prod(permutation.lengths[-1:]) if permutation.keeps_rows else 1
         return not is_free(permutation), not permutation.keeps_rows, -row
 
-    return min(moved, key=effort)
+    return min(moved, key=measure_effort)

@@ -59,7 +59,7 @@ class _Conversion:
             self.writers.update(dict.fromkeys(task.writes, task))
             return len(self.tasks) - 1
         assert task.cube is not None
-        matrices = self._operand_matrices(task)
+        matrices = self._find_operand_matrices(task)
         reads = tuple(self._to_blocks(index, task, matrices.get(index)) for index in task.reads)
         result = (task.cube.batch, task.cube.m, task.cube.n)
         copies = {
@@ -79,7 +79,7 @@ class _Conversion:
                 self.blocked[index] = copy
         return place
 
-    def _operand_matrices(self, task: Task) -> dict[int, Matrices]:
+    def _find_operand_matrices(self, task: Task) -> dict[int, Matrices]:
         """Return a product's operands as matrices, without other inputs of a fused kernel."""
         work = task.cube
         assert work is not None

@@ -125,7 +125,7 @@ class _Lowering:
         """Return all tasks."""
         signature = self.signature
         parameters, state, inputs = (
-            tuple(map(self.buffers.get_buffer, values))
+            tuple(map(self.buffers.get, values))
             for values in (signature.parameters, signature.state, signature.inputs)
         )
         if inputs:
@@ -136,7 +136,7 @@ class _Lowering:
                 self.inserted.flush()
             self._lower_kernel(kernel)
         self.inserted.flush()
-        outputs = tuple(map(self.buffers.get_buffer, sorted(self.buffers.outputs)))
+        outputs = tuple(map(self.buffers.get, sorted(self.buffers.outputs)))
         return TaskGraph(
             buffers=tuple(self.buffers.all),
             tasks=tuple(self.inserted.tasks),
@@ -147,7 +147,7 @@ class _Lowering:
             gradients=self._list_gradients(),
             primitives=self._count_outcomes(kernels),
             unsupported=dict(unsupported),
-            aliases=self.buffers.aliases(),
+            aliases=self.buffers.find_aliases(),
         )
 
     def _count_outcomes(self, kernels: list[Kernel]) -> dict[str, int]:
@@ -180,7 +180,7 @@ class _Lowering:
         for parameter, value in values.items():
             if value not in self.buffers.index:
                 continue
-            buffer = self.buffers.get_buffer(value)
+            buffer = self.buffers.get(value)
             buffer = self.inserted.laid_out.get(buffer, buffer)
             writer = writers.get(find_owner(buffer))
             if writer is not None:
@@ -238,16 +238,16 @@ class _Lowering:
             reads = tuple(
                 self.inserted.put_channels_last(index, kernel)
                 if self._is_map(index)
-                else self.buffers.get_buffer(index)
+                else self.buffers.get(index)
                 for index in kernel.sources
             )
             return reads, tuple(map(self.inserted.write_channels_last, kernel.roots))
-        writes = tuple(map(self.buffers.get_buffer, kernel.roots))
+        writes = tuple(map(self.buffers.get, kernel.roots))
         blocked = any(self.buffers.all[index].layout == "NC1HWC0" for index in writes)
         reads = tuple(
             self.inserted.put_channels_first(index, kernel)
             if blocked and self._is_channels_last(index, kernel)
-            else self.buffers.get_buffer(index)
+            else self.buffers.get(index)
             for index in kernel.sources
         )
         return reads, writes
@@ -259,9 +259,7 @@ class _Lowering:
         if axis is None or len(value.shape) != 4:
             return False
         positions = value.size // (value.shape[0] * value.shape[axis])
-        return (
-            positions > 1 and self.buffers.all[self.buffers.get_buffer(index)].layout == "NC1HWC0"
-        )
+        return positions > 1 and self.buffers.all[self.buffers.get(index)].layout == "NC1HWC0"
 
     def _is_channels_last(self, index: int, kernel: Kernel) -> bool:
         """Return whether a map was computed with channels last, by a product or layer norm."""
@@ -327,7 +325,7 @@ class _Lowering:
             layouts = ("FRACTAL_NZ", "FRACTAL_NZ")
         values = [self.alias[index] for index in node.inputs]
         if work.dtype == "float32":
-            reads = list(map(self.buffers.get_buffer, values))
+            reads = list(map(self.buffers.get, values))
         else:
             reads = [
                 self.inserted.prepare(value, layout, kernel)
@@ -346,7 +344,7 @@ class _Lowering:
                 for index, buffer in zip(node.inputs, reads, strict=True)
             ]
             reads = [self._reorder_operand(kernel, node, side, reads[side]) for side in range(2)]
-        writes = (self.buffers.get_buffer(node.outputs[0]),)
+        writes = (self.buffers.get(node.outputs[0]),)
         if writes_gradient:
             self.inserted.add_memset(kernel, writes)
         self.inserted.add(
@@ -371,21 +369,17 @@ class _Lowering:
         sizes = [values[index].size for index in (*node.inputs, *node.outputs)]
         largest = max(node.outputs, key=lambda index: values[index].size)
         pooled = min((size for size in sizes if size > 1), default=1)
-        sources = (
-            self.buffers.get_buffer(index) for index in kernel.sources if values[index].size > 1
-        )
+        sources = (self.buffers.get(index) for index in kernel.sources if values[index].size > 1)
         reads = tuple(dict.fromkeys(sources))
         cost_class: CostClass = "avg_pool"
         name = "AvgPoolGrad" if backward else "AvgPool"
         if "max" in node.primitive or node.primitive.startswith("select_and"):
             name = "MaxPoolGradWithArgmax" if backward else "MaxPoolWithArgmax"
             cost_class = "max_pool_grad" if backward else "max_pool"
-            writes = (
-                (self.buffers.get_buffer(largest),) if backward else self._add_maxima_and_mask(node)
-            )
+            writes = (self.buffers.get(largest),) if backward else self._add_maxima_and_mask(node)
             self.inserted.add_memset(kernel, writes)
         else:
-            writes = (self.buffers.get_buffer(node.outputs[0]),)
+            writes = (self.buffers.get(node.outputs[0]),)
         work = VectorWork(pooled, self.dtypes[largest], float(count_window_positions(node)))
         fused = (node.primitive,)
         self.inserted.add(kernel, name, cost_class, reads, writes, vector=work, fused=fused)
@@ -394,12 +388,12 @@ class _Lowering:
         """Add the buffers of maxima and, if the node has it, a mask: a bit per window position."""
         pooled = node.outputs[0]
         if all(self.graph.values[out].size <= 1 for out in node.outputs[1:]):
-            return (self.buffers.get_buffer(pooled),)
+            return (self.buffers.get(pooled),)
         mask = self.buffers.add(pooled, "bool", "NC1HWC0")
         nbytes = count_window_positions(node) * self.buffers.all[mask].nbytes
         self.buffers.change(mask, nbytes=nbytes, role="activation", name="argmax")
         self.buffers.index.update(dict.fromkeys(node.outputs[1:], mask))
-        return (self.buffers.get_buffer(pooled), mask)
+        return (self.buffers.get(pooled), mask)
 
     def _add_move(self, kernel: Kernel, node: Node, kind: str) -> None:
         """Add moves, gathers, scatters, sorts, collectives, and primitives without a rule."""
@@ -407,8 +401,8 @@ class _Lowering:
         if is_slice and kernel.roots[0] in self.buffers.axes:
             self._add_plain_slices(kernel, node)
             return
-        reads = tuple(map(self.buffers.get_buffer, kernel.sources))
-        writes = tuple(map(self.buffers.get_buffer, kernel.roots))
+        reads = tuple(map(self.buffers.get, kernel.sources))
+        writes = tuple(map(self.buffers.get, kernel.roots))
         default: CostClass = "copy"
         permutation = None
         if node.primitive == "transpose":
@@ -449,5 +443,5 @@ class _Lowering:
             part = self.buffers.add_copy(root, self.dtypes[root], "ND")
             work = VectorWork(self.graph.values[root].size, self.dtypes[root])
             self.inserted.add(kernel, "Slice", "copy", (source,), (part,), vector=work, fused=fused)
-            blocked = (self.buffers.get_buffer(root),)
+            blocked = (self.buffers.get(root),)
             self.inserted.add(kernel, "TransData", "trans_data", (part,), blocked, vector=work)

@@ -120,12 +120,12 @@ def collective_us(kind: Collective, nbytes: float, group: Group, hw: Hardware) -
     if group.size == 1:
         return 0.0
     if kind == "all_to_all":
-        return _all_to_all_us(nbytes, group, hw)
+        return _compute_all_to_all_us(nbytes, group, hw)
     if kind == "send":
         if group.servers > 1:
             return hw.roce_hop_us + nbytes / (hw.roce_gb_per_s * 1e3)
         return hw.hccs_pair_hop_us + nbytes / (hw.hccs_pair_gb_per_s * 1e3)
-    reduce_us = sum(_all_reduce(nbytes, group, hw))
+    reduce_us = sum(_compute_all_reduce(nbytes, group, hw))
     return reduce_us if kind == "all_reduce" else reduce_us / 2
 
 
@@ -147,7 +147,7 @@ def all_reduce(nbytes: int, devices: int, hw: Hardware) -> tuple[float, float]:
     """
     group = form_cluster(devices, hw)
     _check_collective(nbytes, group, hw)
-    return _all_reduce(nbytes, group, hw)
+    return _compute_all_reduce(nbytes, group, hw)
 
 
 def check_devices(devices: int, hw: Hardware) -> None:
@@ -174,42 +174,42 @@ def _check_collective(nbytes: float, group: Group, hw: Hardware) -> None:
         raise OptionError(f"group.per_server = {group.per_server}: must be at most {per_server}")
 
 
-def _all_reduce(nbytes: float, group: Group, hw: Hardware) -> tuple[float, float]:
+def _compute_all_reduce(nbytes: float, group: Group, hw: Hardware) -> tuple[float, float]:
     if group.servers == 1:
-        return _one_server_us(nbytes, group.size, hw), 0.0
+        return _compute_server_us(nbytes, group.size, hw), 0.0
     in_server_us = 0.0
     if group.per_server == 2:
-        in_server_us = _pair_us(nbytes, hw)
+        in_server_us = _compute_pair_us(nbytes, hw)
     elif group.per_server > 2:
-        in_server_us = _ring_us(nbytes, group.per_server, hw)
+        in_server_us = _compute_ring_us(nbytes, group.per_server, hw)
     hops = 2 * (group.servers - 1).bit_length()
     carried = 2 * (group.servers - 1) / group.servers * (nbytes / group.per_server)
     between_us = hops * hw.roce_hop_us + carried / (hw.roce_gb_per_s * 1e3)
     if group.size <= hw.devices_per_server_count:
         # By the fitted figures a few hops between servers may seem faster than a ring in a server.
         # The time of the same devices in one server is the lower bound.
-        least_us = _one_server_us(nbytes, group.size, hw)
+        least_us = _compute_server_us(nbytes, group.size, hw)
         between_us = max(between_us, least_us - in_server_us)
     return in_server_us, between_us
 
 
-def _one_server_us(nbytes: float, devices: int, hw: Hardware) -> float:
+def _compute_server_us(nbytes: float, devices: int, hw: Hardware) -> float:
     if devices <= 2:
-        return _pair_us(nbytes, hw) if devices == 2 else 0.0
+        return _compute_pair_us(nbytes, hw) if devices == 2 else 0.0
     doubling_us = hw.hccs_hop_us + nbytes / (hw.hccs_pair_gb_per_s * 1e3)
-    return min(_ring_us(nbytes, devices, hw), (devices - 1).bit_length() * doubling_us)
+    return min(_compute_ring_us(nbytes, devices, hw), (devices - 1).bit_length() * doubling_us)
 
 
-def _pair_us(nbytes: float, hw: Hardware) -> float:
+def _compute_pair_us(nbytes: float, hw: Hardware) -> float:
     return 2 * hw.hccs_pair_hop_us + nbytes / (hw.hccs_pair_gb_per_s * 1e3)
 
 
-def _ring_us(nbytes: float, devices: int, hw: Hardware) -> float:
+def _compute_ring_us(nbytes: float, devices: int, hw: Hardware) -> float:
     steps = 2 * (devices - 1)
     return steps * hw.hccs_hop_us + nbytes * steps / devices / (hw.hccs_bus_gb_per_s * 1e3)
 
 
-def _all_to_all_us(nbytes: float, group: Group, hw: Hardware) -> float:
+def _compute_all_to_all_us(nbytes: float, group: Group, hw: Hardware) -> float:
     near = group.per_server - 1
     far = group.size - group.per_server
     hop_us = hw.hccs_pair_hop_us if group.size == 2 else hw.hccs_hop_us

@@ -76,7 +76,7 @@ def _price_task(
         return TaskTime(hw.ai_cpu_task_us, 0.0, "ai_cpu", entry.provenance)
     # The rate applies to a cube product's compute alone, else to all of the work.
     if task.cube and task.cost_class in CUBE_CLASSES and not runs_on_vector(task):
-        work = _cube_work(index, task, task.cube, traffic, context, entry.rate)
+        work = _price_cube(index, task, task.cube, traffic, context, entry.rate)
     elif task.cube and runs_on_vector(task):
         work = price_vector_product(task.cube, hw)
     else:
@@ -120,7 +120,7 @@ def runs_on_vector(task: Task) -> bool:
     return task.cube.dtype in ("float32", "float64", "int32", "int64")
 
 
-def _cube_work(
+def _price_cube(
     index: int, task: Task, work: CubeWork, traffic: Traffic, context: CostContext, rate: float
 ) -> Work:
     """Return the work of AutoTune's tiling, else of the vendor's fastest default tiling.
@@ -134,24 +134,26 @@ def _cube_work(
         rate *= context.constants.few_channels if has_few_channels else 1.0
     if index in context.tiles:
         choice = to_choice(context.tiles[index], product, context.hw)
-        return _chosen_work(choice, traffic, context, rate)
-    best = _chosen_work(list_default_tilings(product, context.hw), traffic, context, rate)
+        return _price_choice(choice, traffic, context, rate)
+    best = _price_choice(list_default_tilings(product, context.hw), traffic, context, rate)
     for count, choice in split_images(product, context.hw):
         share = Traffic(traffic.l2_bytes / count, traffic.hbm_bytes / count, traffic.write_bytes)
-        part = _chosen_work(choice, share, context, rate)
+        part = _price_choice(choice, share, context, rate)
         if part.us * count < best.us:
             best = Work(part.us * count, part.bound, part.cores)
     return best
 
 
-def _chosen_work(choice: TileChoice, traffic: Traffic, context: CostContext, rate: float) -> Work:
+def _price_choice(choice: TileChoice, traffic: Traffic, context: CostContext, rate: float) -> Work:
     """Return the work of the fastest tiling, whose traffic device memory may slow down."""
     hw = context.hw
     constants = context.constants
     clock = hw.ai_core_clock_mhz
     read_us = traffic.hbm_bytes / (hw.hbm_bytes_per_us * constants.hbm_read)
     write_us = traffic.write_bytes / (hw.hbm_bytes_per_us * constants.hbm_write)
-    at, cycles = choice.fastest(constants.cube_overlap, rate, read_us * clock, write_us * clock)
+    at, cycles = choice.find_fastest(
+        constants.cube_overlap, rate, read_us * clock, write_us * clock
+    )
     cube, load, l2, out = (float(stage[at]) / clock for stage in choice.stages)
     stages: tuple[tuple[float, TaskBound], ...] = (
         (max(cube, load) / rate, "cube"),

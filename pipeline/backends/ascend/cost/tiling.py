@@ -100,7 +100,7 @@ class TileChoice:
     rows: NDArray[np.float64]
     stages: tuple[NDArray[np.float64], ...]
 
-    def fastest(
+    def find_fastest(
         self, overlap: float, rate: float, read_cycles: float, write_cycles: float
     ) -> tuple[int, float]:
         """Return the row of the fastest tiling and its cycles, as in `sum_cycles`."""

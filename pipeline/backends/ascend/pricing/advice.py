@@ -34,7 +34,7 @@ def advise(
     `retrace(batch_size)` traces the step with another batch size; None: no other size is tried.
     Changes that the device doesn't support or have the memory for are skipped.
     """
-    before = _compute_samples_per_s(pricing, config, pricing.timeline(config).step_us)
+    before = _compute_samples_per_s(pricing, config, pricing.make_timeline(config).step_us)
     best: dict[str, Recommendation] = {}
     for kind, what, override, changed, options in _list_candidates(pricing, config, retrace):
         step_us = _price_change(kind, changed, options)
@@ -51,9 +51,9 @@ def _price_change(kind: str, pricing: Pricing, config: ExecutionConfig) -> float
     """Return the microseconds of a changed step; None if the device can't run it."""
     try:
         grows = kind in ("batch", "precision")
-        if grows and pricing.memory(config).verdict == "out of memory":
+        if grows and pricing.plan_memory(config).verdict == "out of memory":
             return None
-        return pricing.timeline(config).step_us
+        return pricing.make_timeline(config).step_us
     except OptionError:
         return None
 
@@ -124,11 +124,11 @@ def list_split_points(sizes: list[int]) -> tuple[tuple[int, ...], ...]:
     running = list(accumulate(sizes))
     variants = []
 
-    def nearest(nbytes: float) -> int:
+    def find_nearest(nbytes: float) -> int:
         return min(range(len(running)), key=lambda index: abs(running[index] - nbytes))
 
     for variant in shares:
-        ends = {nearest(share * running[-1]) for share in variant} if running else set()
+        ends = {find_nearest(share * running[-1]) for share in variant} if running else set()
         points = tuple(sorted(end for end in ends if end < len(sizes) - 1))
         if points and points not in variants:
             variants.append(points)

@@ -43,7 +43,7 @@ from pipeline.backends.ascend.tune.autotune import (
     BUILT_IN,
     TuneResult,
     TuneSettings,
-    custom_bank,
+    find_custom_bank,
     tune,
 )
 
@@ -96,7 +96,7 @@ def price(
         if not callable(function) and (name == "step" or function is not None):
             raise OptionError(f"{name} = {function!r}: must be a function")
     chip = hardware if isinstance(hardware, PricedChip) else chipset(str(hardware))
-    return Pricing(trace_step(step, state, batch, parameters), chip).report(config)
+    return Pricing(trace_step(step, state, batch, parameters), chip).price_modes(config)
 
 
 def _check_options(options: PriceOptions) -> ExecutionConfig:
@@ -119,7 +119,7 @@ def _check_options(options: PriceOptions) -> ExecutionConfig:
         fusion=_parse_fusion(options.get("all_reduce_fusion")),
         host_workers=None if workers is None else check_count("host_workers", workers),
         auto_tune=_parse_tune_mode(options.get("auto_tune")),
-        tune_bank=custom_bank(options.get("tune_bank")),
+        tune_bank=find_custom_bank(options.get("tune_bank")),
         **switches,  # type: ignore[arg-type]
     )
 
@@ -167,27 +167,27 @@ class Pricing:
         self.traced = traced
         self.chip = chip
         self.calibration = calibration or load_calibration()
-        self._shared = traced.results((chip.hardware, chip.dtypes), self.calibration)
+        self._shared = traced.get_results((chip.hardware, chip.dtypes), self.calibration)
         self._tuned_tasks: dict[Any, tuple[TaskGraph, tuple[TaskTime, ...]]] = {}
         self._tuned: dict[Any, TuneResult] = {}
 
-    def report(self, config: ExecutionConfig) -> Report:
+    def price_modes(self, config: ExecutionConfig) -> Report:
         """Price a step under all launch modes, with its memory. Raises OptionError, RunError."""
-        step = self.step(config)
+        step = self.price_step(config)
         modes = {}
         for mode in MODES:
             # A mode that the device can't run the step in is left out.
             with suppress(OptionError):
                 changed = replace(config, mode=mode, software=None)
-                modes[mode] = step if mode == config.mode else self.step(changed)
+                modes[mode] = step if mode == config.mode else self.price_step(changed)
         return Report(
             **{field.name: getattr(step, field.name) for field in fields(PricedStep)},
-            memory=self.memory(config),
-            tuning=self.tuning(config),
+            memory=self.plan_memory(config),
+            tuning=self.get_tuning(config),
             modes=modes,
         )
 
-    def step(self, config: ExecutionConfig) -> PricedStep:
+    def price_step(self, config: ExecutionConfig) -> PricedStep:
         """Price a step under its launch mode alone. Raises OptionError, RunError."""
         graph, times = self.tasks(config)
         return PricedStep(
@@ -197,7 +197,7 @@ class Pricing:
             batch_pixels=self.traced.batch_pixels,
             graph=graph,
             times=times,
-            timeline=self.timeline(config),
+            timeline=self.make_timeline(config),
             calibration=self.calibration,
             hardware=self.chip.hardware,
             sources=self.chip.sources,
@@ -248,7 +248,7 @@ class Pricing:
             )
         return priced[key]
 
-    def tuning(self, config: ExecutionConfig) -> TuneResult | None:
+    def get_tuning(self, config: ExecutionConfig) -> TuneResult | None:
         """Return the AutoTune result, None if the options don't request it."""
         self.tasks(config)
         return self._tuned.get(self._make_key(config))
@@ -265,7 +265,7 @@ class Pricing:
         norms = config.keep_batchnorm_fp32
         return (config.precision, by_op, config.strict, config.without, tuning, norms)
 
-    def options(self, config: ExecutionConfig) -> StepOptions:
+    def make_step_options(self, config: ExecutionConfig) -> StepOptions:
         """Return the scheduler's options."""
         hardware = self.chip.hardware
         pixels = self.traced.batch_pixels
@@ -285,17 +285,17 @@ class Pricing:
             op_launch_us=hardware.pytorch_op_launch_us if torch else hardware.op_launch_us,
         )
 
-    def timeline(self, config: ExecutionConfig) -> Timeline:
+    def make_timeline(self, config: ExecutionConfig) -> Timeline:
         """Return one steady step under the launch mode of the options."""
         graph, times = self.tasks(config)
-        options = self.options(config)
+        options = self.make_step_options(config)
         key = (self._make_key(config), options)
         if _uses_tuning(config) or key not in self._shared.timelines:
             hardware = self.calibration.with_task_time(self.chip.hardware)
             self._shared.timelines[key] = schedule(graph, times, hardware, options)
         return self._shared.timelines[key]
 
-    def memory(self, config: ExecutionConfig) -> MemoryPlan:
+    def plan_memory(self, config: ExecutionConfig) -> MemoryPlan:
         """Return the memory plan, which is the same for `graph_sink` and `loop_sink`."""
         by_op = config.mode == "op_by_op"
         norms = config.keep_batchnorm_fp32

@@ -52,7 +52,7 @@ class TracedStep:
         self._lowered: dict[Any, TaskGraph] = {}
         self._results: dict[Any, Results] = {}
 
-    def results(self, chip: Hashable, calibration: Calibration) -> Results:
+    def get_results(self, chip: Hashable, calibration: Calibration) -> Results:
         """Return the cached results of a step on a chip; for the last few chips only."""
         key = (chip, id(calibration))
         results = self._results.pop(key, None) or Results(calibration)

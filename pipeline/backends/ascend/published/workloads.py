@@ -89,7 +89,7 @@ class Published:
 
 
 @cache
-def published_steps(file: Path = PUBLISHED) -> tuple[Published, ...]:
+def load_published_steps(file: Path = PUBLISHED) -> tuple[Published, ...]:
     """Return the rows of the table, in its order."""
     with file.open(newline="", encoding="utf-8") as lines:
         return tuple(_parse_row(row) for row in csv.DictReader(lines))
@@ -126,7 +126,7 @@ def model_spec(name: str) -> ModelSpec:
 
 
 @cache
-def image_step(model: str, batch: int, pixels: int, classes: int) -> TracedStep:
+def trace_image_step(model: str, batch: int, pixels: int, classes: int) -> TracedStep:
     """Return a step on images (batch, pixels, pixels, 3), for LeNet of 1 channel, with momentum."""
     channels = 1 if model.startswith("lenet") else 3
     return trace_network(model_spec(model), batch, (pixels, pixels, channels), classes)
@@ -210,7 +210,7 @@ def trace_row(row: Published) -> TracedStep:
     special = SPECIAL.get(row.model)
     if special is not None:
         return special(row)
-    return image_step(row.model, row.batch, row.pixels, row.classes)
+    return trace_image_step(row.model, row.batch, row.pixels, row.classes)
 
 
 def load_left_out() -> Mapping[str, Calibration]:
@@ -257,4 +257,4 @@ def price_row(
         pricing = pricing.with_figures(
             op_launch_us=row.op_launch_us, pytorch_op_launch_us=row.op_launch_us
         )
-    return pricing.step(configure_row(row))
+    return pricing.price_step(configure_row(row))

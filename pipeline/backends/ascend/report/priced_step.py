@@ -194,7 +194,7 @@ class PricedStep:
             tasks=tuple(
                 explain_task(task, time, self.hardware, self.sources, self.calibration)
                 for task, time in zip(self.graph.tasks, self.times, strict=True)
-                if layer_named(task) == layer
+                if name_layer(task) == layer
             ),
             interval_sources=list_interval_sources(spread, self.calibration),
         )
@@ -205,7 +205,7 @@ class PricedStep:
         layer_us: dict[str, float] = defaultdict(float)
         counts: dict[str, int] = defaultdict(int)
         for task in self.tasks:
-            layer = layer_named(task)
+            layer = name_layer(task)
             layer_us[layer] += task.us
             counts[layer] += 1
         total = sum(layer_us.values()) or 1.0
@@ -270,7 +270,7 @@ def find_slowest_layers(timeline: Timeline, graph: TaskGraph, count: int = 10) -
             continue
         task = graph.tasks[span.task]
         phase = task.phase if task.phase in ("forward", "backward") else "update"
-        name = layer_named(task)
+        name = name_layer(task)
         layer_us = phase_us.setdefault(name, {"forward": 0.0, "backward": 0.0, "update": 0.0})
         layer_us[phase] += span.duration_us
         tasks[name] = tasks.get(name, 0) + 1
@@ -281,7 +281,7 @@ def find_slowest_layers(timeline: Timeline, graph: TaskGraph, count: int = 10) -
     return tuple(sorted(layers, key=lambda layer: (-layer.us, layer.name))[:count])
 
 
-def layer_named(task: Task | TaskCost) -> str:
+def name_layer(task: Task | TaskCost) -> str:
     """Return the name of a task's layer.
 
     Tasks outside all modules are named by phase, those of an imported network by op type, as much

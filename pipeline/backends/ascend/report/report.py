@@ -13,7 +13,7 @@ from pipeline.backends.ascend.memory.memory_plan import MemoryPlan
 from pipeline.backends.ascend.report.html_timeline import write_picture
 from pipeline.backends.ascend.report.perfetto_trace import write_trace
 from pipeline.backends.ascend.report.priced_step import PricedStep
-from pipeline.backends.ascend.report.text import printout
+from pipeline.backends.ascend.report.text import format_report
 from pipeline.backends.ascend.tune.autotune import TuneResult
 
 LAYERS_IN_JSON = 10
@@ -32,7 +32,7 @@ class Report(PricedStep):
     modes: Mapping[Mode, PricedStep]
 
     def __str__(self) -> str:
-        return printout(self)
+        return format_report(self)
 
     @property
     def tuned_us(self) -> tuple[float, float]:

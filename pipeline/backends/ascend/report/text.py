@@ -61,7 +61,7 @@ class Recommendation:
         return f"{self.override}: {self.what}, {gain_text}"
 
 
-def printout(
+def format_report(
     report: Report, changes: Sequence[Recommendation] | None = None, steps: int | None = None
 ) -> str:
     """Return the main figures of a report, about 40 lines of at most 100 columns.

@@ -141,14 +141,14 @@ class Boundary:
         """The slower stage of the loader, which causes waits for data."""
         return "host data" if self.loader.host_us >= self.loader.pcie_us or self.copy_us else "pcie"
 
-    def slices(self) -> Iterator[TimeSlice]:
+    def list_slices(self) -> Iterator[TimeSlice]:
         """Yield the boundary's time in slices."""
         yield TimeSlice("host", "host launch", self.host_us)
         yield TimeSlice("data", self.starved_by, self.wait_us)
         yield TimeSlice("data", "pcie", self.copy_us)
         yield TimeSlice("data", "interval", self.interval_us - self.copy_us)
 
-    def spans(self) -> Iterator[Span]:
+    def list_spans(self) -> Iterator[Span]:
         """Yield the boundary's spans. The host prepares the next batch while the step runs."""
         begin_us = self.host_us + self.wait_us
         yield Span("Callbacks and launch", "host", 0.0, self.host_us, "host")
@@ -213,7 +213,7 @@ def schedule(
 
     exposed_us: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
     limits: dict[Bound, float] = {}
-    for time_slice in (*boundary.slices(), *_compute_slices(graph, times, run)):
+    for time_slice in (*boundary.list_slices(), *_compute_slices(graph, times, run)):
         exposed_us[time_slice.kind] += time_slice.us
         limits[time_slice.bound] = limits.get(time_slice.bound, 0.0) + time_slice.us
     bound = max(limits, key=limits.__getitem__)
@@ -225,7 +225,7 @@ def schedule(
 
     spans: list[Span] = []
     begin_us = boundary.end_us - ahead_us
-    for span in boundary.spans():
+    for span in boundary.list_spans():
         if span.stream == "host" and ahead_us:
             # A host that is ahead of the device runs callbacks and launches earlier.
             early_us = begin_us - boundary.interval_us - span.duration_us

@@ -324,7 +324,7 @@ class _Device:
         one_us = self.times[index].us + self.hw.task_gap_us
         self.starts[index] = self.compute_free + self.hw.task_gap_us
         self.busy[index] = one_us * self.tasks[index].repeat
-        late_us = self.compute_iterations_us(index, one_us) - self.busy[index]
+        late_us = self.sum_iterations_us(index, one_us) - self.busy[index]
         self.holes["host"] += late_us
         self.compute_free += self.busy[index] + late_us
         self.ends[index] = self.compute_free
@@ -333,7 +333,7 @@ class _Device:
         """Run a task on an AI CPU stream."""
         at, _ = self.find_start(index)
         free, lane = heapq.heappop(self.ai_cpu_free)
-        end = max(at, free) + self.compute_iterations_us(index, self.times[index].us)
+        end = max(at, free) + self.sum_iterations_us(index, self.times[index].us)
         heapq.heappush(self.ai_cpu_free, (end, lane))
         self.lanes[index] = lane
         self.starts[index] = max(at, free)
@@ -343,12 +343,10 @@ class _Device:
         """Run a collective that is a task of the graph on the links."""
         at, _ = self.find_start(index)
         self.starts[index] = max(at + self.hw.collective_launch_us, self.hccl_free)
-        self.hccl_free = self.starts[index] + self.compute_iterations_us(
-            index, self.times[index].us
-        )
+        self.hccl_free = self.starts[index] + self.sum_iterations_us(index, self.times[index].us)
         self.ends[index] = self.hccl_free
 
-    def compute_iterations_us(self, index: int, one_us: float) -> float:
+    def sum_iterations_us(self, index: int, one_us: float) -> float:
         """Return the time of all iterations of a scan's task. Each waits for the host's launch."""
         op_us = self.issue.op_us if self.issue else 0.0
         return one_us + (self.tasks[index].repeat - 1) * max(one_us, op_us)
@@ -421,7 +419,7 @@ def find_critical_path_us(
     ends = [0.0] * len(graph.tasks)
     bucket_ends: dict[int, float] = {}
 
-    def bucket_end(number: int) -> float:
+    def find_bucket_end(number: int) -> float:
         if number not in bucket_ends:
             ready_us = max(ends[index] for index in plan.sources[number])
             bucket_ends[number] = ready_us + plan.costs_us[number]
@@ -430,6 +428,6 @@ def find_critical_path_us(
     for index in plan.order:
         start = max((ends[producer] for producer in plan.producers[index]), default=0.0)
         if plan.needs[index] >= 0:
-            start = max(start, bucket_end(plan.needs[index]))
+            start = max(start, find_bucket_end(plan.needs[index]))
         ends[index] = start + times[index].us * graph.tasks[index].repeat
-    return max((*ends, *map(bucket_end, range(len(plan.costs_us)))), default=0.0)
+    return max((*ends, *map(find_bucket_end, range(len(plan.costs_us)))), default=0.0)

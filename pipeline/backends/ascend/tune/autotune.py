@@ -259,7 +259,7 @@ def _to_operator(task: TunedTask, mode: TuneMode | None) -> dict[str, Any]:
     }
 
 
-def custom_bank(file: str | Path | None) -> str | None:
+def find_custom_bank(file: str | Path | None) -> str | None:
     """Return the custom bank's file, None if neither an option nor the environment has one.
 
     TUNE_BANK_PATH is CANN's variable for the folder of its custom bank. Raises OptionError if

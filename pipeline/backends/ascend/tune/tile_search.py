@@ -133,7 +133,7 @@ class _Ledger:
         """Record the best time so far for a round."""
         self.rounds.append(Round(self.best_us))
 
-    def result(self) -> Search:
+    def make_result(self) -> Search:
         """Return the best tiling of all rounds."""
         return Search(to_tiling(self.best_row), len(self.times_us) + 1, tuple(self.rounds))
 
@@ -169,7 +169,7 @@ def _search_genes(objective: Objective, default: Tiling, generator: np.random.Ge
             for _ in range(POPULATION_COUNT - len(elite))
         ]
         population = [*elite, *children]
-    return ledger.result()
+    return ledger.make_result()
 
 
 def _make_child(
@@ -205,7 +205,7 @@ class _Policy:
         self.weights = np.zeros((DECISIONS_COUNT, FEATURES_COUNT))
         self.mean_reward = 0.5
 
-    def chances(self, depth: int, features: NDArray[np.float64]) -> NDArray[np.float64]:
+    def compute_chances(self, depth: int, features: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the chance of each option, from features (options, FEATURES_COUNT)."""
         scores = features @ self.weights[depth]
         powers = np.exp(scores - scores.max())
@@ -215,7 +215,7 @@ class _Policy:
         """Make one step of gradient ascent on the reward of a walk."""
         gain = LEARNING_RATE * (reward - self.mean_reward)
         for depth, features, place in decisions:
-            expected = self.chances(depth, features) @ features
+            expected = self.compute_chances(depth, features) @ features
             self.weights[depth] += gain * (features[place] - expected)
         self.mean_reward += MEAN_RATE * (reward - self.mean_reward)
 
@@ -233,7 +233,7 @@ def _search_tree(objective: Objective, default: Tiling, generator: np.random.Gen
         for _ in range(WALKS_PER_ROUND):
             _walk_tree(root, policy, ledger, objective, generator)
         ledger.end_round()
-    return ledger.result()
+    return ledger.make_result()
 
 
 def _walk_tree(
@@ -249,8 +249,8 @@ def _walk_tree(
     choices: list[int] = []
     for depth in range(DECISIONS_COUNT):
         options = _list_options(depth, choices, objective, len(ledger.blocks))
-        features = _compute_features(depth, options, objective)
-        place = _choose_option(node, options, policy.chances(depth, features), generator)
+        features = _featurize(depth, options, objective)
+        place = _choose_option(node, options, policy.compute_chances(depth, features), generator)
         decisions.append((depth, features, place))
         choices.append(options[place])
         node = node.children.setdefault(options[place], _Node())
@@ -264,9 +264,7 @@ def _walk_tree(
         node.reward += reward
 
 
-def _compute_features(
-    depth: int, options: Sequence[int], objective: Objective
-) -> NDArray[np.float64]:
+def _featurize(depth: int, options: Sequence[int], objective: Objective) -> NDArray[np.float64]:
     """Return features of each option: share, its square, and whether the option divides its limit.
 
     The shape is (options, FEATURES_COUNT). The share is that of the cores, or of the blocks.
@@ -306,10 +304,10 @@ def _choose_option(
         weights = chances[unvisited] / chances[unvisited].sum()
         return int(generator.choice(unvisited, p=weights))
 
-    def bound(place: int) -> float:
+    def compute_bound(place: int) -> float:
         child = node.children[options[place]]
         bonus = math.sqrt(math.log(node.visits + 1) / child.visits)
         bonus *= 0.5 + 0.5 * chances[place] * len(options)
         return child.reward / child.visits + EXPLORATION * bonus
 
-    return max(range(len(options)), key=bound)
+    return max(range(len(options)), key=compute_bound)

@@ -13,7 +13,7 @@ from jax import Array
 
 from pipeline.backends.ascend.chip.tasks import TaskGraph
 from pipeline.backends.ascend.pricing.traced_step import TracedStep, trace_step
-from pipeline.backends.ascend.published.workloads import image_step
+from pipeline.backends.ascend.published.workloads import trace_image_step
 from tests.backends.ascend.steps import ROWS, WIDTH, gradient_step, normalised, of, only, types
 
 ELEMENTS = ROWS * WIDTH
@@ -57,7 +57,7 @@ def test_batch_norm_is_two_kernels_each_way() -> None:
 @pytest.mark.slow
 def test_our_batch_norm_gives_the_gradient_of_its_scale_away() -> None:
     """The backward pass reads it on, and still it is there for the all-reduce."""
-    traced = image_step("resnet20", 8, 32, 10)
+    traced = trace_image_step("resnet20", 8, 32, 10)
     graph = traced.tasks("O2")
     norms = sum(name.endswith("/scale") for name in traced.signature.parameters.values())
     assert {name for name, *_ in graph.gradients} == {*traced.signature.parameters.values()}

@@ -11,8 +11,8 @@ from pipeline.backends.ascend.cost.efficiency import GROUPS, calibrate_with, loa
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.published.workloads import (
     Published,
-    image_step,
-    published_steps,
+    load_published_steps,
+    trace_image_step,
 )
 from pipeline.core.errors import RunError
 
@@ -34,11 +34,11 @@ def test_calibration_files_that_are_none_are_refused(tmp_path: Path):
 
 
 def test_interval_holds_the_step_and_grows_with_the_spread():
-    traced = image_step("lenet5", 32, 32, 10)
+    traced = trace_image_step("lenet5", 32, 32, 10)
     widths = []
     for log_sd in (0.1, 0.4):
         calibration = calibrate_with(dict.fromkeys(GROUPS, 1.0), 1.0, log_sd)
-        report = Pricing(traced, chipset("ascend910"), calibration).report(ExecutionConfig())
+        report = Pricing(traced, chipset("ascend910"), calibration).price_modes(ExecutionConfig())
         low, high = report.interval_ms
         assert low < report.step_ms < high
         assert report.step_ms**2 == pytest.approx(low * high)
@@ -61,16 +61,16 @@ SQUEEZENET_IS_TOO_FAST = pytest.mark.xfail(
     ],
 )
 def test_published_steps_lie_in_the_interval(model: str, batch: int, ms: float):
-    row: Published = next(r for r in published_steps() if r.model == model and r.devices == 1)
+    row: Published = next(r for r in load_published_steps() if r.model == model and r.devices == 1)
     assert (row.batch, row.ms) == (batch, pytest.approx(ms, abs=0.01))
-    traced = image_step(row.model, row.batch, row.pixels, row.classes)
-    low, high = Pricing(traced, chipset("ascend910")).report(ExecutionConfig()).interval_ms
+    traced = trace_image_step(row.model, row.batch, row.pixels, row.classes)
+    low, high = Pricing(traced, chipset("ascend910")).price_modes(ExecutionConfig()).interval_ms
     assert low < row.ms < high
 
 
 @pytest.mark.slow
 def test_resnet50_at_batch_256_fits():
-    report = Pricing(image_step("resnet50", 256, 224, 1000), chipset("ascend910")).report(
-        ExecutionConfig()
-    )
+    report = Pricing(
+        trace_image_step("resnet50", 256, 224, 1000), chipset("ascend910")
+    ).price_modes(ExecutionConfig())
     assert report.memory.verdict == "fits"

@@ -14,13 +14,13 @@ from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.cost.collectives import form_buckets
 from pipeline.backends.ascend.pricing.advice import Recommendation, advise, list_split_points
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
-from pipeline.backends.ascend.published.workloads import image_step
+from pipeline.backends.ascend.published.workloads import trace_image_step
 
 SMALL = ExecutionConfig(sink_size=10)
 
 
 def lenet(batch: int) -> Pricing:
-    return Pricing(image_step("lenet5", batch, 32, 10), chipset("ascend910"))
+    return Pricing(trace_image_step("lenet5", batch, 32, 10), chipset("ascend910"))
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ CASES: dict[str, tuple[ExecutionConfig, dict[str, Any], str]] = {
 def test_a_gain_is_that_of_the_changed_options(kind: str, pricing: Pricing) -> None:
     question, fields, override = CASES[kind]
     change = by_kind(advise(pricing, question))[kind]
-    before, after = pricing.report(question), pricing.report(replace(question, **fields))
+    before, after = pricing.price_modes(question), pricing.price_modes(replace(question, **fields))
     assert change.override == override
     assert change.step_ms == pytest.approx(after.step_ms)
     assert change.samples_per_s == pytest.approx(after.samples_per_s)
@@ -75,7 +75,7 @@ def test_a_larger_batch_is_traced_again(pricing: Pricing) -> None:
     change = by_kind(advise(pricing, SMALL, retrace))["batch"]
     assert tried == [64]
     assert change.override == "train.batch_size=64"
-    assert change.samples_per_s == pytest.approx(lenet(64).report(SMALL).samples_per_s)
+    assert change.samples_per_s == pytest.approx(lenet(64).price_modes(SMALL).samples_per_s)
     assert "batch" not in by_kind(advise(pricing, SMALL))
 
 
@@ -111,7 +111,7 @@ def test_buckets_are_for_several_devices(pricing: Pricing) -> None:
     many = replace(SMALL, devices=8)
     change = by_kind(advise(pricing, many))["buckets"]
     points = tuple(map(int, change.override.partition("=")[2].strip("[]").split(",")))
-    other = pricing.report(replace(many, fusion=points))
+    other = pricing.price_modes(replace(many, fusion=points))
     assert change.step_ms == pytest.approx(other.step_ms)
 
 

@@ -303,7 +303,10 @@ def test_options_share_their_common_work() -> None:
     """A launch mode of the same graph does not lower or price it again."""
     pricing = Pricing(trace_step(linear_step, WEIGHTS, BATCH, None), chipset("ascend910"))
     config = ExecutionConfig(mode="graph_sink")
-    assert pricing.step(config).times is pricing.report(replace(config, mode="loop_sink")).times
+    assert (
+        pricing.price_step(config).times
+        is pricing.price_modes(replace(config, mode="loop_sink")).times
+    )
 
 
 def test_defaults_are_those_of_the_options() -> None:
@@ -324,11 +327,11 @@ def test_a_mode_that_the_device_cannot_run_is_not_in_a_report() -> None:
     """A sink takes its batches from the queue on the device, op by op takes none."""
     pricing = Pricing(trace_step(linear_step, WEIGHTS, BATCH, None), chipset("ascend910"))
     small = pricing.with_figures(data_queue_gib=1e-6)
-    report = small.report(ExecutionConfig(mode="op_by_op"))
+    report = small.price_modes(ExecutionConfig(mode="op_by_op"))
     assert [*report.modes] == ["op_by_op"]
     assert "loop_sink" not in str(report)
     with pytest.raises(OptionError, match="the queue on the device"):
-        small.report(ExecutionConfig(mode="loop_sink"))
+        small.price_modes(ExecutionConfig(mode="loop_sink"))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.backends.ascend.report.priced_step import IMPORTED, layer_named
+from pipeline.backends.ascend.report.priced_step import IMPORTED, name_layer
 from pipeline.models.imported.imported_network import ImportedNetwork
 from tests.backends.ascend.made_up import task
 
@@ -20,7 +20,7 @@ from tests.backends.ascend.made_up import task
     ],
 )
 def test_a_task_is_named_by_its_module_or_by_its_op(scope: str, layer: str) -> None:
-    assert layer_named(task(phase="backward", scope=scope, type="SoftmaxV2")) == layer
+    assert name_layer(task(phase="backward", scope=scope, type="SoftmaxV2")) == layer
 
 
 def test_the_scope_of_an_imported_network_is_its_class() -> None:

@@ -13,9 +13,9 @@ from pipeline.backends.ascend.chip.options import MODES, ExecutionConfig
 from pipeline.backends.ascend.cost.collectives import Group, collective_us
 from pipeline.backends.ascend.pricing.advice import advise
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
-from pipeline.backends.ascend.published.workloads import image_step
+from pipeline.backends.ascend.published.workloads import trace_image_step
 from pipeline.backends.ascend.report.report import Report
-from pipeline.backends.ascend.report.text import printout
+from pipeline.backends.ascend.report.text import format_report
 from pipeline.models.modules.name_stack import find_layer
 
 ASKED = ExecutionConfig(sink_size=100, devices=8, host_workers=12)
@@ -23,12 +23,12 @@ ASKED = ExecutionConfig(sink_size=100, devices=8, host_workers=12)
 
 @pytest.fixture(scope="module")
 def pricing() -> Pricing:
-    return Pricing(image_step("lenet5", 32, 32, 10), chipset("ascend910"))
+    return Pricing(trace_image_step("lenet5", 32, 32, 10), chipset("ascend910"))
 
 
 @pytest.fixture(scope="module")
 def report(pricing: Pricing) -> Report:
-    return pricing.report(ASKED)
+    return pricing.price_modes(ASKED)
 
 
 def test_shares_and_iteration_add_up_to_the_step(report: Report) -> None:
@@ -54,7 +54,7 @@ def test_every_mode_is_there_and_sinking_is_never_slower(
     mode: str, pricing: Pricing, report: Report
 ) -> None:
     assert report.modes["loop_sink"].timeline is report.timeline
-    alone = pricing.report(replace(ASKED, mode=mode))  # type: ignore[arg-type]
+    alone = pricing.price_modes(replace(ASKED, mode=mode))  # type: ignore[arg-type]
     assert report.modes[mode].step_ms == alone.step_ms  # type: ignore[index]
     steps = [report.modes[name].step_ms for name in MODES]
     assert steps == sorted(steps, reverse=True)
@@ -96,7 +96,7 @@ def test_trace_and_picture_are_files_to_open(report: Report, tmp_path: Path) -> 
 
 def test_the_print_out_has_it_all_in_narrow_lines(pricing: Pricing, report: Report) -> None:
     changes = advise(pricing, ASKED)[:3]
-    text = printout(report, changes, steps=3000)
+    text = format_report(report, changes, steps=3000)
     lines = text.splitlines()
     assert lines[0] == (
         "MODELLED, not measured: 8 x Ascend 910A, batch 256 (32 a device), O2, "
@@ -148,14 +148,14 @@ def test_a_layer_is_the_module_path(scope: str, layer: str) -> None:
 
 
 def test_a_report_prints_itself(report: Report) -> None:
-    assert str(report) == printout(report)
+    assert str(report) == format_report(report)
     assert "what would help most" not in str(report)
     assert f"modelled {report.step_ms:.3g} ms a step" in repr(report)
 
 
 @pytest.mark.slow
 def test_the_gain_of_auto_tune_is_shown(pricing: Pricing, report: Report) -> None:
-    tuned = pricing.report(replace(ASKED, auto_tune="ga"))
+    tuned = pricing.price_modes(replace(ASKED, auto_tune="ga"))
     before_us, after_us = tuned.tuned_us
     assert before_us - after_us == pytest.approx(1e3 * (report.device_ms - tuned.device_ms))
     assert after_us == pytest.approx(sum(task.us for task in tuned.tasks if task.engine == "cube"))
@@ -170,7 +170,7 @@ def test_the_gain_of_auto_tune_is_shown(pricing: Pricing, report: Report) -> Non
 def test_all_reduces_are_counted_with_their_bytes_and_exposed_time(
     fusion: tuple[int, ...] | None, pricing: Pricing
 ) -> None:
-    step = pricing.step(replace(ASKED, fusion=fusion))
+    step = pricing.price_step(replace(ASKED, fusion=fusion))
     found = step.communication
     assert found is not None
     assert (found.devices, found.count) == (8, 1 if fusion is None else 2)
@@ -182,4 +182,4 @@ def test_all_reduces_are_counted_with_their_bytes_and_exposed_time(
         assert f"{found.nbytes / 1e6:,.1f} MB over 8 devices: {alone_us / 1e3:.2f} ms" in str(found)
     else:
         assert "MB in 2 over 8 devices" in str(found)
-    assert pricing.step(replace(ASKED, devices=1)).communication is None
+    assert pricing.price_step(replace(ASKED, devices=1)).communication is None
