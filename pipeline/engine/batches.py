@@ -316,7 +316,7 @@ class IteratorWindows:
         self._ahead: tuple[int, Future[_ReadWindow]] | None = None
         self._taken: list[_ReadWindow] = []
 
-    def ready_steps(self, step: int) -> int:
+    def count_ready_steps(self, step: int) -> int:
         """Return all steps of the next window once it is read, else 0."""
         return self._steps if self._ahead is not None and self._ahead[1].done() else 0
 

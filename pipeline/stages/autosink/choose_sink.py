@@ -16,7 +16,7 @@ from pipeline.backends.sink_choice import (
     SinkChoice,
     SinkMechanism,
     choose,
-    no_sink,
+    choose_no_sink,
 )
 from pipeline.checkpoint.host_state import SinkState
 from pipeline.config.recipe import Recipe, TrainSpec
@@ -138,14 +138,14 @@ def _measure_choice(
     if reason is None and num_steps > MOST_SHARE * total:
         reason = f"not measured: that takes {num_steps} steps, and the run has {total:,}"
     if reason is not None:
-        return no_sink(single_ms, reason)
+        return choose_no_sink(single_ms, reason)
     budget_s = np.clip(BUDGET_SHARE * total * single_ms / 1e3, LEAST_BUDGET_S, MOST_BUDGET_S)
     return choose(measure(trials, single_ms, mechanisms, float(budget_s)).costs, bounds)
 
 
 def unmeasurable(single_ms: float, bounds: Bounds) -> str | None:
     """Return why measuring is pointless if no dispatch would hold more than one step, or None."""
-    longest, bound = bounds.longest(Cost("loop", 0.0, single_ms))
+    longest, bound = bounds.find_longest(Cost("loop", 0.0, single_ms))
     return f"a sink would hold one step: {bound}" if longest == 1 else None
 
 
@@ -178,5 +178,5 @@ def _bounds(recipe: Recipe, run_schedule: RunSchedule, window_steps: int) -> Bou
 
 def modelled_costs(price: SinkPrice) -> Costs:
     """Derive costs from modelled times of a step."""
-    loop = Cost.between("loop", price(1), LONGEST * price(LONGEST), LONGEST)
+    loop = Cost.fit("loop", price(1), LONGEST * price(LONGEST), LONGEST)
     return Costs(price(None), (loop,), 0.0)

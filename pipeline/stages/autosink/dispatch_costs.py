@@ -205,7 +205,7 @@ def costs_of(
     single_ms = lower_quartile(times(Variant(1, mechanisms[0])))
     longs = {mechanism: times(Variant(long_steps, mechanism)) for mechanism in mechanisms}
     costs = [
-        Cost.between(mechanism, single_ms, long_steps * lower_quartile(long), long_steps)
+        Cost.fit(mechanism, single_ms, long_steps * lower_quartile(long), long_steps)
         for mechanism, long in longs.items()
     ]
     error = max(error_of_gain(times(OFF), long) for long in longs.values())
