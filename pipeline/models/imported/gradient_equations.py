@@ -89,9 +89,7 @@ class Gradient:
 
         (result,) = jax.vjp(compute, primal)[1](cotangent)
         return (
-            result
-            if self.permutation is None
-            else result.transpose(_invert_permutation(self.permutation))
+            result if self.permutation is None else result.transpose(np.argsort(self.permutation))
         )
 
 
@@ -204,7 +202,3 @@ def _restore_kernel(forward: core.JaxprEqn, rotated: Array) -> Array:
     shape[channels : channels + 1] = [groups, shape[channels] // groups]
     split = jnp.moveaxis(kernel.reshape(shape), channels, features)
     return split.reshape(_read_shape(forward.invars[1]).shape)
-
-
-def _invert_permutation(permutation: Sequence[int]) -> tuple[int, ...]:
-    return tuple(map(int, np.argsort(permutation)))

@@ -54,14 +54,11 @@ def shifted_sum(window: ConvWindow, lowering: Lowering, images: Array, kernel: A
     weights = kernel.reshape(-1, channels, window.groups, features // window.groups)
     weights = weights.astype(jnp.float32)
     terms = (
-        _split_groups(pixels, window.groups)[..., channel, None] * weights[position, channel]
+        pixels.reshape(*pixels.shape[:3], window.groups, -1)[..., channel, None]
+        * weights[position, channel]
         for position, pixels in enumerate(slice_taps(window, images.astype(jnp.float32)))
         for channel in range(channels)
     )
     result = functools.reduce(jnp.add, terms)
     result = result.reshape(images.shape[0], *window.output_size, features)
     return result.astype(images.dtype)
-
-
-def _split_groups(pixels: Array, groups: int) -> Array:
-    return pixels.reshape(*pixels.shape[:3], groups, -1)
