@@ -67,7 +67,9 @@ class ImportedNetwork(nn.Module):
         """
         if self.is_initializing():
             self._put_variables(self._initialise(images))
-        variables = {name: unfreeze(self.variables.get(name, {})) for name in (PARAMS, STATISTICS)}
+        variables = {
+            name: unfreeze(dict(self.variables.get(name, {}))) for name in (PARAMS, STATISTICS)
+        }
         key = self.make_rng("dropout") if train and self.has_rng("dropout") else None
         # A function instead of a method, which flax would put a scope around.
         logits, statistics = _compute_logits(self, variables, images, key, train)
