@@ -147,11 +147,11 @@ def _report(
 ) -> str:
     busy_ms, moved_gb, operations = Counter[str](), Counter[str](), Counter[str]()
     for name, us in profile.busy_us.items():
-        kind = program.kind_of(name)
+        kind = program.find_kind(name)
         if kind is None:
             continue
         busy_ms[kind] += us / 1000 / profile.steps
-        moved_gb[kind] += program.bytes_of(name) * profile.calls[name] / 1e9 / profile.steps
+        moved_gb[kind] += program.count_bytes(name) * profile.calls[name] / 1e9 / profile.steps
         operations[kind] += profile.calls[name] / profile.steps
     rows = [
         [

@@ -4,7 +4,7 @@ One program for all arrays takes longer to compile than a step of training, and 
 memory of the arrays. Here one program draws the random bits of all arrays, 1,024 values a row.
 Each distribution (`find_draws`) has one more program, whatever the number, shapes and factors of
 its arrays. A value depends on only 23 of its bits, so values of large states come from a table.
-The arrays are equal bit for bit to those of one program.
+The arrays are equal bit for bit to the results of one program.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class Cost:
     """Time per step of a dispatch."""
 
     @staticmethod
-    def between(mechanism: SinkMechanism, single_ms: float, long_ms: float, steps: int) -> Cost:
-        """Fit the time of a dispatch of one step and that of a dispatch of `steps` > 1 steps.
+    def fit(mechanism: SinkMechanism, single_ms: float, long_ms: float, steps: int) -> Cost:
+        """Fit the times of a dispatch of one step and of a dispatch of `steps` > 1 steps.
 
         If noise made the long dispatch the faster one, a step takes its share of that dispatch.
         """
@@ -79,7 +79,7 @@ class Bounds:
         """Return the most steps of a dispatch that ends in time for a signal."""
         return max(1, int(1000 * self.dispatch_s / max(cost.step_ms, 1e-6)))
 
-    def longest(self, cost: Cost) -> tuple[int, str]:
+    def find_longest(self, cost: Cost) -> tuple[int, str]:
         """Return the longest useful sink, and its limit in words."""
         max_steps = self.max_steps(cost)
         bounds = (
@@ -113,33 +113,33 @@ class SinkChoice:
 def choose(costs: Costs, bounds: Bounds) -> SinkChoice:
     """Choose the shortest of the fastest sinks, or no sinks if none is surely faster."""
     cost, size = _find_best(costs, bounds)
+    longest, bound = bounds.find_longest(cost)
     if size == 1:
-        return no_sink(costs.off_ms, f"a sink would hold one step: {bounds.longest(cost)[1]}")
-    ms = predict(cost, size, bounds)
+        return choose_no_sink(costs.off_ms, f"a sink would hold one step: {bound}")
+    ms = predict_ms(cost, size, bounds)
     gain = costs.off_ms / ms
     times = f"{ms:.4g} ms a step in sinks of {size:,}, {costs.off_ms:.4g} without: {gain:.2f}x"
     if gain <= 1 + costs.error:
         noise = f", the noise is {100 * costs.error:.2g} %" if costs.error else ""
-        return no_sink(costs.off_ms, f"no sink is sure to be faster; {times}{noise}")
-    longest, bound = bounds.longest(cost)
+        return choose_no_sink(costs.off_ms, f"no sink is sure to be faster; {times}{noise}")
     limit = bound if size == longest else f"longer ones save less than {100 * TOLERANCE:g} %"
     return SinkChoice(size, cost.mechanism, f"{times}; {limit}", costs.off_ms, ms)
 
 
-def no_sink(off_ms: float, why: str) -> SinkChoice:
+def choose_no_sink(off_ms: float, why: str) -> SinkChoice:
     """Return the choice of no sinks, in which the host sees every step."""
     return SinkChoice(None, "none", why, off_ms, off_ms)
 
 
-def predict(cost: Cost, size: int, bounds: Bounds) -> float:
+def predict_ms(cost: Cost, size: int, bounds: Bounds) -> float:
     """Predict the milliseconds per step in sinks of `size`, which other limits may split."""
     horizon = min(bounds.total, HORIZON_STEPS)
     longest = bounds.max_steps(cost)
-    count = dispatches(horizon, (size, *bounds.periods), longest)
+    count = count_dispatches(horizon, (size, *bounds.periods), longest)
     return cost.step_ms + cost.dispatch_ms * count / horizon
 
 
-def dispatches(total: int, periods: tuple[int, ...], longest: int) -> int:
+def count_dispatches(total: int, periods: tuple[int, ...], longest: int) -> int:
     """Count dispatches of at most `longest` steps in a run split at multiples of periods."""
     events = [np.arange(period, total, period) for period in periods]
     stops = np.unique(np.concatenate([*events, [total]]))
@@ -151,7 +151,7 @@ def _find_best(costs: Costs, bounds: Bounds) -> tuple[Cost, int]:
     best: tuple[Cost, int] | None = None
     fastest = float("inf")
     for cost in costs.sinks:
-        times = {size: predict(cost, size, bounds) for size in _list_candidates(cost, bounds)}
+        times = {size: predict_ms(cost, size, bounds) for size in _list_candidates(cost, bounds)}
         least = min(times.values())
         if least < fastest * (1 - max(TOLERANCE, costs.error)):
             fastest = least
@@ -163,7 +163,7 @@ def _find_best(costs: Costs, bounds: Bounds) -> tuple[Cost, int]:
 
 def _list_candidates(cost: Cost, bounds: Bounds) -> Iterator[int]:
     """Yield sizes: round numbers, and divisors of the longest, which events don't split."""
-    longest, _ = bounds.longest(cost)
+    longest, _ = bounds.find_longest(cost)
     yield longest
     yield from (longest // n for n in range(2, min(11, longest)) if longest % n == 0)
     decade = 1

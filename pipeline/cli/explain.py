@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeline.backends.base import Backend, SinkPrice
 from pipeline.backends.loading.loader import Loader
-from pipeline.backends.sink_choice import SinkChoice, choose, no_sink
+from pipeline.backends.sink_choice import SinkChoice, choose, choose_no_sink
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
@@ -134,7 +134,7 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
         single_ms = time_single_step(trials)
         reason = explain_unmeasurable(single_ms, bounds)
         if reason is not None:
-            return explanation(no_sink(single_ms, reason), memory=memory)
+            return explanation(choose_no_sink(single_ms, reason), memory=memory)
         mechanisms = list_mechanisms(recipe.train.mechanism, executable)
         measured = measure(trials, single_ms, mechanisms, BUDGET_S)
         choice = choose(measured.costs, bounds)

@@ -325,7 +325,7 @@ class IteratorWindows:
         self._previous: list[_ReadWindow] = []
         """The last two windows."""
 
-    def ready_steps(self, step: int) -> int:
+    def count_ready_steps(self, step: int) -> int:
         """Return the steps of the next window if it is read, else 0."""
         return self._steps if self._next is not None and self._next[1].done() else 0
 

@@ -20,7 +20,7 @@ from pipeline.data.padding.buckets import SIZE
 from pipeline.data.random import seed_words
 from pipeline.data.targets import Targets
 from pipeline.data.transform import apply_ops
-from pipeline.models.modules.layout import batch_first
+from pipeline.models.modules.layout import to_nhwc
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built
 from pipeline.training.state import StepConfig, TrainState, merge_params
@@ -216,7 +216,7 @@ def _make_embedder(config: StepConfig) -> Callable[..., Any]:
             return None
         # Other networks than lists of layers have images in NHWC.
         layout = config.network.layout if isinstance(config.network, Network) else "nhwc"
-        last = batch_first(layer_inputs[-1], layout).astype(jnp.float32)
+        last = to_nhwc(layer_inputs[-1], layout).astype(jnp.float32)
         return last.mean(axis=tuple(range(1, last.ndim - 1))) if last.ndim > 2 else last
 
     return compute_embeddings

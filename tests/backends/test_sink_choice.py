@@ -12,8 +12,8 @@ from pipeline.backends.sink_choice import (
     Cost,
     Costs,
     choose,
-    dispatches,
-    predict,
+    count_dispatches,
+    predict_ms,
 )
 from pipeline.engine.schedule import Event, RunSchedule
 
@@ -28,7 +28,7 @@ def costs(
 
 
 def test_a_cost_goes_through_both_dispatches_that_were_timed() -> None:
-    cost = Cost.between("loop", single_ms=1.5, long_ms=101.0, steps=200)
+    cost = Cost.fit("loop", single_ms=1.5, long_ms=101.0, steps=200)
     assert cost.step_ms == pytest.approx(0.5)
     assert cost.dispatch_ms + 1 * cost.step_ms == pytest.approx(1.5)
     assert cost.dispatch_ms + 200 * cost.step_ms == pytest.approx(101.0)
@@ -44,7 +44,7 @@ def test_noise_never_predicts_a_time_below_zero(
     single_ms: float, long_ms: float, off_ms: float, steps: int
 ) -> None:
     """On a busy machine one step may take longer than many."""
-    cost = Cost.between("loop", single_ms, long_ms, steps)
+    cost = Cost.fit("loop", single_ms, long_ms, steps)
     choice = choose(Costs(off_ms, (cost,), error=0.0), FREE)
     assert cost.step_ms > 0
     assert choice.step_ms > 0
@@ -64,24 +64,24 @@ def test_dispatches_are_those_that_training_makes(
     every = {Event.EVALUATE: (evaluate,), Event.CHECKPOINT: (save,)}
     segments = RunSchedule(total, 10, size).segments(0, every)
     expected = sum(-(-(s.stop - s.start) // longest) for s in segments)
-    assert dispatches(total, (size, evaluate, save), longest) == expected
+    assert count_dispatches(total, (size, evaluate, save), longest) == expected
 
 
 def test_a_prediction_adds_the_step_and_its_share_of_the_dispatches() -> None:
-    assert predict(Cost("loop", 0.6, 0.1), 10, FREE) == pytest.approx(0.16)
-    assert predict(Cost("loop", 0.6, 0.1), 1, FREE) == pytest.approx(0.7)
+    assert predict_ms(Cost("loop", 0.6, 0.1), 10, FREE) == pytest.approx(0.16)
+    assert predict_ms(Cost("loop", 0.6, 0.1), 1, FREE) == pytest.approx(0.7)
 
 
 def test_an_event_splits_sinks_in_a_prediction() -> None:
     """Sinks of 10 split every 25 steps: dispatches of 10, 10, 5, 5, 10, 10 in 50 steps."""
     bounds = Bounds(total=1000, periods=(25,), window_steps=1024, dispatch_s=1.0)
-    assert predict(Cost("loop", 0.5, 1.0), 10, bounds) == pytest.approx(1.0 + 0.5 * 6 / 50)
+    assert predict_ms(Cost("loop", 0.5, 1.0), 10, bounds) == pytest.approx(1.0 + 0.5 * 6 / 50)
 
 
 def test_signals_split_sinks_in_a_prediction() -> None:
     """10 ms hold 5 steps of 2 ms, so a sink of 100 is 20 dispatches."""
     hasty = Bounds(total=1000, periods=(), window_steps=1024, dispatch_s=0.01)
-    assert predict(Cost("loop", 1.0, 2.0), 100, hasty) == pytest.approx(2.0 + 1.0 / 5)
+    assert predict_ms(Cost("loop", 1.0, 2.0), 100, hasty) == pytest.approx(2.0 + 1.0 / 5)
 
 
 def test_a_cheap_step_gets_long_sinks_and_an_expensive_one_short() -> None:
@@ -193,10 +193,10 @@ def test_a_choice_is_never_slower_than_no_sink_and_fits_its_bounds(
         assert (choice.mechanism, choice.step_ms) == ("none", off_ms)
         return
     (cost,) = [cost for cost in given_costs.sinks if cost.mechanism == choice.mechanism]
-    assert choice.step_ms == predict(cost, choice.size, bounds) < off_ms
+    assert choice.step_ms == predict_ms(cost, choice.size, bounds) < off_ms
     assert choice.gain > 1 + error
     assert 1 < choice.size <= min(total, window_steps, *periods)
     assert choice.size * cost.step_ms <= max(1000 * dispatch_s, cost.step_ms) * (1 + 1e-9)
     for size in (choice.size, 2, 5, 10, 100, 1000):
-        if size <= bounds.longest(cost)[0]:
-            assert choice.step_ms <= predict(cost, size, bounds) * (1 + TOLERANCE) + 1e-12
+        if size <= bounds.find_longest(cost)[0]:
+            assert choice.step_ms <= predict_ms(cost, size, bounds) * (1 + TOLERANCE) + 1e-12

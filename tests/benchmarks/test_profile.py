@@ -53,7 +53,7 @@ def test_a_gpu_is_traced_without_graphs() -> None:
 def test_calls_of_nvidias_libraries_are_told_apart() -> None:
     def kind(target: str) -> str | None:
         call = HloInstruction("custom-call", frozenset({"custom-call"}), 8, target=target)
-        return HloProgram({"one": call}).kind_of("one")
+        return HloProgram({"one": call}).find_kind("one")
 
     assert kind("__cudnn$convBackwardFilter") == "convolutions, by cuDNN"
     assert kind("__cudnn$norm") == "other calls of cuDNN"

@@ -109,7 +109,7 @@ def _find_constants(graph: Graph) -> None:
 
 
 def _find_live(graph: Graph) -> set[int]:
-    """Return the values that the outputs depend on, including those of a loop's last iteration."""
+    """Return the values that the outputs depend on, also in a loop's last iteration."""
     producer = {out: node for node in graph.nodes for out in node.outputs}
     next_values = dict(graph.carried)
     live: set[int] = set()

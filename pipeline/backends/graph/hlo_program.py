@@ -77,7 +77,7 @@ class HloProgram:
         """Return the operation with a name in a profiler's trace; None if unknown."""
         return self.instructions.get(name) or self.instructions.get(name.partition("__")[0])
 
-    def kind_of(self, name: str) -> str | None:
+    def find_kind(self, name: str) -> str | None:
         """Return the kind of an operation; None for a container of other operations."""
         if ONEDNN in name:
             product = "convolutions" if "convolution" in name else "matrix products"
@@ -92,7 +92,7 @@ class HloProgram:
             return "matrix products, by cuBLAS"
         return _name_kind(instruction.inside)
 
-    def bytes_of(self, name: str) -> int:
+    def count_bytes(self, name: str) -> int:
         """Return the bytes of an operation's operands and results together."""
         instruction = self.find(name)
         return instruction.moved_bytes if instruction is not None else 0
@@ -147,7 +147,7 @@ def _inherit_scopes(
 ) -> dict[str, str]:
     """Return scopes for instructions without one, such as copies that the compiler adds.
 
-    The scope is that of the nearest instruction that reads the result, else of the nearest operand.
+    They are from the nearest instruction that reads the result, else from the nearest operand.
     """
     readers: dict[str, list[str]] = {}
     for name, line in lines.items():
@@ -159,16 +159,12 @@ def _inherit_scopes(
         visited = {name}
         layer = [name]
         for _ in range(MAX_DISTANCE):
-            layer = [
-                neighbour
-                for before in layer
-                for neighbour in neighbours.get(before, ())
-                if neighbour not in visited
-            ]
+            nearby = (other for name in layer for other in neighbours.get(name, ()))
+            layer = [other for other in nearby if other not in visited]
             visited.update(layer)
-            for neighbour in layer:
+            for other in layer:
                 # Other scopes are the loop's, which name no layer.
-                scope = instructions[neighbour].scope if neighbour in instructions else ""
+                scope = instructions[other].scope if other in instructions else ""
                 if "jvp(" in scope or "step." in scope:
                     return scope
         return ""
@@ -181,7 +177,7 @@ def _inherit_scopes(
 
 
 def _count_moved_bytes(inside: frozenset[str], read: list[int], result: int) -> int:
-    """Return bytes read and written; of a sliced or updated array, only those of the slice."""
+    """Return bytes read and written; of a sliced or updated array, only the slice's bytes."""
     if inside & {"dynamic-slice", "gather"}:
         return 2 * result
     if "dynamic-update-slice" in inside:

@@ -44,7 +44,7 @@ class WindowSource(Protocol):
     kind: Literal["resident", "stream"]
     device_bytes: int
 
-    def ready_steps(self, step: int) -> int:
+    def count_ready_steps(self, step: int) -> int:
         """Return how many steps of the window that starts at `step` are ready."""
 
     def take(self, step: int) -> Prepared:
@@ -75,7 +75,7 @@ class ResidentWindows:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="order")
         self._ahead: tuple[int, Future[Prepared]] | None = None
 
-    def ready_steps(self, step: int) -> int:
+    def count_ready_steps(self, step: int) -> int:
         """Return the steps of the window if its order is computed, else 0."""
         ahead = self._ahead
         return self._steps if ahead and ahead[0] == step and ahead[1].done() else 0
@@ -127,7 +127,7 @@ class Loader:
         last = self._window
         if last is not None and last.start <= step < last.stop:
             return last
-        ready = self._source.ready_steps(step)
+        ready = self._source.count_ready_steps(step)
         requested_at = self._clock()
         window, prepare_time = self._source.take(step)
         wait_s = self._clock() - requested_at

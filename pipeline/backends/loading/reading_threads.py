@@ -26,9 +26,9 @@ class ReadingThreads:
         """Number of threads that may read at once."""
         self._clock = clock
         self._free = threading.Condition()
-        self._thread_counts = [max_threads]
-        while self._thread_counts[-1] > 1:
-            self._thread_counts.append(self._thread_counts[-1] // 2)
+        self._limits = [max_threads]
+        while self._limits[-1] > 1:
+            self._limits.append(self._limits[-1] // 2)
         self._rates: dict[int, float] = {}
         self._trial = self._active = self._fastest_trials = 0
         self._changed_at = 0.0
@@ -71,16 +71,12 @@ class ReadingThreads:
 
     def _end_trial(self) -> None:
         """End a trial that is long enough: begin the next one, or use the fastest number."""
-        if (
-            len(self._thread_counts) == 1
-            or self._reads < self.limit
-            or self._busy_s < SHORTEST_TRIAL_S
-        ):
+        if len(self._limits) == 1 or self._reads < self.limit or self._busy_s < SHORTEST_TRIAL_S:
             return
         # A thread's rate times the mean number of readers, since reads don't end together.
         threads = self._thread_s / self._busy_s
         self._rates[self.limit] = threads * self._samples / max(self._read_s, 1e-9)
-        untried = [number for number in self._thread_counts if number not in self._rates]
+        untried = [number for number in self._limits if number not in self._rates]
         limit = untried[0] if untried else max(self._rates, key=self._rates.__getitem__)
         if not untried:
             self._fastest_trials += 1

@@ -32,10 +32,10 @@ class StreamedWindows:
         self.device_bytes = 2 * window_steps * self._plan.batch_bytes
         self._reader: Reader | None = None
 
-    def ready_steps(self, step: int) -> int:
+    def count_ready_steps(self, step: int) -> int:
         """Return the number of steps of the window from `step` that have been read."""
         reader = self._reader
-        return reader.ready_steps() if reader is not None and reader.step == step else 0
+        return reader.count_ready_steps() if reader is not None and reader.step == step else 0
 
     def take(self, step: int) -> tuple[Window, PrepareTime]:
         """Return the window from `step`. Raises DataError if a sample can't be read."""
@@ -71,11 +71,11 @@ class Reader:
         options = grain.ReadOptions(num_threads=plan.threads, prefetch_buffer_size=plan.parts)
         self._parts = iter(grain.MapDataset.source(self._part_source).to_iter_dataset(options))
 
-    def ready_steps(self) -> int:
+    def count_ready_steps(self) -> int:
         """Return the number of steps of the next window that have been read."""
         if self.step is None:
             return 0
-        steps = len(self._plan.span(self._first_step, self._windows_taken))
+        steps = len(self._plan.list_steps(self._first_step, self._windows_taken))
         return min(steps, self._part_source.num_unclaimed * steps // self._plan.parts)
 
     def take(self) -> tuple[Window, PrepareTime]:
@@ -126,7 +126,8 @@ class PartSource:
         if plan.source.stop is None or self._step >= plan.source.stop:
             return sys.maxsize
         numbers = range(plan.source.stop - self._step)
-        last = bisect_left(numbers, plan.source.stop, key=lambda n: plan.span(self._step, n).stop)
+        stop = plan.source.stop
+        last = bisect_left(numbers, stop, key=lambda n: plan.list_steps(self._step, n).stop)
         return (last + 1) * plan.parts
 
     @property
@@ -143,12 +144,12 @@ class PartSource:
         number, part = divmod(index, self._plan.parts)
         with self._lock:
             if number not in self._buffers:
-                span = self._plan.span(self._step, number)
+                span = self._plan.list_steps(self._step, number)
                 early = self._plan.is_early(number)
                 self._buffers[number] = WindowBuffer(self._plan, span, early=early)
             buffer = self._buffers[number]
         try:
-            with self._threads.reading(buffer.size(part)):
+            with self._threads.reading(buffer.count_samples(part)):
                 prepare_time, window = buffer.read(part)
         except PipelineError as error:
             return Part(error=error)

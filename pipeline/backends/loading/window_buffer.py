@@ -75,7 +75,7 @@ class ReadPlan:
         """Number of parts of a window."""
         return min(PARTS, self.window_steps * self.batch_rows)
 
-    def span(self, jump: int, number: int) -> range:
+    def list_steps(self, jump: int, number: int) -> range:
         """Return the steps of window `number` after a jump to boundary `jump`."""
         first = self._first_steps
         # Windows double until one is full.
@@ -115,7 +115,7 @@ class WindowBuffer:
 
     def read(self, part: int) -> tuple[PrepareTime, Window | None]:
         """Read one part; the call that completes the window also returns it."""
-        rows = self._rows(part)
+        rows = self._slice_rows(part)
         times = [self._read_column(name, rows) for name in self._columns]
         with self._lock:
             self._parts_left -= 1
@@ -127,12 +127,12 @@ class WindowBuffer:
         seconds = {"order": self._order_s, "transfer": self._plan.source.clock() - started_at}
         return PrepareTime.total([*times, PrepareTime(seconds)]), window
 
-    def size(self, part: int) -> int:
+    def count_samples(self, part: int) -> int:
         """Return the number of samples of a part."""
-        rows = self._rows(part)
+        rows = self._slice_rows(part)
         return int(rows.stop - rows.start)
 
-    def _rows(self, part: int) -> slice:
+    def _slice_rows(self, part: int) -> slice:
         """Return the rows of a part, without rows after the last step."""
         count = len(self._span) * self._plan.batch_rows
         return slice(part * count // self._plan.parts, (part + 1) * count // self._plan.parts)

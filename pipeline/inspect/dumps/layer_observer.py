@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pipeline.models.layers.model_spec import LayerSpec
-from pipeline.models.lowerings.problem.image_layout import Layout, batch_last
+from pipeline.models.lowerings.problem.image_layout import Layout, swap_layout
 from pipeline.models.modules.apply_layers import LayerContext
 from pipeline.models.modules.layer_capture import tap
 
@@ -37,7 +37,7 @@ class LayerForm:
 
     def from_logical(self, x: Array) -> Array:
         """Return images (batch, height, width, channels) in the layer's order of axes."""
-        return batch_last(x) if self.layout == "chwn" and x.ndim == 4 else x
+        return swap_layout(x) if self.layout == "chwn" and x.ndim == 4 else x
 
 
 @dataclass

@@ -30,7 +30,7 @@ from pipeline.inspect.dumps.wide_replay import QUICK, widen
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
 from pipeline.models.modules.apply_layers import intercept_layers, record_layers
 from pipeline.models.modules.layer_capture import tap
-from pipeline.models.modules.layout import batch_first
+from pipeline.models.modules.layout import to_nhwc
 from pipeline.models.modules.standard import Network
 from pipeline.training.losses import BatchLoss, reduce_losses, sample_losses
 from pipeline.training.state import StepConfig, TrainState
@@ -309,7 +309,7 @@ def _cotangent(y: Array, form: LayerForm, gradient: Any, scale: Any) -> Array:
 
 
 def _logical(forms: Mapping[str, LayerForm], arrays: Mapping[str, Array]) -> dict[str, Array]:
-    return {path: batch_first(array, forms[path].layout) for path, array in arrays.items()}
+    return {path: to_nhwc(array, forms[path].layout) for path, array in arrays.items()}
 
 
 def _unscale(tree: Any, scale: Any) -> Any:

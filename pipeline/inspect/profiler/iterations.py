@@ -118,7 +118,7 @@ def operation_of(name: str, module: str, program: HloProgram) -> Operation:
     elif instruction.converts and instruction.opcode in ("fusion", "convert"):
         kind = CONVERSIONS
     else:
-        kind = program.kind_of(name) or instruction.opcode
+        kind = program.find_kind(name) or instruction.opcode
     named = _layer_in(instruction.scope) if phase in ("forward", "backward") else ""
     moves = phase == "other" and not instruction.scope
     return Operation(name, phase, MOVING if moves else named, kind, instruction)

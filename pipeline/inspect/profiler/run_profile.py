@@ -11,7 +11,7 @@ from functools import partial
 from pipeline.backends.base import Backend, Estimate
 from pipeline.backends.graph.hlo_program import FREE, HloProgram, parse_program
 from pipeline.backends.loading.loader import RESIDENT_LIMIT_BYTES, split_bytes
-from pipeline.backends.sink_choice import choose, predict
+from pipeline.backends.sink_choice import choose, predict_ms
 from pipeline.config.cache import cache_root
 from pipeline.config.precision import resolve_level
 from pipeline.config.profile_spec import LEAST_STEPS, ProfileSpec
@@ -304,7 +304,7 @@ class RunProfiler(Profile):
             cost = next(
                 (sink for sink in costs.sinks if sink.mechanism == choice.mechanism), costs.sinks[0]
             )
-            now_ms = predict(cost, schedule.sink_steps, bounds)
+            now_ms = predict_ms(cost, schedule.sink_steps, bounds)
         return SinkGain(choice.size, choice.step_ms, now_ms, costs.error)
 
     def _event_cost(self, dataset: Dataset, state: TrainState) -> EventCost | None:

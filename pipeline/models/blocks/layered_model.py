@@ -24,7 +24,7 @@ class LayeredModelSpec(ModelSpec):
     """Names of fields that are lists with one entry per stage."""
 
     @model_validator(mode="after")
-    def _one_entry_per_stage(self) -> Self:
+    def _check_stages(self) -> Self:
         lists = {name: list(getattr(self, name)) for name in self.stage_fields}
         lengths = {len(entries) for entries in lists.values()}
         if len(lengths) > 1 or 0 in lengths:
@@ -93,7 +93,7 @@ class StageBlock:
         return f"stage{self.stage}_block{self.index}"
 
 
-def stage_blocks(
+def plan_blocks(
     counts: Sequence[int],
     widths: Sequence[int],
     channels: int,

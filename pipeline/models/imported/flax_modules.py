@@ -47,9 +47,7 @@ def adapt_module(
         return _adapt_nnx(reference, make, has_type)
     module = make()
     if isinstance(module, nnx.Module):
-        raise ValueError(
-            f"{reference}: makes an nnx module; must have a parameter rngs, an nnx.Rngs"
-        )
+        raise ValueError(f"{reference}: makes an nnx module; must have a parameter rngs")
     if not isinstance(module, nn.Module):
         raise ValueError(f"{reference}: makes a {type(module).__name__}; must make a flax module")
     return _adapt_linen(reference, module, has_type)

@@ -1,7 +1,7 @@
 """Gradients of replaced equations, recognised in a function that computes gradients.
 
 JAX writes the gradients of a convolution as convolutions with other dimension numbers, dilations
-and pads. It writes the gradients of a product as products, and that of max pooling as a scatter. To
+and pads, the gradients of a product as products, and the gradient of max pooling as a scatter. To
 find them, every equation that a lowering computes is differentiated by itself. An equation of the
 function with the same primitive, parameters and shapes as the result is the gradient, for any
 operands. So no pads are inverted, and no pattern depends on the version of JAX.
@@ -89,9 +89,7 @@ class Gradient:
 
         (result,) = jax.vjp(compute, primal)[1](cotangent)
         return (
-            result
-            if self.permutation is None
-            else result.transpose(_invert_permutation(self.permutation))
+            result if self.permutation is None else result.transpose(np.argsort(self.permutation))
         )
 
 
@@ -204,7 +202,3 @@ def _restore_kernel(forward: core.JaxprEqn, rotated: Array) -> Array:
     shape[channels : channels + 1] = [groups, shape[channels] // groups]
     split = jnp.moveaxis(kernel.reshape(shape), channels, features)
     return split.reshape(_read_shape(forward.invars[1]).shape)
-
-
-def _invert_permutation(permutation: Sequence[int]) -> tuple[int, ...]:
-    return tuple(map(int, np.argsort(permutation)))

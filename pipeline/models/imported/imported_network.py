@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.core import unfreeze
 from flax.traverse_util import flatten_dict
 from jax import Array
 
@@ -67,7 +68,7 @@ class ImportedNetwork(nn.Module):
         if self.is_initializing():
             self._put_variables(self._initialise(images))
         variables = {
-            name: _to_plain_dicts(self.variables.get(name, {})) for name in (PARAMS, STATISTICS)
+            name: unfreeze(dict(self.variables.get(name, {}))) for name in (PARAMS, STATISTICS)
         }
         key = self.make_rng("dropout") if train and self.has_rng("dropout") else None
         # A function instead of a method, which flax would put a scope around.
@@ -112,7 +113,9 @@ def _compute_logits(
     """Compute logits in float32, and the statistics after this call."""
     inputs = dict(variables)
     if not module.network.has_type:
-        images, inputs[PARAMS] = _cast_leaves((images, inputs[PARAMS]), module.dtype)
+        images, inputs[PARAMS] = jax.tree.map(
+            lambda leaf: leaf.astype(module.dtype), (images, inputs[PARAMS])
+        )
     with blame(module.reference):
         logits, statistics = module.network.apply(inputs, images, key, train=train)
     if not isinstance(logits, jax.Array) or logits.ndim < 2:
@@ -126,14 +129,3 @@ def _compute_logits(
         lambda new, old: new.astype(old.dtype), statistics, inputs[STATISTICS]
     )
     return logits.astype(jnp.float32), statistics
-
-
-def _cast_leaves(tree: Any, dtype: str) -> Any:
-    return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
-
-
-def _to_plain_dicts(tree: Any) -> Any:
-    """Replace flax's frozen dicts in a tree by plain dicts."""
-    if isinstance(tree, Mapping):
-        return {name: _to_plain_dicts(value) for name, value in tree.items()}
-    return tree

@@ -88,7 +88,8 @@ class FunctionNetwork:
         key = jax.random.key(0) if key is None else key
         image_shape = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)
         structure = jax.eval_shape(self._initialise_parameters, key, image_shape)
-        parameters = _from_nested_dicts(variables[PARAMS], structure)
+        flat = flatten_dict(dict(variables[PARAMS]))
+        parameters = jax.tree.map_with_path(lambda path, _: flat[_name_keys(path)], structure)
         return call_with(self.compute, (parameters, images), train=train, key=key), {}
 
     def _initialise_parameters(self, key: Array, images: Array) -> Any:
@@ -100,12 +101,6 @@ def _to_nested_dicts(tree: Any) -> dict[str, Any]:
     """Return nested dicts of a pytree's leaves. Items of sequences have numbers as keys."""
     leaves, _ = jax.tree.flatten_with_path(tree)
     return unflatten_dict({_name_keys(path): leaf for path, leaf in leaves})
-
-
-def _from_nested_dicts(values: Mapping[str, Any], structure: Any) -> Any:
-    """Restore the pytree from the dicts that `_to_nested_dicts` returned."""
-    flat = flatten_dict(dict(values))
-    return jax.tree.map_with_path(lambda path, _: flat[_name_keys(path)], structure)
 
 
 def _name_keys(path: Any) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from pipeline.models.lowerings.conv2d import conv2d
 from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
 from pipeline.models.lowerings.dense import dense_product
 from pipeline.models.lowerings.max_pool import pool_max
-from pipeline.models.lowerings.problem.image_layout import Layout, batch_last
+from pipeline.models.lowerings.problem.image_layout import Layout, swap_layout
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 
 CONVOLUTION = "conv_general_dilated"
@@ -107,9 +107,9 @@ def _convolve(
     groups = params["feature_group_count"]
     if layout == "chwn" and groups == 1:
         transposed = conv2d_chwn(
-            batch_last(images), kernel, strides=strides, padding=pads, dilation=dilation
+            swap_layout(images), kernel, strides=strides, padding=pads, dilation=dilation
         )
-        result = batch_last(transposed)
+        result = swap_layout(transposed)
     else:
         result = conv2d(
             images,
@@ -182,7 +182,7 @@ def _pool(
         for key in ("window_dimensions", "window_strides", "padding")
     )
     if layout == "chwn":
-        result = batch_last(pool_max(batch_last(images), window, strides, pads, policy))
+        result = swap_layout(pool_max(swap_layout(images), window, strides, pads, policy))
     else:
         result = pool_max(images, window, strides, pads, policy)
     return result.transpose(0, 3, 1, 2) if channels_first else result

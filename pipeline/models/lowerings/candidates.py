@@ -118,9 +118,8 @@ class LayerPlan(Generic[P]):
     @property
     def is_default(self) -> bool:
         """Whether all three lowerings are the default."""
-        return (
-            self.forward.is_default and self.input_grad.is_default and self.weight_grad.is_default
-        )
+        choices = (self.forward, self.input_grad, self.weight_grad)
+        return all(choice.is_default for choice in choices)
 
 
 def plan_layer(policy: LoweringPolicy, make_problem: Callable[[Role], P]) -> LayerPlan[P]:

@@ -1,7 +1,7 @@
 """The transpose of a two-dimensional convolution: the fastest lowering for each computation.
 
 The result is the input gradient of a convolution, and the gradients are that convolution and its
-weight gradient. So the problems are those of a convolution whose images are the result. For the
+weight gradient. So its problems are a convolution's, with the result for images. For the
 weight gradient that jax derives, XLA:CPU has a scalar loop, 1 GFLOP/s in a training loop (jax issue
 12868). On other platforms the gradients are jax's.
 """

@@ -181,7 +181,7 @@ def require_images(x: Array, context: LayerContext) -> None:
         )
 
 
-def features_of(features: int | str, context: LayerContext) -> int:
+def require_number(features: int | str, context: LayerContext) -> int:
     """Return the number of features. Raises ValueError for `$classes` outside of model `layers`."""
     if isinstance(features, str):
         raise ValueError(

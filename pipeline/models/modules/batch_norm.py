@@ -51,7 +51,7 @@ class BatchNormModule(nn.Module):
         if not self.train:
             return normalise(settings, x, running_mean.value, running_var.value, scale, bias)
         # The gradient of `normalise_by_batch` includes the one through the statistics.
-        mean, var = batch_statistics(lax.stop_gradient(x), settings)
+        mean, var = compute_statistics(lax.stop_gradient(x), settings)
         if not self.is_initializing():
             count = devices * prod(x.shape[axis] for axis in axes)
             unbiased = var * (count / max(count - 1, 1))
@@ -88,7 +88,7 @@ class NormSettings:
         return jnp.expand_dims(channels, self.axes)
 
 
-def batch_statistics(x: Array, settings: NormSettings) -> tuple[Array, Array]:
+def compute_statistics(x: Array, settings: NormSettings) -> tuple[Array, Array]:
     """Return means and biased variances of the channels over the batch, float32 (channels,)."""
     values, values_to_square = (y.astype(jnp.float32) for y in separate_reads((x, x)))
     mean = settings.mean(values)

@@ -24,7 +24,7 @@ from pipeline.models.layers import standard
 from pipeline.models.layers.fields import pair
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, make_window
 from pipeline.models.lowerings.problem.image_layout import Layout
-from pipeline.models.modules.layout import pads_around, reach, shape_nhwc
+from pipeline.models.modules.layout import compute_pads, reach, shape_nhwc
 
 
 @register_dataclass
@@ -144,13 +144,13 @@ def _read_window(module: Any, inputs: Array) -> tuple[ConvWindow | None, Layout]
     _, height, width, _ = shape_nhwc(inputs, layout)
     sizes = (height, width)
     kernel, strides, dilation = (pair(x) for x in (layer.kernel, layer.stride, layer.dilation))
-    pads = pads_around(sizes, reach(kernel, dilation), strides, layer.padding)
+    pads = compute_pads(sizes, reach(kernel, dilation), strides, layer.padding)
     return make_window(sizes, kernel, strides, pads, dilation, groups=1), layout
 
 
 @jax.custom_vjp
 def tap(outputs: Array, slot: Array) -> Array:
-    """Return the outputs. Their cotangent is also that of `slot`, which has the same shape."""
+    """Return the outputs. Their cotangent is also the cotangent of `slot`, of the same shape."""
     return outputs
 
 

@@ -45,7 +45,7 @@ class LaidOutNetwork(Protocol):
         """Return all that decides the speed in a layout, except type and batch, as text."""
 
 
-def batch_first(x: Array, layout: Layout) -> Array:
+def to_nhwc(x: Array, layout: Layout) -> Array:
     """Transpose images from a layout to NHWC; other arrays are returned unchanged."""
     return x.transpose(3, 1, 2, 0) if channel_axis(x, layout) == 0 else x
 
@@ -74,7 +74,7 @@ def reach(kernel: Pair, dilation: Pair) -> Pair:
     return (kernel[0] - 1) * dilation[0] + 1, (kernel[1] - 1) * dilation[1] + 1
 
 
-def pads_around(sizes: Pair, window: Pair, strides: Pair, padding: Padding) -> tuple[Pair, Pair]:
+def compute_pads(sizes: Pair, window: Pair, strides: Pair, padding: Padding) -> tuple[Pair, Pair]:
     """Return the pads (before, after) of the height and the width of images of these sizes.
 
     `window` is the size that the kernel covers, dilation included.

@@ -22,7 +22,7 @@ from pipeline.models.lowerings.conv2d_transpose import conv2d_transpose
 from pipeline.models.lowerings.dense import dense_product
 from pipeline.models.lowerings.max_pool import pool_max
 from pipeline.models.lowerings.problem.conv_window import Pair
-from pipeline.models.lowerings.problem.image_layout import Layout, batch_last
+from pipeline.models.lowerings.problem.image_layout import Layout, swap_layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
 from pipeline.models.modules import composite as composite
 from pipeline.models.modules import tokens as tokens
@@ -31,19 +31,19 @@ from pipeline.models.modules.apply_layers import (
     LayerContext,
     apply_layers,
     computes,
-    features_of,
     require_groups,
     require_images,
+    require_number,
 )
 from pipeline.models.modules.batch_norm import BatchNormModule
 from pipeline.models.modules.dense import DenseModule, add_bias
 from pipeline.models.modules.layout import (
-    batch_first,
     channel_axis,
+    compute_pads,
     find_layer_without_chwn,
-    pads_around,
     reach,
     shape_nhwc,
+    to_nhwc,
 )
 
 
@@ -120,8 +120,8 @@ class Network(nn.Module):
         x = images if reads_tokens or self.rules else images.astype(self.dtype)
         if self.layout == "chwn":
             _require_batch_last(self.layers, x)
-            x = batch_last(x)
-        logits = batch_first(apply_layers(self.layers, x, context), self.layout)
+            x = swap_layout(x)
+        logits = to_nhwc(apply_layers(self.layers, x, context), self.layout)
         return logits.astype(jnp.float32)
 
 
@@ -148,7 +148,7 @@ class _Conv(nn.Module):
         size, strides, dilation = (pair(x) for x in (layer.kernel, layer.stride, layer.dilation))
         pads = _find_pads(x, reach(size, dilation), strides, layer.padding, self.context)
         channels = require_groups(x, layer.groups, self.context)
-        features = features_of(layer.features, self.context)
+        features = require_number(layer.features, self.context)
         shape = (*size, channels // layer.groups, features)
         kernel = self.param("kernel", (layer.kernel_init or init.conv).build(), shape, jnp.float32)
         if self.context.layout == "chwn":
@@ -174,7 +174,7 @@ class _ConvTranspose(nn.Module):
         layer = self.layer
         init = self.context.initializers
         require_images(x, self.context)
-        features = features_of(layer.features, self.context)
+        features = require_number(layer.features, self.context)
         shape = (*pair(layer.kernel), x.shape[-1], features)
         kernel = self.param("kernel", (layer.kernel_init or init.conv).build(), shape, jnp.float32)
         y = conv2d_transpose(
@@ -198,7 +198,7 @@ def _compute_dense(layer: standard.Dense, x: Array, context: LayerContext) -> Ar
             "put flatten or global_avg_pool before it"
         )
     return DenseModule(
-        features_of(layer.features, context),
+        require_number(layer.features, context),
         use_bias=layer.bias,
         dtype=context.dtype,
         kernel_init=(layer.kernel_init or context.initializers.dense).build(),
@@ -240,7 +240,7 @@ def _compute_dropout(layer: standard.Dropout, x: Array, context: LayerContext) -
     dropout = nn.Dropout(layer.rate, deterministic=not context.train, name=context.name)
     if channel_axis(x, context.layout) == 0:
         # The mask is drawn in NHWC, so that the same values are dropped in both layouts.
-        return batch_last(dropout(batch_first(x, context.layout)))
+        return swap_layout(dropout(to_nhwc(x, context.layout)))
     return dropout(x)
 
 
@@ -297,7 +297,7 @@ def _compute_channel_shuffle(
 
 @computes(standard.Flatten)
 def _compute_flatten(layer: standard.Flatten, x: Array, context: LayerContext) -> Array:
-    x = batch_first(x, context.layout)
+    x = to_nhwc(x, context.layout)
     return x.reshape(x.shape[0], -1)
 
 
@@ -316,7 +316,7 @@ def _find_pads(
     """Return the pads (before, after) of height and width. Raises ValueError if no window fits."""
     require_images(x, context)
     sizes = (x.shape[1], x.shape[2])
-    rows, columns = pads_around(sizes, window, strides, padding)
+    rows, columns = compute_pads(sizes, window, strides, padding)
     if sizes[0] + sum(rows) < window[0] or sizes[1] + sum(columns) < window[1]:
         raise ValueError(
             f"{context}: a window of {window[0]}x{window[1]} does not fit into shape "

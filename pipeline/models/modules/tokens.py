@@ -13,8 +13,8 @@ from pipeline.models.modules.apply_layers import (
     LayerContext,
     apply_layers,
     computes,
-    features_of,
     require_images,
+    require_number,
 )
 from pipeline.models.modules.dense import DenseModule
 
@@ -26,7 +26,7 @@ def _embed(
     module: nn.Module, layer: tokens.Lookup, x: Array, context: LayerContext
 ) -> tuple[Array, Array]:
     """Return the learned table, and its rows for the token ids x: (batch, tokens, features)."""
-    shape = (features_of(layer.vocabulary, context), layer.features)
+    shape = (require_number(layer.vocabulary, context), layer.features)
     table = module.param("table", _TABLE_INIT, shape, jnp.float32).astype(context.dtype)
     return table, jnp.take(table, x.reshape(x.shape[0], -1).astype(jnp.int32), axis=0)
 
@@ -90,9 +90,9 @@ class _PositionEmbedding(nn.Module):
         if self.context.position is not None:
             table: Array = self.get_variable("params", "table")
             return x + jax.lax.dynamic_index_in_dim(table, self.context.position).astype(x.dtype)
-        return x + self._table(x.shape[1:]).astype(x.dtype)
+        return x + self._find_table(x.shape[1:]).astype(x.dtype)
 
-    def _table(self, shape: tuple[int, ...]) -> Array:
+    def _find_table(self, shape: tuple[int, ...]) -> Array:
         """Return the table of positions (tokens, features), or the first rows of a longer table."""
         if self.layer.shorter and self.has_variable("params", "table"):
             table: Array = self.get_variable("params", "table")
@@ -117,7 +117,7 @@ class _SelfAttention(nn.Module):
             )
         heads = (batch, count, self.layer.heads, features // self.layer.heads)
         query, key, value = (
-            self._dense(features, name)(x).reshape(heads) for name in ("query", "key", "value")
+            self._make_dense(features, name)(x).reshape(heads) for name in ("query", "key", "value")
         )
         if self.context.position is not None:
             key = self._update_cache("keys", key)
@@ -137,7 +137,7 @@ class _SelfAttention(nn.Module):
         weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
         weights = nn.Dropout(self.layer.dropout, deterministic=not self.context.train)(weights)
         y = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
-        return self._dense(features, "out")(y.reshape(x.shape))
+        return self._make_dense(features, "out")(y.reshape(x.shape))
 
     def _update_cache(self, name: str, x: Array) -> Array:
         """Write a token's keys or values (batch, 1, heads, features); return the whole cache.
@@ -167,7 +167,7 @@ class _SelfAttention(nn.Module):
             )
         return jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
 
-    def _dense(self, features: int, name: str) -> DenseModule:
+    def _make_dense(self, features: int, name: str) -> DenseModule:
         init = self.context.initializers
         return DenseModule(
             features,

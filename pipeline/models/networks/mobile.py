@@ -18,7 +18,7 @@ from pipeline.models.blocks.common_blocks import (
     round_features,
     squeeze_excite,
 )
-from pipeline.models.blocks.layered_model import LayeredModelSpec, StridedModelSpec, stage_blocks
+from pipeline.models.blocks.layered_model import LayeredModelSpec, StridedModelSpec, plan_blocks
 from pipeline.models.layers.fields import Count
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import (
@@ -287,7 +287,7 @@ class ShuffleNetV2(StridedModelSpec):
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         layers: list[LayerSpec] = [*conv_norm(self.stem, 3, 2), Relu(), HALVE]
-        for block in stage_blocks(self.units, self.widths, self.stem):
+        for block in plan_blocks(self.units, self.widths, self.stem):
             scope = f"stage{block.stage + 1}_unit{block.index}"
             unit = _make_unit(scope, block.channels, block.width, block.stride)
             layers += (unit, ChannelShuffle(groups=2))

@@ -17,7 +17,7 @@ from pipeline.models.blocks.common_blocks import (
     projection,
     squeeze_excite,
 )
-from pipeline.models.blocks.layered_model import StageBlock, StridedModelSpec, stage_blocks
+from pipeline.models.blocks.layered_model import StageBlock, StridedModelSpec, plan_blocks
 from pipeline.models.layers.fields import Count
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import (
@@ -75,7 +75,7 @@ class ResNet(StridedModelSpec):
         stem = imagenet_stem(width) if self.stem == "imagenet" else (*conv_norm(width, 3), Relu())
         expansion = EXPANSION[self.block]
         layers: list[LayerSpec] = [*stem]
-        for block in stage_blocks(
+        for block in plan_blocks(
             self.blocks, self.widths, width, expansion=expansion, halve_first=False
         ):
             layers += (self._block(block), Relu())
@@ -119,7 +119,7 @@ class ResNetV2(StridedModelSpec):
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         expansion = EXPANSION[self.block]
-        blocks = stage_blocks(
+        blocks = plan_blocks(
             self.blocks, self.widths, self.stem_width, expansion=expansion, halve_first=False
         )
         end = (BatchNorm(), Relu(), GlobalAvgPool(), Dense(features=classes))
@@ -180,7 +180,7 @@ class RegNetX(StridedModelSpec):
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         layers: list[LayerSpec] = [*conv_norm(self.stem, 3, 2), Relu()]
-        for block in stage_blocks(self.blocks, self.widths, self.stem):
+        for block in plan_blocks(self.blocks, self.widths, self.stem):
             layers += (self._block(block), Relu())
         return (*layers, GlobalAvgPool(), Dense(features=classes))
 
@@ -208,7 +208,7 @@ class RepVGG(StridedModelSpec):
 
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         layers: list[LayerSpec] = [_make_rep_block("stem", self.stem, 2, keeps_shape=False), Relu()]
-        for block in stage_blocks(self.blocks, self.widths, self.stem):
+        for block in plan_blocks(self.blocks, self.widths, self.stem):
             keeps_shape = block.stride == 1 and block.channels == block.width
             layers += (_make_rep_block(block.scope, block.width, block.stride, keeps_shape), Relu())
         return (*layers, GlobalAvgPool(), Dense(features=classes))

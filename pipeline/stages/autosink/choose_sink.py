@@ -16,7 +16,7 @@ from pipeline.backends.sink_choice import (
     SinkChoice,
     SinkMechanism,
     choose,
-    no_sink,
+    choose_no_sink,
 )
 from pipeline.checkpoint.host_state import SinkState
 from pipeline.config.recipe import Recipe, TrainSpec
@@ -137,7 +137,7 @@ def _measure_choice(
     if reason is None and num_steps > MOST_SHARE * total:
         reason = f"not measured: that takes {num_steps} steps, and the run has {total:,}"
     if reason is not None:
-        return no_sink(single_ms, reason)
+        return choose_no_sink(single_ms, reason)
     budget_s = np.clip(BUDGET_SHARE * total * single_ms / 1e3, LEAST_BUDGET_S, MOST_BUDGET_S)
     return choose(measure(trials, single_ms, mechanisms, float(budget_s)).costs, bounds)
 
@@ -179,5 +179,5 @@ def _make_bounds(recipe: Recipe, run_schedule: RunSchedule, window_steps: int) -
 
 def make_modelled_costs(price: SinkPrice) -> Costs:
     """Derive costs from modelled times of a step."""
-    loop = Cost.between("loop", price(1), LONGEST * price(LONGEST), LONGEST)
+    loop = Cost.fit("loop", price(1), LONGEST * price(LONGEST), LONGEST)
     return Costs(price(None), (loop,), 0.0)

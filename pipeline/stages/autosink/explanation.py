@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.backends.rates import Communication
-from pipeline.backends.sink_choice import SHOWN, Bounds, Cost, Costs, SinkChoice, predict
+from pipeline.backends.sink_choice import SHOWN, Bounds, Cost, Costs, SinkChoice, predict_ms
 from pipeline.core.files.value_text import bytes_text
 from pipeline.training.step_record import Record
 
@@ -111,7 +111,7 @@ class Explanation:
         if cost is None:
             return {}
         sizes = {*SHOWN, *filter(None, (self.run.asked, self.choice.size))}
-        return {size: predict(cost, size, self.bounds) for size in sorted(sizes)}
+        return {size: predict_ms(cost, size, self.bounds) for size in sorted(sizes)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return explain.json. Keys of expected times begin with `modelled_` or `predicted_`."""

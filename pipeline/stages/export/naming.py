@@ -11,9 +11,9 @@ import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import show_name
-from pipeline.models.weights.files.named_arrays import Arrays, natural_key
+from pipeline.models.weights.files.named_arrays import Arrays, make_natural_key
 from pipeline.models.weights.files.weight_files import keeps_order
-from pipeline.models.weights.rules import layer_rules
+from pipeline.models.weights.rules import find_layer_rules
 from pipeline.models.weights.rules.syntax import (
     CONVENTIONS,
     MINDSPORE,
@@ -144,7 +144,7 @@ class FileLayers:
         names = (name.partition("/")[2] for name in network.shapes)
         self._network_layers = {name.rpartition("/")[0] for name in names}
         self._leaves = CONVENTIONS[framework].leaves
-        self._rules = layer_rules(network.model, framework, blocks=network.has_blocks)
+        self._rules = find_layer_rules(network.model, framework, blocks=network.has_blocks)
         self._shapes: dict[str, Shapes] = {}
         for name, array in arrays.items():
             layer, leaf = self._split_name(name)
@@ -207,7 +207,7 @@ class FileLayers:
         """Return the path of each layer: `path` with a number of the network's layers for `#`."""
         ordered = keeps_order(self._file)
         if not ordered:
-            layers = sorted(layers, key=natural_key)
+            layers = sorted(layers, key=make_natural_key)
         prefix, _, suffix = map(re.escape, path.partition("#"))
         matches = (re.fullmatch(rf"{prefix}(\d+){suffix}", name) for name in self._network_layers)
         numbers = sorted(int(match[1]) for match in matches if match)
@@ -254,7 +254,7 @@ class FileLayers:
                 groups.setdefault(self._shapes_as_text(layer), []).append(layer)
         for group in groups.values():
             for first, second in pairwise(group):
-                parts = zip(natural_key(first), natural_key(second), strict=False)
+                parts = zip(make_natural_key(first), make_natural_key(second), strict=False)
                 differing = next((pair for pair in parts if pair[0] != pair[1]), ("", ""))
                 # Names are ordered only if their first difference is a number.
                 if not isinstance(differing[0], int):

@@ -64,9 +64,9 @@ PROGRAM = parse_program(TEXT)
 def test_every_operation_has_a_kind_and_its_bytes(
     name: str, kind: str | None, nbytes: int | None
 ) -> None:
-    assert PROGRAM.kind_of(name) == kind
+    assert PROGRAM.find_kind(name) == kind
     if nbytes is not None:
-        assert PROGRAM.bytes_of(name) == nbytes
+        assert PROGRAM.count_bytes(name) == nbytes
 
 
 def test_what_xla_writes_is_understood() -> None:
@@ -79,5 +79,5 @@ def test_what_xla_writes_is_understood() -> None:
     text = jax.jit(function).lower(*operands).compile().as_text()
     assert text is not None
     program: HloProgram = parse_program(text)
-    kinds = {program.kind_of(name) for name in program.instructions}
+    kinds = {program.find_kind(name) for name in program.instructions}
     assert {"matrix products, by XLA", "sums and maxima"} <= kinds

@@ -96,8 +96,8 @@ def test_a_window_is_prepared_while_the_one_before_is_in_use(
         loader = make(kind)
         loader.window(0)
         assert loader.report().queue_depth is None
-        wait_until(lambda loader=loader: loader._source.ready_steps(2) == 2)
-        assert loader._source.ready_steps(4) == 0
+        wait_until(lambda loader=loader: loader._source.count_ready_steps(2) == 2)
+        assert loader._source.count_ready_steps(4) == 0
         loader.window(2)
         assert loader.report().queue_depth == 1
 
@@ -112,7 +112,7 @@ def test_nothing_is_prepared_after_the_end_unless_requested(
     for step, batch in enumerate(steps_of(loader, 0, 11)):
         assert_is_step(batch, step, make_order(), make_split())
     loader.window(2)
-    assert loader._source.ready_steps(4) == 0
+    assert loader._source.count_ready_steps(4) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,7 +123,7 @@ def test_a_closed_loader_prepares_nothing_and_still_serves(
     loader = make(kind)
     loader.window(0)
     loader.close()
-    assert loader._source.ready_steps(2) == 0
+    assert loader._source.count_ready_steps(2) == 0
     waited_s = loader.waited_s
     loader.window(1)
     assert loader.waited_s > waited_s, "the window in hand was let go"

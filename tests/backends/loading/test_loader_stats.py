@@ -156,7 +156,7 @@ def test_a_slow_sample_starves_training_and_is_named(clock: HandClock, reported:
     assert report.starved
     assert report.slowest_sample == SlowSample("image", 7, "7.png", 1.0)
 
-    wait_until(lambda: loader._source.ready_steps(4) == 2)
+    wait_until(lambda: loader._source.count_ready_steps(4) == 2)
     loader.window(4)
     assert [starves for starves, _ in reported] == [True, False]
     assert reported[1][1] == "data is fast enough again from step 5"
@@ -166,7 +166,7 @@ def test_a_slow_sample_starves_training_and_is_named(clock: HandClock, reported:
 def test_data_that_is_ready_never_starves(clock: HandClock, reported: Reports) -> None:
     loader = make_watched(LazyNumbers(np.arange(SAMPLES, dtype=np.int32)), clock, reported)
     for step in (2, 4, 6):
-        wait_until(lambda step=step: loader._source.ready_steps(step) == 2)
+        wait_until(lambda step=step: loader._source.count_ready_steps(step) == 2)
         clock.advance(0.1)
         loader.window(step)
     report = loader.report()

@@ -48,7 +48,7 @@ def test_each_sample_is_read_once_and_one_window_ahead() -> None:
     loader = make_stream(column)
     for step in range(5):
         loader.window(step)
-    wait_until(lambda: loader._source.ready_steps(6) == 2)
+    wait_until(lambda: loader._source.count_ready_steps(6) == 2)
     assert column.reads == samples_of(0, 8)
 
 
@@ -57,7 +57,7 @@ def test_no_more_than_a_window_is_read_ahead() -> None:
     column = CountedColumn(NUMBERS)
     loader = make_stream(column)
     loader.window(0)
-    wait_until(lambda: loader._source.ready_steps(2) == 2)
+    wait_until(lambda: loader._source.count_ready_steps(2) == 2)
     source = loader._source._reader._part_source
     assert (len(column.reads), len(source._buffers)) == (len(samples_of(0, 4)), 0)
 
@@ -77,7 +77,7 @@ def test_no_more_steps_are_ready_than_the_last_window_has() -> None:
     wait_until(
         lambda: loader._source._reader._part_source.num_unclaimed == loader._source._plan.parts
     )
-    assert loader._source.ready_steps(2) == 1
+    assert loader._source.count_ready_steps(2) == 1
 
 
 def test_a_jump_opens_a_reader_there_and_reads_nothing_between() -> None:

@@ -37,7 +37,7 @@ def plan(window_steps: int, stop: int | None = None) -> ReadPlan:
 
 
 def test_windows_double_until_they_are_full() -> None:
-    spans = [plan(8).span(3, number) for number in range(5)]
+    spans = [plan(8).list_steps(3, number) for number in range(5)]
     assert [(span.start, len(span)) for span in spans] == [(3, 2), (5, 4), (9, 8), (17, 8), (25, 8)]
     assert [plan(8).is_early(number) for number in range(4)] == [True, True, True, False]
 
@@ -46,7 +46,7 @@ def test_windows_double_until_they_are_full() -> None:
     window_steps=st.integers(1, 2000), jump=st.integers(0, 10**6), stop=st.integers(1, 2 * 10**6)
 )
 def test_windows_follow_one_another_up_to_the_end(window_steps: int, jump: int, stop: int) -> None:
-    spans = [plan(window_steps, stop).span(jump, number) for number in range(12)]
+    spans = [plan(window_steps, stop).list_steps(jump, number) for number in range(12)]
     for one, next_one in pairwise(spans):
         if one.stop != stop:
             assert next_one.start == one.stop
@@ -86,7 +86,7 @@ def test_waiting_for_short_windows_is_no_starvation() -> None:
     assert lines == []
     assert loader.report().wait_share is None
     assert loader.report().first_wait_ms > 0
-    wait_until(lambda: loader._source.ready_steps(14) > 0)
+    wait_until(lambda: loader._source.count_ready_steps(14) > 0)
     loader.window(14)
     assert loader.report().wait_share is not None
     loader.close()

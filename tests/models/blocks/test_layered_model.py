@@ -4,19 +4,19 @@ import re
 
 import pytest
 
-from pipeline.models.blocks.layered_model import stage_blocks
+from pipeline.models.blocks.layered_model import plan_blocks
 from tests.models.build import conf_model
 
 
 def test_blocks_read_what_the_one_before_gives() -> None:
-    blocks = list(stage_blocks((1, 2), (8, 16), 4, expansion=4))
+    blocks = list(plan_blocks((1, 2), (8, 16), 4, expansion=4))
     assert [block.scope for block in blocks] == ["stage1_block0", "stage2_block0", "stage2_block1"]
     assert [(block.channels, block.width) for block in blocks] == [(4, 8), (32, 16), (64, 16)]
 
 
 @pytest.mark.parametrize(("halve_first", "strides"), [(True, [2, 1, 2]), (False, [1, 1, 2])])
 def test_the_first_block_of_a_stage_halves(halve_first: bool, strides: list[int]) -> None:
-    blocks = stage_blocks((2, 1), (8, 8), 8, halve_first=halve_first)
+    blocks = plan_blocks((2, 1), (8, 8), 8, halve_first=halve_first)
     assert [block.stride for block in blocks] == strides
 
 

@@ -14,7 +14,7 @@ from pipeline.models.blocks.layered_model import LayeredModelSpec, StridedModelS
 from pipeline.models.layers.fields import pair
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import Conv, Pool
-from pipeline.models.modules.layout import pads_around
+from pipeline.models.modules.layout import compute_pads
 from tests.models.build import conf_model, shapes
 from tests.models.test_conf import FILES
 
@@ -84,7 +84,7 @@ def test_without_a_stride_and_at_odd_sizes_with_one_of_two_both_ways_are_one(
 ) -> None:
     size, window, strides = stride * half + 1, 2 * radius + 1, (stride, stride)
     same, symmetric = (
-        pads_around((size, size), (window, window), strides, padding)
+        compute_pads((size, size), (window, window), strides, padding)
         for padding in ("same", "symmetric")
     )
     assert same == symmetric == ((radius, radius), (radius, radius))
@@ -92,5 +92,5 @@ def test_without_a_stride_and_at_odd_sizes_with_one_of_two_both_ways_are_one(
 
 def test_at_even_sizes_the_zeros_of_same_stand_behind() -> None:
     sizes, window, strides = (64, 32), (7, 3), (2, 2)
-    assert pads_around(sizes, window, strides, "same") == ((2, 3), (0, 1))
-    assert pads_around(sizes, window, strides, "symmetric") == ((3, 3), (1, 1))
+    assert compute_pads(sizes, window, strides, "same") == ((2, 3), (0, 1))
+    assert compute_pads(sizes, window, strides, "symmetric") == ((3, 3), (1, 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from pipeline.backends.sink_choice import Bounds, Cost, Costs, choose, no_sink
+from pipeline.backends.sink_choice import Bounds, Cost, Costs, choose, choose_no_sink
 from pipeline.core.files.strict_json import json_text
 from pipeline.stages.autosink.explanation import (
     Achieved,
@@ -84,7 +84,8 @@ def test_samples_that_travel_with_their_batches_are_shown_so() -> None:
 
 
 def test_what_could_not_be_measured_is_omitted() -> None:
-    alone = Explanation(MEASURED.run, BOUNDS, CALENDAR, no_sink(9000.0, "a sink would hold 1"))
+    choice = choose_no_sink(9000.0, "a sink would hold 1")
+    alone = Explanation(MEASURED.run, BOUNDS, CALENDAR, choice)
     assert str(alone).splitlines() == [
         "lenet5_digits on cpu:0 cpu, batch 32",
         "  events      evaluate 4 times in 1,760 steps; 440 between two at most",

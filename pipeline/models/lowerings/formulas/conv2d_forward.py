@@ -9,11 +9,11 @@ from jax import Array
 
 from pipeline.models.lowerings.formulas.matmuls import (
     convolve,
-    kernel_taps,
     make_patches,
     map_chunks,
     multiply,
-    via_bits,
+    rearrange_bits,
+    slice_taps,
 )
 from pipeline.models.lowerings.problem.conv_window import ConvWindow
 from pipeline.models.lowerings.problem.lowering import Lowering
@@ -39,7 +39,7 @@ def im2col(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array)
 def pointwise(window: ConvWindow, lowering: Lowering, images: Array, kernel: Array) -> Array:
     """Multiply the pixels, one per row, by a kernel of one pixel as a matrix."""
     down, across = window.strides
-    pixels = via_bits(lambda bits: bits[:, ::down, ::across], images)
+    pixels = rearrange_bits(lambda bits: bits[:, ::down, ::across], images)
     product = multiply(lowering.engine, pixels.reshape(-1, pixels.shape[-1]), kernel[0, 0])
     return product.reshape(*pixels.shape[:3], kernel.shape[-1])
 
@@ -54,14 +54,11 @@ def shifted_sum(window: ConvWindow, lowering: Lowering, images: Array, kernel: A
     weights = kernel.reshape(-1, channels, window.groups, features // window.groups)
     weights = weights.astype(jnp.float32)
     terms = (
-        _split_groups(pixels, window.groups)[..., channel, None] * weights[position, channel]
-        for position, pixels in enumerate(kernel_taps(window, images.astype(jnp.float32)))
+        pixels.reshape(*pixels.shape[:3], window.groups, -1)[..., channel, None]
+        * weights[position, channel]
+        for position, pixels in enumerate(slice_taps(window, images.astype(jnp.float32)))
         for channel in range(channels)
     )
     result = functools.reduce(jnp.add, terms)
     result = result.reshape(images.shape[0], *window.output_size, features)
     return result.astype(images.dtype)
-
-
-def _split_groups(pixels: Array, groups: int) -> Array:
-    return pixels.reshape(*pixels.shape[:3], groups, -1)

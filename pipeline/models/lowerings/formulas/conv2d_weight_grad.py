@@ -8,11 +8,11 @@ from jax import Array, lax
 from pipeline.models.lowerings.formulas import onednn
 from pipeline.models.lowerings.formulas.matmuls import (
     crop,
-    kernel_taps,
     make_patches,
     multiply_by_rows,
+    rearrange_bits,
+    slice_taps,
     sum_chunks,
-    via_bits,
 )
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, Slide
 from pipeline.models.lowerings.problem.lowering import Lowering
@@ -27,10 +27,10 @@ def convolution(window: ConvWindow, lowering: Lowering, images: Array, cotangent
     def compute(images: Array, cotangent: Array) -> Array:
         batch, height, width, channels = images.shape
         by_group = images.reshape(batch, height, width, window.groups, channels // window.groups)
-        by_channel = via_bits(lambda bits: bits.transpose(4, 1, 2, 3, 0), by_group).reshape(
+        by_channel = rearrange_bits(lambda bits: bits.transpose(4, 1, 2, 3, 0), by_group).reshape(
             channels // window.groups, height, width, window.groups * batch
         )
-        kernel = via_bits(lambda bits: bits.transpose(1, 2, 0, 3), cotangent)
+        kernel = rearrange_bits(lambda bits: bits.transpose(1, 2, 0, 3), cotangent)
         by_channel, pads = crop(by_channel, window.weight_grad_pads)
         if lowering.engine == "onednn":
             across = Slide(window.dilation, pads, window.strides, window.groups)
@@ -61,7 +61,7 @@ def per_tap_matmul(
         return jnp.stack(
             [
                 multiply_by_rows(lowering.engine, pixels.reshape(-1, channels), right)
-                for pixels in kernel_taps(window, images)
+                for pixels in slice_taps(window, images)
             ]
         )
 
@@ -101,7 +101,7 @@ def grouped_as_dense(
         return jnp.stack(
             [
                 multiply_by_rows(lowering.engine, pixels.reshape(*right.shape[:2], -1), right)
-                for pixels in kernel_taps(window, blocks)
+                for pixels in slice_taps(window, blocks)
             ]
         )
 
@@ -116,5 +116,5 @@ def grouped_as_dense(
 def _split_channels(array: Array, blocks: int) -> Array:
     """Split channels into blocks, each with separate images: (blocks * batch, ...)."""
     split = array.reshape(*array.shape[:3], blocks, -1)
-    split = via_bits(lambda bits: bits.transpose(3, 0, 1, 2, 4), split)
+    split = rearrange_bits(lambda bits: bits.transpose(3, 0, 1, 2, 4), split)
     return split.reshape(-1, *split.shape[2:])

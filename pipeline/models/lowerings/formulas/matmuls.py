@@ -31,14 +31,14 @@ def from_bits(bits: Array, dtype: Any) -> Array:
     return lax.bitcast_convert_type(bits, dtype) if jnp.dtype(dtype) == jnp.bfloat16 else bits
 
 
-def via_bits(rearrange: Callable[..., Array], *arrays: Array) -> Array:
+def rearrange_bits(rearrange: Callable[..., Array], *arrays: Array) -> Array:
     """Apply `rearrange`, which only copies values or adds zeros, to arrays of the same dtype."""
     return from_bits(rearrange(*map(as_bits, arrays)), arrays[0].dtype)
 
 
 def pad_zeros(images: Array, config: tuple[tuple[int, int, int], ...]) -> Array:
     """Pad with zeros; `config` is as for `lax.pad`."""
-    return via_bits(lambda bits: lax.pad(bits, jnp.zeros((), bits.dtype), config), images)
+    return rearrange_bits(lambda bits: lax.pad(bits, jnp.zeros((), bits.dtype), config), images)
 
 
 def multiply(engine: Engine, a: Array, b: Array) -> Array:
@@ -106,17 +106,18 @@ def sum_chunks(
     return lax.fori_loop(0, count, lambda i, total: total + compute(*chunk(i)), start)
 
 
-def map_chunks(compute: Callable[[Array], Array], size: int | None, images: Array) -> Array:
-    """Apply `compute` to chunks of `size` images, and concatenate the results."""
-    if size is None or size >= images.shape[0]:
-        return compute(images)
-    dtype = images.dtype
-    chunks = as_bits(images).reshape(images.shape[0] // size, size, *images.shape[1:])
-    results = lax.map(lambda bits: as_bits(compute(from_bits(bits, dtype))), chunks)
-    return from_bits(results.reshape(images.shape[0], *results.shape[2:]), dtype)
+def map_chunks(compute: Callable[..., Array], size: int | None, *arrays: Array) -> Array:
+    """Apply `compute` to chunks of `size` images of all arrays, and concatenate the results."""
+    batch = arrays[0].shape[0]
+    dtype = arrays[0].dtype
+    if size is None or size >= batch:
+        return compute(*arrays)
+    chunks = tuple(as_bits(array).reshape(-1, size, *array.shape[1:]) for array in arrays)
+    results = lax.map(lambda bits: as_bits(compute(*(from_bits(b, dtype) for b in bits))), chunks)
+    return from_bits(results.reshape(batch, *results.shape[2:]), dtype)
 
 
-def kernel_taps(window: ConvWindow, images: Array) -> Iterator[Array]:
+def slice_taps(window: ConvWindow, images: Array) -> Iterator[Array]:
     """Yield the pixels (B, H', W', C) under each kernel position, row by row."""
     config = ((0, 0, 0), *((*pad, 0) for pad in window.pads), (0, 0, 0))
     bits = as_bits(pad_zeros(images, config))
@@ -133,5 +134,5 @@ def kernel_taps(window: ConvWindow, images: Array) -> Iterator[Array]:
 
 def make_patches(window: ConvWindow, images: Array) -> Array:
     """Make a row of pixels for each result: (B * H' * W', kernel height * kernel width * C)."""
-    rows = via_bits(lambda *bits: jnp.concatenate(bits, axis=-1), *kernel_taps(window, images))
+    rows = rearrange_bits(lambda *bits: jnp.concatenate(bits, axis=-1), *slice_taps(window, images))
     return rows.reshape(-1, rows.shape[-1])

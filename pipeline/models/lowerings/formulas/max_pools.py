@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from pipeline.models.lowerings.formulas.matmuls import as_bits, from_bits, map_chunks
+from pipeline.models.lowerings.formulas.matmuls import map_chunks
 from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.lowerings.problem.lowering import Formula, Lowering, Role
 from pipeline.models.lowerings.problem.problems import PoolingProblem
@@ -53,17 +53,7 @@ def axes_gradient(
     def pull(images: Array, cotangent: Array) -> Array:
         return jax.vjp(functools.partial(_pool_chunk, problem), images)[1](cotangent)[0]
 
-    if lowering.images is None or lowering.images >= problem.batch:
-        return pull(images, cotangent)
-    dtype = images.dtype
-    chunks = tuple(
-        as_bits(a).reshape(-1, lowering.images, *a.shape[1:]) for a in (images, cotangent)
-    )
-
-    def chunk(bits: tuple[Array, Array]) -> Array:
-        return as_bits(pull(from_bits(bits[0], dtype), from_bits(bits[1], dtype)))
-
-    return from_bits(lax.map(chunk, chunks).reshape(problem.shape), dtype)
+    return map_chunks(pull, lowering.images, images, cotangent)
 
 
 def _pool_chunk(problem: PoolingProblem, images: Array) -> Array:

@@ -70,7 +70,7 @@ def matmul(
 ) -> Array:
     """Multiply two matrices, or two stacks of n matrices; either may be transposed first.
 
-    Sums are in float32. The result has `dtype`, by default that of `a`.
+    Sums are in float32. The result has `dtype`, by default `a`'s.
     """
     config = {"onednn_matmul_config": {"transpose_a": transpose_a, "transpose_b": transpose_b}}
     rows = a.shape[-1 if transpose_a else -2]

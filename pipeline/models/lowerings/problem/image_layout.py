@@ -9,9 +9,6 @@ from jax import Array
 Layout = Literal["nhwc", "chwn"]
 
 
-def batch_last(images: Array) -> Array:
-    """Return images (batch, height, width, channels) as (channels, height, width, batch).
-
-    The transpose is its own inverse: images in CHWN are returned in NHWC.
-    """
+def swap_layout(images: Array) -> Array:
+    """Transpose images from NHWC to CHWN, or back."""
     return images.transpose(3, 1, 2, 0)

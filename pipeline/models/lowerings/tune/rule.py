@@ -184,10 +184,5 @@ def has_choice(problems: Sequence[Problem], platform: str) -> bool:
 def _count_patches_bytes(problem: ConvolutionProblem) -> int:
     """Return the bytes of the matrix of patches of a convolution in CHWN, in float32."""
     window = problem.window
-    return (
-        4
-        * math.prod(window.kernel)
-        * problem.channels
-        * math.prod(window.output_size)
-        * problem.batch
-    )
+    rows = math.prod(window.kernel) * problem.channels
+    return 4 * rows * math.prod(window.output_size) * problem.batch

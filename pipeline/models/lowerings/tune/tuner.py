@@ -235,7 +235,7 @@ def choose_lowerings(
 def _find_entries(
     bank: Mapping[str, Entry], problems: Sequence[Problem], scopes: Sequence[str], mode: Mode
 ) -> dict[Problem, Entry | None]:
-    """Return the entry of each problem, or without tuning that of a lesser instruction set.
+    """Return the entry of each problem, or without tuning a lesser instruction set's entry.
 
     On a processor whose AMX can't be used, entries of AVX-512 are 5 to 10 % faster in ResNet-18
     than the rule's choices.

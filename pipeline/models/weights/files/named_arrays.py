@@ -46,7 +46,7 @@ def add_array(arrays: Arrays, name: object, array: np.ndarray) -> None:
     arrays[name] = array
 
 
-def natural_key(name: str) -> list[str | int]:
+def make_natural_key(name: str) -> list[str | int]:
     """Return a sort key that compares numbers as numbers: `features.10` after `features.2`."""
     parts = re.split(r"([0-9]+)", name)
     return [int(part) if position % 2 else part for position, part in enumerate(parts)]

@@ -93,7 +93,7 @@ class _Storages:
             self._read[name] = self._archive.read(info)
         return self._read[name]
 
-    def values(self, storage: Any) -> np.ndarray:
+    def read_values(self, storage: Any) -> np.ndarray:
         """Return the values (n,) of a storage of the pickle. Raises ValueError if it is invalid."""
         match storage:
             case Persistent(("storage", Name(kind), str(key), str(_), int(count))) if (
@@ -138,7 +138,7 @@ def _read_tensor(name: str, value: Call, storages: _Storages) -> np.ndarray:
         case Call(function, (storage, int(offset), tuple(shape), tuple(strides), _, _, *flags)) if (
             function == REBUILD_TENSOR and len(shape) == len(strides) and not any(flags)
         ):
-            values = storages.values(storage)
+            values = storages.read_values(storage)
             return _copy_strided(name, values, offset, shape, strides)
     raise ValueError(f"{show_name(name)} isn't a tensor of numbers")
 

@@ -38,7 +38,7 @@ MAX_PICKLE_BYTES = 64 * 2**20
 MAX_OPCODES = 5_000_000
 """A tensor has about forty opcodes."""
 _DAMAGED = "its table of contents is damaged"
-_REFUSED = "it holds more than a dictionary of tensors; save model.state_dict() alone"
+_REFUSED = "it holds more than a dictionary of tensors; save only model.state_dict()"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from pipeline.models.weights.files.named_arrays import (
     Arrays,
     add_array,
     decode_array,
-    natural_key,
+    make_natural_key,
 )
 from pipeline.models.weights.files.torch_file import read_torch
 
@@ -119,7 +119,7 @@ def keeps_order(file: str) -> bool:
 def _read_safetensors(path: Path) -> Arrays:
     arrays: Arrays = {}
     entries = dict(safetensors.deserialize(path.read_bytes()))
-    for name in sorted(entries, key=natural_key):
+    for name in sorted(entries, key=make_natural_key):
         entry = entries[name]
         if entry["dtype"] not in _SAFETENSORS_DTYPES:
             raise ValueError(f"{show_name(name)} is {entry['dtype']}, which can't be read")

@@ -55,7 +55,7 @@ BY_MODEL: Mapping[str, Mapping[Framework, LayerRules]] = {
 """Rules by the name of a model component and by framework."""
 
 
-def layer_rules(model: str, framework: Framework, *, blocks: bool) -> LayerRules:
+def find_layer_rules(model: str, framework: Framework, *, blocks: bool) -> LayerRules:
     """Return a model's rules. Other models have `IN_ORDER`, or no rules if they have blocks."""
     if model in BY_MODEL:
         return BY_MODEL[model].get(framework, ())

@@ -14,7 +14,7 @@ from pipeline.models.layers import standard
 from pipeline.models.layers.fields import pair
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import name_scopes
-from pipeline.models.modules.layout import pads_around, reach
+from pipeline.models.modules.layout import compute_pads, reach
 from pipeline.stages.export.onnx.graph_builder import GraphBuilder, NodeOutput
 
 Translation = Callable[[Any, NodeOutput, GraphBuilder], NodeOutput]
@@ -326,7 +326,7 @@ def _compute_windows(
 ) -> tuple[list[int], tuple[int, int]]:
     """Return ONNX's pads (top, left, bottom, right), and (height, width) of the result."""
     height, width = x.shape[:2]
-    rows, columns = pads_around((height, width), window, strides, padding)
+    rows, columns = compute_pads((height, width), window, strides, padding)
     sizes = (
         (height + sum(rows) - window[0]) // strides[0] + 1,
         (width + sum(columns) - window[1]) // strides[1] + 1,

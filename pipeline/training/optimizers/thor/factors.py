@@ -25,7 +25,7 @@ from jax import Array, lax
 from pipeline.models.lowerings.formulas.matmuls import make_patches, multiply_by_rows
 from pipeline.models.lowerings.problem.conv_window import ConvWindow
 from pipeline.models.modules.layer_capture import LayerCapture
-from pipeline.models.modules.layout import batch_first, shape_nhwc
+from pipeline.models.modules.layout import shape_nhwc, to_nhwc
 from pipeline.training.optimizers.thor.inverses import invert_stacks
 
 ROWS_LIMIT_BYTES = 8 << 20
@@ -55,8 +55,8 @@ def make_blocks(features: int, split_dim: int) -> Blocks:
 
 def sum_moments(capture: LayerCapture, mask: Array, split_dim: int) -> Factors:
     """Return the blocks of the sums of a a' and d d' over samples of the mask, bool (batch,)."""
-    inputs = batch_first(capture.inputs, capture.layout)
-    cotangents = batch_first(capture.cotangents, capture.layout)
+    inputs = to_nhwc(capture.inputs, capture.layout)
+    cotangents = to_nhwc(capture.cotangents, capture.layout)
     inputs = jnp.where(mask.reshape(-1, *[1] * (inputs.ndim - 1)), inputs, 0)
     return Factors(
         _sum_second_moment(inputs, capture.window, split_dim),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.models.weights.files.named_arrays import Arrays, natural_key
+from pipeline.models.weights.files.named_arrays import Arrays, make_natural_key
 from pipeline.models.weights.rules.syntax import Place, place_layer
 from pipeline.stages.export.matching import Matching, match_weights
 from pipeline.stages.export.network import NetworkArrays
@@ -58,7 +58,7 @@ def test_golden_names_are_all_known_in_any_order(collection: str, golden: dict[s
     found = targets(match_weights(file, theirs, needed))
     reached = [target for names in found.values() for target in names if target]
     assert sorted(reached) == sorted(needed.shapes)
-    ordered = {name: theirs[name] for name in sorted(theirs, key=natural_key)}
+    ordered = {name: theirs[name] for name in sorted(theirs, key=make_natural_key)}
     assert targets(match_weights("w.safetensors", ordered, needed)) == found
 
 

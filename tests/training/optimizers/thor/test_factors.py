@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline.models.lowerings.formulas.matmuls import make_patches
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, make_window
 from pipeline.models.modules.layer_capture import LayerCapture
-from pipeline.models.modules.layout import batch_first
+from pipeline.models.modules.layout import to_nhwc
 from pipeline.training.optimizers.thor.factors import (
     Factors,
     compute_factors,
@@ -47,7 +47,7 @@ def convolution(images: np.ndarray, cotangents: np.ndarray, layout: str = "nhwc"
 
 def factors_of(seen: LayerCapture, count: int, scale: float, split_dim: int) -> Factors:
     """A and G of the first `count` samples of a batch."""
-    mask = jnp.arange(batch_first(seen.inputs, seen.layout).shape[0]) < count
+    mask = jnp.arange(to_nhwc(seen.inputs, seen.layout).shape[0]) < count
     rows = jnp.int32(count * count_positions(seen))
     return compute_factors(sum_moments(seen, mask, split_dim), rows, scale)
 
