@@ -211,7 +211,7 @@ def permute(places: np.ndarray, size: int, seed: int, number: int) -> np.ndarray
     pairs of digits, with radices whose product is slightly larger than `size`. A number beyond
     `size` is permuted again until it is below (Black and Rogaway, Ciphers with arbitrary finite
     domains, CT-RSA 2002, sections 4 and 5). Round keys are raw Philox words. The round function is
-    the finaliser of MurmurHash3, which is no cipher, but suffices for samples. Raises ValueError
+    the finaliser of MurmurHash3, which isn't a cipher, but suffices for samples. Raises ValueError
     unless 0 < size <= 2**32.
     """
     if not 0 < size <= 2**32:

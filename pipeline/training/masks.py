@@ -81,7 +81,7 @@ def _list_share_counts(share: float, max_count: int) -> np.ndarray:
 class Masked:
     """An array and the mask of its valid entries, through all operations on it.
 
-    `values[values > 0]`, whose length no compiled program knows, is `masked.select(values > 0)`.
+    `masked.select(values > 0)` replaces `values[values > 0]`, whose length depends on the values.
     """
 
     values: Array

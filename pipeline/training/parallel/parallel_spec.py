@@ -63,7 +63,7 @@ class ParallelSpec(Spec):
     """none: one device; data: each device takes a part of every batch; semi_auto: also shard
     parameters by `specs`; auto: search for the fastest of these plans."""
     devices: Size | None
-    """Devices of all processes together; null: those of `mesh`, else one for each process."""
+    """Devices of all processes together; null: as in `mesh`, else one for each process."""
     mesh: MeshSpec | None
     """Devices by axis; null: all along `data`."""
     shards: Size | None
