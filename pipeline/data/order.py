@@ -179,7 +179,7 @@ class SampleOrder(Batching):
             indices[rows] = self._find_samples(int(epoch), positions[rows])
         return Batches(indices, epochs.astype(np.int32), mask.sum(axis=1, dtype=np.int32))
 
-    def reachable(self) -> np.ndarray:
+    def list_reachable(self) -> np.ndarray:
         """Return the samples that some epoch reads, int64: all, unless a shard isn't shuffled."""
         if self.num_shards > 1 and not self.shuffle:
             return list_shard_indices(self.samples, self.num_shards, self.shard_id)

@@ -71,7 +71,7 @@ def test_shards_read_files_of_their_own(files: list[int], shards: int, shuffle: 
             continue
         own = order(tuple(files), num_shards=shards, shard_id=shard, shuffle=shuffle)
         rows = epoch_rows(own, 1)
-        assert sorted(rows.tolist()) == own.reachable().tolist()
+        assert sorted(rows.tolist()) == own.list_reachable().tolist()
         assert set(file_of[rows]) == {n for n in range(shard, len(files), shards) if files[n]}
 
 

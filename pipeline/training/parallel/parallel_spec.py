@@ -42,8 +42,8 @@ class ShardingSpec(Spec):
 
     @model_validator(mode="after")
     def _require_axes_once(self) -> ShardingSpec:
-        named = [axis for entry in self.entries for axis in entry]
-        if len(set(named)) != len(named):
+        axes = [axis for entry in self.entries for axis in entry]
+        if len(set(axes)) != len(axes):
             raise ValueError("axes: an axis can shard only one dimension")
         return self
 

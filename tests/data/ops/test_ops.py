@@ -571,14 +571,14 @@ def test_rotation_draws_evenly_from_its_range():
 
 def test_a_crop_that_never_fits_is_the_largest_central_one():
     op = RandomResizedCrop(size=(4, 4), scale=(1.0, 1.0), ratio=(3.0, 3.0), max_attempts=3)
-    box = op.box(np, uniforms_for(op), 7, 9)
+    box = op.draw_box(np, uniforms_for(op), 7, 9)
     assert [part[0] for part in (box.top, box.left, box.height, box.width)] == [2, 0, 3, 9]
 
 
 @pytest.mark.slow
 @given(uniforms=arrays(np.float32, (4, 22), elements=st.floats(0, 1, exclude_max=True, width=32)))
 def test_a_resized_crop_lies_within_the_image(uniforms):
-    box = RandomResizedCrop(size=(4, 4), scale=(0.01, 1.0), ratio=(0.1, 10.0)).box(
+    box = RandomResizedCrop(size=(4, 4), scale=(0.01, 1.0), ratio=(0.1, 10.0)).draw_box(
         np, uniforms, 7, 9
     )
     for first, length, side in ((box.top, box.height, 7), (box.left, box.width, 9)):
@@ -589,7 +589,7 @@ def test_a_resized_crop_lies_within_the_image(uniforms):
 def test_a_resized_crop_is_a_crop_that_is_resized(interpolation):
     op = RandomResizedCrop(size=(8, 5), interpolation=interpolation)
     uniforms = uniforms_for(op)
-    box = op.box(np, uniforms, 7, 9)
+    box = op.draw_box(np, uniforms, 7, 9)
     resize = Resize(size=(8, 5), interpolation=interpolation)
     for n, got in enumerate(on_host(op, BYTES, uniforms)):
         top, left, height, width = (
