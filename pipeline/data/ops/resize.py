@@ -219,8 +219,8 @@ class RandomResizedCrop(GeometricOp):
         rows, columns = (xp.take_along_axis(n, first, axis=1)[:, 0] for n in (rows, columns))
         central = self._find_central(height, width)
         top, left = (
-            xp.floor(uniforms[:, place] * (length - taken + 1).astype(np.float32)).astype(np.int32)
-            for place, length, taken in ((-2, height, rows), (-1, width, columns))
+            xp.floor(uniforms[:, draw] * (length - size + 1).astype(np.float32)).astype(np.int32)
+            for draw, length, size in ((-2, height, rows), (-1, width, columns))
         )
         return Box(
             *(
