@@ -320,9 +320,9 @@ def check_metric_names(recipe: Recipe) -> Iterator[str]:
     for name in {name for name in names if names.count(name) > 1 or name in RESULTS}:
         yield f"eval.metrics: {name} exists already; must have another name"
     # The kind of targets is known once the data are read.
-    names += target_metrics.OF_NUMBERS
-    names += target_metrics.OF_LABELS
-    names += target_metrics.OF_TOKENS
+    names += target_metrics.NUMBER_METRICS
+    names += target_metrics.LABEL_METRICS
+    names += target_metrics.TOKEN_METRICS
     for key, metric in list_deciding_metrics(recipe).items():
         if metric is not None and metric not in names:
             problem = no_such("metric", metric, names)

@@ -48,7 +48,7 @@ class Dataset:
     def train_sample(self) -> Split:
         """Return as many training samples as there are evaluation samples, evenly spread over the
         split, or over its trained shard. A small split repeats some."""
-        reachable = self.train_order.reachable()
+        reachable = self.train_order.list_reachable()
         rows = reachable[np.arange(len(self.eval)) * len(reachable) // len(self.eval)]
         return Split({name: self.train.columns[name][rows] for name in self.eval.columns})
 

@@ -96,7 +96,7 @@ class InterleavedOrder(SampleOrder):
         """The number of samples of the shard's files."""
         return sum(self.files[self.shard_id :: self.num_shards])
 
-    def reachable(self) -> np.ndarray:
+    def list_reachable(self) -> np.ndarray:
         """Return the samples of the shard's files, in ascending order, int64."""
         ends = np.cumsum(self.files)
         numbers = range(self.shard_id, len(self.files), self.num_shards)
@@ -117,8 +117,8 @@ def _list_interleaved(order: InterleavedOrder, epoch: int) -> np.ndarray:
         words = np.random.Philox(key=key).random_raw(len(numbers))
         numbers = numbers[np.argsort(words, kind="stable")]
     sizes = [order.files[number] for number in numbers]
-    file_of, sample_of = interleave(sizes, order.cycle_length)
-    samples = (np.cumsum(order.files) - order.files)[numbers][file_of] + sample_of
+    file_numbers, sample_numbers = interleave(sizes, order.cycle_length)
+    samples = (np.cumsum(order.files) - order.files)[numbers][file_numbers] + sample_numbers
     if buffer_size is not None:
         samples = samples[compute_epoch_order(order.seed, epoch, len(samples), True, buffer_size)]
     samples.setflags(write=False)
@@ -132,18 +132,18 @@ def interleave(files: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndar
     arrays with an entry for each sample.
     """
     # As in tf.data, a place whose file has ended skips one turn, then opens the next file.
-    free = [(0, place) for place in range(min(cycle_length, len(files)))]
+    free_places = [(0, place) for place in range(min(cycle_length, len(files)))]
     places = []
     turns = []
     for size in files:
-        turn, place = heapq.heappop(free)
+        turn, place = heapq.heappop(free_places)
         places.append(np.full(size, place))
         turns.append(np.arange(turn, turn + size))
-        heapq.heappush(free, (turn + size + 1, place))
+        heapq.heappush(free_places, (turn + size + 1, place))
     order = np.lexsort((np.concatenate(places), np.concatenate(turns)))
-    file_of = np.repeat(np.arange(len(files)), files)
-    sample_of = np.concatenate([np.arange(size) for size in files])
-    return file_of[order], sample_of[order]
+    file_numbers = np.repeat(np.arange(len(files)), files)
+    sample_numbers = np.concatenate([np.arange(size) for size in files])
+    return file_numbers[order], sample_numbers[order]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +206,7 @@ class BucketedOrder(SampleOrder):
         bucket_at = self.buckets[order]
         rows = []
         counts = []
-        complete_at = []
+        last_positions = []
         for bucket in range(int(self.buckets.max()) + 1):
             waiting = np.flatnonzero(bucket_at == bucket)
             num_full = len(waiting) // self.batch_size * self.batch_size
@@ -214,11 +214,11 @@ class BucketedOrder(SampleOrder):
             remainder = waiting[num_full:]
             rows.append(full)
             counts.append(np.full(len(full), self.batch_size))
-            complete_at.append(full[:, -1])
+            last_positions.append(full[:, -1])
             if len(remainder) and not self.drop_remainder:
                 padding = np.repeat(remainder[:1], self.batch_size - len(remainder))
                 rows.append(np.concatenate([remainder, padding])[None])
                 counts.append(np.array([len(remainder)]))
-                complete_at.append(np.array([self.samples + bucket]))
-        time_order = np.argsort(np.concatenate(complete_at))
+                last_positions.append(np.array([self.samples + bucket]))
+        time_order = np.argsort(np.concatenate(last_positions))
         return order[np.concatenate(rows)[time_order]], np.concatenate(counts)[time_order]

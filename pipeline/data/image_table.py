@@ -210,8 +210,8 @@ def _parse_classes(values: Sequence[str]) -> LabelColumns:
     names = sorted(set(values))
     if all(name.isdecimal() and name.isascii() and len(name) < 10 for name in names):
         names.sort(key=int)
-    label_of = {name: label for label, name in enumerate(names)}
-    labels = np.array([label_of[value] for value in values], np.int32)
+    numbers = {name: label for label, name in enumerate(names)}
+    labels = np.array([numbers[value] for value in values], np.int32)
     return LabelColumns("classification", tuple(names), labels)
 
 

@@ -179,7 +179,7 @@ class SampleOrder(Batching):
             indices[rows] = self._find_samples(int(epoch), positions[rows])
         return Batches(indices, epochs.astype(np.int32), mask.sum(axis=1, dtype=np.int32))
 
-    def reachable(self) -> np.ndarray:
+    def list_reachable(self) -> np.ndarray:
         """Return the samples that some epoch reads, int64: all, unless a shard isn't shuffled."""
         if self.num_shards > 1 and not self.shuffle:
             return list_shard_indices(self.samples, self.num_shards, self.shard_id)
@@ -211,7 +211,7 @@ def permute(places: np.ndarray, size: int, seed: int, number: int) -> np.ndarray
     pairs of digits, with radices whose product is slightly larger than `size`. A number beyond
     `size` is permuted again until it is below (Black and Rogaway, Ciphers with arbitrary finite
     domains, CT-RSA 2002, sections 4 and 5). Round keys are raw Philox words. The round function is
-    the finaliser of MurmurHash3, which is no cipher, but suffices for samples. Raises ValueError
+    the finaliser of MurmurHash3, which isn't a cipher, but suffices for samples. Raises ValueError
     unless 0 < size <= 2**32.
     """
     if not 0 < size <= 2**32:

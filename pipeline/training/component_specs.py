@@ -171,7 +171,7 @@ class ScheduleSpec(Spec):
     def table(self, lr: float, steps: int, steps_per_epoch: int) -> np.ndarray:
         """Return the learning rate of each of `steps` updates, float32.
 
-        Raises ValueError if there is no such table.
+        Raises ValueError if the settings don't make a table.
         """
 
 

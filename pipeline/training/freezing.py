@@ -1,4 +1,4 @@
-"""Phases of training, each of which trains more parameters, within one program.
+"""Phases of training with more and more trained parameters, within one program.
 
 The program has a branch for each phase, chosen by the number of steps so far. So a sink may begin
 in one phase and end in another, and a resumed run needs no further state.

@@ -221,7 +221,7 @@ def _cast_to_float32(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, j
     else:
         raise ValueError(
             f"labels of shape {labels.shape} and dtype {labels.dtype} do not fit logits of shape "
-            f"{logits.shape}; give integers of shape {(*positions,)} or floats of {logits.shape}"
+            f"{logits.shape}; must be integers of shape {(*positions,)} or floats of {logits.shape}"
         )
     return logits.astype(jnp.float32), targets
 

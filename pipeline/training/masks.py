@@ -60,7 +60,7 @@ def top_share_mask(losses: Array, share: float, where: Array | None = None) -> A
 
 
 hardest = top_share_mask
-"""The name in docs/losses.md."""
+"""Alias, as in docs/losses.md."""
 
 
 def mean_of_hardest(losses: Array, share: float, where: Array | None = None) -> Array:
@@ -81,7 +81,7 @@ def _list_share_counts(share: float, max_count: int) -> np.ndarray:
 class Masked:
     """An array and the mask of its valid entries, through all operations on it.
 
-    `values[values > 0]`, whose length no compiled program knows, is `masked.select(values > 0)`.
+    `masked.select(values > 0)` replaces `values[values > 0]`, whose length depends on the values.
     """
 
     values: Array

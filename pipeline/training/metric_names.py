@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-METRICS: Mapping[str, Literal["max", "min"]] = MappingProxyType(
+Direction = Literal["max", "min"]
+
+METRICS: Mapping[str, Direction] = MappingProxyType(
     {
         "accuracy": "max",
         "top5": "max",
@@ -16,6 +18,4 @@ METRICS: Mapping[str, Literal["max", "min"]] = MappingProxyType(
         "f1": "max",
     }
 )
-"""Standard metrics, and the better direction; the last three are macro averages."""
-
-Direction = Literal["max", "min"]
+"""The better direction of each standard metric; the last three are macro averages."""

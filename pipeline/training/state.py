@@ -95,7 +95,7 @@ class StepConfig:
     shards: Shards | None = None
     """Shards of a batch, also across devices; None if a batch stays whole."""
     lowerings: LoweringPolicy | None = None
-    """Policy for a network whose layers don't choose lowerings; None: computed as it is written."""
+    """Policy for a network whose layers don't choose lowerings; None: no lowering is replaced."""
 
     def lower(self, function: Lowered) -> Lowered:
         """Return a function that applies the network, with the policy's lowerings."""

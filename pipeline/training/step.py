@@ -49,7 +49,7 @@ from pipeline.training.state import (
     reinitialize,
     split_params,
 )
-from pipeline.training.step_record import Record, record_step
+from pipeline.training.step_record import Record
 from pipeline.training.telemetry import count_updates
 from pipeline.training.update import (
     apply_if_finite,
@@ -152,10 +152,10 @@ def _update_state(
     unscale = 1 / state.loss_scale
     rates = learning_rates[jnp.minimum(count_updates(state), learning_rates.shape[0] - 1)]
     rate = rates[0] if config.rate_groups else rates
-    loss = gradients.loss
     norm = compute_norm(gradients.values, unscale)
-    outcome = decide_outcome(config.on_nan, state, loss, norm)
-    record = record_step(state, gradients, rate, norm, outcome)
+    outcome = decide_outcome(config.on_nan, state, gradients.loss, norm)
+    skipped = outcome.skipped.astype(jnp.float32)
+    record = Record(gradients.loss, rate, norm, state.loss_scale, skipped)
 
     def update(state: TrainState) -> TrainState:
         values = jax.tree.map(lambda g: g * unscale, gradients.values)

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from pipeline.training.state import Gradients, TrainState
 from pipeline.training.telemetry import StepOutcome
 
 
@@ -36,24 +35,3 @@ class Record(NamedTuple):
 
 FLAGS = frozenset({"skipped"})
 """Columns that are 0 or 1. Monitors write them only for the steps that have 1."""
-
-
-def record_step(
-    state: TrainState,
-    gradients: Gradients,
-    learning_rate: Array,
-    grad_norm: Array,
-    outcome: StepOutcome,
-) -> Record:
-    """Return the record of a step.
-
-    Takes the state before the step, the gradients of the scaled loss, the norm of the unscaled
-    gradients, and the outcome.
-    """
-    return Record(
-        loss=gradients.loss,
-        learning_rate=learning_rate,
-        grad_norm=grad_norm,
-        loss_scale=state.loss_scale,
-        skipped=outcome.skipped.astype(jnp.float32),
-    )

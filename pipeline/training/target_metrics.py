@@ -16,9 +16,9 @@ from pipeline.training.component_specs import Direction, MetricSpec
 if TYPE_CHECKING:
     import jax
 
-OF_NUMBERS = ("mae", "rmse", "r2")
-OF_LABELS = ("exact_match", "micro_f1", "macro_f1")
-OF_TOKENS = ("token_accuracy", "perplexity")
+NUMBER_METRICS = ("mae", "rmse", "r2")
+LABEL_METRICS = ("exact_match", "micro_f1", "macro_f1")
+TOKEN_METRICS = ("token_accuracy", "perplexity")
 
 
 class NumberMetric(MetricSpec):
@@ -86,8 +86,8 @@ class ExplainedShare(NumberMetric):
 
     def zero(self, classes: int) -> Any:
         """Return sums of squared errors, of numbers and of their squares, float32 (K,) each."""
-        none = np.zeros(classes, np.float32)
-        return {**super().zero(classes), "total": none, "squares": none}
+        zeros = np.zeros(classes, np.float32)
+        return {**super().zero(classes), "total": zeros, "squares": zeros}
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
         import jax.numpy as jnp
@@ -114,8 +114,8 @@ class MultiLabelMetric(MetricSpec):
     def zero(self, classes: int) -> Any:
         """Return counts by label, int32 (K,): of hits, labels and predictions. Also the number of
         samples whose labels are all right, and of all samples."""
-        none = np.zeros(classes, np.int32)
-        counts = {"hits": none, "actual": none, "predicted": none}
+        zeros = np.zeros(classes, np.int32)
+        counts = {"hits": zeros, "actual": zeros, "predicted": zeros}
         return {**counts, "exact": np.zeros((), np.int32), "samples": np.zeros((), np.int32)}
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
@@ -250,8 +250,8 @@ class ClassCountMetric(MetricSpec):
 
     def zero(self, classes: int) -> Any:
         """Return counts by class, int32 (C,): labels predicted right, labels, predictions."""
-        none = np.zeros(classes, np.int32)
-        return {"hits": none, "actual": none, "predicted": none}
+        zeros = np.zeros(classes, np.int32)
+        return {"hits": zeros, "actual": zeros, "predicted": zeros}
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
         import jax.numpy as jnp

@@ -154,7 +154,9 @@ def test_l1_and_mse_give_hand_worked_numbers():
 @pytest.mark.parametrize("labels", [np.zeros(3, np.int32), np.zeros((2, 3), np.int32)])
 @pytest.mark.parametrize("loss", [cross_entropy(), L1(reduction="mean").build()])
 def test_labels_that_do_not_fit_are_refused(labels, loss):
-    with pytest.raises(ValueError, match=r"do not fit logits of shape \(2, 3\); give integers of"):
+    with pytest.raises(
+        ValueError, match=r"do not fit logits of shape \(2, 3\); must be integers of"
+    ):
         loss(jnp.zeros((2, 3)), jnp.asarray(labels))
 
 
@@ -195,7 +197,9 @@ def test_errors_at_many_positions_are_averaged(loss, power):
 
 
 def test_labels_of_other_positions_are_refused():
-    message = r"\(2, 5\) .*do not fit logits of shape \(2, 4, 3\); give integers of shape \(2, 4\)"
+    message = (
+        r"\(2, 5\) .*do not fit logits of shape \(2, 4, 3\); must be integers of shape \(2, 4\)"
+    )
     with pytest.raises(ValueError, match=message):
         cross_entropy()(jnp.zeros((2, 4, 3)), jnp.zeros((2, 5), jnp.int32))
 

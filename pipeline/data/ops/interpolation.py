@@ -47,7 +47,7 @@ class Taps:
         return total
 
 
-def mix(xp: Any, values: Any, column_taps: Taps, row_taps: Taps) -> Any:
+def interpolate(xp: Any, values: Any, column_taps: Taps, row_taps: Taps) -> Any:
     """Interpolate along rows, then along columns. Bytes need two or four taps in fixed point."""
     if values.dtype != np.uint8:
         rows = column_taps.sum(xp, values.astype(np.float32), 2)

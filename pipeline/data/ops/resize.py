@@ -29,10 +29,10 @@ from pipeline.data.ops.interpolation import (
     average_areas,
     filter_axis,
     find_nearest_pixels,
+    interpolate,
     make_opencv_taps,
     make_pillow_taps,
     make_widening_taps,
-    mix,
 )
 from pipeline.data.random import integers
 
@@ -110,13 +110,13 @@ def resize_images(xp: Any, values: Any, size: Size, interpolation: Interpolation
         return filter_axis(xp, filter_axis(xp, values, column_taps, 2), row_taps, 1)
     if interpolation != "area":
         column_taps = make_opencv_taps(interpolation, width, columns, 2, fixed=fixed)
-        return mix(
+        return interpolate(
             xp, values, column_taps, make_opencv_taps(interpolation, height, rows, 1, fixed=fixed)
         )
     if rows <= height and columns <= width:
         return average_areas(xp, values, size)
     column_taps = make_widening_taps(width, columns, fixed=fixed)
-    return mix(xp, values, column_taps, make_widening_taps(height, rows, fixed=fixed))
+    return interpolate(xp, values, column_taps, make_widening_taps(height, rows, fixed=fixed))
 
 
 @component("op")
@@ -203,14 +203,14 @@ class RandomResizedCrop(GeometricOp):
         return replace(value, shape=(*self.size, channels))
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        box = self.box(xp, uniforms, *values.shape[1:3])
+        box = self.draw_box(xp, uniforms, *values.shape[1:3])
         return crop_and_resize(xp, values, box, self.size, self.interpolation)
 
     def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
-        box = self.box(xp, uniforms, *labels.shape[1:3])
+        box = self.draw_box(xp, uniforms, *labels.shape[1:3])
         return crop_and_resize(xp, labels, box, self.size, "nearest")
 
-    def box(self, xp: Any, uniforms: Any, height: int, width: int) -> Box:
+    def draw_box(self, xp: Any, uniforms: Any, height: int, width: int) -> Box:
         """Draw the box of each sample, within images of height x width."""
         rows, columns = self._draw_sides(xp, uniforms, height, width)
         fits = (rows <= height) & (columns <= width)
@@ -219,8 +219,8 @@ class RandomResizedCrop(GeometricOp):
         rows, columns = (xp.take_along_axis(n, first, axis=1)[:, 0] for n in (rows, columns))
         central = self._find_central(height, width)
         top, left = (
-            xp.floor(uniforms[:, place] * (length - taken + 1).astype(np.float32)).astype(np.int32)
-            for place, length, taken in ((-2, height, rows), (-1, width, columns))
+            xp.floor(uniforms[:, draw] * (length - size + 1).astype(np.float32)).astype(np.int32)
+            for draw, length, size in ((-2, height, rows), (-1, width, columns))
         )
         return Box(
             *(
@@ -263,7 +263,7 @@ def crop_and_resize(
     column_taps = _list_taps(interpolation, width, size[1], 2, fixed)
     row_taps = _list_taps(interpolation, height, size[0], 1, fixed)
     column_taps = _select_taps(xp, column_taps, box.left, box.width)
-    return mix(xp, values, column_taps, _select_taps(xp, row_taps, box.top, box.height))
+    return interpolate(xp, values, column_taps, _select_taps(xp, row_taps, box.top, box.height))
 
 
 def _select_taps(xp: Any, taps: Taps, first: Any, length: Any) -> Taps:

@@ -67,7 +67,7 @@ def _make_ragged(column: Column, dimensions: int) -> RaggedColumn:
 def _pad_labels(
     labels: Column, sizes: np.ndarray, canvas: Bucket, ignore_index: int | None
 ) -> Column:
-    """Pad labels of positions like the images; return labels of whole samples as they are.
+    """Pad labels of positions like the images; return labels of whole samples unchanged.
 
     Raises ValueError if the labels don't fit the images or can't be padded.
     """

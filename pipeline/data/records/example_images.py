@@ -183,7 +183,7 @@ class _Layout:
         if self.num_floats is None:
             return int(label[0])
         if not np.isfinite(label).all():
-            raise ValueError(f"{show_name(self.label_key)} holds {label.tolist()}; must be finite")
+            raise ValueError(f"{show_name(self.label_key)} has {label.tolist()}; must be finite")
         return label
 
 
@@ -194,7 +194,7 @@ def _find_layout(features: Mapping[str, Feature], settings: ExampleSettings) -> 
     content = _find_image(features, image_key)
     label = features[label_key]
     if isinstance(label, tuple):
-        raise ValueError(f"{show_name(label_key)} holds bytes; a label must be a number")
+        raise ValueError(f"{show_name(label_key)} has bytes; a label must be a number")
     encoded = settings.image_shape is None and content.startswith(_SIGNATURES)
     if settings.image_shape is not None:
         height, width, channels = settings.image_shape
@@ -248,6 +248,6 @@ def _find_plain_shape(features: Mapping[str, Feature], image_key: str) -> Shape:
                 raise ValueError(f"has an image of {height}x{width} pixels, {channels} channels")
             return height, width, channels
     raise ValueError(
-        f"{show_name(image_key)} isn't one of {KINDS}, and there are no features "
-        f"{', '.join(SIZE_KEYS[0])}; dataset.image_shape=[H,W,C] gives the shape of plain pixels"
+        f"{show_name(image_key)} isn't one of {KINDS}, and it lacks the features "
+        f"{', '.join(SIZE_KEYS[0])}; set dataset.image_shape=[H,W,C] for plain pixels"
     )

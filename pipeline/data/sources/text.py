@@ -74,7 +74,7 @@ class Text(DatasetSpec):
         contents = read_files(files)
         source = files[0] if len(files) == 1 else self.root
         if not any(contents):
-            raise DataError(f"{source}: holds no text, so that there is no vocabulary")
+            raise DataError(f"{source}: has no text, so that there is no vocabulary")
         tokenizer = make_tokenizer(self.tokenizer, self._decode_files(files, contents))
         tokens = self._encode_files(tokenizer, files, contents)
         train_tokens = len(tokens) - round(len(tokens) * self.eval_fraction)

@@ -121,8 +121,8 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
             indicators += 1
     for position, column in enumerate(table.categories, start=table.numbers):
         texts = to_texts(raw.column(column.name))
-        number_of = {text: number for number, text in enumerate(column.categories, start=1)}
-        numbers = [number_of.get(text, 0) for text in (*texts.texts, MISSING)]
+        text_numbers = {text: number for number, text in enumerate(column.categories, start=1)}
+        numbers = [text_numbers.get(text, 0) for text in (*texts.texts, MISSING)]
         encoded[:, position] = np.array(numbers, np.float32)[texts.codes]
     return encoded
 

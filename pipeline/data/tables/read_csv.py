@@ -234,7 +234,7 @@ def _open_rows(path: Path, form: TableFormat) -> Iterator[_Rows]:
             byte = f" has the byte 0x{error.object[error.start]:02x} and"
         place_text = f"after line {line:,}" if line else "among its first lines"
         raise ValueError(
-            f"{place_text}{byte} is not {form.encoding}; give dataset.encoding, such as "
+            f"{place_text}{byte} is not {form.encoding}; set dataset.encoding, such as "
             "latin-1 or utf-16"
         ) from error
 

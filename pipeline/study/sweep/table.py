@@ -41,7 +41,7 @@ from pipeline.study.sweep.directory import (
     read_state,
     read_summary,
 )
-from pipeline.training.target_metrics import OF_LABELS, OF_NUMBERS
+from pipeline.training.target_metrics import LABEL_METRICS, NUMBER_METRICS
 
 TABLE = "sweep.csv"
 SINK_SIZE = "train.sink_size"
@@ -75,7 +75,7 @@ class JobRow:
             # The metrics of numbers and labels, if the job has any.
             **{
                 f"metrics.{name}": value
-                for name in (*OF_NUMBERS, *OF_LABELS)
+                for name in (*NUMBER_METRICS, *LABEL_METRICS)
                 if (value := summary.metric(name)) is not None
             },
             "steps": summary.steps,

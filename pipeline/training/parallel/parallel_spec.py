@@ -42,8 +42,8 @@ class ShardingSpec(Spec):
 
     @model_validator(mode="after")
     def _require_axes_once(self) -> ShardingSpec:
-        named = [axis for entry in self.entries for axis in entry]
-        if len(set(named)) != len(named):
+        axes = [axis for entry in self.entries for axis in entry]
+        if len(set(axes)) != len(axes):
             raise ValueError("axes: an axis can shard only one dimension")
         return self
 
@@ -63,7 +63,7 @@ class ParallelSpec(Spec):
     """none: one device; data: each device takes a part of every batch; semi_auto: also shard
     parameters by `specs`; auto: search for the fastest of these plans."""
     devices: Size | None
-    """Devices of all processes together; null: those of `mesh`, else one for each process."""
+    """Devices of all processes together; null: as in `mesh`, else one for each process."""
     mesh: MeshSpec | None
     """Devices by axis; null: all along `data`."""
     shards: Size | None

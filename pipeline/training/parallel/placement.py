@@ -67,12 +67,12 @@ class DevicePlacement:
 
     @property
     def replicated(self) -> Sharding:
-        """Sharding of an array of which every device has a copy."""
+        """Sharding of an array that every device has a copy of."""
         return self.make_sharding(PartitionSpec())
 
     @property
     def batch_sharding(self) -> Sharding:
-        """Sharding of arrays (steps, batch, ...) of which every device has a part of each batch."""
+        """Sharding of arrays (steps, batch, ...) whose batches are split between devices."""
         return self.make_sharding(PartitionSpec(None, self.batch_axes))
 
     def make_sharding(self, spec: PartitionSpec) -> Sharding:
@@ -104,7 +104,7 @@ class DevicePlacement:
         return jax.tree.map(put, tree)
 
     def put_batches(self, rows: np.ndarray) -> jax.Array:
-        """Copy batches (steps, rows, ...) to the devices; `rows` are those of this process."""
+        """Copy this process's rows of batches, (steps, rows, ...), to the devices."""
         if self.mesh is None:
             return jax.device_put(rows, self.devices[0])
         return jax.make_array_from_process_local_data(self.batch_sharding, rows)

@@ -213,3 +213,76 @@ def test_an_op_on_colours_refuses_what_is_not_rgb_bytes(op, wrong):
         ValueError, match=r"needs uint8 images of 3 channels, not .* before rescale"
     ):
         op.output(wrong)
+
+
+def test_rotation_refuses_another_number_of_channels():
+    with pytest.raises(ValueError, match="fill has 3 values for images of 1 channels"):
+        RandomRotation(degrees=5.0, fill=(1, 2, 3)).output(GREY)
+
+
+def test_rand_augment_refuses_a_magnitude_beyond_its_bins():
+    with pytest.raises(
+        ValidationError, match="magnitude = 31: must be below num_magnitude_bins = 31"
+    ):
+        RandAugment(magnitude=31)
+
+
+def test_rotation_by_a_quarter_is_counter_clockwise():
+    square = BYTES[:2, :7, :7]
+    result = on_host(RandomRotation(degrees=(90.0, 90.0)), square)
+    np.testing.assert_array_equal(result, np.rot90(square, axes=(1, 2)))
+
+
+@pytest.mark.slow
+def test_rotation_draws_evenly_from_its_range():
+    marked = np.zeros((1, 41, 41, 1), np.uint8)
+    marked[0, 20, 40] = 255  # Right of the centre, 20 pixels away.
+    op = RandomRotation(degrees=(10.0, 50.0), interpolation="linear")
+    rotated = on_host(op, marked.repeat(4000, axis=0))[..., 0].astype(float)
+    row, column = ((rotated * place).sum(axis=(1, 2)) for place in np.mgrid[:41, :41] - 20)
+    angles = np.degrees(np.arctan2(-row, column))
+    assert stats.kstest(angles, stats.uniform(10, 40).cdf).pvalue > 1e-3
+
+
+def test_a_crop_that_never_fits_is_the_largest_central_one():
+    op = RandomResizedCrop(size=(4, 4), scale=(1.0, 1.0), ratio=(3.0, 3.0), max_attempts=3)
+    box = op.draw_box(np, uniforms_for(op), 7, 9)
+    assert [part[0] for part in (box.top, box.left, box.height, box.width)] == [2, 0, 3, 9]
+
+
+@pytest.mark.slow
+@given(uniforms=arrays(np.float32, (4, 22), elements=st.floats(0, 1, exclude_max=True, width=32)))
+def test_a_resized_crop_lies_within_the_image(uniforms):
+    box = RandomResizedCrop(size=(4, 4), scale=(0.01, 1.0), ratio=(0.1, 10.0)).draw_box(
+        np, uniforms, 7, 9
+    )
+    for first, length, side in ((box.top, box.height, 7), (box.left, box.width, 9)):
+        assert ((first >= 0) & (length >= 1) & (first + length <= side)).all()
+
+
+@pytest.mark.parametrize("interpolation", ["linear", "nearest", "cubic"])
+def test_a_resized_crop_is_a_crop_that_is_resized(interpolation):
+    op = RandomResizedCrop(size=(8, 5), interpolation=interpolation)
+    uniforms = uniforms_for(op)
+    box = op.draw_box(np, uniforms, 7, 9)
+    resize = Resize(size=(8, 5), interpolation=interpolation)
+    for n, got in enumerate(on_host(op, BYTES, uniforms)):
+        top, left, height, width = (
+            int(part[n]) for part in (box.top, box.left, box.height, box.width)
+        )
+        crop = BYTES[n : n + 1, top : top + height, left : left + width]
+        np.testing.assert_array_equal(got, on_host(resize, crop)[0])
+
+
+def test_colour_changes_by_nothing_change_nothing():
+    op = RandomColorAdjust(brightness=(1.0, 1.0), contrast=(1.0, 1.0), saturation=(1.0, 1.0))
+    np.testing.assert_array_equal(on_host(op, BYTES), BYTES)
+
+
+def test_drawn_factors_are_those_of_a_blend_in_exact_arithmetic():
+    op = RandomColorAdjust(saturation=(0.5, 1.5))
+    uniforms = uniforms_for(op)
+    lumas = BYTES @ np.array([0.299, 0.587, 0.114])
+    factors = 0.5 + uniforms[:, 2]
+    expected = lumas[..., None] + (BYTES - lumas[..., None]) * factors[:, None, None, None]
+    assert abs(on_host(op, BYTES, uniforms) - expected.clip(0, 255)).max() < 1.1

@@ -55,7 +55,7 @@ def test_the_statistic_distinguishes_distributions():
 
 def test_golden_boxes_of_random_resized_crop():
     op = RandomResizedCrop(size=(64, 64), scale=(0.2, 0.9), ratio=(0.5, 3.0), max_attempts=2)
-    box = op.box(np, drawn(op), HEIGHT, WIDTH)
+    box = op.draw_box(np, drawn(op), HEIGHT, WIDTH)
     ours = np.stack([box.top, box.left, box.height, box.width], axis=-1).astype(np.int8)
     theirs = GOLDEN["resized_crops"]
     for first, last in ((0, 1), (1, 2), (2, 3), (3, 4), (2, 4)):

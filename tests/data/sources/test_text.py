@@ -78,7 +78,7 @@ def test_tokens_of_the_library(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "fields", "said"),
     [
-        (b"", {}, "holds no text, so that there is no vocabulary"),
+        (b"", {}, "has no text, so that there is no vocabulary"),
         (b"abcdef", {}, "the training split has 4 tokens; a window needs 5"),
         (b"abcdefghij", {}, "the evaluation split has 2 tokens; a window needs 5: 4 and"),
         (b"abc\xff" * 9, {"tokenizer": "characters"}, "a.txt: is not UTF-8: byte 0xff at 3"),

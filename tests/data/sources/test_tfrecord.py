@@ -162,7 +162,7 @@ def test_a_part_is_held_out_of_every_class(tmp_path: Path) -> None:
         ([plain(1), plain(2, [1, 2])], r"record 1: label has 2 values, not one integer"),
         ([plain(1, np.float32([np.inf]))], "must be finite"),
         ([make_example({"label": np.array([1])})], "has no feature image/encoded or"),
-        ([make_example({"image": (b"x",), "label": (b"cat",)})], "label holds bytes"),
+        ([make_example({"image": (b"x",), "label": (b"cat",)})], "label has bytes"),
         ([make_example({"image": (b"xy",), "label": np.array([1])})], r"image_shape=\[H,W,C\]"),
         ([plain(1), plain(2, image_raw=(b"abc",))], "record 1: image_raw has 3 bytes; 4x4"),
         ([plain(1, image_raw=(b"a", b"b"))], "bytes of one image"),
