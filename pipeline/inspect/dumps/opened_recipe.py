@@ -83,7 +83,7 @@ class OpenedRecipe:
 
         like = self.built.state
         weights = restore_weights_of(self.recipe, self.dataset, like, lambda _: None)
-        warm = weights.over(state)
+        warm = weights.replace_weights(state)
         return replace(warm, average=restart_average(warm.average, warm.params))
 
 
