@@ -42,7 +42,7 @@ class LoadedRun:
 
     def __init__(self, run_dir: Path) -> None:
         self._trainer = Trainer.load(run_dir)
-        trained = self._trainer._snapshot()
+        trained = self._trainer._make_snapshot()
         self.recipe: Recipe = trained.recipe
         self.step: int = trained.step
         """The number of steps that the parameters were trained for."""

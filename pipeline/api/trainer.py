@@ -206,7 +206,7 @@ class Trainer:
         that the dataset's type can't hold, such as 0.5 in uint8.
         """
         images = np.asarray(images)
-        run = self._snapshot()
+        run = self._make_snapshot()
         samples = run.samples
         if images.shape[1:] != samples.shape:
             shape = ("n", *samples.shape)
@@ -277,7 +277,7 @@ class Trainer:
             self._watch.view.flush()
         return read_arrays(file)
 
-    def _snapshot(self) -> TrainedRun:
+    def _make_snapshot(self) -> TrainedRun:
         """Return the recipe, the current weights and the format of samples."""
         view = self._watch.view
         if view is None or view.state is None:
@@ -287,14 +287,14 @@ class Trainer:
         dataset = self.dataset
         image = dataset.raw_image
         samples = Samples(image.shape, image.dtype, dataset.targets, dataset.table, dataset.text)
-        return TrainedRun(self.recipe, _weights(view.state), int(view.state.step), samples)
+        return TrainedRun(self.recipe, _collect_weights(view.state), int(view.state.step), samples)
 
     @cached_property
     def _predict(self) -> Callable[..., Any]:
-        return jax.jit(make_predict(self._snapshot()))
+        return jax.jit(make_predict(self._make_snapshot()))
 
 
-def _weights(state: TrainState) -> dict[str, np.ndarray]:
+def _collect_weights(state: TrainState) -> dict[str, np.ndarray]:
     """Return parameters and batch statistics by full path; averaged parameters replace others."""
     params = dict(flatten_dict(state.params, sep="/"))
     if state.average is not None:
@@ -336,7 +336,7 @@ class _Parameters(MutableMapping[str, np.ndarray]):
         view = self._trainer._watch.view
         if view is not None:
             return view.parameters()
-        arrays = self._trainer._snapshot().arrays
+        arrays = self._trainer._make_snapshot().arrays
         return {p.removeprefix("params/"): a for p, a in arrays.items() if p.startswith("params/")}
 
     def __getitem__(self, path: str) -> np.ndarray:

@@ -88,7 +88,7 @@ class Checkpoints:
         self._copies = copies
         self._requested: int | None = None
         self._written: Future[None] | None = None
-        with self._writing("make it"):
+        with self._convert_errors("make it"):
             self._root.mkdir(exist_ok=True)  # without parents: the run directory must exist
             # This also saves the names of the logs, which exist by now.
             sync(self._root.parent)
@@ -120,14 +120,14 @@ class Checkpoints:
         `host_state` is JSON. If the step is saved already, only the metrics are added. Raises
         RunError if the previous save failed; `finish` raises RunError if this save fails.
         """
-        with self._writing(f"save step {step}"):
+        with self._convert_errors(f"save step {step}"):
             is_saved = step == self._requested or step in saved_steps(self._root)
         best_metrics = metrics if self._retention.best is not None else None
         self.finish()
         self._requested = step
         if is_saved:
             if best_metrics:
-                with self._writing(f"save the metrics of step {step}"):
+                with self._convert_errors(f"save the metrics of step {step}"):
                     add_metrics(checkpoint_path(self._root, step), best_metrics)
                     self._remove_old()
             return
@@ -181,7 +181,7 @@ class Checkpoints:
     def _remove_old(self) -> None:
         """Remove the checkpoints that retention doesn't keep, and their copies."""
         for step in self._retention.list_removable(self._root, saved_steps(self._root)):
-            with self._writing(f"remove step {step}"):
+            with self._convert_errors(f"remove step {step}"):
                 if self._copies is not None:
                     self._copies.remove(step)
                 remove_checkpoint(checkpoint_path(self._root, step))
@@ -189,7 +189,7 @@ class Checkpoints:
     def finish(self) -> None:
         """Wait until the last save is on disk. Raises RunError if it failed."""
         if self._written is not None:
-            with self._writing(f"save step {self._requested}"):
+            with self._convert_errors(f"save step {self._requested}"):
                 self._written.result()
 
     def steps(self) -> Sequence[int]:
@@ -206,7 +206,7 @@ class Checkpoints:
         return arrange_arrays(saved.where, saved.arrays, like)
 
     @contextmanager
-    def _writing(self, action: str) -> Iterator[None]:
+    def _convert_errors(self, action: str) -> Iterator[None]:
         """Turn errors of the disk into a RunError with the text "can't `action`"."""
         try:
             yield

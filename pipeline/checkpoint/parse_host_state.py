@@ -27,7 +27,7 @@ def parse_host_state(data: Any) -> HostState:
         tree = json.loads(
             json.dumps(data), parse_int=lambda d: int(d) if len(d) <= MAX_DIGITS else d
         )
-        return _schema().validate_json(json.dumps(tree), strict=True)
+        return _make_schema().validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         key = ".".join(map(str, problem["loc"]))
@@ -37,5 +37,5 @@ def parse_host_state(data: Any) -> HostState:
 
 
 @cache
-def _schema() -> TypeAdapter[HostState]:
+def _make_schema() -> TypeAdapter[HostState]:
     return TypeAdapter(HostState)

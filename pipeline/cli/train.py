@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.chosen import resolve_recipe
 from pipeline.config.compose import UNCOMPOSABLE, check, compose_and_check
-from pipeline.config.hydra_versions import HYDRA_DEFAULTS, get_args_parser, lazy_help
+from pipeline.config.hydra_versions import HYDRA_DEFAULTS, allow_lazy_help, get_args_parser
 from pipeline.config.overrides import (
     expand_sweeps,
     key_of,
@@ -109,7 +109,7 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
 def _parse(args: Sequence[str]) -> Namespace:
     """Split arguments into Hydra's flags and overrides. Raises UsageError for other flags."""
     try:
-        with lazy_help():
+        with allow_lazy_help():
             parser = get_args_parser()
             parser.prog = "python -m pipeline"
             parser.exit_on_error = False
@@ -272,7 +272,7 @@ def _call_hydra(
     # With this variable Hydra raises errors; otherwise it prints them and exits.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = ["pipeline", *flags, *overrides]
-    with _report_problems(typed), lazy_help():
+    with _report_problems(typed), allow_lazy_help():
         hydra.main(config_path=str(CONF), config_name="config", **HYDRA_DEFAULTS)(task)()
 
 

@@ -135,7 +135,7 @@ def _compose(overrides: list[str]) -> DictConfig:
 
 
 def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[str]]:
-    """Return the problems behind an error of Hydra, and the overrides without them.
+    """Return the problems that cause an error of Hydra, and the overrides without them.
 
     If no override can be removed, the same overrides are returned. There may be thousands of
     overrides, so all with the same kind of problem are found at once.

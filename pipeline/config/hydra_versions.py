@@ -20,9 +20,9 @@ __all__ = [
     "HYDRA_DEFAULTS",
     "BasicLauncher",
     "BasicSweeper",
+    "allow_lazy_help",
     "apply_overrides",
     "get_args_parser",
-    "lazy_help",
     "set_override_dirname",
     "store_option",
 ]
@@ -58,7 +58,7 @@ def set_override_dirname(job: DictConfig, overrides: list[Override]) -> None:
 
 
 @contextmanager
-def lazy_help() -> Iterator[None]:
+def allow_lazy_help() -> Iterator[None]:
     """Allow Hydra to describe a flag by an object that becomes a text when it is shown.
 
     Since Python 3.14, argparse reads the help of a flag when the flag is added. Hydra 1.3 doesn't

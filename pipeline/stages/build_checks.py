@@ -363,14 +363,16 @@ def check_drawn_sizes(draft: StepDraft) -> None:
 def _make_batch_shapes(split: Split, count: int) -> Any:
     """Return the shapes and dtypes of a batch of a split."""
 
-    def shapes(*shape: int, dtype: object = np.int32) -> Any:
+    def make_shape(*shape: int, dtype: object = np.int32) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype)
 
     columns = {
-        name: shapes(count, *column.shape[1:], dtype=column.dtype)
+        name: make_shape(count, *column.shape[1:], dtype=column.dtype)
         for name, column in split.columns.items()
     }
-    return Batch(columns, shapes(2, dtype=np.uint32), shapes(), shapes(count), shapes())
+    return Batch(
+        columns, make_shape(2, dtype=np.uint32), make_shape(), make_shape(count), make_shape()
+    )
 
 
 def check_parameters(draft: StepDraft) -> None:

@@ -141,7 +141,7 @@ def make_layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
     return LayerTable(
         recipe.model.name,
         step_config.image.shape,
-        traced.rows(params, step_config),
+        traced.make_rows(params, step_config),
         sum(leaf.size for leaf in statistics),
         {start: _count_trained(params, step_config, start) for start in starts},
     )
@@ -182,7 +182,9 @@ class _TracedLayers:
             self._layers.setdefault(context.module.path, (type(context.module).__name__, shape))
         return result
 
-    def rows(self, params: Mapping[Path, Any], step_config: StepConfig) -> tuple[LayerRow, ...]:
+    def make_rows(
+        self, params: Mapping[Path, Any], step_config: StepConfig
+    ) -> tuple[LayerRow, ...]:
         """Return a row for each layer with parameters or without inner layers.
 
         Scopes that weren't traced come last.
@@ -198,13 +200,13 @@ class _TracedLayers:
         paths += [path for path in leaves if path not in self._layers]
         factors = dict(step_config.layer_rates)
         return tuple(
-            self._row(
+            self._make_row(
                 path, leaves.get(path, {}), step_config, factors.get(path[0], 1.0) if path else 1.0
             )
             for path in paths
         )
 
-    def _row(
+    def _make_row(
         self, path: Path, leaves: Mapping[str, Any], step_config: StepConfig, rate: float
     ) -> LayerRow:
         kind, output = self._layers.get(path, ("", None))

@@ -339,18 +339,18 @@ def time_gradients_us(
     """Time the gradients of all parameters, in a loop on random numbers; return microseconds."""
     forward = _make_forward(network, True)
 
-    def loss(params: Any, images: Array, batch_stats: Any) -> Array:
+    def compute_loss(params: Any, images: Array, batch_stats: Any) -> Array:
         logits, _ = forward(images, params, batch_stats)
         return jnp.square(logits).mean()
 
-    def gradients(operands: tuple[Array, Any, Any]) -> Any:
+    def compute_gradients(operands: tuple[Array, Any, Any]) -> Any:
         images, params, batch_stats = operands
-        return jax.grad(loss)(params, images, batch_stats)
+        return jax.grad(compute_loss)(params, images, batch_stats)
 
     shapes = (state.params, state.batch_stats)
     weights = jax.tree.map(lambda shape: make_random_operand(shape.shape, shape.dtype), shapes)
-    images = make_random_operand((batch, *image_shape(step_config.image)), "float32")
-    return Timer((images, *weights), device).time_us(gradients)
+    images = make_random_operand((batch, *require_image(step_config.image)), "float32")
+    return Timer((images, *weights), device).time_us(compute_gradients)
 
 
 def make_layout_key(

@@ -39,7 +39,7 @@ from pipeline.stages.record.guards import record_time
 from pipeline.stages.record.summary import Summary, list_versions
 from pipeline.stages.runner.context import CompiledRun, RunContext, RunOptions
 from pipeline.stages.runner.evaluations import Evaluations
-from pipeline.stages.runner.initial_state import initial_state, read_restored
+from pipeline.stages.runner.initial_state import make_initial_state, read_restored
 from pipeline.stages.runner.open_run import conclude_run, open_run, record_data, run_in_processes
 from pipeline.stages.runner.open_training import (
     make_callbacks,
@@ -127,7 +127,7 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
     if not (trains or evaluates):
         return
 
-    state, host = initial_state(run, restored)
+    state, host = make_initial_state(run, restored)
     if trains:
         sink = plan_sinks(run, estimate, host)
         summary.sink = sink.summary()

@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 
 from pipeline.config.hydra_versions import (
     BasicSweeper,
+    allow_lazy_help,
     apply_overrides,
     get_args_parser,
-    lazy_help,
     store_option,
 )
 
@@ -39,7 +39,7 @@ def eager_help(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("eager_help")
 def test_flags_may_be_described_lazily() -> None:
-    with lazy_help():
+    with allow_lazy_help():
         parsed = get_args_parser().parse_intermixed_args(["--cfg", "job", "seed=1"])
     assert (parsed.cfg, parsed.overrides) == ("job", ["seed=1"])
 
@@ -47,7 +47,7 @@ def test_flags_may_be_described_lazily() -> None:
 @pytest.mark.usefixtures("eager_help")
 def test_the_help_of_other_flags_is_still_checked() -> None:
     parser = argparse.ArgumentParser()
-    with lazy_help(), pytest.raises(ValueError, match="format"):
+    with allow_lazy_help(), pytest.raises(ValueError, match="format"):
         parser.add_argument("--share", help="100 %")
     check = argparse.ArgumentParser._check_help  # type: ignore[attr-defined]
     assert check.__name__ == "check"

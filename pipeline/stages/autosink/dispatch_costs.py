@@ -145,7 +145,7 @@ OFF = Variant(None, "none")
 
 @dataclass(frozen=True)
 class Measurement:
-    """Costs of dispatches, and measurements behind them."""
+    """Costs of dispatches, with their measurements."""
 
     costs: Costs
     single_ms: np.ndarray

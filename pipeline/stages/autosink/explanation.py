@@ -141,10 +141,10 @@ class Explanation:
         head = f"{origin}{run.recipe} on {run.device}, batch {run.batch_size:,}"
         if self.communication is not None:
             head += f" ({run.batch_size // self.communication.devices:,} a device)"
-        lines = [f"  {name:<11} {text}" for name, text in self._facts()]
-        return "\n".join([head, *lines, "", *self._table(), *self._conclusion()])
+        lines = [f"  {name:<11} {text}" for name, text in self._list_facts()]
+        return "\n".join([head, *lines, "", *self._list_rows(), *self._list_conclusions()])
 
-    def _facts(self) -> Iterator[tuple[str, str]]:
+    def _list_facts(self) -> Iterator[tuple[str, str]]:
         if self.costs is not None:
             sinks = self.costs.sinks
             steps = ", ".join(f"{cost.mechanism} {cost.step_ms:.4g} ms" for cost in sinks)
@@ -168,7 +168,7 @@ class Explanation:
         if calendar.first:
             yield "", "; ".join(f"step {step:,}: {names}" for step, names in calendar.first)
 
-    def _table(self) -> Iterator[str]:
+    def _list_rows(self) -> Iterator[str]:
         predicted = self.predictions()
         if not predicted:
             return
@@ -184,7 +184,7 @@ class Explanation:
         marks += ["as asked"] if size is not None and size == self.run.asked else []
         return f"  <- {', '.join(marks)}" if marks else ""
 
-    def _conclusion(self) -> Iterator[str]:
+    def _list_conclusions(self) -> Iterator[str]:
         choice = self.choice
         achieved = self.achieved
         size = "no sinks" if choice.size is None else f"{choice.mechanism}, {choice.size:,} steps"

@@ -161,7 +161,7 @@ class FileLayers:
         if leaf:
             place = self._places[layer]
             if place.path != SKIPPED:
-                target = self._network_leaf(leaf, place.path, _guess_kind(self._shapes[layer]))
+                target = self._find_leaf(leaf, place.path, _guess_kind(self._shapes[layer]))
                 transposed = place.transposed and self._leaves[leaf] == "kernel"
                 place = replace(place, path=f"{place.path}/{target}", transposed=transposed)
         else:
@@ -174,7 +174,7 @@ class FileLayers:
         layer, _, leaf = _PACKED.sub(r"in_proj.\1", name).rpartition(".")
         return (layer, leaf) if layer and leaf in self._leaves else (name, "")
 
-    def _network_leaf(self, leaf: str, path: str, kind: str) -> str:
+    def _find_leaf(self, leaf: str, path: str, kind: str) -> str:
         """Return the network's name for an array of a layer at `path`."""
         target = self._leaves[leaf]
         if target != "kernel":
@@ -224,14 +224,14 @@ class FileLayers:
         """Return the number of fitting arrays, int (file's layers, network's layers)."""
         counts: dict[str, list[int]] = {}
         for layer in layers:
-            if (text := self._shapes_as_text(layer)) not in counts:
+            if (text := self._format_shapes(layer)) not in counts:
                 counts[text] = [
                     self._count_fitting_arrays(self._shapes[layer], path) for path in paths
                 ]
-        rows = [counts[self._shapes_as_text(layer)] for layer in layers]
+        rows = [counts[self._format_shapes(layer)] for layer in layers]
         return np.array(rows, np.int64).reshape(len(layers), len(paths))
 
-    def _shapes_as_text(self, layer: str) -> str:
+    def _format_shapes(self, layer: str) -> str:
         return str(sorted(self._shapes[layer].items()))
 
     def _count_fitting_arrays(self, shapes: Shapes, path: str) -> int:
@@ -239,7 +239,7 @@ class FileLayers:
         kind = _guess_kind(shapes)
         num_fitting = 0
         for leaf, shape in shapes.items():
-            target = self._network.resolve(f"{path}/{self._network_leaf(leaf, path, kind)}")
+            target = self._network.resolve(f"{path}/{self._find_leaf(leaf, path, kind)}")
             if target:
                 blank = np.broadcast_to(np.False_, shape)
                 converted = convert_layout(blank, target, self._unflattened)
@@ -251,7 +251,7 @@ class FileLayers:
         groups: dict[str, list[str]] = {}
         for layer, row in zip(layers, fits, strict=True):
             if row.any():
-                groups.setdefault(self._shapes_as_text(layer), []).append(layer)
+                groups.setdefault(self._format_shapes(layer), []).append(layer)
         for group in groups.values():
             for first, second in pairwise(group):
                 parts = zip(make_natural_key(first), make_natural_key(second), strict=False)

@@ -21,7 +21,7 @@ from pipeline.stages.record.run_directory import (
     RECIPE,
     is_free,
     read_status,
-    written_at_ns,
+    read_written_at_ns,
 )
 
 LENGTH = (("train", "epochs"), ("train", "passes"), ("train", "steps"))
@@ -98,7 +98,7 @@ def find_run_to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
         if changes := list_changes(recipe, _read_recipe_to_resume(resume)):
             raise RecipeError(changes)
         return Path(resume)
-    files = sorted(outputs.glob(f"*/*/{RECIPE}"), key=written_at_ns)
+    files = sorted(outputs.glob(f"*/*/{RECIPE}"), key=read_written_at_ns)
     for run_dir in [file.parent for file in reversed(files)]:
         # The status is checked first, since nearly all runs are done and recipes parse slowly.
         if read_status(run_dir) == "done":

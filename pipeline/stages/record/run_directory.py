@@ -57,10 +57,8 @@ CHECKPOINT_NAMES = "ckpt.json"
 BOARD_FOLDER = "embeddings"
 BOARD_CONFIG = "projector_config.pbtxt"
 """Folder and configuration of TensorBoard's projector."""
-REPLACED = (
-    *(RECIPE, SUMMARY, "provenance.json", LOWERINGS, PLAN, AUTOPSY, OVERRIDES, TOKENIZER),
-    *(CHECKPOINT_NAMES, BOARD_CONFIG, COMPILED),
-)
+JSON_FILES = (SUMMARY, "provenance.json", LOWERINGS, AUTOPSY, CHECKPOINT_NAMES, COMPILED)
+REPLACED = (RECIPE, PLAN, OVERRIDES, TOKENIZER, BOARD_CONFIG, *JSON_FILES)
 """Files that are written as a whole, besides those of an emulated device."""
 PRICES = ("price.json", "trace.json", "timeline.html")
 """Files of an emulated device."""
@@ -72,10 +70,9 @@ RANKS = "ranks"
 """Folder of the logs of several processes."""
 DUMP = "dump"
 """Folder of dumped tensors, by time."""
-FOLDERS = (
-    *(CHECKPOINTS, BOARD_FOLDER, REPRODUCER, EARLIER_AUTOPSY, RANKS, REPORT, PROFILE),
-    *(DUMP, CHECKPOINT_FILES),
-)
+AUTOPSY_FOLDERS = (REPRODUCER, EARLIER_AUTOPSY)
+RESULT_FOLDERS = (CHECKPOINTS, CHECKPOINT_FILES, BOARD_FOLDER, RANKS, REPORT, PROFILE, DUMP)
+FOLDERS = (*RESULT_FOLDERS, *AUTOPSY_FOLDERS)
 BEFORE_A_RUN = (LOCK, CLAIM, OVERRIDES, LOWERINGS, RANKS)
 """Files that may exist before a run begins: those of a sweep, and lowerings to use."""
 DRAFTS = (f"{RECIPE}.", f"{OVERRIDES}.", f"{LOWERINGS}.")
@@ -192,7 +189,7 @@ def is_free(run_dir: Path) -> bool:
         return False
 
 
-def written_at_ns(file: Path) -> int:
+def read_written_at_ns(file: Path) -> int:
     """Return the time at which a file was written, in ns; 0 if it has been removed."""
     try:
         return file.stat().st_mtime_ns

@@ -70,7 +70,7 @@ def _warn_of_other_inputs(source: Path, dataset: Dataset, warn: Callable[[str], 
         )
 
 
-def initial_state(run: CompiledRun, restored: Restored | None) -> tuple[TrainState, HostState]:
+def make_initial_state(run: CompiledRun, restored: Restored | None) -> tuple[TrainState, HostState]:
     """Return the initial state on the device, and the state of the host.
 
     Weights are fresh, restored, or those of the last checkpoint of a run to resume. Raises

@@ -71,7 +71,7 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
         "started_at": options.started_at,
         "parent": os.getpid(),
     }
-    advice = _how_to_resume(recipe, options, run_dir)
+    advice = _make_resume_advice(recipe, options, run_dir)
     try:
         with heard(options.signals):
             summary = run_locally(request, run_dir, options.signals, processes, recipe.launch)
@@ -149,7 +149,7 @@ def conclude_run(context: RunContext) -> Iterator[None]:
     summary = context.summary
     reporter = context.reporter
     run_dir = context.run_dir
-    advice = _how_to_resume(context.recipe, context.options, run_dir)
+    advice = _make_resume_advice(context.recipe, context.options, run_dir)
 
     def has_saved() -> bool:
         # An error before training would occur again.
@@ -172,7 +172,7 @@ def conclude_run(context: RunContext) -> Iterator[None]:
     reporter.stage(summary.status, f"{summary.reason or 'all stages'}; {run_dir}")
 
 
-def _how_to_resume(recipe: Recipe, options: RunOptions, run_dir: Path) -> str | None:
+def _make_resume_advice(recipe: Recipe, options: RunOptions, run_dir: Path) -> str | None:
     """Return the command that resumes a run; None if it can't be resumed."""
     if not set(recipe.stages) >= SAVING:
         return None

@@ -15,7 +15,7 @@ from pipeline.core.errors import DataError, RecipeError, hide_secrets_in_tree
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.error_text import describe
 from pipeline.core.files.safe_yaml import read_yaml, yaml_text
-from pipeline.stages.record.run_directory import OUTPUTS, written_at_ns
+from pipeline.stages.record.run_directory import OUTPUTS, read_written_at_ns
 from pipeline.study.sweep.directory import read_model
 
 COMMAND = "sweep.yaml"
@@ -103,7 +103,7 @@ def find_sweep(
     command: Command, outputs: Path = OUTPUTS, besides: Path | None = None
 ) -> Path | None:
     """The directory of the newest sweep of the same command; unreadable ones are skipped."""
-    files = sorted(outputs.glob(f"*/*/{COMMAND}"), key=written_at_ns, reverse=True)
+    files = sorted(outputs.glob(f"*/*/{COMMAND}"), key=read_written_at_ns, reverse=True)
     folders = (file.parent for file in files if file.parent != besides)
     return next((folder for folder in folders if _is_of(folder, command)), None)
 

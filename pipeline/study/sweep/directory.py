@@ -28,7 +28,7 @@ from pipeline.stages.record.run_directory import (
     RECIPE,
     SUMMARY,
     read_status,
-    written_at_ns,
+    read_written_at_ns,
 )
 
 JOURNAL = "study.log"
@@ -74,7 +74,7 @@ def find_failures(sweep_dir: Path) -> dict[str, int]:
     """Failed jobs by name, with the time of their summary in ns since the epoch."""
     summaries = sweep_dir.glob(f"*/{SUMMARY}")
     failed = (file for file in summaries if read_status(file.parent) == "failed")
-    return {file.parent.name: written_at_ns(file) for file in failed}
+    return {file.parent.name: read_written_at_ns(file) for file in failed}
 
 
 def is_finished(job_dir: Path, failures: Mapping[str, int]) -> bool:
@@ -86,7 +86,7 @@ def is_finished(job_dir: Path, failures: Mapping[str, int]) -> bool:
     status = read_status(job_dir)
     if status != "failed":
         return status in SUCCEEDED
-    written_ns = written_at_ns(job_dir / SUMMARY)
+    written_ns = read_written_at_ns(job_dir / SUMMARY)
     # 0: removed meanwhile by the process that is retrying it.
     return written_ns != 0 and written_ns != failures.get(job_dir.name)
 

@@ -30,7 +30,7 @@ from pipeline.core.pages.charts import (
 )
 from pipeline.core.pages.drawing import Drawing
 from pipeline.core.pages.page import Charts, Page, Section, render_page
-from pipeline.stages.record.run_directory import OVERRIDES, SUMMARY, written_at_ns
+from pipeline.stages.record.run_directory import OVERRIDES, SUMMARY, read_written_at_ns
 from pipeline.study.runs.ranking import is_better_larger, main_metric
 from pipeline.study.sweep.command import read_command
 from pipeline.study.sweep.directory import (
@@ -122,8 +122,8 @@ def read_jobs(sweep_dir: Path) -> list[JobRow]:
     """One row per job, in order. Raises DataError if a job's files can't be read."""
     rows = []
     for folder in find_jobs(sweep_dir):
-        changed = _overrides(folder, written_at_ns(folder / OVERRIDES))
-        written_ns = written_at_ns(folder / SUMMARY)
+        changed = _overrides(folder, read_written_at_ns(folder / OVERRIDES))
+        written_ns = read_written_at_ns(folder / SUMMARY)
         ended = _summary(folder, written_ns) if written_ns else None
         rows.append(JobRow(folder.name, changed, ended or JobSummary(status=read_state(folder))))
     return rows

@@ -48,7 +48,7 @@ class GraphBuilder:
         """Return a builder of the same graph for an inner layer."""
         return replace(self, path=(*self.path, name))
 
-    def node(self, kind: str, inputs: Sequence[str], **attributes: Any) -> str:
+    def add_node(self, kind: str, inputs: Sequence[str], **attributes: Any) -> str:
         """Add a node; return the name of its output."""
         from onnx import helper
 
@@ -56,7 +56,7 @@ class GraphBuilder:
         self.nodes.append(helper.make_node(kind, list(inputs), [output], **attributes))
         return output
 
-    def constant(self, name: str, array: np.ndarray) -> str:
+    def add_constant(self, name: str, array: np.ndarray) -> str:
         """Add a constant, with a number if its name is taken; return its name."""
         unique = name
         while unique in self.constants:
@@ -64,11 +64,11 @@ class GraphBuilder:
         self.constants[unique] = np.ascontiguousarray(array)
         return unique
 
-    def scalar(self, value: float) -> str:
+    def add_scalar(self, value: float) -> str:
         """Add a float32 scalar; return its name."""
-        return self.constant("number", np.array(value, np.float32))
+        return self.add_constant("number", np.array(value, np.float32))
 
-    def weight(self, name: str, kind: str = "params") -> np.ndarray:
+    def read_weight(self, name: str, kind: str = "params") -> np.ndarray:
         """Return a parameter or a statistic of the layer, float32."""
         return np.asarray(self.weights["/".join((kind, *self.path, name))], np.float32)
 
@@ -76,10 +76,10 @@ class GraphBuilder:
         """Whether the layer has a bias."""
         return "/".join(("params", *self.path, "bias")) in self.weights
 
-    def weight_constant(self, name: str, array: np.ndarray | None = None) -> str:
+    def add_weight(self, name: str, array: np.ndarray | None = None) -> str:
         """Add a parameter of the layer, or `array` in its place, as a constant; return its name."""
-        return self.constant(
-            "/".join((*self.path, name)), self.weight(name) if array is None else array
+        return self.add_constant(
+            "/".join((*self.path, name)), self.read_weight(name) if array is None else array
         )
 
     def to_order(self, value: NodeOutput, order: Order) -> NodeOutput:
@@ -87,11 +87,11 @@ class GraphBuilder:
         if not value.is_image or value.order == order:
             return value
         perm = (0, 3, 1, 2) if order == "nchw" else (0, 2, 3, 1)
-        return replace(value, name=self.node("Transpose", [value.name], perm=perm), order=order)
+        return replace(value, name=self.add_node("Transpose", [value.name], perm=perm), order=order)
 
     def reshape(
         self, value: NodeOutput, sizes: Sequence[int], shape: tuple[int, ...]
     ) -> NodeOutput:
         """Reshape a value to `sizes`, with -1 for the batch; `shape` is as in `NodeOutput`."""
-        target = self.constant("shape", np.array(sizes, np.int64))
-        return NodeOutput(self.node("Reshape", [value.name, target]), shape, value.order)
+        target = self.add_constant("shape", np.array(sizes, np.int64))
+        return NodeOutput(self.add_node("Reshape", [value.name, target]), shape, value.order)

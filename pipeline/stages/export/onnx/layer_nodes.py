@@ -50,13 +50,13 @@ def _register_translation(*kinds: type[LayerSpec]) -> Callable[[Translation], Tr
 @_register_translation(standard.Conv)
 def _add_conv(layer: standard.Conv, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
-    kernel = graph.weight("kernel")
+    kernel = graph.read_weight("kernel")
     strides = pair(layer.stride)
     dilation = pair(layer.dilation)
     pads, sizes = _compute_windows(x, reach(pair(layer.kernel), dilation), strides, layer.padding)
-    name = graph.node(
+    name = graph.add_node(
         "Conv",
-        [x.name, graph.weight_constant("kernel", kernel.transpose(3, 2, 0, 1)), *_add_bias(graph)],
+        [x.name, graph.add_weight("kernel", kernel.transpose(3, 2, 0, 1)), *_add_bias(graph)],
         kernel_shape=pair(layer.kernel),
         strides=strides,
         dilations=dilation,
@@ -76,7 +76,7 @@ def _add_conv_transpose(
     more rows than the windows cover.
     """
     x = graph.to_order(x, "nchw")
-    kernel = graph.weight("kernel")
+    kernel = graph.read_weight("kernel")
     size = pair(layer.kernel)
     strides = pair(layer.stride)
     begins = []
@@ -96,9 +96,9 @@ def _add_conv_transpose(
         output_padding.append(max(0, pad_after - window + 1))
         sizes.append((length - 1) * stride + 1 + total - window + 1)
     mirrored = kernel[::-1, ::-1].transpose(2, 3, 0, 1)
-    name = graph.node(
+    name = graph.add_node(
         "ConvTranspose",
-        [x.name, graph.weight_constant("kernel", mirrored), *_add_bias(graph)],
+        [x.name, graph.add_weight("kernel", mirrored), *_add_bias(graph)],
         kernel_shape=size,
         strides=strides,
         pads=[*begins, *ends],
@@ -109,31 +109,31 @@ def _add_conv_transpose(
 
 @_register_translation(standard.Dense)
 def _add_dense(layer: standard.Dense, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    outputs = graph.weight("kernel").shape[1]
-    inputs = [x.name, graph.weight_constant("kernel")]
+    outputs = graph.read_weight("kernel").shape[1]
+    inputs = [x.name, graph.add_weight("kernel")]
     bias = _add_bias(graph)
     if len(x.shape) == 1:
-        return NodeOutput(graph.node("Gemm", [*inputs, *bias]), (outputs,))
-    name = graph.node("MatMul", inputs)
-    name = graph.node("Add", [name, *bias]) if bias else name
+        return NodeOutput(graph.add_node("Gemm", [*inputs, *bias]), (outputs,))
+    name = graph.add_node("MatMul", inputs)
+    name = graph.add_node("Add", [name, *bias]) if bias else name
     return NodeOutput(name, (*x.shape[:-1], outputs), x.order)
 
 
 @_register_translation(standard.BatchNorm)
 def _add_batch_norm(layer: standard.BatchNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
-    arrays = [graph.weight_constant(name) for name in ("scale", "bias")]
-    statistics = {name: graph.weight(name, "batch_stats") for name in ("mean", "var")}
-    arrays += [graph.weight_constant(name, array) for name, array in statistics.items()]
-    norm = graph.node("BatchNormalization", [x.name, *arrays], epsilon=layer.epsilon)
+    arrays = [graph.add_weight(name) for name in ("scale", "bias")]
+    statistics = {name: graph.read_weight(name, "batch_stats") for name in ("mean", "var")}
+    arrays += [graph.add_weight(name, array) for name, array in statistics.items()]
+    norm = graph.add_node("BatchNormalization", [x.name, *arrays], epsilon=layer.epsilon)
     return replace(x, name=norm)
 
 
 @_register_translation(standard.LayerNorm)
 def _add_layer_norm(layer: standard.LayerNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nhwc")
-    arrays = [graph.weight_constant(name) for name in ("scale", "bias")]
-    norm = graph.node("LayerNormalization", [x.name, *arrays], axis=-1, epsilon=layer.epsilon)
+    arrays = [graph.add_weight(name) for name in ("scale", "bias")]
+    norm = graph.add_node("LayerNormalization", [x.name, *arrays], axis=-1, epsilon=layer.epsilon)
     return replace(x, name=norm)
 
 
@@ -143,14 +143,16 @@ def _add_group_norm(layer: standard.GroupNorm, x: NodeOutput, graph: GraphBuilde
     channels = x.shape[-1]
     positions = x.shape[:-1] if x.is_image else ()
     grouped = graph.reshape(x, [-1, layer.groups, prod(x.shape) // layer.groups], ())
-    ones = graph.constant("ones", np.ones(layer.groups, np.float32))
-    zeros = graph.constant("zeros", np.zeros(layer.groups, np.float32))
-    norm = graph.node("InstanceNormalization", [grouped.name, ones, zeros], epsilon=layer.epsilon)
+    ones = graph.add_constant("ones", np.ones(layer.groups, np.float32))
+    zeros = graph.add_constant("zeros", np.zeros(layer.groups, np.float32))
+    norm = graph.add_node(
+        "InstanceNormalization", [grouped.name, ones, zeros], epsilon=layer.epsilon
+    )
     result = graph.reshape(NodeOutput(norm, x.shape, x.order), [-1, channels, *positions], x.shape)
     name = result.name
     for kind, weight in (("Mul", "scale"), ("Add", "bias")):
-        array = graph.weight(weight).reshape(channels, *(1,) * len(positions))
-        name = graph.node(kind, [name, graph.weight_constant(weight, array)])
+        array = graph.read_weight(weight).reshape(channels, *(1,) * len(positions))
+        name = graph.add_node(kind, [name, graph.add_weight(weight, array)])
     return replace(result, name=name)
 
 
@@ -164,26 +166,26 @@ def _skip_dropout(layer: standard.Dropout, x: NodeOutput, graph: GraphBuilder) -
 def _add_activation(layer: standard.Activation, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     match layer.name:
         case "relu" | "tanh" | "sigmoid":
-            return replace(x, name=graph.node(layer.name.title(), [x.name]))
+            return replace(x, name=graph.add_node(layer.name.title(), [x.name]))
         case "relu6":
-            bounds = graph.scalar(0.0), graph.scalar(6.0)
-            return replace(x, name=graph.node("Clip", [x.name, *bounds]))
+            bounds = graph.add_scalar(0.0), graph.add_scalar(6.0)
+            return replace(x, name=graph.add_node("Clip", [x.name, *bounds]))
         case "hard_sigmoid":
-            return replace(x, name=graph.node("HardSigmoid", [x.name], alpha=1 / 6, beta=0.5))
+            return replace(x, name=graph.add_node("HardSigmoid", [x.name], alpha=1 / 6, beta=0.5))
         case "hard_swish":
-            gate = graph.node("HardSigmoid", [x.name], alpha=1 / 6, beta=0.5)
+            gate = graph.add_node("HardSigmoid", [x.name], alpha=1 / 6, beta=0.5)
         case "swish":
-            gate = graph.node("Sigmoid", [x.name])
+            gate = graph.add_node("Sigmoid", [x.name])
         case _:
             # 0.5 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), as in `jax.nn.gelu`.
-            cube = graph.node("Mul", [graph.node("Mul", [x.name, x.name]), x.name])
-            scaled = graph.node("Mul", [cube, graph.scalar(0.044715)])
-            argument = graph.node("Add", [x.name, scaled])
-            factor = graph.scalar(sqrt(2 / np.pi))
-            curve = graph.node("Tanh", [graph.node("Mul", [argument, factor])])
-            shifted = graph.node("Add", [curve, graph.scalar(1.0)])
-            gate = graph.node("Mul", [shifted, graph.scalar(0.5)])
-    return replace(x, name=graph.node("Mul", [x.name, gate]))
+            cube = graph.add_node("Mul", [graph.add_node("Mul", [x.name, x.name]), x.name])
+            scaled = graph.add_node("Mul", [cube, graph.add_scalar(0.044715)])
+            argument = graph.add_node("Add", [x.name, scaled])
+            factor = graph.add_scalar(sqrt(2 / np.pi))
+            curve = graph.add_node("Tanh", [graph.add_node("Mul", [argument, factor])])
+            shifted = graph.add_node("Add", [curve, graph.add_scalar(1.0)])
+            gate = graph.add_node("Mul", [shifted, graph.add_scalar(0.5)])
+    return replace(x, name=graph.add_node("Mul", [x.name, gate]))
 
 
 @_register_translation(standard.MaxPool, standard.AvgPool)
@@ -193,7 +195,7 @@ def _add_pool(layer: standard.Pool, x: NodeOutput, graph: GraphBuilder) -> NodeO
     strides = window if layer.stride is None else pair(layer.stride)
     pads, sizes = _compute_windows(x, window, strides, layer.padding)
     kind = "MaxPool" if isinstance(layer, standard.MaxPool) else "AveragePool"
-    name = graph.node(kind, [x.name], kernel_shape=window, strides=strides, pads=pads)
+    name = graph.add_node(kind, [x.name], kernel_shape=window, strides=strides, pads=pads)
     return NodeOutput(name, (*sizes, x.shape[-1]), "nchw")
 
 
@@ -202,16 +204,16 @@ def _add_global_avg_pool(
     layer: standard.GlobalAvgPool, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
     x = graph.to_order(x, "nchw")
-    mean = graph.node("ReduceMean", [x.name], axes=[2, 3], keepdims=0)
+    mean = graph.add_node("ReduceMean", [x.name], axes=[2, 3], keepdims=0)
     return NodeOutput(mean, x.shape[-1:])
 
 
 @_register_translation(standard.Upsample)
 def _add_upsample(layer: standard.Upsample, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
-    scales = graph.constant("scales", np.array([1, 1, layer.factor, layer.factor], np.float32))
+    scales = graph.add_constant("scales", np.array([1, 1, layer.factor, layer.factor], np.float32))
     modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    name = graph.node("Resize", [x.name, "", scales], mode="nearest", **modes)
+    name = graph.add_node("Resize", [x.name, "", scales], mode="nearest", **modes)
     height, width, channels = x.shape
     return NodeOutput(name, (height * layer.factor, width * layer.factor, channels), "nchw")
 
@@ -224,7 +226,7 @@ def _add_channel_shuffle(
     height, width, channels = x.shape
     sizes = [-1, layer.groups, channels // layer.groups, height, width]
     parts = graph.reshape(x, sizes, x.shape)
-    swapped = graph.node("Transpose", [parts.name], perm=(0, 2, 1, 3, 4))
+    swapped = graph.add_node("Transpose", [parts.name], perm=(0, 2, 1, 3, 4))
     swapped_x = NodeOutput(swapped, x.shape, "nchw")
     return graph.reshape(swapped_x, [-1, channels, height, width], x.shape)
 
@@ -245,7 +247,7 @@ def _add_residual(layer: standard.Residual, x: NodeOutput, graph: GraphBuilder) 
     body = add_layers(layer.body, x, graph)
     shortcut = add_layers(layer.shortcut, x, graph.enter("shortcut"))
     shortcut = graph.to_order(shortcut, body.order)
-    return replace(body, name=graph.node("Add", [body.name, shortcut.name]))
+    return replace(body, name=graph.add_node("Add", [body.name, shortcut.name]))
 
 
 @_register_translation(standard.Branches)
@@ -275,7 +277,7 @@ def _add_gate(layer: standard.Gate, x: NodeOutput, graph: GraphBuilder) -> NodeO
         # Channels are first in images, and last in other tensors.
         sizes = (channels, *ones) if x.is_image else (*ones, channels)
         factors = graph.reshape(factors, [-1, *sizes], factors.shape)
-    return replace(x, name=graph.node("Mul", [x.name, factors.name]))
+    return replace(x, name=graph.add_node("Mul", [x.name, factors.name]))
 
 
 @_register_translation(standard.DualPath)
@@ -289,7 +291,7 @@ def _add_dual_path(layer: standard.DualPath, x: NodeOutput, graph: GraphBuilder)
         for path in (body, shortcut)
         for start, stop in ((0, added), (added, path.shape[-1]))
     ]
-    total = replace(ends[0], name=graph.node("Add", [ends[0].name, ends[2].name]))
+    total = replace(ends[0], name=graph.add_node("Add", [ends[0].name, ends[2].name]))
     return _concatenate_channels(
         [part for part in (total, ends[3], ends[1]) if part.shape[-1]], graph
     )
@@ -302,23 +304,23 @@ def _get_channel_axis(x: NodeOutput) -> int:
 def _slice_channels(x: NodeOutput, start: int, stop: int, graph: GraphBuilder) -> NodeOutput:
     """Add a slice of the channels from `start` to before `stop`."""
     bounds = [
-        graph.constant("bound", np.array([number], np.int64))
+        graph.add_constant("bound", np.array([number], np.int64))
         for number in (start, stop, _get_channel_axis(x))
     ]
     return NodeOutput(
-        graph.node("Slice", [x.name, *bounds]), (*x.shape[:-1], stop - start), x.order
+        graph.add_node("Slice", [x.name, *bounds]), (*x.shape[:-1], stop - start), x.order
     )
 
 
 def _concatenate_channels(parts: Sequence[NodeOutput], graph: GraphBuilder) -> NodeOutput:
     """Add a concatenation of tensors along their channels."""
-    name = graph.node("Concat", [part.name for part in parts], axis=_get_channel_axis(parts[0]))
+    name = graph.add_node("Concat", [part.name for part in parts], axis=_get_channel_axis(parts[0]))
     channels = sum(part.shape[-1] for part in parts)
     return NodeOutput(name, (*parts[0].shape[:-1], channels), parts[0].order)
 
 
 def _add_bias(graph: GraphBuilder) -> list[str]:
-    return [graph.weight_constant("bias")] if graph.has_bias() else []
+    return [graph.add_weight("bias")] if graph.has_bias() else []
 
 
 def _compute_windows(

@@ -64,8 +64,8 @@ def _add_op(op: MapOp, images: Images, graph: GraphBuilder) -> Images | None:
             top = (height - op.size[0]) // 2
             left = (width - op.size[1]) // 2
             corners = [top, left], [top + op.size[0], left + op.size[1]], [1, 2]
-            bounds = [graph.constant("bound", np.array(c, np.int64)) for c in corners]
-            name = graph.node("Slice", [images.value.name, *bounds])
+            bounds = [graph.add_constant("bound", np.array(c, np.int64)) for c in corners]
+            name = graph.add_node("Slice", [images.value.name, *bounds])
             return Images(NodeOutput(name, (*op.size, channels)), images.dtype)
         case Resize(interpolation="linear" | "nearest"):
             return _add_resize(op, images, graph)
@@ -83,7 +83,7 @@ def _add_arithmetic(
         array = np.asarray(operand, np.float32)
         if array.ndim and value.order == "nchw":
             array = array[:, None, None]
-        name = graph.node(kind, [name, graph.constant("operand", array)])
+        name = graph.add_node(kind, [name, graph.add_constant("operand", array)])
     return Images(NodeOutput(name, value.shape, value.order), "float32")
 
 
@@ -93,7 +93,7 @@ def _add_cast(images: Images, dtype: str, graph: GraphBuilder) -> Images:
     if images.dtype == dtype:
         return images
     value = images.value
-    name = graph.node("Cast", [value.name], to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+    name = graph.add_node("Cast", [value.name], to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
     return Images(NodeOutput(name, value.shape, value.order), dtype)
 
 
@@ -110,19 +110,21 @@ def _add_resize(op: Resize, images: Images, graph: GraphBuilder) -> Images:
     horizontal = make_opencv_taps("linear", width, columns, 2, fixed=is_fixed_point)
     vertical = make_opencv_taps("linear", height, rows, 1, fixed=is_fixed_point)
     cast = _add_cast(images, "int32" if is_fixed_point else "float32", graph)
-    mixed = graph.node("Add", _weigh_taps(cast.value.name, horizontal, 2, graph))
+    mixed = graph.add_node("Add", _weigh_taps(cast.value.name, horizontal, 2, graph))
     if not is_fixed_point:
-        result = graph.node("Add", _weigh_taps(mixed, vertical, 1, graph))
+        result = graph.add_node("Add", _weigh_taps(mixed, vertical, 1, graph))
         return _add_cast(Images(NodeOutput(result, shape), "float32"), images.dtype, graph)
 
     def divide(name: str, number: int) -> str:
-        return graph.node("Div", [name, graph.constant("whole", np.array(number, np.int32))])
+        return graph.add_node(
+            "Div", [name, graph.add_constant("whole", np.array(number, np.int32))]
+        )
 
     # As in `mix`: each product keeps 16 bits, and the sum is rounded from quarters.
     products = _weigh_taps(divide(mixed, 16), vertical, 1, graph)
     upper, lower = (divide(product, 1 << 16) for product in products)
-    two = graph.node("Add", [upper, lower]), graph.constant("whole", np.array(2, np.int32))
-    result = divide(graph.node("Add", two), 4)
+    two = graph.add_node("Add", [upper, lower]), graph.add_constant("whole", np.array(2, np.int32))
+    result = divide(graph.add_node("Add", two), 4)
     return _add_cast(Images(NodeOutput(result, shape), "int32"), "uint8", graph)
 
 
@@ -132,10 +134,10 @@ def _weigh_taps(name: str, taps: Taps, axis: Axis, graph: GraphBuilder) -> list[
     for tap in range(taps.pixels.shape[-1]):
         weights = np.expand_dims(taps.weights[..., tap], (3 - axis, 3))
         pixels = _add_gather(name, taps.pixels[0, :, tap], axis, graph)
-        products.append(graph.node("Mul", [pixels, graph.constant("weights", weights)]))
+        products.append(graph.add_node("Mul", [pixels, graph.add_constant("weights", weights)]))
     return products
 
 
 def _add_gather(name: str, pixels: np.ndarray, axis: Axis, graph: GraphBuilder) -> str:
-    indices = graph.constant("pixels", np.asarray(pixels, np.int64))
-    return graph.node("Gather", [name, indices], axis=axis)
+    indices = graph.add_constant("pixels", np.asarray(pixels, np.int64))
+    return graph.add_node("Gather", [name, indices], axis=axis)
