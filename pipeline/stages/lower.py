@@ -349,7 +349,7 @@ def time_gradients_us(
 
     shapes = (state.params, state.batch_stats)
     weights = jax.tree.map(lambda shape: make_random_operand(shape.shape, shape.dtype), shapes)
-    images = make_random_operand((batch, *require_image(step_config.image)), "float32")
+    images = make_random_operand((batch, *image_shape(step_config.image)), "float32")
     return Timer((images, *weights), device).time_us(compute_gradients)
 
 

@@ -144,7 +144,7 @@ def _measure_choice(
 
 def explain_unmeasurable(single_ms: float, bounds: Bounds) -> str | None:
     """Return a reason if no dispatch would hold more than one step; else None."""
-    longest, bound = bounds.longest(Cost("loop", 0.0, single_ms))
+    longest, bound = bounds.find_longest(Cost("loop", 0.0, single_ms))
     return f"a sink would hold one step: {bound}" if longest == 1 else None
 
 

@@ -207,7 +207,7 @@ def fit_costs(
     single_ms = compute_lower_quartile(list_times(Variant(1, mechanisms[0])))
     longs = {mechanism: list_times(Variant(long_steps, mechanism)) for mechanism in mechanisms}
     costs = [
-        Cost.between(mechanism, single_ms, long_steps * compute_lower_quartile(long), long_steps)
+        Cost.fit(mechanism, single_ms, long_steps * compute_lower_quartile(long), long_steps)
         for mechanism, long in longs.items()
     ]
     off_ms = list_times(OFF)

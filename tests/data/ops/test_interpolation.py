@@ -13,9 +13,9 @@ from pipeline.data.ops.interpolation import (
     WEIGHT_BITS,
     average_areas,
     find_nearest_pixels,
+    interpolate,
     make_opencv_taps,
     make_widening_taps,
-    mix,
 )
 
 sides = st.integers(1, 20)
@@ -57,7 +57,7 @@ def test_an_even_image_stays_even(dtype: str, level: int) -> None:
     is_fixed = dtype == "uint8"
     across = make_opencv_taps("linear", 5, 9, 2, fixed=is_fixed)
     down = make_opencv_taps("linear", 6, 4, 1, fixed=is_fixed)
-    np.testing.assert_allclose(mix(np, image, across, down), level, atol=1e-4)
+    np.testing.assert_allclose(interpolate(np, image, across, down), level, atol=1e-4)
 
 
 @given(rows=st.integers(1, 3), columns=st.integers(1, 3))

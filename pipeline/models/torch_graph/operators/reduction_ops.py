@@ -206,9 +206,11 @@ def batch_norm(
     scale = jnp.ones(channels, jnp.float32) if weight is None else weight.array
     shift = jnp.zeros(channels, jnp.float32) if bias is None else bias.array
     if not settings.training and running_mean is not None and running_var is not None:
-        return x.same(normalise(norm, x.array, running_mean.array, running_var.array, scale, shift))
+        return x.with_array(
+            normalise(norm, x.array, running_mean.array, running_var.array, scale, shift)
+        )
     mean, var = compute_statistics(lax.stop_gradient(x.array), norm)
-    y = x.same(normalise_by_batch(norm, x.array, mean, var, scale, shift))
+    y = x.with_array(normalise_by_batch(norm, x.array, mean, var, scale, shift))
     if running_mean is None or running_var is None or not settings.training:
         return y
     count = x.array.size // channels
