@@ -161,7 +161,7 @@ def _files(folder: Path) -> dict[str, Path]:
         if path.is_dir() or name == MANIFEST:
             continue
         if not path.is_file():
-            raise DamagedError(f"{path}: isn't a regular file")
+            raise DamagedError(f"{path}: must be a regular file")
         files[name] = path
     return files
 

@@ -60,7 +60,7 @@ def evaluate(
             stop = min(dataset.eval_order.steps_per_epoch, done + agree(lambda: size.max_steps))
             started_at = time.perf_counter()
             sums = add(state, done, stop, sums)
-            size.record(stop - done, time.perf_counter() - started_at)
+            size.take_note(stop - done, time.perf_counter() - started_at)
             done = stop
         return jax.tree.map(np.asarray, sums)
 

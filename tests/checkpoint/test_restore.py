@@ -141,7 +141,7 @@ def test_a_file_that_the_manifest_does_not_list_is_named(copy: Path) -> None:
 
 def test_what_is_no_file_is_named_and_not_waited_for(copy: Path) -> None:
     os.mkfifo(checkpoint_path(copy / "checkpoints", 3) / "state" / "pipe")
-    with pytest.raises(DamagedError, match="3/state/pipe: isn't a regular file"):
+    with pytest.raises(DamagedError, match="3/state/pipe: must be a regular file"):
         read_checkpoint(checkpoint_path(copy / "checkpoints", 3))
 
 

@@ -1,9 +1,9 @@
-"""The table of operators: which function of JAX computes each operator of a graph.
+"""The table of operators: the function that computes each operator of a graph by JAX.
 
-A function has the parameters of ATen's schema, in its order. Arrays are `Tensor`; sizes and numbers
-are Python's. It returns a `Tensor`, or a tuple of them. A first parameter called `context` gets an
-`OperatorContext`. If an operator has many arguments, the arguments after the arrays are fields of a
-frozen dataclass, the function's last parameter.
+A function has the parameters of ATen's schema, in its order, with `Tensor`s, and sizes and numbers
+of Python. It returns a `Tensor`, or a tuple of them. Its first parameter may be `context`, an
+`OperatorContext`. If an operator has many arguments, the function's last parameter is a frozen
+dataclass of the arguments after the tensors.
 """
 
 from __future__ import annotations
@@ -27,50 +27,49 @@ from pipeline.models.torch_graph.tensor import Tensor, align, move_batch_first, 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 FLOAT_TYPES = ("float32", "float64")
-"""Types of the graph that the network's type of activations replaces."""
+"""Dtypes of a graph that the network's dtype of activations replaces."""
 TYPES: Mapping[str, str] = {
     **{name: name for name in ("bool", "uint8", "int8", "int16", "int32", "float16", "bfloat16")},
     "int64": "int32",
 }
-"""Other types of the graph, and JAX's type for each."""
+"""JAX's dtypes by the other dtypes of a graph."""
 
 
 @dataclass(frozen=True)
 class OperatorContext:
-    """Settings of a graph, and of the operators that compute its nodes."""
+    """Settings with which operators are computed."""
 
     dtype: str
-    """Type of activations."""
+    """Dtype of activations."""
     policy: LoweringPolicy
     layout: Layout
-    """Order of axes that images are computed in."""
+    """Order of the axes of images."""
     key: Callable[[], Array] | None
     """Makes the random key of the step, or of a node; None outside of training."""
     rules: tuple[TypeRule, ...] = ()
-    """Nodes that compute in another type, by kind of layer and path of the module."""
+    """Rules for nodes with another dtype, by kind of layer and path of the module."""
 
     def type_of(self, argument: Any, default: Any = None) -> Any:
-        """Return the dtype to compute in for a `TypeOf` of the graph.
+        """Return the JAX dtype of a `TypeOf`; without one, the default or the activations' dtype.
 
-        Without one: the default, or the type of activations. Raises ValueError for a type that
-        isn't computed.
+        Raises ValueError for a dtype that isn't supported.
         """
         if not isinstance(argument, TypeOf):
             return jnp.dtype(self.dtype) if default is None else default
         if argument.name in FLOAT_TYPES:
             return jnp.dtype(self.dtype)
         if argument.name not in TYPES:
-            raise ValueError(f"dtype {argument.name} is not computed")
+            raise ValueError(f"dtype {argument.name} isn't supported")
         return jnp.dtype(TYPES[argument.name])
 
     def to_drawing_order(self, x: Tensor) -> Tensor:
-        """Return x in the order that random numbers are drawn in, the same in both layouts."""
+        """Return x in the order in which random numbers are drawn, the same in both layouts."""
         return move_batch_first(x) if self.layout == "chwn" else x
 
     def draw_key(self) -> Array:
-        """Return the random key of this node. Raises ValueError outside of training."""
+        """Return the random key of the node. Raises ValueError outside of training."""
         if self.key is None:
-            raise ValueError("draws random numbers outside of training, where there is no key")
+            raise ValueError("draws random numbers, which is possible only in training")
         return self.key()
 
 
@@ -80,13 +79,13 @@ class AtenOperator:
 
     function: Callable[..., Any]
     kind: str
-    """Kind of layer, for rules of precision by kind; empty for none."""
+    """Kind of layer in precision rules; empty for none."""
     draws: bool
-    """Whether it draws random numbers."""
+    """Whether the operator draws random numbers."""
     full_weights: bool
-    """Whether it reads weights in float32 for every type of activations, as norms do."""
+    """Whether the operator reads weights in float32 for every dtype of activations, as norms do."""
     settings: type | None = None
-    """Data class of the arguments after the arrays, which the last parameter takes."""
+    """Dataclass of the last parameter, with the arguments after the tensors."""
 
     @cached_property
     def signature(self) -> inspect.Signature:
@@ -99,18 +98,18 @@ class AtenOperator:
         return next(iter(self.signature.parameters), "") == "context"
 
     def require_signature(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Raise TypeError unless the function takes these arguments."""
+        """Raise TypeError unless the function accepts these arguments."""
         self._bind(None, args, kwargs)
 
     def __call__(self, context: OperatorContext, *args: Any, **kwargs: Any) -> Any:
-        """Apply the function. Raises TypeError unless it takes these arguments."""
+        """Call the function. Raises TypeError unless it accepts these arguments."""
         bound = self._bind(context, args, kwargs)
         return self.function(*bound.args, **bound.kwargs)
 
     def _bind(
         self, context: OperatorContext | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> inspect.BoundArguments:
-        """Return the arguments of the function, with the settings in their data class."""
+        """Return the arguments of the function, with the settings in their dataclass."""
         if self.has_context:
             args = (context, *args)
         if self.settings is None:
@@ -132,7 +131,7 @@ def aten(
     full_weights: bool = False,
     settings: type | None = None,
 ) -> Callable[[Function], Function]:
-    """Decorator: register a function for ATen operators such as `relu.default`."""
+    """Return a decorator that registers a function for ATen operators such as `relu.default`."""
 
     def register(function: Function) -> Function:
         operator = AtenOperator(function, kind, draws, full_weights, settings)
@@ -145,7 +144,7 @@ def aten(
 
 
 def valuewise(function: Callable[..., Array]) -> Callable[..., Tensor]:
-    """Make a function of a `Tensor` from one of an array that computes value by value."""
+    """Make a function of a `Tensor` from an elementwise function of an array."""
 
     def apply(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return x.with_array(function(x.array, *args, **kwargs))
@@ -154,7 +153,7 @@ def valuewise(function: Callable[..., Array]) -> Callable[..., Tensor]:
 
 
 def broadcasting(function: Callable[..., Array]) -> Callable[..., Tensor]:
-    """Make a function of `Tensor` arrays and numbers from one whose arguments broadcast."""
+    """Make a function of `Tensor`s and numbers from a function of arrays that broadcast."""
 
     def apply(*operands: Any, **kwargs: Any) -> Tensor:
         arrays, order = align(operands)
@@ -164,33 +163,33 @@ def broadcasting(function: Callable[..., Array]) -> Callable[..., Tensor]:
 
 
 def plain(function: Callable[..., Any]) -> Callable[..., Tensor]:
-    """Make a function of `Tensor` arrays from one of arrays in PyTorch's order."""
+    """Make a function of `Tensor`s from a function of arrays in PyTorch's order."""
 
     def apply(*args: Any, **kwargs: Any) -> Tensor:
-        return to_tensor(function(*map(_plain, args), **kwargs))
+        return to_tensor(function(*map(_to_plain, args), **kwargs))
 
     return _with_signature(apply, function)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.plain()
-    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+    return tuple(map(_to_plain, value)) if isinstance(value, tuple) else value
 
 
 def _with_signature(
     apply: Callable[..., Tensor], function: Callable[..., Any]
 ) -> Callable[..., Tensor]:
-    """Set the signature that a node's arguments must fit."""
+    """Return `apply` with the signature of `function`, which a node's arguments must match."""
     apply.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return apply
 
 
 def compute_in_float32(function: Callable[[Array], Array], x: Array) -> Array:
-    """Apply a function in float32, and return its result in the type of x."""
+    """Apply a function in float32, and return its result in the dtype of x."""
     return function(x.astype(jnp.float32)).astype(x.dtype)
 
 
 def is_float(x: Tensor | Array) -> bool:
-    """Return whether an array holds floating-point numbers."""
+    """Return whether an array has floating-point numbers."""
     return jax.dtypes.issubdtype(x.dtype, jnp.floating)

@@ -151,7 +151,7 @@ def _prepares_a_run(path: Path) -> bool:
 
 
 def require_own(run_dir: Path) -> None:
-    """Raise DataError if an entry that a run writes or deletes is a link or isn't a regular file.
+    """Raise DataError if an entry that a run writes or deletes is a link or no regular file.
 
     The directory may be another user's. Other entries are never touched.
     """

@@ -1,4 +1,4 @@
-"""Sums, means, extremes and softmax over axes, and normalisations, which compute in float32."""
+"""Reductions over axes, softmax and normalizations, which compute in float32."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Dims = int | Sequence[int] | None
 
 
 def reduce(x: Tensor, dim: Dims, keepdim: bool, function: Callable[..., Array]) -> Tensor:
-    """Reduce axes, or all without `dim`, with a function like `jnp.sum`."""
-    named = (dim,) if isinstance(dim, int) else tuple(dim or range(x.ndim))
-    numbers = [number % max(x.ndim, 1) for number in named] if x.ndim else []
+    """Reduce the axes `dim`, by default all, by a function such as `jnp.sum`."""
+    dims = (dim,) if isinstance(dim, int) else tuple(dim or range(x.ndim))
+    numbers = [number % max(x.ndim, 1) for number in dims] if x.ndim else []
     array = function(x.array, axis=x.axes(numbers), keepdims=keepdim)
     return x.with_array(array) if keepdim else drop_axes(x, numbers, array)
 
@@ -66,7 +66,7 @@ _register(jnp.all, "all.default", "all.dim")
 def _register_extreme(
     name: str, extreme: Callable[..., Array], place: Callable[..., Array]
 ) -> None:
-    """Register `argmax` and, of one axis, the largest values with their places; or the smallest."""
+    """Register `argmax`, and `max` of an axis with its indices; or the same for `min`."""
 
     @aten(f"arg{name}.default")
     def find(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
@@ -88,7 +88,7 @@ _register_extreme("min", jnp.min, jnp.argmin)
 def variance(
     x: Tensor, dim: Dims | bool = None, unbiased: Any = True, keepdim: bool = False, **options: Any
 ) -> Tensor:
-    """Variance over axes; by default divided by n - 1."""
+    """Return the variance over axes, by default divided by n - 1."""
     if isinstance(dim, bool):
         unbiased = dim
         dim = None
@@ -108,7 +108,7 @@ def variance(
 
 @aten("std.correction", "std.dim", "std.default")
 def deviation(x: Tensor, *args: Any, **options: Any) -> Tensor:
-    """Standard deviation over axes."""
+    """Return the standard deviation over axes."""
     var = variance(x, *args, **options)
     return var.with_array(jnp.sqrt(var.array))
 
@@ -117,7 +117,7 @@ def deviation(x: Tensor, *args: Any, **options: Any) -> Tensor:
 def vector_norm(
     x: Tensor, order: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
-    """Norm over axes: the root of the sum of the powers of `order`."""
+    """Return the norm over axes: the root of the sum of the powers of `order`."""
     order = 2 if order is None else order
 
     def compute(array: Array, *, axis: Any, keepdims: bool) -> Array:
@@ -131,12 +131,12 @@ def vector_norm(
 
 @aten("cumsum.default")
 def cumulative_sum(context: OperatorContext, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
-    """Sum of all values up to each place of an axis."""
+    """Return the sum of all values up to each index of an axis."""
     return x.with_array(jnp.cumsum(_cast(context, x, dtype).array, x.axis(dim)))
 
 
 def _register_softmax(function: Callable[[Array, int], Array], *names: str) -> None:
-    """Register a function along an axis that computes in float32."""
+    """Register a function along an axis, which is computed in float32."""
 
     @aten(*names)
     def apply(context: OperatorContext, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
@@ -150,13 +150,13 @@ _register_softmax(jax.nn.log_softmax, "log_softmax.int", "_log_softmax.default")
 
 @aten("logsumexp.default")
 def log_sum_exp(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
-    """Logarithm of the sum of exponentials over axes."""
-    assert is_float(x), "the exponentials of whole numbers are no whole numbers"
+    """Return the logarithm of the sum of exponentials over axes."""
+    assert is_float(x), "exponentials need floating-point numbers"
     return reduce(x, dim, keepdim, jax.scipy.special.logsumexp)
 
 
 class NormResult(NamedTuple):
-    """Result of a batch norm in training, and the running statistics that it leaves."""
+    """Result of a batch norm in training, and the new running statistics."""
 
     y: Tensor
     mean: Array
@@ -165,8 +165,10 @@ class NormResult(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchNormSettings:
-    """Settings of batch norm, in ATen's order; of instance norm, `training` is whether each sample
-    has its statistics."""
+    """Settings of batch norm, in ATen's order.
+
+    For instance norm, `training` is whether the statistics of each sample are used.
+    """
 
     training: bool
     momentum: float
@@ -191,9 +193,9 @@ def batch_norm(
     running_var: Tensor | None,
     settings: BatchNormSettings,
 ) -> Tensor | NormResult:
-    """Normalise each channel (axis 1): by the batch in training, else by the running statistics.
+    """Normalize each channel (axis 1) by the batch in training, else by the running statistics.
 
-    In training those move by `momentum` towards the batch's mean and its unbiased variance.
+    In training, running statistics move by `momentum` to the batch's mean and unbiased variance.
     """
     channel = x.axis(1)
     axes = tuple(axis for axis in range(x.ndim) if axis != channel)
@@ -233,9 +235,9 @@ def batch_norm_no_training(
     running_var: Tensor,
     settings: RunningNorm,
 ) -> tuple[Tensor]:
-    """Batch norm by the running statistics."""
-    how = BatchNormSettings(False, settings.momentum, settings.eps)
-    y = batch_norm(x, weight, bias, running_mean, running_var, how)
+    """Normalize each channel by the running statistics."""
+    batch_settings = BatchNormSettings(False, settings.momentum, settings.eps)
+    y = batch_norm(x, weight, bias, running_mean, running_var, batch_settings)
     assert isinstance(y, Tensor)
     return (y,)
 
@@ -254,7 +256,7 @@ def batch_norm_functional(
     running_var: Tensor,
     settings: BatchNormSettings,
 ) -> tuple[Tensor | None, ...]:
-    """Batch norm by the batch, with the new running statistics as its last two results."""
+    """Normalize each channel by the batch; the last two results are the new running statistics."""
     settings = replace(settings, training=True)
     result = batch_norm(x, weight, bias, running_mean, running_var, settings)
     assert isinstance(result, NormResult)
@@ -270,7 +272,7 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Tensor:
-    """Normalise each sample over its last axes."""
+    """Normalize each sample over its last axes."""
     count = len(normalized_shape)
     if x.shape[x.ndim - count :] != tuple(normalized_shape):
         raise ValueError(f"layer norm over {tuple(normalized_shape)} of shape {x.shape}")
@@ -294,7 +296,7 @@ def native_layer_norm(
     bias: Tensor | None,
     eps: float,
 ) -> tuple[Tensor]:
-    """Layer norm without the statistics, which are the other results of the operator."""
+    """Apply layer norm, without the statistics, which are the operator's other results."""
     return (layer_norm(x, normalized_shape, weight, bias, eps),)
 
 
@@ -322,7 +324,7 @@ def group_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Tensor:
-    """Normalise each sample over its positions and each group of channels (axis 1)."""
+    """Normalize each sample over its positions and each group of channels (axis 1)."""
     order = (0, *range(2, x.ndim), 1)
     ordered = Tensor(x.transpose(order), order)
     a = ordered.array.astype(jnp.float32)
@@ -342,16 +344,16 @@ def instance_norm(
     running_var: Tensor | None,
     settings: BatchNormSettings,
 ) -> Tensor:
-    """Normalise each channel of each sample over its positions."""
+    """Normalize each channel of each sample over its positions."""
     if not settings.training or running_mean is not None:
-        raise ValueError("instance norm with running statistics is not computed")
+        raise ValueError("instance norm must have no running statistics")
     return group_norm(x, x.shape[1], weight, bias, settings.eps)
 
 
 def _affine(
     x: Tensor, y: Array, weight: Tensor | None, bias: Tensor | None, numbers: Sequence[int]
 ) -> Array:
-    """Return y times the weight plus the bias, which have the axes of these numbers."""
+    """Return y times the weight plus the bias, whose axes are PyTorch's `numbers`."""
     if weight is not None:
         y = y * _broadcast_weight(x, weight, numbers)
     if bias is not None:

@@ -23,12 +23,12 @@ from pipeline.models.torch_graph.tensor import (
 Sizes = Sequence[int]
 
 MAX_PIECES = 4096
-"""Limit of the pieces that an array is split into, each of which takes time to trace."""
+"""Most pieces of a split array, since tracing a piece takes time."""
 
 
 @aten("view.default", "reshape.default", "_unsafe_view.default", "_reshape_alias.default")
 def view(x: Tensor, shape: Sizes, *_: Any) -> Tensor:
-    """The same values in another shape; -1 stands for the remaining size."""
+    """Return the same values in another shape; -1 is the remaining size."""
     return reshape_axes(x, shape)
 
 
@@ -38,7 +38,7 @@ aten("permute.default")(permute_axes)
 
 @aten("flatten.using_ints")
 def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    """Axes from one to another merged."""
+    """Merge the axes from `start_dim` to `end_dim`."""
     if x.ndim == 0:
         return reshape_axes(x, (1,))
     start = start_dim % x.ndim
@@ -48,7 +48,7 @@ def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 @aten("unflatten.int")
 def unflatten(x: Tensor, dim: int, sizes: Sizes) -> Tensor:
-    """An axis split into several."""
+    """Split an axis into several axes."""
     dim %= x.ndim
     product = math.prod(size for size in sizes if size != -1)
     inferred = [x.shape[dim] // product if size == -1 else size for size in sizes]
@@ -57,7 +57,7 @@ def unflatten(x: Tensor, dim: int, sizes: Sizes) -> Tensor:
 
 @aten("transpose.int", "swapaxes.default", "swapdims.default")
 def transpose(x: Tensor, first: int, second: int) -> Tensor:
-    """Two axes exchanged."""
+    """Swap two axes."""
     if x.ndim == 0:
         return x
     numbers = list(range(x.ndim))
@@ -72,7 +72,7 @@ aten("t.default", "numpy_T.default", "mT.default")(
 
 @aten("movedim.intlist", "movedim.int")
 def move_axes(x: Tensor, source: int | Sizes, destination: int | Sizes) -> Tensor:
-    """Axes moved to other places."""
+    """Move axes to other positions."""
     sources = [source] if isinstance(source, int) else list(source)
     targets = [destination] if isinstance(destination, int) else list(destination)
     places = dict(zip((t % x.ndim for t in targets), (s % x.ndim for s in sources), strict=True))
@@ -82,7 +82,7 @@ def move_axes(x: Tensor, source: int | Sizes, destination: int | Sizes) -> Tenso
 
 @aten("unsqueeze.default")
 def unsqueeze(x: Tensor, dim: int) -> Tensor:
-    """An axis of size 1 inserted."""
+    """Insert an axis of size 1."""
     if not -x.ndim - 1 <= dim <= x.ndim:
         raise ValueError(f"axis {dim} of an array with {x.ndim} axes")
     dim %= x.ndim + 1
@@ -92,7 +92,7 @@ def unsqueeze(x: Tensor, dim: int) -> Tensor:
 
 @aten("squeeze.dim", "squeeze.dims", "squeeze.default")
 def squeeze(x: Tensor, dim: int | Sizes | None = None) -> Tensor:
-    """Axes of size 1 removed: all, or those that are named."""
+    """Remove axes of size 1: all, or those in `dim`."""
     named = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
     removed = [number % x.ndim for number in named if x.shape[number] == 1]
     return drop_axes(x, removed, jnp.squeeze(x.array, x.axes(removed)))
@@ -100,7 +100,7 @@ def squeeze(x: Tensor, dim: int | Sizes | None = None) -> Tensor:
 
 @aten("expand.default", "broadcast_to.default")
 def expand(x: Tensor, sizes: Sizes, *, implicit: bool = False) -> Tensor:
-    """Axes of size 1 repeated, and new leading axes; -1 is the old size."""
+    """Repeat axes of size 1, and add leading axes; -1 is the old size."""
     if len(sizes) < x.ndim:
         raise ValueError(f"shape {x.shape} can't be expanded to {tuple(sizes)}")
     new = len(sizes) - x.ndim
@@ -118,7 +118,7 @@ aten("triu.default")(plain(jnp.triu))
 
 @aten("repeat_interleave.self_int")
 def repeat_interleave(x: Tensor, repeats: int, dim: int | None = None) -> Tensor:
-    """Each value repeated, along an axis."""
+    """Repeat each value along an axis."""
     if dim is None:
         return to_tensor(jnp.repeat(x.plain().reshape(-1), repeats))
     return x.with_array(jnp.repeat(x.array, repeats, x.axis(dim)))
@@ -126,7 +126,7 @@ def repeat_interleave(x: Tensor, repeats: int, dim: int | None = None) -> Tensor
 
 @aten("cat.default", "concat.default")
 def concatenate(arrays: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Arrays joined along an axis."""
+    """Join tensors along an axis."""
     present = [array for array in arrays if array.shape != (0,)]
     order = max(present, key=count_values).order
     dtype = jnp.result_type(*(array.dtype for array in present))
@@ -143,14 +143,14 @@ aten("stack.default")(
 def slice_axis(
     x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
-    """A range of an axis."""
+    """Return a range of an axis."""
     axis = x.axis(dim)
     return x.with_array(x.array[(slice(None),) * axis + (slice(start, end, step),)])
 
 
 @aten("select.int")
 def select(x: Tensor, dim: int, index: int) -> Tensor:
-    """One place of an axis, without the axis."""
+    """Return an index of an axis, without the axis."""
     size = x.shape[dim]
     if not -size <= index < size:
         raise ValueError(f"index {index} of an axis of size {size}")
@@ -160,14 +160,14 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
 
 @aten("narrow.default")
 def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
-    """A range of an axis, by its length."""
+    """Return a range of an axis by its start and length."""
     start = start if start >= 0 else start + x.shape[dim]
     return slice_axis(x, dim, start, start + length)
 
 
 @aten("split.Tensor", "split.default")
 def split(x: Tensor, split_size: int, dim: int = 0) -> tuple[Tensor, ...]:
-    """Pieces of an axis of one size; the last may be smaller."""
+    """Split an axis into pieces of one size; the last may be smaller."""
     size = x.shape[dim]
     starts = range(0, max(size, 1), max(split_size, 1))
     _require_few(len(starts))
@@ -176,7 +176,7 @@ def split(x: Tensor, split_size: int, dim: int = 0) -> tuple[Tensor, ...]:
 
 @aten("split_with_sizes.default", "split.sizes")
 def split_with_sizes(x: Tensor, sizes: Sizes, dim: int = 0) -> tuple[Tensor, ...]:
-    """Pieces of an axis of these sizes."""
+    """Split an axis into pieces of several sizes."""
     _require_few(len(sizes))
     ends = itertools.accumulate(sizes)
     return tuple(slice_axis(x, dim, end - size, end) for size, end in zip(sizes, ends, strict=True))
@@ -184,7 +184,7 @@ def split_with_sizes(x: Tensor, sizes: Sizes, dim: int = 0) -> tuple[Tensor, ...
 
 @aten("chunk.default")
 def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    """At most `chunks` pieces of an axis, of one size but for the last."""
+    """Split an axis into at most `chunks` pieces of one size; the last may be smaller."""
     if chunks < 1:
         raise ValueError(f"{chunks} chunks; must be at least 1")
     return split(x, -(-x.shape[dim] // chunks), dim)
@@ -192,7 +192,7 @@ def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 
 @aten("unbind.int")
 def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
-    """Every place of an axis, without the axis."""
+    """Return every index of an axis, without the axis."""
     _require_few(x.shape[dim])
     return tuple(select(x, dim, index) for index in range(x.shape[dim]))
 
@@ -206,14 +206,14 @@ def slice_scatter(
     end: int | None = None,
     step: int = 1,
 ) -> Tensor:
-    """x with a range of an axis replaced."""
+    """Return x with another range of an axis."""
     where = (slice(None),) * x.axis(dim) + (slice(start, end, step),)
     return x.with_array(x.array.at[where].set(source.transpose(x.order).astype(x.dtype)))
 
 
 @aten("select_scatter.default")
 def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    """x with one place of an axis replaced."""
+    """Return x with another value at an index of an axis."""
     return slice_scatter(x, unsqueeze(source, dim % x.ndim), dim, index, index + 1 or None)
 
 
@@ -222,7 +222,7 @@ aten("flip.default")(lambda x, dims: x.with_array(jnp.flip(x.array, x.axes(dims)
 
 @aten("roll.default")
 def roll(x: Tensor, shifts: int | Sizes, dims: int | Sizes = ()) -> Tensor:
-    """Axes rotated: values that leave at the end enter at the beginning."""
+    """Rotate axes: values move from the end to the beginning."""
     amounts = (shifts,) if isinstance(shifts, int) else tuple(shifts)
     numbers = (dims,) if isinstance(dims, int) else tuple(dims)
     if not numbers:
@@ -232,9 +232,9 @@ def roll(x: Tensor, shifts: int | Sizes, dims: int | Sizes = ()) -> Tensor:
 
 @aten("pad.default", "constant_pad_nd.default")
 def pad(x: Tensor, pads: Sizes, mode: Any = "constant", value: float | None = None) -> Tensor:
-    """Borders around the last axes, (before, after) from the last axis on.
+    """Pad the last axes by (before, after) for each, beginning with the last axis.
 
-    A negative border crops. Modes: constant, reflect, replicate and circular.
+    A negative pad crops. The modes are constant, reflect, replicate and circular.
     """
     if isinstance(mode, int | float):
         value = mode
@@ -247,14 +247,14 @@ def pad(x: Tensor, pads: Sizes, mode: Any = "constant", value: float | None = No
         return x.with_array(lax.pad(x.array, filling, [(low, high, 0) for low, high in widths]))
     modes = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
     if mode not in modes:
-        raise ValueError(f"padding {mode!r} is not computed; must be constant, reflect, ...")
+        raise ValueError(f"padding {mode!r}; must be one of constant, {', '.join(modes)}")
     return x.with_array(jnp.pad(x.array, widths, modes[mode]))
 
 
 @aten("pixel_shuffle.default")
 @plain
 def pixel_shuffle(x: Any, factor: int) -> Any:
-    """Channels of each pixel spread over factor x factor pixels."""
+    """Move the channels of each pixel to factor x factor pixels."""
     *batch, channels, height, width = x.shape
     features = channels // factor**2
     parts = x.reshape((*batch, features, factor, factor, height, width))
@@ -264,7 +264,7 @@ def pixel_shuffle(x: Any, factor: int) -> Any:
 
 @aten("channel_shuffle.default")
 def channel_shuffle(x: Tensor, groups: int) -> Tensor:
-    """Channels of several groups interleaved."""
+    """Interleave the channels of groups."""
     batch, channels, *sizes = x.shape
     grouped = reshape_axes(x, (batch, groups, channels // groups, *sizes))
     return reshape_axes(transpose(grouped, 1, 2), x.shape)
@@ -272,4 +272,4 @@ def channel_shuffle(x: Tensor, groups: int) -> Tensor:
 
 def _require_few(pieces: int) -> None:
     if pieces > MAX_PIECES:
-        raise ValueError(f"{pieces:,} pieces; at most {MAX_PIECES:,} are computed")
+        raise ValueError(f"{pieces:,} pieces; must be at most {MAX_PIECES:,}")

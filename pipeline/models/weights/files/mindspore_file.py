@@ -201,7 +201,7 @@ def _read_packed(field: memoryview) -> list[int]:
     at = 0
     while at < len(field):
         if len(numbers) > MAX_AXES:
-            raise ValueError("an entry has an impossible shape; the file is damaged")
+            raise ValueError("an entry has no possible shape; the file is damaged")
         number, at = _decode_varint(field, at)
         numbers.append(number)
     return numbers
