@@ -60,10 +60,7 @@ class CustomState:
 
 @dataclass(frozen=True)
 class StateLayout:
-    """The structure of a custom state, and the paths of its leaves.
-
-    Random keys are stored as their numbers.
-    """
+    """The structure of a custom state, with a path per leaf. Random keys are stored as numbers."""
 
     structure: Any
     paths: tuple[str, ...]
