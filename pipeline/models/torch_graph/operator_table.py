@@ -1,7 +1,7 @@
 """The table of operators: the function that computes each operator of a graph by JAX.
 
-A function has the parameters of ATen's schema, in its order, with `Tensor`s, and sizes and numbers
-of Python. It returns a `Tensor`, or a tuple of them. Its first parameter may be `context`, an
+A function has the parameters of ATen's schema, in its order: `TorchTensor`s, and sizes and numbers
+of Python. It returns a `TorchTensor`, or a tuple of them. Its first parameter may be `context`, an
 `OperatorContext`. If an operator has many arguments, the function's last parameter is a frozen
 dataclass of the arguments after the tensors.
 """
@@ -22,7 +22,7 @@ from pipeline.models.layers.precision import TypeRule
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 from pipeline.models.torch_graph.graph import TypeOf
-from pipeline.models.torch_graph.tensor import Tensor, align, move_batch_first, to_tensor
+from pipeline.models.torch_graph.tensor import TorchTensor, align, move_batch_first, to_tensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -62,7 +62,7 @@ class OperatorContext:
             raise ValueError(f"dtype {argument.name} isn't supported")
         return jnp.dtype(TYPES[argument.name])
 
-    def to_drawing_order(self, x: Tensor) -> Tensor:
+    def to_drawing_order(self, x: TorchTensor) -> TorchTensor:
         """Return x in the order in which random numbers are drawn, the same in both layouts."""
         return move_batch_first(x) if self.layout == "chwn" else x
 
@@ -143,43 +143,43 @@ def aten(
     return register
 
 
-def valuewise(function: Callable[..., Array]) -> Callable[..., Tensor]:
-    """Make a function of a `Tensor` from an elementwise function of an array."""
+def valuewise(function: Callable[..., Array]) -> Callable[..., TorchTensor]:
+    """Make a function of a `TorchTensor` from an elementwise function of an array."""
 
-    def apply(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def apply(x: TorchTensor, *args: Any, **kwargs: Any) -> TorchTensor:
         return x.with_array(function(x.array, *args, **kwargs))
 
     return _with_signature(apply, function)
 
 
-def broadcasting(function: Callable[..., Array]) -> Callable[..., Tensor]:
-    """Make a function of `Tensor`s and numbers from a function of arrays that broadcast."""
+def broadcasting(function: Callable[..., Array]) -> Callable[..., TorchTensor]:
+    """Make a function of `TorchTensor`s and numbers from a function of arrays that broadcast."""
 
-    def apply(*operands: Any, **kwargs: Any) -> Tensor:
+    def apply(*operands: Any, **kwargs: Any) -> TorchTensor:
         arrays, order = align(operands)
-        return Tensor(function(*arrays, **kwargs), order)
+        return TorchTensor(function(*arrays, **kwargs), order)
 
     return _with_signature(apply, function)
 
 
-def plain(function: Callable[..., Any]) -> Callable[..., Tensor]:
-    """Make a function of `Tensor`s from a function of arrays in PyTorch's order."""
+def plain(function: Callable[..., Any]) -> Callable[..., TorchTensor]:
+    """Make a function of `TorchTensor`s from a function of arrays in PyTorch's order."""
 
-    def apply(*args: Any, **kwargs: Any) -> Tensor:
+    def apply(*args: Any, **kwargs: Any) -> TorchTensor:
         return to_tensor(function(*map(_to_plain, args), **kwargs))
 
     return _with_signature(apply, function)
 
 
 def _to_plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
+    if isinstance(value, TorchTensor):
         return value.plain()
     return tuple(map(_to_plain, value)) if isinstance(value, tuple) else value
 
 
 def _with_signature(
-    apply: Callable[..., Tensor], function: Callable[..., Any]
-) -> Callable[..., Tensor]:
+    apply: Callable[..., TorchTensor], function: Callable[..., Any]
+) -> Callable[..., TorchTensor]:
     """Return `apply` with the signature of `function`, which a node's arguments must match."""
     apply.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return apply
@@ -190,6 +190,6 @@ def compute_in_float32(function: Callable[[Array], Array], x: Array) -> Array:
     return function(x.astype(jnp.float32)).astype(x.dtype)
 
 
-def is_float(x: Tensor | Array) -> bool:
+def is_float(x: TorchTensor | Array) -> bool:
     """Return whether an array has floating-point numbers."""
     return jax.dtypes.issubdtype(x.dtype, jnp.floating)

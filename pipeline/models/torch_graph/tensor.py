@@ -1,7 +1,7 @@
 """PyTorch's tensors as arrays of JAX, whose axes may be in another order.
 
-PyTorch's images are NCHW, but convolutions are faster in NHWC. A `Tensor` has PyTorch's number of
-each axis. So a permutation moves no data, elementwise operators compute in any order, and only an
+PyTorch's images are NCHW, but convolutions are faster in NHWC. A `TorchTensor` has PyTorch's number
+of each axis. A permutation moves no data, elementwise operators compute in any order, and only an
 operator that needs another order transposes.
 """
 
@@ -26,7 +26,7 @@ IMAGE_ORDERS: Mapping[Layout, tuple[int, ...]] = {"nhwc": NHWC, "chwn": CHWN}
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TorchTensor:
     """An array, and PyTorch's number of each of its axes."""
 
     array: Array
@@ -66,65 +66,65 @@ class Tensor:
         """Return the array with its axes in PyTorch's order."""
         return self.transpose(range(self.ndim))
 
-    def with_array(self, array: Array) -> Tensor:
+    def with_array(self, array: Array) -> TorchTensor:
         """Return a tensor of another array in the same order."""
-        return Tensor(array, self.order)
+        return TorchTensor(array, self.order)
 
 
-def to_tensor(array: Any) -> Tensor:
+def to_tensor(array: Any) -> TorchTensor:
     """Return an array in PyTorch's order as a tensor."""
     array = jnp.asarray(array)
-    return Tensor(array, tuple(range(array.ndim)))
+    return TorchTensor(array, tuple(range(array.ndim)))
 
 
-def choose_image_order(x: Tensor) -> tuple[int, ...]:
+def choose_image_order(x: TorchTensor) -> tuple[int, ...]:
     """Return the order in which images are computed: CHWN if they have it, else NHWC."""
     return CHWN if x.order == CHWN else NHWC
 
 
-def move_batch_first(x: Tensor) -> Tensor:
+def move_batch_first(x: TorchTensor) -> TorchTensor:
     """Swap the batch, if it is the last axis, with the first axis."""
     if x.ndim < 2 or x.order[-1] != 0:
         return x
     order = (0, *x.order[1:-1], x.order[0])
-    return Tensor(x.transpose(order), order)
+    return TorchTensor(x.transpose(order), order)
 
 
-def permute_axes(x: Tensor, numbers: Sequence[int]) -> Tensor:
+def permute_axes(x: TorchTensor, numbers: Sequence[int]) -> TorchTensor:
     """Permute the axes, as `torch.permute`; no data is moved."""
     numbers = [x.order[x.axis(number)] for number in numbers]
     if sorted(numbers) != list(range(x.ndim)):
         raise ValueError(f"{tuple(numbers)} must be a permutation of {x.ndim} axes")
-    return Tensor(x.array, tuple(numbers.index(number) for number in x.order))
+    return TorchTensor(x.array, tuple(numbers.index(number) for number in x.order))
 
 
-def drop_axes(x: Tensor, removed: Sequence[int], array: Array) -> Tensor:
+def drop_axes(x: TorchTensor, removed: Sequence[int], array: Array) -> TorchTensor:
     """Return `array`, which is x without PyTorch's axes `removed`, as a tensor."""
     remaining = [number for number in x.order if number not in removed]
     order = (number - sum(axis < number for axis in removed) for number in remaining)
-    return Tensor(array, tuple(order))
+    return TorchTensor(array, tuple(order))
 
 
 def align(operands: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
     """Return operands that broadcast against each other, and their common order.
 
-    The order is that of the largest operand with the most axes. Other tensors are transposed, which
+    The largest operand with the most axes has the order. Other tensors are transposed, which
     is free for a value per channel. Numbers are unchanged.
     """
-    tensors = [operand for operand in operands if isinstance(operand, Tensor)]
+    tensors = [operand for operand in operands if isinstance(operand, TorchTensor)]
     if not tensors:
         return list(operands), ()
     ndim = max(tensor.ndim for tensor in tensors)
     order = max((tensor for tensor in tensors if tensor.ndim == ndim), key=count_values).order
-    return [_add_axes(x, ndim, order) if isinstance(x, Tensor) else x for x in operands], order
+    return [_add_axes(x, ndim, order) if isinstance(x, TorchTensor) else x for x in operands], order
 
 
-def count_values(x: Tensor) -> int:
+def count_values(x: TorchTensor) -> int:
     """Return the number of values; a size that is unknown during an export counts as 2."""
     return math.prod(size if isinstance(size, int) else 2 for size in x.shape)
 
 
-def _add_axes(x: Tensor, ndim: int, order: tuple[int, ...]) -> Array:
+def _add_axes(x: TorchTensor, ndim: int, order: tuple[int, ...]) -> Array:
     """Return the array of x with `ndim` axes in an order; new leading axes have size 1."""
     if x.ndim == 0 or x.order == order:
         return x.array
@@ -134,7 +134,7 @@ def _add_axes(x: Tensor, ndim: int, order: tuple[int, ...]) -> Array:
     return jnp.transpose(x.plain().reshape(shape), order)
 
 
-def reshape_axes(x: Tensor, shape: Sequence[int]) -> Tensor:
+def reshape_axes(x: TorchTensor, shape: Sequence[int]) -> TorchTensor:
     """Reshape as `torch.reshape`, without a transposition if possible.
 
     It is possible if each group of merged axes is adjacent and in PyTorch's order. Raises
@@ -192,7 +192,9 @@ def _group_axes(old: tuple[int, ...], new: tuple[int, ...]) -> list[_Group] | No
     return groups
 
 
-def _reshape_in_place(x: Tensor, shape: tuple[int, ...], groups: list[_Group]) -> Tensor | None:
+def _reshape_in_place(
+    x: TorchTensor, shape: tuple[int, ...], groups: list[_Group]
+) -> TorchTensor | None:
     """Return the reshaped tensor if each group's old axes are adjacent in x, else None."""
     order = [number for number in x.order if x.shape[number] != 1]
     starts: list[tuple[int, list[int]]] = []
@@ -203,4 +205,4 @@ def _reshape_in_place(x: Tensor, shape: tuple[int, ...], groups: list[_Group]) -
         starts.append((start, new))
     # New axes of size 1 come first.
     order = [number for _, new in sorted(starts, key=lambda start: start[0]) for number in new]
-    return Tensor(x.array.reshape([shape[number] for number in order]), tuple(order))
+    return TorchTensor(x.array.reshape([shape[number] for number in order]), tuple(order))

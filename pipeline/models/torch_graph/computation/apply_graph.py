@@ -29,7 +29,7 @@ from pipeline.models.torch_graph.operator_table import AtenOperator, OperatorCon
 from pipeline.models.torch_graph.operators.convolution_ops import HWIO, IO
 from pipeline.models.torch_graph.operators.known_operators import operator_of
 from pipeline.models.torch_graph.operators.reduction_ops import NormResult
-from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, Tensor, to_tensor
+from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, TorchTensor, to_tensor
 
 _ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
 """Errors that operators raise for arguments that don't fit."""
@@ -38,7 +38,7 @@ _ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, 
 def apply_form(
     graph: TorchGraph,
     form: Form,
-    x: Tensor,
+    x: TorchTensor,
     weights: Mapping[str, Array],
     context: OperatorContext,
 ) -> tuple[Array, dict[str, Array]]:
@@ -53,12 +53,12 @@ def apply_form(
     for name, value in form.updates:
         run.changed[name] = run.value(value).plain().astype(jnp.float32)
     output = run.value(form.output)
-    if not isinstance(output, Tensor):
+    if not isinstance(output, TorchTensor):
         raise ValueError("the network must return a tensor")
     return output.plain(), run.changed
 
 
-def input_of(spec: TensorSpec, images: Array, layout: Layout = "nhwc") -> Tensor:
+def input_of(spec: TensorSpec, images: Array, layout: Layout = "nhwc") -> TorchTensor:
     """Return images (batch, height, width, channels) as a graph's input.
 
     An input of four axes has the order of the layout; any other is reshaped. Raises ValueError if
@@ -79,21 +79,21 @@ def input_of(spec: TensorSpec, images: Array, layout: Layout = "nhwc") -> Tensor
                 "export the network for them"
             )
         order = IMAGE_ORDERS[layout]
-        return Tensor(Tensor(images.astype(dtype), NHWC).transpose(order), order)
+        return TorchTensor(TorchTensor(images.astype(dtype), NHWC).transpose(order), order)
     shape = tuple(size or 0 for size in spec.shape[1:])
     if math.prod(sizes) != math.prod(shape):
         raise ValueError(f"samples have shape {tuple(sizes)}; must have {shape}")
     return to_tensor(images.reshape((batch, *shape)).astype(dtype))
 
 
-def _make_tensors(graph: TorchGraph, weights: Mapping[str, Array]) -> dict[str, Tensor]:
+def _make_tensors(graph: TorchGraph, weights: Mapping[str, Array]) -> dict[str, TorchTensor]:
     """Return the arrays of the network as tensors by name; 64-bit constants become 32-bit."""
     orders: Mapping[Order, tuple[int, ...]] = {"hwio": HWIO, "io": IO}
     arrays = {}
     for spec in graph.arrays:
         values = graph.values if spec.role == "constant" else weights
         array = jnp.asarray(values[spec.name])
-        arrays[spec.name] = Tensor(array, orders.get(spec.order, tuple(range(array.ndim))))
+        arrays[spec.name] = TorchTensor(array, orders.get(spec.order, tuple(range(array.ndim))))
     return arrays
 
 
@@ -105,7 +105,7 @@ class _Run:
     context: OperatorContext
     values: dict[str, Any]
     """Results of nodes by name; a tuple for several results."""
-    arrays: dict[str, Tensor]
+    arrays: dict[str, TorchTensor]
     changed: dict[str, Array]
     """New values of buffers by name."""
 
@@ -143,7 +143,7 @@ class _Run:
             if isinstance(argument, ValueOf):
                 # Without rules, all nodes have the same dtype.
                 value = self.value(argument)
-                return _cast(value, dtype) if rules and isinstance(value, Tensor) else value
+                return _cast(value, dtype) if rules and isinstance(value, TorchTensor) else value
             return argument
 
         kwargs = {name: read(value) for name, value in node.kwargs}
@@ -165,7 +165,7 @@ class _Run:
 def _cast(value: Any, dtype: str) -> Any:
     if isinstance(value, tuple):
         return tuple(_cast(item, dtype) for item in value)
-    if isinstance(value, Tensor) and is_float(value):
+    if isinstance(value, TorchTensor) and is_float(value):
         return replace(value, array=value.array.astype(dtype))
     return value
 
@@ -174,7 +174,7 @@ def _require_shapes(node: GraphNode, result: Any) -> None:
     """Raise ValueError if the results don't have the graph's shapes."""
     results = result if isinstance(result, tuple) else (result,)
     for spec, x in zip(node.results, results, strict=False):
-        if not isinstance(x, Tensor):
+        if not isinstance(x, TorchTensor):
             continue
         sizes = zip(spec.shape, x.shape, strict=False)
         if len(spec.shape) != x.ndim or any(a not in (None, b) for a, b in sizes):

@@ -16,7 +16,7 @@ from pipeline.models.lowerings.dense import dense_product
 from pipeline.models.lowerings.formulas.conv2d_input_grad import rotate_and_swap
 from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten
-from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, Tensor, to_tensor
+from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, TorchTensor, to_tensor
 
 HWIO = (2, 3, 1, 0)
 """Order of the axes of a convolution's kernel, by PyTorch's numbers, which are for OIHW."""
@@ -55,11 +55,11 @@ class TransposedConvolution:
 @aten("conv2d.default", "conv2d.padding", kind="conv", settings=Convolution)
 def conv2d(
     context: OperatorContext,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    x: TorchTensor,
+    weight: TorchTensor,
+    bias: TorchTensor | None = None,
     settings: Convolution = Convolution(),
-) -> Tensor:
+) -> TorchTensor:
     """Convolve images, in NHWC by the lowering that the policy chooses, or in CHWN."""
     if x.ndim != 4 or weight.ndim != 4:
         raise ValueError(f"a convolution of shape {x.shape} with a kernel of {weight.shape}")
@@ -79,10 +79,10 @@ def conv2d(
         padding=conv_pads(settings.padding, kernel.shape[:2], dilation),
         dilation=dilation,
     )
-    return _add_bias(Tensor(y, order), bias)
+    return _add_bias(TorchTensor(y, order), bias)
 
 
-def _add_bias(y: Tensor, bias: Tensor | None) -> Tensor:
+def _add_bias(y: TorchTensor, bias: TorchTensor | None) -> TorchTensor:
     """Add a bias (channels,) to images or sequences."""
     if bias is None:
         return y
@@ -106,11 +106,11 @@ def conv_pads(
 @aten("conv1d.default", "conv1d.padding", kind="conv", settings=Convolution)
 def conv1d(
     context: OperatorContext,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    x: TorchTensor,
+    weight: TorchTensor,
+    bias: TorchTensor | None = None,
     settings: Convolution = Convolution(),
-) -> Tensor:
+) -> TorchTensor:
     """Convolve sequences (batch, channels, length) as images of height 1."""
     image = to_tensor(x.plain()[:, :, None, :])
     kernel = to_tensor(weight.plain()[:, :, None, :])
@@ -122,17 +122,17 @@ def conv1d(
         settings.groups,
     )
     y = conv2d(context, image, kernel, bias, across)
-    return Tensor(y.array[:, 0], (0, 2, 1))
+    return TorchTensor(y.array[:, 0], (0, 2, 1))
 
 
 @aten("conv_transpose2d.input", kind="conv_transpose", settings=TransposedConvolution)
 def conv_transpose2d(
     context: OperatorContext,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    x: TorchTensor,
+    weight: TorchTensor,
+    bias: TorchTensor | None = None,
     settings: TransposedConvolution = TransposedConvolution(),
-) -> Tensor:
+) -> TorchTensor:
     """Apply the transpose of a convolution, with a kernel (in, out / groups, height, width).
 
     It is computed in NHWC by the lowering that the policy chooses.
@@ -150,7 +150,7 @@ def conv_transpose2d(
     # The kernel of each group is rotated, and its inputs and outputs are swapped.
     kernel = rotate_and_swap(weight.transpose(HWIO).astype(x.dtype), settings.groups)
     y = transpose_window(ConvWindow(rows, columns, settings.groups), images, kernel, context.policy)
-    return _add_bias(Tensor(y, NHWC), bias)
+    return _add_bias(TorchTensor(y, NHWC), bias)
 
 
 def _transposed_axis(
@@ -165,14 +165,14 @@ def _transposed_axis(
 
 @aten("linear.default", kind="dense")
 def linear(
-    context: OperatorContext, x: Tensor, weight: Tensor, bias: Tensor | None = None
-) -> Tensor:
+    context: OperatorContext, x: TorchTensor, weight: TorchTensor, bias: TorchTensor | None = None
+) -> TorchTensor:
     """Multiply the last axis with a kernel, by the lowering that the policy chooses."""
     if weight.ndim != 2 or x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"a product of shape {x.shape} with a kernel of {weight.shape}")
     order = x.order if x.order[-1] == x.ndim - 1 else tuple(range(x.ndim))
     y = _product(context, x.transpose(order), weight.transpose(IO).astype(x.dtype))
-    return Tensor(y if bias is None else y + bias.array.astype(y.dtype), order)
+    return TorchTensor(y if bias is None else y + bias.array.astype(y.dtype), order)
 
 
 def _product(context: OperatorContext, inputs: Array, kernel: Array) -> Array:
@@ -183,33 +183,33 @@ def _product(context: OperatorContext, inputs: Array, kernel: Array) -> Array:
 @aten("addmm.default", kind="dense")
 def addmm(
     context: OperatorContext,
-    x: Tensor,
-    first: Tensor,
-    second: Tensor,
+    x: TorchTensor,
+    first: TorchTensor,
+    second: TorchTensor,
     *,
     beta: float = 1,
     alpha: float = 1,
-) -> Tensor:
+) -> TorchTensor:
     """Return beta * x + alpha * first @ second for matrices."""
     y = _product(context, first.plain(), second.plain().astype(first.dtype))
     return to_tensor(beta * x.plain() + alpha * y)
 
 
 @aten("matmul.default", "bmm.default", "mm.default", "mv.default", "dot.default")
-def matmul(first: Tensor, second: Tensor) -> Tensor:
+def matmul(first: TorchTensor, second: TorchTensor) -> TorchTensor:
     """Multiply matrices along the leading axes."""
     return to_tensor(jnp.matmul(first.plain(), second.plain()))
 
 
 @aten("baddbmm.default")
 def baddbmm(
-    x: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1
-) -> Tensor:
+    x: TorchTensor, first: TorchTensor, second: TorchTensor, *, beta: float = 1, alpha: float = 1
+) -> TorchTensor:
     """Return beta * x + alpha * first @ second for batches of matrices."""
     return to_tensor(beta * x.plain() + alpha * jnp.matmul(first.plain(), second.plain()))
 
 
 @aten("einsum.default")
-def einsum(equation: str, operands: Sequence[Tensor], path: object = None) -> Tensor:
+def einsum(equation: str, operands: Sequence[TorchTensor], path: object = None) -> TorchTensor:
     """Return a sum of products by Einstein's convention."""
     return to_tensor(jnp.einsum(equation.replace(" ", ""), *(x.plain() for x in operands)))

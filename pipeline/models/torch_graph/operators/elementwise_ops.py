@@ -16,7 +16,7 @@ from pipeline.models.torch_graph.operator_table import (
     broadcasting,
     valuewise,
 )
-from pipeline.models.torch_graph.tensor import Tensor, align
+from pipeline.models.torch_graph.tensor import TorchTensor, align
 
 # fmt: off
 _SAME_NAMES = (
@@ -89,7 +89,7 @@ def nan_to_num(
 
 
 @aten("prelu.default")
-def prelu(x: Tensor, weight: Tensor) -> Tensor:
+def prelu(x: TorchTensor, weight: TorchTensor) -> TorchTensor:
     """Return x if x > 0, else x times the slope of its channel (axis 1)."""
     slope = weight.array
     if slope.size > 1:
@@ -100,7 +100,7 @@ def prelu(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @aten("glu.default")
-def glu(x: Tensor, dim: int = -1) -> Tensor:
+def glu(x: TorchTensor, dim: int = -1) -> TorchTensor:
     """Return the first half of an axis times the sigmoid of the second."""
     first, second = jnp.split(x.array, 2, x.axis(dim))
     return x.with_array(first * jax.nn.sigmoid(second))
@@ -187,29 +187,33 @@ aten("masked_fill.Scalar", "masked_fill.Tensor")(
 
 
 @aten("fill.Scalar", "fill.Tensor")
-def fill(x: Tensor, value: Any) -> Tensor:
+def fill(x: TorchTensor, value: Any) -> TorchTensor:
     """Return the value in the shape of x."""
-    return x.with_array(jnp.full_like(x.array, value.array if isinstance(value, Tensor) else value))
+    return x.with_array(
+        jnp.full_like(x.array, value.array if isinstance(value, TorchTensor) else value)
+    )
 
 
 @aten("copy.default")
-def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+def copy(x: TorchTensor, source: TorchTensor, non_blocking: bool = False) -> TorchTensor:
     """Return the source in the shape and dtype of x."""
     (_, second), _ = align((x, source))
     return x.with_array(jnp.broadcast_to(second, x.array.shape).astype(x.dtype))
 
 
 @aten("to.dtype", "_to_copy.default", "to.dtype_layout", "type_as.default", "to.device")
-def cast(context: OperatorContext, x: Tensor, *args: Any, dtype: Any = None, **_: Any) -> Tensor:
+def cast(
+    context: OperatorContext, x: TorchTensor, *args: Any, dtype: Any = None, **_: Any
+) -> TorchTensor:
     """Return x in another dtype."""
     for argument in args:
-        if isinstance(argument, Tensor):
+        if isinstance(argument, TorchTensor):
             return x.with_array(x.array.astype(argument.dtype))
     argument = next((value for value in (dtype, *args) if isinstance(value, TypeOf)), None)
     return x.with_array(x.array.astype(context.type_of(argument, x.dtype)))
 
 
 @aten("scalar_tensor.default")
-def scalar_tensor(context: OperatorContext, value: float, *, dtype: Any = None) -> Tensor:
+def scalar_tensor(context: OperatorContext, value: float, *, dtype: Any = None) -> TorchTensor:
     """Return a number as a tensor without axes."""
-    return Tensor(jnp.asarray(value, context.type_of(dtype)), ())
+    return TorchTensor(jnp.asarray(value, context.type_of(dtype)), ())

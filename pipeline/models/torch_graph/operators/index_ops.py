@@ -19,7 +19,7 @@ from pipeline.models.torch_graph.operator_table import (
     aten,
     plain,
 )
-from pipeline.models.torch_graph.tensor import Tensor, to_tensor
+from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
 
 
 @aten("index.Tensor")
@@ -32,7 +32,7 @@ def index(x: Any, indices: Sequence[Any]) -> Any:
 
 
 @aten("embedding.default")
-def embedding(weight: Tensor, indices: Tensor, *_: Any) -> Tensor:
+def embedding(weight: TorchTensor, indices: TorchTensor, *_: Any) -> TorchTensor:
     """Return rows of a table by their indices."""
     return to_tensor(jnp.take(weight.plain(), indices.plain(), axis=0, mode="clip"))
 
@@ -59,7 +59,9 @@ def one_hot(x: Any, num_classes: int = -1) -> Any:
 
 
 @aten("full.default")
-def full(context: OperatorContext, size: Sequence[int], value: Any, *, dtype: Any = None) -> Tensor:
+def full(
+    context: OperatorContext, size: Sequence[int], value: Any, *, dtype: Any = None
+) -> TorchTensor:
     """Return an array of a number, of shape `size`."""
     integer = jnp.int32 if isinstance(value, int) else None
     default = jnp.bool_ if isinstance(value, bool) else integer
@@ -68,14 +70,16 @@ def full(context: OperatorContext, size: Sequence[int], value: Any, *, dtype: An
 
 @aten("new_full.default")
 def new_full(
-    context: OperatorContext, x: Tensor, size: Sequence[int], value: Any, *, dtype: Any = None
-) -> Tensor:
+    context: OperatorContext, x: TorchTensor, size: Sequence[int], value: Any, *, dtype: Any = None
+) -> TorchTensor:
     """Return an array of a number, of shape `size`, in the dtype of x."""
     return to_tensor(jnp.full(tuple(size), value, context.type_of(dtype, x.dtype)))
 
 
 @aten("full_like.default")
-def full_like(context: OperatorContext, x: Tensor, value: Any, *, dtype: Any = None) -> Tensor:
+def full_like(
+    context: OperatorContext, x: TorchTensor, value: Any, *, dtype: Any = None
+) -> TorchTensor:
     """Return an array of a number in the shape of x."""
     return x.with_array(jnp.full(x.array.shape, value, context.type_of(dtype, x.dtype)))
 
@@ -84,17 +88,17 @@ def _register_constant(name: str, value: int, *overloads: str) -> None:
     """Register `zeros`, `new_zeros` and `zeros_like`, or the operators of another number."""
 
     @aten(f"{name}.default", *overloads)
-    def make(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> Tensor:
+    def make(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> TorchTensor:
         return to_tensor(jnp.full(tuple(size), value, context.type_of(dtype)))
 
     @aten(f"new_{name}.default")
     def make_new(
-        context: OperatorContext, x: Tensor, size: Sequence[int], *, dtype: Any = None
-    ) -> Tensor:
+        context: OperatorContext, x: TorchTensor, size: Sequence[int], *, dtype: Any = None
+    ) -> TorchTensor:
         return new_full(context, x, size, value, dtype=dtype)
 
     @aten(f"{name}_like.default")
-    def make_like(context: OperatorContext, x: Tensor, *, dtype: Any = None) -> Tensor:
+    def make_like(context: OperatorContext, x: TorchTensor, *, dtype: Any = None) -> TorchTensor:
         return full_like(context, x, value, dtype=dtype)
 
 
@@ -107,7 +111,7 @@ _register_constant("empty", 0, "empty.memory_format")
 @aten("arange.default", "arange.start", "arange.start_step")
 def arange(
     context: OperatorContext, start: Any, end: Any = None, step: Any = None, *, dtype: Any = None
-) -> Tensor:
+) -> TorchTensor:
     """Return the numbers from a start to an end by a step; with one number, from 0 to it."""
     is_integer = all(isinstance(bound, int | None) for bound in (start, end, step))
     dtype = context.type_of(dtype, jnp.int32 if is_integer else None)
@@ -116,7 +120,7 @@ def arange(
 
 def _number(value: Any) -> Any:
     """Return a size: a number, or a symbol while a program is exported."""
-    if isinstance(value, bool | str | tuple | Tensor) or value is None:
+    if isinstance(value, bool | str | tuple | TorchTensor) or value is None:
         raise ValueError(f"{value!r} must be a size")
     return value
 
@@ -141,6 +145,6 @@ for _name, _function in _SIZES.items():
 
 
 @aten("sym_size.int")
-def size_of(x: Tensor, dim: int) -> int:
+def size_of(x: TorchTensor, dim: int) -> int:
     """Return the size of an axis."""
     return x.array.shape[x.axis(dim)]

@@ -22,12 +22,12 @@ from pipeline.models.torch_graph.operator_table import (
     compute_in_float32,
     is_float,
 )
-from pipeline.models.torch_graph.tensor import Tensor, drop_axes, to_tensor
+from pipeline.models.torch_graph.tensor import TorchTensor, drop_axes, to_tensor
 
 Dims = int | Sequence[int] | None
 
 
-def reduce(x: Tensor, dim: Dims, keepdim: bool, function: Callable[..., Array]) -> Tensor:
+def reduce(x: TorchTensor, dim: Dims, keepdim: bool, function: Callable[..., Array]) -> TorchTensor:
     """Reduce the axes `dim`, by default all, by a function such as `jnp.sum`."""
     dims = (dim,) if isinstance(dim, int) else tuple(dim or range(x.ndim))
     numbers = [number % max(x.ndim, 1) for number in dims] if x.ndim else []
@@ -35,7 +35,7 @@ def reduce(x: Tensor, dim: Dims, keepdim: bool, function: Callable[..., Array]) 
     return x.with_array(array) if keepdim else drop_axes(x, numbers, array)
 
 
-def _cast(context: OperatorContext, x: Tensor, dtype: Any) -> Tensor:
+def _cast(context: OperatorContext, x: TorchTensor, dtype: Any) -> TorchTensor:
     return x.with_array(x.array.astype(context.type_of(dtype, x.dtype)))
 
 
@@ -45,12 +45,12 @@ def _register(function: Callable[..., Array], *names: str) -> None:
     @aten(*names)
     def apply(
         context: OperatorContext,
-        x: Tensor,
+        x: TorchTensor,
         dim: Dims = None,
         keepdim: bool = False,
         *,
         dtype: Any = None,
-    ) -> Tensor:
+    ) -> TorchTensor:
         return reduce(_cast(context, x, dtype), dim, keepdim, function)
 
 
@@ -69,14 +69,16 @@ def _register_extreme(
     """Register `argmax`, and `max` of an axis with its indices; or the same for `min`."""
 
     @aten(f"arg{name}.default")
-    def find(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    def find(x: TorchTensor, dim: int | None = None, keepdim: bool = False) -> TorchTensor:
         if dim is None:
-            return Tensor(place(x.plain().reshape(-1)).astype(jnp.int32), ())
+            return TorchTensor(place(x.plain().reshape(-1)).astype(jnp.int32), ())
         array = place(x.array, axis=x.axis(dim), keepdims=keepdim).astype(jnp.int32)
         return x.with_array(array) if keepdim else drop_axes(x, [dim % x.ndim], array)
 
     @aten(f"{name}.dim")
-    def reduce_axis(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    def reduce_axis(
+        x: TorchTensor, dim: int, keepdim: bool = False
+    ) -> tuple[TorchTensor, TorchTensor]:
         return reduce(x, dim, keepdim, extreme), find(x, dim, keepdim)
 
 
@@ -86,8 +88,12 @@ _register_extreme("min", jnp.min, jnp.argmin)
 
 @aten("var.correction", "var.dim", "var.default")
 def variance(
-    x: Tensor, dim: Dims | bool = None, unbiased: Any = True, keepdim: bool = False, **options: Any
-) -> Tensor:
+    x: TorchTensor,
+    dim: Dims | bool = None,
+    unbiased: Any = True,
+    keepdim: bool = False,
+    **options: Any,
+) -> TorchTensor:
     """Return the variance over axes, by default divided by n - 1."""
     if isinstance(dim, bool):
         unbiased = dim
@@ -107,7 +113,7 @@ def variance(
 
 
 @aten("std.correction", "std.dim", "std.default")
-def deviation(x: Tensor, *args: Any, **options: Any) -> Tensor:
+def deviation(x: TorchTensor, *args: Any, **options: Any) -> TorchTensor:
     """Return the standard deviation over axes."""
     var = variance(x, *args, **options)
     return var.with_array(jnp.sqrt(var.array))
@@ -115,8 +121,8 @@ def deviation(x: Tensor, *args: Any, **options: Any) -> Tensor:
 
 @aten("linalg_vector_norm.default", "norm.ScalarOpt_dim")
 def vector_norm(
-    x: Tensor, order: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
-) -> Tensor:
+    x: TorchTensor, order: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
+) -> TorchTensor:
     """Return the norm over axes: the root of the sum of the powers of `order`."""
     order = 2 if order is None else order
 
@@ -130,7 +136,9 @@ def vector_norm(
 
 
 @aten("cumsum.default")
-def cumulative_sum(context: OperatorContext, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
+def cumulative_sum(
+    context: OperatorContext, x: TorchTensor, dim: int, *, dtype: Any = None
+) -> TorchTensor:
     """Return the sum of all values up to each index of an axis."""
     return x.with_array(jnp.cumsum(_cast(context, x, dtype).array, x.axis(dim)))
 
@@ -139,7 +147,7 @@ def _register_softmax(function: Callable[[Array, int], Array], *names: str) -> N
     """Register a function along an axis, which is computed in float32."""
 
     @aten(*names)
-    def apply(context: OperatorContext, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    def apply(context: OperatorContext, x: TorchTensor, dim: int, dtype: Any = None) -> TorchTensor:
         array = _cast(context, x, dtype).array
         return x.with_array(compute_in_float32(lambda a: function(a, x.axis(dim)), array))
 
@@ -149,7 +157,7 @@ _register_softmax(jax.nn.log_softmax, "log_softmax.int", "_log_softmax.default")
 
 
 @aten("logsumexp.default")
-def log_sum_exp(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
+def log_sum_exp(x: TorchTensor, dim: Dims, keepdim: bool = False) -> TorchTensor:
     """Return the logarithm of the sum of exponentials over axes."""
     assert is_float(x), "exponentials need floating-point numbers"
     return reduce(x, dim, keepdim, jax.scipy.special.logsumexp)
@@ -158,7 +166,7 @@ def log_sum_exp(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
 class NormResult(NamedTuple):
     """Result of a batch norm in training, and the new running statistics."""
 
-    y: Tensor
+    y: TorchTensor
     mean: Array
     var: Array
 
@@ -186,13 +194,13 @@ class RunningNorm:
 
 @aten("batch_norm.default", kind="batch_norm", full_weights=True, settings=BatchNormSettings)
 def batch_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
+    x: TorchTensor,
+    weight: TorchTensor | None,
+    bias: TorchTensor | None,
+    running_mean: TorchTensor | None,
+    running_var: TorchTensor | None,
     settings: BatchNormSettings,
-) -> Tensor | NormResult:
+) -> TorchTensor | NormResult:
     """Normalize each channel (axis 1) by the batch in training, else by the running statistics.
 
     In training, running statistics move by `momentum` to the batch's mean and unbiased variance.
@@ -228,17 +236,17 @@ def batch_norm(
     settings=RunningNorm,
 )
 def batch_norm_no_training(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
+    x: TorchTensor,
+    weight: TorchTensor | None,
+    bias: TorchTensor | None,
+    running_mean: TorchTensor,
+    running_var: TorchTensor,
     settings: RunningNorm,
-) -> tuple[Tensor]:
+) -> tuple[TorchTensor]:
     """Normalize each channel by the running statistics."""
     batch_settings = BatchNormSettings(False, settings.momentum, settings.eps)
     y = batch_norm(x, weight, bias, running_mean, running_var, batch_settings)
-    assert isinstance(y, Tensor)
+    assert isinstance(y, TorchTensor)
     return (y,)
 
 
@@ -249,13 +257,13 @@ def batch_norm_no_training(
     settings=BatchNormSettings,
 )
 def batch_norm_functional(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
+    x: TorchTensor,
+    weight: TorchTensor | None,
+    bias: TorchTensor | None,
+    running_mean: TorchTensor,
+    running_var: TorchTensor,
     settings: BatchNormSettings,
-) -> tuple[Tensor | None, ...]:
+) -> tuple[TorchTensor | None, ...]:
     """Normalize each channel by the batch; the last two results are the new running statistics."""
     settings = replace(settings, training=True)
     result = batch_norm(x, weight, bias, running_mean, running_var, settings)
@@ -265,13 +273,13 @@ def batch_norm_functional(
 
 @aten("layer_norm.default", kind="layer_norm", full_weights=True)
 def layer_norm(
-    x: Tensor,
+    x: TorchTensor,
     normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    weight: TorchTensor | None = None,
+    bias: TorchTensor | None = None,
     eps: float = 1e-5,
     cudnn_enable: bool = True,
-) -> Tensor:
+) -> TorchTensor:
     """Normalize each sample over its last axes."""
     count = len(normalized_shape)
     if x.shape[x.ndim - count :] != tuple(normalized_shape):
@@ -290,23 +298,23 @@ def _standardise(x: Array, axes: Sequence[int], eps: float) -> Array:
 
 @aten("native_layer_norm.default", kind="layer_norm", full_weights=True)
 def native_layer_norm(
-    x: Tensor,
+    x: TorchTensor,
     normalized_shape: Sequence[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
+    weight: TorchTensor | None,
+    bias: TorchTensor | None,
     eps: float,
-) -> tuple[Tensor]:
+) -> tuple[TorchTensor]:
     """Apply layer norm, without the statistics, which are the operator's other results."""
     return (layer_norm(x, normalized_shape, weight, bias, eps),)
 
 
 @aten("rms_norm.default", kind="layer_norm", full_weights=True)
 def rms_norm(
-    x: Tensor,
+    x: TorchTensor,
     normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
+    weight: TorchTensor | None = None,
     eps: float | None = None,
-) -> Tensor:
+) -> TorchTensor:
     """Divide each sample by the root of the mean of squares over its last axes."""
     numbers = range(x.ndim - len(normalized_shape), x.ndim)
     a = x.array.astype(jnp.float32)
@@ -317,16 +325,16 @@ def rms_norm(
 
 @aten("group_norm.default", kind="group_norm", full_weights=True)
 def group_norm(
-    x: Tensor,
+    x: TorchTensor,
     num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    weight: TorchTensor | None = None,
+    bias: TorchTensor | None = None,
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
-) -> Tensor:
+) -> TorchTensor:
     """Normalize each sample over its positions and each group of channels (axis 1)."""
     order = (0, *range(2, x.ndim), 1)
-    ordered = Tensor(x.transpose(order), order)
+    ordered = TorchTensor(x.transpose(order), order)
     a = ordered.array.astype(jnp.float32)
     if num_groups < 1 or a.shape[-1] % num_groups:
         raise ValueError(f"{num_groups} groups of {a.shape[-1]} channels")
@@ -337,13 +345,13 @@ def group_norm(
 
 @aten("instance_norm.default", full_weights=True, settings=BatchNormSettings)
 def instance_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
+    x: TorchTensor,
+    weight: TorchTensor | None,
+    bias: TorchTensor | None,
+    running_mean: TorchTensor | None,
+    running_var: TorchTensor | None,
     settings: BatchNormSettings,
-) -> Tensor:
+) -> TorchTensor:
     """Normalize each channel of each sample over its positions."""
     if not settings.training or running_mean is not None:
         raise ValueError("instance norm must have no running statistics")
@@ -351,7 +359,11 @@ def instance_norm(
 
 
 def _affine(
-    x: Tensor, y: Array, weight: Tensor | None, bias: Tensor | None, numbers: Sequence[int]
+    x: TorchTensor,
+    y: Array,
+    weight: TorchTensor | None,
+    bias: TorchTensor | None,
+    numbers: Sequence[int],
 ) -> Array:
     """Return y times the weight plus the bias, whose axes are PyTorch's `numbers`."""
     if weight is not None:
@@ -361,7 +373,7 @@ def _affine(
     return y.astype(x.dtype)
 
 
-def _broadcast_weight(x: Tensor, weight: Tensor, numbers: Sequence[int]) -> Array:
+def _broadcast_weight(x: TorchTensor, weight: TorchTensor, numbers: Sequence[int]) -> Array:
     array = weight.transpose([numbers.index(number) for number in x.order if number in numbers])
     sizes = [x.shape[number] if number in numbers else 1 for number in x.order]
     return array.reshape(sizes)

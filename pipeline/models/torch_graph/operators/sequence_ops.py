@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten, compute_in_float32
 from pipeline.models.torch_graph.operators.random_ops import drop_values
-from pipeline.models.torch_graph.tensor import Tensor, to_tensor
+from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Attention:
 @aten("scaled_dot_product_attention.default", kind="self_attention", draws=True, settings=Attention)
 def scaled_dot_product_attention(
     context: OperatorContext,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
+    query: TorchTensor,
+    key: TorchTensor,
+    value: TorchTensor,
+    attn_mask: TorchTensor | None = None,
     settings: Attention = Attention(),
-) -> Tensor:
+) -> TorchTensor:
     """Return softmax(query @ key^T * scale) @ value (Vaswani et al. 2017, eq. 1).
 
     Arrays are (..., length, features), and the softmax is in float32. A mask of booleans is true
@@ -69,7 +69,7 @@ _TIME_FIRST = (1, 0, 2)
 class Recurrence:
     """Arguments of PyTorch's recurrent operators after their states, in their order."""
 
-    weights: Sequence[Tensor]
+    weights: Sequence[TorchTensor]
     has_biases: bool
     num_layers: int
     dropout: float
@@ -124,10 +124,10 @@ def _register(name: str, cell: Cell) -> None:
     @aten(f"{name}.input", draws=True, settings=Recurrence)
     def apply(
         context: OperatorContext,
-        x: Tensor,
-        states: Tensor | tuple[Tensor, ...],
+        x: TorchTensor,
+        states: TorchTensor | tuple[TorchTensor, ...],
         settings: Recurrence,
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[TorchTensor, ...]:
         states = states if isinstance(states, tuple) else (states,)
         return _compute_layers(context, cell, x, states, settings)
 
@@ -139,10 +139,10 @@ for _name, _cell in CELLS.items():
 def _compute_layers(
     context: OperatorContext,
     cell: Cell,
-    x: Tensor,
-    states: tuple[Tensor, ...],
+    x: TorchTensor,
+    states: tuple[TorchTensor, ...],
     settings: Recurrence,
-) -> tuple[Tensor, ...]:
+) -> tuple[TorchTensor, ...]:
     """Compute stacked layers, each in one or both directions, with dropout between them."""
     directions = 2 if settings.bidirectional else 1
     num_weights = 4 if settings.has_biases else 2

@@ -12,7 +12,7 @@ from jax import lax
 
 from pipeline.models.torch_graph.operator_table import aten, plain
 from pipeline.models.torch_graph.tensor import (
-    Tensor,
+    TorchTensor,
     count_values,
     drop_axes,
     permute_axes,
@@ -27,7 +27,7 @@ MAX_PIECES = 4096
 
 
 @aten("view.default", "reshape.default", "_unsafe_view.default", "_reshape_alias.default")
-def view(x: Tensor, shape: Sizes, *_: Any) -> Tensor:
+def view(x: TorchTensor, shape: Sizes, *_: Any) -> TorchTensor:
     """Return the same values in another shape; -1 is the remaining size."""
     return reshape_axes(x, shape)
 
@@ -37,7 +37,7 @@ aten("permute.default")(permute_axes)
 
 
 @aten("flatten.using_ints")
-def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+def flatten(x: TorchTensor, start_dim: int = 0, end_dim: int = -1) -> TorchTensor:
     """Merge the axes from `start_dim` to `end_dim`."""
     if x.ndim == 0:
         return reshape_axes(x, (1,))
@@ -47,7 +47,7 @@ def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 
 @aten("unflatten.int")
-def unflatten(x: Tensor, dim: int, sizes: Sizes) -> Tensor:
+def unflatten(x: TorchTensor, dim: int, sizes: Sizes) -> TorchTensor:
     """Split an axis into several axes."""
     dim %= x.ndim
     product = math.prod(size for size in sizes if size != -1)
@@ -56,7 +56,7 @@ def unflatten(x: Tensor, dim: int, sizes: Sizes) -> Tensor:
 
 
 @aten("transpose.int", "swapaxes.default", "swapdims.default")
-def transpose(x: Tensor, first: int, second: int) -> Tensor:
+def transpose(x: TorchTensor, first: int, second: int) -> TorchTensor:
     """Swap two axes."""
     if x.ndim == 0:
         return x
@@ -71,7 +71,7 @@ aten("t.default", "numpy_T.default", "mT.default")(
 
 
 @aten("movedim.intlist", "movedim.int")
-def move_axes(x: Tensor, source: int | Sizes, destination: int | Sizes) -> Tensor:
+def move_axes(x: TorchTensor, source: int | Sizes, destination: int | Sizes) -> TorchTensor:
     """Move axes to other positions."""
     sources = [source] if isinstance(source, int) else list(source)
     targets = [destination] if isinstance(destination, int) else list(destination)
@@ -81,17 +81,17 @@ def move_axes(x: Tensor, source: int | Sizes, destination: int | Sizes) -> Tenso
 
 
 @aten("unsqueeze.default")
-def unsqueeze(x: Tensor, dim: int) -> Tensor:
+def unsqueeze(x: TorchTensor, dim: int) -> TorchTensor:
     """Insert an axis of size 1."""
     if not -x.ndim - 1 <= dim <= x.ndim:
         raise ValueError(f"axis {dim} of an array with {x.ndim} axes")
     dim %= x.ndim + 1
     order = tuple(number + (number >= dim) for number in x.order)
-    return Tensor(x.array[None], (dim, *order))
+    return TorchTensor(x.array[None], (dim, *order))
 
 
 @aten("squeeze.dim", "squeeze.dims", "squeeze.default")
-def squeeze(x: Tensor, dim: int | Sizes | None = None) -> Tensor:
+def squeeze(x: TorchTensor, dim: int | Sizes | None = None) -> TorchTensor:
     """Remove axes of size 1: all, or those in `dim`."""
     named = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
     removed = [number % x.ndim for number in named if x.shape[number] == 1]
@@ -99,7 +99,7 @@ def squeeze(x: Tensor, dim: int | Sizes | None = None) -> Tensor:
 
 
 @aten("expand.default", "broadcast_to.default")
-def expand(x: Tensor, sizes: Sizes, *, implicit: bool = False) -> Tensor:
+def expand(x: TorchTensor, sizes: Sizes, *, implicit: bool = False) -> TorchTensor:
     """Repeat axes of size 1, and add leading axes; -1 is the old size."""
     if len(sizes) < x.ndim:
         raise ValueError(f"shape {x.shape} can't be expanded to {tuple(sizes)}")
@@ -107,7 +107,7 @@ def expand(x: Tensor, sizes: Sizes, *, implicit: bool = False) -> Tensor:
     shape = [old if size == -1 else size for old, size in zip(x.shape, sizes[new:], strict=True)]
     shape = [*sizes[:new], *shape]
     order = (*range(new), *(number + new for number in x.order))
-    return Tensor(jnp.broadcast_to(x.array, [shape[number] for number in order]), order)
+    return TorchTensor(jnp.broadcast_to(x.array, [shape[number] for number in order]), order)
 
 
 aten("expand_as.default")(lambda x, other: expand(x, other.shape))
@@ -117,7 +117,7 @@ aten("triu.default")(plain(jnp.triu))
 
 
 @aten("repeat_interleave.self_int")
-def repeat_interleave(x: Tensor, repeats: int, dim: int | None = None) -> Tensor:
+def repeat_interleave(x: TorchTensor, repeats: int, dim: int | None = None) -> TorchTensor:
     """Repeat each value along an axis."""
     if dim is None:
         return to_tensor(jnp.repeat(x.plain().reshape(-1), repeats))
@@ -125,13 +125,13 @@ def repeat_interleave(x: Tensor, repeats: int, dim: int | None = None) -> Tensor
 
 
 @aten("cat.default", "concat.default")
-def concatenate(arrays: Sequence[Tensor], dim: int = 0) -> Tensor:
+def concatenate(arrays: Sequence[TorchTensor], dim: int = 0) -> TorchTensor:
     """Join tensors along an axis."""
     present = [array for array in arrays if array.shape != (0,)]
     order = max(present, key=count_values).order
     dtype = jnp.result_type(*(array.dtype for array in present))
     parts = [array.transpose(order).astype(dtype) for array in present]
-    return Tensor(jnp.concatenate(parts, order.index(dim % len(order))), order)
+    return TorchTensor(jnp.concatenate(parts, order.index(dim % len(order))), order)
 
 
 aten("stack.default")(
@@ -141,15 +141,15 @@ aten("stack.default")(
 
 @aten("slice.Tensor")
 def slice_axis(
-    x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Tensor:
+    x: TorchTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> TorchTensor:
     """Return a range of an axis."""
     axis = x.axis(dim)
     return x.with_array(x.array[(slice(None),) * axis + (slice(start, end, step),)])
 
 
 @aten("select.int")
-def select(x: Tensor, dim: int, index: int) -> Tensor:
+def select(x: TorchTensor, dim: int, index: int) -> TorchTensor:
     """Return an index of an axis, without the axis."""
     size = x.shape[dim]
     if not -size <= index < size:
@@ -159,14 +159,14 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
 
 
 @aten("narrow.default")
-def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
+def narrow(x: TorchTensor, dim: int, start: int, length: int) -> TorchTensor:
     """Return a range of an axis by its start and length."""
     start = start if start >= 0 else start + x.shape[dim]
     return slice_axis(x, dim, start, start + length)
 
 
 @aten("split.Tensor", "split.default")
-def split(x: Tensor, split_size: int, dim: int = 0) -> tuple[Tensor, ...]:
+def split(x: TorchTensor, split_size: int, dim: int = 0) -> tuple[TorchTensor, ...]:
     """Split an axis into pieces of one size; the last may be smaller."""
     size = x.shape[dim]
     starts = range(0, max(size, 1), max(split_size, 1))
@@ -175,7 +175,7 @@ def split(x: Tensor, split_size: int, dim: int = 0) -> tuple[Tensor, ...]:
 
 
 @aten("split_with_sizes.default", "split.sizes")
-def split_with_sizes(x: Tensor, sizes: Sizes, dim: int = 0) -> tuple[Tensor, ...]:
+def split_with_sizes(x: TorchTensor, sizes: Sizes, dim: int = 0) -> tuple[TorchTensor, ...]:
     """Split an axis into pieces of several sizes."""
     _require_few(len(sizes))
     ends = itertools.accumulate(sizes)
@@ -183,7 +183,7 @@ def split_with_sizes(x: Tensor, sizes: Sizes, dim: int = 0) -> tuple[Tensor, ...
 
 
 @aten("chunk.default")
-def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+def chunk(x: TorchTensor, chunks: int, dim: int = 0) -> tuple[TorchTensor, ...]:
     """Split an axis into at most `chunks` pieces of one size; the last may be smaller."""
     if chunks < 1:
         raise ValueError(f"{chunks} chunks; must be at least 1")
@@ -191,7 +191,7 @@ def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 
 
 @aten("unbind.int")
-def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+def unbind(x: TorchTensor, dim: int = 0) -> tuple[TorchTensor, ...]:
     """Return every index of an axis, without the axis."""
     _require_few(x.shape[dim])
     return tuple(select(x, dim, index) for index in range(x.shape[dim]))
@@ -199,20 +199,20 @@ def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
 
 @aten("slice_scatter.default")
 def slice_scatter(
-    x: Tensor,
-    source: Tensor,
+    x: TorchTensor,
+    source: TorchTensor,
     dim: int = 0,
     start: int | None = None,
     end: int | None = None,
     step: int = 1,
-) -> Tensor:
+) -> TorchTensor:
     """Return x with another range of an axis."""
     where = (slice(None),) * x.axis(dim) + (slice(start, end, step),)
     return x.with_array(x.array.at[where].set(source.transpose(x.order).astype(x.dtype)))
 
 
 @aten("select_scatter.default")
-def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+def select_scatter(x: TorchTensor, source: TorchTensor, dim: int, index: int) -> TorchTensor:
     """Return x with another value at an index of an axis."""
     return slice_scatter(x, unsqueeze(source, dim % x.ndim), dim, index, index + 1 or None)
 
@@ -221,7 +221,7 @@ aten("flip.default")(lambda x, dims: x.with_array(jnp.flip(x.array, x.axes(dims)
 
 
 @aten("roll.default")
-def roll(x: Tensor, shifts: int | Sizes, dims: int | Sizes = ()) -> Tensor:
+def roll(x: TorchTensor, shifts: int | Sizes, dims: int | Sizes = ()) -> TorchTensor:
     """Rotate axes: values move from the end to the beginning."""
     amounts = (shifts,) if isinstance(shifts, int) else tuple(shifts)
     numbers = (dims,) if isinstance(dims, int) else tuple(dims)
@@ -231,7 +231,9 @@ def roll(x: Tensor, shifts: int | Sizes, dims: int | Sizes = ()) -> Tensor:
 
 
 @aten("pad.default", "constant_pad_nd.default")
-def pad(x: Tensor, pads: Sizes, mode: Any = "constant", value: float | None = None) -> Tensor:
+def pad(
+    x: TorchTensor, pads: Sizes, mode: Any = "constant", value: float | None = None
+) -> TorchTensor:
     """Pad the last axes by (before, after) for each, beginning with the last axis.
 
     A negative pad crops. The modes are constant, reflect, replicate and circular.
@@ -263,7 +265,7 @@ def pixel_shuffle(x: Any, factor: int) -> Any:
 
 
 @aten("channel_shuffle.default")
-def channel_shuffle(x: Tensor, groups: int) -> Tensor:
+def channel_shuffle(x: TorchTensor, groups: int) -> TorchTensor:
     """Interleave the channels of groups."""
     batch, channels, *sizes = x.shape
     grouped = reshape_axes(x, (batch, groups, channels // groups, *sizes))
