@@ -29,7 +29,7 @@ from pipeline.models.torch_graph.computation.graph_file import (
 from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
 from pipeline.models.torch_graph.conversion.export_module import export_module, make_module
 from pipeline.models.torch_graph.conversion.known_layers import UnknownLayerError
-from pipeline.models.torch_graph.conversion.layer_list import layers_of, open_to_classes
+from pipeline.models.torch_graph.conversion.layer_list import list_layers, open_to_classes
 from pipeline.models.torch_graph.graph import TorchGraph
 from pipeline.models.weights.files.weight_files import write_weights
 
@@ -89,7 +89,7 @@ def _convert(
 
 
 def _write_layers(graph: TorchGraph, target: Path, inputs: np.ndarray, logits: np.ndarray) -> None:
-    converted = layers_of(graph)
+    converted = list_layers(graph)
     opened = open_to_classes(converted.layers)
     init = InitSpec.model_validate(INIT)
     network = Network(converted.layers, initializers=init, dtype="float32")

@@ -81,7 +81,7 @@ def warn_if(is_bad: bool, what: str, text: str, advice: str) -> CheckResult:
 def main(overrides: Sequence[str]) -> CommandResult:
     """Print the results of all checks; the exit status is 1 if one has failed, else 0.
 
-    `overrides` are those of a run. Nothing is downloaded. Raises RecipeError for an invalid recipe.
+    `overrides` are as for a run. Nothing is downloaded. Raises RecipeError for an invalid recipe.
     """
     recipe = compose_and_check(add_train_length(overrides))
     results = []

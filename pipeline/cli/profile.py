@@ -26,8 +26,8 @@ def main(overrides: Sequence[str]) -> int:
         key for key in parse_profiling_variables(os.environ) if key_of(key) not in {*typed, MODE}
     ]
     keys = [f"{MODE}=only", *([] if "stages" in typed else [STAGES]), *more]
-    # Command buffers of a GPU take the names of operations away. Elsewhere the flag would only make
-    # another key of every cached program.
+    # Command buffers of a GPU hide the names of operations. On other devices the flag would only
+    # change the keys of cached programs.
     if "device=gpu" in overrides and GPU_FLAG not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {GPU_FLAG}".strip()
     return train.main([*overrides, *keys], started_at)

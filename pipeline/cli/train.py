@@ -92,7 +92,7 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
     parsed = _parse(args)
     flags = [arg for arg in args if arg not in parsed.overrides]
     if parsed.hydra_help or parsed.info or parsed.shell_completion:
-        _call_hydra(flags, parsed.overrides, parsed.overrides, lambda config: None)
+        _run_hydra(flags, parsed.overrides, parsed.overrides, lambda config: None)
         return 0
     require_hydra_keys(args)
     if parsed.cfg == "job" and not parsed.package:
@@ -169,7 +169,7 @@ def _run_sweep(arguments: TrainArguments) -> int:
         keys = list_swept_keys(job_overrides)
         on_changed: OnChanged = "allow" if changed == "allow" else "refuse"
         job = Job(keys, find_failures(sweep_dir), on_changed, RunInspection())
-        _call_hydra(flags, typed, sweep_overrides, job)
+        _run_hydra(flags, typed, sweep_overrides, job)
     except RecipeError:
         if existing is None and not find_jobs(sweep_dir):
             shutil.rmtree(sweep_dir)
@@ -242,13 +242,9 @@ def _compose(
         config, hydra_config = _compose_once(typed, overrides)
         if hydra_config.mode is None and not hydra_config.callbacks:
             return config, hydra_config
-    composed: list[tuple[DictConfig, HydraConf]] = []
-
-    def keep(config: DictConfig) -> None:
-        composed.append((config, HydraConfig.get()))
-
-    _call_hydra(flags, typed, overrides, keep)
-    return composed[0] if composed else None
+    results: list[tuple[DictConfig, HydraConf]] = []
+    _run_hydra(flags, typed, overrides, lambda config: results.append((config, HydraConfig.get())))
+    return results[0] if results else None
 
 
 def _compose_once(typed: Sequence[str], overrides: Sequence[str]) -> tuple[DictConfig, HydraConf]:
@@ -265,7 +261,7 @@ def _compose_once(typed: Sequence[str], overrides: Sequence[str]) -> tuple[DictC
     return config, hydra_config
 
 
-def _call_hydra(
+def _run_hydra(
     flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str], task: hydra.TaskFunction
 ) -> None:
     """Make Hydra compose a config and call `task` with it."""
@@ -278,10 +274,7 @@ def _call_hydra(
 
 @contextmanager
 def _report_problems(typed: Sequence[str]) -> Iterator[None]:
-    """Raise RecipeError with every problem of overrides that Hydra can't compose.
-
-    Raises RunError if the run directory can't be made.
-    """
+    """Raise RecipeError with every problem that Hydra has, RunError for the run directory."""
     try:
         yield
     except (*UNCOMPOSABLE, RecursionError) as error:

@@ -277,10 +277,7 @@ class ComponentOf:
         return {"anyOf": [{"enum": list(components(self.kind))}, handler(schema)]}
 
     def _to_section(self, value: Any) -> Any:
-        """Return the section that a value stands for: `{name: relu}` for `relu`.
-
-        Raises PydanticCustomError for a section without a name.
-        """
+        """Return `{name: relu}` for `relu`. Raises PydanticCustomError for one without name."""
         if isinstance(value, str):
             return {"name": value}
         if isinstance(value, Mapping) and "name" not in value:

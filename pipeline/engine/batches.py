@@ -228,10 +228,7 @@ class IteratorBatches(BatchSource):
         return Loader(self._windows, None)
 
     def position(self, step: int) -> dict[str, Any]:
-        """Return the iterator's `state` at an earlier batch and the batches to `skip`.
-
-        Without states, return the batches to skip and the `sha256` of the last one.
-        """
+        """Return the iterator's `state` and the batches to `skip`; or `skip` and their `sha256`."""
         assert self._windows is not None, "the loader is open"
         window = self._windows.find_window(step)
         if window is None:

@@ -343,7 +343,7 @@ def change_rates(
 ) -> np.ndarray:
     """Return a table of learning rates, a row for each update, after changes.
 
-    All rows are changed, also those of past updates, which a rollback may repeat. A new rate
+    All rows are changed, also for past updates, which a rollback may repeat. A new rate
     replaces the main schedule; columns of rules without a schedule are the rate times their factor.
     """
     for change in changes:

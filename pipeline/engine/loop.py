@@ -1,6 +1,6 @@
 """The training loop: it runs the schedule segment by segment, with each event at its exact step.
 
-A signal to stop takes effect between dispatches, also those of an evaluation. The remaining events
+A signal to stop takes effect between dispatches, also in an evaluation. The remaining events
 of the boundary are saved with the state, and a resumed run begins with them.
 """
 
@@ -120,7 +120,7 @@ def train(
         events = segment.events
         if has_steps:
             telemetry, seconds = dispatch(program, segment, run)
-            dispatch_size.record(len(telemetry), seconds)
+            dispatch_size.take_note(len(telemetry), seconds)
             hooks.saves.prepare()  # not earlier: the first step would wait for it
 
             # Log.
@@ -196,7 +196,7 @@ def train(
     history.train_s = time.monotonic() - started_at
     callbacks.notify("on_end", run.state, history.step, history.status)
     if history.status == "done":
-        # Those of a stopped run are in its checkpoint, and a resumed run writes them.
+        # A stopped run has its scalars in its checkpoint, and a resumed run writes them.
         callbacks.write_scalars()
     raise_failure(hooks, run)
     return run.state

@@ -102,7 +102,7 @@ class Rollbacks(NoRollbacks):
 
 
 def _is_finite(state: TrainState) -> bool:
-    """Return whether weights are finite; those of a checkpoint with a finite loss may not be."""
+    """Return whether weights are finite; in a checkpoint with a finite loss they may not be."""
     trained = state.params, state.batch_stats, state.opt_state
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(trained)]
     return all(

@@ -1,4 +1,4 @@
-"""Run a custom loop: its data, program, logs and checkpoints around the one loop over sinks."""
+"""The run of a custom loop: its data, program, logs and checkpoints."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ from pipeline.training.telemetry import Telemetry, concatenate_columns
 
 LEFT = "the loop was left"
 DISPATCH_SECONDS = 1.0
-"""The longest time until a signal takes effect, and the length of a sink of "auto"."""
+"""Longest time until a signal takes effect, and the length of a sink of "auto"."""
 SAVE_SECONDS = 60.0
-"""The time between checkpoints if no number of steps is set."""
+"""Time between checkpoints if no number of steps is set."""
 KEEP = 5
-"""Number of checkpoints that stay."""
+"""Number of checkpoints that are kept."""
 MEASURE_SECONDS = 0.2
-"""The least time of a dispatch from which the time of a step is computed."""
+"""Least time of a dispatch by which the time of a step is measured."""
 
 STEPS = SampleUnit("steps", "steps")
-"""The speed of a custom loop is counted in steps."""
+"""Unit of a custom loop's speed."""
 
 
 class SinkMetrics(Monitor):
@@ -87,11 +87,11 @@ class SinkMetrics(Monitor):
 
     @property
     def last(self) -> Telemetry:
-        """The newest steps. Raises IndexError before the first."""
+        """Newest steps. Raises IndexError before the first step."""
         return self._parts[-1]
 
     def take(self) -> dict[str, np.ndarray]:
-        """Return each metric by step, float32 (steps,), and clear them."""
+        """Return the metrics by name, float32 (steps,), and clear them."""
         parts = self._parts
         self._parts = []
         return concatenate_columns(parts) if parts else {}
@@ -104,7 +104,7 @@ class PreparedSink:
     step: UserStep
     state: CustomState
     spec: Any
-    """The user's state with shapes and dtypes for arrays."""
+    """State with `jax.ShapeDtypeStruct` as leaves."""
     source: BatchSource
     settings: SinkSettings
 
@@ -114,27 +114,21 @@ def prepare_sink(step: Step, state: Any, data: Any, settings: SinkSettings) -> P
     check_state(state)
     source = open_source(data, settings.batch_size, settings.seed)
     layout = StateLayout.from_state(state)
-    leaves = {path: _host_copy(leaf) for path, leaf in layout.flatten(state).items()}
+    leaves = {path: _copy_to_host(leaf) for path, leaf in layout.flatten(state).items()}
     shapes = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in leaves.items()}
     spec = jax.eval_shape(layout.arrange, shapes)
     traced = trace_step(step, spec, source.layout.spec)
     user_step = UserStep(step, traced, layout, source.layout)
-    return PreparedSink(
-        user_step,
-        CustomState(np.int32(0), leaves),
-        spec,
-        source,
-        settings,
-    )
+    return PreparedSink(user_step, CustomState(np.int32(0), leaves), spec, source, settings)
 
 
-def _host_copy(leaf: Any) -> np.ndarray:
+def _copy_to_host(leaf: Any) -> np.ndarray:
     array = np.array(leaf)
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
 def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
-    """Run a custom loop from its newest checkpoint, and yield a report a sink.
+    """Run a custom loop from its newest checkpoint, and yield a report per sink.
 
     Raises DataError, RunError and Interrupted as `sink` does.
     """
@@ -176,7 +170,7 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
             reports: Any = train(executable, cast(Any, state), schedule, hooks, host, history)
             yield from _read_reports(reports, prepared, program, outputs.metrics, signals)
         if limit.failure is not None:
-            raise _ended_early(limit.failure, history.step, settings)
+            raise _make_early_end_error(limit.failure, history.step, settings)
         if history.status == "stopped" and history.reason != LEFT:
             signals.check()
 
@@ -188,28 +182,28 @@ def _read_reports(
     metrics: SinkMetrics,
     signals: Signals,
 ) -> Iterator[SinkResult]:
-    """Yield a report for each sink; if the caller leaves, the run stops there, saved."""
-    ended = False
+    """Yield a report for each sink; if the caller leaves the loop, save and end the run."""
+    has_ended = False
     try:
         while True:
             try:
                 report = next(reports)
             except StopIteration:
-                ended = True
+                has_ended = True
                 return
             except NonFiniteStepError as error:
-                ended = True
+                has_ended = True
                 text = _describe_non_finite_step(metrics, prepared.settings)
                 with signals.interruptible():
                     finding = _examine(prepared, program)
                 raise RunError(f"{text}{finding}") from error
             except BaseException:
-                ended = True
+                has_ended = True
                 raise
             state = _SinkStateReader(prepared, program, report.step)
             yield SinkResult(report.step, metrics.take(), report.seconds, state.read)
     finally:
-        if not ended:
+        if not has_ended:
             signals.stop = LEFT
             exhaust(reports)
 
@@ -225,7 +219,7 @@ class _Before:
 
 
 def _open_folder(prepared: PreparedSink, stack: ExitStack) -> _Before:
-    """Lock the directory and read the run in it. Raises DataError if that is another run."""
+    """Lock the directory and read the run in it. Raises DataError if it is another run."""
     folder = prepared.settings.save
     source = prepared.source
     identity = identify(prepared.step, prepared.state, source.describe())
@@ -262,7 +256,7 @@ def choose_size(
     state: CustomState,
     loader: Loader,
 ) -> int:
-    """Return the steps of a sink; of "auto" those that take about a second, on a copy."""
+    """Return the steps of a sink; for "auto" about a second's, measured on a copy of the state."""
     if settings.size == "all":
         return settings.steps
     if settings.size != "auto":
@@ -277,7 +271,7 @@ def choose_size(
     while True:
         trial, rows = program.run(trial, start, start + count, "loop")
         if len(rows) < count:
-            # A loss isn't finite: the run itself reports that.
+            # A loss isn't finite, which the run will report.
             return 1
         started_at = time.perf_counter()
         trial, rows = program.run(trial, start, start + count, "loop")
@@ -298,7 +292,7 @@ def _round_down(steps: int) -> int:
 
 @dataclass(frozen=True)
 class _Outputs:
-    """The outputs of a run."""
+    """The logs and checkpoints of a run."""
 
     metrics: SinkMetrics
     monitors: tuple[Monitor, ...]
@@ -336,16 +330,16 @@ def _open_outputs(
 
 @dataclass
 class _WindowLimit:
-    """Ends each dispatch with its window, so that a run stops exactly where its data end."""
+    """Ends each dispatch with its window, so that a run stops exactly at the end of its data."""
 
     loader: Loader
     history: History
     total: int
     failure: Exception | None = None
-    """Why there are no more batches before the end of the run."""
+    """Error of the data before the end of the run."""
 
     def decide(self, decide: Callable[[], Any]) -> Any:
-        """Return the steps of the next dispatch, and why to stop, within the window."""
+        """Return the steps of the next dispatch within the window, and reasons to stop."""
         steps, stop, pruned = decide()
         step = self.history.step
         if stop is None and step < self.total:
@@ -359,7 +353,7 @@ class _WindowLimit:
 
 @dataclass
 class _SinkStateReader:
-    """Copies the newest state of a program, as long as it is the state after a step."""
+    """Copies the state after a step from its program, until the next dispatch."""
 
     prepared: PreparedSink
     program: SinkProgram
@@ -372,8 +366,8 @@ class _SinkStateReader:
             state = self.program.latest
             if state.step.is_deleted() or int(state.step) != self.step:
                 raise RunError(
-                    f"report.state: the loop has gone on after step {self.step}, whose memory it "
-                    "uses again; read the state inside the loop body"
+                    f"report.state: the memory of step {self.step} is used again by the next sink; "
+                    "read the state inside the loop body"
                 )
             self.copy = _arrange(self.prepared, self.program.put(state))
         return self.copy
@@ -386,14 +380,14 @@ def _arrange(prepared: PreparedSink, state: CustomState) -> Any:
 def _describe_non_finite_step(metrics: SinkMetrics, settings: SinkSettings) -> str:
     last = metrics.last
     step = last.start + len(last)
-    where = "; save=DIR would have kept the state before it"
+    note = "; save=DIR would have kept the state before it"
     if settings.save is not None:
-        where = f"; the state of step {step - 1} is saved in {settings.save}"
-    return f"step {step} of {settings.steps}: {LOSS} is {last.loss[-1]!s}{where}"
+        note = f"; the state of step {step - 1} is saved in {settings.save}"
+    return f"step {step} of {settings.steps}: {LOSS} is {last.loss[-1]!s}{note}"
 
 
 def _examine(prepared: PreparedSink, program: SinkProgram) -> str:
-    """Describe the first value of the step that isn't finite; "" if the autopsy itself fails."""
+    """Return a text on the first value that isn't finite; "" if the autopsy itself fails."""
     state = program.latest
     try:
         batch = program.read_non_finite_batch()
@@ -404,9 +398,9 @@ def _examine(prepared: PreparedSink, program: SinkProgram) -> str:
     return f"; {finding}"
 
 
-def _ended_early(failure: Exception, step: int, settings: SinkSettings) -> Exception:
-    """Return the error for data that end before the run does."""
+def _make_early_end_error(failure: Exception, step: int, settings: SinkSettings) -> Exception:
+    """Return the error for data that end before the run."""
     if not isinstance(failure, PipelineError):
         return failure
-    where = f"; the state of step {step} is saved in {settings.save}" if settings.save else ""
-    return type(failure)(f"{failure}{where}")
+    note = f"; the state of step {step} is saved in {settings.save}" if settings.save else ""
+    return type(failure)(f"{failure}{note}")

@@ -1,4 +1,4 @@
-"""`pipeline.sink`: a custom step function, many steps a dispatch, logged, saved and resumed."""
+"""`pipeline.sink`: a loop of a custom step function, with logs, checkpoints and resuming."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ def sink(
     seed: int | None = 0,
     save_every: int | None = None,
 ) -> Iterator[SinkResult]:
-    """Train with a custom `step(state, batch) -> (state, metrics)`; yield a report a sink.
+    """Train with a custom `step(state, batch) -> (state, metrics)`; yield a report per sink.
 
-    `size` steps run as one program without the host: "auto" measures how many take about a second,
-    "all" takes all. It changes no result. `metrics` is a dictionary of scalars; a step whose "loss"
-    isn't finite ends the run with the state before it.
+    `size` steps run as one program without the host: "auto" measures how many steps take about a
+    second, "all" is all steps. The size doesn't change results. `metrics` is a dictionary of
+    scalars; a step whose "loss" isn't finite ends the run with the state before it.
 
-    `data` are arrays of examples, of which `batch_size` make a batch in an order that is a function
-    of `seed` (None: as they lie), a structured array, or an iterable of batches such as a grain
-    dataset.
+    `data` are arrays of examples, a structured array, or an iterable of batches such as a grain
+    dataset. `batch_size` examples make a batch, in an order that is a function of `seed` (None:
+    their order in the arrays).
 
-    In the directory `save` go metrics.jsonl, TensorBoard's events and checkpoints: every
-    `save_every` steps, else every minute, at the end, and on SIGTERM. The same call continues from
-    the newest one. Leaving the loop early saves, too.
+    The directory `save` gets metrics.jsonl, TensorBoard's events and checkpoints: every
+    `save_every` steps or by default every minute, at the end, on SIGTERM, and if the caller leaves
+    the loop. The same call continues from the newest checkpoint.
 
-    Raises ValueError for a step, a state or a setting that can't work, DataError for such data and
-    for a directory of another run, RunError if a loss isn't finite or the disk refuses, and
+    Raises ValueError for an invalid step, state or setting, DataError for invalid data and for a
+    directory of another run, RunError if a loss isn't finite or a file can't be written, and
     Interrupted, once the run is saved, after a signal to stop.
     """
     from pipeline.engine.run_sink import prepare_sink, run_sink

@@ -1,4 +1,4 @@
-"""A custom step as a program that runs many steps a dispatch."""
+"""A custom step as a program that runs many steps per dispatch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NO_RATES = np.zeros(1, np.float32)
 """Learning rates of the loop, which a custom step doesn't read."""
 
 Step = Callable[[Any, Any], tuple[Any, Mapping[str, Array]]]
-"""(state, batch) -> (state, metrics)."""
+"""Function from a state and a batch to the next state and metrics."""
 
 
 @register_dataclass
@@ -48,7 +48,7 @@ Step = Callable[[Any, Any], tuple[Any, Mapping[str, Array]]]
 class CustomState:
     """The state of a custom loop: the number of steps done, and the leaves of its state by path.
 
-    Checkpoints have them by these names.
+    Checkpoints use the names of the fields and the paths.
     """
 
     step: Any
@@ -60,20 +60,19 @@ class CustomState:
 
 @dataclass(frozen=True)
 class StateLayout:
-    """The structure of a custom state, whose leaves have a path each. Random keys are stored as the
-    numbers that they are made of."""
+    """The structure of a custom state, with a path per leaf. Random keys are stored as numbers."""
 
     structure: Any
     paths: tuple[str, ...]
     key_types: tuple[str | None, ...]
-    """By leaf, the implementation of a random key; None for arrays."""
+    """Implementation of each leaf that is a random key; None for arrays."""
 
     @staticmethod
     def from_state(state: Any) -> StateLayout:
         """Return the layout of a checked state."""
         flat, structure = jax.tree.flatten_with_path(state)
         paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in flat]
-        # Two spellings of a path may be equal, and an array needs a name that isn't empty.
+        # Different paths may have the same text, and an array's name must not be empty.
         names = [
             path if path and paths.count(path) == 1 else f"{number}:{path}"
             for number, path in enumerate(paths)
@@ -89,12 +88,12 @@ class StateLayout:
         }
 
     def arrange(self, leaves: Mapping[str, Any]) -> Any:
-        """Return the state of leaves by path."""
-        arranged = [
+        """Return the state that leaves by path make."""
+        ordered = [
             leaves[path] if key is None else jax.random.wrap_key_data(leaves[path], impl=key)
             for path, key in zip(self.paths, self.key_types, strict=True)
         ]
-        return jax.tree.unflatten(self.structure, arranged)
+        return jax.tree.unflatten(self.structure, ordered)
 
 
 def _key_type(leaf: Any) -> str | None:
@@ -109,7 +108,7 @@ class MetricsRow(tuple[Array, ...]):
 
     @property
     def should_continue(self) -> Array:
-        """Whether the loop goes on after this step, bool ()."""
+        """Whether the loop continues after this step, bool ()."""
         return self[-1] > 0
 
 
@@ -158,7 +157,7 @@ class UserTelemetry(Telemetry):
 
 @dataclass(frozen=True)
 class UserStep:
-    """A checked step, and the layouts of what it takes."""
+    """A checked step, with the layouts of its state and its batch."""
 
     function: Step
     traced: StepSignature
@@ -172,7 +171,7 @@ class UserStep:
     def __call__(
         self, before: CustomState, batch: Batch, rates: Array
     ) -> tuple[CustomState, MetricsRow]:
-        """Do a step of the loop; a step whose loss isn't finite leaves the state as it was."""
+        """Compute a step of the loop; if its loss isn't finite, the state isn't changed."""
         arguments = self.state.arrange(before.state), self.batch.arrange(batch.columns)
         metrics, compute_state = begin_step(self.function, *arguments)
         finite = jnp.isfinite(metrics[LOSS]) if LOSS in metrics else jnp.asarray(True)
@@ -189,15 +188,15 @@ class UserStep:
 def lower_step(
     step: UserStep, state: Any, device: jax.Device, earlier: LoweringChoice | None
 ) -> tuple[UserStep, LoweringChoice]:
-    """Return the step with its convolutions and products computed as is fastest on the device.
+    """Return the step with the fastest lowerings of its convolutions and products, and the choice.
 
-    `earlier` is the choice of the run so far, which stays. Only a CPU has a choice. Raises RunError
-    if lowerings or a layout that were chosen before can't be computed here.
+    `earlier` is the choice of a resumed run, which is kept. Only a CPU has a choice. Raises
+    RunError if the device can't compute the earlier choice.
     """
     has_choice = platform_of(device.platform).chooses_lowerings
     layout = "nhwc" if earlier is None else earlier.layout
     if layout != "nhwc" and not has_choice:
-        raise RunError(f"can't compute images in {layout.upper()} here, as this run did before")
+        raise RunError(f"can't compute images in {layout.upper()} on this device, as before")
     problems = _list_problems(step, state, layout)
     if earlier is None and choose_step_layout_by_rule(problems, device.platform) == "chwn":
         layout = "chwn"
@@ -229,7 +228,7 @@ def _no_clock(name: str) -> AbstractContextManager[object]:
 
 
 def has_slow_loop(step: UserStep, state: Any, device: jax.Device) -> bool:
-    """Return whether a convolution that no lowering computes would be slow inside a loop."""
+    """Return whether a convolution without a lowering makes a loop of the step slow."""
     if not platform_of(device.platform).has_slow_loops:
         return False
     unchanged = list_kept(step.function, state, step.batch.spec, differentiated=True)
@@ -237,7 +236,7 @@ def has_slow_loop(step: UserStep, state: Any, device: jax.Device) -> bool:
 
 
 class SinkProgram:
-    """A compiled custom step: runs any number of steps a dispatch."""
+    """A compiled custom step, of which a dispatch runs any number of steps."""
 
     def __init__(
         self,
@@ -256,7 +255,7 @@ class SinkProgram:
         self._window_steps = loader.window(int(state.step)).most_steps
         self._rates = placement.put(NO_RATES)
         self._non_finite: tuple[Inputs, int] | None = None
-        """The window and the position in it of a step whose loss isn't finite."""
+        """Inputs of the window, and the position in it, of a step whose loss isn't finite."""
         self._reset()
         repeat = run_once if single_steps else jax.lax.while_loop
         inputs = loader.window(int(state.step)).inputs
@@ -311,7 +310,7 @@ class SinkProgram:
         return text
 
     def read_non_finite_batch(self) -> Any:
-        """Return the batch whose loss isn't finite, as the step function takes it."""
+        """Return the batch whose loss isn't finite, as an argument of the step function."""
         assert self._non_finite is not None, "the newest dispatch ended with a non-finite step"
         inputs, position = self._non_finite
         return self._batch.arrange(batch_at(inputs, jnp.int32(position)).columns)
@@ -322,6 +321,6 @@ class SinkProgram:
 
 
 def copy_state(state: CustomState, placement: DevicePlacement) -> CustomState:
-    """Return a state on the device, of arrays that nothing else refers to."""
+    """Return a copy of a state on the device."""
     copied: CustomState = jax.tree.map(lambda leaf: placement.put(np.array(leaf)), state)
     return copied

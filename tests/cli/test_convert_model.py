@@ -90,7 +90,7 @@ def test_an_unknown_module_is_named_and_a_graph_written(command: Command, tmp_pa
         ["--plugin", "my_nets.py", "convert", "model", "my_nets:Odd", "net.yaml", "1", "32", "32"]
     )
     assert said.returncode == 0, said.stderr
-    assert "is no known layer: aten.roll.default; written as a graph instead" in said.stdout
+    assert "isn't a known layer: aten.roll.default; written as a graph instead" in said.stdout
     assert (tmp_path / "net.torch.json").exists()
     ran = command(["+recipe=net.yaml", "dataset=digits", "train.steps=3", "monitor.loss_every=0"])
     assert ran.returncode == 0, ran.stderr

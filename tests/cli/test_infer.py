@@ -261,7 +261,7 @@ def test_predictions_replace_no_file_that_is_read(trained: Path, tmp_path: Path)
 def test_an_export_is_no_file_of_another_format(trained: Path, tmp_path: Path) -> None:
     """A folder called net.onnx is what nobody means."""
     for name in ("net.onnx", "net.SAFETENSORS", "net.pt"):
-        with pytest.raises(UsageError, match=r"export writes a folder of .* name a folder"):
+        with pytest.raises(UsageError, match=r"export writes a folder, .* name a folder"):
             export([str(trained), str(tmp_path / name)])
     assert not list(tmp_path.iterdir())
     assert export([str(trained), str(tmp_path / "net.v2")]) == 0

@@ -210,7 +210,7 @@ def test_the_callers_state_stays_and_a_report_keeps_its_own() -> None:
     assert second["count"] == 2
     assert reports[1].state is second
     assert reports[3].state["count"] == 4
-    with pytest.raises(RunError, match=r"report\.state: the loop has gone on after step 1"):
+    with pytest.raises(RunError, match=r"report\.state: the memory of step 1 is used again"):
         _ = reports[0].state
 
 

@@ -65,7 +65,7 @@ def entry(message: bytes) -> bytes:
         (entry(b"\x0a\x01w\x12\x04\x08\x01\x08\x01") * 100_001, "more than 100,000 fields"),
         (entry(b"\x20\x00" * 3_000_000), "an entry of more than 64 fields"),
         (entry(b"\x0a\x01w" + b"\x12" + varint(1000) + b"\x08\x01" * 500), "more than 64 fields"),
-        (entry(b"\x0a\x01w\x12\x66\x0a\x64" + b"\1" * 100), "an entry has an impossible shape"),
+        (entry(b"\x0a\x01w\x12\x66\x0a\x64" + b"\1" * 100), "an entry has no possible shape"),
         (
             entry(b"\x0a\x01w\x12\x0b\x08\xff\xff\xff\xff\xff\xff\xff\xff\x7f"),
             "it ends in the middle",

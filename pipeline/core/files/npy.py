@@ -118,10 +118,9 @@ def _read_aligned(
 
 
 def check_header(name: str, file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Read the header of an array in an entry of `size` bytes.
+    """Read the header in an entry of `size` bytes: shape, whether in Fortran's order, and dtype.
 
-    Returns the shape, whether the array is in Fortran's order, and the dtype. Raises ValueError
-    unless the array fills the entry exactly.
+    Raises ValueError unless the array fills the entry exactly.
     """
     read_header = _HEADERS.get(npy.read_magic(file))
     if read_header is None:

@@ -84,10 +84,7 @@ def require_real_trees(folder: Path, names: Iterable[str]) -> None:
 
 
 def _require_no_link(path: Path) -> os.stat_result | None:
-    """Return the status of a regular file or a folder; None if it is missing.
-
-    Raises DataError for a link, and for other kinds such as a pipe.
-    """
+    """Return the status of a file or a folder; None if missing. Raises DataError for others."""
     try:
         status = path.lstat()
     except FileNotFoundError:

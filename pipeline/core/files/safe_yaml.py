@@ -19,7 +19,7 @@ from pipeline.core.files.bounded_read import read_text
 MAX_BYTES = 256 * 2**10
 MAX_DEPTH = 64
 MAX_NODES = 20_000
-"""Most keys and values; those of an anchor are counted again for each alias."""
+"""Most keys and values; an anchor's are counted again for each alias."""
 MAX_NUMBER_LENGTH = 100
 """Characters; Python needs seconds for numbers of many digits, and prints none above 4300."""
 
@@ -34,10 +34,8 @@ _COMMAND_LINE = {
         r"|\d(_?\d)*[eE][+-]?\d(_?\d)*|\.(inf|Inf|INF))|\.(nan|NaN|NAN)"
     ),
 }
-"""Pattern of each type's values on the command line, with .inf and .nan.
-
-YAML 1.1 has others: 017 is 15, 1:30 is 90 and `no` is false. An override reads these as texts.
-"""
+"""Pattern of each type's values on the command line. YAML 1.1 has others, which an override reads
+as texts: 017 is 15, 1:30 is 90 and `no` is false."""
 _MALFORMED = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError)
 """Errors that PyYAML raises, also for values that don't fit an explicit tag."""
 
@@ -63,9 +61,7 @@ def parse_yaml(text: str) -> Any:
 def parse_written_yaml(text: str) -> Any:
     """Parse a text as `parse_yaml` does, five times as fast if `yaml_text` has written it.
 
-    Such a text has one document without anchors, aliases and tags. Any other text is parsed by
-    `parse_yaml`. Raises ValueError as `parse_yaml`, except for a few mistakes that the parser in C
-    accepts.
+    Raises ValueError as `parse_yaml`, except for a few mistakes that the parser in C accepts.
     """
     try:
         if _is_plain(text):
@@ -81,10 +77,7 @@ def parse_written_yaml(text: str) -> Any:
 
 
 def _is_plain(text: str) -> bool:
-    """Return whether a text has one document, within the bounds, without anchors and tags.
-
-    Only events are read, since composing nested nodes would nest calls.
-    """
+    """Return whether a text has one document, within the bounds, without anchors and tags."""
     depth = nodes = documents = 0
     for event in yaml.parse(text, Loader=_WrittenLoader):
         if isinstance(event, yaml.DocumentStartEvent):
@@ -164,10 +157,7 @@ class _PlainLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
     def _count_alias(self, alias: yaml.AliasEvent) -> int:
-        """Return the number of nodes of an alias; 0 for an alias without an anchor.
-
-        PyYAML reports an alias without an anchor. Raises ValueError for one inside its anchor.
-        """
+        """Return the number of nodes of an alias; 0 for one that PyYAML reports as undefined."""
         if alias.anchor in self.anchors and alias.anchor not in self._nodes_of:
             raise ValueError(f"{_format_line(alias)}*{alias.anchor} contains itself")
         return self._nodes_of.get(alias.anchor, 0)

@@ -1,7 +1,4 @@
-"""NVIDIA's software on this machine: the driver, JAX's plug-in for CUDA, and their problems.
-
-The functions don't open a GPU or take its memory.
-"""
+"""NVIDIA's software on this machine, described without opening a GPU: driver and JAX's plug-in."""
 
 from __future__ import annotations
 

@@ -49,10 +49,7 @@ def has_open_devices() -> bool:
 
 
 def use_program_files(open_folder: Callable[[str], tuple[Any, str]]) -> None:
-    """Make JAX keep compiled programs in the cache that `open_folder` returns, with its path.
-
-    JAX's public option only sets the path.
-    """
+    """Make JAX keep programs in the cache that `open_folder` returns. Only its path is public."""
     compilation_cache.get_file_cache = open_folder  # type: ignore[assignment]
     # JAX opens its cache only once, and may have compiled something before.
     compilation_cache.reset_cache()
@@ -64,18 +61,12 @@ def opened_program_files(client: Any) -> object:
 
 
 def with_names_in_cache_key() -> AbstractContextManager[None]:
-    """Inside, this thread finds programs by their names and source lines too.
-
-    `jax.config` would set this for all threads.
-    """
+    """Inside, this thread (`jax.config`: all threads) finds programs by names and lines too."""
     return config.compilation_cache_include_metadata_in_key(True)
 
 
 def with_least_compile_s(seconds: float) -> AbstractContextManager[None]:
-    """Inside, this thread keeps programs that take at least `seconds` to compile.
-
-    `jax.config` would set this for all threads.
-    """
+    """Inside, this thread (`jax.config`: all threads) keeps programs with longer compilations."""
     return config.persistent_cache_min_compile_time_secs(seconds)
 
 

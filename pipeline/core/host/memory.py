@@ -1,7 +1,4 @@
-"""Available memory, by the machine and by the control groups of a container or a scheduler.
-
-Too large requests then fail with a message, before the system kills the process.
-"""
+"""Available memory, by the machine and by the control groups of a container or a scheduler."""
 
 from __future__ import annotations
 
@@ -87,10 +84,7 @@ def list_control_groups(
 
 
 def _read_memberships(file: Path) -> Iterator[tuple[str, PurePosixPath]]:
-    """Yield the controllers and the group of each line, `number:controllers:path`.
-
-    Version 2 has a line without controllers.
-    """
+    """Yield controllers (none in version 2) and group of each line, `number:controllers:path`."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Platform:
-    """Facts about the devices of a platform; the defaults are those of an unknown platform."""
+    """Facts about the devices of a platform; the defaults are for an unknown platform."""
 
     name: str
     """JAX's name, `jax.Device.platform`."""

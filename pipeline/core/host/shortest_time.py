@@ -12,10 +12,7 @@ LEAST_CALLS = 3
 
 
 def shortest_s(call: Callable[..., Any], *arguments: Any, budget_s: float) -> float:
-    """Return the shortest time of a JAX function, in seconds, after a call that compiles it.
-
-    It is called for about `budget_s` seconds, and at least three times.
-    """
+    """Return the shortest time of at least three compiled calls, within about `budget_s`."""
     jax.block_until_ready(call(*arguments))
     times_s: list[float] = []
     end_s = time.perf_counter() + budget_s

@@ -27,10 +27,9 @@ class Drawing:
     def add(
         self, name: str, kind: str = "", words: str = "", tip: str = "", **attributes: float | str
     ) -> None:
-        """Add the SVG element `name` of the CSS classes `kind`.
+        """Add the SVG element `name` of the CSS classes `kind`, with words.
 
-        `words` are its text, and `tip` is shown when the pointer is over it. Numbers of attributes
-        have six digits.
+        `tip` is shown when the pointer is over it. Numbers of attributes have six digits.
         """
         element = SubElement(self.marks, name, {"class": kind} if kind else {})
         for key, value in attributes.items():

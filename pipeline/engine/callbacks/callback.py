@@ -52,17 +52,12 @@ class RunControl(Protocol):
         """Also evaluate after `step`. Raises ValueError if it isn't a later step."""
 
     def save_at(self, step: int) -> None:
-        """Also save a checkpoint after `step`.
-
-        Raises ValueError if it isn't a later step, or the current one at the end of a sink or after
-        an evaluation.
-        """
+        """Also save a checkpoint after a later step; at the end of a sink or after an evaluation,
+        this step is allowed too. Raises ValueError for another step."""
 
     def evaluate(self) -> Evaluation:
-        """Evaluate the current state, without an event or a line in a log.
-
-        Raises ValueError in a run of several processes.
-        """
+        """Evaluate the current state, without an event or a line in a log. Raises ValueError in a
+        run of several processes."""
 
     def log(self, name: str, value: float) -> None:
         """Add a scalar to scalars.jsonl and TensorBoard, at this boundary or the next one.

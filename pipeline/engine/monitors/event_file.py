@@ -83,10 +83,7 @@ def _choose_stamp(folder: Path) -> int:
 def scalar_records(
     tags: Sequence[str], steps: np.ndarray, wall_times: np.ndarray, values: np.ndarray
 ) -> bytes:
-    """Encode an event per step, each with the value of every tag.
-
-    Steps and wall times, in seconds, are (n,), and values (n, tags).
-    """
+    """Encode an event per step (n,), each with the value of every tag, from values (n, tags)."""
     step_bytes = _count_varint_bytes(steps)
     bounds = [0, *(np.flatnonzero(np.diff(step_bytes)) + 1).tolist(), len(steps)]
     return b"".join(
@@ -146,10 +143,7 @@ def _count_varint_bytes(numbers: np.ndarray) -> np.ndarray:
 
 
 def _encode_varints(numbers: np.ndarray, length: int) -> np.ndarray:
-    """Encode numbers as varints, uint8 (n, length).
-
-    A byte has 7 bits, lowest first; its highest bit is set unless it is the last byte.
-    """
+    """Encode as varints, uint8 (n, length): 7 bits per byte, and the eighth set but in the last."""
     groups = numbers[:, None] >> (7 * np.arange(length)) & 0x7F
     groups[:, :-1] |= 0x80
     return groups.astype(np.uint8)

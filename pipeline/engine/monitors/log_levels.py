@@ -1,7 +1,7 @@
 """Log levels: the messages that are shown besides a run's lines, and their destination.
 
-The levels are those of MindSpore's variable `GLOG_v`, which is read like `GLOG_logtostderr`.
-Messages are a run's warnings, and those of this package and jax by Python's `logging`.
+The levels are as in MindSpore's variable `GLOG_v`, which is read like `GLOG_logtostderr`.
+Messages are a run's warnings, and messages from this package and jax by Python's `logging`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LogSettings:
 
 
 def log_settings(recipe_level: str | None, environment: Mapping[str, str]) -> LogSettings:
-    """Return the settings of a run, with the recipe's level, or else that of GLOG_v.
+    """Return the settings of a run, with the recipe's level, or else GLOG_v's.
 
     GLOG_logtostderr=1 sends messages to stderr, 0 only to run.log. A variable with another value is
     ignored, and named in `problem`.

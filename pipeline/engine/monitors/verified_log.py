@@ -141,7 +141,7 @@ class VerifiedLog:
     def mark(self, step: int) -> Mark:
         """Return the mark of the lines up to `step`.
 
-        A later line is that of a non-finite step that ends a run; the saved state is before it.
+        A later line is for a non-finite step that ends a run; the saved state is before it.
         """
         text = bytes(self._tail)
         end = len(text)

@@ -1,8 +1,8 @@
-"""The graph of a PyTorch network: nodes, arrays and the two forms, as frozen data without torch.
+"""The graph of a PyTorch network: nodes, arrays and two forms, as frozen data without torch.
 
-A graph is a program of `torch.export`, with ATen's operators, after these changes: nothing is
-computed in place; a value that depends on neither input nor weights is an array; nodes compute the
-sizes that depend on the batch.
+A graph is a program of `torch.export`, with ATen's operators, after three changes. No operator
+works in place. A value that depends on neither input nor weights is an array. Sizes that depend on
+the batch are computed by nodes.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from typing import Any, Literal
 import numpy as np
 
 Role = Literal["parameter", "buffer", "constant"]
-"""Trained; stored with the batch statistics; part of the program."""
+"""Use of an array. parameter: trained. buffer: stored with the batch statistics. constant: part of
+the program."""
 Order = Literal["torch", "hwio", "io"]
-"""Order of an array's axes: PyTorch's, a convolution's kernel here (from OIHW), or a dense kernel
-here (from OI)."""
+"""Order of an array's axes. torch: PyTorch's. hwio: a convolution's kernel, OIHW in PyTorch. io: a
+dense kernel, OI in PyTorch."""
 
 
 @dataclass(frozen=True)
 class ValueOf:
-    """Reference to the result of a node, or to one of several; `INPUT` names the input."""
+    """Reference to a node's result, or to result `item` of several; `INPUT` names the input."""
 
     node: str
     item: int | None = None
@@ -38,7 +39,7 @@ class ArrayOf:
 
 @dataclass(frozen=True)
 class TypeOf:
-    """A dtype as an argument, such as float32."""
+    """An argument that is a dtype, such as float32."""
 
     name: str
 
@@ -48,7 +49,7 @@ INPUT = "input"
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape and dtype; None is a size that depends on the batch."""
+    """The shape and the dtype of a tensor; a size that depends on the batch is None."""
 
     shape: tuple[int | None, ...]
     dtype: str
@@ -56,16 +57,16 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """An array of the network: PyTorch's name, its path here and its order of axes."""
+    """An array of the network."""
 
     name: str
-    """Such as `layer1.0.conv1.weight`."""
+    """PyTorch's name, such as `layer1.0.conv1.weight`."""
     path: str
-    """Such as `layer1/0/conv1/kernel`."""
+    """Path in the network's variables, such as `layer1/0/conv1/kernel`."""
     role: Role
     order: Order
     shape: tuple[int, ...]
-    """In its order."""
+    """Shape in the order of the array."""
     dtype: str
 
 
@@ -81,16 +82,16 @@ class GraphNode:
     kwargs: tuple[tuple[str, Any], ...]
     """Keyword-only arguments of the schema."""
     results: tuple[TensorSpec, ...]
-    """Of tensors; empty for sizes."""
+    """Specs of resulting tensors; empty for a size."""
     module: str
-    """Path of the PyTorch module that calls it; "" for the network itself."""
+    """Path of the PyTorch module that calls the operator; "" for the network itself."""
     kind: str
-    """Class of that module, such as `Conv2d`."""
+    """Class of the module, such as `Conv2d`."""
     line: str
     """Line of the user's code: `my_nets.py:12: y = self.conv(x)`; empty if unknown."""
 
     def where(self) -> str:
-        """Describe the place for messages: module and line."""
+        """Return the module and the line as text for messages."""
         return describe_place(self.module, self.line)
 
 
@@ -101,19 +102,21 @@ class Form:
     nodes: tuple[GraphNode, ...]
     output: ValueOf
     updates: tuple[tuple[str, ValueOf], ...] = ()
-    """New values of buffers, by the name of the array, without batch norm's statistics: an argument
-    of its node decides whether they change."""
+    """New values of buffers by name, without the statistics of batch norms, which their nodes
+    update."""
 
 
 @dataclass(frozen=True, eq=False)
 class TorchGraph:
-    """A network: its input, arrays and forms. Compared by identity, so that it can be a field of a
-    flax module at no cost."""
+    """A network: its input, arrays and forms.
+
+    Graphs are compared by identity, which is fast for a field of a flax module.
+    """
 
     origin: str
-    """Where it is from, as `torchvision.models:resnet18`."""
+    """Reference of the module, such as `torchvision.models:resnet18`."""
     torch: str
-    """Version of torch that exported it."""
+    """Version of torch that exported the module."""
     input: TensorSpec
     arrays: tuple[ArraySpec, ...]
     train: Form
@@ -122,7 +125,7 @@ class TorchGraph:
     """Initial values of all arrays by name, in the order of their specs."""
 
     def graph_for(self, image: tuple[int, ...]) -> TorchGraph:
-        """Return the graph itself, as a source of it for images of any size."""
+        """Return the graph itself, which is a source of graphs for images of any size."""
         return self
 
     def form(self, train: bool) -> Form:
@@ -139,13 +142,13 @@ class TorchGraph:
 
 
 def describe_place(module: str, line: str) -> str:
-    """Describe a place in the user's network for messages."""
+    """Return a place in the user's network as text for messages."""
     place = f"module {module}" if module else "the network"
     return f"{place} ({line})" if line else place
 
 
 def references(argument: Any) -> Iterator[ValueOf | ArrayOf]:
-    """Yield the references of an argument, also those in tuples."""
+    """Yield the references in an argument, including those in tuples."""
     if isinstance(argument, ValueOf | ArrayOf):
         yield argument
     elif isinstance(argument, tuple):
@@ -154,6 +157,6 @@ def references(argument: Any) -> Iterator[ValueOf | ArrayOf]:
 
 
 def references_of(node: GraphNode) -> Iterator[ValueOf | ArrayOf]:
-    """Yield the references of a node's arguments."""
+    """Yield the references in a node's arguments."""
     for argument in (*node.args, *(value for _, value in node.kwargs)):
         yield from references(argument)

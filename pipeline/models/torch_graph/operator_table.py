@@ -1,9 +1,9 @@
-"""The table of operators: which function of JAX computes each operator of a graph.
+"""The table of operators: the function that computes each operator of a graph by JAX.
 
-A function has the parameters of ATen's schema, in its order. Arrays are `Tensor`; sizes and numbers
-are Python's. It returns a `Tensor`, or a tuple of them. A first parameter called `context` gets an
-`OperatorContext`. If an operator has many arguments, the arguments after the arrays are fields of a
-frozen dataclass, the function's last parameter.
+A function has the parameters of ATen's schema, in its order: `TorchTensor`s, and sizes and numbers
+of Python. It returns a `TorchTensor`, or a tuple of them. Its first parameter may be `context`, an
+`OperatorContext`. If an operator has many arguments, the function's last parameter is a frozen
+dataclass of the arguments after the tensors.
 """
 
 from __future__ import annotations
@@ -22,55 +22,54 @@ from pipeline.models.layers.precision import TypeRule
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 from pipeline.models.torch_graph.graph import TypeOf
-from pipeline.models.torch_graph.tensor import Tensor, align, move_batch_first, to_tensor
+from pipeline.models.torch_graph.tensor import TorchTensor, align, move_batch_first, to_tensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 FLOAT_TYPES = ("float32", "float64")
-"""Types of the graph that the network's type of activations replaces."""
+"""Dtypes of a graph that the network's dtype of activations replaces."""
 TYPES: Mapping[str, str] = {
     **{name: name for name in ("bool", "uint8", "int8", "int16", "int32", "float16", "bfloat16")},
     "int64": "int32",
 }
-"""Other types of the graph, and JAX's type for each."""
+"""JAX's dtypes by the other dtypes of a graph."""
 
 
 @dataclass(frozen=True)
 class OperatorContext:
-    """Settings of a graph, and of the operators that compute its nodes."""
+    """Settings with which operators are computed."""
 
     dtype: str
-    """Type of activations."""
+    """Dtype of activations."""
     policy: LoweringPolicy
     layout: Layout
-    """Order of axes that images are computed in."""
+    """Order of the axes of images."""
     key: Callable[[], Array] | None
     """Makes the random key of the step, or of a node; None outside of training."""
     rules: tuple[TypeRule, ...] = ()
-    """Nodes that compute in another type, by kind of layer and path of the module."""
+    """Rules for nodes with another dtype, by kind of layer and path of the module."""
 
     def type_of(self, argument: Any, default: Any = None) -> Any:
-        """Return the dtype to compute in for a `TypeOf` of the graph.
+        """Return the JAX dtype of a `TypeOf`; without one, the default or the activations' dtype.
 
-        Without one: the default, or the type of activations. Raises ValueError for a type that
-        isn't computed.
+        Raises ValueError for a dtype that isn't supported.
         """
         if not isinstance(argument, TypeOf):
             return jnp.dtype(self.dtype) if default is None else default
         if argument.name in FLOAT_TYPES:
             return jnp.dtype(self.dtype)
         if argument.name not in TYPES:
-            raise ValueError(f"dtype {argument.name} is not computed")
+            raise ValueError(f"dtype {argument.name} isn't supported")
         return jnp.dtype(TYPES[argument.name])
 
-    def to_drawing_order(self, x: Tensor) -> Tensor:
-        """Return x in the order that random numbers are drawn in, the same in both layouts."""
+    def to_drawing_order(self, x: TorchTensor) -> TorchTensor:
+        """Return x in the order in which random numbers are drawn, the same in both layouts."""
         return move_batch_first(x) if self.layout == "chwn" else x
 
     def draw_key(self) -> Array:
-        """Return the random key of this node. Raises ValueError outside of training."""
+        """Return the random key of the node. Raises ValueError outside of training."""
         if self.key is None:
-            raise ValueError("draws random numbers outside of training, where there is no key")
+            raise ValueError("draws random numbers, which is possible only in training")
         return self.key()
 
 
@@ -87,7 +86,7 @@ class AtenOperator:
     """Whether it reads weights in float32 for every type of activations: norms compute with them,
     and gradients of biases are summed in float32."""
     settings: type | None = None
-    """Data class of the arguments after the arrays, which the last parameter takes."""
+    """Dataclass of the last parameter, with the arguments after the tensors."""
 
     @cached_property
     def signature(self) -> inspect.Signature:
@@ -100,18 +99,18 @@ class AtenOperator:
         return next(iter(self.signature.parameters), "") == "context"
 
     def require_signature(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Raise TypeError unless the function takes these arguments."""
+        """Raise TypeError unless the function accepts these arguments."""
         self._bind(None, args, kwargs)
 
     def __call__(self, context: OperatorContext, *args: Any, **kwargs: Any) -> Any:
-        """Apply the function. Raises TypeError unless it takes these arguments."""
+        """Call the function. Raises TypeError unless it accepts these arguments."""
         bound = self._bind(context, args, kwargs)
         return self.function(*bound.args, **bound.kwargs)
 
     def _bind(
         self, context: OperatorContext | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> inspect.BoundArguments:
-        """Return the arguments of the function, with the settings in their data class."""
+        """Return the arguments of the function, with the settings in their dataclass."""
         if self.has_context:
             args = (context, *args)
         if self.settings is None:
@@ -140,7 +139,7 @@ def aten(
     full_weights: bool = False,
     settings: type | None = None,
 ) -> Callable[[Function], Function]:
-    """Decorator: register a function for ATen operators such as `relu.default`."""
+    """Return a decorator that registers a function for ATen operators such as `relu.default`."""
 
     def decorate(function: Function) -> Function:
         register(names, AtenOperator(function, kind, draws, full_weights, settings))
@@ -149,53 +148,53 @@ def aten(
     return decorate
 
 
-def valuewise(function: Callable[..., Array]) -> Callable[..., Tensor]:
-    """Make a function of a `Tensor` from one of an array that computes value by value."""
+def valuewise(function: Callable[..., Array]) -> Callable[..., TorchTensor]:
+    """Make a function of a `TorchTensor` from an elementwise function of an array."""
 
-    def apply(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def apply(x: TorchTensor, *args: Any, **kwargs: Any) -> TorchTensor:
         return x.with_array(function(x.array, *args, **kwargs))
 
     return _with_signature(apply, function)
 
 
-def broadcasting(function: Callable[..., Array]) -> Callable[..., Tensor]:
-    """Make a function of `Tensor` arrays and numbers from one whose arguments broadcast."""
+def broadcasting(function: Callable[..., Array]) -> Callable[..., TorchTensor]:
+    """Make a function of `TorchTensor`s and numbers from a function of arrays that broadcast."""
 
-    def apply(*operands: Any, **kwargs: Any) -> Tensor:
+    def apply(*operands: Any, **kwargs: Any) -> TorchTensor:
         arrays, order = align(operands)
-        return Tensor(function(*arrays, **kwargs), order)
+        return TorchTensor(function(*arrays, **kwargs), order)
 
     return _with_signature(apply, function)
 
 
-def plain(function: Callable[..., Any]) -> Callable[..., Tensor]:
-    """Make a function of `Tensor` arrays from one of arrays in PyTorch's order."""
+def plain(function: Callable[..., Any]) -> Callable[..., TorchTensor]:
+    """Make a function of `TorchTensor`s from a function of arrays in PyTorch's order."""
 
-    def apply(*args: Any, **kwargs: Any) -> Tensor:
-        return to_tensor(function(*map(_plain, args), **kwargs))
+    def apply(*args: Any, **kwargs: Any) -> TorchTensor:
+        return to_tensor(function(*map(_to_plain, args), **kwargs))
 
     return _with_signature(apply, function)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, TorchTensor):
         return value.plain()
-    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+    return tuple(map(_to_plain, value)) if isinstance(value, tuple) else value
 
 
 def _with_signature(
-    apply: Callable[..., Tensor], function: Callable[..., Any]
-) -> Callable[..., Tensor]:
-    """Set the signature that a node's arguments must fit."""
+    apply: Callable[..., TorchTensor], function: Callable[..., Any]
+) -> Callable[..., TorchTensor]:
+    """Return `apply` with the signature of `function`, which a node's arguments must match."""
     apply.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return apply
 
 
 def compute_in_float32(function: Callable[[Array], Array], x: Array) -> Array:
-    """Apply a function in float32, and return its result in the type of x."""
+    """Apply a function in float32, and return its result in the dtype of x."""
     return function(x.astype(jnp.float32)).astype(x.dtype)
 
 
-def is_float(x: Tensor | Array) -> bool:
-    """Return whether an array holds floating-point numbers."""
+def is_float(x: TorchTensor | Array) -> bool:
+    """Return whether an array has floating-point numbers."""
     return jax.dtypes.issubdtype(x.dtype, jnp.floating)

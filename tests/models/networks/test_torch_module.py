@@ -86,7 +86,7 @@ def test_outputs_that_are_not_the_classes_are_refused(tiny: Compose, graph_file:
 
 @pytest.mark.slow
 def test_images_of_another_size_are_refused(tiny: Compose, graph_file: Path) -> None:
-    with pytest.raises(RecipeError, match=r"model torch: the network was made for images 12x12x3"):
+    with pytest.raises(RecipeError, match=r"model torch: images are .*; must be 12x12x3"):
         run(tiny("model=torch", f"model.graph={graph_file}"))
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.models.torch_graph.tensor import (
     NHWC,
-    Tensor,
+    TorchTensor,
     align,
     drop_axes,
     permute_axes,
@@ -22,15 +22,15 @@ from pipeline.models.torch_graph.tensor import (
 
 
 @st.composite
-def make_tensors(draw: st.DrawFn) -> Tensor:
+def make_tensors(draw: st.DrawFn) -> TorchTensor:
     """An array of 1 to 4 axes that lie in any order."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     order = tuple(draw(st.permutations(range(len(sizes)))))
     values = np.arange(math.prod(sizes), dtype=np.float32).reshape(sizes)
-    return Tensor(jnp.asarray(np.transpose(values, order)), order)
+    return TorchTensor(jnp.asarray(np.transpose(values, order)), order)
 
 
-def plain(x: Tensor) -> np.ndarray:
+def plain(x: TorchTensor) -> np.ndarray:
     """The array in PyTorch's order, by numpy: XLA would compile a program for every shape."""
     return np.transpose(np.asarray(x.array), np.argsort(x.order))
 
@@ -38,7 +38,7 @@ def plain(x: Tensor) -> np.ndarray:
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(make_tensors(), st.data())
-def test_a_permutation_is_numpys(x: Tensor, data: st.DataObject) -> None:
+def test_a_permutation_is_numpys(x: TorchTensor, data: st.DataObject) -> None:
     numbers = data.draw(st.permutations(range(x.ndim)))
     found = permute_axes(x, numbers)
     np.testing.assert_array_equal(found.plain(), np.transpose(plain(x), numbers))
@@ -48,7 +48,7 @@ def test_a_permutation_is_numpys(x: Tensor, data: st.DataObject) -> None:
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(make_tensors(), st.data())
-def test_a_reshape_is_numpys(x: Tensor, data: st.DataObject) -> None:
+def test_a_reshape_is_numpys(x: TorchTensor, data: st.DataObject) -> None:
     size = math.prod(x.shape)
     shape: list[int] = []
     while size > 1:
@@ -65,34 +65,34 @@ def test_a_reshape_is_numpys(x: Tensor, data: st.DataObject) -> None:
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(make_tensors(), make_tensors())
-def test_a_sum_broadcasts_as_numpys(x: Tensor, other: Tensor) -> None:
+def test_a_sum_broadcasts_as_numpys(x: TorchTensor, other: TorchTensor) -> None:
     one, two = plain(x), plain(other)
     try:
         expected = one + two
     except ValueError:
         return
     (first, second), order = align((x, other))
-    np.testing.assert_array_equal(plain(Tensor(first + second, order)), expected)
+    np.testing.assert_array_equal(plain(TorchTensor(first + second, order)), expected)
 
 
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(make_tensors(), st.data())
-def test_a_reduction_is_numpys(x: Tensor, data: st.DataObject) -> None:
+def test_a_reduction_is_numpys(x: TorchTensor, data: st.DataObject) -> None:
     numbers = data.draw(st.lists(st.sampled_from(range(x.ndim)), unique=True))
     found = drop_axes(x, numbers, x.array.sum(x.axes(numbers)))
     np.testing.assert_array_equal(plain(found), plain(x).sum(tuple(numbers)))
 
 
 def test_pixels_of_images_in_nhwc_become_tokens_without_a_transposition() -> None:
-    images = Tensor(jnp.zeros((2, 4, 5, 3)), NHWC)
+    images = TorchTensor(jnp.zeros((2, 4, 5, 3)), NHWC)
     tokens = permute_axes(reshape_axes(images, (2, 3, 20)), (0, 2, 1))
     assert tokens.order == (0, 1, 2)
     assert tokens.array.shape == (2, 20, 3)
 
 
 def test_channels_in_nhwc_are_split_as_they_lie() -> None:
-    found = reshape_axes(Tensor(jnp.zeros((2, 4, 5, 6)), NHWC), (2, 3, 2, 4, 5))
+    found = reshape_axes(TorchTensor(jnp.zeros((2, 4, 5, 6)), NHWC), (2, 3, 2, 4, 5))
     assert found.order == (0, 3, 4, 1, 2)
 
 

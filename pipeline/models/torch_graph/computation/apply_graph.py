@@ -1,4 +1,4 @@
-"""Apply a graph: each node in turn, by the table of operators."""
+"""The computation of a graph: each node in turn, by the table of operators."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pipeline.models.torch_graph.operator_table import AtenOperator, OperatorCon
 from pipeline.models.torch_graph.operators.convolution_ops import HWIO, IO
 from pipeline.models.torch_graph.operators.known_operators import operator_of
 from pipeline.models.torch_graph.operators.reduction_ops import NormResult
-from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, Tensor, to_tensor
+from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, TorchTensor, to_tensor
 
 _ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
 """Errors that operators raise for arguments that don't fit."""
@@ -38,80 +38,79 @@ _ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, 
 def apply_form(
     graph: TorchGraph,
     form: Form,
-    x: Tensor,
+    x: TorchTensor,
     weights: Mapping[str, Array],
     context: OperatorContext,
 ) -> tuple[Array, dict[str, Array]]:
     """Return the output of a form in PyTorch's order of axes, and the buffers that it changes.
 
-    `weights` are parameters and buffers by PyTorch's names, in the order of axes of their specs;
-    constants come from the graph. Raises ValueError, which names module and line, for a node that
-    can't be computed.
+    `weights` are parameters and buffers by PyTorch's names, in the order of axes of their specs.
+    Raises ValueError with module and line for a node that can't be computed.
     """
-    run = _Run(graph, context, {INPUT: x}, _arrays(graph, weights), {})
+    run = _Run(graph, context, {INPUT: x}, _make_tensors(graph, weights), {})
     for number, node in enumerate(form.nodes):
         run.compute(number, node)
     for name, value in form.updates:
         run.changed[name] = run.value(value).plain().astype(jnp.float32)
     output = run.value(form.output)
-    if not isinstance(output, Tensor):
-        raise ValueError("the network gives no tensor")
+    if not isinstance(output, TorchTensor):
+        raise ValueError("the network must return a tensor")
     return output.plain(), run.changed
 
 
-def input_of(spec: TensorSpec, images: Array, layout: Layout = "nhwc") -> Tensor:
+def input_of(spec: TensorSpec, images: Array, layout: Layout = "nhwc") -> TorchTensor:
     """Return images (batch, height, width, channels) as a graph's input.
 
-    An input of four axes is images in the order of the layout; another input has the values in
-    their order. Raises ValueError for images of another size than the graph's.
+    An input of four axes has the order of the layout; any other is reshaped. Raises ValueError if
+    the size of the images isn't the graph's.
     """
     batch, *sizes = images.shape
     dtype = images.dtype if spec.dtype.startswith("float") else jnp.dtype("int32")
     fixed = spec.shape[0]
     if fixed is not None and fixed != batch:
-        raise ValueError(f"the network computes batches of {fixed} alone, and {batch} came")
+        raise ValueError(f"a batch has {batch} samples; must have {fixed} for this network")
     if len(spec.shape) == 4:
         height, width, channels = sizes
         if (channels, height, width) != spec.shape[1:]:
             expected = "x".join(map(str, (*spec.shape[2:], spec.shape[1])))
             size = "x".join(map(str, sizes))
             raise ValueError(
-                f"the network was made for images {expected} (height, width, channels), and {size} "
-                "came; resize them, or export it for them"
+                f"images are {size} (height, width, channels); must be {expected}: resize them, or "
+                "export the network for them"
             )
         order = IMAGE_ORDERS[layout]
-        return Tensor(Tensor(images.astype(dtype), NHWC).transpose(order), order)
+        return TorchTensor(TorchTensor(images.astype(dtype), NHWC).transpose(order), order)
     shape = tuple(size or 0 for size in spec.shape[1:])
     if math.prod(sizes) != math.prod(shape):
-        raise ValueError(f"the network reads samples of shape {shape}, and {tuple(sizes)} came")
+        raise ValueError(f"samples have shape {tuple(sizes)}; must have {shape}")
     return to_tensor(images.reshape((batch, *shape)).astype(dtype))
 
 
-def _arrays(graph: TorchGraph, weights: Mapping[str, Array]) -> dict[str, Tensor]:
-    """Return the arrays of the network by name; constants of 64 bits have 32 here."""
+def _make_tensors(graph: TorchGraph, weights: Mapping[str, Array]) -> dict[str, TorchTensor]:
+    """Return the arrays of the network as tensors by name; 64-bit constants become 32-bit."""
     orders: Mapping[Order, tuple[int, ...]] = {"hwio": HWIO, "io": IO}
     arrays = {}
     for spec in graph.arrays:
         values = graph.values if spec.role == "constant" else weights
         array = jnp.asarray(values[spec.name])
-        arrays[spec.name] = Tensor(array, orders.get(spec.order, tuple(range(array.ndim))))
+        arrays[spec.name] = TorchTensor(array, orders.get(spec.order, tuple(range(array.ndim))))
     return arrays
 
 
 @dataclass
 class _Run:
-    """The values of one application."""
+    """The values of a graph during its computation."""
 
     graph: TorchGraph
     context: OperatorContext
     values: dict[str, Any]
-    """Results of nodes by name; several results are a tuple."""
-    arrays: dict[str, Tensor]
+    """Results of nodes by name; a tuple for several results."""
+    arrays: dict[str, TorchTensor]
     changed: dict[str, Array]
-    """New values of buffers, by name."""
+    """New values of buffers by name."""
 
     def compute(self, number: int, node: GraphNode) -> None:
-        """Compute a node. Raises ValueError that names its place."""
+        """Compute node `number`. Raises ValueError with its module and line."""
         operator = operator_of(node)
         scope = node.module.replace(".", "/")
         try:
@@ -142,9 +141,9 @@ class _Run:
                 array = self.arrays[argument.name]
                 return array if operator.full_weights else _cast(array, dtype)
             if isinstance(argument, ValueOf):
-                # Only rules let nodes differ in type.
+                # Without rules, all nodes have the same dtype.
                 value = self.value(argument)
-                return _cast(value, dtype) if rules and isinstance(value, Tensor) else value
+                return _cast(value, dtype) if rules and isinstance(value, TorchTensor) else value
             return argument
 
         kwargs = {name: read(value) for name, value in node.kwargs}
@@ -166,18 +165,18 @@ class _Run:
 def _cast(value: Any, dtype: str) -> Any:
     if isinstance(value, tuple):
         return tuple(_cast(item, dtype) for item in value)
-    if isinstance(value, Tensor) and is_float(value):
+    if isinstance(value, TorchTensor) and is_float(value):
         return replace(value, array=value.array.astype(dtype))
     return value
 
 
 def _require_shapes(node: GraphNode, result: Any) -> None:
-    """Raise ValueError if the results have other shapes than in the graph."""
+    """Raise ValueError if the results don't have the graph's shapes."""
     results = result if isinstance(result, tuple) else (result,)
     for spec, x in zip(node.results, results, strict=False):
-        if not isinstance(x, Tensor):
+        if not isinstance(x, TorchTensor):
             continue
         sizes = zip(spec.shape, x.shape, strict=False)
         if len(spec.shape) != x.ndim or any(a not in (None, b) for a, b in sizes):
             expected = tuple("batch" if size is None else size for size in spec.shape)
-            raise ValueError(f"gives shape {x.shape}, and the graph says {expected}")
+            raise ValueError(f"returns shape {x.shape}; must be {expected}")

@@ -5,7 +5,7 @@
     format     "torch graph", version 1
     origin     text, torch: version of torch
     input      [shape, dtype]; null is a size that depends on the batch
-    arrays     name -> [path, role, order, shape, dtype], as `ArraySpec` says
+    arrays     name -> [path, role, order, shape, dtype], the fields of `ArraySpec`
     train, evaluate
       nodes    a list of [name, operator, arguments, arguments by name, results, module, kind,
                line]; results are [shape, dtype] each
@@ -13,10 +13,10 @@
       updates  name of a buffer -> reference
 
 Arguments are null, booleans, numbers, texts, lists, and objects of one or two keys: {"value": node}
-refers to a node's result, {"value": node, "item": n} to one of several, {"array": name} to an
+refers to a node's result, {"value": node, "item": n} to result n of several, {"array": name} to an
 array, {"type": name} is a dtype, {"float": text} is inf, -inf or nan. A node refers only to nodes
-before it. `net.torch.safetensors` has the arrays under PyTorch's names, each in its order of axes.
-A file may come from a stranger: reading it runs nothing, and checks everything.
+before it. `net.torch.safetensors` has the arrays by PyTorch's names, each in its order of axes. A
+file may come from a stranger: reading it runs no code of it, and checks all of it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ VERSION = 1
 SUFFIX = ".torch.json"
 MAX_NODES = 100_000
 MAX_ELEMENTS = 2**31
-"""Limit of the values of one sample of any result."""
+"""Most values of one sample of a result."""
 _NAME = re.compile(r"[\w.@-]{1,500}")
 _PATH = re.compile(r"\w[\w.@-]*(?:/\w[\w.@-]*)*")
 _DTYPES = frozenset((*TYPES, *FLOAT_TYPES))
@@ -77,21 +77,21 @@ def write_graph(path: Path, graph: TorchGraph) -> None:
 
 
 def read_graph(path: Path) -> TorchGraph:
-    """Read a graph and its arrays. Raises ValueError that names the file for anything wrong."""
+    """Read a graph and its arrays. Raises ValueError, with the file, if they aren't valid."""
     try:
         document = read_json(path)
     except OSError as error:
         raise ValueError(f"{path}: can't be read: {error.strerror or error}") from error
     except ValueError as error:
-        raise ValueError(f"{path}: is no graph: {error}") from error
+        raise ValueError(f"{path}: isn't a graph: {error}") from error
     try:
         values = read_weights(weights_beside(path))
     except DataError as error:
-        raise ValueError(f"{path}: has no weights beside it: {error}") from error
+        raise ValueError(f"{path}: has no readable weights beside it: {error}") from error
     try:
         return graph_of_document(document, values)
     except ValueError as error:
-        raise ValueError(f"{path}: is no graph: {error}") from error
+        raise ValueError(f"{path}: isn't a graph: {error}") from error
 
 
 def graph_to_text(graph: TorchGraph) -> str:
@@ -161,23 +161,24 @@ def _to_json(value: Any) -> Any:
 def graph_of_document(document: Any, values: Arrays) -> TorchGraph:
     """Return the graph of a JSON document, with the values of its arrays. Raises ValueError."""
     keys = ("format", "version", "origin", "torch", "input", "arrays", "train", "evaluate")
-    fields = _object(document, "a graph", keys)
+    fields = _read_object(document, "a graph", keys)
     if (fields["format"], fields["version"]) != (FORMAT, VERSION):
         raise ValueError(
             f"format {fields['format']!r} version {fields['version']!r}; must be {FORMAT!r} "
             f"{VERSION}"
         )
-    arrays = tuple(_array(name, row) for name, row in _object(fields["arrays"], "arrays").items())
+    rows = _read_object(fields["arrays"], "arrays")
+    arrays = tuple(_read_array(name, row) for name, row in rows.items())
     _require_paths(arrays)
     _require_values(arrays, values)
     names = frozenset(spec.name for spec in arrays)
     graph = TorchGraph(
-        _text(fields["origin"]),
-        _text(fields["torch"]),
-        _tensor(fields["input"]),
+        _read_text(fields["origin"]),
+        _read_text(fields["torch"]),
+        _read_tensor(fields["input"]),
         arrays,
-        _form(fields["train"], names, "train"),
-        _form(fields["evaluate"], names, "evaluate"),
+        _read_form(fields["train"], names, "train"),
+        _read_form(fields["evaluate"], names, "evaluate"),
         values,
     )
     if len(graph.input.shape) < 2:
@@ -185,23 +186,23 @@ def graph_of_document(document: Any, values: Arrays) -> TorchGraph:
     buffers = {spec.name for spec in arrays if spec.role == "buffer"}
     for name, _ in (*graph.train.updates, *graph.evaluate.updates):
         if name not in buffers:
-            raise ValueError(f"{show_name(name)} is updated and is no buffer")
+            raise ValueError(f"{show_name(name)} is updated; must be a buffer")
     require_computable(graph)
     return graph
 
 
-def _array(name: str, row: Any) -> ArraySpec:
-    path, role, order, shape, dtype = _row(row, 5, f"array {show_name(name)}")
-    if not _NAME.fullmatch(name) or not _PATH.fullmatch(_text(path)):
+def _read_array(name: str, row: Any) -> ArraySpec:
+    path, role, order, shape, dtype = _read_row(row, 5, f"array {show_name(name)}")
+    if not _NAME.fullmatch(name) or not _PATH.fullmatch(_read_text(path)):
         raise ValueError(f"array {show_name(name)}: name and path must be letters, digits and dots")
     if role not in get_args(Role) or order not in get_args(Order):
         raise ValueError(
             f"array {show_name(name)}: role {show_name(str(role))}, order {show_name(str(order))}"
         )
-    sizes = _shape(shape)
+    sizes = _read_shape(shape)
     if any(size is None for size in sizes) or len(sizes) != _AXES.get(order, len(sizes)):
         raise ValueError(f"array {show_name(name)}: shape {shape} of order {order}")
-    if _dtype(dtype) != dtype or (role != "constant" and dtype != "float32"):
+    if _read_dtype(dtype) != dtype or (role != "constant" and dtype != "float32"):
         raise ValueError(f"array {show_name(name)}: dtype {show_name(str(dtype))} of a {role}")
     return ArraySpec(name, path, role, order, tuple(size or 0 for size in sizes), dtype)
 
@@ -214,14 +215,13 @@ def _require_paths(arrays: tuple[ArraySpec, ...]) -> None:
     for path in paths:
         parts = path.split("/")
         if any("/".join(parts[:count]) in paths for count in range(1, len(parts))):
-            raise ValueError(f"array {show_name(path)} lies within another")
+            raise ValueError(f"the path of array {show_name(path)} is inside another array's")
 
 
 def _require_values(arrays: tuple[ArraySpec, ...], values: Arrays) -> None:
-    named = {spec.name for spec in arrays}
-    if named != set(values):
-        odd = min(named ^ set(values))
-        raise ValueError(f"array {show_name(odd)} is in one of graph and weights, not in both")
+    unmatched = {spec.name for spec in arrays} ^ set(values)
+    if unmatched:
+        raise ValueError(f"array {show_name(min(unmatched))} must be in both graph and weights")
     for spec in arrays:
         value = values[spec.name]
         if value.shape != spec.shape or str(value.dtype) != spec.dtype:
@@ -231,25 +231,24 @@ def _require_values(arrays: tuple[ArraySpec, ...], values: Arrays) -> None:
             )
 
 
-def _form(document: Any, arrays: frozenset[str], key: str) -> Form:
-    fields = _object(document, key, ("nodes", "output", "updates"))
+def _read_form(document: Any, arrays: frozenset[str], key: str) -> Form:
+    fields = _read_object(document, key, ("nodes", "output", "updates"))
     rows = fields["nodes"]
     if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_NODES:
         raise ValueError(f"{key}: nodes must be a list of 1 to {MAX_NODES:,}")
     nodes: list[GraphNode] = []
     num_results: dict[str, int] = {INPUT: 1}
     for row in rows:
-        node = _node(row)
+        node = _read_node(row)
         if node.name in num_results:
             raise ValueError(f"{key}: two nodes are called {show_name(node.name)}")
         for reference in references_of(node):
             _require_defined(reference, num_results, arrays, node.name)
         num_results[node.name] = len(node.results)
         nodes.append(node)
-    output = _argument(fields["output"])
-    updates = tuple(
-        (name, _argument(value)) for name, value in _object(fields["updates"], "updates").items()
-    )
+    output = _read_argument(fields["output"])
+    named_updates = _read_object(fields["updates"], "updates")
+    updates = tuple((name, _read_argument(value)) for name, value in named_updates.items())
     for reference in (output, *dict(updates).values()):
         if not isinstance(reference, ValueOf):
             raise ValueError(f"{key}: output and updates must be references to nodes")
@@ -263,7 +262,7 @@ def _require_defined(
     if isinstance(reference, ArrayOf):
         if reference.name not in arrays:
             raise ValueError(
-                f"{show_name(by)} reads array {show_name(reference.name)}, which there is not"
+                f"{show_name(by)} reads array {show_name(reference.name)}, which is missing"
             )
     elif reference.node not in num_results:
         raise ValueError(
@@ -275,59 +274,60 @@ def _require_defined(
         )
 
 
-def _node(row: Any) -> GraphNode:
-    name, op, args, kwargs, results, module, kind, line = _row(row, 8, "a node")
+def _read_node(row: Any) -> GraphNode:
+    name, op, args, kwargs, results, module, kind, line = _read_row(row, 8, "a node")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"a node is called {show_name(str(name))}")
     if not isinstance(args, list) or not isinstance(results, list):
         raise ValueError(f"{show_name(name)}: arguments and results must be lists")
-    named = tuple((key, _argument(v)) for key, v in _object(kwargs, show_name(name)).items())
+    fields = _read_object(kwargs, show_name(name))
+    named_args = tuple((key, _read_argument(value)) for key, value in fields.items())
     return GraphNode(
         name,
-        _text(op),
-        tuple(map(_argument, args)),
-        named,
-        tuple(map(_tensor, results)),
-        _text(module),
-        _text(kind),
-        _text(line),
+        _read_text(op),
+        tuple(map(_read_argument, args)),
+        named_args,
+        tuple(map(_read_tensor, results)),
+        _read_text(module),
+        _read_text(kind),
+        _read_text(line),
     )
 
 
-def _argument(value: Any) -> Any:
+def _read_argument(value: Any) -> Any:
     match value:
         case list():
-            return tuple(map(_argument, value))
+            return tuple(map(_read_argument, value))
         case {"value": node} if len(value) == 1:
-            return ValueOf(_text(node))
+            return ValueOf(_read_text(node))
         case {"value": node, "item": item} if len(value) == 2 and type(item) is int and item >= 0:
-            return ValueOf(_text(node), item)
+            return ValueOf(_read_text(node), item)
         case {"array": name} if len(value) == 1:
-            return ArrayOf(_text(name))
+            return ArrayOf(_read_text(name))
         case {"type": dtype} if len(value) == 1:
-            return TypeOf(_dtype(dtype))
+            return TypeOf(_read_dtype(dtype))
         case {"float": "inf" | "-inf" | "nan" as text} if len(value) == 1:
             return float(text)
         case dict():
-            raise ValueError(f"argument {show_name(str(value))} is none that there is")
+            raise ValueError(f"argument {show_name(str(value))} isn't valid")
     return value
 
 
-def _dtype(value: Any) -> str:
+def _read_dtype(value: Any) -> str:
     if not isinstance(value, str) or value not in _DTYPES:
-        raise ValueError(f"dtype {show_name(str(value))} is none that there is")
+        raise ValueError(f"dtype {show_name(str(value))} isn't valid")
     return str(value)
 
 
-def _tensor(row: Any) -> TensorSpec:
-    shape, dtype = _row(row, 2, "a tensor")
-    sizes = _shape(shape)
+def _read_tensor(row: Any) -> TensorSpec:
+    shape, dtype = _read_row(row, 2, "a tensor")
+    sizes = _read_shape(shape)
     if int(np.prod([size or 1 for size in sizes], dtype=object)) > MAX_ELEMENTS:
         raise ValueError(f"shape {sizes} has more than {MAX_ELEMENTS:,} values")
-    return TensorSpec(sizes, _dtype(dtype))
+    return TensorSpec(sizes, _read_dtype(dtype))
 
 
-def _shape(value: Any) -> tuple[int | None, ...]:
+def _read_shape(value: Any) -> tuple[int | None, ...]:
     if not isinstance(value, list) or len(value) > 32:
         raise ValueError(f"shape {show_name(str(value))}; must be a list of at most 32 sizes")
     for size in value:
@@ -336,20 +336,20 @@ def _shape(value: Any) -> tuple[int | None, ...]:
     return tuple(value)
 
 
-def _text(value: Any) -> str:
+def _read_text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > 2000:
         raise ValueError(f"{show_name(str(value))}: must be a text of at most 2,000 characters")
     return value
 
 
-def _row(value: Any, length: int, what: str) -> list[Any]:
+def _read_row(value: Any, length: int, what: str) -> list[Any]:
     if not isinstance(value, list) or len(value) != length:
         raise ValueError(f"{what} must be a list of {length}")
     return value
 
 
-def _object(value: Any, what: str, keys: tuple[str, ...] | None = None) -> dict[str, Any]:
+def _read_object(value: Any, what: str, keys: tuple[str, ...] | None = None) -> dict[str, Any]:
     if not isinstance(value, dict) or (keys is not None and set(value) != set(keys)):
-        of_keys = f" of {', '.join(keys)}" if keys else ""
-        raise ValueError(f"{what} must be an object{of_keys}")
+        names = f" of {', '.join(keys)}" if keys else ""
+        raise ValueError(f"{what} must be an object{names}")
     return value

@@ -24,11 +24,11 @@ CONVOLUTIONS = frozenset(("aten.conv2d.default", "aten.conv2d.padding"))
 DRAWS = frozenset(("dropout", "feature_dropout", "native_dropout"))
 RESHAPES = frozenset(("flatten", "reshape", "squeeze", "view"))
 GROUPS = 6
-"""Place of the number of groups among a convolution's arguments."""
+"""Index of the number of groups among a convolution's arguments."""
 
 # fmt: off
 BATCH_LAST = frozenset((
-    # Value by value.
+    # Elementwise.
     "add", "clone", "contiguous", "detach", "div", "elu", "gelu", "hardsigmoid", "hardswish",
     "hardtanh", "leaky_relu", "mish", "mul", "relu", "relu6", "selu", "sigmoid", "silu",
     "softplus", "sub", "tanh",
@@ -41,7 +41,7 @@ BATCH_LAST = frozenset((
     "native_dropout", "reshape", "squeeze", "sym_size", "view",
 ))
 # fmt: on
-"""Operators that don't transpose images in CHWN, except to make rows of them."""
+"""Operators that don't transpose images in CHWN, except to flatten them."""
 
 
 class GraphSource(Protocol):
@@ -62,14 +62,14 @@ class TorchNetwork(nn.Module):
     lowers_itself: ClassVar[bool] = True
     source: GraphSource
     dtype: str
-    """Type of the activations."""
+    """Dtype of the activations."""
     policy: LoweringPolicy = DEFAULTS
-    """Chooses how convolutions, dense layers and max pooling are computed."""
+    """Choice of the lowerings of convolutions, dense layers and max pooling."""
     layout: Layout = "nhwc"
-    """Order of axes that images are computed in. It changes neither parameters nor results, beyond
-    the last digits. In CHWN there is one formula of a convolution, and no policy chooses."""
+    """Order of the axes of images. It changes no parameters, and only the last digits of results.
+    In CHWN a convolution has one formula, without a choice by the policy."""
     rules: tuple[TypeRule, ...] = ()
-    """Nodes that compute in another type, by kind of layer and path of the module."""
+    """Rules for nodes with another dtype, by kind of layer and path of the module."""
 
     @nn.compact
     def __call__(self, images: Array, train: bool) -> Array:
@@ -78,18 +78,18 @@ class TorchNetwork(nn.Module):
         Raises ValueError with module and line if the network can't be exported or computed.
         """
         graph = self.source.graph_for(images.shape[1:])
-        weights = self._weights(graph, "parameter") | self._weights(graph, "buffer")
+        weights = self._read_weights(graph, "parameter") | self._read_weights(graph, "buffer")
         keys: list[Array] = []
 
-        def key() -> Array:
+        def make_key() -> Array:
             if not keys:
                 keys.append(self.make_rng("dropout"))
             return keys[0]
 
-        # Under rules every node casts its inputs: the first may compute in float32.
+        # With rules every node casts its inputs, and the first node may compute in float32.
         x = images if self.rules else images.astype(self.dtype)
-        draws = key if train else None
-        context = OperatorContext(self.dtype, self.policy, self.layout, draws, self.rules)
+        key = make_key if train else None
+        context = OperatorContext(self.dtype, self.policy, self.layout, key, self.rules)
         inputs = input_of(graph.input, x, self.layout)
         logits, changed = apply_form(graph, graph.form(train), inputs, weights, context)
         if train and not self.is_initializing() and self.is_mutable_collection("batch_stats"):
@@ -101,12 +101,12 @@ class TorchNetwork(nn.Module):
         return can_be_batch_last(self.source.graph_for(image))
 
     def structure(self, image: tuple[int, ...]) -> str:
-        """Return a text of everything that decides the speed in a layout, except type and batch."""
+        """Return a text of all that determines the speed in a layout, except dtype and batch."""
         graph = self.source.graph_for(image)
         nodes = [(node.op, node.args, node.kwargs) for node in graph.train.nodes]
         return repr((nodes, [(spec.name, spec.shape) for spec in graph.arrays], self.rules))
 
-    def _weights(self, graph: TorchGraph, role: Role) -> dict[str, Array]:
+    def _read_weights(self, graph: TorchGraph, role: Role) -> dict[str, Array]:
         """Return parameters or buffers by PyTorch's names."""
         specs = {spec.path: spec for spec in graph.arrays if spec.role == role}
         scopes = dict.fromkeys(path.partition("/")[0] for path in specs)
@@ -122,7 +122,7 @@ class TorchNetwork(nn.Module):
         return {spec.name: leaves[path] for path, spec in specs.items()}
 
     def _write_buffers(self, graph: TorchGraph, changed: Mapping[str, Array]) -> None:
-        """Write the buffers that a step changes."""
+        """Write the new values of buffers."""
         by_path = {graph.spec(name).path: array for name, array in changed.items()}
         for scope in dict.fromkeys(path.partition("/")[0] for path in by_path):
             leaves = flatten_dict({scope: self.get_variable("batch_stats", scope)}, sep="/")
@@ -134,8 +134,8 @@ class TorchNetwork(nn.Module):
 def can_be_batch_last(graph: TorchGraph) -> bool:
     """Return whether the graph reads images, and each operator can compute them in CHWN.
 
-    Random numbers must be drawn in the same order in both layouts. They are for rows and images;
-    images that are reshaped to other axes may have another order in NHWC.
+    Random numbers must be drawn in the same order in both layouts. That holds for rows and images,
+    but not for images if some are reshaped: their order may differ in NHWC.
     """
     nodes = [*graph.train.nodes, *graph.evaluate.nodes]
     nodes = [node for node in nodes if node.op.startswith("aten.")]
@@ -167,10 +167,10 @@ def _is_in(path: str, scope: str) -> bool:
 def _make_initializer(
     graph: TorchGraph, scope: str, names: Mapping[str, str]
 ) -> Callable[..., Any]:
-    """Return an initialiser that returns the arrays of a scope, float32.
+    """Return an initializer of a scope that returns the arrays, float32.
 
-    A callback passes them while the program runs. As constants they would be part of its text,
-    which takes a second to compile for every 16 million values.
+    A callback passes the arrays when the program runs. Constants would be part of the program,
+    which would compile a second longer for every 16 million values.
     """
     shapes = {
         path: jax.ShapeDtypeStruct(graph.spec(name).shape, jnp.float32)
@@ -188,7 +188,7 @@ def _make_initializer(
 
 
 def initial_variables_of(graph: TorchGraph) -> dict[str, Any]:
-    """Return the variables that `TorchNetwork` starts from, as numpy arrays by collection."""
+    """Return the initial variables of `TorchNetwork`, as numpy arrays by collection."""
     trees: dict[str, Any] = {}
     for role, collection in COLLECTIONS.items():
         leaves = {s.path: graph.values[s.name] for s in graph.arrays if s.role == role}

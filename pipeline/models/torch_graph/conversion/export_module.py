@@ -1,4 +1,4 @@
-"""Export of a PyTorch module into a graph: the one place that imports torch."""
+"""Export of a PyTorch module into a graph, the only code that imports torch for graphs."""
 
 from __future__ import annotations
 
@@ -28,42 +28,41 @@ from pipeline.models.torch_graph.graph import (
 from pipeline.models.torch_graph.operators.known_operators import require_computable
 
 MOST_BATCH = 1 << 20
-"""Limit of the batch size that torch.export assumes."""
+"""Largest batch size for torch.export."""
 CONSTANT_BYTES = 1 << 20
-"""Buffers that never change and are larger than this are stored with the weights, so that programs
-read them instead of containing them."""
+"""Size above which constant buffers are stored with the weights, not in programs."""
 _TO_AXES: Mapping[Order, tuple[int, ...]] = {"hwio": (2, 3, 1, 0), "io": (1, 0)}
 """Permutations of PyTorch's axes."""
 _KERNEL_ORDERS: Mapping[str, Order] = {"aten.conv2d": "hwio", "aten.linear": "io"}
-"""Order of the kernel, the second argument, by operator."""
+"""Order of the axes of the kernel, the second argument, by operator."""
 _PACKED = re.compile(r"in_proj_(weight|bias)$")
-"""torch.nn.MultiheadAttention has no layer for its packed projection."""
+"""Names of torch.nn.MultiheadAttention's projection, which has no layer."""
 _LEAVES = {"running_mean": "mean", "running_var": "var"}
 Uses = Set[tuple[str, int]]
-"""Operators that read an array, with its place among their arguments."""
+"""Operators that read an array, with its index among their arguments."""
 
 
 def import_torch() -> Any:
-    """Import torch. Raises ValueError that says how to install it."""
+    """Import torch. Raises ValueError with the command that installs it."""
     try:
         import torch
     except ImportError as error:
         raise ValueError(
-            f"torch is not installed ({first_line(error)}): {INSTALL['torch']}"
+            f"torch isn't installed ({first_line(error)}): {INSTALL['torch']}"
         ) from error
     return torch
 
 
 def make_module(origin: str, maker: Any, arguments: Mapping[str, Any], seed: int) -> Any:
-    """Return a torch module: the object itself, or its result when called with the arguments.
+    """Return a torch module: `maker` itself, or the result of calling it with the arguments.
 
-    Its weights are drawn from the seed, without a change of the state of torch's generator. Raises
-    ValueError if the call fails or returns something else.
+    Weights are drawn from the seed; the state of torch's generator isn't changed. Raises ValueError
+    if the call fails or doesn't return a module.
     """
     torch = import_torch()
     if isinstance(maker, torch.nn.Module):
         if arguments:
-            raise ValueError(f"{origin} is a module already; it takes no arguments")
+            raise ValueError(f"{origin} is a module already; must have no arguments")
         return maker
     if not callable(maker):
         raise ValueError(f"{origin} is a {type(maker).__name__}; must be a torch.nn.Module class")
@@ -74,7 +73,7 @@ def make_module(origin: str, maker: Any, arguments: Mapping[str, Any], seed: int
         except Exception as error:
             raise ValueError(f"{origin} can't be made: {_describe_error(error)}") from error
     if not isinstance(module, torch.nn.Module):
-        raise ValueError(f"{origin} gives a {type(module).__name__}; must be a torch.nn.Module")
+        raise ValueError(f"{origin} returns a {type(module).__name__}; must be a torch.nn.Module")
     return module
 
 
@@ -88,9 +87,9 @@ def export_module(
 ) -> TorchGraph:
     """Export a torch module for samples of a shape, in training and in evaluation.
 
-    The graph is for any batch size, or only for `batch`. The module's mode stays the same. Raises
-    ValueError in one line for a module that torch.export refuses, as for control flow that depends
-    on data, and for operators that aren't in the table.
+    The graph is for any batch size, or only for `batch`. The module's mode isn't changed. Raises
+    ValueError in one line if torch.export refuses the module, such as for control flow that depends
+    on data, and for unknown operators.
     """
     torch = import_torch()
     origin = origin or type(module).__name__
@@ -103,8 +102,8 @@ def export_module(
         evaluate = _export_form(torch, origin, module, example, batch)
     finally:
         module.train(was_training)
-    sizes = tuple(None if batch is None and at == 0 else n for at, n in enumerate(example.shape))
-    names = _first_names(module)
+    sizes = (batch, *example.shape[1:])
+    names = _choose_names(module)
     train = train.rename(names)
     evaluate = evaluate.rename(names, suffix="@eval")
     arrays = dict(_read_arrays(torch, module, train, evaluate))
@@ -126,23 +125,23 @@ def _export_form(torch: Any, origin: str, module: Any, example: Any, batch: int 
     dims = None
     if batch is None:
         dims = ({0: torch.export.Dim("batch", min=1, max=MOST_BATCH)},)
-    with _one_line(torch, origin, module.training, tuple(example.shape[1:])):
-        with _same_attributes(torch, module):
+    with _report_error(torch, origin, module.training, tuple(example.shape[1:])):
+        with _refuse_new_tensors(torch, module):
             program = torch.export.export(module, (example,), dynamic_shapes=dims, strict=False)
         draft = ProgramReader(torch, program).read()
         if draft is None:
-            # Something is changed in place through a view: torch rewrites that itself, in seconds.
+            # A tensor is changed in place through a view: torch rewrites that, in seconds.
             draft = ProgramReader(torch, program.run_decompositions({})).read()
     assert draft is not None, "after decomposition nothing is changed in place"
     return draft
 
 
 @contextmanager
-def _same_attributes(torch: Any, module: Any) -> Iterator[None]:
-    """Raise ValueError if a tensor among a module's attributes is replaced as it is traced.
+def _refuse_new_tensors(torch: Any, module: Any) -> Iterator[None]:
+    """Raise ValueError if a trace replaces a tensor among the module's attributes.
 
-    torch.export only warns of that, and makes the tensor a constant. A new attribute isn't state
-    that the module reads.
+    torch.export only warns, and makes the tensor a constant. A new attribute is allowed, since the
+    module doesn't read it.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -153,7 +152,7 @@ def _same_attributes(torch: Any, module: Any) -> Iterator[None]:
             value = attrgetter(match[1])(module) if match else None
         except AttributeError:
             continue
-        if isinstance(value, torch.Tensor) and match:
+        if isinstance(value, torch.TorchTensor) and match:
             raise ValueError(
                 f"the tensor self.{match[1]} is replaced in the forward pass; a tensor that "
                 "changes must be a buffer, by register_buffer"
@@ -161,8 +160,8 @@ def _same_attributes(torch: Any, module: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _one_line(torch: Any, origin: str, train: bool, shape: tuple[int, ...]) -> Iterator[None]:
-    """Turn errors of torch.export into a ValueError of one line."""
+def _report_error(torch: Any, origin: str, train: bool, shape: tuple[int, ...]) -> Iterator[None]:
+    """Raise errors of torch.export as a ValueError of one line."""
     mode = "training" if train else "evaluation"
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -175,12 +174,12 @@ def _one_line(torch: Any, origin: str, train: bool, shape: tuple[int, ...]) -> I
         frames = traceback.extract_tb(error.__traceback__)
         if type(error) is ValueError and not (frames and "/torch/" in frames[-1].filename):
             raise
-        raise ValueError(_export_problem(origin, mode, shape, error)) from error
+        raise ValueError(_describe_failure(origin, mode, shape, error)) from error
     finally:
         logging.disable(disabled)
 
 
-def _export_problem(origin: str, mode: str, shape: tuple[int, ...], error: BaseException) -> str:
+def _describe_failure(origin: str, mode: str, shape: tuple[int, ...], error: BaseException) -> str:
     message = str(error)
     name = type(error).__name__
     if "Constraint" in name or "Constraints violated" in message:
@@ -188,14 +187,14 @@ def _export_problem(origin: str, mode: str, shape: tuple[int, ...], error: BaseE
             f"{origin}: its code fixes the batch size in {mode}, which must stay open, as in "
             "x.flatten(1) instead of a fixed size; or set model.batch to the size that it computes"
         )
-    data = "data-dependent" in message or name.startswith("GuardOnDataDependent")
-    hint = "; its control flow must not depend on the values of tensors" if data else ""
+    depends_on_data = "data-dependent" in message or name.startswith("GuardOnDataDependent")
+    hint = "; its control flow must not depend on values of tensors" if depends_on_data else ""
     text = f"{_describe_error(error)}{hint}"
     return f"{origin}: torch.export for samples of shape {shape} fails in {mode}: {text}"
 
 
 def _describe_error(error: BaseException) -> str:
-    """Return an error of user's code in one line: the message, and the user's last line."""
+    """Return an error of the user's code in one line: the message, and the line that raised it."""
     lines = [line.strip(" -\t") for line in str(error).splitlines()]
     lines = [line for line in lines if line and not line.startswith(("Caused by", "Suggested"))]
     message = " ".join(lines[:2]).partition(" (unhinted")[0][:400] or type(error).__name__
@@ -209,26 +208,26 @@ def _describe_error(error: BaseException) -> str:
 def _read_arrays(
     torch: Any, module: Any, train: Draft, evaluate: Draft
 ) -> Iterator[tuple[ArraySpec, np.ndarray]]:
-    """Yield the arrays that the forms use: the module's tensors, and constants."""
+    """Yield the arrays that the forms read: the module's tensors, and constants."""
     changing = train.changed_arrays()
     for name, tensor in {**dict(module.named_parameters()), **dict(module.named_buffers())}.items():
         uses = train.uses.get(name, set()) | evaluate.uses.get(name, set())
         if uses or name in changing:
-            role = _role_of(torch, name, tensor, changes=name in changing)
-            order = order_of(uses, tensor.ndim)
-            array = _as_numpy(torch, tensor)
+            role = _choose_role(torch, name, tensor, changes=name in changing)
+            order = choose_order(uses, tensor.ndim)
+            array = _to_numpy(torch, tensor)
             if order in _TO_AXES:
                 array = np.ascontiguousarray(array.transpose(_TO_AXES[order]))
-            path = path_of(name, order, uses, tensor.ndim)
+            path = choose_path(name, order, uses, tensor.ndim)
             yield ArraySpec(name, path, role, order, array.shape, str(array.dtype)), array
     for name, constant in {**train.constants, **evaluate.constants}.items():
-        array = _as_numpy(torch, constant)
+        array = _to_numpy(torch, constant)
         path = f"constants/{name}"
         yield ArraySpec(name, path, "constant", "torch", array.shape, str(array.dtype)), array
 
 
-def _first_names(module: Any) -> dict[str, str]:
-    """Return, for each name of a tensor, the first name of the same tensor: weights may be tied."""
+def _choose_names(module: Any) -> dict[str, str]:
+    """Return the first name of each tensor by all its names, since weights may be tied."""
     first: dict[int, str] = {}
     named = [
         *module.named_parameters(remove_duplicate=False),
@@ -237,7 +236,7 @@ def _first_names(module: Any) -> dict[str, str]:
     return {name: first.setdefault(id(tensor), name) for name, tensor in named}
 
 
-def _role_of(torch: Any, name: str, tensor: Any, changes: bool) -> Role:
+def _choose_role(torch: Any, name: str, tensor: Any, changes: bool) -> Role:
     is_float = tensor.is_floating_point()
     if changes and not is_float:
         raise ValueError(
@@ -247,12 +246,12 @@ def _role_of(torch: Any, name: str, tensor: Any, changes: bool) -> Role:
     if isinstance(tensor, torch.nn.Parameter):
         # A parameter that the module doesn't train is a buffer that nothing updates.
         return "parameter" if tensor.requires_grad else "buffer"
-    large = is_float and tensor.numel() * tensor.element_size() > CONSTANT_BYTES
-    return "buffer" if changes or large else "constant"
+    is_large = is_float and tensor.numel() * tensor.element_size() > CONSTANT_BYTES
+    return "buffer" if changes or is_large else "constant"
 
 
-def order_of(uses: Uses, axes: int) -> Order:
-    """Return the order to store an array in: the order of a kernel if that is its only use."""
+def choose_order(uses: Uses, axes: int) -> Order:
+    """Return the order in which an array is stored: a kernel's if it has no other use."""
     orders = {
         _KERNEL_ORDERS.get(op.rpartition(".")[0], "torch") if place == 1 else "torch"
         for op, place in uses
@@ -261,11 +260,11 @@ def order_of(uses: Uses, axes: int) -> Order:
     return order if axes == len(_TO_AXES.get(order, ())) else "torch"
 
 
-def path_of(name: str, order: Order, uses: Uses, axes: int) -> str:
+def choose_path(name: str, order: Order, uses: Uses, axes: int) -> str:
     """Return the path of an array, such as `layer1/0/conv1/kernel` for `layer1.0.conv1.weight`.
 
-    Entries of PyTorch's weight files have the same paths (`pipeline.models.weights`), so that a
-    file of the same module restores them.
+    `pipeline.models.weights` uses the same paths for PyTorch's weight files, so that a file of the
+    module can be restored.
     """
     module, _, leaf = _PACKED.sub(r"in_proj.\1", name).rpartition(".")
     ops = {op.split(".")[1] for op, _ in uses if "." in op}
@@ -278,7 +277,7 @@ def path_of(name: str, order: Order, uses: Uses, axes: int) -> str:
     return "/".join([*filter(None, module.split(".")), _LEAVES.get(leaf, leaf)])
 
 
-def _as_numpy(torch: Any, tensor: Any) -> np.ndarray:
+def _to_numpy(torch: Any, tensor: Any) -> np.ndarray:
     tensor = tensor.detach().cpu()
     if tensor.is_floating_point():
         tensor = tensor.to(torch.float32)

@@ -1,9 +1,8 @@
-"""A form of a graph from a program of torch.export: without changes in place, constants computed.
+"""A form of a graph from a program of torch.export, without in-place operators.
 
-A program has the calls that Python made, in-place operators too. Here the result of such a call
-replaces its operand in later calls. That is the same as long as nothing else reads the operand's
-memory. If something does, torch's slower rewriting is needed, unless all of it is constant,
-which torch then computes as it is.
+In a program, operators may work in place. The form uses the result of such a call instead of its
+operand in later calls. That is correct unless another value shares the operand's memory, which
+torch's slower rewriting handles. Operators of constants are computed by torch.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _VIEWS = frozenset((
 _MAKERS = frozenset(
     ["new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "empty_like"]
 )
-"""Operators that read only the type, or the shape, of their first argument."""
+"""Operators that read only the dtype or the shape of their first argument."""
 _RANDOM = re.compile(r"bernoulli|dropout|rand|normal|uniform|multinomial|exponential|lstm|gru|rnn")
 _IGNORED_KEYWORDS = frozenset(
     {"device", "layout", "pin_memory", "memory_format", "generator", "non_blocking", "copy"}
@@ -54,30 +53,30 @@ _SIZES = {
     operator.truediv: "truediv", operator.mod: "mod", operator.neg: "neg",
 }  # fmt: skip
 _FUNCTIONAL = {"bernoulli.float": "bernoulli.p", "normal.default": "normal_functional.default"}
-"""Names without the underscore that are not simply the in-place name without it."""
+"""Functional names that differ from the in-place name without its underscore."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A form whose arrays have the names of torch.export, and its constants."""
+    """A form with torch.export's names of arrays, and its constants."""
 
     form: Form
     constants: Mapping[str, Any]
-    """Tensors of torch by name."""
+    """Constants, as tensors of torch, by name."""
 
     @cached_property
     def uses(self) -> Mapping[str, set[tuple[str, int]]]:
-        """Uses of each array: operators, with its place among the arguments, -1 inside of one."""
+        """Operators that read each array, with its index among the arguments; -1 inside of one."""
         uses: dict[str, set[tuple[str, int]]] = defaultdict(set)
         for node in self.form.nodes:
             for reference in references_of(node):
                 if isinstance(reference, ArrayOf):
-                    places = [n for n, argument in enumerate(node.args) if argument == reference]
-                    uses[reference.name] |= {(node.op, place) for place in places or [-1]}
+                    indices = [n for n, argument in enumerate(node.args) if argument == reference]
+                    uses[reference.name] |= {(node.op, index) for index in indices or [-1]}
         return uses
 
     def changed_arrays(self) -> frozenset[str]:
-        """Return the names of the arrays that this form changes, with batch statistics."""
+        """Return the names of the arrays that the form changes, including batch statistics."""
         changed = {name for name, _ in self.form.updates}
         for node in self.form.nodes:
             if node.op == "aten.batch_norm.default" and node.args[5] is True:
@@ -85,7 +84,7 @@ class Draft:
         return frozenset(changed)
 
     def rename(self, names: Mapping[str, str], suffix: str = "") -> Draft:
-        """Return the draft with other names of arrays, and a suffix at names of constants."""
+        """Return the draft with other names of arrays, and a suffix for names of constants."""
 
         def new_name(name: str) -> str:
             return f"{name}{suffix}" if name in self.constants else names.get(name, name)
@@ -110,46 +109,46 @@ class Draft:
 
 @dataclass
 class ProgramReader:
-    """Reads one exported program, fx node by fx node."""
+    """Reads an exported program, fx node by fx node."""
 
     torch: Any
     program: Any
     nodes: list[GraphNode] = field(default_factory=list)
     current: dict[str, Any] = field(default_factory=dict)
-    """The current value of each fx node: a reference, a tuple of them, or a number."""
+    """Current value of each fx node: a reference, a tuple of references, or a number."""
     tensors: dict[str, Any] = field(default_factory=dict)
     """Values of fx nodes that depend on constants only, computed by torch."""
     aliases: dict[str, str] = field(default_factory=dict)
-    """For an fx node that changes a tensor in place and returns it: the tensor's fx node."""
+    """Fx node of the tensor that an fx node changes in place and returns."""
     roots: dict[str, str] = field(default_factory=dict)
-    """For an fx node that shares the memory of another: the fx node that owns it."""
+    """Fx node that owns the memory of an fx node."""
     constants: dict[str, Any] = field(default_factory=dict)
     updates: dict[str, ValueOf] = field(default_factory=dict)
     buffers: dict[str, str] = field(default_factory=dict)
-    """Names of buffers by the fx node of their placeholder."""
+    """Name of the buffer of a placeholder's fx node."""
 
     @cached_property
     def _order(self) -> Mapping[Any, int]:
         return {node: number for number, node in enumerate(self.program.graph.nodes)}
 
     def read(self) -> Draft | None:
-        """Read all nodes; None if a change in place is seen through other values.
+        """Read all nodes; None if an in-place change affects other values.
 
-        Raises ValueError for outputs that aren't one tensor, and for nodes that aren't a call of an
+        Raises ValueError if the output isn't one tensor, and for a node that isn't a call of an
         operator.
         """
         output: Any = None
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
-                self._placeholder(node)
+                self._read_placeholder(node)
             elif node.op == "call_function":
-                if not self._call(node):
+                if not self._read_call(node):
                     return None
             elif node.op == "output":
-                output = self._output(node)
+                output = self._read_output(node)
             elif node.op != "get_attr":
                 raise ValueError(
-                    f"{node.op} {node.target} is no operator; the network is too dynamic"
+                    f"{node.op} {node.target} isn't an operator; the network is too dynamic"
                 )
         form = _prune(tuple(self.nodes), output, self.updates)
         used = Draft(form, {}).uses
@@ -157,7 +156,7 @@ class ProgramReader:
             form, {name: tensor for name, tensor in self.constants.items() if name in used}
         )
 
-    def _placeholder(self, node: Any) -> None:
+    def _read_placeholder(self, node: Any) -> None:
         signature = self.program.graph_signature
         if node.name in signature.inputs_to_parameters:
             self.current[node.name] = ArrayOf(signature.inputs_to_parameters[node.name])
@@ -171,36 +170,36 @@ class ProgramReader:
         else:
             self.current[node.name] = ValueOf(INPUT)
 
-    def _output(self, node: Any) -> ValueOf:
+    def _read_output(self, node: Any) -> ValueOf:
         signature = self.program.graph_signature
         mutated = signature.buffers_to_mutate
         for name in getattr(signature, "parameters_to_mutate", {}).values():
-            raise ValueError(_changed_parameter(name))
+            raise ValueError(_describe_changed_parameter(name))
         outputs = []
         for result in node.args[0]:
             if result is not None and result.name in mutated:
-                self._update(mutated[result.name], self._reference(result))
+                self._update(mutated[result.name], self._find_value(result))
             elif result is not None and result.name not in signature.user_inputs_to_mutate:
-                # A batch is a value here: only the network sees what it writes into it.
+                # Changes of the batch in place aren't outputs.
                 outputs.append(result)
         if len(outputs) != 1:
             raise ValueError(
-                f"the network gives {len(outputs)} tensors; it must give one, the logits"
+                f"the network returns {len(outputs)} tensors; must return one, the logits"
             )
-        value = self._reference(outputs[0])
+        value = self._find_value(outputs[0])
         if not isinstance(value, ValueOf):
-            raise ValueError("the network's output does not depend on its input")
+            raise ValueError("the network's output must depend on its input")
         return value
 
     def _update(self, name: str, value: Any) -> None:
         if isinstance(value, ValueOf):
             self.updates[name] = value
 
-    def _call(self, node: Any) -> bool:
-        """Read a call. Return False if it changes memory that other values share."""
+    def _read_call(self, node: Any) -> bool:
+        """Read a call; return False if it changes memory that other values share."""
         target = node.target
         if target is operator.getitem:
-            self._item(node)
+            self._read_item(node)
             return True
         if target in _SIZES or getattr(target, "__name__", "") in ("sym_max", "sym_min"):
             name = _SIZES.get(target) or target.__name__
@@ -212,31 +211,31 @@ class ProgramReader:
         name = _base_name(full)
         in_place = full.startswith("aten.") and name.endswith("_") and not name.startswith("__")
         if name in _VIEWS and node.args and hasattr(node.args[0], "name"):
-            self.roots[node.name] = self._root(node.args[0])
+            self.roots[node.name] = self._find_root(node.args[0])
         if self._is_constant(node, name, in_place):
             self._evaluate(node)
             return True
         if not full.startswith("aten."):
-            raise ValueError(f"operator {full} of {_where(node)} is not computed here")
+            raise ValueError(f"operator {full} of {_describe_node(node)} isn't supported")
         if not in_place:
             self._append(node, full, node.args, node.kwargs)
             return True
-        return self._replace(node, full)
+        return self._append_functional(node, full)
 
-    def _replace(self, node: Any, full: str) -> bool:
-        """Append the functional form of a call in place; its result replaces the operand."""
+    def _append_functional(self, node: Any, full: str) -> bool:
+        """Append the functional form of an in-place call, whose result replaces the operand."""
         operand = node.args[0]
-        root = self._root(operand)
-        changed = self._alias(operand)
-        if root in self.program.graph_signature.inputs_to_parameters:
-            raise ValueError(
-                _changed_parameter(self.program.graph_signature.inputs_to_parameters[root])
-            )
-        if self._is_seen_later(root, changed, node):
+        root = self._find_root(operand)
+        changed = self._find_alias(operand)
+        parameters = self.program.graph_signature.inputs_to_parameters
+        if root in parameters:
+            raise ValueError(_describe_changed_parameter(parameters[root]))
+        if self._is_shared_later(root, changed, node):
             return False
         name, _, overload = full.removeprefix("aten.").partition(".")
-        plain = f"{name[:-1]}.{overload}"
-        self._append(node, f"aten.{_FUNCTIONAL.get(plain, plain)}", node.args, node.kwargs)
+        functional = f"{name[:-1]}.{overload}"
+        op = f"aten.{_FUNCTIONAL.get(functional, functional)}"
+        self._append(node, op, node.args, node.kwargs)
         self.current[changed] = self.current.pop(node.name)
         self.tensors.pop(changed, None)
         self.roots[node.name] = root
@@ -245,41 +244,41 @@ class ProgramReader:
             self._update(self.buffers[root], self.current[changed])
         return True
 
-    def _is_seen_later(self, root: str, changed: str, node: Any) -> bool:
-        """Return whether another value of the same memory is used after a node."""
+    def _is_shared_later(self, root: str, changed: str, node: Any) -> bool:
+        """Return whether another value in the same memory is used after a node."""
         if root in self.buffers and changed != root:
             return True
-        for other in self.program.graph.nodes:
-            shares = other.name == root or self.roots.get(other.name) == root
-            if not shares or self._alias(other) == changed or other is node:
+        for value in self.program.graph.nodes:
+            is_shared = value.name == root or self.roots.get(value.name) == root
+            if not is_shared or self._find_alias(value) == changed or value is node:
                 continue
-            if any(self._order[user] > self._order[node] for user in other.users):
+            if any(self._order[user] > self._order[node] for user in value.users):
                 return True
         return False
 
-    def _root(self, node: Any) -> str:
+    def _find_root(self, node: Any) -> str:
         return self.roots.get(node.name, node.name)
 
-    def _alias(self, node: Any) -> str:
+    def _find_alias(self, node: Any) -> str:
         return self.aliases.get(node.name, node.name)
 
-    def _item(self, node: Any) -> None:
+    def _read_item(self, node: Any) -> None:
         source, item = node.args
-        self.roots[node.name] = self._root(source)
+        self.roots[node.name] = self._find_root(source)
         if source.name in self.tensors:
             self.tensors[node.name] = self.tensors[source.name][item]
         else:
-            value = self.current[self._alias(source)]
+            value = self.current[self._find_alias(source)]
             assert isinstance(value, ValueOf)
             self.current[node.name] = ValueOf(value.node, item)
 
     def _is_constant(self, node: Any, name: str, in_place: bool) -> bool:
-        """Return whether torch can compute the node now: it reads constants only."""
+        """Return whether the node reads only constants, so that torch can compute it."""
         if _RANDOM.search(name):
             return False
         if name in _MAKERS and node.args and _is_fixed(node.meta.get("val")):
             return True
-        if in_place and self._root(node.args[0]) in self.buffers:
+        if in_place and self._find_root(node.args[0]) in self.buffers:
             return False
         return all(operand.name in self.tensors for operand in node.all_input_nodes) and (
             _is_fixed(node.meta.get("val")) or (in_place and not node.users)
@@ -288,57 +287,61 @@ class ProgramReader:
     def _evaluate(self, node: Any) -> None:
         torch = self.torch
         if _base_name(str(node.target)) in _MAKERS:
-            like = node.meta["val"]
-            first = torch.empty(tuple(like.shape), dtype=like.dtype)
-            args = (first, *self._torch_values(node.args[1:]))
+            result = node.meta["val"]
+            first = torch.empty(tuple(result.shape), dtype=result.dtype)
+            args = (first, *self._to_torch(node.args[1:]))
         else:
-            args = self._torch_values(node.args)
+            args = self._to_torch(node.args)
         with torch.no_grad():
-            self.tensors[node.name] = node.target(*args, **self._torch_values(node.kwargs))
+            self.tensors[node.name] = node.target(*args, **self._to_torch(node.kwargs))
 
-    def _torch_values(self, value: Any) -> Any:
+    def _to_torch(self, value: Any) -> Any:
         if isinstance(value, self.torch.fx.Node):
             return self.tensors[value.name]
         if isinstance(value, tuple | list):
-            return type(value)(self._torch_values(item) for item in value)
+            return type(value)(self._to_torch(item) for item in value)
         if isinstance(value, Mapping):
-            return {key: self._torch_values(item) for key, item in value.items()}
+            return {key: self._to_torch(item) for key, item in value.items()}
         return value
 
     def _append(self, node: Any, op: str, args: Any, kwargs: Mapping[str, Any]) -> None:
-        named = tuple(
-            (key, self._argument(value, node))
+        keyword_args = tuple(
+            (key, self._read_argument(value, node))
             for key, value in kwargs.items()
             if key not in _IGNORED_KEYWORDS and value is not None
         )
-        module, kind = _module_of(node)
-        positional = tuple(self._argument(value, node) for value in args)
-        results = _results(node.meta.get("val"))
+        module, kind = _find_module(node)
+        positional = tuple(self._read_argument(value, node) for value in args)
+        results = _make_specs(node.meta.get("val"))
         self.nodes.append(
-            GraphNode(node.name, op, positional, named, results, module, kind, _line_of(node))
+            GraphNode(
+                node.name, op, positional, keyword_args, results, module, kind, _find_line(node)
+            )
         )
         self.current[node.name] = ValueOf(node.name)
 
-    def _argument(self, value: Any, node: Any) -> Any:
+    def _read_argument(self, value: Any, node: Any) -> Any:
         torch = self.torch
         if isinstance(value, torch.fx.Node):
-            return self._reference(value)
+            return self._find_value(value)
         if isinstance(value, tuple | list):
-            return tuple(self._argument(item, node) for item in value)
+            return tuple(self._read_argument(item, node) for item in value)
         if isinstance(value, torch.dtype):
             return TypeOf(str(value).removeprefix("torch."))
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if isinstance(value, torch.device | torch.layout | torch.memory_format):
             return None
-        raise ValueError(f"argument {value!r} of {node.target} of {_where(node)} is not read")
+        raise ValueError(
+            f"argument {value!r} of {node.target} of {_describe_node(node)} isn't supported"
+        )
 
-    def _reference(self, node: Any) -> Any:
-        """Return the current value of an fx node; the current value of a constant is copied."""
+    def _find_value(self, node: Any) -> Any:
+        """Return the current value of an fx node; a constant tensor becomes an array."""
         if node.name not in self.tensors:
-            return self.current[self._alias(node)]
+            return self.current[self._find_alias(node)]
         tensor = self.tensors[node.name]
-        if not isinstance(tensor, self.torch.Tensor):
+        if not isinstance(tensor, self.torch.TorchTensor):
             return tensor
         name = node.name
         while name in self.constants and not self.torch.equal(self.constants[name], tensor):
@@ -347,22 +350,22 @@ class ProgramReader:
         return ArrayOf(name)
 
 
-def _changed_parameter(name: str) -> str:
+def _describe_changed_parameter(name: str) -> str:
     return f"parameter {name} changes in its forward pass; only buffers can change"
 
 
 def _base_name(full: str) -> str:
-    """Return `add_` for `aten.add_.Tensor`."""
+    """Return `add_` for `aten.add_.TorchTensor`."""
     return full.split(".")[1] if full.count(".") else full
 
 
 def _is_fixed(value: Any) -> bool:
-    """Return whether no shape of the results depends on the batch."""
+    """Return whether the shapes of the results don't depend on the batch."""
     values = value if isinstance(value, tuple | list) else (value,)
     return all(hasattr(x, "shape") and all(type(size) is int for size in x.shape) for x in values)
 
 
-def _results(value: Any) -> tuple[TensorSpec, ...]:
+def _make_specs(value: Any) -> tuple[TensorSpec, ...]:
     values = value if isinstance(value, tuple | list) else (value,)
     return tuple(
         TensorSpec(
@@ -374,7 +377,7 @@ def _results(value: Any) -> tuple[TensorSpec, ...]:
     )
 
 
-def _module_of(node: Any) -> tuple[str, str]:
+def _find_module(node: Any) -> tuple[str, str]:
     """Return the path and the class of the module that calls a node."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     if not stack:
@@ -384,8 +387,8 @@ def _module_of(node: Any) -> tuple[str, str]:
     return re.sub(r"@\d+", "", path), kind.rpartition(".")[2]
 
 
-def _line_of(node: Any) -> str:
-    """Return the last line of the user's code that calls a node, "" without one."""
+def _find_line(node: Any) -> str:
+    """Return the last line of the user's code that calls a node; "" if there is none."""
     stack = node.meta.get("stack_trace") or ""
     frames = re.findall(r'File "([^"]+)", line (\d+)[^\n]*\n\s*([^\n]*)', stack)
     lines = [
@@ -396,14 +399,14 @@ def _line_of(node: Any) -> str:
     return lines[-1] if lines else ""
 
 
-def _where(node: Any) -> str:
-    return describe_place(_module_of(node)[0], _line_of(node))
+def _describe_node(node: Any) -> str:
+    return describe_place(_find_module(node)[0], _find_line(node))
 
 
 def _prune(nodes: tuple[GraphNode, ...], output: ValueOf, updates: Mapping[str, ValueOf]) -> Form:
-    """Return the form with only the nodes that its output and its updates read.
+    """Return the form without nodes that neither its output nor its updates read.
 
-    An update of whole numbers that nothing reads is left out: batch norm's count of batches.
+    Batch norm's count of batches isn't updated, since nothing reads it.
     """
     by_name = {node.name: node for node in nodes}
     updates = {

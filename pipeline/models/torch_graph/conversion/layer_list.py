@@ -1,7 +1,7 @@
-"""A graph as a list of this project's layers, which compute all of its nodes.
+"""A graph as a list of the package's layers, which compute all of its nodes.
 
-A chain of nodes is a list. If several chains read a value, a node joins their results: an addition
-is a residual block, a product with the value itself a gate, a concatenation of channels branches.
+A chain of nodes is a list. If several chains begin at a value, a node joins their results: an
+addition is a residual block, a product with the value a gate, a concatenation of channels branches.
 """
 
 from __future__ import annotations
@@ -22,173 +22,175 @@ from pipeline.models.torch_graph.conversion.known_layers import (
     NamedLayer,
     NodeReader,
     UnknownLayerError,
-    layers_of_node,
+    read_node,
 )
 from pipeline.models.torch_graph.graph import INPUT, GraphNode, TorchGraph, ValueOf, references_of
 
 
 @dataclass(frozen=True)
 class LayerList:
-    """A network as layers, and its arrays under their names here."""
+    """A network as layers, and its arrays."""
 
     layers: tuple[LayerSpec, ...]
     arrays: Mapping[str, np.ndarray]
-    """Such as `params/conv_0/kernel`."""
+    """Arrays by path, such as `params/conv_0/kernel`."""
 
 
-def layers_of(graph: TorchGraph) -> LayerList:
-    """Return a graph as a list of layers; the last one has the features of the graph's output.
+def list_layers(graph: TorchGraph) -> LayerList:
+    """Return a graph as a list of layers; the last layer has the features of the graph's output.
 
-    Raises UnknownLayerError that names the first module that no layer computes.
+    Raises UnknownLayerError for the first module that no layer computes.
     """
     shape = tuple(size or 0 for size in graph.input.shape[1:])
     if len(shape) != 3:
-        raise UnknownLayerError(f"samples of shape {shape}; only images are known")
-    reading = _Reading(graph)
-    named, _ = reading.between(
-        INPUT, graph.train.output.node, Flow(shape), frozenset(reading.users)
-    )
-    return LayerList(tuple(n.layer for n in named), dict(_arrays(named, "")))
+        raise UnknownLayerError(f"samples of shape {shape}; must be images")
+    reader = _GraphReader(graph)
+    end = graph.train.output.node
+    named, _ = reader.read_chain(INPUT, end, Flow(shape), frozenset(reader.users))
+    return LayerList(_list_specs(named), dict(_name_arrays(named, "")))
 
 
 def open_to_classes(layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
     """Return the layers with `$classes` as the features of the last layer that has features.
 
-    Raises UnknownLayerError if that layer is inside of another.
+    Raises UnknownLayerError if that layer is inside of another layer.
     """
-    for at in reversed(range(len(layers))):
-        layer = layers[at]
+    for index in reversed(range(len(layers))):
+        layer = layers[index]
         if isinstance(layer, standard.Conv | standard.Dense):
             opened = layer.model_copy(update={"features": CLASSES})
-            return (*layers[:at], opened, *layers[at + 1 :])
+            return (*layers[:index], opened, *layers[index + 1 :])
         if isinstance(layer, standard.Residual | standard.Branches | standard.Gate):
             break
-    raise UnknownLayerError("no convolution or dense layer of its own gives the classes")
+    raise UnknownLayerError("the classes must come from a convolution or a dense layer")
 
 
-def _arrays(named: Sequence[NamedLayer], scope: str) -> Iterator[tuple[str, np.ndarray]]:
-    names = name_scopes(_specs(named))
-    for name, layer in zip(names, named, strict=True):
-        for place, array in layer.arrays.items():
-            collection, leaf = place.split("/")
+def _name_arrays(named: Sequence[NamedLayer], scope: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the arrays of layers by path; `scope` is empty or ends in a slash."""
+    for name, layer in zip(name_scopes(_list_specs(named)), named, strict=True):
+        for path, array in layer.arrays.items():
+            collection, leaf = path.split("/")
             yield f"{collection}/{scope}{name}/{leaf}", array
-        for inner, layers in layer.inside.items():
-            yield from _arrays(layers, f"{scope}{name}/{inner}/" if inner else f"{scope}{name}/")
+        for inner_scope, layers in layer.inside.items():
+            path = "/".join(filter(None, (name, inner_scope)))
+            yield from _name_arrays(layers, f"{scope}{path}/")
 
 
 @dataclass(frozen=True)
-class _Reading:
-    """A graph whose nodes are read as layers."""
+class _GraphReader:
+    """Reads the nodes of a graph as layers."""
 
     graph: TorchGraph
 
     @cached_property
     def nodes(self) -> dict[str, GraphNode]:
-        """Nodes that compute tensors, by name, in order; sizes of batches are left out."""
+        """Nodes that compute tensors, not sizes, by name and in order."""
         return {n.name: n for n in self.graph.train.nodes if n.results}
 
     @cached_property
-    def places(self) -> dict[str, int]:
-        """Places of the nodes in the order of computation."""
-        return {name: place for place, name in enumerate(self.nodes)}
+    def positions(self) -> dict[str, int]:
+        """Positions of the nodes in the order of computation."""
+        return {name: position for position, name in enumerate(self.nodes)}
 
     @cached_property
     def users(self) -> dict[str, list[str]]:
-        """Nodes that read each value, in order."""
+        """Names of the nodes that read each value, in order."""
         users: dict[str, list[str]] = {INPUT: [], **{name: [] for name in self.nodes}}
         for name, node in self.nodes.items():
-            for source in dict.fromkeys(self._sources(node)):
+            for source in dict.fromkeys(self._list_sources(node)):
                 users[source].append(name)
         return users
 
-    def between(self, start: str, end: str, flow: Flow, allowed: frozenset[str]) -> Layers:
-        """Return the layers from one value to another, of the nodes that are allowed."""
+    def read_chain(self, start: str, end: str, flow: Flow, allowed: frozenset[str]) -> Layers:
+        """Return the layers from one value to another, of the nodes `allowed`."""
         layers: list[NamedLayer] = []
         while start != end:
             users = [user for user in self.users[start] if user in allowed]
-            if len(users) == 1 and len(self._sources(self.nodes[users[0]])) == 1:
-                end_of_step = users[0]
-                step, flow = layers_of_node(self.graph, self.nodes[end_of_step], flow)
+            if len(users) == 1 and len(self._list_sources(self.nodes[users[0]])) == 1:
+                name = users[0]
+                node_layers, flow = read_node(self.graph, self.nodes[name], flow)
             else:
-                end_of_step = self._join(users, allowed)
-                step, flow = self._read_join(start, end_of_step, flow, allowed)
-            start = end_of_step
-            layers += step
+                name = self._find_join(users, allowed)
+                node_layers, flow = self._read_join(start, name, flow, allowed)
+            start = name
+            layers += node_layers
         return tuple(layers), flow
 
-    def _sources(self, node: GraphNode) -> list[str]:
-        """Return the values that a node reads; a value that it reads twice comes twice."""
+    def _list_sources(self, node: GraphNode) -> list[str]:
+        """Return the values that a node reads; a value that it reads twice is listed twice."""
         values = [value for value in references_of(node) if isinstance(value, ValueOf)]
         if any(value.item is not None for value in values):
-            raise self._refuse(node.name, "it reads a part of a value")
+            raise self._refuse(node.name, "it must read whole values")
         return [value.node for value in values if value.node == INPUT or value.node in self.nodes]
 
-    def _join(self, users: Sequence[str], allowed: frozenset[str]) -> str:
-        """Return the first node that all chains from some nodes on lead through."""
+    def _find_join(self, users: Sequence[str], allowed: frozenset[str]) -> str:
+        """Return the first node that is in all chains that begin at `users`."""
         if not users:
-            first = min(allowed, key=self.places.__getitem__)
-            raise self._refuse(first, "it reads nothing that comes before it")
+            first = min(allowed, key=self.positions.__getitem__)
+            raise self._refuse(first, "it must read a value before it")
         open_ends = set(users)
         while len(open_ends) > 1:
-            first = min(open_ends, key=self.places.__getitem__)
-            onward = [user for user in self.users[first] if user in allowed]
-            if not onward:
-                raise self._refuse(first, "its ways do not meet")
-            open_ends = (open_ends - {first}) | set(onward)
+            first = min(open_ends, key=self.positions.__getitem__)
+            next_users = [user for user in self.users[first] if user in allowed]
+            if not next_users:
+                raise self._refuse(first, "its chains must join")
+            open_ends = (open_ends - {first}) | set(next_users)
         return open_ends.pop()
 
     def _read_join(self, start: str, join: str, flow: Flow, allowed: frozenset[str]) -> Layers:
         node = self.nodes[join]
-        ways = self._sources(node)
-        if len(ways) < 2 or len(node.kwargs) > 0:
+        ends = self._list_sources(node)
+        if len(ends) < 2 or len(node.kwargs) > 0:
             raise self._refuse(join)
-        bodies = [self.between(start, way, flow, allowed & self._ancestors(way)) for way in ways]
-        after = NodeReader(self.graph, node, bodies[0][1]).after()
+        bodies = [
+            self.read_chain(start, end, flow, allowed & self._list_ancestors(end)) for end in ends
+        ]
+        output = NodeReader(self.graph, node, bodies[0][1]).output()
         if node.op == "aten.cat.default":
-            return self._branches(node, bodies, after)
-        if len(ways) != 2 or len(node.args) != 2 or (start in ways and ways[0] == ways[1]):
+            return self._read_branches(node, bodies, output)
+        if len(ends) != 2 or len(node.args) != 2 or (start in ends and ends[0] == ends[1]):
             raise self._refuse(join)
-        shortcut, body = sorted((layers for layers, _ in bodies), key=_extent)
+        shortcut, body = sorted((layers for layers, _ in bodies), key=_measure_size)
         if node.op == "aten.add.Tensor" and bodies[0][1] == bodies[1][1]:
-            layer = standard.Residual(body=_specs(body), shortcut=_specs(shortcut))
-            return (NamedLayer(layer, {}, {"": body, "shortcut": shortcut}),), after
-        if node.op == "aten.mul.Tensor" and start in ways:
-            gate = standard.Gate(body=_specs(body))
-            return (NamedLayer(gate, {}, {"": body}),), replace(after, pooled=flow.pooled)
-        raise self._refuse(join, "its ways are no residual block, gate or branches")
+            layer = standard.Residual(body=_list_specs(body), shortcut=_list_specs(shortcut))
+            return (NamedLayer(layer, {}, {"": body, "shortcut": shortcut}),), output
+        if node.op == "aten.mul.Tensor" and start in ends:
+            gate = standard.Gate(body=_list_specs(body))
+            return (NamedLayer(gate, {}, {"": body}),), replace(output, pooled=flow.pooled)
+        raise self._refuse(join, "its chains must be a residual block, a gate or branches")
 
-    def _branches(self, node: GraphNode, bodies: Sequence[Layers], after: Flow) -> Layers:
+    def _read_branches(self, node: GraphNode, bodies: Sequence[Layers], output: Flow) -> Layers:
         dim = node.args[1] if len(node.args) > 1 else 0
-        if dim not in (1, -len(after.shape)) or any(flow.flattened for _, flow in bodies):
-            raise self._refuse(node.name, "it does not join channels")
-        branches = tuple(_specs(layers) for layers, _ in bodies)
+        if dim not in (1, -len(output.shape)) or any(flow.flattened for _, flow in bodies):
+            raise self._refuse(node.name, "it must join channels")
+        branches = tuple(_list_specs(layers) for layers, _ in bodies)
         inside = {f"branch_{index}": layers for index, (layers, _) in enumerate(bodies)}
-        return (NamedLayer(standard.Branches(branches=branches), {}, inside),), after
+        return (NamedLayer(standard.Branches(branches=branches), {}, inside),), output
 
-    def _ancestors(self, end: str) -> frozenset[str]:
-        """Return a value, and all values that it is computed from."""
+    def _list_ancestors(self, end: str) -> frozenset[str]:
+        """Return a value, and all values from which it is computed."""
         ancestors: set[str] = set()
         pending = [end]
         while pending:
             name = pending.pop()
             if name not in ancestors:
                 ancestors.add(name)
-                pending += [] if name == INPUT else self._sources(self.nodes[name])
+                pending += [] if name == INPUT else self._list_sources(self.nodes[name])
         return frozenset(ancestors)
 
-    def _refuse(self, name: str, why: str = "") -> UnknownLayerError:
-        return NodeReader(self.graph, self.nodes[name], Flow(())).refuse(why)
+    def _refuse(self, name: str, problem: str = "") -> UnknownLayerError:
+        return NodeReader(self.graph, self.nodes[name], Flow(())).refuse(problem)
 
 
-def _specs(named: Sequence[NamedLayer]) -> tuple[LayerSpec, ...]:
+def _list_specs(named: Sequence[NamedLayer]) -> tuple[LayerSpec, ...]:
     return tuple(layer.layer for layer in named)
 
 
-def _extent(named: Sequence[NamedLayer]) -> tuple[int, int]:
-    """Return the numbers of layers and of weights; the smaller of two chains is the shortcut."""
-    return _depth(named), sum(array.size for _, array in _arrays(named, ""))
+def _measure_size(named: Sequence[NamedLayer]) -> tuple[int, int]:
+    """Return the numbers of layers and weights; the smaller of two chains is the shortcut."""
+    return _count_layers(named), sum(array.size for _, array in _name_arrays(named, ""))
 
 
-def _depth(named: Sequence[NamedLayer]) -> int:
-    """Return the number of layers, with inner layers."""
-    return sum(1 + sum(map(_depth, layer.inside.values())) for layer in named)
+def _count_layers(named: Sequence[NamedLayer]) -> int:
+    """Return the number of layers, including inner layers."""
+    return sum(1 + sum(map(_count_layers, layer.inside.values())) for layer in named)

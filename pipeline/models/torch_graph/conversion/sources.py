@@ -1,4 +1,4 @@
-"""Where a graph comes from: a file, or a PyTorch module that a plug-in defines."""
+"""Sources of graphs: a file, or a PyTorch module that a plug-in defines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLASSES = "$classes"
 
 @dataclass(frozen=True)
 class GraphFile:
-    """A graph that a file describes, which needs no torch."""
+    """A file of a graph, which is read without torch."""
 
     path: Path
 
@@ -32,28 +32,28 @@ class ImportedModule:
     """A module of PyTorch that is made and exported when the size of images is known."""
 
     reference: str
-    """Such as `my_nets:MyNet`."""
+    """Reference of the module, such as `my_nets:MyNet`."""
     arguments: str
-    """Arguments of the constructor as JSON, with the number of classes in place."""
+    """Arguments of the constructor as JSON, with the number of classes."""
     seed: int
-    """Seed of its initial weights."""
+    """Seed of the initial weights."""
     shape: tuple[int, ...] | None
-    """Shape of one sample as it reads them; None: (channels, height, width) of the images."""
+    """Shape of an input sample; None: (channels, height, width) of the images."""
     input_dtype: str
     batch: int | None
-    """The only batch size that it computes; None: any."""
+    """The only batch size of the module; None: any."""
 
     def graph_for(self, image: tuple[int, ...]) -> TorchGraph:
         """Make the module, and export it for images (height, width, channels).
 
-        Raises ValueError if a flag or torch is missing, or if either step fails.
+        Raises ValueError if `--plugin` or torch is missing, or if the module can't be exported.
         """
         height, width, channels = image
         return _export(self, self.shape or (channels, height, width))
 
 
 def with_classes(arguments: Mapping[str, Any], classes: int) -> str:
-    """Return arguments as JSON, `$classes` in them replaced by the number of classes."""
+    """Return arguments as JSON, with the number of classes in place of `$classes`."""
 
     def fill(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -65,7 +65,7 @@ def with_classes(arguments: Mapping[str, Any], classes: int) -> str:
     return json.dumps(fill(arguments))
 
 
-# A run builds its network several times: from shapes, to list its layers, to compile it.
+# Cached, since a run builds its network several times.
 @lru_cache(maxsize=2)
 def _read(path: Path, changed: tuple[int, int] | None) -> TorchGraph:
     from pipeline.models.torch_graph.computation.graph_file import read_graph

@@ -1,4 +1,4 @@
-"""Convolutions and dense layers, the two-dimensional ones through the package's lowerings."""
+"""Convolutions and dense layers, by the package's lowerings."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pipeline.models.lowerings.formulas.conv2d_input_grad import rotate_and_swap
 from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair
 from pipeline.models.modules.dense import add_bias
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten
-from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, Tensor, to_tensor
+from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, TorchTensor, to_tensor
 
 HWIO = (2, 3, 1, 0)
-"""Order of the axes of a convolution's kernel: those numbered 2, 3, 1, 0 in PyTorch's OIHW."""
+"""Order of the axes of a convolution's kernel, by PyTorch's numbers, which are for OIHW."""
 IO = (1, 0)
-"""Order of the axes of a dense layer's kernel: those numbered 1, 0 in PyTorch's (out, in)."""
+"""Order of the axes of a dense layer's kernel, by PyTorch's numbers, which are for OI."""
 
 
 def as_pair(sizes: int | Sequence[int]) -> Pair:
@@ -56,17 +56,17 @@ class TransposedConvolution:
 @aten("conv2d.default", "conv2d.padding", kind="conv", full_weights=True, settings=Convolution)
 def conv2d(
     context: OperatorContext,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    x: TorchTensor,
+    weight: TorchTensor,
+    bias: TorchTensor | None = None,
     settings: Convolution = Convolution(),
-) -> Tensor:
-    """Convolution of images, in NHWC by the lowering that the policy chooses, or in CHWN."""
+) -> TorchTensor:
+    """Convolve images, in NHWC by the lowering that the policy chooses, or in CHWN."""
     if x.ndim != 4 or weight.ndim != 4:
         raise ValueError(f"a convolution of shape {x.shape} with a kernel of {weight.shape}")
     groups = settings.groups
     if x.shape[1] != weight.shape[1] * groups:
-        raise ValueError(f"{x.shape[1]} channels, and the kernel reads {weight.shape[1] * groups}")
+        raise ValueError(f"{x.shape[1]} channels; must be the kernel's {weight.shape[1] * groups}")
     kernel = weight.transpose(HWIO).astype(x.dtype)
     dilation = as_pair(settings.dilation)
     convolve: Callable[..., Array] = conv2d_chwn
@@ -80,10 +80,10 @@ def conv2d(
         padding=conv_pads(settings.padding, kernel.shape[:2], dilation),
         dilation=dilation,
     )
-    return _add_bias(Tensor(y, order), bias)
+    return _add_bias(TorchTensor(y, order), bias)
 
 
-def _add_bias(y: Tensor, bias: Tensor | None) -> Tensor:
+def _add_bias(y: TorchTensor, bias: TorchTensor | None) -> TorchTensor:
     """Add a bias (channels,) to images or sequences."""
     return y if bias is None else y.with_array(add_bias(y.array, bias.array, y.order.index(1)))
 
@@ -91,7 +91,7 @@ def _add_bias(y: Tensor, bias: Tensor | None) -> Tensor:
 def conv_pads(
     padding: int | Sequence[int] | str, kernel: Sequence[int], dilation: Pair
 ) -> tuple[Pair, Pair]:
-    """Return the pads (before, after) of height and width; the odd row of `same` comes last."""
+    """Return the pads (before, after) of height and width; an odd row of `same` is after."""
     if padding == "same":
         totals = [(size - 1) * step for size, step in zip(kernel, dilation, strict=True)]
         rows, columns = ((total // 2, total - total // 2) for total in totals)
@@ -104,12 +104,12 @@ def conv_pads(
 @aten("conv1d.default", "conv1d.padding", kind="conv", full_weights=True, settings=Convolution)
 def conv1d(
     context: OperatorContext,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    x: TorchTensor,
+    weight: TorchTensor,
+    bias: TorchTensor | None = None,
     settings: Convolution = Convolution(),
-) -> Tensor:
-    """Convolution of sequences (batch, channels, length), as one of images of height 1."""
+) -> TorchTensor:
+    """Convolve sequences (batch, channels, length) as images of height 1."""
     image = to_tensor(x.plain()[:, :, None, :])
     kernel = to_tensor(weight.plain()[:, :, None, :])
     padding = settings.padding
@@ -120,7 +120,7 @@ def conv1d(
         settings.groups,
     )
     y = conv2d(context, image, kernel, bias, across)
-    return Tensor(y.array[:, 0], (0, 2, 1))
+    return TorchTensor(y.array[:, 0], (0, 2, 1))
 
 
 @aten(
@@ -131,14 +131,14 @@ def conv1d(
 )
 def conv_transpose2d(
     context: OperatorContext,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    x: TorchTensor,
+    weight: TorchTensor,
+    bias: TorchTensor | None = None,
     settings: TransposedConvolution = TransposedConvolution(),
-) -> Tensor:
-    """Transpose of a convolution, whose kernel is (in, out / groups, height, width).
+) -> TorchTensor:
+    """Apply the transpose of a convolution, with a kernel (in, out / groups, height, width).
 
-    Computed in NHWC by the lowering that the policy chooses.
+    It is computed in NHWC by the lowering that the policy chooses.
     """
     images = x.transpose(NHWC)
     rows, columns = map(
@@ -150,31 +150,32 @@ def conv_transpose2d(
         as_pair(settings.padding),
         as_pair(settings.output_padding),
     )
-    # Of each group the kernel is rotated, and its inputs and outputs change places.
+    # The kernel of each group is rotated, and its inputs and outputs are swapped.
     kernel = rotate_and_swap(weight.transpose(HWIO).astype(x.dtype), settings.groups)
     y = transpose_window(ConvWindow(rows, columns, settings.groups), images, kernel, context.policy)
-    return _add_bias(Tensor(y, NHWC), bias)
+    return _add_bias(TorchTensor(y, NHWC), bias)
 
 
 def _transposed_axis(
-    size: int, kernel: int, stride: int, dilation: int, padding: int, more: int
+    size: int, kernel: int, stride: int, dilation: int, padding: int, output_padding: int
 ) -> Axis:
-    """Return the axis of the convolution of the result's images to `size` rows."""
-    result = (size - 1) * stride - 2 * padding + (kernel - 1) * dilation + 1 + more
-    # Rows of the result that no position of the kernel reaches aren't part of the padding.
-    return Axis(result, kernel, stride, dilation, (padding, padding - more // stride * stride))
+    """Return the axis of the convolution whose transpose turns `size` rows into the result."""
+    result = (size - 1) * stride - 2 * padding + (kernel - 1) * dilation + 1 + output_padding
+    # Rows of the result that the kernel doesn't reach aren't part of the padding.
+    end = padding - output_padding // stride * stride
+    return Axis(result, kernel, stride, dilation, (padding, end))
 
 
 @aten("linear.default", kind="dense", full_weights=True)
 def linear(
-    context: OperatorContext, x: Tensor, weight: Tensor, bias: Tensor | None = None
-) -> Tensor:
-    """Product of the last axis with a kernel, by the lowering that the policy chooses."""
+    context: OperatorContext, x: TorchTensor, weight: TorchTensor, bias: TorchTensor | None = None
+) -> TorchTensor:
+    """Multiply the last axis with a kernel, by the lowering that the policy chooses."""
     if weight.ndim != 2 or x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"a product of shape {x.shape} with a kernel of {weight.shape}")
     order = x.order if x.order[-1] == x.ndim - 1 else tuple(range(x.ndim))
     y = _product(context, x.transpose(order), weight.transpose(IO).astype(x.dtype))
-    return Tensor(y if bias is None else add_bias(y, bias.array), order)
+    return TorchTensor(y if bias is None else add_bias(y, bias.array), order)
 
 
 def _product(context: OperatorContext, inputs: Array, kernel: Array) -> Array:
@@ -185,33 +186,33 @@ def _product(context: OperatorContext, inputs: Array, kernel: Array) -> Array:
 @aten("addmm.default", kind="dense")
 def addmm(
     context: OperatorContext,
-    x: Tensor,
-    first: Tensor,
-    second: Tensor,
+    x: TorchTensor,
+    first: TorchTensor,
+    second: TorchTensor,
     *,
     beta: float = 1,
     alpha: float = 1,
-) -> Tensor:
-    """beta * x + alpha * first @ second, of matrices."""
+) -> TorchTensor:
+    """Return beta * x + alpha * first @ second for matrices."""
     y = _product(context, first.plain(), second.plain().astype(first.dtype))
     return to_tensor(beta * x.plain() + alpha * y)
 
 
 @aten("matmul.default", "bmm.default", "mm.default", "mv.default", "dot.default")
-def matmul(first: Tensor, second: Tensor) -> Tensor:
-    """Products of matrices, which leading axes count."""
+def matmul(first: TorchTensor, second: TorchTensor) -> TorchTensor:
+    """Multiply matrices along the leading axes."""
     return to_tensor(jnp.matmul(first.plain(), second.plain()))
 
 
 @aten("baddbmm.default")
 def baddbmm(
-    x: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1
-) -> Tensor:
-    """beta * x + alpha * first @ second, of batches of matrices."""
+    x: TorchTensor, first: TorchTensor, second: TorchTensor, *, beta: float = 1, alpha: float = 1
+) -> TorchTensor:
+    """Return beta * x + alpha * first @ second for batches of matrices."""
     return to_tensor(beta * x.plain() + alpha * jnp.matmul(first.plain(), second.plain()))
 
 
 @aten("einsum.default")
-def einsum(equation: str, operands: Sequence[Tensor], path: object = None) -> Tensor:
-    """Sum of products by Einstein's convention."""
+def einsum(equation: str, operands: Sequence[TorchTensor], path: object = None) -> TorchTensor:
+    """Return a sum of products by Einstein's convention."""
     return to_tensor(jnp.einsum(equation.replace(" ", ""), *(x.plain() for x in operands)))

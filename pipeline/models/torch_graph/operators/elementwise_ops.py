@@ -18,7 +18,7 @@ from pipeline.models.torch_graph.operator_table import (
     register,
     valuewise,
 )
-from pipeline.models.torch_graph.tensor import Tensor, align
+from pipeline.models.torch_graph.tensor import TorchTensor, align
 
 # fmt: off
 _SAME_NAMES = (
@@ -27,7 +27,7 @@ _SAME_NAMES = (
     jnp.sin, jnp.sqrt, jnp.square, jnp.tan, jnp.tanh,
 )
 # fmt: on
-"""Functions that ATen and jax.numpy call alike."""
+"""Functions with the same name in ATen and jax.numpy."""
 _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     **{function.__name__: function for function in _SAME_NAMES},
     "relu": jax.nn.relu,
@@ -68,15 +68,15 @@ for _name, _function in _FUNCTIONS.items():
 @aten("elu.default")
 @valuewise
 def elu(x: Array, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Array:
-    """scale * x if positive, else scale * alpha * (exp(x * input_scale) - 1)."""
-    safe = jnp.where(x > 0, 0, x)
-    return scale * jnp.where(x > 0, x, alpha * jnp.expm1(safe * input_scale))
+    """Return scale * x if x > 0, else scale * alpha * (exp(x * input_scale) - 1)."""
+    negative = jnp.where(x > 0, 0, x)
+    return scale * jnp.where(x > 0, x, alpha * jnp.expm1(negative * input_scale))
 
 
 @aten("softplus.default")
 @valuewise
 def softplus(x: Array, beta: float = 1.0, threshold: float = 20.0) -> Array:
-    """log(1 + exp(beta x)) / beta, and x itself above the threshold."""
+    """Return log(1 + exp(beta * x)) / beta, or x if beta * x is above the threshold."""
     scaled = x * beta
     return jnp.where(scaled > threshold, x, jax.nn.softplus(scaled) / beta)
 
@@ -86,13 +86,13 @@ def softplus(x: Array, beta: float = 1.0, threshold: float = 20.0) -> Array:
 def nan_to_num(
     x: Array, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> Array:
-    """x with NaN and infinities replaced."""
+    """Return x with other values for NaN and infinities."""
     return jnp.nan_to_num(x, nan=nan or 0.0, posinf=posinf, neginf=neginf)
 
 
 @aten("prelu.default")
-def prelu(x: Tensor, weight: Tensor) -> Tensor:
-    """x if positive, else x times a slope for each channel (axis 1)."""
+def prelu(x: TorchTensor, weight: TorchTensor) -> TorchTensor:
+    """Return x if x > 0, else x times the slope of its channel (axis 1)."""
     slope = weight.array
     if slope.size > 1:
         sizes = [1] * x.ndim
@@ -102,8 +102,8 @@ def prelu(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @aten("glu.default")
-def glu(x: Tensor, dim: int = -1) -> Tensor:
-    """First half of an axis times the sigmoid of the second."""
+def glu(x: TorchTensor, dim: int = -1) -> TorchTensor:
+    """Return the first half of an axis times the sigmoid of the second."""
     first, second = jnp.split(x.array, 2, x.axis(dim))
     return x.with_array(first * jax.nn.sigmoid(second))
 
@@ -136,7 +136,7 @@ _register(jnp.bitwise_or, "bitwise_or.Tensor", "bitwise_or.Scalar")
 @aten("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
 @broadcasting
 def power(x: Any, exponent: Any) -> Array:
-    """x ** exponent; a product for small whole numbers, whose gradient is finite at 0."""
+    """Return x ** exponent, for small whole numbers as a product, whose gradient is finite at 0."""
     if isinstance(exponent, int | float) and exponent == int(exponent) and abs(exponent) <= 16:
         return lax.integer_pow(x, int(exponent))
     return jnp.power(x, exponent)
@@ -145,28 +145,28 @@ def power(x: Any, exponent: Any) -> Array:
 @aten("add.Tensor", "add.Scalar")
 @broadcasting
 def add(x: Any, other: Any, *, alpha: float = 1) -> Array:
-    """x + alpha * other."""
+    """Return x + alpha * other."""
     return jnp.add(x, other if alpha == 1 else alpha * other)
 
 
 @aten("sub.Tensor", "sub.Scalar")
 @broadcasting
 def subtract(x: Any, other: Any, *, alpha: float = 1) -> Array:
-    """x - alpha * other."""
+    """Return x - alpha * other."""
     return jnp.subtract(x, other if alpha == 1 else alpha * other)
 
 
 @aten("rsub.Scalar", "rsub.Tensor")
 @broadcasting
 def reverse_subtract(x: Any, other: Any, alpha: float = 1) -> Array:
-    """other - alpha * x."""
+    """Return other - alpha * x."""
     return jnp.subtract(other, x if alpha == 1 else alpha * x)
 
 
 @aten("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode")
 @broadcasting
 def divide(x: Any, other: Any, *, rounding_mode: str | None = None) -> Array:
-    """x / other, rounded towards zero by `trunc` or down by `floor`."""
+    """Return x / other, rounded towards zero by `trunc` or down by `floor`."""
     quotient = jnp.true_divide(x, other)
     if rounding_mode is None:
         return quotient
@@ -189,29 +189,33 @@ aten("masked_fill.Scalar", "masked_fill.Tensor")(
 
 
 @aten("fill.Scalar", "fill.Tensor")
-def fill(x: Tensor, value: Any) -> Tensor:
-    """The value everywhere."""
-    return x.with_array(jnp.full_like(x.array, value.array if isinstance(value, Tensor) else value))
+def fill(x: TorchTensor, value: Any) -> TorchTensor:
+    """Return the value in the shape of x."""
+    return x.with_array(
+        jnp.full_like(x.array, value.array if isinstance(value, TorchTensor) else value)
+    )
 
 
 @aten("copy.default")
-def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """The source, broadcast to the shape and cast to the type of x."""
+def copy(x: TorchTensor, source: TorchTensor, non_blocking: bool = False) -> TorchTensor:
+    """Return the source in the shape and dtype of x."""
     (_, second), _ = align((x, source))
     return x.with_array(jnp.broadcast_to(second, x.array.shape).astype(x.dtype))
 
 
 @aten("to.dtype", "_to_copy.default", "to.dtype_layout", "type_as.default", "to.device")
-def cast(context: OperatorContext, x: Tensor, *args: Any, dtype: Any = None, **_: Any) -> Tensor:
-    """x in another type."""
+def cast(
+    context: OperatorContext, x: TorchTensor, *args: Any, dtype: Any = None, **_: Any
+) -> TorchTensor:
+    """Return x in another dtype."""
     for argument in args:
-        if isinstance(argument, Tensor):
+        if isinstance(argument, TorchTensor):
             return x.with_array(x.array.astype(argument.dtype))
     argument = next((value for value in (dtype, *args) if isinstance(value, TypeOf)), None)
     return x.with_array(x.array.astype(context.type_of(argument, x.dtype)))
 
 
 @aten("scalar_tensor.default")
-def scalar_tensor(context: OperatorContext, value: float, *, dtype: Any = None) -> Tensor:
-    """A number as an array without axes."""
-    return Tensor(jnp.asarray(value, context.type_of(dtype)), ())
+def scalar_tensor(context: OperatorContext, value: float, *, dtype: Any = None) -> TorchTensor:
+    """Return a number as a tensor without axes."""
+    return TorchTensor(jnp.asarray(value, context.type_of(dtype)), ())

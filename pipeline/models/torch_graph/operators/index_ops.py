@@ -1,6 +1,6 @@
 """Look-ups by index, sizes that may depend on the batch, and arrays made from sizes.
 
-Sizes are Python's numbers while JAX traces.
+Sizes are numbers of Python while JAX traces.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from pipeline.models.torch_graph.operator_table import (
     plain,
     register,
 )
-from pipeline.models.torch_graph.tensor import Tensor, to_tensor
+from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
 
 
 @aten("index.Tensor")
 @plain
 def index(x: Any, indices: Sequence[Any]) -> Any:
-    """Values at places that arrays of whole numbers name, axis by axis; None takes all."""
-    if any(places is not None and places.dtype == jnp.bool_ for places in indices):
-        raise ValueError("a choice by a mask, whose size depends on the data")
-    return x[tuple(slice(None) if places is None else places for places in indices)]
+    """Return values at indices, whole numbers for each axis; None for a whole axis."""
+    if any(array is not None and array.dtype == jnp.bool_ for array in indices):
+        raise ValueError("an index is a mask, which has a size that depends on the data")
+    return x[tuple(slice(None) if array is None else array for array in indices)]
 
 
 @aten("embedding.default")
-def embedding(weight: Tensor, indices: Tensor, *_: Any) -> Tensor:
-    """Rows of a table by their numbers."""
+def embedding(weight: TorchTensor, indices: TorchTensor, *_: Any) -> TorchTensor:
+    """Return rows of a table by their indices."""
     return to_tensor(jnp.take(weight.plain(), indices.plain(), axis=0, mode="clip"))
 
 
 @aten("gather.default")
 @plain
 def gather(x: Any, dim: int, places: Any, *, sparse_grad: bool = False) -> Any:
-    """Values at places of an axis, one for each value of `places`."""
+    """Return values at the indices `places` of an axis, in the shape of `places`."""
     return jnp.take_along_axis(x, places, axis=dim)
 
 
@@ -53,15 +53,17 @@ aten("index_select.default")(
 @aten("one_hot.default")
 @plain
 def one_hot(x: Any, num_classes: int = -1) -> Any:
-    """1 at the number of a class, else 0, int32."""
+    """Return 1 at the index of a class and 0 elsewhere, int32."""
     if num_classes < 0:
-        raise ValueError("one_hot must be given its number of classes")
+        raise ValueError("one_hot must have a number of classes")
     return jax.nn.one_hot(x, num_classes, dtype=jnp.int32)
 
 
 @aten("full.default")
-def full(context: OperatorContext, size: Sequence[int], value: Any, *, dtype: Any = None) -> Tensor:
-    """A number everywhere, of a shape."""
+def full(
+    context: OperatorContext, size: Sequence[int], value: Any, *, dtype: Any = None
+) -> TorchTensor:
+    """Return an array of a number, of shape `size`."""
     integer = jnp.int32 if isinstance(value, int) else None
     default = jnp.bool_ if isinstance(value, bool) else integer
     return to_tensor(jnp.full(tuple(size), value, context.type_of(dtype, default)))
@@ -69,57 +71,59 @@ def full(context: OperatorContext, size: Sequence[int], value: Any, *, dtype: An
 
 @aten("new_full.default")
 def new_full(
-    context: OperatorContext, x: Tensor, size: Sequence[int], value: Any, *, dtype: Any = None
-) -> Tensor:
-    """A number everywhere, of a shape, in the type of x."""
+    context: OperatorContext, x: TorchTensor, size: Sequence[int], value: Any, *, dtype: Any = None
+) -> TorchTensor:
+    """Return an array of a number, of shape `size`, in the dtype of x."""
     return to_tensor(jnp.full(tuple(size), value, context.type_of(dtype, x.dtype)))
 
 
 @aten("full_like.default")
-def full_like(context: OperatorContext, x: Tensor, value: Any, *, dtype: Any = None) -> Tensor:
-    """A number everywhere, of the shape of x."""
+def full_like(
+    context: OperatorContext, x: TorchTensor, value: Any, *, dtype: Any = None
+) -> TorchTensor:
+    """Return an array of a number in the shape of x."""
     return x.with_array(jnp.full(x.array.shape, value, context.type_of(dtype, x.dtype)))
 
 
 def _register_constant(name: str, value: int, *overloads: str) -> None:
-    """Register `zeros`, `new_zeros` and `zeros_like`, or their likes for another number."""
+    """Register `zeros`, `new_zeros` and `zeros_like`, or the operators of another number."""
 
-    def make(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> Tensor:
+    def make(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> TorchTensor:
         return to_tensor(jnp.full(tuple(size), value, context.type_of(dtype)))
 
     register((f"{name}.default", *overloads), AtenOperator(make))
 
     @aten(f"new_{name}.default")
     def make_new(
-        context: OperatorContext, x: Tensor, size: Sequence[int], *, dtype: Any = None
-    ) -> Tensor:
+        context: OperatorContext, x: TorchTensor, size: Sequence[int], *, dtype: Any = None
+    ) -> TorchTensor:
         return new_full(context, x, size, value, dtype=dtype)
 
     @aten(f"{name}_like.default")
-    def make_like(context: OperatorContext, x: Tensor, *, dtype: Any = None) -> Tensor:
+    def make_like(context: OperatorContext, x: TorchTensor, *, dtype: Any = None) -> TorchTensor:
         return full_like(context, x, value, dtype=dtype)
 
 
 _register_constant("zeros", 0)
 _register_constant("ones", 1)
-# A network that reads an empty array without filling it gets zeros instead of random bits.
+# An empty array has zeros instead of random bits.
 _register_constant("empty", 0, "empty.memory_format")
 
 
 @aten("arange.default", "arange.start", "arange.start_step")
 def arange(
     context: OperatorContext, start: Any, end: Any = None, step: Any = None, *, dtype: Any = None
-) -> Tensor:
-    """Numbers from a start, or from 0, to an end by a step."""
+) -> TorchTensor:
+    """Return the numbers from a start to an end by a step; with one number, from 0 to it."""
     is_integer = all(isinstance(bound, int | None) for bound in (start, end, step))
     dtype = context.type_of(dtype, jnp.int32 if is_integer else None)
     return to_tensor(jnp.arange(start, end, step).astype(dtype))
 
 
 def _number(value: Any) -> Any:
-    """Return a size; while a program is exported some are symbols that compute as numbers do."""
-    if isinstance(value, bool | str | tuple | Tensor) or value is None:
-        raise ValueError(f"{value!r} is no size")
+    """Return a size: a number, or a symbol while a program is exported."""
+    if isinstance(value, bool | str | tuple | TorchTensor) or value is None:
+        raise ValueError(f"{value!r} must be a size")
     return value
 
 
@@ -137,12 +141,12 @@ _SIZES: Mapping[str, Callable[..., Any]] = {
     "sym_int": lambda x: int(_number(x)),
     "sym_sqrt": lambda x: math.sqrt(_number(x)),
 }
-"""Functions of sizes, which are Python's numbers."""
+"""Functions of sizes by name."""
 for _name, _function in _SIZES.items():
     OPERATORS[f"sym.{_name}"] = AtenOperator(_function, "", draws=False, full_weights=False)
 
 
 @aten("sym_size.int")
-def size_of(x: Tensor, dim: int) -> int:
-    """The size of an axis, a Python number."""
+def size_of(x: TorchTensor, dim: int) -> int:
+    """Return the size of an axis."""
     return x.array.shape[x.axis(dim)]

@@ -15,14 +15,11 @@ from pipeline.models.torch_graph.operators import shape_ops as shape_ops
 
 
 def operator_of(node: GraphNode) -> AtenOperator:
-    """Return the operator of a node.
-
-    Raises ValueError that names an unknown operator and the line of the user's code.
-    """
+    """Return the operator of a node. Raises ValueError for an unknown one, with the user's line."""
     operator = OPERATORS.get(node.op)
     if operator is None:
         raise ValueError(
-            f"operator {node.op} of {node.where()} is not computed here; write that line with "
+            f"operator {node.op} of {node.where()} isn't supported; write that line with "
             "other operators, or build the network of layers"
         )
     return operator
@@ -31,7 +28,7 @@ def operator_of(node: GraphNode) -> AtenOperator:
 def require_computable(graph: TorchGraph) -> None:
     """Raise ValueError for the first node that can't be computed.
 
-    Its operator is unknown, its arguments don't fit the operator, or it draws random numbers in
+    Its operator is unknown, its arguments don't match the operator, or it draws random numbers in
     evaluation, which has no key.
     """
     for form in (graph.train, graph.evaluate):
@@ -44,8 +41,8 @@ def require_computable(graph: TorchGraph) -> None:
     for node in graph.evaluate.nodes:
         if draws(node):
             raise ValueError(
-                f"{node.op} of {node.where()} draws random numbers in evaluation too, where there "
-                "is no key; it must depend on self.training"
+                f"{node.op} of {node.where()} draws random numbers in evaluation; must do so only "
+                "in training, by self.training"
             )
 
 
@@ -60,7 +57,7 @@ def draws(node: GraphNode) -> bool:
         case "scaled_dot_product_attention":
             return len(node.args) > 4 and node.args[4] != 0
         case "lstm" | "gru" | "rnn_tanh" | "rnn_relu":
-            # After the weights, the flag of biases and the number of layers.
+            # Arguments 5 and 6 are the dropout rate and whether it is training.
             return node.args[6] is not False and node.args[5] != 0
         case _:
             return True

@@ -13,12 +13,12 @@ from pipeline.models.lowerings.max_pool import pool_max
 from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten, plain
 from pipeline.models.torch_graph.operators.convolution_ops import as_pair
-from pipeline.models.torch_graph.tensor import Tensor, choose_image_order
+from pipeline.models.torch_graph.tensor import TorchTensor, choose_image_order
 
 Sizes = int | Sequence[int]
 
 MAX_SIDE = 1 << 16
-"""Limit of the height or width that images are resized to."""
+"""Most pixels of the height or width of resized images."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class AvgPoolSettings:
 
 
 @aten("max_pool2d.default", kind="max_pool", settings=MaxPoolSettings)
-def max_pool2d(context: OperatorContext, x: Tensor, settings: MaxPoolSettings) -> Tensor:
-    """Largest value of every window; computed by the lowering that the policy chooses."""
+def max_pool2d(context: OperatorContext, x: TorchTensor, settings: MaxPoolSettings) -> TorchTensor:
+    """Return the largest value of every window, by the lowering that the policy chooses."""
     window = as_pair(settings.kernel_size)
     dilation = as_pair(settings.dilation)
     strides = _strides(settings.stride, settings.kernel_size)
@@ -54,7 +54,7 @@ def max_pool2d(context: OperatorContext, x: Tensor, settings: MaxPoolSettings) -
     images = x.transpose(order)
     pads = _pads(images, window, strides, as_pair(settings.padding), dilation, settings.ceil_mode)
     if dilation == (1, 1):
-        return Tensor(pool_max(images, window, strides, pads, context.policy), order)
+        return TorchTensor(pool_max(images, window, strides, pads, context.policy), order)
     y = lax.reduce_window(
         images,
         -jnp.inf,
@@ -64,32 +64,32 @@ def max_pool2d(context: OperatorContext, x: Tensor, settings: MaxPoolSettings) -
         ((0, 0), *pads, (0, 0)),
         window_dilation=(1, *dilation, 1),
     )
-    return Tensor(y, order)
+    return TorchTensor(y, order)
 
 
 @aten("max_pool2d_with_indices.default", kind="max_pool", settings=MaxPoolSettings)
 def max_pool2d_with_indices(
-    context: OperatorContext, x: Tensor, settings: MaxPoolSettings
-) -> tuple[Tensor, ...]:
-    """Largest value of every window; the places are not computed."""
+    context: OperatorContext, x: TorchTensor, settings: MaxPoolSettings
+) -> tuple[TorchTensor, ...]:
+    """Return the largest value of every window, without its index."""
     return (max_pool2d(context, x, settings),)
 
 
 @aten("avg_pool2d.default", kind="avg_pool", settings=AvgPoolSettings)
-def avg_pool2d(x: Tensor, settings: AvgPoolSettings) -> Tensor:
-    """Mean of every window; padding counts by default."""
+def avg_pool2d(x: TorchTensor, settings: AvgPoolSettings) -> TorchTensor:
+    """Return the mean of every window; padding counts by default."""
     window = as_pair(settings.kernel_size)
     padding = as_pair(settings.padding)
     strides = _strides(settings.stride, settings.kernel_size)
     order = choose_image_order(x)
     images = x.transpose(order)
     pads = _pads(images, window, strides, padding, (1, 1), settings.ceil_mode)
-    # A number of numpy: with one of jax the sum would have no gradient.
+    # A numpy array: with a JAX array, the sum would have no gradient.
     zero = np.zeros((), images.dtype)
     edges = ((0, 0), *pads, (0, 0))
     total = lax.reduce_window(images, zero, lax.add, (1, *window, 1), (1, *strides, 1), edges)
     if settings.divisor_override is not None:
-        return Tensor(total / settings.divisor_override, order)
+        return TorchTensor(total / settings.divisor_override, order)
     counted = padding if settings.count_include_pad else (0, 0)
     sizes = images.shape[1:3]
     counts = [
@@ -98,15 +98,15 @@ def avg_pool2d(x: Tensor, settings: AvgPoolSettings) -> Tensor:
     ]
     divisor = (counts[0][:, None, None] * counts[1][None, :, None]).astype(np.float32)
     if (divisor == divisor.flat[0]).all():
-        return Tensor(total / np.asarray(divisor.flat[0], total.dtype), order)
-    return Tensor(total / jnp.asarray(divisor, total.dtype), order)
+        return TorchTensor(total / np.asarray(divisor.flat[0], total.dtype), order)
+    return TorchTensor(total / jnp.asarray(divisor, total.dtype), order)
 
 
 def _counts(size: int, window: int, stride: int, pads: Pair, counted: int) -> np.ndarray:
-    """Return the number of rows that each window's mean divides by.
+    """Return the divisor of each window's mean, in rows.
 
-    `counted` rows of padding before and after the image count. Rows that only `ceil_mode` adds
-    don't.
+    `counted` is the number of padding rows that count, before and after the image. Rows that
+    `ceil_mode` adds don't count.
     """
     places = (size + sum(pads) - window) // stride + 1
     starts = np.arange(places) * stride - pads[0]
@@ -114,13 +114,13 @@ def _counts(size: int, window: int, stride: int, pads: Pair, counted: int) -> np
 
 
 @aten("adaptive_avg_pool2d.default", "_adaptive_avg_pool2d.default")
-def adaptive_avg_pool2d(x: Tensor, output_size: Sequence[int | None]) -> Tensor:
-    """Means of windows that cover the images, for an output size."""
+def adaptive_avg_pool2d(x: TorchTensor, output_size: Sequence[int | None]) -> TorchTensor:
+    """Return means of windows that cover the images, for an output size."""
     order = choose_image_order(x)
     images = x.transpose(order)
     for axis, target in zip((1, 2), output_size, strict=True):
         images = _average_axis(images, axis, images.shape[axis] if target is None else target)
-    return Tensor(images, order)
+    return TorchTensor(images, order)
 
 
 def _average_axis(images: Array, axis: int, target: int) -> Array:
@@ -151,13 +151,13 @@ def _multiply_axis(images: Array, axis: int, weights: np.ndarray) -> Array:
 
 @aten("adaptive_max_pool2d.default")
 def adaptive_max_pool2d(
-    context: OperatorContext, x: Tensor, output_size: Sequence[int]
-) -> tuple[Tensor, ...]:
-    """Maxima of windows; the output size must divide the size of x."""
+    context: OperatorContext, x: TorchTensor, output_size: Sequence[int]
+) -> tuple[TorchTensor, ...]:
+    """Return maxima of windows; the size of x must be a multiple of the output size."""
     sizes = x.shape[2], x.shape[3]
     if any(size % target for size, target in zip(sizes, output_size, strict=True)):
         raise ValueError(
-            f"adaptive maxima of {sizes} to {tuple(output_size)}, which must divide it"
+            f"adaptive maxima of size {tuple(output_size)}; must divide the images' size {sizes}"
         )
     window = sizes[0] // output_size[0], sizes[1] // output_size[1]
     return (max_pool2d(context, x, MaxPoolSettings(window)),)
@@ -165,27 +165,27 @@ def adaptive_max_pool2d(
 
 @aten("upsample_nearest2d.vec", "upsample_nearest2d.default")
 def upsample_nearest2d(
-    x: Tensor, output_size: Sequence[int] | None = None, scales: object = None, *_: object
-) -> Tensor:
-    """Images resized by taking the nearest pixel."""
+    x: TorchTensor, output_size: Sequence[int] | None = None, scales: object = None, *_: object
+) -> TorchTensor:
+    """Resize images by the nearest pixel."""
     order = choose_image_order(x)
     images = x.transpose(order)
     for axis, target in zip((1, 2), _target_size(x, output_size, scales), strict=True):
         size = images.shape[axis]
         places = np.minimum(np.arange(target) * size // target, size - 1)
         images = jnp.take(images, places, axis=axis)
-    return Tensor(images, order)
+    return TorchTensor(images, order)
 
 
 @aten("upsample_bilinear2d.vec", "upsample_bilinear2d.default")
 def upsample_bilinear2d(
-    x: Tensor,
+    x: TorchTensor,
     output_size: Sequence[int] | None,
     align_corners: bool,
     scales: object = None,
     *_: object,
-) -> Tensor:
-    """Images resized by interpolation between the nearest pixels."""
+) -> TorchTensor:
+    """Resize images by interpolation between the nearest pixels."""
     order = choose_image_order(x)
     images = x.transpose(order)
     for axis, target in zip((1, 2), _target_size(x, output_size, scales), strict=True):
@@ -199,10 +199,10 @@ def upsample_bilinear2d(
         weights[np.arange(target), low] += 1 - (places - low)
         weights[np.arange(target), np.minimum(low + 1, size - 1)] += places - low
         images = _multiply_axis(images, axis, weights)
-    return Tensor(images, order)
+    return TorchTensor(images, order)
 
 
-def _target_size(x: Tensor, output_size: Sequence[int] | None, scales: object) -> Pair:
+def _target_size(x: TorchTensor, output_size: Sequence[int] | None, scales: object) -> Pair:
     if output_size is not None:
         height, width = output_size
     elif isinstance(scales, Sequence) and len(scales) == 2:
@@ -210,7 +210,7 @@ def _target_size(x: Tensor, output_size: Sequence[int] | None, scales: object) -
             int(size * factor) for size, factor in zip(x.shape[2:], scales, strict=True)
         )
     else:
-        raise ValueError("neither a size nor two factors to resize by")
+        raise ValueError("must have a size or two factors to resize by")
     _require_side(height)
     _require_side(width)
     return height, width
@@ -230,8 +230,7 @@ def _pads(
 ) -> tuple[Pair, Pair]:
     """Return the pads (before, after) of height and width.
 
-    `ceil_mode` also takes windows that start inside the image or its leading padding and reach
-    beyond the trailing padding.
+    With `ceil_mode`, a last window may reach beyond the trailing padding, if it starts before it.
     """
     pads = []
     for axis in (0, 1):
@@ -247,7 +246,7 @@ def _pads(
 @aten("pixel_unshuffle.default")
 @plain
 def pixel_unshuffle(x: Array, factor: int) -> Array:
-    """Pixels of each factor x factor square put into channels."""
+    """Move the pixels of each factor x factor square to channels."""
     batch, channels, height, width = x.shape
     parts = x.reshape(batch, channels, height // factor, factor, width // factor, factor)
     moved = parts.transpose(0, 1, 3, 5, 2, 4)

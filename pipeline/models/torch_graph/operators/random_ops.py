@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten
-from pipeline.models.torch_graph.tensor import Tensor, to_tensor
+from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
 
 
 def drop_values(x: Array, rate: float, key: Array, shape: tuple[int, ...] | None = None) -> Array:
-    """Zero a share `rate` of x and scale the others; `shape` is the mask's, by default x's.
+    """Set a share `rate` of x to zero and scale the rest. `shape` is the mask's, by default x's.
 
     Raises ValueError for a rate outside of 0 to 1.
     """
@@ -27,8 +27,8 @@ def drop_values(x: Array, rate: float, key: Array, shape: tuple[int, ...] | None
 
 
 @aten("dropout.default", draws=True)
-def dropout(context: OperatorContext, x: Tensor, p: float, train: bool) -> Tensor:
-    """Zero a share p of the values, and scale the others by 1 / (1 - p)."""
+def dropout(context: OperatorContext, x: TorchTensor, p: float, train: bool) -> TorchTensor:
+    """Set a share p of the values to zero, and scale the rest by 1 / (1 - p)."""
     if not train or p == 0:
         return x
     x = context.to_drawing_order(x)
@@ -37,15 +37,15 @@ def dropout(context: OperatorContext, x: Tensor, p: float, train: bool) -> Tenso
 
 @aten("native_dropout.default", draws=True)
 def native_dropout(
-    context: OperatorContext, x: Tensor, p: float, train: bool | None
-) -> tuple[Tensor | None, ...]:
-    """Dropout without the mask, which is the operator's other result."""
+    context: OperatorContext, x: TorchTensor, p: float, train: bool | None
+) -> tuple[TorchTensor | None, ...]:
+    """Apply dropout, without the mask, which is the operator's second result."""
     return (dropout(context, x, p, train is not False),)
 
 
 @aten("feature_dropout.default", draws=True)
-def feature_dropout(context: OperatorContext, x: Tensor, p: float, train: bool) -> Tensor:
-    """Zero a share p of the channels of each sample, and scale the others."""
+def feature_dropout(context: OperatorContext, x: TorchTensor, p: float, train: bool) -> TorchTensor:
+    """Set a share p of each sample's channels to zero, and scale the rest by 1 / (1 - p)."""
     if not train or p == 0:
         return x
     x = context.to_drawing_order(x)
@@ -54,27 +54,31 @@ def feature_dropout(context: OperatorContext, x: Tensor, p: float, train: bool) 
 
 
 @aten("bernoulli.p", draws=True)
-def bernoulli(context: OperatorContext, x: Tensor, p: float = 0.5) -> Tensor:
-    """1 with probability p, else 0, in the shape of x."""
+def bernoulli(context: OperatorContext, x: TorchTensor, p: float = 0.5) -> TorchTensor:
+    """Draw 1 with probability p, else 0, in the shape of x."""
     return x.with_array(jax.random.bernoulli(context.draw_key(), p, x.array.shape).astype(x.dtype))
 
 
 @aten("bernoulli.default", "bernoulli.Tensor", draws=True)
-def bernoulli_of(context: OperatorContext, x: Tensor, p: Tensor | None = None) -> Tensor:
-    """1 with the probability of each value, else 0."""
-    shares = x if p is None else p
-    return shares.with_array(jax.random.bernoulli(context.draw_key(), shares.array).astype(x.dtype))
+def bernoulli_of(
+    context: OperatorContext, x: TorchTensor, p: TorchTensor | None = None
+) -> TorchTensor:
+    """Draw 1 with the probability of each value, else 0."""
+    probabilities = x if p is None else p
+    return probabilities.with_array(
+        jax.random.bernoulli(context.draw_key(), probabilities.array).astype(x.dtype)
+    )
 
 
 def _register(name: str, sample: Callable[..., Array]) -> None:
-    """Register the samples of a distribution, of a shape and of the shape of an array."""
+    """Register operators that draw from a distribution, by a shape or by a tensor's shape."""
 
     @aten(f"{name}.default", draws=True)
-    def make(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> Tensor:
+    def make(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> TorchTensor:
         return to_tensor(sample(context.draw_key(), tuple(size), context.type_of(dtype)))
 
     @aten(f"{name}_like.default", draws=True)
-    def make_like(context: OperatorContext, x: Tensor, *, dtype: Any = None) -> Tensor:
+    def make_like(context: OperatorContext, x: TorchTensor, *, dtype: Any = None) -> TorchTensor:
         return x.with_array(
             sample(context.draw_key(), x.array.shape, context.type_of(dtype, x.dtype))
         )
@@ -85,12 +89,16 @@ _register("randn", jax.random.normal)
 
 
 @aten("uniform.default", draws=True)
-def uniform(context: OperatorContext, x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Uniform numbers of [low, high) in the shape of x."""
+def uniform(
+    context: OperatorContext, x: TorchTensor, low: float = 0.0, high: float = 1.0
+) -> TorchTensor:
+    """Draw uniform numbers from [low, high) in the shape of x."""
     return x.with_array(jax.random.uniform(context.draw_key(), x.array.shape, x.dtype, low, high))
 
 
 @aten("normal_functional.default", draws=True)
-def normal(context: OperatorContext, x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    """Normal numbers in the shape of x."""
+def normal(
+    context: OperatorContext, x: TorchTensor, mean: float = 0.0, std: float = 1.0
+) -> TorchTensor:
+    """Draw normal numbers in the shape of x."""
     return x.with_array(mean + std * jax.random.normal(context.draw_key(), x.array.shape, x.dtype))

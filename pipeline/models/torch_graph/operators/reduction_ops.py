@@ -1,4 +1,4 @@
-"""Sums, means, extremes and softmax over axes, and normalisations, which compute in float32."""
+"""Reductions over axes, softmax and normalizations, which compute in float32."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from pipeline.models.torch_graph.operator_table import (
     is_float,
     register,
 )
-from pipeline.models.torch_graph.tensor import Tensor, drop_axes, to_tensor
+from pipeline.models.torch_graph.tensor import TorchTensor, drop_axes, to_tensor
 
 Dims = int | Sequence[int] | None
 
 
-def reduce(x: Tensor, dim: Dims, keepdim: bool, function: Callable[..., Array]) -> Tensor:
-    """Reduce axes, or all without `dim`, with a function like `jnp.sum`."""
-    named = (dim,) if isinstance(dim, int) else tuple(dim or range(x.ndim))
-    numbers = [number % max(x.ndim, 1) for number in named] if x.ndim else []
+def reduce(x: TorchTensor, dim: Dims, keepdim: bool, function: Callable[..., Array]) -> TorchTensor:
+    """Reduce the axes `dim`, by default all, by a function such as `jnp.sum`."""
+    dims = (dim,) if isinstance(dim, int) else tuple(dim or range(x.ndim))
+    numbers = [number % max(x.ndim, 1) for number in dims] if x.ndim else []
     array = function(x.array, axis=x.axes(numbers), keepdims=keepdim)
     return x.with_array(array) if keepdim else drop_axes(x, numbers, array)
 
 
-def _cast(context: OperatorContext, x: Tensor, dtype: Any) -> Tensor:
+def _cast(context: OperatorContext, x: TorchTensor, dtype: Any) -> TorchTensor:
     return x.with_array(x.array.astype(context.type_of(dtype, x.dtype)))
 
 
@@ -46,12 +46,12 @@ def _register(function: Callable[..., Array], *names: str) -> None:
 
     def apply(
         context: OperatorContext,
-        x: Tensor,
+        x: TorchTensor,
         dim: Dims = None,
         keepdim: bool = False,
         *,
         dtype: Any = None,
-    ) -> Tensor:
+    ) -> TorchTensor:
         return reduce(_cast(context, x, dtype), dim, keepdim, function)
 
     register(names, AtenOperator(apply))
@@ -69,17 +69,19 @@ _register(jnp.all, "all.default", "all.dim")
 def _register_extreme(
     name: str, extreme: Callable[..., Array], place: Callable[..., Array]
 ) -> None:
-    """Register `argmax` and, of one axis, the largest values with their places; or the smallest."""
+    """Register `argmax`, and `max` of an axis with its indices; or the same for `min`."""
 
     @aten(f"arg{name}.default")
-    def find(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    def find(x: TorchTensor, dim: int | None = None, keepdim: bool = False) -> TorchTensor:
         if dim is None:
-            return Tensor(place(x.plain().reshape(-1)).astype(jnp.int32), ())
+            return TorchTensor(place(x.plain().reshape(-1)).astype(jnp.int32), ())
         array = place(x.array, axis=x.axis(dim), keepdims=keepdim).astype(jnp.int32)
         return x.with_array(array) if keepdim else drop_axes(x, [dim % x.ndim], array)
 
     @aten(f"{name}.dim")
-    def reduce_axis(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    def reduce_axis(
+        x: TorchTensor, dim: int, keepdim: bool = False
+    ) -> tuple[TorchTensor, TorchTensor]:
         return reduce(x, dim, keepdim, extreme), find(x, dim, keepdim)
 
 
@@ -89,9 +91,13 @@ _register_extreme("min", jnp.min, jnp.argmin)
 
 @aten("var.correction", "var.dim", "var.default")
 def variance(
-    x: Tensor, dim: Dims | bool = None, unbiased: Any = True, keepdim: bool = False, **options: Any
-) -> Tensor:
-    """Variance over axes; by default divided by n - 1."""
+    x: TorchTensor,
+    dim: Dims | bool = None,
+    unbiased: Any = True,
+    keepdim: bool = False,
+    **options: Any,
+) -> TorchTensor:
+    """Return the variance over axes, by default divided by n - 1."""
     if isinstance(dim, bool):
         unbiased = dim
         dim = None
@@ -110,17 +116,17 @@ def variance(
 
 
 @aten("std.correction", "std.dim", "std.default")
-def deviation(x: Tensor, *args: Any, **options: Any) -> Tensor:
-    """Standard deviation over axes."""
+def deviation(x: TorchTensor, *args: Any, **options: Any) -> TorchTensor:
+    """Return the standard deviation over axes."""
     var = variance(x, *args, **options)
     return var.with_array(jnp.sqrt(var.array))
 
 
 @aten("linalg_vector_norm.default", "norm.ScalarOpt_dim")
 def vector_norm(
-    x: Tensor, order: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
-) -> Tensor:
-    """Norm over axes: the root of the sum of the powers of `order`."""
+    x: TorchTensor, order: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
+) -> TorchTensor:
+    """Return the norm over axes: the root of the sum of the powers of `order`."""
     order = 2 if order is None else order
 
     def compute(array: Array, *, axis: Any, keepdims: bool) -> Array:
@@ -133,15 +139,17 @@ def vector_norm(
 
 
 @aten("cumsum.default")
-def cumulative_sum(context: OperatorContext, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
-    """Sum of all values up to each place of an axis."""
+def cumulative_sum(
+    context: OperatorContext, x: TorchTensor, dim: int, *, dtype: Any = None
+) -> TorchTensor:
+    """Return the sum of all values up to each index of an axis."""
     return x.with_array(jnp.cumsum(_cast(context, x, dtype).array, x.axis(dim)))
 
 
 def _register_softmax(function: Callable[[Array, int], Array], *names: str) -> None:
-    """Register a function along an axis that computes in float32."""
+    """Register a function along an axis, which is computed in float32."""
 
-    def apply(context: OperatorContext, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    def apply(context: OperatorContext, x: TorchTensor, dim: int, dtype: Any = None) -> TorchTensor:
         array = _cast(context, x, dtype).array
         return x.with_array(compute_in_float32(lambda a: function(a, x.axis(dim)), array))
 
@@ -153,24 +161,26 @@ _register_softmax(jax.nn.log_softmax, "log_softmax.int", "_log_softmax.default")
 
 
 @aten("logsumexp.default")
-def log_sum_exp(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
-    """Logarithm of the sum of exponentials over axes."""
-    assert is_float(x), "the exponentials of whole numbers are no whole numbers"
+def log_sum_exp(x: TorchTensor, dim: Dims, keepdim: bool = False) -> TorchTensor:
+    """Return the logarithm of the sum of exponentials over axes."""
+    assert is_float(x), "exponentials need floating-point numbers"
     return reduce(x, dim, keepdim, jax.scipy.special.logsumexp)
 
 
 class NormResult(NamedTuple):
-    """Result of a batch norm in training, and the running statistics that it leaves."""
+    """Result of a batch norm in training, and the new running statistics."""
 
-    y: Tensor
+    y: TorchTensor
     mean: Array
     var: Array
 
 
 @dataclass(frozen=True)
 class BatchNormSettings:
-    """Settings of batch norm, in ATen's order; of instance norm, `training` is whether each sample
-    has its statistics."""
+    """Settings of batch norm, in ATen's order.
+
+    For instance norm, `training` is whether the statistics of each sample are used.
+    """
 
     training: bool
     momentum: float
@@ -188,16 +198,16 @@ class RunningNorm:
 
 @aten("batch_norm.default", kind="batch_norm", full_weights=True, settings=BatchNormSettings)
 def batch_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
+    x: TorchTensor,
+    weight: TorchTensor | None,
+    bias: TorchTensor | None,
+    running_mean: TorchTensor | None,
+    running_var: TorchTensor | None,
     settings: BatchNormSettings,
-) -> Tensor | NormResult:
-    """Normalise each channel (axis 1): by the batch in training, else by the running statistics.
+) -> TorchTensor | NormResult:
+    """Normalize each channel (axis 1) by the batch in training, else by the running statistics.
 
-    In training those move by `momentum` towards the batch's mean and its unbiased variance.
+    In training, running statistics move by `momentum` to the batch's mean and unbiased variance.
     """
     channel = x.axis(1)
     axes = tuple(axis for axis in range(x.ndim) if axis != channel)
@@ -230,17 +240,17 @@ def batch_norm(
     settings=RunningNorm,
 )
 def batch_norm_no_training(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
+    x: TorchTensor,
+    weight: TorchTensor | None,
+    bias: TorchTensor | None,
+    running_mean: TorchTensor,
+    running_var: TorchTensor,
     settings: RunningNorm,
-) -> tuple[Tensor]:
-    """Batch norm by the running statistics."""
-    how = BatchNormSettings(False, settings.momentum, settings.eps)
-    y = batch_norm(x, weight, bias, running_mean, running_var, how)
-    assert isinstance(y, Tensor)
+) -> tuple[TorchTensor]:
+    """Normalize each channel by the running statistics."""
+    batch_settings = BatchNormSettings(False, settings.momentum, settings.eps)
+    y = batch_norm(x, weight, bias, running_mean, running_var, batch_settings)
+    assert isinstance(y, TorchTensor)
     return (y,)
 
 
@@ -251,14 +261,14 @@ def batch_norm_no_training(
     settings=BatchNormSettings,
 )
 def batch_norm_functional(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
+    x: TorchTensor,
+    weight: TorchTensor | None,
+    bias: TorchTensor | None,
+    running_mean: TorchTensor,
+    running_var: TorchTensor,
     settings: BatchNormSettings,
-) -> tuple[Tensor | None, ...]:
-    """Batch norm by the batch, with the new running statistics as its last two results."""
+) -> tuple[TorchTensor | None, ...]:
+    """Normalize each channel by the batch; the last two results are the new running statistics."""
     settings = replace(settings, training=True)
     result = batch_norm(x, weight, bias, running_mean, running_var, settings)
     assert isinstance(result, NormResult)
@@ -267,14 +277,14 @@ def batch_norm_functional(
 
 @aten("layer_norm.default", kind="layer_norm", full_weights=True)
 def layer_norm(
-    x: Tensor,
+    x: TorchTensor,
     normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    weight: TorchTensor | None = None,
+    bias: TorchTensor | None = None,
     eps: float = 1e-5,
     cudnn_enable: bool = True,
-) -> Tensor:
-    """Normalise each sample over its last axes."""
+) -> TorchTensor:
+    """Normalize each sample over its last axes."""
     count = len(normalized_shape)
     if x.shape[x.ndim - count :] != tuple(normalized_shape):
         raise ValueError(f"layer norm over {tuple(normalized_shape)} of shape {x.shape}")
@@ -292,23 +302,23 @@ def _standardise(x: Array, axes: Sequence[int], eps: float) -> Array:
 
 @aten("native_layer_norm.default", kind="layer_norm", full_weights=True)
 def native_layer_norm(
-    x: Tensor,
+    x: TorchTensor,
     normalized_shape: Sequence[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
+    weight: TorchTensor | None,
+    bias: TorchTensor | None,
     eps: float,
-) -> tuple[Tensor]:
-    """Layer norm without the statistics, which are the other results of the operator."""
+) -> tuple[TorchTensor]:
+    """Apply layer norm, without the statistics, which are the operator's other results."""
     return (layer_norm(x, normalized_shape, weight, bias, eps),)
 
 
 @aten("rms_norm.default", kind="layer_norm", full_weights=True)
 def rms_norm(
-    x: Tensor,
+    x: TorchTensor,
     normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
+    weight: TorchTensor | None = None,
     eps: float | None = None,
-) -> Tensor:
+) -> TorchTensor:
     """Divide each sample by the root of the mean of squares over its last axes."""
     numbers = range(x.ndim - len(normalized_shape), x.ndim)
     a = x.array.astype(jnp.float32)
@@ -319,16 +329,16 @@ def rms_norm(
 
 @aten("group_norm.default", kind="group_norm", full_weights=True)
 def group_norm(
-    x: Tensor,
+    x: TorchTensor,
     num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    weight: TorchTensor | None = None,
+    bias: TorchTensor | None = None,
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
-) -> Tensor:
-    """Normalise each sample over its positions and each group of channels (axis 1)."""
+) -> TorchTensor:
+    """Normalize each sample over its positions and each group of channels (axis 1)."""
     order = (0, *range(2, x.ndim), 1)
-    ordered = Tensor(x.transpose(order), order)
+    ordered = TorchTensor(x.transpose(order), order)
     a = ordered.array.astype(jnp.float32)
     if num_groups < 1 or a.shape[-1] % num_groups:
         raise ValueError(f"{num_groups} groups of {a.shape[-1]} channels")
@@ -339,23 +349,27 @@ def group_norm(
 
 @aten("instance_norm.default", full_weights=True, settings=BatchNormSettings)
 def instance_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
+    x: TorchTensor,
+    weight: TorchTensor | None,
+    bias: TorchTensor | None,
+    running_mean: TorchTensor | None,
+    running_var: TorchTensor | None,
     settings: BatchNormSettings,
-) -> Tensor:
-    """Normalise each channel of each sample over its positions."""
+) -> TorchTensor:
+    """Normalize each channel of each sample over its positions."""
     if not settings.training or running_mean is not None:
-        raise ValueError("instance norm with running statistics is not computed")
+        raise ValueError("instance norm must have no running statistics")
     return group_norm(x, x.shape[1], weight, bias, settings.eps)
 
 
 def _affine(
-    x: Tensor, y: Array, weight: Tensor | None, bias: Tensor | None, numbers: Sequence[int]
+    x: TorchTensor,
+    y: Array,
+    weight: TorchTensor | None,
+    bias: TorchTensor | None,
+    numbers: Sequence[int],
 ) -> Array:
-    """Return y times the weight plus the bias, which have the axes of these numbers."""
+    """Return y times the weight plus the bias, whose axes are PyTorch's `numbers`."""
     if weight is not None:
         y = y * _broadcast_weight(x, weight, numbers)
     if bias is not None:
@@ -363,7 +377,7 @@ def _affine(
     return y.astype(x.dtype)
 
 
-def _broadcast_weight(x: Tensor, weight: Tensor, numbers: Sequence[int]) -> Array:
+def _broadcast_weight(x: TorchTensor, weight: TorchTensor, numbers: Sequence[int]) -> Array:
     array = weight.transpose([numbers.index(number) for number in x.order if number in numbers])
     sizes = [x.shape[number] if number in numbers else 1 for number in x.order]
     return array.reshape(sizes)

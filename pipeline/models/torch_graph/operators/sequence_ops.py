@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten, compute_in_float32
 from pipeline.models.torch_graph.operators.random_ops import drop_values
-from pipeline.models.torch_graph.tensor import Tensor, to_tensor
+from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,16 @@ class Attention:
 @aten("scaled_dot_product_attention.default", kind="self_attention", draws=True, settings=Attention)
 def scaled_dot_product_attention(
     context: OperatorContext,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
+    query: TorchTensor,
+    key: TorchTensor,
+    value: TorchTensor,
+    attn_mask: TorchTensor | None = None,
     settings: Attention = Attention(),
-) -> Tensor:
-    """softmax(query @ key^T * scale) @ value (Vaswani et al. 2017, eq. 1), softmax in float32.
+) -> TorchTensor:
+    """Return softmax(query @ key^T * scale) @ value (Vaswani et al. 2017, eq. 1).
 
-    Arrays are (..., length, features). A mask of booleans is true for a position that is read; a
-    mask of numbers is added.
+    Arrays are (..., length, features), and the softmax is in float32. A mask of booleans is true
+    for a position that is read; a mask of numbers is added.
     """
     q, k, v = (x.plain() for x in (query, key, value))
     if settings.enable_gqa:
@@ -59,8 +59,8 @@ def scaled_dot_product_attention(
 
 State = tuple[Array, ...]
 Cell = Callable[[State, Array, Array, Array | None], State]
-"""(state, inputs times their kernel, kernel of the state, its bias) -> state; the first array of a
-state is the output."""
+"""Function of state, inputs times their kernel, kernel and bias of the state, to the next state,
+whose first array is the output."""
 
 _TIME_FIRST = (1, 0, 2)
 
@@ -69,7 +69,7 @@ _TIME_FIRST = (1, 0, 2)
 class Recurrence:
     """Arguments of PyTorch's recurrent operators after their states, in their order."""
 
-    weights: Sequence[Tensor]
+    weights: Sequence[TorchTensor]
     has_biases: bool
     num_layers: int
     dropout: float
@@ -79,20 +79,19 @@ class Recurrence:
 
 
 def lstm_cell(state: State, inputs: Array, kernel: Array, bias: Array | None) -> State:
-    """LSTM (Hochreiter and Schmidhuber 1997) with the gates input, forget, cell and output."""
+    """Compute an LSTM (Hochreiter and Schmidhuber 1997); gates: input, forget, cell and output."""
     hidden, cell = state
-    gates = inputs + _product(hidden, kernel, bias)
-    enter, forget, new, leave = jnp.split(gates, 4, -1)
-    cell = jax.nn.sigmoid(forget) * cell + jax.nn.sigmoid(enter) * jnp.tanh(new)
-    return jax.nn.sigmoid(leave) * jnp.tanh(cell), cell
+    gates = inputs + _multiply(hidden, kernel, bias)
+    input_gate, forget_gate, new, output_gate = jnp.split(gates, 4, -1)
+    cell = jax.nn.sigmoid(forget_gate) * cell + jax.nn.sigmoid(input_gate) * jnp.tanh(new)
+    return jax.nn.sigmoid(output_gate) * jnp.tanh(cell), cell
 
 
 def gru_cell(state: State, inputs: Array, kernel: Array, bias: Array | None) -> State:
-    """GRU (Cho et al. 2014) with the gates reset, update and new; reset is applied after the
-    product."""
+    """Compute a GRU (Cho et al. 2014); gates: reset (after the product), update and new."""
     (hidden,) = state
     x_reset, x_update, x_new = jnp.split(inputs, 3, -1)
-    h_reset, h_update, h_new = jnp.split(_product(hidden, kernel, bias), 3, -1)
+    h_reset, h_update, h_new = jnp.split(_multiply(hidden, kernel, bias), 3, -1)
     reset = jax.nn.sigmoid(x_reset + h_reset)
     update = jax.nn.sigmoid(x_update + h_update)
     new = jnp.tanh(x_new + reset * h_new)
@@ -101,12 +100,12 @@ def gru_cell(state: State, inputs: Array, kernel: Array, bias: Array | None) -> 
 
 def _make_plain_cell(activation: Callable[[Array], Array]) -> Cell:
     def cell(state: State, inputs: Array, kernel: Array, bias: Array | None) -> State:
-        return (activation(inputs + _product(state[0], kernel, bias)),)
+        return (activation(inputs + _multiply(state[0], kernel, bias)),)
 
     return cell
 
 
-def _product(hidden: Array, kernel: Array, bias: Array | None) -> Array:
+def _multiply(hidden: Array, kernel: Array, bias: Array | None) -> Array:
     product = hidden @ kernel.T
     return product if bias is None else product + bias
 
@@ -120,37 +119,37 @@ CELLS: Mapping[str, Cell] = {
 
 
 def _register(name: str, cell: Cell) -> None:
-    """Register an operator: outputs of the last layer, and the last states of all layers."""
+    """Register an operator that returns the last layer's outputs and all layers' last states."""
 
     @aten(f"{name}.input", draws=True, settings=Recurrence)
     def apply(
         context: OperatorContext,
-        x: Tensor,
-        states: Tensor | tuple[Tensor, ...],
+        x: TorchTensor,
+        states: TorchTensor | tuple[TorchTensor, ...],
         settings: Recurrence,
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[TorchTensor, ...]:
         states = states if isinstance(states, tuple) else (states,)
-        return _layers(context, cell, x, states, settings)
+        return _compute_layers(context, cell, x, states, settings)
 
 
 for _name, _cell in CELLS.items():
     _register(_name, _cell)
 
 
-def _layers(
+def _compute_layers(
     context: OperatorContext,
     cell: Cell,
-    x: Tensor,
-    states: tuple[Tensor, ...],
+    x: TorchTensor,
+    states: tuple[TorchTensor, ...],
     settings: Recurrence,
-) -> tuple[Tensor, ...]:
-    """Stacked layers, each in one or both directions, with dropout between them."""
+) -> tuple[TorchTensor, ...]:
+    """Compute stacked layers, each in one or both directions, with dropout between them."""
     directions = 2 if settings.bidirectional else 1
     num_weights = 4 if settings.has_biases else 2
     weights = settings.weights
     if len(weights) != settings.num_layers * directions * num_weights:
         raise ValueError(
-            f"{len(weights)} weights for {settings.num_layers} layers; projections are not read"
+            f"{len(weights)} weights for {settings.num_layers} layers; must have no projections"
         )
     batch_first = settings.batch_first
     outputs = x.plain().transpose(_TIME_FIRST) if batch_first else x.plain()
@@ -162,12 +161,12 @@ def _layers(
             outputs = drop_values(outputs, settings.dropout, key)
         sequences = []
         for direction in range(directions):
-            at = layer * directions + direction
-            layer_weights = weights[at * num_weights : (at + 1) * num_weights]
+            index = layer * directions + direction
+            layer_weights = weights[index * num_weights : (index + 1) * num_weights]
             arrays = [weight.plain().astype(outputs.dtype) for weight in layer_weights]
-            start = tuple(state[at] for state in initial)
-            after, sequence = _scan(cell, outputs, start, arrays, reverse=direction == 1)
-            last.append(after)
+            start = tuple(state[index] for state in initial)
+            end, sequence = _scan(cell, outputs, start, arrays, reverse=direction == 1)
+            last.append(end)
             sequences.append(sequence)
         outputs = jnp.concatenate(sequences, -1)
     final = (to_tensor(jnp.stack(parts)) for parts in zip(*last, strict=True))
@@ -177,14 +176,14 @@ def _layers(
 def _scan(
     cell: Cell, x: Array, start: State, weights: Sequence[Array], reverse: bool
 ) -> tuple[State, Array]:
-    """The last state and all outputs (time, batch, features) of one layer in one direction."""
+    """Return the last state and all outputs (time, batch, features) of a layer in one direction."""
     kernel, state_kernel, *biases = weights
-    # One product for all times; the products of the states depend on each other.
-    inputs = _product(x, kernel, biases[0] if biases else None)
+    # The inputs of all times are multiplied at once; products of states depend on each other.
+    inputs = _multiply(x, kernel, biases[0] if biases else None)
     state_bias = biases[1] if biases else None
 
-    def step(state: State, now: Array) -> tuple[State, Array]:
-        state = cell(state, now, state_kernel, state_bias)
+    def step(state: State, step_inputs: Array) -> tuple[State, Array]:
+        state = cell(state, step_inputs, state_kernel, state_bias)
         return state, state[0]
 
     return lax.scan(step, start, inputs, reverse=reverse)

@@ -12,7 +12,7 @@ from jax import lax
 
 from pipeline.models.torch_graph.operator_table import aten, plain
 from pipeline.models.torch_graph.tensor import (
-    Tensor,
+    TorchTensor,
     count_values,
     drop_axes,
     permute_axes,
@@ -23,12 +23,12 @@ from pipeline.models.torch_graph.tensor import (
 Sizes = Sequence[int]
 
 MAX_PIECES = 4096
-"""Limit of the pieces that an array is split into, each of which takes time to trace."""
+"""Most pieces of a split array, since tracing a piece takes time."""
 
 
 @aten("view.default", "reshape.default", "_unsafe_view.default", "_reshape_alias.default")
-def view(x: Tensor, shape: Sizes, *_: Any) -> Tensor:
-    """The same values in another shape; -1 stands for the remaining size."""
+def view(x: TorchTensor, shape: Sizes, *_: Any) -> TorchTensor:
+    """Return the same values in another shape; -1 is the remaining size."""
     return reshape_axes(x, shape)
 
 
@@ -37,8 +37,8 @@ aten("permute.default")(permute_axes)
 
 
 @aten("flatten.using_ints")
-def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    """Axes from one to another merged."""
+def flatten(x: TorchTensor, start_dim: int = 0, end_dim: int = -1) -> TorchTensor:
+    """Merge the axes from `start_dim` to `end_dim`."""
     if x.ndim == 0:
         return reshape_axes(x, (1,))
     start = start_dim % x.ndim
@@ -47,8 +47,8 @@ def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 
 @aten("unflatten.int")
-def unflatten(x: Tensor, dim: int, sizes: Sizes) -> Tensor:
-    """An axis split into several."""
+def unflatten(x: TorchTensor, dim: int, sizes: Sizes) -> TorchTensor:
+    """Split an axis into several axes."""
     dim %= x.ndim
     product = math.prod(size for size in sizes if size != -1)
     inferred = [x.shape[dim] // product if size == -1 else size for size in sizes]
@@ -56,8 +56,8 @@ def unflatten(x: Tensor, dim: int, sizes: Sizes) -> Tensor:
 
 
 @aten("transpose.int", "swapaxes.default", "swapdims.default")
-def transpose(x: Tensor, first: int, second: int) -> Tensor:
-    """Two axes exchanged."""
+def transpose(x: TorchTensor, first: int, second: int) -> TorchTensor:
+    """Swap two axes."""
     if x.ndim == 0:
         return x
     numbers = list(range(x.ndim))
@@ -71,8 +71,8 @@ aten("t.default", "numpy_T.default", "mT.default")(
 
 
 @aten("movedim.intlist", "movedim.int")
-def move_axes(x: Tensor, source: int | Sizes, destination: int | Sizes) -> Tensor:
-    """Axes moved to other places."""
+def move_axes(x: TorchTensor, source: int | Sizes, destination: int | Sizes) -> TorchTensor:
+    """Move axes to other positions."""
     sources = [source] if isinstance(source, int) else list(source)
     targets = [destination] if isinstance(destination, int) else list(destination)
     places = dict(zip((t % x.ndim for t in targets), (s % x.ndim for s in sources), strict=True))
@@ -81,33 +81,33 @@ def move_axes(x: Tensor, source: int | Sizes, destination: int | Sizes) -> Tenso
 
 
 @aten("unsqueeze.default")
-def unsqueeze(x: Tensor, dim: int) -> Tensor:
-    """An axis of size 1 inserted."""
+def unsqueeze(x: TorchTensor, dim: int) -> TorchTensor:
+    """Insert an axis of size 1."""
     if not -x.ndim - 1 <= dim <= x.ndim:
         raise ValueError(f"axis {dim} of an array with {x.ndim} axes")
     dim %= x.ndim + 1
     order = tuple(number + (number >= dim) for number in x.order)
-    return Tensor(x.array[None], (dim, *order))
+    return TorchTensor(x.array[None], (dim, *order))
 
 
 @aten("squeeze.dim", "squeeze.dims", "squeeze.default")
-def squeeze(x: Tensor, dim: int | Sizes | None = None) -> Tensor:
-    """Axes of size 1 removed: all, or those that are named."""
+def squeeze(x: TorchTensor, dim: int | Sizes | None = None) -> TorchTensor:
+    """Remove axes of size 1: all, or those in `dim`."""
     named = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
     removed = [number % x.ndim for number in named if x.shape[number] == 1]
     return drop_axes(x, removed, jnp.squeeze(x.array, x.axes(removed)))
 
 
 @aten("expand.default", "broadcast_to.default")
-def expand(x: Tensor, sizes: Sizes, *, implicit: bool = False) -> Tensor:
-    """Axes of size 1 repeated, and new leading axes; -1 is the old size."""
+def expand(x: TorchTensor, sizes: Sizes, *, implicit: bool = False) -> TorchTensor:
+    """Repeat axes of size 1, and add leading axes; -1 is the old size."""
     if len(sizes) < x.ndim:
         raise ValueError(f"shape {x.shape} can't be expanded to {tuple(sizes)}")
     new = len(sizes) - x.ndim
     shape = [old if size == -1 else size for old, size in zip(x.shape, sizes[new:], strict=True)]
     shape = [*sizes[:new], *shape]
     order = (*range(new), *(number + new for number in x.order))
-    return Tensor(jnp.broadcast_to(x.array, [shape[number] for number in order]), order)
+    return TorchTensor(jnp.broadcast_to(x.array, [shape[number] for number in order]), order)
 
 
 aten("expand_as.default")(lambda x, other: expand(x, other.shape))
@@ -117,21 +117,21 @@ aten("triu.default")(plain(jnp.triu))
 
 
 @aten("repeat_interleave.self_int")
-def repeat_interleave(x: Tensor, repeats: int, dim: int | None = None) -> Tensor:
-    """Each value repeated, along an axis."""
+def repeat_interleave(x: TorchTensor, repeats: int, dim: int | None = None) -> TorchTensor:
+    """Repeat each value along an axis."""
     if dim is None:
         return to_tensor(jnp.repeat(x.plain().reshape(-1), repeats))
     return x.with_array(jnp.repeat(x.array, repeats, x.axis(dim)))
 
 
 @aten("cat.default", "concat.default")
-def concatenate(arrays: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Arrays joined along an axis."""
+def concatenate(arrays: Sequence[TorchTensor], dim: int = 0) -> TorchTensor:
+    """Join tensors along an axis."""
     present = [array for array in arrays if array.shape != (0,)]
     order = max(present, key=count_values).order
     dtype = jnp.result_type(*(array.dtype for array in present))
     parts = [array.transpose(order).astype(dtype) for array in present]
-    return Tensor(jnp.concatenate(parts, order.index(dim % len(order))), order)
+    return TorchTensor(jnp.concatenate(parts, order.index(dim % len(order))), order)
 
 
 aten("stack.default")(
@@ -141,16 +141,16 @@ aten("stack.default")(
 
 @aten("slice.Tensor")
 def slice_axis(
-    x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Tensor:
-    """A range of an axis."""
+    x: TorchTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> TorchTensor:
+    """Return a range of an axis."""
     axis = x.axis(dim)
     return x.with_array(x.array[(slice(None),) * axis + (slice(start, end, step),)])
 
 
 @aten("select.int")
-def select(x: Tensor, dim: int, index: int) -> Tensor:
-    """One place of an axis, without the axis."""
+def select(x: TorchTensor, dim: int, index: int) -> TorchTensor:
+    """Return an index of an axis, without the axis."""
     size = x.shape[dim]
     if not -size <= index < size:
         raise ValueError(f"index {index} of an axis of size {size}")
@@ -159,15 +159,15 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
 
 
 @aten("narrow.default")
-def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
-    """A range of an axis, by its length."""
+def narrow(x: TorchTensor, dim: int, start: int, length: int) -> TorchTensor:
+    """Return a range of an axis by its start and length."""
     start = start if start >= 0 else start + x.shape[dim]
     return slice_axis(x, dim, start, start + length)
 
 
 @aten("split.Tensor", "split.default")
-def split(x: Tensor, split_size: int, dim: int = 0) -> tuple[Tensor, ...]:
-    """Pieces of an axis of one size; the last may be smaller."""
+def split(x: TorchTensor, split_size: int, dim: int = 0) -> tuple[TorchTensor, ...]:
+    """Split an axis into pieces of one size; the last may be smaller."""
     size = x.shape[dim]
     starts = range(0, max(size, 1), max(split_size, 1))
     _require_few(len(starts))
@@ -175,45 +175,45 @@ def split(x: Tensor, split_size: int, dim: int = 0) -> tuple[Tensor, ...]:
 
 
 @aten("split_with_sizes.default", "split.sizes")
-def split_with_sizes(x: Tensor, sizes: Sizes, dim: int = 0) -> tuple[Tensor, ...]:
-    """Pieces of an axis of these sizes."""
+def split_with_sizes(x: TorchTensor, sizes: Sizes, dim: int = 0) -> tuple[TorchTensor, ...]:
+    """Split an axis into pieces of several sizes."""
     _require_few(len(sizes))
     ends = itertools.accumulate(sizes)
     return tuple(slice_axis(x, dim, end - size, end) for size, end in zip(sizes, ends, strict=True))
 
 
 @aten("chunk.default")
-def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    """At most `chunks` pieces of an axis, of one size but for the last."""
+def chunk(x: TorchTensor, chunks: int, dim: int = 0) -> tuple[TorchTensor, ...]:
+    """Split an axis into at most `chunks` pieces of one size; the last may be smaller."""
     if chunks < 1:
         raise ValueError(f"{chunks} chunks; must be at least 1")
     return split(x, -(-x.shape[dim] // chunks), dim)
 
 
 @aten("unbind.int")
-def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
-    """Every place of an axis, without the axis."""
+def unbind(x: TorchTensor, dim: int = 0) -> tuple[TorchTensor, ...]:
+    """Return every index of an axis, without the axis."""
     _require_few(x.shape[dim])
     return tuple(select(x, dim, index) for index in range(x.shape[dim]))
 
 
 @aten("slice_scatter.default")
 def slice_scatter(
-    x: Tensor,
-    source: Tensor,
+    x: TorchTensor,
+    source: TorchTensor,
     dim: int = 0,
     start: int | None = None,
     end: int | None = None,
     step: int = 1,
-) -> Tensor:
-    """x with a range of an axis replaced."""
+) -> TorchTensor:
+    """Return x with another range of an axis."""
     where = (slice(None),) * x.axis(dim) + (slice(start, end, step),)
     return x.with_array(x.array.at[where].set(source.transpose(x.order).astype(x.dtype)))
 
 
 @aten("select_scatter.default")
-def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    """x with one place of an axis replaced."""
+def select_scatter(x: TorchTensor, source: TorchTensor, dim: int, index: int) -> TorchTensor:
+    """Return x with another value at an index of an axis."""
     return slice_scatter(x, unsqueeze(source, dim % x.ndim), dim, index, index + 1 or None)
 
 
@@ -221,8 +221,8 @@ aten("flip.default")(lambda x, dims: x.with_array(jnp.flip(x.array, x.axes(dims)
 
 
 @aten("roll.default")
-def roll(x: Tensor, shifts: int | Sizes, dims: int | Sizes = ()) -> Tensor:
-    """Axes rotated: values that leave at the end enter at the beginning."""
+def roll(x: TorchTensor, shifts: int | Sizes, dims: int | Sizes = ()) -> TorchTensor:
+    """Rotate axes: values move from the end to the beginning."""
     amounts = (shifts,) if isinstance(shifts, int) else tuple(shifts)
     numbers = (dims,) if isinstance(dims, int) else tuple(dims)
     if not numbers:
@@ -231,10 +231,12 @@ def roll(x: Tensor, shifts: int | Sizes, dims: int | Sizes = ()) -> Tensor:
 
 
 @aten("pad.default", "constant_pad_nd.default")
-def pad(x: Tensor, pads: Sizes, mode: Any = "constant", value: float | None = None) -> Tensor:
-    """Borders around the last axes, (before, after) from the last axis on.
+def pad(
+    x: TorchTensor, pads: Sizes, mode: Any = "constant", value: float | None = None
+) -> TorchTensor:
+    """Pad the last axes by (before, after) for each, beginning with the last axis.
 
-    A negative border crops. Modes: constant, reflect, replicate and circular.
+    A negative pad crops. The modes are constant, reflect, replicate and circular.
     """
     if isinstance(mode, int | float):
         value = mode
@@ -247,14 +249,14 @@ def pad(x: Tensor, pads: Sizes, mode: Any = "constant", value: float | None = No
         return x.with_array(lax.pad(x.array, filling, [(low, high, 0) for low, high in widths]))
     modes = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
     if mode not in modes:
-        raise ValueError(f"padding {mode!r} is not computed; must be constant, reflect, ...")
+        raise ValueError(f"padding {mode!r}; must be one of constant, {', '.join(modes)}")
     return x.with_array(jnp.pad(x.array, widths, modes[mode]))
 
 
 @aten("pixel_shuffle.default")
 @plain
 def pixel_shuffle(x: Any, factor: int) -> Any:
-    """Channels of each pixel spread over factor x factor pixels."""
+    """Move the channels of each pixel to factor x factor pixels."""
     *batch, channels, height, width = x.shape
     features = channels // factor**2
     parts = x.reshape((*batch, features, factor, factor, height, width))
@@ -263,8 +265,8 @@ def pixel_shuffle(x: Any, factor: int) -> Any:
 
 
 @aten("channel_shuffle.default")
-def channel_shuffle(x: Tensor, groups: int) -> Tensor:
-    """Channels of several groups interleaved."""
+def channel_shuffle(x: TorchTensor, groups: int) -> TorchTensor:
+    """Interleave the channels of groups."""
     batch, channels, *sizes = x.shape
     grouped = reshape_axes(x, (batch, groups, channels // groups, *sizes))
     return reshape_axes(transpose(grouped, 1, 2), x.shape)
@@ -272,4 +274,4 @@ def channel_shuffle(x: Tensor, groups: int) -> Tensor:
 
 def _require_few(pieces: int) -> None:
     if pieces > MAX_PIECES:
-        raise ValueError(f"{pieces:,} pieces; at most {MAX_PIECES:,} are computed")
+        raise ValueError(f"{pieces:,} pieces; must be at most {MAX_PIECES:,}")

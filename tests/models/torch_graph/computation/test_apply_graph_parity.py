@@ -116,7 +116,7 @@ def test_an_error_names_operator_module_and_line() -> None:
 
 def test_images_of_another_size_are_refused() -> None:
     graph = golden_graph("residual")
-    with pytest.raises(ValueError, match=r"was made for images 12x12x3 .* and 8x8x3 came"):
+    with pytest.raises(ValueError, match=r"images are 8x8x3 .*; must be 12x12x3"):
         jax.eval_shape(
             lambda v, x: network_of(graph).apply(v, x, train=False),
             initial_variables_of(graph),

@@ -69,7 +69,7 @@ def test_what_is_wrong_is_said(document: dict[str, Any]) -> None:
     later = [*first[:2], [{"value": "relu"}, *first[2][1:]], *first[3:]]
     assert "reads relu, which is not before it" in refusal(document, train=with_first(later))
     missing = [*first[:2], [first[2][0], {"array": "nope"}], *first[3:]]
-    assert "reads array nope, which there is not" in refusal(document, train=with_first(missing))
+    assert "reads array nope, which is missing" in refusal(document, train=with_first(missing))
     many = [*first[:2], [*first[2], 1, 1, 1, 1, 1, 1, 1], *first[3:]]
     assert "too many positional arguments" in refusal(document, train=with_first(many))
     assert "two nodes are called" in refusal(
@@ -88,10 +88,10 @@ def test_arrays_must_be_those_of_the_graph(document: dict[str, Any]) -> None:
     assert "two arrays have the same path" in refusal(
         document, arrays={**arrays, "stem.weight": ["fc/kernel", *others]}
     )
-    assert "lies within another" in refusal(
+    assert "is inside another array's" in refusal(
         document, arrays={**arrays, "stem.weight": ["fc/kernel/more", *others]}
     )
-    assert "in one of graph and weights, not in both" in refusal(
+    assert "must be in both graph and weights" in refusal(
         document, arrays={**arrays, "more": [path + "2", *others]}
     )
     wide = [path, *others[:2], [3, 3, 3, 9], others[3]]
@@ -102,9 +102,9 @@ def test_arrays_must_be_those_of_the_graph(document: dict[str, Any]) -> None:
 
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
     for content, message in (
-        ("[", "is no graph: Expecting value"),
-        ("[" * 100_000, "is no graph: is nested too deeply"),
-        ("{}", "has no weights beside it"),
+        ("[", "isn't a graph: Expecting value"),
+        ("[" * 100_000, "isn't a graph: is nested too deeply"),
+        ("{}", "has no readable weights beside it"),
     ):
         file = tmp_path / "net.torch.json"
         file.write_text(content)

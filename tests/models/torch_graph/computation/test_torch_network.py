@@ -18,7 +18,7 @@ from pipeline.models.torch_graph.computation.torch_network import (
     initial_variables_of,
 )
 from pipeline.models.torch_graph.operator_table import OPERATORS, OperatorContext
-from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, Tensor
+from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, TorchTensor
 from tests.models.torch_graph.golden_graphs import (
     NAMES,
     golden_graph,
@@ -66,7 +66,7 @@ def test_the_same_values_are_dropped_in_both_layouts(name: str) -> None:
     dropped = []
     for layout, order in IMAGE_ORDERS.items():
         context = OperatorContext("float32", DEFAULTS, layout, lambda: jax.random.key(0))
-        x = Tensor(Tensor(IMAGES, NHWC).transpose(order), order)
+        x = TorchTensor(TorchTensor(IMAGES, NHWC).transpose(order), order)
         dropped.append(OPERATORS[f"aten.{name}.default"](context, x, 0.5, True).plain())
     np.testing.assert_array_equal(*dropped)
     assert 0.1 < float((dropped[0] == 0).mean()) < 0.9

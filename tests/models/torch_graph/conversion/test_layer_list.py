@@ -12,14 +12,14 @@ from flax.traverse_util import unflatten_dict
 from pipeline.models.layers import standard
 from pipeline.models.modules.standard import Network
 from pipeline.models.torch_graph.conversion.known_layers import UnknownLayerError
-from pipeline.models.torch_graph.conversion.layer_list import layers_of, open_to_classes
+from pipeline.models.torch_graph.conversion.layer_list import list_layers, open_to_classes
 from tests.models.build import network
 from tests.models.torch_graph.golden_graphs import golden_graph, golden_results
 
 
 @pytest.mark.parametrize("name", ["residual", pytest.param("mobile", marks=pytest.mark.slow)])
 def test_layers_give_the_logits_of_pytorch(name: str) -> None:
-    found, theirs = layers_of(golden_graph(name)), golden_results(name)
+    found, theirs = list_layers(golden_graph(name)), golden_results(name)
     own: Network = network(*found.layers)
     variables = unflatten_dict(dict(found.arrays), sep="/")
     logits = jax.jit(lambda v, x: own.apply(v, x, train=False))(variables, theirs["images"])
@@ -27,14 +27,14 @@ def test_layers_give_the_logits_of_pytorch(name: str) -> None:
 
 
 def test_a_residual_block_and_a_gate_are_recognised() -> None:
-    residual = layers_of(golden_graph("residual")).layers
+    residual = list_layers(golden_graph("residual")).layers
     assert [layer.name for layer in residual] == [
         *("conv", "batch_norm", "relu", "max_pool", "residual", "relu", "global_avg_pool", "dense"),
     ]
     block = residual[4]
     assert isinstance(block, standard.Residual)
     assert [layer.name for layer in block.shortcut] == ["conv", "batch_norm"]
-    mobile = layers_of(golden_graph("mobile")).layers
+    mobile = list_layers(golden_graph("mobile")).layers
     bodies = [each.body for each in mobile if isinstance(each, standard.Residual)]
     gates = [layer for body in bodies for layer in body if isinstance(layer, standard.Gate)]
     assert [layer.name for layer in gates[-1].body] == [
@@ -43,13 +43,13 @@ def test_a_residual_block_and_a_gate_are_recognised() -> None:
 
 
 def test_weights_have_their_names_here() -> None:
-    arrays = layers_of(golden_graph("residual")).arrays
+    arrays = list_layers(golden_graph("residual")).arrays
     assert arrays["params/residual_0/shortcut/conv_0/kernel"].shape == (1, 1, 8, 8)
     assert {"batch_stats/batch_norm_0/mean", "params/dense_0/kernel"} <= set(arrays)
 
 
 def test_momentum_is_the_share_that_is_kept() -> None:
-    norm = layers_of(golden_graph("residual")).layers[1]
+    norm = list_layers(golden_graph("residual")).layers[1]
     assert isinstance(norm, standard.BatchNorm)
     assert norm.momentum == 0.8
 
@@ -58,22 +58,22 @@ def test_momentum_is_the_share_that_is_kept() -> None:
     ("name", "module"),
     [
         ("patches", r"aten\.expand|aten\.add|aten\.flatten"),
-        ("recurrent", r"aten\.mean|aten\.lstm|it reads a part"),
-        ("dropped", "it reads nothing that comes before it"),
-        ("shuffle", "it reads a part of a value"),
+        ("recurrent", r"aten\.mean|aten\.lstm|it must read whole values"),
+        ("dropped", "it must read a value before it"),
+        ("shuffle", "it must read whole values"),
     ],
 )
 def test_an_unknown_module_is_named(name: str, module: str) -> None:
-    with pytest.raises(UnknownLayerError, match=r"module .* is no known layer") as caught:
-        layers_of(golden_graph(name))
+    with pytest.raises(UnknownLayerError, match=r"module .* isn't a known layer") as caught:
+        list_layers(golden_graph(name))
     assert caught.match(module)
 
 
 def test_the_last_layer_is_opened_to_the_classes() -> None:
-    opened = open_to_classes(layers_of(golden_graph("residual")).layers)
+    opened = open_to_classes(list_layers(golden_graph("residual")).layers)
     assert isinstance(opened[-1], standard.Dense)
     assert opened[-1].features == "$classes"
-    with pytest.raises(UnknownLayerError, match="no convolution or dense layer of its own"):
+    with pytest.raises(UnknownLayerError, match="must come from a convolution or a dense layer"):
         open_to_classes((standard.Relu(),))
 
 
@@ -84,5 +84,5 @@ def test_a_node_of_two_uses_that_never_meet_is_refused() -> None:
         for node in graph.train.nodes
     )
     form = dataclasses.replace(graph.train, nodes=nodes)
-    with pytest.raises(UnknownLayerError, match=r"no residual block, gate or branches"):
-        layers_of(dataclasses.replace(graph, train=form))
+    with pytest.raises(UnknownLayerError, match=r"must be a residual block, a gate or branches"):
+        list_layers(dataclasses.replace(graph, train=form))
