@@ -77,13 +77,13 @@ class LayerError:
         """Score of the error; above 1 the tensor is a finding."""
         if not np.isfinite(self.ratio):
             return inf
-        narrow = self.dtype in ("float16", "bfloat16")
-        factor = FACTOR if narrow else FACTOR_FLOAT32
+        is_narrow = self.dtype in ("float16", "bfloat16")
+        factor = FACTOR if is_narrow else FACTOR_FLOAT32
         factor = FACTOR_WINOGRAD if self.has_winograd else factor
-        by_size = self.ratio / self.excused / (factor * (1 + FEW / sqrt(self.size)))
-        if narrow and self.size >= PATTERN_SIZE and self.ratio > 0.5:
-            by_size = max(by_size, self.pattern / max(self.expected_pattern, 1.0) / PATTERN)
-        return by_size
+        score = self.ratio / self.excused / (factor * (1 + FEW / sqrt(self.size)))
+        if is_narrow and self.size >= PATTERN_SIZE and self.ratio > 0.5:
+            score = max(score, self.pattern / max(self.expected_pattern, 1.0) / PATTERN)
+        return score
 
     def __str__(self) -> str:
         head = f"{self.name.layer} ({self.kind}): {self.name.tensor_index}"
@@ -121,7 +121,7 @@ def layer_errors(
         for tensors in (examined, wide, *expected)
     ]
     errors = []
-    for name, true in arrays[1].items():
+    for name, exact in arrays[1].items():
         array = arrays[0].get(name)
         if array is None:
             continue
@@ -129,23 +129,23 @@ def layer_errors(
         kind, dtype = (
             (layer_form.kind, layer_form.dtype) if layer_form is not None else ("loss", "float32")
         )
-        smallest = _compute_unit(dtype) * _compute_norm_of_terms(name, true, read)
+        smallest = _compute_unit(dtype) * _compute_norm_of_terms(name, exact, read)
         references = [
             by_name[name]
             for by_name in arrays[2:]
-            if name in by_name and by_name[name].shape == true.shape
+            if name in by_name and by_name[name].shape == exact.shape
         ]
         is_winograd = has_winograd and kind == "conv"
-        size = int(true.size)
+        size = int(exact.size)
         error = LayerError(name, kind, dtype, size, nan, 0.0, nan, nan, has_winograd=is_winograd)
-        errors.append(_measure_error(error, array, true, references, smallest))
+        errors.append(_measure_error(error, array, exact, references, smallest))
     return _excuse_similar(errors)
 
 
 def _measure_error(
     error: LayerError,
     array: np.ndarray,
-    true: np.ndarray,
+    exact: np.ndarray,
     references: Sequence[np.ndarray],
     smallest: float,
 ) -> LayerError:
@@ -154,22 +154,22 @@ def _measure_error(
     `references` are the reference's results in the examined types. `smallest` is a lower bound of
     the expected error's norm.
     """
-    if array.shape != true.shape:
-        return replace(error, misshapen=f"shape {array.shape}, not {true.shape}")
+    if array.shape != exact.shape:
+        return replace(error, misshapen=f"shape {array.shape}, not {exact.shape}")
     unit = _compute_unit(error.dtype)
     if not np.isfinite(array).all():
-        size = inf if np.isfinite(true).all() else 0.0
+        size = inf if np.isfinite(exact).all() else 0.0
         return replace(error, error=size, expected=unit, pattern=1.0, expected_pattern=1.0)
-    true_norm = norm(true)
-    errors = [norm(reference - true) for reference in references]
-    expected_norm = max([*errors, MIN_ROUNDING * unit * true_norm, smallest])
-    relative = 1 / true_norm if true_norm > 0 else 1.0
-    patterns = [pattern_of(reference - true) for reference in references]
+    exact_norm = norm(exact)
+    errors = [norm(reference - exact) for reference in references]
+    expected_norm = max([*errors, MIN_ROUNDING * unit * exact_norm, smallest])
+    relative = 1 / exact_norm if exact_norm > 0 else 1.0
+    patterns = [pattern_of(reference - exact) for reference in references]
     return replace(
         error,
-        error=norm(array - true) * relative,
+        error=norm(array - exact) * relative,
         expected=expected_norm * relative,
-        pattern=pattern_of(array - true),
+        pattern=pattern_of(array - exact),
         expected_pattern=max(patterns, default=1.0),
     )
 
@@ -179,7 +179,7 @@ def _compute_unit(dtype: str) -> float:
     return float(jnp.finfo(dtype).eps) / 2 if dtype not in ("int32", "bool") else 0.0
 
 
-def _compute_norm_of_terms(name: TensorName, true: np.ndarray, read: LayerTensors) -> float:
+def _compute_norm_of_terms(name: TensorName, exact: np.ndarray, read: LayerTensors) -> float:
     """Return the norm of all terms that a parameter's gradient sums; 0 for other tensors.
 
     The rounding errors of the terms remain even if the terms cancel.
@@ -188,10 +188,10 @@ def _compute_norm_of_terms(name: TensorName, true: np.ndarray, read: LayerTensor
     inputs = read.inputs.get(name.layer)
     if name.role != "gradient" or cotangent is None or inputs is None:
         return 0.0
-    if true.ndim == 1:
+    if exact.ndim == 1:
         return norm(cotangent)
     rows = max(1, prod(inputs.shape[:-1]))
-    return norm(cotangent) * norm(inputs) * sqrt(prod(true.shape[:-2]) / rows)
+    return norm(cotangent) * norm(inputs) * sqrt(prod(exact.shape[:-2]) / rows)
 
 
 def pattern_of(error: np.ndarray) -> float:

@@ -335,5 +335,5 @@ def _to_numpy(results: Mapping[str, Any], forms: Mapping[str, LayerForm]) -> Lay
 def _widen_16_bits(array: Any) -> np.ndarray:
     """Return an array in numpy; a floating-point type of 16 bits becomes float32."""
     values = np.asarray(array)
-    narrow = values.dtype.itemsize == 2 and jnp.issubdtype(values.dtype, jnp.floating)
-    return values.astype(np.float32) if narrow else values
+    is_narrow = values.dtype.itemsize == 2 and jnp.issubdtype(values.dtype, jnp.floating)
+    return values.astype(np.float32) if is_narrow else values

@@ -17,7 +17,7 @@ from pipeline.models.modules.name_stack import DATA, UPDATE, layer_of
 StepPhase = Literal["data", "forward", "backward", "update", "other"]
 PHASES: tuple[StepPhase, ...] = ("data", "forward", "backward", "update", "other")
 UNKNOWN = HloInstruction("unknown", frozenset({"unknown"}), 0)
-MOVING = "(moves)"
+COPIES = "(moves)"
 """Name of the layer for copies that the compiler added; they have no scope."""
 _CONTROL = re.compile(r"cond|while|body|closed_call|scan|branch_\d+_fun")
 """Parts of a scope that JAX's loops and branches add."""
@@ -123,9 +123,9 @@ def operation_of(name: str, module: str, program: HloProgram) -> Operation:
         kind = CONVERSIONS
     else:
         kind = program.kind_of(name) or instruction.opcode
-    named = _find_layer(instruction.scope) if phase in ("forward", "backward") else ""
-    moves = phase == "other" and not instruction.scope
-    return Operation(name, phase, MOVING if moves else named, kind, instruction)
+    layer = _find_layer(instruction.scope) if phase in ("forward", "backward") else ""
+    is_copy = phase == "other" and not instruction.scope
+    return Operation(name, phase, COPIES if is_copy else layer, kind, instruction)
 
 
 def _find_layer(scope: str) -> str:

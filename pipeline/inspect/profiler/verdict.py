@@ -126,8 +126,9 @@ def decide(evidence: Evidence) -> StepVerdict:
 
 def _predict_saving(evidence: Evidence, ms: float, advice: str) -> PredictedChange:
     """Return a change, described by `advice`, that shortens a step by `ms`."""
-    left = max(evidence.step_ms - ms, 1e-6)
-    return PredictedChange(advice, left, evidence.step_ms / left, "counted from the trace")
+    shorter_ms = max(evidence.step_ms - ms, 1e-6)
+    gain = evidence.step_ms / shorter_ms
+    return PredictedChange(advice, shorter_ms, gain, "counted from the trace")
 
 
 def _find_recompiling(evidence: Evidence) -> StepVerdict | None:

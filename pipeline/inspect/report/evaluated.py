@@ -184,7 +184,7 @@ def _compile_network(
     network = typed_network(recipe, len(dataset.targets), features)
     buckets = sort_buckets(recipe.dataset.buckets or ())
 
-    def outputs(weights: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
+    def compute_outputs(weights: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
         columns = apply_ops(
             jnp, dataset.eval_ops, batch.columns, batch.seed, batch.epoch, batch.sample
         )
@@ -197,7 +197,7 @@ def _compile_network(
     def compile_for(sizes: Any) -> Any:
         return jax.jit(
             lambda weights, batch: apply_in_bucket(
-                sizes, batch, lambda cropped: outputs(weights, cropped), drawn=False
+                sizes, batch, lambda cropped: compute_outputs(weights, cropped), drawn=False
             )
         )
 
@@ -230,11 +230,11 @@ def _predict_classes(
         index = np.arange(len(rows))
         predicted = outputs.argmax(axis=-1)
         label_output = outputs[index, true][:, None]
-        before = np.arange(outputs.shape[-1]) < true[:, None]
-        ahead = ((outputs > label_output) | ((outputs == label_output) & before)).sum(axis=-1)
+        is_earlier = np.arange(outputs.shape[-1]) < true[:, None]
+        rank = ((outputs > label_output) | ((outputs == label_output) & is_earlier)).sum(axis=-1)
         label_probability = probabilities[index, true]
         parts.append(
-            (rows, true, predicted, probabilities[index, predicted], label_probability, ahead < 5)
+            (rows, true, predicted, probabilities[index, predicted], label_probability, rank < 5)
         )
     columns = [np.concatenate([part[n] for part in parts]) for n in range(6)]
     # Samples come by bucket; this restores the order of the split.
@@ -244,7 +244,7 @@ def _predict_classes(
     )
     if not len(rows):
         raise DataError(
-            f"dataset.ignore_index = {ignore_index}: has all labels of the evaluation split"
+            f"dataset.ignore_index = {ignore_index}: is every evaluation label; some must be valid"
         )
     counts = _count_classes(true, predicted, classes)
     return ClassPredictions(rows, true, predicted, probability, label_probability, in_top5, counts)

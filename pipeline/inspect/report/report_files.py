@@ -104,8 +104,8 @@ def _list_predictions(predictions: Predictions, names: Sequence[str]) -> Iterabl
                 yield {"index": index, **_pair_columns(names, true, predicted)}
         case LabelPredictions():
             labels = np.asarray(predictions.true, int).tolist()
-            both = zip(labels, predictions.probabilities.tolist(), strict=True)
-            for index, (true, shares) in enumerate(both):
+            samples = zip(labels, predictions.probabilities.tolist(), strict=True)
+            for index, (true, shares) in enumerate(samples):
                 rounded = [f"{share:.6f}" for share in shares]
                 yield {"index": index, **_pair_columns(names, true, rounded, "probability of")}
 

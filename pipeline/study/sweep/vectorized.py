@@ -87,9 +87,9 @@ class Populations:
         invalid = [job for job in jobs if job.recipe is None]
         if invalid:
             self.start(invalid)
-        left = [job for job in jobs if job.recipe is not None]
-        while left:
-            left = self._run_groups(left)
+        remaining = [job for job in jobs if job.recipe is not None]
+        while remaining:
+            remaining = self._run_groups(remaining)
         return []
 
     def _run_groups(self, jobs: Sequence[PlannedJob]) -> list[PlannedJob]:
@@ -125,8 +125,8 @@ class Populations:
         """Return the program of a group: an earlier program if it also fits these jobs."""
         shared = self.programs.get(program)
         if shared is None or shared.refused or not all(map(shared.serves, members)):
-            before = () if shared is None else shared.members
-            self.programs[program] = SharedProgram((*before, *members), places)
+            earlier_members = () if shared is None else shared.members
+            self.programs[program] = SharedProgram((*earlier_members, *members), places)
         return self.programs[program]
 
     def _run_member(
