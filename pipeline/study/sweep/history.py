@@ -36,9 +36,9 @@ def trials_of_runs(
 ) -> tuple[list[FrozenTrial], int]:
     """Return the runs below a folder as finished trials of a study, and the number of all runs.
 
-    A run becomes a trial if it is done, has the metric, is in the search space, and has the same
-    recipe except for the searched keys and `FREE_KEYS`. Raises DataError if the folder can't be
-    read or has no run.
+    A run becomes a trial if it is done, has the metric and is in the search space. Its recipe may
+    differ only in the searched keys and `FREE_KEYS`. Raises DataError if the folder can't be read
+    or has no run.
     """
     runs = read_runs(folder, curves=False)
     fixed = flat_keys(recipe.model_dump(mode="json"))
