@@ -96,7 +96,7 @@ def pair_names(
 ) -> list[tuple[TensorName | None, TensorName | None]]:
     """Pair the tensors of two sides by name, or by `mapped`, with a pair for each right layer.
 
-    A tensor without a counterpart is paired with None; those of the right side come last.
+    A tensor without a counterpart is paired with None. Such tensors of the right side come last.
     """
     right_names = set(right)
     pairs = list[tuple[TensorName | None, TensorName | None]]()

@@ -71,10 +71,10 @@ def profile_step(
 ) -> ProfileReport:
     """Profile `step(state, batch) -> (state, metrics)` as `pipeline.sink` runs it.
 
-    The arguments are those of `pipeline.sink`; the state stays as it is. The report's text is a
-    table with a verdict: what limits the step, and what would help. The files of the command
-    `profile` are written into the folder `output`. From an iterator it reads 50 to 2,000 batches,
-    and some more ahead.
+    The arguments are as for `pipeline.sink`; the state stays as it is. The report's text is a table
+    with a verdict: what limits the step, and what would help. The files of the command `profile`
+    are written into the folder `output`. From an iterator it reads 50 to 2,000 batches, and some
+    more ahead.
 
     Raises ValueError, DataError and RunError as `pipeline.sink` does, and RunError for a device
     that can't be traced.
@@ -107,7 +107,7 @@ def _trace_and_decide(opened: OpenStep) -> ProfileReport:
         try:
             run_steps(profiled, program.put(state), replace(schedule, total=window.total))
         except DataError as error:
-            advice = f"a profile needs {window.total:,} batches; itertools.cycle repeats batches"
+            advice = f"a profile of this step needs {window.total:,}; itertools.cycle repeats some"
             raise DataError(f"{error}; {advice}") from error
         finally:
             profiled.end_trace()
@@ -163,10 +163,10 @@ def _collect_evidence(
 def _measure_sink_gain(
     opened: OpenStep, program: SinkProgram, host: HostTime, size: int
 ) -> SinkGain | None:
-    """Compare sinks of `size` with those of "auto", in alternating trials.
+    """Compare sinks of `size` with the sinks of "auto", in alternating trials.
 
-    Returns None if those of "auto" aren't longer. Trials of long sinks are short, since the size
-    hardly matters above a few hundred steps.
+    Returns None if the latter aren't longer. Trials of long sinks are short, since the size hardly
+    matters above a few hundred steps.
     """
     prepared = opened.prepared
     state = copy_state(prepared.state, opened.placement)

@@ -102,9 +102,9 @@ class LayerPrograms:
         return self.with_types_of(self.config.network.clone(dtype="float32", rules=()))
 
     def with_types_of(self, other: Any) -> LayerPrograms:
-        """Return the programs of the same layers with the plainest lowerings.
+        """Return the programs of the same layers in the types of another network.
 
-        Types are those of the network `other`.
+        They have the plainest lowerings.
         """
         network = self.config.network.clone(
             dtype=other.dtype, rules=other.rules, policy=DEFAULTS, layout="nhwc"

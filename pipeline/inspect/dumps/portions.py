@@ -53,7 +53,7 @@ the state's statistics, and the statistics of the shards are averaged.
 def portions_of(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
     """Return the portions of a batch in the step after `step` steps.
 
-    `config` is the configuration in the step's phase. Drawn ops and buckets are those of this step.
+    `config` is the configuration in the step's phase. Ops and buckets are drawn as in this step.
     """
     dropout = dropout_key(batch, step)
     shards = config.shards

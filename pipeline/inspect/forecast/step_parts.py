@@ -51,7 +51,7 @@ class StepPart:
 def parts_of(program: ClosedJaxpr, platform: str, times: int = 1) -> Counter[StepPart]:
     """Return the parts of a program for a platform, and how often each runs.
 
-    The parts of a scan's body count once for each iteration, those of a `while` once, since its
+    The body of a scan counts once for each iteration. The body of a `while` counts once, since its
     number of iterations isn't known before it runs.
     """
     flat = flatten(program, platform)

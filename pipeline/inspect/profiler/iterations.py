@@ -146,7 +146,7 @@ def split_trace(
     """Divide the operations of a trace of `steps` steps among iterations.
 
     If an operation ran `steps` times, each execution belongs to one step. Other operations, such as
-    those of a branch, belong to the step in which they began. `fp_point` and `bp_point` name the
+    in a branch, belong to the step in which they began. `fp_point` and `bp_point` name the
     operations at which the forward pass begins and the backward pass ends.
     """
     events, evaluated_ns = _select_training(events, program.name)

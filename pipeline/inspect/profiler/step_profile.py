@@ -112,7 +112,7 @@ class PredictedChange:
 
 @dataclass(frozen=True)
 class StepVerdict:
-    """What limits a step, and a change that would help."""
+    """The limit of a step, and a change that would help."""
 
     name: str
     """Limit, such as `data-bound`."""

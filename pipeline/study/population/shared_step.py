@@ -110,7 +110,7 @@ def share_step(
 ) -> SharedStep:
     """Return the step of runs that differ in the numbers `members`.
 
-    `make` makes the step of a recipe. `recipe` and `inputs` are those of one of the runs. Raises
+    `make` makes the step of a recipe. `recipe` and `inputs` belong to one of the runs. Raises
     CompiledInError for numbers that decide what is compiled.
     """
     first = numbers_of(recipe)

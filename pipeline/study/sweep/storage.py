@@ -1,8 +1,8 @@
 """Storage of a study for any number of processes, with heartbeats that detect dead processes.
 
 The default is Optuna's journal, a file in the sweep's directory; a URL names a database. Running
-trials send heartbeats. Optuna has heartbeats for databases only, so those of a journal are the
-modification times of files. These are compared with a file touched at that moment in the same
+trials send heartbeats. Optuna has heartbeats for databases only, so for a journal the modification
+times of files are heartbeats. They are compared with a file touched at that moment in the same
 folder, so that only the file server's clock matters.
 """
 

@@ -109,7 +109,7 @@ def _open_search(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch
 
 
 def _request_trials(search: StudySearch) -> list[Trial]:
-    """Return the next trials for this process, those of dead processes first.
+    """Return the next trials for this process, trials of dead processes first.
 
     Returns none when all trials are done. This waits while other processes run the last trials,
     since one of them may die.
