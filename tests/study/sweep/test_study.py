@@ -121,7 +121,7 @@ def test_a_study_of_something_else_is_refused(
 ) -> None:
     data = ("stages=[data]", "hydra.sweeper.n_trials=1")
     assert search(RATES, *data) == 1
-    assert "hydra.sweeper.metric = accuracy: must be in the summary of mine/0" in capsys.readouterr().err
+    assert "accuracy: must be in the summary of mine/0" in capsys.readouterr().err
     assert search("train.optimizer.lr=0.02,0.03", *data) == 1
     said = capsys.readouterr().err
     assert "mine: has another sweep: only it has train.optimizer.lr=0.02,1e-6" in said
