@@ -131,7 +131,7 @@ def _count(sweep_dir: Path, trials: int, workers: int, killed: int, worst: int) 
     jobs = find_jobs(sweep_dir)
     whole = sum(_is_whole(job) for job in jobs)
     told = "".join(out.read_text() for out in sweep_dir.parent.glob("*.out"))
-    retried = len(re.findall("^job .*, going on$", told, re.MULTILINE))
+    retried = len(re.findall("^job .*, resumed$", told, re.MULTILINE))
     twice = sum(max(0, _endings(job) - 1) for job in jobs)
     lost = trials - whole
     return Survival(trials, workers, killed, retried, whole, twice, lost, worst)

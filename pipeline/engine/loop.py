@@ -120,7 +120,7 @@ def train(
         events = segment.events
         if has_steps:
             telemetry, seconds = dispatch(program, segment, run)
-            dispatch_size.take_note(len(telemetry), seconds)
+            dispatch_size.record(len(telemetry), seconds)
             hooks.saves.prepare()  # not earlier: the first step would wait for it
 
             # Log.

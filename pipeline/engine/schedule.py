@@ -137,7 +137,7 @@ class DispatchSize:
     step_s: float | None = None
     """Seconds per step of the newest dispatch."""
 
-    def take_note(self, steps: int, seconds: float) -> None:
+    def record(self, steps: int, seconds: float) -> None:
         """Record that a dispatch of `steps` steps took `seconds`."""
         self.step_s = seconds / steps
 

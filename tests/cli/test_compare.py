@@ -72,7 +72,7 @@ def test_two_runs_are_compared_from_one_state(
     status, text = told(args, capsys)
     assert status == 0, text
     assert json.loads(told([*args, "--json"], capsys)[1])["culprits"] == []
-    assert "the runs' own weights are" in text
+    assert "the weights of the runs are" in text
     assert "conv_0" not in text.partition("layers by themselves")[2]
 
 
@@ -116,9 +116,9 @@ def test_dumps_are_compared_by_their_files(
         (["A", "B", "--map=conv"], UsageError, "must be LEFT:RIGHT"),
         (["A", "B", "--what=x"], UsageError, "must be one of input, output, all"),
         (["A", "--against=train.precision=bf17"], RecipeError, "train.precision = bf17"),
-        (["A", "nowhere"], DataError, "is no run directory"),
-        (["nowhere", "nothing"], DataError, "must be a run directory or a dump"),
-        (["other", "A"], DataError, "of different networks: flatten_0 is flatten|of different"),
+        (["A", "nowhere"], DataError, "isn't a run directory"),
+        (["nowhere", "nothing"], DataError, "is neither a run directory nor a dump"),
+        (["other", "A"], DataError, "different networks: flatten_0 is flatten|different networks"),
         (["A", "B", "--layers=dens_*"], RecipeError, "did you mean dense_0"),
         (["A", "B", "--step=99"], DataError, "must be from 0 to 12"),
     ],

@@ -152,10 +152,10 @@ def test_other_arguments_are_refused(args: list[str]) -> None:
 
 
 def test_nothing_to_search_is_refused(history: Path) -> None:
-    with pytest.raises(RecipeError, match="nothing to search"):
+    with pytest.raises(RecipeError, match="must have a key to search"):
         main([str(history), "+recipe=lenet5_digits"])
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no run"):
+    with pytest.raises(DataError, match="has no run"):
         main([str(tmp_path), *DIGITS])

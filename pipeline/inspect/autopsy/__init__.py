@@ -1,1 +1,1 @@
-"""The autopsy of a non-finite step: the search for the origin of its NaN or infinity."""
+"""Autopsy of a non-finite step: the search for the origin of its NaN or infinity."""

@@ -1,9 +1,9 @@
-"""The replay of one step, outside the compiled loop, and the finding from its values.
+"""Replay of one step outside the compiled loop, and the finding from its values.
 
-The step is traced from the functions that were compiled, with the same precision, lowerings and
-random keys, and then computed equation by equation. Last digits of results may differ from the
-compiled step, since XLA fuses operations that are computed separately here. Map ops, the loss and
-the norm of the gradient each get a named scope in the replay; the compiled step is unchanged.
+The step is traced from the same functions as the compiled step, with the same precision, lowerings
+and random keys, and then computed equation by equation. Last digits may differ from the compiled
+step, since XLA fuses operations that are computed separately here. In the replay, map ops, the loss
+and the norm of the gradient have named scopes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KINDS: dict[Phase, str] = {
     "backward": "gradient",
     "gradient norm": "gradient",
 }
-"""Kinds of tensors that operations produce, by phase of the step."""
+"""Kind of the tensors that operations return, by phase of the step."""
 
 _INPUTS = {
     "columns": COLUMN,
@@ -52,15 +52,15 @@ _INPUTS = {
     "batch_stats": "batch statistics",
     "loss_scale": "loss scale",
 }
-"""Kinds of a step's inputs, by field of the state or the batch."""
+"""Kind of a step's input, by field of the state or the batch."""
 
 
 def examine(
     step_config: StepConfig, state: TrainState, batch: Batch, device: jax.Device | None = None
 ) -> Autopsy:
-    """Compute a step again, on a device, and find the first value that is not finite.
+    """Compute a step again and find the first value that is not finite.
 
-    `state` is the one before the step; its parameters, statistics, loss scale and step are used.
+    `state` is the state before the step. The default device is JAX's.
     """
     step = int(state.step) + 1
     state = replace(state, opt_state=(), average=None, overflows=None, bad_steps=None)
@@ -74,7 +74,7 @@ def examine(
         extreme = replay.interpreter.extreme
         reason = (
             "one operation at a time, loss and gradient are finite. The compiled step fuses "
-            "operations and so rounds otherwise; nearest to the end of its type came "
+            "operations, which changes the rounding; nearest to the limit of its type is "
             f"{extreme.source}, {extreme.value:.4g} in {extreme.dtype}, {extreme.share:.2%} of the "
             "largest number"
         )
@@ -95,10 +95,10 @@ class _Replay:
         self.interpreter = Interpreter()
 
     def run(self) -> tuple[ReplayValue, ReplayValue | None]:
-        """Compute the step's loss, and the norm of its gradient unless the loss is not finite.
+        """Compute the step's loss, and the norm of its gradient if the loss is finite.
 
-        The cause of a loss that is not finite comes before the gradient, which has most of the
-        equations.
+        A loss that is not finite has its cause before the gradient, so the gradient's equations,
+        which are the most, aren't computed.
         """
         ops = tuple(
             _ScopedOp(name=op.name, op=op, position=position)
@@ -110,7 +110,7 @@ class _Replay:
         function = partial(outcome_of, scoped)
         closed, shape = jax.make_jaxpr(function, return_shape=True)(self.state, self.batch)
         leaves = leaves_by_path((self.state, self.batch))
-        inputs = [_input(path, leaf) for path, leaf in leaves.items()]
+        inputs = [_make_input(path, leaf) for path, leaf in leaves.items()]
         outputs = leaf_paths(shape)
         is_loss = [path == "loss" for path in outputs]
         of_loss = dce_jaxpr(closed.jaxpr, is_loss, instantiate=True)[0]
@@ -119,7 +119,7 @@ class _Replay:
             for var, path in zip(closed.jaxpr.outvars, outputs, strict=True)
             if path.startswith("gradients/") and not hasattr(var, "val")
         }
-        # Hundreds of programs of one operation each, which no later run needs.
+        # Each operation is a program, which no later run uses.
         with no_compile_cache():
             (loss,) = self.interpreter.run(core.ClosedJaxpr(of_loss, closed.consts), inputs)
             if loss.origin is not None:
@@ -129,24 +129,25 @@ class _Replay:
         return loss, norm
 
     def finding(self, cause: Cause, *, of_loss: bool) -> Finding:
-        """The finding for a cause: operation, layer, tensors and samples."""
+        """Return the finding for a cause: operation, layer, tensors and samples."""
         origin = cause.origin
         if origin.named is not None and origin.number < 0:
             return self._find_in_input(origin)
         phase = phase_of(origin.scope, of_loss=of_loss)
-        named = _gradient_in(origin) if phase == "gradient norm" else None
+        named = _find_gradient(origin) if phase == "gradient norm" else None
         layer = find_layer(origin.scope)
         if phase == "gradient norm":
             layer = named.name.rpartition("/")[0] if named else ""
+        inputs = self.interpreter.layer_inputs.get(layer, ()) if layer else ()
         return Finding(
             phase,
             layer,
             origin.primitive,
-            self._result(origin, phase, named),
+            self._describe_result(origin, phase, named),
             tuple(Tensor("", operand.source, operand.range) for operand in origin.operands),
-            self._inputs_of(layer),
-            self._parameters_of(layer),
-            self._samples(origin, phase),
+            tuple(Tensor("", value.source, find_range(value.array)) for value in inputs),
+            self._list_parameters(layer),
+            self._find_samples(origin, phase),
         )
 
     def _find_in_input(self, origin: Origin) -> Finding:
@@ -157,15 +158,17 @@ class _Replay:
         tensor = Tensor(kind, name, origin.result)
         if kind == COLUMN:
             rows = find_non_finite(origin.array, origin.array.shape[0])
-            return Finding("data", "", "", tensor, samples=self._find_samples(rows))
+            return Finding("data", "", "", tensor, samples=self._identify_samples(rows))
         layer = name.rpartition("/")[0]
-        return Finding("update", layer, "", tensor, (), (), self._parameters_of(layer))
+        return Finding("update", layer, "", tensor, (), (), self._list_parameters(layer))
 
-    def _result(self, origin: Origin, phase: Phase, gradient: NamedTensor | None) -> Tensor:
-        """The result of the operation, with a name."""
+    def _describe_result(
+        self, origin: Origin, phase: Phase, gradient: NamedTensor | None
+    ) -> Tensor:
+        """Return the kind, the name and the range of the operation's result."""
         assert origin.result is not None, "a cause has been looked at"
         layer = find_layer(origin.scope)
-        read = [operand.named for operand in origin.operands]
+        operands = [operand.named for operand in origin.operands]
         kind = KINDS[phase]
         name = f"of {layer}" if layer else ""
         if gradient is not None:
@@ -173,16 +176,12 @@ class _Replay:
         elif phase == "data":
             position = int(layer.removeprefix(f"{DATA}.").partition(".")[0])
             name = f"{' and '.join(self.step_config.train_ops[position].columns)} after that op"
-        elif origin.primitive == "convert_element_type" and read[0] is not None:
-            kind = read[0].kind
-            name = f"{read[0].name}, as the layer reads it"
+        elif origin.primitive == "convert_element_type" and operands[0] is not None:
+            kind = operands[0].kind
+            name = f"{operands[0].name}, as the layer reads it"
         return Tensor(kind, name, origin.result)
 
-    def _inputs_of(self, layer: str) -> tuple[Tensor, ...]:
-        values = self.interpreter.layer_inputs.get(layer, ()) if layer else ()
-        return tuple(Tensor("", value.source, find_range(value.array)) for value in values)
-
-    def _parameters_of(self, layer: str) -> tuple[Tensor, ...]:
+    def _list_parameters(self, layer: str) -> tuple[Tensor, ...]:
         if not layer:
             return ()
         return tuple(
@@ -191,12 +190,12 @@ class _Replay:
             if name.startswith(f"{layer}/")
         )
 
-    def _samples(self, origin: Origin, phase: Phase) -> NonFiniteSamples | None:
+    def _find_samples(self, origin: Origin, phase: Phase) -> NonFiniteSamples | None:
         if origin.result is None or phase == "gradient norm":
             return None
         layer = find_layer(origin.scope)
         shape = origin.result.shape
-        shapes = {tensor.range.shape for tensor in self._parameters_of(layer)}
+        shapes = {tensor.range.shape for tensor in self._list_parameters(layer)}
         if phase == "backward" and (shape in shapes or shape[::-1] in shapes):
             # The gradient of a parameter has no axis of samples.
             return None
@@ -206,14 +205,14 @@ class _Replay:
         positions = list_batch_positions(
             rows, origin.iteration, self.size, self.step_config.accumulate
         )
-        return self._find_samples(positions)
+        return self._identify_samples(positions)
 
     def _has_batch_last(self, layer: str) -> bool:
         """Whether a layer reads images in CHWN."""
         shapes = [value.array.shape for value in self.interpreter.layer_inputs.get(layer, ())]
         return any(s and s[0] != self.microbatch and s[-1] == self.microbatch for s in shapes)
 
-    def _find_samples(self, rows: tuple[int, ...] | None) -> NonFiniteSamples:
+    def _identify_samples(self, rows: tuple[int, ...] | None) -> NonFiniteSamples:
         valid = int(self.batch.count)
         positions = tuple(row for row in rows or () if row < valid)
         ids = np.asarray(self.batch.sample)[list(positions)]
@@ -222,8 +221,8 @@ class _Replay:
         return NonFiniteSamples(tuple(ids.tolist()), positions, valid)
 
 
-def _input(path: str, leaf: Any) -> ReplayValue:
-    """An input of the step, `0/params/conv_0/kernel`, with its name."""
+def _make_input(path: str, leaf: Any) -> ReplayValue:
+    """Return an input of the step with its name; `path` is such as `0/params/conv_0/kernel`."""
     _, _, inner_path = path.partition("/")
     field, _, name = inner_path.partition("/")
     named = NamedTensor(_INPUTS.get(field, field), name)
@@ -234,12 +233,12 @@ def _input(path: str, leaf: Any) -> ReplayValue:
     return ReplayValue(leaf, named, origin=origin)
 
 
-def _gradient_in(origin: Origin) -> NamedTensor | None:
-    """The gradient that an equation of the norm read; the largest of several."""
-    read = [operand for operand in origin.operands if operand.named is not None]
-    if not read:
+def _find_gradient(origin: Origin) -> NamedTensor | None:
+    """Return the gradient that an equation of the norm reads, the largest of several."""
+    operands = [operand for operand in origin.operands if operand.named is not None]
+    if not operands:
         return None
-    return max(read, key=lambda operand: operand.range.max or 0.0).named
+    return max(operands, key=lambda operand: operand.range.max or 0.0).named
 
 
 class Outcome(NamedTuple):
@@ -261,7 +260,7 @@ class _ScopedOp(WrappedOp):
 
 
 def outcome_of(step_config: StepConfig, state: TrainState, batch: Batch) -> Outcome:
-    """Loss, gradient norm and gradients of a step, without its update."""
+    """Return the loss, the gradient norm and the gradients of a step, without its update."""
 
     def compute(padded: Batch) -> tuple[Any, Any]:
         result = compute_step_gradients(step_config, state, padded)
@@ -274,7 +273,7 @@ def outcome_of(step_config: StepConfig, state: TrainState, batch: Batch) -> Outc
 
 
 def phase_of(scope: str, *, of_loss: bool) -> Phase:
-    """The phase of a step that a scope belongs to; `of_loss`: the loss depends on it."""
+    """Return the phase of a scope; `of_loss` is whether the loss depends on its operation."""
     if GRADIENT_NORM in scope:
         return "gradient norm"
     if DATA in scope:

@@ -1,4 +1,4 @@
-"""The result of an autopsy: the first tensor that is not finite, and the values around it."""
+"""Result of an autopsy: the first tensor that is not finite, and the values that led to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.core.files.value_text import join_first
 
 Phase = Literal["data", "update", "forward", "loss", "backward", "gradient norm"]
 
-_PLACES: Mapping[Phase, str] = {
+_PHASE_TEXTS: Mapping[Phase, str] = {
     "data": "in the data",
     "update": "in the state before this step",
     "forward": "in the forward pass",
@@ -19,14 +19,14 @@ _PLACES: Mapping[Phase, str] = {
     "backward": "in the backward pass",
     "gradient norm": "in the norm of all gradients",
 }
-MOST_LINES = 8
-"""Number of tensors that are printed; autopsy.json has all."""
-MOST_SAMPLES = 16
+MAX_LINES = 8
+"""Most tensors of each group that are printed; autopsy.json has all."""
+MAX_SAMPLES = 16
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor: its kind (activation, gradient, parameter, loss, input column), name and range."""
+    """Kind (activation, gradient, parameter, loss, input column), name and range of a tensor."""
 
     kind: str
     name: str
@@ -42,7 +42,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class NonFiniteSamples:
-    """The samples whose part of a tensor is not finite: ids, and positions in the batch."""
+    """Ids and batch positions of the samples whose part of a tensor is not finite."""
 
     ids: tuple[int, ...]
     positions: tuple[int, ...]
@@ -52,7 +52,7 @@ class NonFiniteSamples:
     def __str__(self) -> str:
         if len(self.ids) == self.of:
             return f"all {self.of} samples of the batch"
-        named = join_first(list(map(str, self.ids)), MOST_SAMPLES)
+        named = join_first(list(map(str, self.ids)), MAX_SAMPLES)
         return f"{len(self.ids)} of {self.of} samples: {named}"
 
 
@@ -60,13 +60,13 @@ class NonFiniteSamples:
 class Finding:
     """The origin of a value that is not finite.
 
-    `layer` is the path of a layer, as in the names of parameters; "" outside of all.
+    `layer` is the path of a layer, as in the names of parameters; "" outside of all layers.
     """
 
     phase: Phase
     layer: str
     operation: str
-    """The JAX primitive; "" if an input of the step is already not finite."""
+    """Name of the JAX primitive; "" if an input of the step isn't finite."""
     tensor: Tensor
     operands: tuple[Tensor, ...] = ()
     """Operands of the operation."""
@@ -75,14 +75,14 @@ class Finding:
     parameters: tuple[Tensor, ...] = ()
     """Parameters of the layer."""
     samples: NonFiniteSamples | None = None
-    """None if the tensor has no part for each sample."""
+    """Samples whose part isn't finite; None if the tensor isn't divided by samples."""
 
     @property
     def headline(self) -> str:
         """The finding in one line."""
-        where = f", {self.layer}" if self.layer else ""
-        by = f" ({self.operation})" if self.operation else ""
-        return f"{_PLACES[self.phase]}{where}{by}: {self.tensor}"
+        layer = f", {self.layer}" if self.layer else ""
+        operation = f" ({self.operation})" if self.operation else ""
+        return f"{_PHASE_TEXTS[self.phase]}{layer}{operation}: {self.tensor}"
 
     def __str__(self) -> str:
         lines = [self.headline]
@@ -93,9 +93,9 @@ class Finding:
             ("the layer read", self.inputs),
             ("the layer has", self.parameters),
         ):
-            lines += [f"  {title} {tensor}" for tensor in tensors[:MOST_LINES]]
-            if len(tensors) > MOST_LINES:
-                lines.append(f"  {title} {len(tensors) - MOST_LINES} more")
+            lines += [f"  {title} {tensor}" for tensor in tensors[:MAX_LINES]]
+            if len(tensors) > MAX_LINES:
+                lines.append(f"  {title} {len(tensors) - MAX_LINES} more")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -115,18 +115,17 @@ class Finding:
 
 @dataclass(frozen=True)
 class Autopsy:
-    """The result of examining one non-finite step: the finding, or the reason without one."""
+    """Result of the autopsy of one non-finite step: a finding, or the reason without one."""
 
     step: int
     loss: float
     grad_norm: float
-    """Loss and gradient norm as the replay computed them; NaN for the norm after a loss that is not
-    finite, which ends the replay."""
+    """Gradient norm of the replay; NaN if the loss is not finite, since the replay ends there."""
     finding: Finding | None
     reason: str = ""
-    """Why nothing was found."""
+    """Reason for the missing finding."""
     is_fault_of_machine: bool = False
-    """Whether the compiled step gave another result the second time."""
+    """Whether the compiled step returned another result the second time."""
 
     def __str__(self) -> str:
         if self.finding is None:

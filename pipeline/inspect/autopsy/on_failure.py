@@ -1,4 +1,4 @@
-"""The autopsy of a run that a non-finite step ended: replay, finding, files."""
+"""Autopsy of a run that a non-finite step ended: replay, finding, files."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from pipeline.training.state import TrainState
 
 
 def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> Examined:
-    """Examine `step`, which ended a run, from the state before it; write the finding.
+    """Examine `step`, which ended a run, and write the finding; `state` is the state before it.
 
-    Raises nothing: if the autopsy fails or a signal to stop interrupts it, this warns, and the run
-    ends because of the non-finite step.
+    Raises nothing. If the autopsy fails or a signal interrupts it, this warns, and the run ends
+    because of the non-finite step.
     """
     run_dir = run.context.run_dir
     reporter = run.context.reporter
@@ -40,9 +40,9 @@ def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> E
     # NaN if a weight is NaN.
     largest_weight = float(np.max([largest(np.asarray(leaf)) for leaf in weights], initial=0.0))
     try:
-        # Nothing of the run would be lost: the state is saved.
+        # A signal may interrupt this: the state is saved already.
         with run.context.options.signals.interruptible(), reporter.clock(f"examining step {step}"):
-            autopsy = _examine(run, state, step)
+            autopsy = _repeat_or_examine(run, state, step)
         reporter.stage("autopsy", str(autopsy))
         flags = to_flags([plugin.source for plugin in loaded_plugins()])
         command = shlex.join(["python", "-m", "pipeline", *flags, "autopsy", str(run_dir)])
@@ -58,7 +58,7 @@ def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> E
     return Examined(not autopsy.is_fault_of_machine, in_data, largest_weight)
 
 
-def _examine(run: CompiledRun, state: TrainState, step: int) -> Autopsy:
+def _repeat_or_examine(run: CompiledRun, state: TrainState, step: int) -> Autopsy:
     batch = batch_of(run.executable.loader, step)
     before = jax.tree.map(np.array, state)
     step_config = select_phase(run.built.step_config, step - 1)
@@ -72,19 +72,19 @@ def _examine(run: CompiledRun, state: TrainState, step: int) -> Autopsy:
 
 def repeat_step(executable: Executable, state: TrainState, step: int) -> Autopsy | None:
     """Return an autopsy without a finding if the compiled step is finite the second time."""
-    again = executable.run(executable.put(state), step - 1, step, "none")[1]
-    if again.non_finite_step is not None:
+    outcome = executable.run(executable.put(state), step - 1, step, "none")[1]
+    if outcome.non_finite_step is not None:
         return None
     reason = (
-        "the same program gave another result on the same state and batch; a fault of memory "
+        "the same program returned another result on the same state and batch; a fault of memory "
         "or processor is likely, so check this machine and resume the run"
     )
-    loss = float(again.loss[-1])
-    grad_norm = float(again.grad_norm[-1])
+    loss = float(outcome.loss[-1])
+    grad_norm = float(outcome.grad_norm[-1])
     return Autopsy(step, loss, grad_norm, None, reason, is_fault_of_machine=True)
 
 
 def batch_of(loader: Loader, step: int) -> Batch:
-    """The batch of a step, counted from 1, as it was read."""
+    """Return the batch of a step, counted from 1, before the map ops."""
     window = loader.window(step - 1)
     return batch_at(window.inputs, jnp.int32(step - 1 - window.start))

@@ -1,9 +1,9 @@
-"""The reproducer of a non-finite step: all inputs of a replay, in one folder.
+"""Reproducer of a non-finite step: all inputs of a replay, in one folder.
 
     reproducer/  recipe.yaml  lowerings.json  arrays.npz  step.json
 
-`arrays.npz` holds parameters, batch statistics, loss scale and step, and the raw batch of that
-step. Nothing in the folder is ever executed.
+`arrays.npz` has parameters, batch statistics, loss scale and step, and the batch before the map
+ops. Nothing in the folder is ever executed.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ _BATCH = {
 
 @dataclass(frozen=True)
 class Reproducer:
-    """A step that can be computed again, with the finding of its run."""
+    """The inputs of a step to compute again, and the finding of its run."""
 
     step_config: StepConfig
     state: TrainState
     batch: Batch
     device: jax.Device
-    """The device of the run, if this machine has it."""
+    """Device of the run, or jax's default device if this machine lacks it."""
     finding: str
-    """The finding of the run, as text."""
+    """Finding of the run, as text."""
 
 
 def write_reproducer(
@@ -89,13 +89,13 @@ def write_reproducer(
     for name in (RECIPE, LOWERINGS):
         if (run_dir / name).exists():
             shutil.copyfile(run_dir / name, folder / name)
-    write_weights(folder / ARRAYS, _arrays(state, batch))
+    write_weights(folder / ARRAYS, _collect_arrays(state, batch))
     first = next(iter(step_config.train_ops), None)
     document = {
         "image": asdict(step_config.image),
         "classes": step_config.classes,
         "frozen": list(step_config.frozen),
-        # The op that encodes the rows of a table.
+        # The op that encodes rows of a table; None for other data.
         "table": first.model_dump(mode="json") if isinstance(first, EncodeTable) else None,
         "class_counts": list(step_config.class_counts),
         "samples": batch.samples,
@@ -105,7 +105,7 @@ def write_reproducer(
     return folder
 
 
-def _arrays(state: TrainState, batch: Batch) -> dict[str, np.ndarray]:
+def _collect_arrays(state: TrainState, batch: Batch) -> dict[str, np.ndarray]:
     tree = {
         "state": {name: getattr(state, name) for name in (*_STATE, "loss_scale", "step")},
         "batch": {name: getattr(batch, field) for name, field in _BATCH.items()},
@@ -114,21 +114,21 @@ def _arrays(state: TrainState, batch: Batch) -> dict[str, np.ndarray]:
 
 
 def read_reproducer(folder: Path) -> Reproducer:
-    """Read a reproducer, given its folder or the run directory.
+    """Read a reproducer from its folder or from the run directory.
 
-    Raises DataError if it is missing or damaged, RecipeError if its recipe is no longer valid,
+    Raises DataError if it is missing or damaged, RecipeError if its recipe is no longer valid, and
     RunError if its choice of lowerings can't be read.
     """
-    where = next((path for path in (folder / REPRODUCER, folder) if (path / STEP).is_file()), None)
-    if where is None:
+    source = next((path for path in (folder / REPRODUCER, folder) if (path / STEP).is_file()), None)
+    if source is None:
         raise DataError(
-            f"{folder}: holds no {REPRODUCER}; it is written where a step whose loss or gradient "
-            "is not finite ends a run"
+            f"{folder}: has no {REPRODUCER}; a run writes it if a step whose loss or gradient "
+            "is not finite ends the run"
         )
-    recipe = read_run_recipe(where)
-    tree = _read_arrays(where / ARRAYS)
+    recipe = read_run_recipe(source)
+    tree = _read_arrays(source / ARRAYS)
     try:
-        document = read_json(where / STEP)
+        document = read_json(source / STEP)
         finding = str(document["autopsy"]["text"])
         samples = document["samples"]
         arrays = {_BATCH[name]: array for name, array in tree["batch"].items()}
@@ -136,23 +136,25 @@ def read_reproducer(folder: Path) -> Reproducer:
         state = TrainState(opt_state=(), **{"batch_stats": {}, **tree["state"]})
         step_config = _make_step_config(recipe, document, batch)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise DataError(f"{where / STEP}: does not describe a step: {error}") from error
+        raise DataError(f"{source / STEP}: does not describe a step: {error}") from error
     try:
         jax.eval_shape(partial(outcome_of, step_config), state, batch)
     except (ValueError, TypeError, LookupError, AttributeError, FlaxError) as error:
         reason = str(error).partition("\n")[0]
-        raise DataError(f"{where}: recipe, arrays and step are not of one run: {reason}") from error
+        raise DataError(
+            f"{source}: recipe, arrays and step don't belong to one run: {reason}"
+        ) from error
     try:
         device = recipe.device.open(recipe.parallel).device
-    except PipelineError:  # a step can be examined on any machine it is sent to
+    except PipelineError:  # the reproducer may have been copied to another machine
         device = jax.devices()[0]
     return Reproducer(
-        _apply_lowerings(step_config, where, state, batch, device), state, batch, device, finding
+        _apply_lowerings(step_config, source, state, batch, device), state, batch, device, finding
     )
 
 
 def _make_step_config(recipe: Recipe, document: Mapping[str, Any], batch: Batch) -> StepConfig:
-    """The step's configuration, from the recipe and the image format in `step.json`."""
+    """Make the step's configuration from the recipe and `document`, the content of step.json."""
     image = document["image"]
     spec = ColumnSpec(tuple(map(int, image["shape"])), image["dtype"], image["layout"])
     columns = Split({name: np.asarray(c) for name, c in batch.columns.items()}).specs()
@@ -173,14 +175,13 @@ def _read_arrays(path: Path) -> Mapping[str, Any]:
     try:
         return unflatten_dict(arrays, sep="/")
     except (ValueError, TypeError) as error:
-        raise DataError(f"{path}: its names are no state and batch: {error}") from error
+        raise DataError(f"{path}: must have the arrays of a state and a batch: {error}") from error
 
 
 def _apply_lowerings(
     step_config: StepConfig, folder: Path, state: TrainState, batch: Batch, device: jax.Device
 ) -> StepConfig:
-    """Return the configuration with the run's lowerings, if it had any and this machine has
-    them."""
+    """Return the configuration with the run's lowerings, if the run and this machine have them."""
     file = folder / LOWERINGS
     network = step_config.network
     if not file.exists() or not isinstance(network, Network):
@@ -189,7 +190,7 @@ def _apply_lowerings(
     size = compute_microbatch_size(batch.sample.shape[0], step_config.accumulate)
     laid_out = replace(step_config, network=network.clone(layout=choice.layout))
     problems = list_problems(laid_out, state, size, size)
-    # Always the user's cache: a stranger's recipe must not choose the folder.
+    # The cache is the user's, since the recipe may come from a stranger.
     cache = cache_root(CacheSpec(root=None, compiled=False)) / "autotune"
     tuning = Tuning("off", "exhaustive", cache, choice.lowerings)
     try:

@@ -1,1 +1,1 @@
-"""Accuracy comparison: two computations of one step, tensor by tensor, and the layer to blame."""
+"""Accuracy comparison of two computations of one step, tensor by tensor and layer by layer."""

@@ -1,14 +1,14 @@
-"""The columns of an accuracy comparison, by the formulas of CANN's msaccucmp.
+"""Columns of an accuracy comparison, by the formulas of CANN's msaccucmp.
 
-x is the left side, the one that is examined, and y the right one, the reference; both are taken
-flat, and sums are in float64. `epsilon` is the float32 epsilon throughout.
+x is the left side, which is examined, and y the right side, the reference. Both are flattened, and
+sums are in float64. `epsilon` is the float32 epsilon.
 
     cosine similarity             x.y / (|x| |y|), at most 1
     maximum absolute error        max |x - y|
     accumulated relative error    sum of |x/y - 1| over elements with |y| > epsilon
     relative Euclidean distance   |x - y| / |y|
-    Kullback-Leibler divergence   sum of p log(p / q); p and q are x and y scaled from 0 to 1,
-                                  raised to epsilon if they are less, divided by their sums
+    Kullback-Leibler divergence   sum of p log(p / q); p and q are x and y scaled to 0 to 1,
+                                  at least epsilon, divided by their sums
     standard deviation            mean and standard deviation of either side
     mean absolute error           mean of |x - y|
     root mean square error        root of the mean of (x - y)^2
@@ -25,11 +25,11 @@ import numpy as np
 
 EPSILON = float(np.finfo(np.float32).eps)
 TINY = float(np.finfo(np.float32).tiny)
-"""Norms below are taken for 0."""
+"""Largest norm that counts as 0."""
 
 
 class MeanAndDeviation(NamedTuple):
-    """Mean and standard deviation of a side, shown as `(mean;std)`."""
+    """Mean and standard deviation of a side, printed as `(mean;std)`."""
 
     mean: float
     std: float
@@ -43,11 +43,10 @@ NEITHER = MeanAndDeviation(nan, nan)
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of one pair of tensors. NaN means no result: shapes differ or an element is not
-    finite."""
+    """Columns of one pair of tensors; NaN if shapes differ or an element is not finite."""
 
     cosine: float = nan
-    """From -1 to 1; NaN if only one side is all 0, 1 if both are."""
+    """From -1 to 1; 1 if both sides are all 0, NaN if only one side is."""
     max_absolute: float = nan
     accumulated_relative: float = nan
     """Grows with the number of elements."""
@@ -67,21 +66,21 @@ COLUMNS = tuple(field.name for field in fields(Columns))
 
 
 def columns_of(left: np.ndarray, right: np.ndarray) -> Columns:
-    """Compare two arrays; arrays of different shapes and empty arrays have no result."""
+    """Return the columns of two arrays; NaN for different shapes and for empty arrays."""
     if left.shape != right.shape or left.size == 0:
         return Columns(left=spread(left), right=spread(right))
     x, y = (np.asarray(side, np.float64).ravel() for side in (left, right))
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         return Columns(left=spread(left), right=spread(right))
     difference = np.abs(x - y)
-    counted = np.abs(y) > EPSILON
-    relative = np.abs(x[counted] / y[counted] - 1)
-    length = norm(y)
+    is_nonzero = np.abs(y) > EPSILON
+    relative = np.abs(x[is_nonzero] / y[is_nonzero] - 1)
+    right_norm = norm(y)
     return Columns(
         cosine=cosine_similarity(x, y),
         max_absolute=float(difference.max()),
         accumulated_relative=float(relative.sum()),
-        relative_euclidean=0.0 if length <= TINY else norm(x - y) / length,
+        relative_euclidean=0.0 if right_norm <= TINY else norm(x - y) / right_norm,
         divergence=kl_divergence(x, y),
         left=spread(left),
         right=spread(right),
@@ -93,7 +92,10 @@ def columns_of(left: np.ndarray, right: np.ndarray) -> Columns:
 
 
 def cosine_similarity(x: np.ndarray, y: np.ndarray) -> float:
-    """Cosine of the angle between flat float64 arrays; 1 for scalars and if both are all 0."""
+    """Return the cosine of the angle between flat float64 arrays.
+
+    It is 1 for scalars and if both are all 0, NaN if only one is all 0.
+    """
     norms = norm(x), norm(y)
     if x.size == 1 or max(norms) <= TINY:
         return 1.0
@@ -104,20 +106,20 @@ def cosine_similarity(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def kl_divergence(x: np.ndarray, y: np.ndarray) -> float:
-    """Divergence of the scaled distributions of x and y; NaN if only one is all 0."""
+    """Return the Kullback-Leibler divergence of x and y; NaN if only one is all 0."""
     zeros = norm(x) <= TINY, norm(y) <= TINY
     if all(zeros):
         return 0.0
     if any(zeros):
         return nan
-    p = _distribution(x)
-    q = _distribution(y)
+    p = _compute_distribution(x)
+    q = _compute_distribution(y)
     result = float((p * np.log(p / q)).sum())
     return 0.0 if abs(result) < EPSILON else result
 
 
-def _distribution(x: np.ndarray) -> np.ndarray:
-    """x scaled from 0 to 1, raised to epsilon and divided by the sum; equal elements stay so."""
+def _compute_distribution(x: np.ndarray) -> np.ndarray:
+    """Scale an array to 0 to 1, raise it to at least epsilon, and divide it by its sum."""
     low = x.min()
     high = x.max()
     scaled = (x - low) / (high - low) if high > low else np.ones_like(x)
@@ -126,13 +128,13 @@ def _distribution(x: np.ndarray) -> np.ndarray:
 
 
 def norm(x: np.ndarray) -> float:
-    """The Euclidean norm of an array, summed in float64."""
+    """Return the Euclidean norm of an array, summed in float64."""
     flat = np.asarray(x, np.float64).ravel()
     return float(np.sqrt(np.square(flat).sum()))
 
 
 def spread(x: np.ndarray) -> MeanAndDeviation:
-    """Mean and standard deviation of all elements; NaN for an empty array."""
+    """Return mean and standard deviation of all elements; NaN for an empty array."""
     flat = np.asarray(x, np.float64).ravel()
     if not flat.size:
         return NEITHER

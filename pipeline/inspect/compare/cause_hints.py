@@ -1,4 +1,4 @@
-"""Likely causes of differences, of those that CANN's documents list."""
+"""Likely causes of differences, among the causes that CANN's documents list."""
 
 from __future__ import annotations
 
@@ -12,45 +12,48 @@ from pipeline.inspect.compare.tensor_rows import Row
 from pipeline.inspect.dumps.tensor_names import LOSS
 
 GAIN = 4.0
-"""Ratio of a layer's output error to its input error from which it counts as an amplifier."""
+"""Ratio of output error to input error above which a layer counts as an amplifier."""
 MIN_DISTANCE = 1e-6
-"""Relative Euclidean distance below which an error is not followed."""
+"""Relative Euclidean distance up to which an input error is ignored."""
 WEAK = 1000.0
-"""Times its expected error up to which a layer may be of weak accuracy, and not wrong."""
-SHOWN = 3
+"""Ratio of error to expected error below which a layer counts as inaccurate, not as wrong."""
+MAX_NAMED_LAYERS = 3
 
 
 def cause_hints(
     rows: Sequence[Row], forced: ForcedComparison | None, types: Sequence[str] = ()
 ) -> list[str]:
-    """Return a line for every cause that the rows, and the layers by themselves, speak for.
+    """Return a line for every likely cause, from the rows and the errors of single layers.
 
-    `types` are those that the tensors of either side were stored in.
+    `types` are the types in which the tensors of either side were stored.
     """
     hints = []
-    alone = [row for row in rows if row.left is None or row.right is None]
-    if alone:
+    unpaired = [row for row in rows if row.left is None or row.right is None]
+    if unpaired:
         hints.append(
-            f"op fusion or constant folding: {len(alone)} tensors have no counterpart (*); "
+            f"op fusion or constant folding: {len(unpaired)} tensors have no counterpart (*); "
             "--map LEFT:RIGHT+RIGHT names those that belong together"
         )
     if any(dtype in ("int8", "uint8") for dtype in types):
-        hints.append("int8: a side is quantized, whose error is half a step of its scale")
+        hints.append("int8: a side is quantized, with an error of half a step of its scale")
     gains = amplifiers(rows)
     if gains:
-        named = ", ".join(f"{layer} {gain:,.1f} times" for layer, gain in list(gains)[:SHOWN])
-        hints.append(f"amplifier structures: errors of inputs grow in {named}")
+        amplified = ", ".join(
+            f"{layer} {gain:,.1f} times" for layer, gain in list(gains)[:MAX_NAMED_LAYERS]
+        )
+        hints.append(f"amplifier structures: errors of inputs grow in {amplified}")
     weak = [] if forced is None else [f for f in forced.findings if f.ratio < WEAK]
     if weak:
-        hints.append(
-            f"weak accuracy of an operator: {', '.join(f.name.layer for f in weak[:SHOWN])}"
-        )
+        layers = ", ".join(error.name.layer for error in weak[:MAX_NAMED_LAYERS])
+        hints.append(f"weak accuracy of an operator: {layers}")
     return hints
 
 
 def amplifiers(rows: Sequence[Row]) -> list[tuple[str, float]]:
-    """Return layers whose relative error at the output is many times that at the input, with the
-    factor, the largest first."""
+    """Return layers whose relative output error is many times their input error.
+
+    Each has its factor, and the largest comes first.
+    """
     errors: Mapping[tuple[str, str], float] = {
         (row.left.layer, row.left.role): row.columns.relative_euclidean
         for row in rows
@@ -65,11 +68,11 @@ def amplifiers(rows: Sequence[Row]) -> list[tuple[str, float]]:
 
 
 def layer_lines(forced: ForcedComparison, limit: int) -> list[str]:
-    """Return a table of the layers by themselves, the largest errors over the expected first."""
+    """Return a table of the errors of single layers, the largest scores first."""
     # The loss is blamed by its gradient alone.
     errors = [e for e in forced.errors if e.name.layer != LOSS or e.name.role == "input_gradient"]
     worst = sorted(worst_by_layer(errors).values(), key=lambda error: -error.score)
-    named = {finding.name.layer for finding in forced.findings}
+    blamed_layers = {finding.name.layer for finding in forced.findings}
     table = [("Layer", "Kind", "Type", "Tensor", "Error", "Expected", "Ratio", "Pattern")]
     table += [
         (
@@ -85,4 +88,4 @@ def layer_lines(forced: ForcedComparison, limit: int) -> list[str]:
         for error in worst[:limit]
     ]
     lines = zip(table, align_columns(table, right=range(4, 8)), strict=True)
-    return [f"{'!' if row[0] in named else ' '} {line}".rstrip() for row, line in lines]
+    return [f"{'!' if row[0] in blamed_layers else ' '} {line}".rstrip() for row, line in lines]

@@ -1,4 +1,4 @@
-"""Layers of one side, computed on the inputs of the other side's layers."""
+"""Comparison of single layers: one side's layers compute from the other side's inputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.inspect.dumps.layer_programs import LayerPrograms, LayerTensors, W
 
 @dataclass(frozen=True)
 class ForcedComparison:
-    """The errors of all layers of a side, and of each layer to blame the worst, largest first."""
+    """Errors of all layers of a side; `findings` are the worst error of each inaccurate layer."""
 
     errors: tuple[LayerError, ...]
     findings: tuple[LayerError, ...]
@@ -22,7 +22,7 @@ class ForcedComparison:
 
 @dataclass
 class ReferenceStep:
-    """A step of the reference, which other sides are compared with layer by layer."""
+    """A step of the reference, with which other sides are compared layer by layer."""
 
     programs: LayerPrograms
     step: CapturedStep
@@ -30,10 +30,10 @@ class ReferenceStep:
     _expected: dict[Any, LayerTensors] = field(default_factory=dict)
 
     def compare(self, examined: LayerPrograms, weights: Weights | None = None) -> ForcedComparison:
-        """Feed each layer of `examined` with what the reference's layers read, and blame.
+        """Compute each layer of `examined` from the reference's inputs, and return the errors.
 
-        `weights` are the examined side's, if they differ from the reference's. The expected error
-        is computed with the reference's in any case.
+        `weights` are the examined side's weights, if they differ from the reference's. The expected
+        error is always computed with the reference's weights.
         """
         network = examined.config.network
         base = self.programs.config.network
@@ -48,12 +48,12 @@ class ReferenceStep:
             expected,
             self.compute_float64(),
             self.step.merge_passes(),
-            has_winograd=any(how.family.startswith("winograd") for _, how in lowerings),
+            has_winograd=any(lowering.family.startswith("winograd") for _, lowering in lowerings),
         )
         return ForcedComparison(tuple(errors), tuple(findings(errors)))
 
     def compute_float64(self) -> LayerTensors:
-        """Return the layers' results in float64, computed once."""
+        """Return the layers' results in float64; later calls return the same."""
         if self._wide is None:
             self._wide = self._compute_passes(
                 partial(self.programs.exact().compute_forced, wide=True)
@@ -61,8 +61,10 @@ class ReferenceStep:
         return self._wide
 
     def expected_in(self, network: Any, scale: Any = None) -> LayerTensors:
-        """Return the layers' results in the types of another network, computed once for each
-        types and loss scale."""
+        """Return the layers' results in the types of another network.
+
+        They are computed once for each combination of types and loss scale.
+        """
         key = network.dtype, network.rules, None if scale is None else float(scale)
         if key not in self._expected:
             compute = self.programs.with_types_of(network).compute_forced
@@ -75,7 +77,7 @@ class ReferenceStep:
         weights: Weights | None = None,
         scale: Any = None,
     ) -> LayerTensors:
-        """Compute all portions with `weights`, or the reference's."""
+        """Compute all portions with `weights`, or the reference's weights if None."""
 
         def compute_pass(step_pass: StepPass) -> LayerTensors:
             used = step_pass.weights

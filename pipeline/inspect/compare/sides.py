@@ -1,4 +1,4 @@
-"""The two sides of a comparison that is computed: their recipes, and what both begin at."""
+"""The two sides of a comparison: their recipes, and the computation of one step on both."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from pipeline.stages.record.run_directory import RECIPE
 from pipeline.training.state import TrainState
 
 NEEDED_LOWERINGS = ("autotune", "device", "model", "dataset", "train.precision", "train.to_float")
-"""Keys that, if changed, make the recorded lowerings of a run invalid."""
+"""Keys on which the recorded lowerings of a run depend."""
 RESTORE = "checkpoint.restore"
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """A recipe, opened, and its run if it has one; `changed` are overrides of the other side."""
+    """An opened recipe, and its run if it has one; `changed` are the overrides that differ."""
 
     name: str
     opened: OpenedRecipe
@@ -55,30 +55,30 @@ class Side:
 def side_of_run(run_dir: Path) -> Side:
     """Open a run. Raises DataError if it isn't one."""
     if not (run_dir / RECIPE).is_file():
-        raise DataError(f"{run_dir}: is no run directory, there is no {RECIPE} in it")
+        raise DataError(f"{run_dir}: isn't a run directory; it has no {RECIPE}")
     return Side(str(run_dir), open_recipe(read_run_recipe(run_dir), run_dir), run_dir)
 
 
 def side_of_recipe(overrides: Sequence[str]) -> Side:
-    """Open a recipe, by overrides as on the command line. Raises RecipeError."""
+    """Open the recipe that overrides compose, as on the command line. Raises RecipeError."""
     recipe = compose_and_check(overrides)
     return Side(recipe.name, open_recipe(recipe))
 
 
 def changed_side(side: Side, overrides: Sequence[str], changes: Sequence[str]) -> Side:
-    """Open the recipe of a side with changes; `overrides` are those that it was composed of.
+    """Open the recipe of a side with changes; `overrides` are those that composed the side.
 
-    The run's recorded lowerings are used unless something changed that they depend on.
+    The run's recorded lowerings are used unless a key changed on which they depend.
     """
     if side.run_dir is not None:
         recipe = read_run_recipe(side.run_dir, changes)
     else:
         recipe = compose_and_check([*overrides, *changes])
     keys = [key_of(change) for change in changes]
-    keeps = not any(
+    keeps_lowerings = not any(
         key == prefix or key.startswith(f"{prefix}.") for key in keys for prefix in NEEDED_LOWERINGS
     )
-    opened = open_recipe(recipe, side.run_dir if keeps else None)
+    opened = open_recipe(recipe, side.run_dir if keeps_lowerings else None)
     return Side(f"{side.name} with {' '.join(changes)}", opened, side.run_dir, tuple(changes))
 
 
@@ -92,20 +92,20 @@ class StepComparison:
     right_loss: float
     run_loss: float | None
     rows: tuple[Row, ...]
-    """Both sides computed as a whole, so errors add up."""
+    """Tensors of both sides, computed as a whole, so that errors add up."""
     forced: ForcedComparison
-    """Every layer of the left side fed with what the right side's layers read."""
+    """Layers of the left side, each computed from the inputs of the right side's layer."""
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class CompareRequest:
-    """The step to compare, and the tensors of it that are wanted."""
+    """The step to compare, and its tensors to list."""
 
     step: int | None
-    """Steps done; None for the reference's newest checkpoint, or 0 if it has none."""
+    """Steps done; None for the reference's newest checkpoint, or 0 without a run."""
     layers: tuple[str, ...]
-    """Glob patterns of layers."""
+    """Glob patterns of layers; none for all."""
     what: What
     mapped: Mapped
 
@@ -113,33 +113,33 @@ class CompareRequest:
 def compare_step(
     left: Side, right: Side, request: CompareRequest, reporter: Reporter
 ) -> StepComparison:
-    """Compute a step on both sides from the state of the right one, the reference, and compare.
+    """Compute a step on both sides from the state of the right side, the reference, and compare.
 
-    Raises DataError if the sides are of different networks, or the run has no checkpoints,
+    Raises DataError if the sides have different networks or the run has no checkpoints, and
     RecipeError for a pattern that no layer matches.
     """
     _require_same_network(left, right)
     layers = layer_kinds(right.opened.built.step_config, right.opened.built.seed)
     require_layers(request.layers, list(layers), "layers")
-    state, step = _state_of(right, request.step, reporter)
+    state, step = _load_state(right, request.step, reporter)
     batch = right.opened.batch(step)
     weights = Weights.of(state)
     programs = right.opened.programs(step), left.opened.programs(step)
-    reference = ReferenceStep(programs[0], _capture(programs[0], weights, batch, step))
-    left_weights = _weights_of(left, right, weights)
+    reference = ReferenceStep(programs[0], _capture_step(programs[0], weights, batch, step))
+    left_weights = _choose_left_weights(left, right, weights)
     notes = []
     free = None
     try:
-        free = _capture(programs[1], left_weights, batch, step)
+        free = _capture_step(programs[1], left_weights, batch, step)
     except (ValueError, TypeError) as error:
         notes.append(f"the left side can't be computed as a whole: {first_line(error)}")
-    rows = [] if free is None else _rows(free, reference.step, request)
+    rows = [] if free is None else _compare_tensors(free, reference.step, request)
     if left.run_dir is not None and not left.changed:
-        notes.append(_distance_of_weights(left, left.run_dir, step, weights))
+        notes.append(_describe_weight_distance(left, left.run_dir, step, weights))
     if free is not None and not np.array_equal(free.images, reference.step.images):
         distance = columns_of(free.images, reference.step.images).relative_euclidean
         notes.append(
-            f"the data differ before the network: {DATA} gives a relative Euclidean distance of "
+            f"the data differ before the network: {DATA} has a relative Euclidean distance of "
             f"{distance:.3g}"
         )
     forced = reference.compare(programs[1], left_weights)
@@ -157,7 +157,9 @@ def compare_step(
     )
 
 
-def _capture(programs: LayerPrograms, weights: Weights, batch: Batch, step: int) -> CapturedStep:
+def _capture_step(
+    programs: LayerPrograms, weights: Weights, batch: Batch, step: int
+) -> CapturedStep:
     return capture(programs, weights, portions_of(programs.config, batch, step))
 
 
@@ -167,15 +169,15 @@ def _require_same_network(left: Side, right: Side) -> None:
         layer_kinds(side.opened.built.step_config, side.opened.built.seed) for side in (left, right)
     )
     problems = [
-        f"{path} is on the left side alone" for path in left_kinds if path not in right_kinds
+        f"{path} is only on the left side" for path in left_kinds if path not in right_kinds
     ]
     for path in right_kinds:
         if path not in left_kinds:
             guess = nearest(path, left_kinds)
-            hint = f" (there is {guess} on the left)" if guess else ""
-            problems.append(f"{path} is on the right side alone{hint}")
+            hint = f" (the left side has {guess})" if guess else ""
+            problems.append(f"{path} is only on the right side{hint}")
     problems += [
-        f"{path} is {left_kinds[path]} and {right_kinds[path]}"
+        f"{path} is {left_kinds[path]} on the left, {right_kinds[path]} on the right"
         for path in left_kinds
         if path in right_kinds and left_kinds[path] != right_kinds[path]
     ]
@@ -185,21 +187,21 @@ def _require_same_network(left: Side, right: Side) -> None:
     ]
     if not problems:
         problems = [
-            f"{path} has shape {shapes[0].get(path)} and {shape}"
+            f"{path} has shape {shapes[0].get(path)} on the left, {shape} on the right"
             for path, shape in shapes[1].items()
             if shapes[0].get(path) != shape
         ]
     if problems:
         raise DataError(
-            f"{left.name} and {right.name}: of different networks: {join_problems(problems)}"
+            f"{left.name} and {right.name}: have different networks: {join_problems(problems)}"
         )
 
 
-def _state_of(side: Side, step: int | None, reporter: Reporter) -> tuple[TrainState, int]:
+def _load_state(side: Side, step: int | None, reporter: Reporter) -> tuple[TrainState, int]:
     if side.run_dir is None:
         if step:
             raise DataError(
-                f"--step {step}: a recipe without a run has its fresh state alone, --step 0"
+                f"--step {step}: must be 0 for a recipe without a run, which has no later state"
             )
         return jax.tree.map(np.array, side.opened.fresh_state()), 0
     steps = require_checkpoints(side.run_dir)
@@ -207,13 +209,16 @@ def _state_of(side: Side, step: int | None, reporter: Reporter) -> tuple[TrainSt
     saved = load_state(side.opened, side.run_dir, step, reporter)
     if saved.replayed:
         reporter.stage(
-            "state", f"of step {step - saved.replayed}; {saved.replayed:,} trained again"
+            "state", f"of step {step - saved.replayed}; {saved.replayed:,} steps trained again"
         )
     return saved.state, step
 
 
-def _weights_of(left: Side, right: Side, weights: Weights) -> Weights:
-    """Return the weights of the left side: the reference's, with the left side's loss scale."""
+def _choose_left_weights(left: Side, right: Side, weights: Weights) -> Weights:
+    """Return the reference's weights with the left side's loss scale.
+
+    If the left side changes `checkpoint.restore`, its own weights are returned.
+    """
     if any(key_of(change) == RESTORE for change in left.changed):
         return Weights.of(jax.tree.map(np.array, left.opened.fresh_state()))
     scales = left.opened.built.step_config.loss_scale, right.opened.built.step_config.loss_scale
@@ -222,7 +227,9 @@ def _weights_of(left: Side, right: Side, weights: Weights) -> Weights:
     return replace(weights, loss_scale=np.float32(scales[0].initial))
 
 
-def _rows(free: CapturedStep, reference: CapturedStep, request: CompareRequest) -> list[Row]:
+def _compare_tensors(
+    free: CapturedStep, reference: CapturedStep, request: CompareRequest
+) -> list[Row]:
     left, right = (
         {
             name: array
@@ -234,11 +241,10 @@ def _rows(free: CapturedStep, reference: CapturedStep, request: CompareRequest) 
     return compare_tensors(list(left), list(right), left.get, right.get, request.mapped)
 
 
-def _distance_of_weights(left: Side, run_dir: Path, step: int, weights: Weights) -> str:
-    """Return how far the left run's weights of the step are from the weights that both sides
-    use."""
+def _describe_weight_distance(left: Side, run_dir: Path, step: int, weights: Weights) -> str:
+    """Describe the distance of the left run's weights from the weights that both sides use."""
     if step not in saved_steps(run_dir / FOLDER):
-        return f"{left.name} has no checkpoint of step {step}: its own weights are not compared"
+        return f"{left.name} has no checkpoint of step {step}: its weights are not compared"
     left_weights = Weights.of(load_state(left.opened, run_dir, step, Reporter()).state)
     left_params = leaves_by_path(left_weights.params)
     right_params = leaves_by_path(weights.params)
@@ -252,6 +258,6 @@ def _distance_of_weights(left: Side, run_dir: Path, step: int, weights: Weights)
     if distance == 0:
         return "the weights of both runs are equal"
     return (
-        f"the runs' own weights are {distance:.3g} apart (relative Euclidean distance), {worst} "
-        "most; both sides are computed with those of the right one"
+        f"the weights of the runs are {distance:.3g} apart (relative Euclidean distance), {worst} "
+        "most; both sides are computed with the weights of the right side"
     )

@@ -1,4 +1,4 @@
-"""Rows of an accuracy comparison: which tensors belong together, and their columns."""
+"""Rows of an accuracy comparison: pairs of tensors, and their columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.inspect.compare.accuracy_columns import Columns, columns_of
 from pipeline.inspect.dumps.tensor_names import TensorName
 
 NO_COUNTERPART = "*"
-"""An operator of one side that the other side lacks."""
+"""Cell for an operator that one side lacks."""
 HEADER = (
     "Index",
     "LeftOp",
@@ -33,23 +33,23 @@ HEADER = (
     "MeanRelativeError",
 )
 Mapped = Mapping[str, Sequence[str]]
-"""Layers of the left side by path, with the right side's layers that each stands for."""
+"""The right side's layers that correspond to each layer of the left side, by path."""
 Read = Callable[[TensorName], "np.ndarray | None"]
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Limits beyond which a row is marked, with the ranges that they may be set in."""
+    """Limits beyond which a row is marked."""
 
     cosine: float = 0.99
-    """From 0 to 1; at least."""
+    """Lower limit, from 0 to 1."""
     max_absolute: float = 5.0
-    """From 1 to 5; at most."""
+    """Upper limit, from 1 to 5."""
     relative_euclidean: float = 0.10
-    """From 0 to 1; at most."""
+    """Upper limit, from 0 to 1."""
 
     def are_exceeded(self, columns: Columns) -> bool:
-        """Whether a row is beyond one of them; a NaN is not."""
+        """Whether a column of a row is beyond its limit; NaN isn't."""
         return (
             columns.cosine < self.cosine
             or columns.max_absolute > self.max_absolute
@@ -59,7 +59,7 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Row:
-    """A pair of tensors with its columns; one side is None without a counterpart."""
+    """A pair of tensors with its columns; a missing side is None."""
 
     index: int
     left: TensorName | None
@@ -68,7 +68,7 @@ class Row:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The cells of `HEADER`."""
+        """The cells under `HEADER`."""
         c = self.columns
         name = self.left or self.right
         assert name is not None, "a row has a tensor"
@@ -77,23 +77,26 @@ class Row:
             NO_COUNTERPART if self.left is None else self.left.layer,
             NO_COUNTERPART if self.right is None else self.right.layer,
             name.tensor_index,
-            *map(_number, (c.cosine, c.max_absolute, c.accumulated_relative)),
-            *map(_number, (c.relative_euclidean, c.divergence)),
+            *map(_format_number, (c.cosine, c.max_absolute, c.accumulated_relative)),
+            *map(_format_number, (c.relative_euclidean, c.divergence)),
             f"{c.left},{c.right}",
-            *map(_number, (c.mean_absolute, c.root_mean_square, c.max_relative, c.mean_relative)),
+            *map(
+                _format_number,
+                (c.mean_absolute, c.root_mean_square, c.max_relative, c.mean_relative),
+            ),
         )
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return "NaN" if isnan(value) else f"{value:.6g}"
 
 
 def pair_names(
     left: Iterable[TensorName], right: Iterable[TensorName], mapped: Mapped
 ) -> list[tuple[TensorName | None, TensorName | None]]:
-    """Pair the tensors of two sides: by name, or by `mapped`, a row for each right layer.
+    """Pair the tensors of two sides by name, or by `mapped`, with a pair for each right layer.
 
-    Other tensors are paired with None, the right side's last.
+    A tensor without a counterpart is paired with None. Such tensors of the right side come last.
     """
     right_names = set(right)
     pairs = list[tuple[TensorName | None, TensorName | None]]()

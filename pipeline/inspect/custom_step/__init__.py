@@ -1,1 +1,1 @@
-"""The profile and the forecast of a custom step, as `pipeline.sink` runs it."""
+"""Profile and forecast of a custom step, as `pipeline.sink` runs it."""

@@ -1,4 +1,4 @@
-"""The forecast of a custom step: what it takes on this machine, before it is compiled."""
+"""Forecast of the time of a custom step on this machine, before it is compiled."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from pipeline.inspect.forecast.host_forecast import HOST_STEPS, HostForecast, ti
 
 
 def forecast_step(step: Step, state: Any, batch: Any) -> HostForecast:
-    """Return the time of `step(state, batch) -> (state, metrics)` here, without compiling it.
+    """Forecast the time of `step(state, batch) -> (state, metrics)` here, without compiling it.
 
-    It is the sum of the step's parts, the heaviest of which are timed alone, as the command
-    `forecast` computes it. `state` and `batch` are arrays; they stay as they are.
+    It is the sum of the times of the step's parts, as in the command `forecast`. `state` and
+    `batch` are arrays or trees of arrays, which stay as they are.
 
-    Raises ValueError for a step or a state that `pipeline.sink` refuses, DataError for such a
-    batch.
+    Raises ValueError for a step or a state that `pipeline.sink` refuses, and DataError for a batch
+    that it refuses.
     """
     prepared = prepare_sink(step, state, repeat(batch), SinkSettings(HOST_STEPS, 1))
     with open_step(prepared, HOST_STEPS) as opened:
@@ -57,7 +57,7 @@ def forecast_step(step: Step, state: Any, batch: Any) -> HostForecast:
 
 
 def _trace_step(step: UserStep, state: CustomState, inputs: Inputs) -> ClosedJaxpr:
-    """Trace a step as the body of the loop has it, from the choice of its batch on."""
+    """Trace a step as in the body of the loop, with the choice of its batch."""
 
     def compute(
         state: CustomState, inputs: Inputs, position: Any
@@ -76,7 +76,7 @@ def _list_float_types(state: Any) -> str:
 
 
 def _measure_host_ms(opened: OpenStep) -> float:
-    """Return the milliseconds of a step that does nothing: what the host takes for each."""
+    """Return the milliseconds of an empty step: the host's time for each step."""
     user_step = opened.prepared.step
     metrics = dict.fromkeys(user_step.traced.metrics, np.float32(0))
 

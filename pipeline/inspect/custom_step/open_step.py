@@ -1,4 +1,4 @@
-"""A custom step on the device of this machine, for measurements of its steps."""
+"""Opening of a custom step on this machine's device, to measure its steps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class OpenStep:
 
     @property
     def batch_size(self) -> int:
-        """Examples of a batch: the length of its first array, or 1."""
+        """Number of examples in a batch: the length of its first array, or 1."""
         first = jax.tree.leaves(self.prepared.source.layout.spec)[0]
         return int(first.shape[0]) if first.shape else 1
 
@@ -64,10 +64,10 @@ def open_step(prepared: PreparedSink, steps: int) -> Iterator[OpenStep]:
 
 
 def run_steps(executable: object, state: CustomState, schedule: RunSchedule) -> DispatchClock:
-    """Run the steps of a schedule from step 0 in the engine's loop, without logs; return when each
-    dispatch ended. `executable` is a `SinkProgram`, or has its methods; the state is consumed.
+    """Run the steps of a schedule from step 0 in the engine's loop, without logs.
 
-    Raises RunError if a loss isn't finite.
+    `executable` is a `SinkProgram`, or has its methods. The state is consumed. Returns the clock
+    with the end of each dispatch. Raises RunError if a loss isn't finite.
     """
     watch = DispatchClock()
     program = Program(cast(Executable, executable))
@@ -83,7 +83,7 @@ def run_steps(executable: object, state: CustomState, schedule: RunSchedule) -> 
 
 
 def time_sinks(program: SinkProgram, state: CustomState, sink_steps: int, steps: int) -> Timing:
-    """Time `steps` steps in sinks of `sink_steps`, of which the first isn't counted.
+    """Time `steps` steps in sinks of `sink_steps`; the first sink isn't counted.
 
     Raises RunError if a loss isn't finite.
     """

@@ -1,8 +1,7 @@
-"""The profile of a custom step: where its time goes, and what limits it."""
+"""Profile of a custom step: how it spends its time, and what limits it."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -18,7 +17,7 @@ from pipeline.engine.monitors.monitors import writing
 from pipeline.engine.run_sink import choose_size, compile_sink, prepare_sink
 from pipeline.engine.schedule import RunSchedule
 from pipeline.engine.sink_settings import SinkSettings
-from pipeline.engine.user_step import CustomState, SinkProgram, Step, copy_state
+from pipeline.engine.user_step import SinkProgram, Step, copy_state
 from pipeline.inspect.custom_step.open_step import OpenStep, open_step, run_steps, time_sinks
 from pipeline.inspect.profiler.compilations import watch_compilations
 from pipeline.inspect.profiler.measured_profile import (
@@ -30,10 +29,10 @@ from pipeline.inspect.profiler.measured_profile import (
 from pipeline.inspect.profiler.profile_files import ProfileReport, write_profile
 from pipeline.inspect.profiler.profiled_executable import ProfiledExecutable
 from pipeline.inspect.profiler.run_profile import (
-    LONGEST_RUN,
-    LOOKS,
+    MAX_STEPS,
     SHORT_MS,
     choose_window,
+    time_dispatched_step,
 )
 from pipeline.inspect.profiler.step_profile import HostTime, StepProfile
 from pipeline.inspect.profiler.verdict import Evidence, SinkGain, decide
@@ -55,9 +54,9 @@ SPEC = ProfileSpec(
     bp_point=None,
     aic_metrics="PipeUtilization",
 )
-"""Settings of the command `profile` without further keys."""
-LONGEST_SINK = LONGEST_RUN // 10
-"""Most steps of a sink of the profiled run; longer ones would be too few to compare."""
+"""Default settings of the command `profile`."""
+MAX_SINK_STEPS = MAX_STEPS // 10
+"""Most steps of a sink of the profiled run, which has several sinks to compare."""
 ROUNDS = 5
 TRIAL_MS = 150.0
 """Least time of a trial of a sink's size."""
@@ -74,50 +73,52 @@ def profile_step(
     size: int | Literal["auto", "all"] = "auto",
     output: str | Path | None = None,
 ) -> ProfileReport:
-    """Profile `step(state, batch) -> (state, metrics)` as `pipeline.sink` runs it, for seconds.
+    """Profile `step(state, batch) -> (state, metrics)` as `pipeline.sink` runs it.
 
-    The arguments are those of `pipeline.sink`. The report's text is a table with a verdict: what
-    limits the step, and what would help. In the folder `output` go the files of the command
-    `profile`. The state stays as it is. Of an iterator 50 to 2,000 batches are used, and those that
-    are read ahead.
+    The arguments are as for `pipeline.sink`; the state stays as it is. The report's text is a table
+    with a verdict: what limits the step, and what would help. The files of the command `profile`
+    are written into the folder `output`. From an iterator it reads 50 to 2,000 batches, and some
+    more ahead.
 
     Raises ValueError, DataError and RunError as `pipeline.sink` does, and RunError for a device
     that can't be traced.
     """
-    settings = SinkSettings(LONGEST_RUN, size, None, batch_size)
-    with open_step(prepare_sink(step, state, data, settings), LONGEST_RUN) as opened:
+    settings = SinkSettings(MAX_STEPS, size, None, batch_size)
+    with open_step(prepare_sink(step, state, data, settings), MAX_STEPS) as opened:
         platform = opened.placement.device.platform
         if not platform_of(platform).is_traceable:
             raise RunError(f"profile: {platform} can't be traced; a cpu, gpu or tpu can")
-        report = _profile(opened)
+        report = _trace_and_decide(opened)
     if output is not None:
         with writing(output):
             write_profile(report, Path(output))
     return report
 
 
-def _profile(opened: OpenStep) -> ProfileReport:
-    """Run and trace the steps of an open step, and decide on a verdict."""
+def _trace_and_decide(opened: OpenStep) -> ProfileReport:
+    """Run and trace an open step, and return its profile and verdict."""
     prepared = opened.prepared
     state = copy_state(prepared.state, opened.placement)
     program, _ = compile_sink(prepared, state, opened.loader, None)
     size = choose_size(prepared.settings, None, program, state, opened.loader)
-    schedule = RunSchedule(LONGEST_RUN, LONGEST_RUN, min(size, LONGEST_SINK))
+    schedule = RunSchedule(MAX_STEPS, MAX_STEPS, min(size, MAX_SINK_STEPS))
     hlo = parse_program(program.program_text)
-    window = choose_window(SPEC, schedule, hlo, _look(opened, program, state))
-    profiled = ProfiledExecutable(cast(Any, program), window.first, window.steps, _notify_nobody)
+    step_s = time_dispatched_step(cast(Any, program), cast(Any, program.put(state)), "loop")
+    read_s = sum(opened.loader.report().prepare_ms_per_step.values()) / 1000
+    window = choose_window(SPEC, schedule, hlo, max(step_s, read_s))
+    profiled = ProfiledExecutable(cast(Any, program), window.first, window.steps, lambda: None)
     with watch_compilations() as watch:
         try:
             run_steps(profiled, program.put(state), replace(schedule, total=window.total))
         except DataError as error:
-            advice = f"a profile of this step needs {window.total:,}: itertools.cycle repeats some"
+            advice = f"a profile of this step needs {window.total:,}; itertools.cycle repeats some"
             raise DataError(f"{error}; {advice}") from error
         finally:
             profiled.end_trace()
     if not profiled.traced:
         raise RunError(f"profile: the trace of {opened.device_text} has no operations")
     dispatches = profiled.dispatches
-    compilations = tuple(c for c in watch.found if dispatches[0].end_s < c.ended_s)
+    compilations = tuple(c for c in watch.compilations if dispatches[0].end_s < c.ended_s)
     run = ProfiledRun(
         name=opened.name,
         batch_size=opened.batch_size,
@@ -136,32 +137,16 @@ def _profile(opened: OpenStep) -> ProfileReport:
     return ProfileReport((evidence.profile,), decide(evidence), operations, traced)
 
 
-def _notify_nobody() -> None:
-    """Do nothing when the steps are traced."""
-
-
-def _look(opened: OpenStep, program: SinkProgram, state: CustomState) -> float:
-    """Return the seconds of a step, roughly: its computation, or the reading of its batch."""
-    trial = program.put(state)
-    times = []
-    for _ in range(LOOKS):
-        began_at = time.perf_counter()
-        trial, _ = program.run(trial, 0, 1, "loop")
-        times.append(time.perf_counter() - began_at)
-    read_s = sum(opened.loader.report().prepare_ms_per_step.values()) / 1000
-    return max(min(times), read_s)
-
-
 def _collect_evidence(
     opened: OpenStep, program: SinkProgram, profile: StepProfile, size: int
 ) -> Evidence:
-    """Return what the rules of the verdict look at."""
+    """Return the input of the verdict's rules."""
     host = profile.host
     assert host is not None, "it was measured"
     report = opened.loader.report()
-    reads = isinstance(opened.prepared.source, IteratorBatches)
-    if reads:
-        # Few windows are read, and the first one while programs were compiled.
+    has_iterator = isinstance(opened.prepared.source, IteratorBatches)
+    if has_iterator:
+        # The waits of the few windows aren't typical: the first was read during compilations.
         read_ms = report.prepare_ms_per_step["iterator"]
         wait = max(0.0, read_ms - host.device - host.between)
         host = replace(host, wait=wait, step=host.device + wait + host.between)
@@ -170,7 +155,7 @@ def _collect_evidence(
         host=host,
         loader=report,
         sink_steps=size,
-        faster_data=FASTER_ITERATOR if reads else FASTER_ARRAYS,
+        faster_data=FASTER_ITERATOR if has_iterator else FASTER_ARRAYS,
         sink_key="size",
         precision=None,
     )
@@ -182,9 +167,10 @@ def _collect_evidence(
 def _measure_sink_gain(
     opened: OpenStep, program: SinkProgram, host: HostTime, size: int
 ) -> SinkGain | None:
-    """Compare the sinks with those of "auto", in alternating trials; None if these aren't longer.
+    """Compare sinks of `size` with the sinks of "auto", in alternating trials.
 
-    Trials of long sinks are short: from a few hundred steps on, the size hardly matters.
+    Returns None if the latter aren't longer. Trials of long sinks are short, since the size hardly
+    matters above a few hundred steps.
     """
     prepared = opened.prepared
     state = copy_state(prepared.state, opened.placement)
@@ -192,13 +178,13 @@ def _measure_sink_gain(
     longer = choose_size(settings, None, program, state, opened.loader)
     if longer <= size:
         return None
-    # A third of the steps is the first sink, which isn't counted.
-    trial = max(size + 1, min(longer, int(TRIAL_MS / host.step)))
+    # The first sink, a third of the steps, isn't counted.
+    trial_steps = max(size + 1, min(longer, int(TRIAL_MS / host.step)))
     now_ms = []
     longer_ms = []
     for _ in range(ROUNDS):
-        now_ms.append(time_sinks(program, state, size, SINKS * trial).step_ms)
-        longer_ms.append(time_sinks(program, state, trial, SINKS * trial).step_ms)
+        now_ms.append(time_sinks(program, state, size, SINKS * trial_steps).step_ms)
+        longer_ms.append(time_sinks(program, state, trial_steps, SINKS * trial_steps).step_ms)
     error = estimate_gain_error(now_ms, longer_ms)
     return SinkGain(
         longer, compute_lower_quartile(longer_ms), compute_lower_quartile(now_ms), error

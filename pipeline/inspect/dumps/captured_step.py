@@ -1,4 +1,4 @@
-"""All tensors of a step: of its portions, and merged for the whole batch."""
+"""All tensors of a step, of each portion of the batch and of the whole batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.inspect.dumps.portions import BatchPortions, Portion
 
 @dataclass(frozen=True)
 class StepPass:
-    """One pass through the network: what it was computed from, and its tensors."""
+    """One pass through the network: its inputs and its tensors."""
 
     weights: Weights
     portion: Portion
@@ -25,7 +25,7 @@ class StepPass:
 
 @dataclass(frozen=True)
 class CapturedStep:
-    """The passes of a step, microbatches by shard."""
+    """The passes of a step: the microbatches of each shard."""
 
     shards: tuple[tuple[StepPass, ...], ...]
 
@@ -40,28 +40,28 @@ class CapturedStep:
         return np.concatenate([np.asarray(step_pass.portion.images) for step_pass in self.passes])
 
     def merge_passes(self) -> LayerTensors:
-        """Return the tensors of the whole batch: portions concatenated, gradients of parameters and
-        losses added, batch statistics averaged over shards."""
+        """Return the tensors of the whole batch.
+
+        Portions are concatenated, gradients of parameters and losses added, and batch statistics
+        averaged over shards.
+        """
         tensors = [step_pass.tensors for step_pass in self.passes]
         last = [microbatches[-1].tensors.statistics for microbatches in self.shards]
         return join(tensors, last)
 
 
 def join(passes: Sequence[LayerTensors], statistics: Sequence[NumpyArrays]) -> LayerTensors:
-    """Join the tensors of portions; `statistics` are those that each shard leaves."""
+    """Join the tensors of portions; `statistics` are the batch statistics of each shard."""
     if len(passes) == 1:
         return passes[0]
     first = passes[0]
+    concatenated: dict[str, Any] = {
+        name: _merge_arrays(np.concatenate, [getattr(tensors, name) for tensors in passes])
+        for name in ("inputs", "outputs", "input_gradients", "output_gradients")
+    }
     return replace(
         first,
-        inputs=_merge_arrays(np.concatenate, [tensors.inputs for tensors in passes]),
-        outputs=_merge_arrays(np.concatenate, [tensors.outputs for tensors in passes]),
-        input_gradients=_merge_arrays(
-            np.concatenate, [tensors.input_gradients for tensors in passes]
-        ),
-        output_gradients=_merge_arrays(
-            np.concatenate, [tensors.output_gradients for tensors in passes]
-        ),
+        **concatenated,
         parameters=_merge_arrays(
             partial(np.sum, axis=0), [tensors.parameters for tensors in passes]
         ),
@@ -83,11 +83,11 @@ def capture(programs: LayerPrograms, weights: Weights, portions: BatchPortions) 
     """Compute a step with the tensors of all layers."""
     shards = []
     for microbatches in portions:
-        used = weights
+        current = weights
         passes = list[StepPass]()
         for portion in microbatches:
-            tensors = programs.free(used, portion)
-            passes.append(StepPass(used, portion, tensors))
-            used = replace(used, batch_stats=unflatten_dict(tensors.statistics, sep="/"))
+            tensors = programs.free(current, portion)
+            passes.append(StepPass(current, portion, tensors))
+            current = replace(current, batch_stats=unflatten_dict(tensors.statistics, sep="/"))
         shards.append(tuple(passes))
     return CapturedStep(tuple(shards))

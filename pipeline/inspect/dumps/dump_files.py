@@ -6,7 +6,7 @@
       {layer, / as _}.{role}.{index}.{microseconds}.npy
     {path}/{time}/{device}/{model}/ge_proto_{model id}_Build.txt   the layers, in their order
 
-A line is written once its file is complete: a dump that a full disk ends is readable up to there.
+A line is written when its file is complete. If the disk becomes full, the lines so far are valid.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from pipeline.inspect.dumps.tensor_names import TensorName, parse_name
 ABOUT = "dump.json"
 TENSORS = "tensors.jsonl"
 STATISTICS = ("min", "max", "mean", "std", "norm", "zeros", "not_finite")
-"""The smallest, the largest, the mean, the standard deviation and the Euclidean norm of the finite
-elements; the share of zeros, and the number of elements that are not finite."""
+"""Figures of a tensor. `min` to `norm`, the Euclidean norm, are of its finite elements; `zeros` is
+the share of zeros, and `not_finite` the number of elements that are not finite."""
 MODEL_ID = 1
-"""Number of the model in CANN's layout: a run has one."""
+"""Number of the model in CANN's layout; a run has one model."""
 MAX_INDEX_BYTES = 256 << 20
 MAX_TENSOR_BYTES = 64 << 30
-_DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
-"""Errors of an index that something else than a dump has written."""
+_DAMAGE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+"""Errors that an index raises if a dump did not write it."""
 
 
 @dataclass(frozen=True)
 class DumpHeader:
-    """The facts of a dump."""
+    """The content of dump.json, except the result of writing."""
 
     recipe: str
     model: str
@@ -56,30 +56,32 @@ class DumpHeader:
     """Steps done; the tensors are of the next step."""
     content: Content
     loss: float
-    """The loss by the program that dumped."""
+    """Loss that the dump's program computed."""
     run: str = ""
     run_loss: float | None = None
-    """The loss that the run logged for the step, if it has done the step."""
+    """Loss that the run logged for the step; None before the step."""
     precision: str = ""
     layers: Sequence[tuple[str, str, str]] = ()
-    """Path, kind and type of result of every layer."""
+    """Path, kind and type of the result of every layer."""
 
 
 @dataclass(frozen=True)
 class DumpReport:
-    """Where a dump was written, and how much of it; `loss` is by the program that dumped."""
+    """The result of writing a dump."""
 
     folder: Path
     loss: float
-    written: int
+    """Loss that the dump's program computed."""
+    num_tensors: int
+    """Number of tensors."""
     nbytes: int
     left_out: tuple[str, ...] = ()
-    """Tensors of which there are statistics alone, for the size limit."""
+    """Tensors beyond the size limit, which have only statistics."""
     stopped: str | None = None
-    """Why and where it stops; None for a whole dump."""
+    """Place and reason of an early end; None for a whole dump."""
 
     def __str__(self) -> str:
-        text = f"{self.written} tensors, {self.nbytes / 1e6:,.1f} MB: {self.folder}"
+        text = f"{self.num_tensors} tensors, {self.nbytes / 1e6:,.1f} MB: {self.folder}"
         if self.left_out:
             text += f"; {len(self.left_out)} beyond the limit, from {self.left_out[0]} on"
         return text if self.stopped is None else f"{text}; {self.stopped}"
@@ -96,10 +98,10 @@ def write_dump(
     tensors: Iterable[tuple[TensorName, np.ndarray]],
     limit_bytes: int,
 ) -> DumpReport:
-    """Write a dump, up to the first file that the system refuses.
+    """Write a dump, up to the first file that can't be written.
 
-    Raises nothing: what was refused, and where, is in the report, and in dump.json if that can
-    still be written.
+    Raises nothing. The report has the place and the reason of an early end, and so has dump.json
+    if it can be written.
     """
     num_written = 0
     nbytes = 0
@@ -131,7 +133,7 @@ def write_dump(
                 entry |= {"file": file, "sha256": hashlib.sha256(content).hexdigest()}
                 nbytes += array.nbytes
             with open(folder / TENSORS, "a", encoding="utf-8") as index:
-                index.write(json_text(entry | {"statistics": _statistics(array)}) + "\n")
+                index.write(json_text(entry | {"statistics": _compute_statistics(array)}) + "\n")
             num_written += 1
     except OSError as error:
         stopped = f"stops at {name}: {error.strerror or error}"
@@ -144,14 +146,14 @@ def write_dump(
 
 
 def add_run_loss(folder: Path, loss: float) -> None:
-    """Note the loss that the run had in a dump's step; raises nothing."""
+    """Add the loss that the run logged for a dump's step to dump.json; raises nothing."""
     with suppress(OSError, ValueError):
         header = read_json(folder / ABOUT)
         write_whole(folder / ABOUT, json_text({**header, "run_loss": loss}, indent=2) + "\n")
 
 
-def _statistics(array: np.ndarray) -> dict[str, float | int]:
-    """Return the `STATISTICS` of an array by name, summed in float64; NaN without any."""
+def _compute_statistics(array: np.ndarray) -> dict[str, float | int]:
+    """Return the `STATISTICS` of an array, summed in float64; NaN without finite elements."""
     values = np.asarray(array, np.float64).ravel()
     finite = values[np.isfinite(values)]
     figures = [float("nan")] * 5
@@ -172,13 +174,13 @@ class DumpEntry:
     shape: tuple[int, ...]
     statistics: Mapping[str, float | None]
     file: str | None = None
-    """None if there are statistics alone."""
+    """Name of the file; None if the tensor has only statistics."""
     sha256: str | None = None
 
 
 @dataclass(frozen=True)
 class DumpRecord:
-    """A dump as it was read; arrays are read one by one."""
+    """The index of a dump; `read` reads one array."""
 
     folder: Path
     about: Mapping[str, Any]
@@ -186,19 +188,19 @@ class DumpRecord:
 
     @property
     def stopped(self) -> str | None:
-        """Why and where it stops; None for a whole dump."""
+        """Place and reason of an early end; None for a whole dump."""
         reason = self.about.get("stopped")
         return None if reason is None else str(reason)
 
     @property
     def layers(self) -> dict[str, str]:
-        """Kinds of layers by path, in their order."""
+        """Kinds of layers by path, in the order of the forward pass."""
         return {str(path): str(kind) for path, kind, _ in self.about.get("layers", ())}
 
     def read(self, name: TensorName) -> np.ndarray | None:
-        """Read an array; None if the dump has its statistics alone.
+        """Read an array; None if the dump has only its statistics.
 
-        Raises DataError if a byte is not as it was written.
+        Raises DataError if the file is missing or differs from the dump's checksum.
         """
         entry = self.entries[name]
         if entry.file is None:
@@ -209,19 +211,19 @@ class DumpRecord:
                 raise ValueError("is missing")
             content = read_bytes(path, MAX_TENSOR_BYTES)
             if hashlib.sha256(content).hexdigest() != entry.sha256:
-                raise ValueError("is not as it was written")
+                raise ValueError(f"differs from its SHA-256 in {TENSORS}")
             array = parse_npy(path.stem, content)
             if array.shape != entry.shape:
-                raise ValueError(f"has shape {array.shape}, and {TENSORS} says {entry.shape}")
+                raise ValueError(f"has shape {array.shape}; must be {entry.shape}, as in {TENSORS}")
             if array.dtype.kind not in "biuf":
-                raise ValueError(f"holds {array.dtype}; must be numbers")
+                raise ValueError(f"has type {array.dtype}; must have numbers")
         except (OSError, ValueError) as error:
             raise DataError(printable(f"{path}: damaged dump: {error}")) from error
         return array
 
 
 def find_dump(path: Path) -> Path | None:
-    """Return the dump at a path or the only one below it; None without one.
+    """Return the folder of the dump at a path or below it; None without a dump.
 
     Raises DataError if there are several.
     """
@@ -232,7 +234,7 @@ def find_dump(path: Path) -> Path | None:
     folders = sorted(file.parent for file in path.glob(f"**/{ABOUT}"))
     if len(folders) > 1:
         names = join_first([str(folder.relative_to(path)) for folder in folders], 4)
-        raise DataError(f"{path}: holds {len(folders)} dumps; name one of {names}")
+        raise DataError(f"{path}: has {len(folders)} dumps; name one of {names}")
     return folders[0] if folders else None
 
 
@@ -254,9 +256,9 @@ def read_dump(folder: Path) -> DumpRecord:
             entries[entry.name] = entry
         if len(entries) != header.get("tensors"):
             raise ValueError(
-                f"has {len(entries)} tensors, and {ABOUT} says {header.get('tensors')}"
+                f"has {len(entries)} tensors; must have {header.get('tensors')}, as in {ABOUT}"
             )
-    except (*_DAMAGED, OSError) as error:
+    except (*_DAMAGE_ERRORS, OSError) as error:
         raise DataError(printable(f"{folder / TENSORS}: damaged dump: {error}")) from error
     return DumpRecord(folder, header, entries)
 
@@ -265,6 +267,6 @@ def _parse_entry(fields: Any) -> DumpEntry:
     file = fields.get("file")
     digest = fields.get("sha256")
     if file is not None and (not isinstance(file, str) or Path(file).name != file):
-        raise ValueError(f"{file!r:.80} is no name of a file in this folder")
+        raise ValueError(f"{file!r:.80} must be the name of a file in this folder")
     shape = tuple(int(size) for size in fields["shape"])
     return DumpEntry(parse_name(fields["name"]), shape, dict(fields["statistics"]), file, digest)

@@ -35,12 +35,12 @@ from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 
 TIME = "%Y%m%d%H%M%S"
-"""The format of the folder of a dump's time."""
+"""Format of the name of a folder for the time of a dump."""
 
 
 @dataclass(frozen=True)
 class DumpRequest:
-    """The tensors that a dump is to have, and the folder that dumps go to."""
+    """The tensors to dump, and the folder for dumps."""
 
     root: Path
     time_text: str
@@ -51,13 +51,13 @@ class DumpRequest:
 
     @staticmethod
     def now() -> str:
-        """Return the time as a folder is named after it."""
+        """Return the time as the name of a folder."""
         return time.strftime(TIME)
 
 
 @dataclass(frozen=True)
 class StepInputs:
-    """The inputs of the step after `step` steps: the weights after these, and its batch."""
+    """Weights after `step` steps, and the batch of the next step."""
 
     weights: Weights
     batch: Batch
@@ -66,12 +66,12 @@ class StepInputs:
 
 @dataclass(frozen=True)
 class DumpedRun:
-    """The run of a dumped step."""
+    """The run that a dumped step belongs to."""
 
     path: str
     device: str
     loss: float | None = None
-    """The loss that the run logged for the step, if it is known."""
+    """Loss that the run logged for the step; None if unknown."""
 
 
 def dump_step(
@@ -83,7 +83,7 @@ def dump_step(
 ) -> DumpReport:
     """Compute a step and write its tensors.
 
-    Raises nothing for what the system refuses, which is in the report.
+    Raises nothing if a file can't be written: the report has the reason.
     """
     weights = inputs.weights
     step = inputs.step
@@ -115,19 +115,19 @@ def dump_step(
 
 
 def compare_losses(loss: float, run_loss: float | None) -> str:
-    """Return how the loss of a dump compares with the one that the run logged, in words."""
+    """Describe the difference between the loss of a dump and the loss that the run logged."""
     if run_loss is None:
-        return f"loss {loss:.8g}; the run has none of this step"
+        return f"loss {loss:.8g}; the run has no loss of this step"
     dumped = np.float32(loss)
     logged = np.float32(run_loss)
     if dumped == logged:
         return f"loss {loss:.8g}, the run's own, to the bit"
-    apart = abs(float(dumped) - float(logged))
-    units = apart / float(np.spacing(abs(logged)))
-    counted = "unit" if units == 1 else "units"
+    difference = abs(float(dumped) - float(logged))
+    units = difference / float(np.spacing(abs(logged)))
+    noun = "unit" if units == 1 else "units"
     return (
-        f"loss {loss:.9g}, and the run's {run_loss:.9g}: {apart:.3g} apart, {units:,.0f} {counted} "
-        "in the last place"
+        f"loss {loss:.9g}, the run's is {run_loss:.9g}: {difference:.3g} apart, "
+        f"{units:,.0f} {noun} in the last place"
     )
 
 
@@ -135,35 +135,38 @@ def compare_losses(loss: float, run_loss: float | None) -> str:
 class RunDumps(Dumps):
     """Writes the dumps of a run; called with a state and the number of steps done.
 
-    The training program and its inputs are unchanged. A dump that fails, as on a full disk, is
-    warned of and is the last one; the run continues.
+    The training program and its inputs are unchanged. If a dump fails, as on a full disk, this
+    warns and writes no later dump, and the run continues.
     """
 
     run: CompiledRun
     _time: str = field(default_factory=DumpRequest.now)
     _programs: dict[int, LayerPrograms] = field(default_factory=dict)
-    """By the first step of a phase: each is compiled once."""
+    """Programs by the first step of a phase, each compiled once."""
     _waiting: dict[int, DumpReport] = field(default_factory=dict)
-    """Dumps whose step the run has not done yet."""
+    """Dumps of steps that the run has not done yet."""
     _ended: bool = False
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Numbers of steps done at which there is a dump."""
+        """Numbers of steps done before each dump."""
         steps = self.run.context.recipe.dump.steps
         return parse_steps(steps) if steps else ()
 
     def require_possible(self) -> None:
-        """Raise RecipeError for a pattern that no layer matches, a step after the end, and a
-        network that isn't a list of layers."""
+        """Raise RecipeError if the run can't write its dumps.
+
+        Reasons: a pattern that no layer matches, a step after the end of training, and a network
+        that isn't a list of layers.
+        """
         built = self.run.built
         spec = self.run.context.recipe.dump
         total = built.run_schedule.total
         problems = []
         if max(self.steps) >= total:
             problems.append(
-                f"dump.steps = {spec.steps}: training has {total:,} steps, so that "
-                f"{total - 1:,} is the last number done before another one"
+                f"dump.steps = {spec.steps}: must be at most {total - 1:,}, since training has "
+                f"{total:,} steps and a dump is of the next step"
             )
         try:
             LayerPrograms(select_phase(built.step_config, 0), self.run.backend.device)
@@ -174,28 +177,28 @@ class RunDumps(Dumps):
         require_layers(spec.layers, list(layer_kinds(built.step_config, built.seed)), "dump.layers")
 
     def __call__(self, state: TrainState, step: int) -> None:
-        """Dump the step after `step` steps. Raises nothing but for a pattern of no layer."""
+        """Dump the step after `step` steps. Raises only PipelineError."""
         if self._ended:
             return
         try:
             with self.run.context.reporter.clock(f"dumping step {step}"):
-                report = self._dump(state, step)
+                report = self._write_dump(state, step)
         except PipelineError:
             raise
-        except Exception as error:  # a run is worth more than a dump of it
-            self._end(f"dump of step {step}: {type(error).__name__}: {error}")
+        except Exception as error:  # the run matters more than its dump
+            self._end_dumps(f"dump of step {step}: {type(error).__name__}: {error}")
             return
         self.run.context.reporter.stage("dump", f"step {step}: {report}")
         if report.stopped is not None:
-            self._end(f"dump of step {step} {report.stopped}")
+            self._end_dumps(f"dump of step {step} {report.stopped}")
         else:
             self._waiting[step] = report
 
-    def _end(self, why: str) -> None:
+    def _end_dumps(self, reason: str) -> None:
         self._ended = True
-        self.run.context.reporter.warn(f"{why}; no later one is made, and the run goes on")
+        self.run.context.reporter.warn(f"{reason}; the run continues without later dumps")
 
-    def _dump(self, state: TrainState, step: int) -> DumpReport:
+    def _write_dump(self, state: TrainState, step: int) -> DumpReport:
         context = self.run.context
         spec = context.recipe.dump
         root = spec.path or context.run_dir / DUMP
@@ -219,10 +222,10 @@ class RunDumps(Dumps):
         """Compare the losses of the run's steps with the dumps' losses."""
         for step in [step for step in self._waiting if step < telemetry.start + len(telemetry)]:
             report = self._waiting.pop(step)
-            at = step - telemetry.start
-            if at < 0:
+            index = step - telemetry.start
+            if index < 0:
                 continue
-            loss = float(telemetry.loss[at])
+            loss = float(telemetry.loss[index])
             self.run.context.reporter.stage(
                 "dump", f"step {step}: {compare_losses(report.loss, loss)}"
             )

@@ -1,4 +1,4 @@
-"""Observation of the layers of a list: inputs, outputs, and the gradients of both."""
+"""Observer of the layers of a network: their inputs, their outputs, and the gradients of both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Arrays = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ForcedTensors:
-    """Tensors of another program, which replace those that layers pass to each other."""
+    """Tensors of another program, which replace the tensors between layers."""
 
     outputs: Arrays
     input_gradients: Arrays
@@ -44,17 +44,17 @@ class LayerForm:
 class LayerObserver:
     """Computes layers for `intercept_layers`, and records their inputs and outputs.
 
-    Use one for each trace: its arrays are tracers, which must not outlive the trace. `input_slots`
-    and `output_slots` are arrays like the inputs and outputs, by path; gradients by the slots are
+    Use one observer for each trace, since its arrays are tracers. `input_slots` and `output_slots`
+    have an array like each input and output, by path. The gradients with respect to the slots are
     the gradients at the layers' inputs and outputs. With `forced`, every layer reads forced tensors
-    instead of other layers' results, also in the backward pass, so its error is not inherited.
+    instead of other layers' results, also in the backward pass, so that it inherits no error.
     """
 
     input_slots: Arrays = field(default_factory=dict)
     output_slots: Arrays = field(default_factory=dict)
     forced: ForcedTensors | None = None
     inputs: dict[str, Array] = field(default_factory=dict)
-    """In the layer's order of axes, like all arrays here except `forced`."""
+    """Inputs by path, in the layer's order of axes, as all arrays here except `forced`."""
     outputs: dict[str, Array] = field(default_factory=dict)
     forms: dict[str, LayerForm] = field(default_factory=dict)
 
@@ -65,25 +65,25 @@ class LayerObserver:
         x: Array,
         context: LayerContext,
     ) -> Array:
-        """Compute a layer, and record its input and output."""
-        path = self._fresh("/".join(context.path))
+        """Compute a layer and record its input and output."""
+        path = self._name_application("/".join(context.path))
         self.inputs[path] = x
         if path in self.input_slots:
             if self.forced is not None and path in self.forced.input_gradients:
                 form = LayerForm(layer.name, "", context.layout)
                 gradient = form.from_logical(self.forced.input_gradients[path])
-                x = _with_gradient(x, jnp.asarray(gradient, x.dtype))
+                x = _replace_gradient(x, jnp.asarray(gradient, x.dtype))
             x = tap(x, self.input_slots[path])
         y = compute(x)
-        # In the order in which layers begin: one that holds others comes before them.
+        # A layer begins, and so is listed, before its inner layers.
         self.forms[path] = form = LayerForm(layer.name, str(y.dtype), context.layout)
         self.outputs[path] = y
         if self.forced is not None and path in self.forced.outputs:
             return jnp.asarray(form.from_logical(self.forced.outputs[path]), y.dtype)
         return tap(y, self.output_slots[path]) if path in self.output_slots else y
 
-    def _fresh(self, path: str) -> str:
-        """Return the path, with a number if a layer is applied again."""
+    def _name_application(self, path: str) -> str:
+        """Return the path, with a number from the second application of a layer on."""
         number = 1
         name = path
         while name in self.inputs:
@@ -98,17 +98,17 @@ def is_inexact(x: Any) -> bool:
 
 
 @jax.custom_vjp
-def _with_gradient(x: Array, gradient: Array) -> Array:
-    """Return x; its gradient is `gradient` instead of the computed one."""
+def _replace_gradient(x: Array, gradient: Array) -> Array:
+    """Return x, and replace its gradient in the backward pass by `gradient`."""
     return x
 
 
-def _forward(x: Array, gradient: Array) -> tuple[Array, Array]:
+def _replace_forward(x: Array, gradient: Array) -> tuple[Array, Array]:
     return x, gradient
 
 
-def _backward(gradient: Array, cotangent: Array) -> tuple[Array, Array]:
+def _replace_backward(gradient: Array, cotangent: Array) -> tuple[Array, Array]:
     return gradient.astype(cotangent.dtype), jnp.zeros_like(gradient)
 
 
-_with_gradient.defvjp(_forward, _backward)
+_replace_gradient.defvjp(_replace_forward, _replace_backward)

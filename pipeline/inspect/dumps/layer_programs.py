@@ -1,7 +1,7 @@
 """Programs that compute one training step and return the tensors of every layer.
 
-They are compiled apart from the training program, which is unchanged: outputs that are added to a
-program change how XLA fuses it. So their loss may differ from the run's in the last digits.
+They are compiled apart from the training program, since more outputs would change how XLA fuses it.
+So their loss may differ from the run's loss in the last digits.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ NumpyArrays = dict[str, np.ndarray]
 class LayerTensors:
     """The tensors of one pass through a network, by layer, in numpy.
 
-    Images are (batch, height, width, channels). Numbers of 16 bits are float32; gradients are of
-    the unscaled loss.
+    Images are (batch, height, width, channels). Types of 16 bits are widened to float32. Gradients
+    are of the unscaled loss.
     """
 
     inputs: NumpyArrays
@@ -65,7 +65,7 @@ class LayerTensors:
 @register_dataclass
 @dataclass(frozen=True)
 class Weights:
-    """The part of a state that forward and backward pass read."""
+    """The part of a state that the forward and the backward pass read."""
 
     params: Any
     batch_stats: Any
@@ -73,7 +73,7 @@ class Weights:
 
     @staticmethod
     def of(state: TrainState) -> Weights:
-        """Return copies of the weights of a state in numpy: training consumes the state."""
+        """Return copies of the weights of a state in numpy, since training consumes the state."""
         leaves = state.params, state.batch_stats, state.loss_scale
         return Weights(*jax.tree.map(np.array, leaves))
 
@@ -82,8 +82,8 @@ class Weights:
 class LayerPrograms:
     """The programs of one configuration of a step, on one device.
 
-    `config` is of the step's phase. Each is compiled when it is first called. Raises ValueError if
-    the network isn't a list of layers.
+    `config` is the configuration in the step's phase. A program is compiled at its first call.
+    Raises ValueError if the network isn't a list of layers.
     """
 
     config: StepConfig
@@ -93,8 +93,8 @@ class LayerPrograms:
     def __post_init__(self) -> None:
         if not isinstance(self.config.network, Network):
             raise ValueError(
-                "the network is no list of layers, so that what its layers read and give can't be "
-                "told apart; must be a model that lists layers"
+                "the network isn't a list of layers, so its layers' inputs and outputs can't be "
+                "observed; must be a model that lists layers"
             )
 
     def exact(self) -> LayerPrograms:
@@ -102,16 +102,18 @@ class LayerPrograms:
         return self.with_types_of(self.config.network.clone(dtype="float32", rules=()))
 
     def with_types_of(self, other: Any) -> LayerPrograms:
-        """Return the programs of the same layers with the plainest lowerings, in the types of
-        another network."""
+        """Return the programs of the same layers in the types of another network.
+
+        They have the plainest lowerings.
+        """
         network = self.config.network.clone(
             dtype=other.dtype, rules=other.rules, policy=DEFAULTS, layout="nhwc"
         )
         return replace(self, config=replace(self.config, network=network))
 
     def free(self, weights: Weights, portion: Portion) -> LayerTensors:
-        """Compute the step as it is: every layer reads the outputs of the layers before it."""
-        program = self._program("free", _free_pass, weights, portion)
+        """Compute the step so that every layer reads the outputs of the layers before it."""
+        program = self._get_program("free", _compute_free_pass, weights, portion)
         weights, portion = jax.device_put((weights, portion), self.device)
         return _to_numpy(program.call(weights, portion), program.forms)
 
@@ -120,11 +122,11 @@ class LayerPrograms:
     ) -> LayerTensors:
         """Compute every layer from the inputs in `forced`, forward and backward.
 
-        So errors don't add up: a layer's results differ by what that layer does. With `wide` it is
-        computed in float64 on the CPU.
+        So errors don't add up: the results of a layer have only its own error. With `wide` layers
+        are computed in float64 on the CPU.
         """
         name, device = ("float64", jax.devices(CPU.name)[0]) if wide else ("forced", self.device)
-        program = self._program(name, _forced_pass, weights, portion, forced)
+        program = self._get_program(name, _compute_forced_pass, weights, portion, forced)
         arrays = {
             "outputs": forced.outputs,
             "input_gradients": forced.input_gradients,
@@ -134,7 +136,7 @@ class LayerPrograms:
         weights, portion, arrays = jax.device_put((weights, portion, arrays), device)
         return _to_numpy(program.call(weights, portion, arrays), program.forms)
 
-    def _program(
+    def _get_program(
         self,
         name: str,
         function: Callable[..., Any],
@@ -142,13 +144,13 @@ class LayerPrograms:
         portion: Portion,
         forced: LayerTensors | None = None,
     ) -> _Program:
-        """The program of a portion's shapes, traced once and compiled when it is called."""
+        """Return the program for a portion's shapes, which is traced once."""
         key = name, portion.images.shape, portion.labels.shape
         if key not in self._programs:
             tensors = None
             if forced is not None:
                 tensors = ForcedTensors(forced.outputs, forced.input_gradients)
-            shapes = _trace(self.config, weights, portion, tensors)
+            shapes = _trace_shapes(self.config, weights, portion, tensors)
             compute = partial(function, self.config, shapes)
             options = QUICK if platform_of(self.device.platform).optimizes_slowly else None
             wide = name == "float64"
@@ -157,8 +159,8 @@ class LayerPrograms:
         return self._programs[key]
 
     def forms(self, weights: Weights, portion: Portion) -> dict[str, LayerForm]:
-        """Return the form of every layer by path, from shapes alone."""
-        return dict(self._program("free", _free_pass, weights, portion).forms)
+        """Return the form of every layer by path, without computing the step."""
+        return dict(self._get_program("free", _compute_free_pass, weights, portion).forms)
 
 
 @dataclass(frozen=True)
@@ -178,18 +180,18 @@ class _Shapes:
 
 
 def layer_kinds(config: StepConfig, seed: np.ndarray) -> dict[str, str]:
-    """Return the kinds of all layers of a network by path, from shapes alone."""
+    """Return the kinds of all layers of a network by path, without computing the network."""
     kinds: dict[str, str] = {}
 
-    def note(path: tuple[str, ...], kind: str, _: Any) -> None:
+    def note_kind(path: tuple[str, ...], kind: str, _: Any) -> None:
         kinds["/".join(path)] = kind
 
-    with record_layers(note):
+    with record_layers(note_kind):
         jax.eval_shape(partial(init_variables, config), seed)
     return kinds
 
 
-def _apply(
+def _apply_network(
     config: StepConfig, params: Any, statistics: Any, portion: Portion, observer: LayerObserver
 ) -> tuple[Array, Any]:
     with intercept_layers(observer):
@@ -203,51 +205,51 @@ def _apply(
     return logits, changed.get("batch_stats", {})
 
 
-def _loss(config: StepConfig, logits: Array, portion: Portion) -> BatchLoss:
+def _compute_loss(config: StepConfig, logits: Array, portion: Portion) -> BatchLoss:
     losses = sample_losses(config, logits, portion.labels)
     return reduce_losses(config, losses, portion.labels, portion.mask, portion.divisor)
 
 
-def _trace(
+def _trace_shapes(
     config: StepConfig, weights: Weights, portion: Portion, forced: ForcedTensors | None
 ) -> _Shapes:
     observer = LayerObserver(forced=forced)
 
     def forward(params: Any, statistics: Any, portion: Portion) -> Any:
-        logits, _ = _apply(config, params, statistics, portion, observer)
+        logits, _ = _apply_network(config, params, statistics, portion, observer)
         return dict(observer.inputs), dict(observer.outputs), logits
 
     params = weights.params
     inputs, outputs, logits = jax.eval_shape(forward, params, weights.batch_stats, portion)
-    # jax sorts the keys of dicts; here they are in the order in which layers begin.
+    # jax sorts the keys of dicts; this restores the order in which layers begin.
     forms = {path: observer.forms[path] for path in observer.inputs}
     return _Shapes(inputs, outputs, logits, forms)
 
 
-def _zeros(shapes: Mapping[str, Any]) -> dict[str, Array]:
+def _make_slots(shapes: Mapping[str, Any]) -> dict[str, Array]:
     return {path: jnp.zeros(x.shape, x.dtype) for path, x in shapes.items() if is_inexact(x)}
 
 
-def _free_pass(
+def _compute_free_pass(
     config: StepConfig, shapes: _Shapes, weights: Weights, portion: Portion
 ) -> dict[str, Any]:
     scale = weights.loss_scale
     empty = jnp.zeros(shapes.logits.shape, shapes.logits.dtype)
-    slots = _zeros(shapes.inputs), _zeros(shapes.outputs), empty
+    slots = _make_slots(shapes.inputs), _make_slots(shapes.outputs), empty
 
     def compute(params: Any, slots: Any) -> tuple[Array, Any]:
         observer = LayerObserver(slots[0], slots[1])
-        logits, changed = _apply(config, params, weights.batch_stats, portion, observer)
-        loss = _loss(config, tap(logits, slots[2]), portion)
-        seen = observer.inputs, observer.outputs, logits, changed, loss.reported
-        return loss.minimised * scale, seen
+        logits, changed = _apply_network(config, params, weights.batch_stats, portion, observer)
+        loss = _compute_loss(config, tap(logits, slots[2]), portion)
+        recorded = observer.inputs, observer.outputs, logits, changed, loss.reported
+        return loss.minimised * scale, recorded
 
     grad = jax.grad(compute, argnums=(0, 1), has_aux=True)
-    (by_params, by_slots), seen = grad(weights.params, slots)
-    return _results(shapes.forms, seen, (by_params, *by_slots), scale)
+    (by_params, by_slots), recorded = grad(weights.params, slots)
+    return _collect_results(shapes.forms, recorded, (by_params, *by_slots), scale)
 
 
-def _forced_pass(
+def _compute_forced_pass(
     config: StepConfig,
     shapes: _Shapes,
     weights: Weights,
@@ -258,38 +260,41 @@ def _forced_pass(
     tensors = ForcedTensors(
         forced["outputs"], {path: g * scale for path, g in forced["input_gradients"].items()}
     )
-    slots = _zeros(shapes.inputs), jnp.zeros_like(forced["logits"])
+    slots = _make_slots(shapes.inputs), jnp.zeros_like(forced["logits"])
 
     def compute(params: Any, slots: Any) -> tuple[Any, Any]:
         observer = LayerObserver(slots[0], forced=tensors)
-        logits, changed = _apply(config, params, weights.batch_stats, portion, observer)
-        loss = _loss(config, tap(forced["logits"], slots[1]), portion)
-        seen = observer.inputs, observer.outputs, logits, changed, loss.reported
-        return (observer.outputs, loss.minimised * scale), seen
+        logits, changed = _apply_network(config, params, weights.batch_stats, portion, observer)
+        loss = _compute_loss(config, tap(forced["logits"], slots[1]), portion)
+        recorded = observer.inputs, observer.outputs, logits, changed, loss.reported
+        return (observer.outputs, loss.minimised * scale), recorded
 
-    (outputs, total), backward, seen = jax.vjp(compute, weights.params, slots, has_aux=True)
+    (outputs, total), backward, recorded = jax.vjp(compute, weights.params, slots, has_aux=True)
     cotangents = {
-        path: _cotangent(y, shapes.forms[path], forced["output_gradients"].get(path), scale)
+        path: _make_cotangent(y, shapes.forms[path], forced["output_gradients"].get(path), scale)
         for path, y in outputs.items()
     }
     by_params, (by_inputs, by_logits) = backward((cotangents, jnp.ones_like(total)))
-    return _results(shapes.forms, seen, (by_params, by_inputs, {}, by_logits), scale)
+    return _collect_results(shapes.forms, recorded, (by_params, by_inputs, {}, by_logits), scale)
 
 
-def _results(
-    forms: Mapping[str, LayerForm], seen: tuple[Any, ...], gradients: tuple[Any, ...], scale: Any
+def _collect_results(
+    forms: Mapping[str, LayerForm],
+    recorded: tuple[Any, ...],
+    gradients: tuple[Any, ...],
+    scale: Any,
 ) -> dict[str, Any]:
     """Return the arrays of a pass by the fields of `LayerTensors`.
 
-    `gradients` are those by parameters, inputs, outputs and logits.
+    `gradients` are with respect to parameters, inputs, outputs and logits.
     """
-    inputs, outputs, logits, changed, loss = seen
+    inputs, outputs, logits, changed, loss = recorded
     by_params, by_inputs, by_outputs, by_logits = gradients
     return {
-        "inputs": _logical(forms, inputs),
-        "outputs": _logical(forms, outputs),
-        "input_gradients": _unscale(_logical(forms, by_inputs), scale),
-        "output_gradients": _unscale(_logical(forms, by_outputs), scale),
+        "inputs": _to_logical(forms, inputs),
+        "outputs": _to_logical(forms, outputs),
+        "input_gradients": _unscale(_to_logical(forms, by_inputs), scale),
+        "output_gradients": _unscale(_to_logical(forms, by_outputs), scale),
         "parameters": _unscale(by_params, scale),
         "statistics": changed,
         "logits": logits,
@@ -298,7 +303,7 @@ def _results(
     }
 
 
-def _cotangent(y: Array, form: LayerForm, gradient: Any, scale: Any) -> Array:
+def _make_cotangent(y: Array, form: LayerForm, gradient: Any, scale: Any) -> Array:
     """Return the cotangent of a layer's result; zero without a gradient of its shape."""
     if gradient is None:
         return jnp.zeros_like(y)
@@ -308,7 +313,7 @@ def _cotangent(y: Array, form: LayerForm, gradient: Any, scale: Any) -> Array:
     return (cotangent * scale).astype(y.dtype)
 
 
-def _logical(forms: Mapping[str, LayerForm], arrays: Mapping[str, Array]) -> dict[str, Array]:
+def _to_logical(forms: Mapping[str, LayerForm], arrays: Mapping[str, Array]) -> dict[str, Array]:
     return {path: to_nhwc(array, forms[path].layout) for path, array in arrays.items()}
 
 
@@ -317,7 +322,7 @@ def _unscale(tree: Any, scale: Any) -> Any:
 
 
 def _to_numpy(results: Mapping[str, Any], forms: Mapping[str, LayerForm]) -> LayerTensors:
-    arrays: dict[str, Any] = jax.tree.map(_plain, dict(results))
+    arrays: dict[str, Any] = jax.tree.map(_widen_16_bits, dict(results))
     for kind in ("parameters", "statistics"):
         arrays[kind] = flatten_dict(dict(arrays[kind]), sep="/")
     # jax sorts the keys of dicts.
@@ -327,8 +332,8 @@ def _to_numpy(results: Mapping[str, Any], forms: Mapping[str, LayerForm]) -> Lay
     return LayerTensors(**arrays, forms=forms)
 
 
-def _plain(array: Any) -> np.ndarray:
-    """The array in numpy; of a type of 16 bits as float32, which numpy has."""
+def _widen_16_bits(array: Any) -> np.ndarray:
+    """Return an array in numpy; a floating-point type of 16 bits becomes float32."""
     values = np.asarray(array)
-    narrow = values.dtype.itemsize == 2 and jnp.issubdtype(values.dtype, jnp.floating)
-    return values.astype(np.float32) if narrow else values
+    is_narrow = values.dtype.itemsize == 2 and jnp.issubdtype(values.dtype, jnp.floating)
+    return values.astype(np.float32) if is_narrow else values

@@ -1,4 +1,4 @@
-"""A recipe opened to compute single steps of it: data, network, lowerings and a saved state."""
+"""Opening of a recipe to compute single steps: data, network, lowerings and a saved state."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class OpenedRecipe:
 
     @property
     def device_name(self) -> str:
-        """The device, in words."""
+        """Description of the device."""
         return self.backend.describe()["device"]
 
     def programs(self, step: int) -> LayerPrograms:
@@ -78,11 +78,11 @@ class OpenedRecipe:
         state: TrainState = jax.jit(self.built.step.init)(self.built.seed)
         if self.recipe.checkpoint.restore is None:
             return state
-        # Few recipes start from weights, and all would wait for what reads them to be imported.
+        # Imported here, since few recipes start from weights and the import takes time.
         from pipeline.stages.warm_start import restore_weights_of
 
-        like = self.built.state
-        weights = restore_weights_of(self.recipe, self.dataset, like, lambda _: None)
+        template = self.built.state
+        weights = restore_weights_of(self.recipe, self.dataset, template, lambda _: None)
         warm = weights.replace_weights(state)
         return replace(warm, average=restart_average(warm.average, warm.params))
 
@@ -90,10 +90,10 @@ class OpenedRecipe:
 def open_recipe(recipe: Recipe, lowerings_dir: Path | None = None) -> OpenedRecipe:
     """Read the data of a recipe and build its step, silently.
 
-    A recipe of several devices that add in a fixed order is computed on one, with the same shards.
-    Lowerings are read from the run directory `lowerings_dir`, if it has any.
+    A data-parallel recipe is computed on one device with the same shards. Lowerings are read from
+    the run directory `lowerings_dir`, if it has any.
     """
-    recipe = _on_one_device(recipe)
+    recipe = _place_on_one_device(recipe)
     reporter = quiet()
     backend = recipe.device.open(recipe.parallel)
     dataset = load_data(recipe, reporter)
@@ -106,7 +106,7 @@ def open_recipe(recipe: Recipe, lowerings_dir: Path | None = None) -> OpenedReci
     )
 
 
-def _on_one_device(recipe: Recipe) -> Recipe:
+def _place_on_one_device(recipe: Recipe) -> Recipe:
     if recipe.parallel.mode != "data" and recipe.launch.name == "auto":
         return recipe
     tree = recipe.whole_tree()
@@ -118,7 +118,7 @@ def _on_one_device(recipe: Recipe) -> Recipe:
 
 @dataclass(frozen=True)
 class ReplayedState:
-    """A state of a run, in numpy; `replayed` steps were trained again from the checkpoint."""
+    """A state of a run, in numpy; the last `replayed` steps were trained again."""
 
     state: TrainState
     step: int
@@ -126,33 +126,33 @@ class ReplayedState:
 
 
 def require_checkpoints(run_dir: Path) -> list[int]:
-    """Return the steps of a run's checkpoints. Raises DataError without any."""
+    """Return the steps of a run's checkpoints. Raises DataError if there are none."""
     steps = saved_steps(run_dir / FOLDER)
     if not steps:
         raise DataError(
-            f"{run_dir}: has no checkpoints, so there is no state to compute a step from; train "
-            "with the stage checkpoint, as by checkpoint.every_steps=500"
+            f"{run_dir}: has no checkpoints, so no step can be computed; train with the stage "
+            "checkpoint, such as by checkpoint.every_steps=500"
         )
     return steps
 
 
 def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporter) -> ReplayedState:
-    """Return the state of a run after `step` steps, from its checkpoint before.
+    """Return the state of a run after `step` steps, from the last checkpoint up to there.
 
-    Steps in between are trained again, with the numbers of the run. Raises DataError if the run has
-    no checkpoint that can be read.
+    Steps after the checkpoint are trained again, with the results of the run. Raises DataError if
+    the run has no checkpoints, or fewer steps.
     """
-    before = [saved for saved in require_checkpoints(run_dir) if saved <= step]
+    earlier_steps = [saved for saved in require_checkpoints(run_dir) if saved <= step]
     total = opened.built.run_schedule.total
     if step > total:
         raise DataError(f"{run_dir}: step {step}: must be from 0 to {total}, the end of training")
     state = None
     first = 0
-    for saved in reversed(before):
+    for saved in reversed(earlier_steps):
         try:
             checkpoint = read_checkpoint(checkpoint_path(run_dir / FOLDER, saved))
         except DamagedError as error:
-            reporter.warn(f"{error}; taking an earlier one")
+            reporter.warn(f"{error}; reading an earlier one")
             continue
         state = arrange_arrays(checkpoint.where, checkpoint.arrays, opened.built.state)
         first = saved
@@ -175,7 +175,7 @@ def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporte
 
 
 def logged_loss(run_dir: Path, step: int) -> float | None:
-    """Return the loss that a run logged for the step after `step` steps; None without one."""
+    """Return the loss that a run logged for the step after `step` steps; None if it has none."""
     log = run_dir / METRICS
     if not log.exists():
         return None

@@ -1,8 +1,7 @@
-"""Portions of a batch: the arrays that one pass through the network takes in a training step.
+"""Portions of a batch: the inputs of each pass through the network in a training step.
 
-A step passes through the network once, or once for each shard and each microbatch. The batch is
-mapped, sliced and keyed here as the step does it, one portion after the other, on the host's
-account.
+A step passes through the network once, or once for each shard and each microbatch. The map ops, the
+slices and the random keys are the same as in the step.
 """
 
 from __future__ import annotations
@@ -36,26 +35,25 @@ class Portion:
     """(B, H, W, C) float32, after the map ops."""
     labels: Array
     mask: Array
-    """bool (B,): the valid samples; the others are padding."""
+    """bool (B,): true for valid samples, false for padding."""
     dropout: Array
-    """A key."""
+    """Random key."""
     divisor: Array
-    """float32 (): what a mean over the whole batch divides by."""
+    """float32 (): divisor of a mean over the whole batch."""
 
 
 BatchPortions = tuple[tuple[Portion, ...], ...]
 """The microbatches of every shard, in the order in which a step adds their gradients.
 
-Batch norm continues from the running statistics of the microbatch before. Every shard starts from
-the state's statistics, and the shards' results are averaged.
+Batch norm continues from the running statistics of the previous microbatch. Every shard starts from
+the state's statistics, and the statistics of the shards are averaged.
 """
 
 
 def portions_of(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
     """Return the portions of a batch in the step after `step` steps.
 
-    `config` is of the step's phase. If the recipe draws an op or pads to buckets, the choice of
-    this step is used.
+    `config` is the configuration in the step's phase. Ops and buckets are drawn as in this step.
     """
     dropout = make_dropout_key(batch, step)
     shards = config.shards
@@ -64,7 +62,7 @@ def portions_of(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
         mask = jnp.arange(images.shape[0]) < batch.count
         divisor = compute_divisor(config, labels, mask, batch.count)
         portion = Portion(images, labels, mask, dropout, jnp.float32(divisor))
-        return (_microbatches(config, portion),)
+        return (_split_microbatches(config, portion),)
     size = batch.sample.shape[0] // shards.count
     parts = [_slice_batch(batch, number * size, size) for number in range(shards.count)]
     mapped = [_map_batch(config, part, step) for part in parts]
@@ -80,7 +78,7 @@ def portions_of(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
         ]
         divisor = jnp.maximum(sum(weights), 1.0)
     return tuple(
-        _microbatches(
+        _split_microbatches(
             config, Portion(images, labels, mask, jax.random.fold_in(dropout, number), divisor)
         )
         for number, ((images, labels), mask) in enumerate(zip(mapped, masks, strict=True))
@@ -88,7 +86,7 @@ def portions_of(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
 
 
 def _map_batch(config: StepConfig, batch: Batch, step: int) -> tuple[Array, Array]:
-    """Images and labels after the map ops, in the bucket and with the ops of this batch."""
+    """Return images and labels after the map ops, in the bucket and with the ops of this batch."""
     if config.buckets:
         largest = np.asarray(batch.columns[SIZE]).max(axis=0)
         covers = (largest <= np.array(config.buckets)).all(axis=-1)
@@ -109,7 +107,7 @@ def _slice_batch(batch: Batch, first: int, size: int) -> Batch:
     )
 
 
-def _microbatches(config: StepConfig, portion: Portion) -> tuple[Portion, ...]:
+def _split_microbatches(config: StepConfig, portion: Portion) -> tuple[Portion, ...]:
     samples = portion.images, portion.labels, portion.mask
     (images, labels, mask), keys = stack_microbatches(samples, portion.dropout, config.accumulate)
     return tuple(

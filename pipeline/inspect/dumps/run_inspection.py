@@ -1,7 +1,6 @@
-"""The inspection of a run, as its recipe has it: profile, dumps, autopsy of a non-finite step.
+"""Inspection of a run as its recipe sets it: profile, dumps, autopsy of a non-finite step.
 
-Few runs have any of these, and all would wait for their imports, so each is imported when it is
-needed.
+Each of these is imported at its first use, since few runs have any.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from pipeline.training.state import TrainState
 
 @dataclass(frozen=True)
 class RunInspection(Inspection):
-    """The inspection of runs from the command line and from Python."""
+    """Inspection of runs from the command line and from Python."""
 
     def shorten(self, context: RunContext, built: Built, backend: Backend) -> Built:
-        """Return the run, no longer than its profile takes if it has no other purpose."""
+        """Return the run, shortened to its profile with `profile.mode = only`."""
         if context.recipe.profile.mode == "off":
             return built
         from pipeline.inspect.profiler.run_profile import shorten_to_profile
@@ -38,7 +37,7 @@ class RunInspection(Inspection):
         return shorten_to_profile(context, built, backend)
 
     def open_profile(self, run: CompiledRun, total_steps: int, done: int) -> Profile:
-        """Choose the steps to trace after the first `done`."""
+        """Choose the steps to trace after the first `done` steps."""
         recipe = run.context.recipe
         if recipe.profile.mode == "off" or "train" not in recipe.stages:
             return Profile(run)
@@ -47,13 +46,13 @@ class RunInspection(Inspection):
         return open_profile(run, total_steps, done)
 
     def open_dumps(self, run: CompiledRun) -> Dumps | None:
-        """Return the dumps of a run; None without any, and in one of several processes."""
+        """Return the dumps of a run; None without dumps, and with several processes."""
         context = run.context
         steps = context.recipe.dump.steps
         if steps is None:
             return None
         if context.ranks.size > 1:
-            text = "none in a run of several processes; the command dump makes it from a checkpoint"
+            text = "ignored with several processes; the command dump writes one from a checkpoint"
             context.reporter.warn(f"dump.steps = {steps}: {text}")
             return None
         from pipeline.inspect.dumps.dump_step import RunDumps
@@ -63,7 +62,7 @@ class RunInspection(Inspection):
         return dumps
 
     def open_autopsy(self, run: CompiledRun) -> Examine:
-        """Return the autopsy of a non-finite step; none with several processes."""
+        """Return the autopsy of a non-finite step, which does nothing with several processes."""
         if run.context.ranks.size > 1:
             return examine_nothing
 
@@ -75,5 +74,5 @@ class RunInspection(Inspection):
         return examine
 
     def archive(self, run_dir: Path) -> Path | None:
-        """Move the autopsy of an earlier run aside; return its folder, None without any."""
+        """Move the autopsy of an earlier run aside and return its folder; None without one."""
         return set_aside_autopsy(run_dir)

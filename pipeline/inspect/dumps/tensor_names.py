@@ -1,4 +1,4 @@
-"""Names of the tensors of a step: the same on any device, in any precision and lowering."""
+"""Names of the tensors of a step, which don't depend on device, precision or lowering."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pipeline.models.layers.path_patterns import covers, require_covered
 Role = Literal["input", "output", "output_gradient", "input_gradient", "gradient", "statistics"]
 ROLES: tuple[Role, ...] = get_args(Role)
 DATA = "dataset.train.ops"
-"""The map ops, listed like a layer."""
+"""Name of the map ops, which are listed like a layer."""
 LOSS = "train.loss"
-"""The loss, listed like a layer."""
+"""Name of the loss, which is listed like a layer."""
 
 _INPUT_ROLES: tuple[Role, ...] = ("input", "output_gradient")
 _OUTPUT_ROLES: tuple[Role, ...] = ("output", "input_gradient", "gradient", "statistics")
@@ -31,10 +31,10 @@ _ROLES_BY_CHOICE: Mapping[What, tuple[Role, ...]] = {
 
 @dataclass(frozen=True, order=True)
 class TensorName:
-    """A tensor: the path of its layer, its role there, and its index or the name of a parameter.
+    """Name of a tensor: its layer's path, its role, and an index or the name of a parameter.
 
     In the backward pass a layer reads `output_gradient` and returns `input_gradient`. `gradient` is
-    of a parameter, `statistics` are running means and variances.
+    the gradient of a parameter; `statistics` are running means and variances.
     """
 
     layer: str
@@ -50,7 +50,7 @@ class TensorName:
         return f"{self.role}:{self.index}"
 
     def file_name(self, time_us: int) -> str:
-        """Return the name of its .npy file: / becomes _ and : becomes a point; the time is last."""
+        """Return the name of the .npy file: / becomes _, : becomes a dot, and the time is last."""
         return f"{str(self).replace('/', '_').replace(':', '.')}.{time_us}.npy"
 
 
@@ -58,16 +58,16 @@ def parse_name(text: str) -> TensorName:
     """Parse layer:role:index. Raises ValueError for a text of another form."""
     layer, role, index = text.rsplit(":", 2)
     if not layer or role not in ROLES:
-        raise ValueError(f"{text!r:.80} isn't a name of a tensor; must be layer:role:index")
+        raise ValueError(f"{text!r:.80} isn't the name of a tensor; must be layer:role:index")
     return TensorName(layer, ROLES[ROLES.index(role)], index)
 
 
 def named_tensors(
     tensors: LayerTensors, images: np.ndarray
 ) -> Iterator[tuple[TensorName, np.ndarray]]:
-    """Yield every tensor of a step with its name, layers in the order of the forward pass.
+    """Yield every tensor of a step with its name, in the order of the forward pass.
 
-    `images` are the batch after the map ops.
+    `images` is the batch after the map ops.
     """
     yield TensorName(DATA, "output"), images
     gradients = _group_by_layer(tensors.parameters, tensors.forms)
@@ -107,7 +107,7 @@ def _group_by_layer(
 
 
 def require_layers(patterns: Sequence[str], layers: Sequence[str], key: str) -> None:
-    """Raise RecipeError, which names a similar layer, for a pattern that covers no layer."""
+    """Raise RecipeError with the name of a similar layer for a pattern that covers no layer."""
     names = [*layers, DATA, LOSS]
     try:
         require_covered(patterns, [tuple(layer.split("/")) for layer in names], "layers")
@@ -116,7 +116,7 @@ def require_layers(patterns: Sequence[str], layers: Sequence[str], key: str) -> 
 
 
 def is_selected(name: TensorName, patterns: Sequence[str], what: What) -> bool:
-    """Whether a tensor is of a requested layer and role; without patterns all layers are."""
+    """Whether layer and role of a tensor are requested; no patterns request all layers."""
     path = tuple(name.layer.split("/"))
     covered = not patterns or any(covers(pattern, path) for pattern in patterns)
     return covered and name.role in _ROLES_BY_CHOICE[what]

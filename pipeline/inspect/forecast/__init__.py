@@ -1,1 +1,1 @@
-"""Forecasts of a step on this machine, before it is compiled."""
+"""Forecast of the time of a step on this machine, before the step is compiled."""

@@ -1,4 +1,4 @@
-"""A traced function as one list of equations, without the calls and branches around them."""
+"""A traced function as one list of equations, without calls and branches."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Atom = Any
 """A variable of a program, or a literal value: `Var | Literal`."""
 
 IDENTITIES = ("sharding_constraint",)
-"""Equations that return their operand."""
+"""Names of primitives that return their operand."""
 
 
 @dataclass(frozen=True)
 class FlatProgram:
-    """Equations in their order, each variable assigned once; `results` are what they are for.
+    """Equations in order, each variable assigned once, with the `results` of the program.
 
-    `functions` has for each equation the number of the function that it stays in, or 0: the
-    compiler fuses nothing across the call of a function that is marked not to be inlined.
-    `constants` are the variables whose values are known, such as tables of a resize.
+    `functions` has for each equation the number of its function, or 0 outside of functions that are
+    marked not to be inlined. The compiler doesn't fuse across their calls. `constants` are the
+    variables with constant values, such as tables of a resize.
     """
 
     equations: tuple[JaxprEqn, ...]
@@ -38,8 +38,8 @@ class FlatProgram:
 def flatten(program: ClosedJaxpr, platform: str) -> FlatProgram:
     """Return the equations of a program for a platform, such as "cpu" or "cuda".
 
-    Calls are replaced by what they call. Of several branches, the one that computes the most values
-    is taken, or the platform's if the platform decides.
+    Calls are replaced by the called functions. Of several branches, the branch that computes the
+    most values is used, or the platform's branch if the platform decides.
     """
     flattening = _Flattening(platform)
     inputs = [Var(v.aval) for v in program.jaxpr.invars]
@@ -56,7 +56,7 @@ class _Flattening:
     def __init__(self, platform: str) -> None:
         self._platform = platform
         self._branches: dict[Var, int] = {}
-        """Numbers of the branches that the platform decides."""
+        """Numbers of the platform's branches, by the variable that chooses the branch."""
         self._function = 0
         self._last_function = 0
         self.equations: list[JaxprEqn] = []
@@ -80,22 +80,24 @@ class _Flattening:
         if name in IDENTITIES:
             return inputs
         if name == "cond":
-            return self.add(self._branch(equation, inputs[0]), inputs[1:])
+            return self.add(self._choose_branch(equation, inputs[0]), inputs[1:])
         if called is not None:
-            with self._own_function(equation):
+            with self._open_function(equation):
                 return self.add(called, inputs)
         results: list[Atom] = [Var(v.aval) for v in equation.outvars]
         if name == "platform_index":
-            listed = equation.params["platforms"]
-            fits = (n for n, names in enumerate(listed) if not names or self._platform in names)
-            self._branches[results[0]] = next(fits, len(listed))
+            platforms = equation.params["platforms"]
+            matches = (
+                n for n, names in enumerate(platforms) if not names or self._platform in names
+            )
+            self._branches[results[0]] = next(matches, len(platforms))
         self.equations.append(equation.replace(invars=inputs, outvars=results))
         self.functions.append(self._function)
         return results
 
     @contextmanager
-    def _own_function(self, call: JaxprEqn) -> Iterator[None]:
-        """While a call is added that is not to be inlined, count its equations as a function."""
+    def _open_function(self, call: JaxprEqn) -> Iterator[None]:
+        """Number the equations of the body as a function if the call must not be inlined."""
         if (call.ctx.xla_metadata or {}).get("inlineable") != "false":
             yield
             return
@@ -105,33 +107,33 @@ class _Flattening:
         yield
         self._function = outer
 
-    def _branch(self, equation: JaxprEqn, number: Atom) -> ClosedJaxpr:
+    def _choose_branch(self, equation: JaxprEqn, number: Atom) -> ClosedJaxpr:
         branches: tuple[ClosedJaxpr, ...] = equation.params["branches"]
         if number in self._branches:
             return branches[self._branches[number]]
-        return max(branches, key=lambda branch: _values(branch.jaxpr))
+        return max(branches, key=lambda branch: _count_values(branch.jaxpr))
 
 
-def _values(jaxpr: Jaxpr) -> int:
+def _count_values(jaxpr: Jaxpr) -> int:
     """Return the number of values that the equations of a function compute."""
     total = 0
     for equation in jaxpr.eqns:
         is_scan = equation.primitive.name == "scan"
         called = read_scan(equation).body if is_scan else per_device_jaxpr(equation)
-        total += _values(called.jaxpr) if called is not None else values_of(*equation.outvars)
+        total += _count_values(called.jaxpr) if called is not None else values_of(*equation.outvars)
     return total
 
 
 def values_of(*atoms: Atom) -> int:
-    """Return the number of values of arrays."""
+    """Return the number of elements of arrays."""
     return sum(math.prod(atom.aval.shape) for atom in atoms)
 
 
 def bytes_of(*atoms: Atom) -> int:
-    """Return the bytes of arrays; a key of random numbers has the bytes of its words."""
+    """Return the bytes of arrays; a random key counts with the bytes of its words."""
     return sum(math.prod(a.aval.shape) * a.aval.dtype.itemsize for a in atoms)
 
 
 def is_key(dtype: Any) -> bool:
-    """Whether values of a type are keys of random numbers."""
+    """Whether a type is a type of random keys."""
     return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))

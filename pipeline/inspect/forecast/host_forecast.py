@@ -1,8 +1,8 @@
-"""Forecast of a step on this machine: its parts measured one by one, before it is compiled.
+"""Forecast of a step on this machine, from measurements of its parts, before it is compiled.
 
-The step is traced as a run would compile it, with the lowerings that the banks and the rules
-choose, and split at its library calls (step_parts.py). The parts that weigh most by a rough count
-are compiled and timed alone; the others are scaled like the measured ones of their kind.
+The step is traced as for a run, with the lowerings that the banks and the rules choose, and split
+at its library calls (step_parts.py). The longest parts by a rough count are compiled and timed. The
+rough counts of other parts are scaled like the measured parts of their kind.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ MEASURED_SHARE = 0.9
 BUDGET_S = 30.0
 """Seconds after which no further part is measured."""
 HOST_STEPS = 200
-"""Steps that do nothing, by which the host's part is measured."""
+"""Number of empty steps that measure the host's time."""
 
 
 @dataclass(frozen=True)
 class HostForecast:
     """The time of a step in ms, dispatched alone, and its parts.
 
-    `host_ms` is what the host does for each step: the dispatch, logs, and the next batch. Of the
-    `parts` that differ, `measured` were timed, which are `measured_share` of the device's time.
+    `host_ms` is the host's time for each step: the dispatch, logs, and the next batch. Of `parts`
+    different parts, `measured` were timed; these take `measured_share` of the device's time.
     """
 
     recipe: str
@@ -69,24 +69,24 @@ class HostForecast:
             f"  the rest  {self.rest_ms:10.2f} ms: the batch, other layers, the update\n"
             f"  host      {self.host_ms:10.2f} ms: a step that does nothing, its logs, its batch\n"
             f"  timed alone: {self.measured} of {self.parts} different parts, "
-            f"{self.measured_share:.0%} of the device's time; others as those of their kind"
+            f"{self.measured_share:.0%} of the device's time; others scaled like their kind"
         )
 
 
 def forecast_run(
     recipe: Recipe, work: CompileInputs, run_schedule: RunSchedule, backend: Backend
 ) -> HostForecast:
-    """Return the time of a step on a device of this machine, without compiling the step.
+    """Forecast the time of a step on a device of this machine, without compiling the step.
 
-    Raises RunError for anything but a compiled program of one such device.
+    Raises RunError for eager mode, for a device that this machine lacks, and for several devices.
     """
     if work.eager:
-        raise RunError("train.mode = eager: runs op by op; a forecast is of a compiled step")
+        raise RunError("train.mode = eager: must be graph, since a forecast is of a compiled step")
     if backend.device not in backend.placement.devices:
-        raise RunError(f"{backend.describe()['device']}: nothing can be timed on it")
+        raise RunError(f"{backend.describe()['device']}: can't be timed on this machine")
     count = len(backend.placement.devices)
     if count > 1 or work.sharding_rules is not None:
-        raise RunError(f"{count} devices at hand share a step; a forecast is of one device")
+        raise RunError(f"{count} devices share a step; a forecast must be of one device")
     state = jax.eval_shape(work.step.init, work.seed) if work.state is None else work.state
     program = _trace_step(work, state)
     work_time = time_parts(program, backend.device, looped=not work.single_steps)
@@ -96,7 +96,7 @@ def forecast_run(
         precision=recipe.train.precision,
         products_ms=work_time.products_ms,
         rest_ms=work_time.rest_ms,
-        host_ms=_host_ms(recipe, work, run_schedule, backend, state),
+        host_ms=_measure_host_ms(recipe, work, run_schedule, backend, state),
         parts=work_time.parts,
         measured=work_time.measured,
         measured_share=work_time.measured_share,
@@ -105,7 +105,7 @@ def forecast_run(
 
 @dataclass(frozen=True)
 class DeviceTime:
-    """The device's time of a step in ms, the sum of its parts, as in `HostForecast`."""
+    """The device's time of a step in ms, with the fields of `HostForecast`."""
 
     products_ms: float
     rest_ms: float
@@ -115,11 +115,11 @@ class DeviceTime:
 
 
 def time_parts(program: ClosedJaxpr, device: jax.Device, *, looped: bool) -> DeviceTime:
-    """Return the time of a traced step on a device; `looped`: it runs in the body of a loop."""
-    # XLA's name of the platform: "cuda" of a device that jax calls "gpu".
+    """Return the time of a traced step on a device; `looped` is whether a loop runs it."""
+    # XLA's name of the platform: "cuda" for the platform that jax calls "gpu".
     platform = platform_of(device.platform).lowering_name or device.platform
     parts = parts_of(program, platform)
-    times = _times_us(parts, device, looped=looped)
+    times = _measure_times_us(parts, device, looped=looped)
     measured_us = sum(parts[part] * us for part, us in times.items())
     by_kind = _sum_by_kind(parts, times)
     products_us = sum(us for kind, us in by_kind.items() if kind != "rest")
@@ -145,30 +145,35 @@ def _trace_step(work: CompileInputs, state: TrainState) -> ClosedJaxpr:
     return jax.make_jaxpr(step)(state, work.train.window(0).inputs, rates, np.int32(0))
 
 
-def _times_us(
+def _measure_times_us(
     parts: Counter[StepPart], device: jax.Device, *, looped: bool
 ) -> Mapping[StepPart, float]:
-    """Return the measured times of the parts that weigh most."""
+    """Return the measured times of the longest parts in microseconds."""
     rough = {part: count * rough_us(part) for part, count in parts.items()}
     total = sum(rough.values())
-    seen = 0.0
+    measured = 0.0
     times: dict[StepPart, float] = {}
-    until = time.monotonic() + BUDGET_S
+    deadline = time.monotonic() + BUDGET_S
     for part in sorted(rough, key=rough.__getitem__, reverse=True):
-        if times and (seen >= MEASURED_SHARE * total or time.monotonic() > until):
+        if times and (measured >= MEASURED_SHARE * total or time.monotonic() > deadline):
             break
         times[part] = measure_us(part, device, looped=looped)
-        seen += rough[part]
+        measured += rough[part]
     return times
 
 
 def _sum_by_kind(parts: Counter[StepPart], times: Mapping[StepPart, float]) -> dict[Kind, float]:
-    """Return the microseconds of each kind of parts; the rough count of unmeasured parts is scaled
-    by the ratio of the measured parts of their kind, or of all kinds."""
-    overall = _ratio(parts, times, list(times))
+    """Return the microseconds of each kind of parts.
+
+    The rough count of other parts is scaled by the ratio of the measured parts of their kind, or of
+    all kinds.
+    """
+    overall = _compute_ratio(parts, times, list(times))
     total: dict[Kind, float] = {}
     for kind in {part.kind for part in parts}:
-        ratio = _ratio(parts, times, [part for part in times if part.kind == kind]) or overall
+        ratio = (
+            _compute_ratio(parts, times, [part for part in times if part.kind == kind]) or overall
+        )
         total[kind] = sum(
             count * (times[part] if part in times else ratio * rough_us(part))
             for part, count in parts.items()
@@ -177,10 +182,10 @@ def _sum_by_kind(parts: Counter[StepPart], times: Mapping[StepPart, float]) -> d
     return total
 
 
-def _ratio(
+def _compute_ratio(
     parts: Counter[StepPart], times: Mapping[StepPart, float], measured: Sequence[StepPart]
 ) -> float:
-    """Return how many times as long as by the rough count parts take; 0 for none."""
+    """Return the measured time of parts over their rough count; 0 without parts."""
     if not measured:
         return 0.0
     return sum(parts[p] * times[p] for p in measured) / sum(
@@ -188,14 +193,14 @@ def _ratio(
     )
 
 
-def _host_ms(
+def _measure_host_ms(
     recipe: Recipe,
     work: CompileInputs,
     run_schedule: RunSchedule,
     backend: Backend,
     state: TrainState,
 ) -> float:
-    """Return the milliseconds of a step that does nothing: what the host takes for each."""
+    """Return the milliseconds of an empty step: the host's time for each step."""
     placement = backend.placement
     rates = placement.put(pad_to_block(work.learning_rates))
     buffers = placement.put(make_buffers(work.train.window(0).inputs))
@@ -203,20 +208,20 @@ def _host_ms(
     def return_carry(carry: LoopCarry, *_: Any) -> LoopCarry:
         return carry
 
-    def blank(seed: Any) -> TrainState:
+    def make_zero_state(seed: Any) -> TrainState:
         return placement.put(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state))
 
     idle: Any = jax.jit(return_carry, donate_argnums=0)
-    programs = Programs(blank, idle, idle)
+    programs = Programs(make_zero_state, idle, idle)
     executable = XlaExecutable(work, placement, CompileReport(()), programs, rates, buffers)
     with TimedRuns(recipe, run_schedule, executable, terminal=False) as trials:
         return float(trials.time(OFF, HOST_STEPS).dispatch_ms.min())
 
 
 def measured_line(forecast: HostForecast, measured_ms: float) -> str:
-    """Return the comparison of a forecast with a measured step, as a line."""
-    off = forecast.step_ms / measured_ms - 1
+    """Return a line that compares a forecast with a measured step."""
+    error = forecast.step_ms / measured_ms - 1
     return (
-        f"  measured  {measured_ms:10.2f} ms, so the forecast is {abs(off):.0%} too "
-        f"{'long' if off > 0 else 'short'}"
+        f"  measured  {measured_ms:10.2f} ms, so the forecast is {abs(error):.0%} too "
+        f"{'long' if error > 0 else 'short'}"
     )

@@ -1,9 +1,9 @@
-"""The parts of a step that are timed one by one: library calls, and the work between two of them.
+"""Split of a step into parts that are timed one by one: library calls, and the work between them.
 
-XLA computes products, convolutions and sorts by calls, and fuses the rest. So the step is split at
-the calls: each is a part, and so is the other work that is connected and needed before the same
-call. A compiler delays work that is needed late, such as the mask of a ReLU for its gradient; so
-does the split. The same part in several layers is timed once.
+XLA computes products, convolutions and sorts by library calls, and fuses other work. So each call
+is a part. Other equations form a part if they are connected and the same call needs them first. As
+in a compiler, work is delayed until it is needed, such as the mask of a ReLU for its gradient.
+Equal parts of several layers are timed once.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ PRODUCTS: Mapping[str, Kind] = {
     "conv_general_dilated": "convolution",
     "ffi_call": "call",
 }
-"""Equations that are library calls, and the kind of each: `call` is one of oneDNN."""
+"""Kinds of the primitives that are library calls; `call` is a call of oneDNN."""
 APART = frozenset(
     {*PRODUCTS, "sort", "top_k", "cumsum", "cumprod", "cummax", "cumlogsumexp", "fft"}
     | {"reduce_window", "reduce_window_max", "reduce_window_sum"}
     | {"select_and_scatter_add", "select_and_gather_add", "scatter", "scatter-add", "scatter_add"}
     | {"cholesky", "triangular_solve", "eigh", "qr", "lu", "svd", "scan", "while"}
 )
-"""Equations that XLA:CPU fuses with nothing."""
+"""Primitives that XLA:CPU doesn't fuse with others."""
 
 
 @dataclass(frozen=True)
 class StepPart:
-    """A part of a step. Two with equal text compute the same."""
+    """A part of a step. Parts with equal `text` compute the same."""
 
     kind: Kind
     text: str
@@ -44,21 +44,21 @@ class StepPart:
 
     @cached_property
     def equations(self) -> Sequence[JaxprEqn]:
-        """The operations of the part."""
+        """The equations of the part."""
         return self.program.jaxpr.eqns
 
 
 def parts_of(program: ClosedJaxpr, platform: str, times: int = 1) -> Counter[StepPart]:
     """Return the parts of a program for a platform, and how often each runs.
 
-    A loop counts as its body times its iterations; a `while`, whose iterations aren't known before
-    it runs, as its body once.
+    The body of a scan counts once for each iteration. The body of a `while` counts once, since its
+    number of iterations isn't known before it runs.
     """
     flat = flatten(program, platform)
     first_calls = _find_first_calls(flat)
-    readers = _readers(flat, first_calls)
+    readers = _find_readers(flat, first_calls)
     parts: Counter[StepPart] = Counter()
-    for numbers in _groups(flat, first_calls):
+    for numbers in _group_equations(flat, first_calls):
         first = flat.equations[numbers[0]]
         if first.primitive.name == "scan":
             length = times * int(first.params["length"])
@@ -66,15 +66,15 @@ def parts_of(program: ClosedJaxpr, platform: str, times: int = 1) -> Counter[Ste
         elif first.primitive.name == "while":
             parts.update(parts_of(first.params["body_jaxpr"], platform, times))
         else:
-            parts[_part(flat, readers, numbers)] += times
+            parts[_make_part(flat, readers, numbers)] += times
     return parts
 
 
 def _find_first_calls(flat: FlatProgram) -> list[int | None]:
     """Return, for each equation, the number of the first call that needs it.
 
-    Calls are numbered from 0 in their order; a call needs itself. Equations that only results need
-    have the number after the last, equations that nothing needs None.
+    Calls are numbered from 0 in order, and a call needs itself. An equation that only results need
+    has the number after the last call; an unused equation has None.
     """
     calls = [n for n, equation in enumerate(flat.equations) if _is_apart(equation)]
     number_of_call = {equation: number for number, equation in enumerate(calls)}
@@ -96,33 +96,35 @@ def _find_first_calls(flat: FlatProgram) -> list[int | None]:
     return first_calls
 
 
-def _groups(flat: FlatProgram, first_calls: Sequence[int | None]) -> list[list[int]]:
-    """Return the numbers of equations that belong together: a library call alone, others that are
-    connected by arrays, in one function, and needed by the same call. Single numbers, such as a
-    learning rate, connect nothing."""
+def _group_equations(flat: FlatProgram, first_calls: Sequence[int | None]) -> list[list[int]]:
+    """Return groups of equation numbers.
+
+    A library call is a group. Other equations form a group if arrays connect them, they are in one
+    function, and the same call needs them first. Scalars, such as a learning rate, don't connect.
+    """
     leader = list(range(len(flat.equations)))
 
-    def find(n: int) -> int:
+    def find_leader(n: int) -> int:
         while leader[n] != n:
             leader[n] = n = leader[leader[n]]
         return n
 
-    def place(n: int) -> tuple[int | None, int]:
+    def locate(n: int) -> tuple[int | None, int]:
         return first_calls[n], flat.functions[n]
 
-    made_by: dict[Var, int] = {}
+    producers: dict[Var, int] = {}
     for n, equation in enumerate(flat.equations):
         if first_calls[n] is None or _is_apart(equation):
             continue
         for atom in equation.invars:
-            maker = made_by.get(atom) if isinstance(atom, Var) else None
-            if maker is not None and place(maker) == place(n) and values_of(atom) > 1:
-                leader[find(n)] = find(maker)
-        made_by |= dict.fromkeys(equation.outvars, n)
+            producer = producers.get(atom) if isinstance(atom, Var) else None
+            if producer is not None and locate(producer) == locate(n) and values_of(atom) > 1:
+                leader[find_leader(n)] = find_leader(producer)
+        producers |= dict.fromkeys(equation.outvars, n)
     groups: defaultdict[int, list[int]] = defaultdict(list)
     for n in range(len(flat.equations)):
         if first_calls[n] is not None:
-            groups[find(n)].append(n)
+            groups[find_leader(n)].append(n)
     return list(groups.values())
 
 
@@ -130,8 +132,10 @@ def _is_apart(equation: JaxprEqn) -> bool:
     return equation.primitive.name in APART
 
 
-def _readers(flat: FlatProgram, first_calls: Sequence[int | None]) -> Mapping[Var, set[int | None]]:
-    """Return the numbers of the equations that read each variable; None stands for the results."""
+def _find_readers(
+    flat: FlatProgram, first_calls: Sequence[int | None]
+) -> Mapping[Var, set[int | None]]:
+    """Return the numbers of the equations that read each variable; None for the results."""
     readers: defaultdict[Var, set[int | None]] = defaultdict(set)
     for n, equation in enumerate(flat.equations):
         if first_calls[n] is not None:
@@ -144,21 +148,21 @@ def _readers(flat: FlatProgram, first_calls: Sequence[int | None]) -> Mapping[Va
     return readers
 
 
-def _part(
+def _make_part(
     flat: FlatProgram, readers: Mapping[Var, set[int | None]], numbers: Sequence[int]
 ) -> StepPart:
-    """Return some equations as a program of what they read and what others read of them."""
+    """Make a part of some equations; its results are the variables that others read."""
     inside: set[int | None] = set(numbers)
     equations = [flat.equations[n] for n in numbers]
-    made = [v for equation in equations for v in equation.outvars]
-    inner = set(made)
+    outputs = [v for equation in equations for v in equation.outvars]
+    computed = set(outputs)
     read = dict.fromkeys(a for e in equations for a in e.invars if isinstance(a, Var))
-    operands = [v for v in read if v not in inner]
+    operands = [v for v in read if v not in computed]
     constants = [v for v in operands if v in flat.constants]
     jaxpr = Jaxpr(
         constants,
         [v for v in operands if v not in flat.constants],
-        [v for v in made if readers.get(v, set()) - inside],
+        [v for v in outputs if readers.get(v, set()) - inside],
         equations,
         debug_info=DebugInfo("jit", "a part of a step", None, None),
     )

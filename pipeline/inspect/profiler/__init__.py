@@ -1,1 +1,1 @@
-"""Profile of a run: how its steps spend their time, and the change that would help."""
+"""Profile of a run: how its steps spend their time, and a change that makes them faster."""

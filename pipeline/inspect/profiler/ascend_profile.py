@@ -1,4 +1,4 @@
-"""The profile of an emulated Ascend, in the same figures as a measured one."""
+"""Profile of a step that is modelled for an Ascend, with the figures of a measured profile."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pipeline.inspect.profiler.step_profile import LayerTime, OperatorTime, Phas
 
 
 def modelled_profile(recipe: Recipe, estimate: Estimate | None) -> StepProfile | None:
-    """Return the profile of the priced step; None without an Ascend estimate."""
+    """Return the profile of an estimated step; None if the estimate isn't for an Ascend."""
     if not isinstance(estimate, AscendEstimate):
         return None
     report = estimate.report
     step_ms = report.step_ms
     trace = report.iteration
-    operators = _operators(report)
+    operators = _list_operators(report)
     tail_ms = step_ms - sum(report.phases.values())
     phases = {**report.phases, "between operators": max(0.0, tail_ms)}
     return StepProfile(
@@ -32,7 +32,7 @@ def modelled_profile(recipe: Recipe, estimate: Estimate | None) -> StepProfile |
         step_ms=step_ms,
         traced_step_ms=None,
         phases=tuple(PhaseTime(name, ms, ms / step_ms, ms) for name, ms in phases.items()),
-        layers=_layers(report),
+        layers=_list_layers(report),
         operators=operators if recipe.profile.task_trace else (),
         iteration=IterationTimes(
             trace.iteration_us / 1e3,
@@ -45,8 +45,8 @@ def modelled_profile(recipe: Recipe, estimate: Estimate | None) -> StepProfile |
     )
 
 
-def _operators(report: Report) -> tuple[OperatorTime, ...]:
-    """The tasks by type, layer and phase, slowest first."""
+def _list_operators(report: Report) -> tuple[OperatorTime, ...]:
+    """Return the times of tasks by type, engine, layer and phase, the longest first."""
     spent: dict[tuple[str, str, str, str], float] = defaultdict(float)
     calls: dict[tuple[str, str, str, str], int] = defaultdict(int)
     for task in report.tasks:
@@ -70,7 +70,7 @@ def _operators(report: Report) -> tuple[OperatorTime, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.ms, row.name, row.layer)))
 
 
-def _layers(report: Report) -> tuple[LayerTime, ...]:
+def _list_layers(report: Report) -> tuple[LayerTime, ...]:
     spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for task in report.tasks:
         spent[name_layer(task)][task.phase] += task.us / 1e3

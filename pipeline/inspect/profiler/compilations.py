@@ -1,4 +1,4 @@
-"""Compilations while a run trains: JAX's events, with the shapes that were new."""
+"""Compilations while a run trains, from JAX's events and log lines."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import jax
 from pipeline.core.host.jax_private import COMPILE_LOGGER
 
 COMPILES = "/jax/core/compile/"
-"""Prefix of JAX's events: tracing, lowering and compiling."""
+"""Prefix of JAX's events for tracing, lowering and compiling."""
 EVENT = "/jax/core/compile/backend_compile_duration"
-"""The last one of a program, which has its name."""
+"""The last event of a compilation; it has the program's name."""
 PAUSE_S = 0.01
 """Longest time between two events of one program."""
 _COMPILING = re.compile(r"Compiling (\S+) with global shapes and types (.*?)\. Argument mapping")
@@ -25,36 +25,38 @@ _COMPILING = re.compile(r"Compiling (\S+) with global shapes and types (.*?)\. A
 
 @dataclass(frozen=True)
 class Compilation:
-    """A program that was compiled: its name, when that ended by `perf_counter`, how long tracing,
-    lowering and compiling took, and the shapes of its arguments if they are known."""
+    """One compilation of a program."""
 
     name: str
     ended_s: float
+    """End of the compilation, by `time.perf_counter`."""
     seconds: float
+    """Duration of tracing, lowering and compiling."""
     shapes: str = ""
+    """Shapes of the arguments; "" if they are unknown."""
 
 
 class Compilations(logging.Handler):
-    """The compilations while it is open."""
+    """Handler that records compilations from JAX's events and log lines."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
-        self.found: list[Compilation] = []
+        self.compilations: list[Compilation] = []
         self._shapes: dict[str, str] = {}
         self._first_s = self._last_s = -math.inf
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Record the shapes in a line that JAX logs before it compiles."""
+        """Record the shapes in a line that JAX logs before a compilation."""
         if line := _COMPILING.match(record.getMessage()):
             self._shapes[line[1]] = line[2]
 
     def note(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        """Record a compilation."""
+        """Record a compilation when its last event arrives."""
         if not event.startswith(COMPILES):
             return
         ended_s = time.perf_counter()
         began_s = ended_s - duration_secs
-        # A function may have been traced long before, and for something else.
+        # An event long before isn't part of this compilation.
         follows = began_s - self._last_s < PAUSE_S
         self._first_s = min(self._first_s, began_s) if follows else began_s
         self._last_s = ended_s
@@ -63,19 +65,19 @@ class Compilations(logging.Handler):
             self._last_s = -math.inf
             name = str(kwargs.get("fun_name", ""))
             shapes = self._shapes.get(name, "")
-            self.found.append(Compilation(name, ended_s, seconds, shapes))
+            self.compilations.append(Compilation(name, ended_s, seconds, shapes))
 
 
 @contextmanager
 def watch_compilations() -> Iterator[Compilations]:
-    """Yield the compilations of the body, from its begin."""
+    """Record the compilations in the body of a `with` statement."""
     watch = Compilations()
     logger = logging.getLogger(COMPILE_LOGGER)
     level = logger.level
     propagates = logger.propagate
     jax.monitoring.register_event_duration_secs_listener(watch.note)
     logger.addHandler(watch)
-    # The lines are for this handler alone.
+    # Only this handler reads the lines.
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
     try:

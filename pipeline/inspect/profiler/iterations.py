@@ -1,4 +1,4 @@
-"""Traced operations, divided among the iterations of the training loop."""
+"""Division of traced operations among the iterations of the training loop."""
 
 from __future__ import annotations
 
@@ -17,47 +17,50 @@ from pipeline.models.modules.name_stack import DATA, UPDATE, find_layer
 StepPhase = Literal["data", "forward", "backward", "update", "other"]
 PHASES: tuple[StepPhase, ...] = ("data", "forward", "backward", "update", "other")
 UNKNOWN = HloInstruction("unknown", frozenset({"unknown"}), 0)
-MOVING = "(moves)"
-"""Layer of copies that the compiler added, which have no scope."""
-
-
+COPIES = "(moves)"
+"""Name of the layer for copies that the compiler added; they have no scope."""
 _CONTROL = re.compile(r"cond|while|body|closed_call|scan|branch_\d+_fun")
 """Parts of a scope that JAX's loops and branches add."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation of a step: its kind, its phase and its layer, "" outside of the network."""
+    """An operation of a step."""
 
     name: str
     phase: StepPhase
     layer: str
+    """Path of its layer; "" outside of the network."""
     kind: str
     instruction: HloInstruction
 
     @property
     def is_named(self) -> bool:
-        """Whether it has a layer or a phase."""
+        """Whether it has a layer, or a phase other than `other`."""
         return bool(self.layer) or self.phase != "other"
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """Points of an iteration in ns: the first operation of the forward pass begins (1), the
-    last one of the backward pass ends (2), all-reduces of gradients begin and end (3, 4), and the
-    last operation ends (6)."""
+    """Points of an iteration in ns, with their numbers in CANN's documents."""
 
     begin: float
+    """Begin of the first operation."""
     fp_begin: float
+    """Begin of the forward pass (1)."""
     bp_end: float
+    """End of the backward pass (2)."""
     end: float
+    """End of the last operation (6)."""
     reduce_begin: float | None = None
+    """Begin of the first all-reduce of gradients (3); None without one."""
     reduce_end: float | None = None
+    """End of the last all-reduce of gradients (4)."""
 
 
 @dataclass(frozen=True)
 class IterationTimes:
-    """Tails of an iteration in ms, as the documents define them; they add up to `iteration`."""
+    """Parts of an iteration in ms, as CANN's documents define them; they add up to `iteration`."""
 
     iteration: float
     data_tail: float
@@ -67,11 +70,12 @@ class IterationTimes:
 
 @dataclass(frozen=True)
 class OperationTime:
-    """Time of an operation over all traced steps, in ns: that it ran, and its share of the clock,
-    in which operations that run at the same time have equal parts."""
+    """Time of an operation, summed over all traced steps."""
 
     busy_ns: float
+    """Time in which it ran."""
     wall_ns: float
+    """Its part of the elapsed time, which operations that run at once share equally."""
     calls: int
 
 
@@ -83,7 +87,7 @@ class Traced:
     times: Mapping[str, OperationTime]
     iterations: tuple[Iteration, ...]
     events: tuple[TracedOp, ...]
-    """Without containers, in the order of their begins."""
+    """All operations except containers, such as loops, in the order of their begins."""
     gap_ns: float
     """Time in which no operation ran, from the first begin to the last end."""
     span_ns: float
@@ -91,9 +95,9 @@ class Traced:
 
 
 def phase_of(scope: str) -> StepPhase:
-    """Return the phase of a step by the scope that an operation was traced in.
+    """Return the phase of a step from the scope of an operation.
 
-    The step's scopes come first: an optimizer may compute gradients.
+    The scopes of data and update decide first, since an optimizer may compute gradients.
     """
     parts = scope.split("/")
     if UPDATE in parts:
@@ -106,7 +110,7 @@ def phase_of(scope: str) -> StepPhase:
 
 
 def operation_of(name: str, module: str, program: HloProgram) -> Operation:
-    """Describe an operation by its name in a trace; of other programs only the module is known."""
+    """Describe an operation of a trace; outside of `program` only its module is known."""
     if program.name and module and module != program.name:
         return Operation(name, "other", "", f"program {module}", UNKNOWN)
     instruction = program.find(name)
@@ -119,13 +123,13 @@ def operation_of(name: str, module: str, program: HloProgram) -> Operation:
         kind = CONVERSIONS
     else:
         kind = program.find_kind(name) or instruction.opcode
-    named = _layer_in(instruction.scope) if phase in ("forward", "backward") else ""
-    moves = phase == "other" and not instruction.scope
-    return Operation(name, phase, MOVING if moves else named, kind, instruction)
+    layer = _find_layer(instruction.scope) if phase in ("forward", "backward") else ""
+    is_copy = phase == "other" and not instruction.scope
+    return Operation(name, phase, COPIES if is_copy else layer, kind, instruction)
 
 
-def _layer_in(scope: str) -> str:
-    """Return the module path of a scope without the name of its primitive and the loop's parts."""
+def _find_layer(scope: str) -> str:
+    """Return the path of the layer in a scope, without its primitive and the parts of loops."""
     stack, _, _ = scope.rpartition("/")
     parts = stack.split("/")
     first = next((i for i, part in enumerate(parts) if "jvp(" in part), 0)
@@ -139,11 +143,11 @@ def split_trace(
     fp_point: str | None = None,
     bp_point: str | None = None,
 ) -> Traced:
-    """Divide the operations of a trace of `steps` steps among iterations and operators.
+    """Divide the operations of a trace of `steps` steps among iterations.
 
-    Operations that ran `steps` times belong to the steps in turn. Others, such as operations of a
-    branch, belong to the step in which they began. `fp_point` and `bp_point` name the operations at
-    which the forward pass begins and the backward pass ends.
+    If an operation ran `steps` times, each execution belongs to one step. Other operations, such as
+    in a branch, belong to the step in which they began. `fp_point` and `bp_point` name the
+    operations at which the forward pass begins and the backward pass ends.
     """
     events, evaluated_ns = _select_training(events, program.name)
     operations = {
@@ -157,7 +161,7 @@ def split_trace(
     busy = {name: sum(event.ns for event in ops) for name, ops in by_name.items()}
     wall, gap, left_out = share_clock(leaves, evaluated_ns)
     times = {name: OperationTime(busy[name], wall[name], len(ops)) for name, ops in by_name.items()}
-    points = _iterations(by_name, operations, steps, fp_point, bp_point)
+    points = _find_iterations(by_name, operations, steps, fp_point, bp_point)
     last = max((e.end_ns for e in leaves), default=0.0)
     span = last - min((e.begin_ns for e in leaves), default=0.0) - left_out
     return Traced(operations, times, points, leaves, gap, span)
@@ -166,9 +170,11 @@ def split_trace(
 def _select_training(
     events: Sequence[TracedOp], module: str
 ) -> tuple[Sequence[TracedOp], tuple[float, ...]]:
-    """Return the events of the training loop, and the begins of an evaluation's, ascending, whose
-    program has a module of the same name. Programs that the host runs between two dispatches aren't
-    part of a step. Without a module, in eager mode, every event is."""
+    """Return the events of the training loop, and the ascending begins of an evaluation's events.
+
+    The evaluation's program has a module of the same name. Programs that the host runs between two
+    dispatches aren't part of a step. Without a module, in eager mode, every event is returned.
+    """
     counts = Counter(event.program for event in events if event.module == module)
     if not module or not counts:
         return events, ()
@@ -181,16 +187,16 @@ def _select_training(
 def share_clock(
     events: Iterable[TracedOp], left_out_ns: Sequence[float] = ()
 ) -> tuple[dict[str, float], float, float]:
-    """Return ns of the clock: by operation, in which no operation ran, and left out.
+    """Return the elapsed ns by operation, the ns without an operation, and the ns left out.
 
-    If several run at once, each has an equal part, so that all add up to the time from the first
-    begin to the last end. Of the times without an operation those with an instant of `left_out_ns`,
-    ascending, are left out.
+    Operations that run at once share the time equally, so that all parts add up to the time from
+    the first begin to the last end. A gap that contains an instant of `left_out_ns`, which is
+    ascending, is left out.
     """
     marks: list[tuple[float, int, str]] = []
     for event in events:
         marks += [(event.begin_ns, 1, event.name), (event.end_ns, -1, event.name)]
-    # Ends before begins at the same time: an event of no length doesn't count.
+    # At the same instant, ends come before begins, so that an event of length 0 has no part.
     marks.sort(key=lambda mark: (mark[0], mark[1]))
     active: Counter[str] = Counter()
     running = 0
@@ -198,16 +204,16 @@ def share_clock(
     left_out = 0.0
     wall: dict[str, float] = {mark[2]: 0.0 for mark in marks}
     last = marks[0][0] if marks else 0.0
-    for at, change, name in marks:
-        if at > last:
+    for time_ns, change, name in marks:
+        if time_ns > last:
             if running:
                 for other, count in active.items():
-                    wall[other] += (at - last) * count / running
-            elif bisect.bisect_left(left_out_ns, last) < bisect.bisect_left(left_out_ns, at):
-                left_out += at - last
+                    wall[other] += (time_ns - last) * count / running
+            elif bisect.bisect_left(left_out_ns, last) < bisect.bisect_left(left_out_ns, time_ns):
+                left_out += time_ns - last
             else:
-                gap += at - last
-            last = at
+                gap += time_ns - last
+            last = time_ns
         running += change
         active[name] += change
         if not active[name]:
@@ -215,7 +221,7 @@ def share_clock(
     return wall, gap, left_out
 
 
-def _iterations(
+def _find_iterations(
     by_name: Mapping[str, Sequence[TracedOp]],
     operations: Mapping[str, Operation],
     steps: int,
@@ -237,11 +243,11 @@ def _iterations(
     return tuple(
         points
         for group in groups
-        if (points := _points(group, operations, fp_point, bp_point)) is not None
+        if (points := _find_points(group, operations, fp_point, bp_point)) is not None
     )
 
 
-def _points(
+def _find_points(
     group: Sequence[TracedOp],
     operations: Mapping[str, Operation],
     fp_point: str | None,
@@ -266,10 +272,13 @@ def _points(
 
 
 def iteration_times(points: Sequence[Iteration]) -> tuple[IterationTimes, ...]:
-    """Return the tails of each iteration but the first, which has none before it.
+    """Return the parts of each iteration except the first.
 
-    Iteration time = t(N, 6) - t(N-1, 6); data-augmentation tail = t(N, 1) - t(N-1, 6); forward and
-    backward = t(N, 2) - t(N, 1); aggregation and update tail = t(N, 6) - t(N, 2).
+    With t(n, p), the time of point p in iteration n:
+    - iteration: t(n, 6) - t(n-1, 6)
+    - data-augmentation tail: t(n, 1) - t(n-1, 6)
+    - forward and backward: t(n, 2) - t(n, 1)
+    - aggregation and update tail: t(n, 6) - t(n, 2)
     """
     return tuple(
         IterationTimes(
@@ -283,7 +292,7 @@ def iteration_times(points: Sequence[Iteration]) -> tuple[IterationTimes, ...]:
 
 
 def median_iteration(times: Sequence[IterationTimes]) -> IterationTimes | None:
-    """Return the iteration of median length, whose tails add up; None without any."""
+    """Return the parts of the iteration of median length; None without an iteration."""
     if not times:
         return None
     return sorted(times, key=lambda tails: tails.iteration)[len(times) // 2]

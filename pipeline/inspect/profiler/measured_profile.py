@@ -1,4 +1,4 @@
-"""The profile of a measured run: its trace, its dispatches and its program put together."""
+"""Profile of a measured run, from its trace, its dispatches and its program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from pipeline.backends.graph.hlo_program import HloProgram
-from pipeline.backends.loading.loader import Loader
 from pipeline.config.profile_spec import ProfileSpec
 from pipeline.inspect.profiler.compilations import Compilation
 from pipeline.inspect.profiler.iterations import (
@@ -36,10 +35,10 @@ from pipeline.inspect.profiler.step_profile import (
 )
 
 WARM_SHARE = 0.25
-"""Share of the untraced dispatches, the first ones, that warm the process up and don't count."""
+"""Share of the untraced steps, at the start, that warm the process up and don't count."""
 KIB = 1024
-NOTABLE = 0.02
-"""Share of a step from which the rate of an operator means something."""
+NOTABLE_SHARE = 0.02
+"""Share of a step above which the rate of an operator is reliable."""
 
 
 @dataclass(frozen=True)
@@ -47,41 +46,40 @@ class ProfiledRun:
     """A run that was traced."""
 
     name: str
-    """The recipe's or the step function's."""
+    """Name of the recipe or of the step function."""
     batch_size: int
     spec: ProfileSpec
     device: str
     executable: ProfiledExecutable
     state_bytes: Mapping[str, int]
-    """Bytes of the state by what holds them."""
+    """Bytes of the parts of the state."""
     compilations: tuple[Compilation, ...]
     memory: Mapping[str, int]
-    """Bytes of the compiled program."""
+    """Bytes of the parts of the compiled program, as `program_memory` returns them."""
     program: HloProgram
 
 
 def measured_profile(run: ProfiledRun, peaks: Peaks) -> tuple[StepProfile, Traced]:
-    """Return the profile of a run, and the traced operations that it was made of."""
+    """Return the profile of a run and its traced operations."""
     executable = run.executable
     spec = run.spec
     steps = executable.last - executable.first
     events = executable.traced or ()
     traced = split_trace(events, run.program, steps, spec.fp_point, spec.bp_point)
     dispatches = [dispatch for dispatch in executable.dispatches if dispatch.traced]
-    # From the begin of the first dispatch to the end of the last, without times between two of them
-    # in which something was evaluated.
+    # The time between two dispatches doesn't count if something was evaluated in it.
     between_s = sum(
         after.begin_s - before.end_s
         for before, after in pairwise(dispatches)
-        if not _evaluated_between(before, after, executable)
+        if not _has_evaluation_between(before, after, executable)
     )
     traced_ms = 1000 * (sum(dispatch.seconds for dispatch in dispatches) + between_s) / steps
     host = host_time(executable, run.compilations)
-    # Shares of the trace, times of the untraced step: tracing lengthens short operations. Between
-    # several dispatches there is the host, too.
+    # Traced times are scaled to the untraced step, since tracing lengthens short operations. A
+    # trace of several dispatches includes the host's time between them.
     clock_ms = host.device + (host.between if len(dispatches) > 1 else 0.0)
     scale = clock_ms / traced.span_ns if traced.span_ns else 0.0
-    operators = _operators(traced, steps, scale, peaks, count_host=spec.aicpu)
+    operators = _list_operators(traced, steps, scale, peaks, count_host=spec.aicpu)
     total = sum(time.wall_ns for time in traced.times.values()) + traced.gap_ns
     busy = sum(time.busy_ns for time in traced.times.values())
     named = sum(t.busy_ns for n, t in traced.times.items() if traced.operations[n].is_named)
@@ -93,15 +91,20 @@ def measured_profile(run: ProfiledRun, peaks: Peaks) -> tuple[StepProfile, Trace
         steps=steps,
         step_ms=host.step,
         traced_step_ms=traced_ms,
-        phases=_phases(traced, scale),
-        layers=_layers(traced, operators, scale),
+        phases=_list_phases(traced, scale),
+        layers=_list_layers(traced, operators, scale),
         operators=operators if spec.task_trace else (),
         iteration=median_iteration(iteration_times(traced.iterations))
         if spec.training_trace
         else None,
         points=traced.iterations if spec.training_trace else (),
         peaks=peaks,
-        memory={**run.memory, **run.state_bytes, **_host_memory(executable.loader)},
+        memory={
+            **run.memory,
+            **run.state_bytes,
+            "data on the device": executable.loader.device_bytes,
+            "process at its largest": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB,
+        },
         host=host,
         feed=asdict(executable.loader.report()),
         coverage=Coverage(
@@ -115,7 +118,7 @@ def measured_profile(run: ProfiledRun, peaks: Peaks) -> tuple[StepProfile, Trace
     return profile, traced
 
 
-def _evaluated_between(
+def _has_evaluation_between(
     before: TimedDispatch, after: TimedDispatch, executable: ProfiledExecutable
 ) -> bool:
     return any(before.end_s <= begin < after.begin_s for begin, _ in executable.evaluations_s)
@@ -123,23 +126,23 @@ def _evaluated_between(
 
 def select_untraced(dispatches: Sequence[TimedDispatch]) -> list[TimedDispatch]:
     """Return the dispatches that are neither traced nor warm the process up."""
-    plain = [dispatch for dispatch in dispatches if not dispatch.traced]
-    total = sum(dispatch.steps for dispatch in plain)
+    untraced = [dispatch for dispatch in dispatches if not dispatch.traced]
+    total = sum(dispatch.steps for dispatch in untraced)
     skipped = 0
-    for place, dispatch in enumerate(plain):
+    for place, dispatch in enumerate(untraced):
         if skipped >= min(WARM_SHARE * total, total - dispatch.steps):
-            return plain[max(place, min(1, len(plain) - 1)) :]
+            return untraced[max(place, min(1, len(untraced) - 1)) :]
         skipped += dispatch.steps
-    return plain[-1:]
+    return untraced[-1:]
 
 
 def host_time(executable: ProfiledExecutable, compilations: Sequence[Compilation]) -> HostTime:
-    """Return the parts of an untraced step: medians over dispatches, weighted by their steps."""
-    plain = select_untraced(executable.dispatches)
-    steps = sum(dispatch.steps for dispatch in plain)
-    device = _median_ms([(d.seconds - d.wait_s, d.steps) for d in plain])
-    wait = 1000 * sum(dispatch.wait_s for dispatch in plain) / max(1, steps)
-    between = _between_ms(plain, executable)
+    """Return the parts of an untraced step in ms. `device` is the median over dispatches."""
+    untraced = select_untraced(executable.dispatches)
+    steps = sum(dispatch.steps for dispatch in untraced)
+    device = _compute_median_ms([(d.seconds - d.wait_s, d.steps) for d in untraced])
+    wait = 1000 * sum(dispatch.wait_s for dispatch in untraced) / max(1, steps)
+    between = _compute_between_ms(untraced, executable)
     first = executable.dispatches[0].end_s if executable.dispatches else 0.0
     compiled = sum(c.seconds for c in compilations if c.ended_s > first)
     return HostTime(
@@ -147,14 +150,14 @@ def host_time(executable: ProfiledExecutable, compilations: Sequence[Compilation
         device=device,
         wait=wait,
         between=between,
-        dispatches=len(plain),
+        dispatches=len(untraced),
         steps=steps,
         compile_s=compiled,
     )
 
 
-def _median_ms(parts: Sequence[tuple[float, int]]) -> float:
-    """The median of seconds a step over dispatches, each counted as often as it has steps."""
+def _compute_median_ms(parts: Sequence[tuple[float, int]]) -> float:
+    """Return the median ms per step of dispatches, (seconds, steps), weighted by steps."""
     weights = [steps for _, steps in parts if steps]
     if not weights:
         return 0.0
@@ -162,23 +165,23 @@ def _median_ms(parts: Sequence[tuple[float, int]]) -> float:
     return float(np.quantile(times, 0.5, weights=weights, method="inverted_cdf"))
 
 
-def _between_ms(plain: Sequence[TimedDispatch], executable: ProfiledExecutable) -> float:
-    """Mean milliseconds a step between two untraced dispatches, without evaluations."""
+def _compute_between_ms(untraced: Sequence[TimedDispatch], executable: ProfiledExecutable) -> float:
+    """Return the mean ms per step between two untraced dispatches, without evaluations."""
     gaps = 0.0
     steps = 0
-    for before, after in pairwise(plain):
+    for before, after in pairwise(untraced):
         if after.start != before.stop:
             # The traced steps ran between them.
             continue
-        if _evaluated_between(before, after, executable):
-            # What an evaluation reports is part of it.
+        if _has_evaluation_between(before, after, executable):
+            # The reports of an evaluation count as its time.
             continue
         gaps += after.begin_s - before.end_s
         steps += after.steps
     return 1000 * gaps / steps if steps else 0.0
 
 
-def _operators(
+def _list_operators(
     traced: Traced, steps: int, scale: float, peaks: Peaks, *, count_host: bool
 ) -> tuple[OperatorTime, ...]:
     rows = []
@@ -208,7 +211,7 @@ def _operators(
     return tuple(sorted(rows, key=lambda row: (-row.ms, row.name)))
 
 
-def _phases(traced: Traced, scale: float) -> tuple[PhaseTime, ...]:
+def _list_phases(traced: Traced, scale: float) -> tuple[PhaseTime, ...]:
     wall: dict[str, float] = dict.fromkeys(PHASES, 0.0)
     busy: dict[str, float] = dict.fromkeys(PHASES, 0.0)
     for name, time in traced.times.items():
@@ -223,7 +226,7 @@ def _phases(traced: Traced, scale: float) -> tuple[PhaseTime, ...]:
     )
 
 
-def _layers(
+def _list_layers(
     traced: Traced, operators: Sequence[OperatorTime], scale: float
 ) -> tuple[LayerTime, ...]:
     spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -249,15 +252,8 @@ def bytes_of_tree(tree: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def _host_memory(loader: Loader) -> dict[str, int]:
-    return {
-        "data on the device": loader.device_bytes,
-        "process at its largest": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB,
-    }
-
-
 def program_memory(program: Any) -> dict[str, int]:
-    """Return the bytes of a compiled program; empty if XLA has no analysis."""
+    """Return the bytes of the parts of a compiled program; empty if XLA has no analysis."""
     analysis = getattr(program, "memory_analysis", lambda: None)()
     if analysis is None:
         return {}
@@ -272,20 +268,24 @@ def program_memory(program: Any) -> dict[str, int]:
 def profile_with_peaks(
     run: ProfiledRun, device: jax.Device, folder: Path | None
 ) -> tuple[StepProfile, Traced]:
-    """Return the profile of a run as `measured_profile`, with the peaks of its device, which a
-    cache folder may have; they are measured again if an operator is faster."""
+    """Return the profile of a run and its traced operations, with the peaks of its device.
+
+    The peaks are cached in `folder`. They are measured again if an operator exceeds them.
+    """
     profile, traced = measured_profile(run, peaks_of(device, folder))
     if exceeds_peaks(profile):
-        # They were measured while the machine was busy.
+        # The machine was busy when the peaks were measured.
         return measured_profile(run, peaks_of(device, folder, again=True))
     return profile, traced
 
 
 def exceeds_peaks(profile: StepProfile) -> bool:
     """Whether an operator with a notable share of the step is faster than the measured peaks.
-    Bandwidth counts if no cache holds the operands."""
+
+    Bandwidth counts only if the operands don't fit into a cache.
+    """
     return any(
         (op.of_flops or 0.0) > 1 or ((op.of_bytes or 0.0) > 1 and op.nbytes > TRIAD * op.calls)
         for op in profile.operators
-        if op.share > NOTABLE
+        if op.share > NOTABLE_SHARE
     )

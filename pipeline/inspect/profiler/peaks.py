@@ -1,4 +1,4 @@
-"""Peaks of this machine, measured in half a second: products of matrices, and a stream triad."""
+"""Peak rates of a device, measured by matrix products and a stream triad."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ from pipeline.core.host.platforms import platform_of
 from pipeline.core.host.shortest_time import shortest_s
 
 FILE = "peaks.json"
-BUDGET_S = 0.5
+MEASUREMENT_S = 0.5
 TRIAD = 1 << 24
-"""Elements of each array of the triad, more than any cache holds."""
+"""Elements of each array of the triad; an array is larger than any cache."""
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """The most that a device was seen to do: FLOP/s in float32 and bfloat16, bytes/s of memory."""
+    """Highest measured rates of a device."""
 
     flops: float
+    """FLOP/s in float32."""
     bf16_flops: float
+    """FLOP/s in bfloat16."""
     bytes_per_s: float
+    """Bandwidth of the memory."""
 
     @property
     def ridge(self) -> float:
@@ -42,8 +45,8 @@ class Peaks:
 def peaks_of(device: jax.Device, folder: Path | None, *, again: bool = False) -> Peaks:
     """Return the peaks of a device, from the cache folder if they were measured before.
 
-    With `again` they are measured in any case, and the larger values are stored: the machine may
-    have been busy. A folder that can't be read or written costs a measurement.
+    With `again` they are measured in any case, and the larger values are stored, since the machine
+    may have been busy. Without a readable folder they are measured.
     """
     file = None if folder is None else folder / FILE
     key = f"{device.platform} {device.device_kind}, {read_limits().cores:g} cores"
@@ -64,7 +67,7 @@ def peaks_of(device: jax.Device, folder: Path | None, *, again: bool = False) ->
 
 
 def _read_peaks(entry: Any) -> Peaks | None:
-    """Return the peaks of an entry of the file; None if it isn't one."""
+    """Return the peaks of an entry of the file; None if the entry isn't valid."""
     try:
         peaks = Peaks(**entry)
         return peaks if all(value > 0 for value in astuple(peaks)) else None
@@ -80,7 +83,7 @@ def _read_entries(file: Path | None) -> dict[str, Any]:
 
 
 def measure_peaks(device: jax.Device) -> Peaks:
-    """Measure for about half a second; the best of several runs counts."""
+    """Measure the peaks of a device in about half a second; the fastest of several runs counts."""
     size = platform_of(device.platform).product_size
     with jax.default_device(device):
         matrix = jnp.asarray(np.random.default_rng(0).standard_normal((size, size), np.float32))
@@ -89,10 +92,10 @@ def measure_peaks(device: jax.Device) -> Peaks:
         right = jnp.ones(TRIAD, jnp.float32)
         product = jax.jit(jnp.dot)
         triad = jax.jit(lambda a, b: a + 3.0 * b)
-        share = BUDGET_S / 3
-        of_product = 2.0 * size**3
+        share = MEASUREMENT_S / 3
+        product_flops = 2.0 * size**3
         return Peaks(
-            flops=of_product / shortest_s(product, matrix, matrix, budget_s=share),
-            bf16_flops=of_product / shortest_s(product, half, half, budget_s=share),
+            flops=product_flops / shortest_s(product, matrix, matrix, budget_s=share),
+            bf16_flops=product_flops / shortest_s(product, half, half, budget_s=share),
             bytes_per_s=3.0 * left.nbytes / shortest_s(triad, left, right, budget_s=share),
         )

@@ -25,25 +25,25 @@ FORMAT = 1
 ITERATION_PARTS = ("data tail", "FP and BP", "update tail")
 PID = 1
 ITERATIONS_TID = 0
-MOST_SHOWN = 30_000
-"""Operations in trace.json, the first ones: 6 MB, which a browser opens at once."""
+MAX_TRACE_OPERATIONS = 30_000
+"""Most operations in trace.json. A file of 6 MB opens at once in a browser."""
 
 
 @dataclass(frozen=True)
 class ProfileReport:
-    """The profiles of a run's step, the measured one first, and the verdict on it."""
+    """The profiles of a step, the measured one first, and the verdict."""
 
     profiles: tuple[StepProfile, ...]
     verdict: StepVerdict
     traced: Traced
     dispatches: tuple[TimedDispatch, ...] = ()
-    """Those of the traced steps."""
+    """Dispatches of the traced steps."""
 
     def __str__(self) -> str:
         return profile_table(self.profiles, self.verdict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return profile.json."""
+        """Return the content of profile.json."""
         return {
             "format": FORMAT,
             "verdict": {**asdict(self.verdict), "text": str(self.verdict)},
@@ -52,9 +52,9 @@ class ProfileReport:
 
 
 def write_profile(report: ProfileReport, folder: Path) -> Path:
-    """Write the files of a profile into a folder, made if it is missing, and return it.
+    """Write the files of a profile into a folder, which is created if needed, and return it.
 
-    Raises OSError as the system does.
+    Raises OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / JSON, json_text(report.to_dict(), indent=1) + "\n")
@@ -65,7 +65,7 @@ def write_profile(report: ProfileReport, folder: Path) -> Path:
 
 
 def _trace_events(traced: Traced, profile: StepProfile) -> Iterator[TraceEvent]:
-    """Yield events in us from the first operation on: iterations with their parts, operations."""
+    """Yield the parts of iterations, then operations, in us from the first operation."""
     if not traced.events:
         return
     zero = traced.events[0].begin_ns
@@ -87,7 +87,7 @@ def _trace_events(traced: Traced, profile: StepProfile) -> Iterator[TraceEvent]:
             if end > start:
                 event = span(name, "iteration", start, end, ITERATIONS_TID)
                 yield event | {"args": {"iteration": number}}
-    for traced_op in traced.events[:MOST_SHOWN]:
+    for traced_op in traced.events[:MAX_TRACE_OPERATIONS]:
         operation = traced.operations[traced_op.name]
         args: TraceEvent = {"kind": operation.kind, "phase": operation.phase}
         args |= {"layer": operation.layer} if operation.layer else {}

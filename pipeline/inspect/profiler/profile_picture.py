@@ -1,4 +1,4 @@
-"""A profile as a drawing: one iteration by thread, the phases, and the slowest layers."""
+"""Drawing of a profile: one iteration by thread, the phases, and the slowest layers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ COLOURS = {
     "other": "purple",
     "between operators": "gap",
 }
-"""Colours of phases; other phases have the colour of `other`."""
+"""Colours by phase; a phase that isn't listed has the colour of `other`."""
 MAX_LAYERS = 12
-LINE_LETTERS = 150
+LINE_CHARACTERS = 150
 
 
 def profile_picture(traced: Traced, profiles: Sequence[StepProfile], verdict: StepVerdict) -> str:
-    """Return an SVG file: no script, no other file."""
+    """Return the text of an SVG file without scripts or links to other files."""
     first = profiles[0]
     title = f"{first.recipe} on {first.device}, batch {first.batch_size:,}"
-    lines = wrap(f"Verdict: {verdict}", LINE_LETTERS)
+    lines = wrap(f"Verdict: {verdict}", LINE_CHARACTERS)
     drawings = [_draw_lines("head", [title]), _draw_lines("", lines)]
-    iteration = _typical_iteration(traced)
+    iteration = _find_typical_iteration(traced)
     if iteration is not None:
         drawings.append(_draw_lines("title", ["One iteration, ms"]))
         before, median_iteration = iteration
@@ -42,22 +42,22 @@ def profile_picture(traced: Traced, profiles: Sequence[StepProfile], verdict: St
 
 
 def _draw_lines(kind: str, lines: Sequence[str]) -> Drawing:
-    """Draw lines of text of a class of the style."""
+    """Draw lines of text in the style class `kind`."""
     drawing = Drawing(WIDE, 18 * len(lines), "")
-    for number, words in enumerate(lines):
-        drawing.add("text", kind, words, x=0, y=13 + 18 * number)
+    for number, label in enumerate(lines):
+        drawing.add("text", kind, label, x=0, y=13 + 18 * number)
     return drawing
 
 
-def _typical_iteration(traced: Traced) -> tuple[Iteration, Iteration] | None:
-    """Return the iteration before the one of median length, and that one."""
+def _find_typical_iteration(traced: Traced) -> tuple[Iteration, Iteration] | None:
+    """Return the iteration of median length and, as the first value, its predecessor."""
     pairs = list(pairwise(traced.iterations))
     pairs.sort(key=lambda pair: pair[1].end - pair[0].end)
     return pairs[len(pairs) // 2] if pairs else None
 
 
 def _draw_iteration(traced: Traced, before: Iteration, iteration: Iteration) -> Drawing:
-    """Draw the parts of an iteration, and what each thread did in it."""
+    """Draw the parts of an iteration and the operations of each thread; `before` precedes it."""
     begin = before.end
     end = iteration.end
     parts = (
@@ -65,17 +65,17 @@ def _draw_iteration(traced: Traced, before: Iteration, iteration: Iteration) -> 
         ("pale-blue", iteration.bp_end - iteration.fp_begin, "FP and BP"),
         ("pale-red", end - iteration.bp_end, "update tail"),
     )
-    named = [(colour, ns / 1e6, f"{name} {ns / 1e6:.3g} ms") for colour, ns, name in parts]
+    parts_of_lane = [(colour, ns / 1e6, f"{name} {ns / 1e6:.3g} ms") for colour, ns, name in parts]
     threads: dict[int, list[LaneBar]] = {}
     for event in traced.events:
         if event.end_ns > begin and event.begin_ns < end:
             operation = traced.operations[event.name]
-            words = operation.layer or operation.phase
-            tip = f"{event.name}, {words}, {operation.kind}, {event.ns / 1e3:.1f} us"
+            label = operation.layer or operation.phase
+            tip = f"{event.name}, {label}, {operation.kind}, {event.ns / 1e3:.1f} us"
             colour = COLOURS.get(operation.phase, COLOURS["other"])
             start, stop = ((ns - begin) / 1e6 for ns in (event.begin_ns, event.end_ns))
-            threads.setdefault(event.thread, []).append(LaneBar(start, stop, colour, tip, words))
-    lanes = [Lane("Iteration", pile_blocks(named))]
+            threads.setdefault(event.thread, []).append(LaneBar(start, stop, colour, tip, label))
+    lanes = [Lane("Iteration", pile_blocks(parts_of_lane))]
     for number, thread in enumerate(sorted(threads), 1):
         lanes.append(Lane(f"Thread {number}", threads[thread]))
     return lane_chart("One iteration", lanes, (end - begin) / 1e6, ticks=True)
@@ -98,14 +98,14 @@ def _draw_profile(profile: StepProfile) -> Iterator[Drawing]:
     yield lane_chart("Phases", [Lane("", pile_blocks(phases))], total_ms)
     layers = profile.layers[:MAX_LAYERS]
     lanes = [
-        Lane(layer.layer[-22:], pile_blocks(_layer_parts(layer)), f"{layer.ms:.3g} ms")
+        Lane(layer.layer[-22:], pile_blocks(_split_layer(layer)), f"{layer.ms:.3g} ms")
         for layer in layers
     ]
     yield lane_chart("Layers", lanes, max((layer.ms for layer in layers), default=0.0))
 
 
-def _layer_parts(layer: LayerTime) -> Iterator[tuple[str, float, str]]:
-    """Yield the colours, times and words of a layer's phases."""
+def _split_layer(layer: LayerTime) -> Iterator[tuple[str, float, str]]:
+    """Yield the colour, the ms and the label of each phase of a layer."""
     update_ms = layer.ms - layer.forward_ms - layer.backward_ms
     # Operations outside of layers have the colour of their phase.
     outside = layer.layer.strip("()")

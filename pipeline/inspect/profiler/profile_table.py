@@ -1,4 +1,4 @@
-"""Profiles as lines for a terminal, the measured one beside the modelled one."""
+"""Profiles as a table for a terminal: a measured profile beside a modelled one."""
 
 from __future__ import annotations
 
@@ -16,53 +16,58 @@ GIGA = 1e9
 def profile_table(
     profiles: Sequence[StepProfile], verdict: StepVerdict, rows: int | None = ROWS
 ) -> str:
-    """Return the text of profiles, at most `rows` layers and operators each; None: all."""
+    """Return profiles and their verdict as text.
+
+    It has at most `rows` layers and as many operators of each profile; all if `rows` is None.
+    """
     lines: list[str] = []
     for profile in profiles:
-        lines += [*_head(profile), ""]
-    lines += [*_phases(profiles), "", *_layers(profiles, rows), ""]
+        lines += [*_format_head(profile), ""]
+    lines += [*_format_phases(profiles), "", *_format_layers(profiles, rows), ""]
     for profile in profiles:
-        lines += [*_operators(profile, rows), ""] if profile.operators else []
+        lines += [*_format_operators(profile, rows), ""] if profile.operators else []
     return "\n".join([*lines, f"Verdict: {verdict}"])
 
 
-def _head(profile: StepProfile) -> Iterator[str]:
+def _format_head(profile: StepProfile) -> Iterator[str]:
     measured = profile.source == "measured"
     steps = f"{profile.steps} traced steps" if measured else "MODELLED, not measured"
     yield f"{profile.recipe} on {profile.device}, batch {profile.batch_size:,}: {steps}"
     traced_ms = profile.traced_step_ms
-    traced = "" if traced_ms is None else f" ({_ms(traced_ms)} traced)"
-    yield f"  step       {_ms(profile.step_ms)} ms{traced}{_rates(profile)}"
+    traced = "" if traced_ms is None else f" ({_format_ms(traced_ms)} traced)"
+    yield f"  step       {_format_ms(profile.step_ms)} ms{traced}{_format_rates(profile)}"
     if profile.iteration is not None:
         times = profile.iteration
         yield (
-            f"  iteration  {_ms(times.iteration)} ms = data tail {_ms(times.data_tail)} + forward "
-            f"and backward {_ms(times.fp_bp)} + update tail {_ms(times.update_tail)}"
+            f"  iteration  {_format_ms(times.iteration)} ms = data tail "
+            f"{_format_ms(times.data_tail)} + forward and backward {_format_ms(times.fp_bp)} + "
+            f"update tail {_format_ms(times.update_tail)}"
         )
     if profile.host is not None:
         host = profile.host
         yield (
-            f"  host       {_ms(host.device)} ms in the program, {_ms(host.wait)} waiting for "
-            f"data, {_ms(host.between)} between dispatches ({host.share(host.between):.1%}); "
+            f"  host       {_format_ms(host.device)} ms in the program, {_format_ms(host.wait)} "
+            f"waiting for data, {_format_ms(host.between)} between dispatches "
+            f"({host.share(host.between):.1%}); "
             f"{host.dispatches:,} dispatches of {host.steps:,} untraced steps"
         )
-        yield from _loader_lines(profile.feed)
+        yield from _format_loader(profile.feed)
     if profile.shares:
         shares = (f"{name} {share:.1%}" for name, share in profile.shares.items() if share)
         yield f"  shares     {', '.join(shares)}"
     if profile.memory:
-        held = (f"{name} {bytes_text(count)}" for name, count in profile.memory.items())
-        yield f"  memory     {', '.join(held)}"
+        cells = (f"{name} {bytes_text(count)}" for name, count in profile.memory.items())
+        yield f"  memory     {', '.join(cells)}"
     if profile.coverage is not None:
-        covered = profile.coverage
+        coverage = profile.coverage
         yield (
-            f"  coverage   {covered.named:.1%} of the operators' time has a layer or a phase; "
-            f"parts are {covered.parts_of_step:.1%} of the traced steps; "
-            f"{covered.overlap:.2f} operators at once"
+            f"  coverage   {coverage.named:.1%} of the operators' time has a layer or a phase; "
+            f"parts are {coverage.parts_of_step:.1%} of the traced steps; "
+            f"{coverage.overlap:.2f} operators at once"
         )
 
 
-def _rates(profile: StepProfile) -> str:
+def _format_rates(profile: StepProfile) -> str:
     peaks = profile.peaks
     if peaks is None or not profile.step_ms:
         return ""
@@ -76,38 +81,39 @@ def _rates(profile: StepProfile) -> str:
     )
 
 
-def _loader_lines(report: Mapping[str, object]) -> Iterator[str]:
+def _format_loader(report: Mapping[str, object]) -> Iterator[str]:
     columns = report.get("prepare_ms_per_step")
     if report.get("kind") != "stream" or not isinstance(columns, Mapping) or not columns:
         return
     ordered = sorted(columns.items(), key=lambda item: -item[1])
     slowest, _ = ordered[0]
-    costs = ", ".join(f"{name} {_ms(ms)}" for name, ms in ordered)
+    costs = ", ".join(f"{name} {_format_ms(ms)}" for name, ms in ordered)
     yield f"  data       ms a step to prepare, all threads: {costs}; slowest {slowest}"
 
 
-def _phases(profiles: Sequence[StepProfile]) -> Iterator[str]:
-    yield _row("phase", [word for profile in profiles for word in _heads(profile)])
+def _format_phases(profiles: Sequence[StepProfile]) -> Iterator[str]:
+    yield _format_row("phase", [word for profile in profiles for word in _name_columns(profile)])
     names = dict.fromkeys(phase.phase for profile in profiles for phase in profile.phases)
     for name in names:
         cells = []
         for profile in profiles:
             match = next((phase for phase in profile.phases if phase.phase == name), None)
-            cells += ["", ""] if match is None else [_ms(match.ms), f"{match.share:.1%}"]
-        yield _row(name, cells)
+            cells += ["", ""] if match is None else [_format_ms(match.ms), f"{match.share:.1%}"]
+        yield _format_row(name, cells)
 
 
-def _heads(profile: StepProfile) -> tuple[str, str]:
+def _name_columns(profile: StepProfile) -> tuple[str, str]:
     return ("ms" if profile.source == "measured" else "modelled ms"), "share"
 
 
-def _layers(profiles: Sequence[StepProfile], rows: int | None) -> Iterator[str]:
+def _format_layers(profiles: Sequence[StepProfile], rows: int | None) -> Iterator[str]:
     first = profiles[0]
     heads = ["forward", "backward", "ms", "share", "GFLOP/s", "GB/s"]
     other_profiles = profiles[1:]
-    yield _row("layer", [*heads, *(word for one in other_profiles for word in _heads(one))])
+    heads += [head for profile in other_profiles for head in _name_columns(profile)]
+    yield _format_row("layer", heads)
     for layer in first.layers[:rows]:
-        cells = [_ms(layer.forward_ms), _ms(layer.backward_ms), _ms(layer.ms)]
+        cells = [_format_ms(layer.forward_ms), _format_ms(layer.backward_ms), _format_ms(layer.ms)]
         rates = ["", ""]
         if layer.ms:
             seconds = layer.ms / KILO
@@ -115,33 +121,32 @@ def _layers(profiles: Sequence[StepProfile], rows: int | None) -> Iterator[str]:
         cells += [f"{layer.share:.1%}", *rates]
         for other in other_profiles:
             match = next((row for row in other.layers if row.layer == layer.layer), None)
-            cells += ["", ""] if match is None else [_ms(match.ms), f"{match.share:.1%}"]
-        yield _row(layer.layer, cells)
-    left = first.layers[rows:] if rows is not None else ()
-    if left:
-        yield _row(
-            f"{len(left)} others",
-            ["", "", _ms(sum(o.ms for o in left)), f"{sum(o.share for o in left):.1%}"],
-        )
+            cells += ["", ""] if match is None else [_format_ms(match.ms), f"{match.share:.1%}"]
+        yield _format_row(layer.layer, cells)
+    hidden_layers = first.layers[rows:] if rows is not None else ()
+    if hidden_layers:
+        ms = sum(layer.ms for layer in hidden_layers)
+        share = sum(layer.share for layer in hidden_layers)
+        yield _format_row(f"{len(hidden_layers)} others", ["", "", _format_ms(ms), f"{share:.1%}"])
 
 
-def _operators(profile: StepProfile, rows: int | None) -> Iterator[str]:
+def _format_operators(profile: StepProfile, rows: int | None) -> Iterator[str]:
     heads = ["ms", "share", "calls", "of FLOP/s", "of GB/s", "phase"]
-    yield _row("operator", heads) + "  layer, kind"
+    yield _format_row("operator", heads) + "  layer, kind"
     for operator in profile.operators[:rows]:
-        cells = [_ms(operator.ms), f"{operator.share:.1%}", f"{operator.calls:g}"]
+        cells = [_format_ms(operator.ms), f"{operator.share:.1%}", f"{operator.calls:g}"]
         cells += [
             "" if share is None else f"{share:.0%}"
             for share in (operator.of_flops, operator.of_bytes)
         ]
-        where = f"{operator.layer}, {operator.kind}" if operator.layer else operator.kind
-        yield f"{_row(operator.name, [*cells, operator.phase])}  {where}"
+        place = f"{operator.layer}, {operator.kind}" if operator.layer else operator.kind
+        yield f"{_format_row(operator.name, [*cells, operator.phase])}  {place}"
 
 
-def _row(name: str, cells: Sequence[str]) -> str:
+def _format_row(name: str, cells: Sequence[str]) -> str:
     name = name if len(name) <= WIDEST else f"...{name[3 - WIDEST :]}"
     return "  " + (f"{name:<{WIDEST}}" + "".join(f"{cell:>12}" for cell in cells)).rstrip()
 
 
-def _ms(ms: float) -> str:
+def _format_ms(ms: float) -> str:
     return f"{ms:,.4f}" if ms < 1 else f"{ms:,.3f}" if ms < 100 else f"{ms:,.1f}"

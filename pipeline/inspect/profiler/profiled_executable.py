@@ -1,4 +1,4 @@
-"""An executable that notes when its dispatches run, and traces some steps of them."""
+"""Executable that times its dispatches and traces some of its steps."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pipeline.training.telemetry import Telemetry
 
 @dataclass(frozen=True)
 class TimedDispatch:
-    """Steps `start + 1 .. stop` that were run in one call, by `time.perf_counter`."""
+    """One call that ran steps `start + 1 .. stop`; times are by `time.perf_counter`."""
 
     start: int
     stop: int
     begin_s: float
     end_s: float
     wait_s: float = 0.0
-    """Seconds of it that were waited for data."""
+    """Part of the call in which it waited for data."""
     traced: bool = False
 
     @property
@@ -42,8 +42,8 @@ class TimedDispatch:
 class ProfiledExecutable:
     """An executable whose steps `first + 1 .. first + steps` are traced.
 
-    A dispatch is split before and after them. The program and its arguments are the same as without
-    a profile, so are the numbers.
+    A dispatch is split before and after the traced steps. Program, arguments and results are the
+    same as without a profile.
     """
 
     def __init__(
@@ -63,20 +63,20 @@ class ProfiledExecutable:
 
     @property
     def program_text(self) -> str:
-        """The training loop as it was compiled."""
+        """The compiled training loop as text."""
         return self._executable.program_text
 
     @property
     def loader(self) -> Loader:
-        """The source of the batches that are trained on."""
+        """The loader of the training batches."""
         return self._executable.loader
 
     def init(self) -> TrainState:
-        """The state at step 0."""
+        """Return the state at step 0."""
         return self._executable.init()
 
     def put(self, state: TrainState) -> TrainState:
-        """A copy of a state on the device."""
+        """Return a copy of a state on the device."""
         return self._executable.put(state)
 
     def set_learning_rates(self, rates: np.ndarray) -> None:
@@ -86,9 +86,9 @@ class ProfiledExecutable:
     def run(
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[TrainState, Telemetry]:
-        """Run steps `start + 1 .. stop` in up to three parts, the traced one apart."""
+        """Run steps `start + 1 .. stop` in up to three parts: before, in and after the trace."""
         joined: Telemetry | None = None
-        for begin, end in self._split(start, stop):
+        for begin, end in self._split_steps(start, stop):
             if begin == self.first and self.traced is None and not self._tracer.runs:
                 self._tracer.start()
             traced = self._tracer.runs
@@ -116,20 +116,20 @@ class ProfiledExecutable:
         *,
         on_train: bool = False,
     ) -> EvalSums:
-        """Sums over evaluation batches, timed."""
+        """Return the sums over evaluation batches, and record the time of the call."""
         began = time.perf_counter()
         sums = self._executable.evaluate(state, start, stop, before, on_train=on_train)
         self.evaluations_s.append((began, time.perf_counter()))
         return sums
 
     def end_trace(self) -> None:
-        """Stop a trace that is under way, and store its operations."""
+        """Stop the trace and store its operations; does nothing without a running trace."""
         if self._tracer.runs:
             self.traced = self._tracer.stop()
             self._notify()
 
-    def _split(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Split steps `start + 1 .. stop` before and after the traced ones."""
+    def _split_steps(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield the begin and end of each part of steps `start + 1 .. stop`."""
         ends = [end for end in (self.first, self.last) if start < end < stop]
         for end in (*ends, stop):
             yield start, end

@@ -1,4 +1,4 @@
-"""The profile of a run: which steps are traced, and what is made of them when training is over."""
+"""Profile of a run: the choice of the traced steps, and the report after training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pipeline.backends.base import Backend, Estimate
+from pipeline.backends.base import Backend, Estimate, Executable, Mechanism
 from pipeline.backends.graph.hlo_program import FREE, HloProgram, parse_program
 from pipeline.backends.loading.loader import RESIDENT_LIMIT_BYTES, split_bytes
 from pipeline.backends.sink_choice import choose, predict_ms
@@ -48,20 +48,23 @@ from pipeline.stages.runner.context import CompiledRun, Profile, RunContext
 from pipeline.training.state import TrainState
 
 STEPS = 60
-MOST_EVENTS = 100_000
-"""Most events of a trace: 20 times more take minutes to write and to read."""
+MAX_EVENTS = 100_000
+"""Most events of a trace. 20 times as many take minutes to write and to read."""
 TRACED_S = 2.0
+"""Target duration of the traced steps."""
 TRAINED_S = 2.5
-"""Seconds that the traced steps, and all steps of a run that is only profiled, should take."""
-LONGEST_RUN = 2000
-"""Most steps of a run that is only profiled."""
+"""Target duration of all steps, in a run with `profile.mode = only`."""
+MAX_STEPS = 2000
+"""Most steps of a run with `profile.mode = only`."""
 WARM_STEPS = 10
-LOOKS = 2
-"""Single steps that are timed before a run that is only profiled."""
+TIMED_SINGLE_STEPS = 2
+"""Steps that are timed one by one before a run with `profile.mode = only`."""
 SHORT_MS = 20.0
-"""Steps that take longer lose nothing to their dispatch."""
+"""Longest step for which a longer sink is tried; longer steps lose nothing to their dispatch."""
 SINKS_S = 1.0
+"""Duration of the measurement of sinks."""
 EVALUATED_S = 1.0
+"""Least duration of the measurement of an evaluation, if it has enough batches."""
 
 
 def require_profilable(recipe: Recipe, platform: str, processes: int) -> None:
@@ -73,8 +76,8 @@ def require_profilable(recipe: Recipe, platform: str, processes: int) -> None:
         problems.append(f"profile: must be off in a run of {processes} processes")
     if recipe.profile.mode == "only" and recipe.train.resume is not None:
         problems.append(
-            f"train.resume = {recipe.train.resume}: must be null with profile, which would end "
-            "that run; profile.mode=on profiles it while it goes on"
+            f"train.resume = {recipe.train.resume}: must be null with profile.mode=only, which "
+            "would end that run; profile.mode=on profiles it while it continues"
         )
     if "train" not in recipe.stages:
         problems.append(f"stages = {list(recipe.stages)}: must have train, whose steps are traced")
@@ -83,7 +86,7 @@ def require_profilable(recipe: Recipe, platform: str, processes: int) -> None:
 
 
 def shorten_to_profile(context: RunContext, built: Built, backend: Backend) -> Built:
-    """Return the run, no longer than its profile takes if it has no other purpose.
+    """Return the run, shortened to its profile with `profile.mode = only`.
 
     Raises RecipeError if it can't be profiled.
     """
@@ -91,23 +94,33 @@ def shorten_to_profile(context: RunContext, built: Built, backend: Backend) -> B
     if context.recipe.profile.mode != "only":
         return built
     schedule = built.run_schedule
-    return replace(built, run_schedule=replace(schedule, total=min(schedule.total, LONGEST_RUN)))
+    return replace(built, run_schedule=replace(schedule, total=min(schedule.total, MAX_STEPS)))
 
 
 def open_profile(run: CompiledRun, total_steps: int, done: int) -> Profile:
-    """Choose the steps to trace after the first `done`.
+    """Choose the steps to trace after the first `done` steps.
 
-    `total_steps` is the run's length before it was shortened. Raises RecipeError if it has too few
-    steps; a resumed run continues without a profile then.
+    `total_steps` is the run's length before it was shortened. Raises RecipeError if the run has too
+    few steps. A resumed run continues without a profile instead.
     """
     try:
         return RunProfiler(run, replace(run.built.run_schedule, total=total_steps), done)
     except RecipeError as error:
         if run.context.recipe.profile.mode == "only" or not done:
             raise
-        # A run that is resumed near its end was profiled before, or has no profile.
+        # Too few steps remain; the run may have been profiled before it was resumed.
         run.context.reporter.warn(error.problems[0])
         return Profile(run)
+
+
+def time_dispatched_step(executable: Executable, state: TrainState, mechanism: Mechanism) -> float:
+    """Return the approximate seconds of a step that is dispatched alone; the state is consumed."""
+    times = []
+    for _ in range(TIMED_SINGLE_STEPS):
+        began = time.perf_counter()
+        state, _ = executable.run(state, 0, 1, mechanism)
+        times.append(time.perf_counter() - began)
+    return min(times)
 
 
 @dataclass(frozen=True)
@@ -120,20 +133,23 @@ class TracedSteps:
 
 
 class RunProfiler(Profile):
-    """The `Profile` of a run under way; `run` has a traced executable and its schedule."""
+    """The `Profile` of a running run; its `run` has the traced executable and the schedule."""
 
     def __init__(self, run: CompiledRun, schedule: RunSchedule, done: int) -> None:
-        """Choose the steps after the first `done`; `schedule` is the run's before it was shortened.
+        """Choose the steps to trace after the first `done` steps.
 
-        Raises RecipeError if it has too few steps.
+        `schedule` is the run's schedule before it was shortened. Raises RecipeError if the run has
+        too few steps.
         """
         self._recipe = run.context.recipe
         self._schedule = schedule
         self._reporter = run.context.reporter
         self._raw = run.executable
         self._program: HloProgram = parse_program(self._raw.program_text)
-        step_s = self._look() if self._recipe.profile.mode == "only" else None
         spec = self._recipe.profile
+        step_s = None
+        if spec.mode == "only":
+            step_s = time_dispatched_step(self._raw, self._raw.init(), "none")
         window = choose_window(spec, run.built.run_schedule, self._program, step_s, done)
         self._window = window
         self._watch: Compilations | None = None
@@ -144,37 +160,28 @@ class RunProfiler(Profile):
         built = replace(run.built, run_schedule=shortened)
         super().__init__(replace(run, built=built, executable=self.executable))
 
-    def _look(self) -> float:
-        """Return the seconds of a step, roughly, timed on a state that is thrown away."""
-        state = self._raw.init()
-        times = []
-        for _ in range(LOOKS):
-            began = time.perf_counter()
-            state, _ = self._raw.run(state, 0, 1, "none")
-            times.append(time.perf_counter() - began)
-        return min(times)
-
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Watch what is compiled while the run trains, and end a trace that is under way."""
+        """Record compilations while the run trains, and end a running trace afterwards."""
         with ExitStack() as stack:
             self._watch = stack.enter_context(watch_compilations())
             stack.callback(self.executable.end_trace)
             yield
 
     def conclude(self, estimate: Estimate | None, state: TrainState) -> None:
-        """Write the profile. A run that is more than its profile continues without one."""
+        """Write the profile. With `profile.mode = on` a failure is only a warning."""
         try:
-            self._conclude(estimate, state)
+            self._write_report(estimate, state)
         except Exception as error:  # a trace is read from files of another library
             if self._recipe.profile.mode == "only":
                 raise
             self._reporter.warn(f"no profile: {first_line(error)}")
 
-    def _conclude(self, estimate: Estimate | None, state: TrainState) -> None:
-        """Make the profile, report it, and write its files.
+    def _write_report(self, estimate: Estimate | None, state: TrainState) -> None:
+        """Print the profile and write its files.
 
-        Raises RecipeError if the trace has no operation, RunError if a file can't be written.
+        Raises RecipeError if the trace has no operation, RunError if the run ended early or a file
+        can't be written.
         """
         dataset = self.run.dataset
         backend = self.run.backend
@@ -193,9 +200,9 @@ class RunProfiler(Profile):
         recipe = self._recipe
         with self._reporter.clock("reading the trace"):
             memory = program_memory(getattr(getattr(self._raw, "programs", None), "train", None))
-            # What was compiled after the first dispatch and before the last one ended.
+            # Compilations between the ends of the first and the last dispatch.
             ends_s = [dispatch.end_s for dispatch in self.executable.dispatches]
-            compilations = self._watch.found if self._watch is not None else []
+            compilations = self._watch.compilations if self._watch is not None else []
             later = tuple(c for c in compilations if ends_s[0] < c.ended_s < ends_s[-1])
             run = ProfiledRun(
                 name=recipe.name,
@@ -213,7 +220,7 @@ class RunProfiler(Profile):
             )
             folder = cache_root(recipe.cache)
             profile, operations = profile_with_peaks(run, backend.device, folder)
-            evidence = self._evidence(run, profile, state)
+            evidence = self._collect_evidence(run, profile, state)
             verdict = try_change(decide(evidence), recipe, dataset, backend, self._raw, evidence)
         profiles = [evidence.profile]
         modelled = modelled_profile(recipe, estimate)
@@ -226,7 +233,9 @@ class RunProfiler(Profile):
         self._reporter.say(str(report))
         self._reporter.stage("profile", f"table, profile.json, trace.json and picture in {folder}")
 
-    def _evidence(self, run: ProfiledRun, profile: StepProfile, state: TrainState) -> Evidence:
+    def _collect_evidence(
+        self, run: ProfiledRun, profile: StepProfile, state: TrainState
+    ) -> Evidence:
         recipe = self._recipe
         dataset = self.run.dataset
         host = profile.host
@@ -235,10 +244,10 @@ class RunProfiler(Profile):
         loader = self._raw.loader
         reported = loader.report()
         if loader.kind == "stream" and reported.wait_ms_per_step is None:
-            # It had short first windows alone, and waited for steps that it did not run, too.
-            host = replace(host, wait=self._starved_ms(host.device))
+            # The run read only short first windows, and read ahead for steps that it did not run.
+            host = replace(host, wait=self._measure_starved_ms(host.device))
             host = replace(host, step=host.device + host.wait + host.between)
-        # The steps whose time is reported; a short run may have traced ones alone.
+        # The dispatches whose time is reported. A short run may have only traced ones.
         timed = select_untraced(dispatches) or dispatches
         first_s = timed[0].end_s
         last_s = timed[-1].end_s
@@ -260,14 +269,14 @@ class RunProfiler(Profile):
         if recipe.train.feed == "stream" and fits:
             evidence = replace(evidence, faster_data=RESIDENT)
         if loader.kind == "resident" and host.device < SHORT_MS:
-            evidence = replace(evidence, sink=self._sink_gain())
-        return replace(evidence, events=self._event_cost(dataset, state))
+            evidence = replace(evidence, sink=self._measure_sink_gain())
+        return replace(evidence, events=self._measure_event_cost(dataset, state))
 
-    def _starved_ms(self, device_ms: float) -> float:
-        """Return the wait for a step once all windows are read ahead: the reader's pace, measured
-        on the first window read once more, less the device's.
+    def _measure_starved_ms(self, device_ms: float) -> float:
+        """Return the ms that a step waits for data: the reader's time less the device's.
 
-        When the run read it first, the reader was being imported and programs were compiling.
+        The first window is read again, since its first reading was slowed by imports and
+        compilations.
         """
         loader = self._raw.loader
         loader.close()
@@ -279,8 +288,8 @@ class RunProfiler(Profile):
         read_ms = 1000 * (loader.waited_s - waited_s) / max(1, window.stop - window.start)
         return max(0.0, read_ms - device_ms)
 
-    def _sink_gain(self) -> SinkGain | None:
-        """Measure which sink would be fastest, with a state that is thrown away."""
+    def _measure_sink_gain(self) -> SinkGain | None:
+        """Measure the fastest sink on a state that isn't used further; None if none is faster."""
         recipe = self._recipe
         schedule = self._schedule
         mechanisms = list_mechanisms(recipe.train.mechanism, self._raw)
@@ -292,7 +301,7 @@ class RunProfiler(Profile):
                 bounds = make_measured_bounds(recipe, schedule, self._raw)
                 costs = measure(trials, single_ms, mechanisms, SINKS_S).costs
         except RunError:
-            # Steps of the state that is thrown away may diverge.
+            # The steps of the measurement may diverge.
             return None
         finally:
             self._raw.loader.close()
@@ -307,8 +316,8 @@ class RunProfiler(Profile):
             now_ms = predict_ms(cost, schedule.sink_steps, bounds)
         return SinkGain(choice.size, choice.step_ms, now_ms, costs.error)
 
-    def _event_cost(self, dataset: Dataset, state: TrainState) -> EventCost | None:
-        """Return what evaluations cost by step of the whole run; a part of one is timed."""
+    def _measure_event_cost(self, dataset: Dataset, state: TrainState) -> EventCost | None:
+        """Return the cost of evaluations per training step; a part of one evaluation is timed."""
         recipe = self._recipe
         schedule = self._schedule
         periods = list_event_periods(recipe, schedule.steps_per_epoch)[Event.EVALUATE]
@@ -340,7 +349,7 @@ def choose_window(
         executed = sum(
             instruction.opcode not in FREE for instruction in program.instructions.values()
         )
-        steps = min(STEPS, MOST_EVENTS // max(1, executed))
+        steps = min(STEPS, MAX_EVENTS // max(1, executed))
         if step_s:
             steps = min(steps, int(TRACED_S / step_s))
         steps = max(LEAST_STEPS, steps)

@@ -1,4 +1,4 @@
-"""The profile of a step, measured on a device or modelled for one: the same figures of both."""
+"""Profile of a step, either measured on a device or modelled for one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ITERATIONS_IN_JSON = 200
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """Milliseconds of a step by phase: `ms` by the clock, `busy_ms` in which its operations ran."""
+    """Time of a phase in a step: `ms` of the elapsed time; its operations ran for `busy_ms`."""
 
     phase: str
     ms: float
@@ -24,10 +24,10 @@ class PhaseTime:
 
 @dataclass(frozen=True)
 class LayerTime:
-    """Milliseconds of a step in one layer by the clock, forward and backward, with its FLOP and
-    bytes; outside of the network its name is a phase, in parentheses."""
+    """Time of a layer in a step, with its FLOP and bytes."""
 
     layer: str
+    """Path of the layer; outside of the network a phase, in parentheses."""
     ms: float
     share: float
     forward_ms: float = 0.0
@@ -38,9 +38,9 @@ class LayerTime:
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """Time of an operator in a step: `ms` by the clock, `busy_ms` that it ran.
+    """Time of an operator in a step: `ms` of the elapsed time; it ran for `busy_ms`.
 
-    `of_flops` and `of_bytes` are shares of the peaks while it ran, None if they are unknown.
+    `of_flops` and `of_bytes` are its rates as shares of the device's peaks, None if unknown.
     """
 
     name: str
@@ -59,7 +59,7 @@ class OperatorTime:
 
 @dataclass(frozen=True)
 class HostTime:
-    """Milliseconds of an untraced step, by what it waits for; they add up to `step`."""
+    """Parts of an untraced step in ms: `device`, `wait` and `between` add up to `step`."""
 
     step: float
     device: float
@@ -67,41 +67,44 @@ class HostTime:
     wait: float
     """Waits for data."""
     between: float
-    """The host between two dispatches: telemetry, monitors, callbacks."""
+    """Work of the host between two dispatches: telemetry, monitors, callbacks."""
     events: float = 0.0
     """Evaluations and checkpoints, divided among the steps of the run."""
     dispatches: int = 0
     steps: int = 0
-    """The untraced steps that were timed."""
+    """Number of timed untraced steps."""
     compile_s: float = 0.0
     """Seconds of compilations after the first dispatch."""
 
     def share(self, ms: float) -> float:
-        """The share of the step that some of its milliseconds are."""
+        """Return a time as a share of the step."""
         return ms / self.step if self.step else 0.0
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of the trace is explained."""
+    """How much of the trace the profile explains."""
 
     named: float
-    """Share of the time of operators that has a layer or a named phase."""
+    """Share of the operators' time that has a layer or a phase."""
     parts_of_step: float
-    """Sum of all parts, gaps included, as a share of the traced steps by the host's clock."""
+    """Sum of all parts and gaps, as a share of the traced steps by the host's clock."""
     overlap: float
-    """Time that operators were busy over the time of the clock: above 1 if some run at once."""
+    """Busy time of operators over elapsed time; above 1 if operators run at once."""
 
 
 @dataclass(frozen=True)
 class PredictedChange:
-    """A change that would help: an override, or words, with the step that is predicted of it."""
+    """A change that makes steps faster."""
 
     what: str
+    """An override, or a description."""
     step_ms: float
+    """Predicted milliseconds of a step."""
     gain: float
+    """Predicted speed-up."""
     basis: str
-    """How the prediction was made: tried, measured, or counted from the trace."""
+    """Origin of the prediction: tried, measured, or counted from the trace."""
 
     def __str__(self) -> str:
         return f"{self.what}: {self.gain:.2f}x predicted, {self.step_ms:.4g} ms ({self.basis})"
@@ -109,11 +112,14 @@ class PredictedChange:
 
 @dataclass(frozen=True)
 class StepVerdict:
-    """Limit of a step: one word, the share of the step, the evidence, and what would help."""
+    """The limit of a step, and a change that would help."""
 
     name: str
+    """Limit, such as `data-bound`."""
     share: float
+    """Share of the step."""
     why: str
+    """Evidence, as text."""
     change: PredictedChange | None = None
     tried: tuple[PredictedChange, ...] = ()
     """Changes that were tried and don't help."""
@@ -137,7 +143,7 @@ class StepProfile:
     recipe: str
     batch_size: int
     steps: int
-    """Traced steps; 0 if it is modelled."""
+    """Number of traced steps; 0 in a modelled profile."""
     step_ms: float
     """Milliseconds of an untraced step, the host's work included."""
     traced_step_ms: float | None
@@ -148,26 +154,26 @@ class StepProfile:
     points: tuple[Iteration, ...] = ()
     peaks: Peaks | None = None
     memory: Mapping[str, int] = field(default_factory=dict)
-    """Bytes by what holds them."""
+    """Bytes by use, such as parameters or temporaries."""
     host: HostTime | None = None
     feed: Mapping[str, Any] = field(default_factory=dict)
-    """The report of the loader, by column."""
+    """The loader's report."""
     coverage: Coverage | None = None
     flops: float = 0.0
     """FLOP of a step."""
     nbytes: float = 0.0
-    """Bytes that operators of a step read and write, also from and to a cache."""
+    """Bytes that the operators of a step read and write, including cache accesses."""
     shares: Mapping[str, float] = field(default_factory=dict)
-    """Shares of the step by the part of a device that is busy, as AI Core or AI CPU."""
+    """Shares of the step by the busy part of a device, such as AI Core or AI CPU."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return an object for JSON; points are ns from the first one."""
+        """Return a tree for JSON; points are in ns from the first point."""
         tree = asdict(self)
         zero = self.points[0].begin if self.points else 0.0
         tree["points"] = [
             {
-                name: None if at is None else round(at - zero, 1)
-                for name, at in asdict(point).items()
+                name: None if time_ns is None else round(time_ns - zero, 1)
+                for name, time_ns in asdict(point).items()
             }
             for point in self.points[:ITERATIONS_IN_JSON]
         ]

@@ -1,4 +1,4 @@
-"""A trace of JAX's profiler: every operation that a device ran, with its begin and end."""
+"""Trace of JAX's profiler: every operation that a device ran, with its begin and end."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import jax
 from pipeline.core.errors import RunError, first_line
 
 DEVICE = "/device:"
-"""Prefix of the planes of devices that are not the host's processor."""
+"""Prefix of the planes of all devices except the host's processor."""
 FIRST_DEVICE = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TracedOp:
-    """One execution of an operation; `thread` numbers the host's threads, or a device's streams."""
+    """One execution of an operation; `thread` is the number of a host thread or device stream."""
 
     name: str
     module: str
@@ -27,29 +27,29 @@ class TracedOp:
     begin_ns: float
     end_ns: float
     program: int = 0
-    """Number of the compiled program: two of them may have modules of one name."""
+    """Number of the compiled program, since modules of two programs may have the same name."""
 
     @property
     def ns(self) -> float:
-        """Nanoseconds that it took."""
+        """Duration in nanoseconds."""
         return self.end_ns - self.begin_ns
 
 
 class Tracer:
-    """JAX's profiler, started and stopped once; its files are removed when they are read."""
+    """JAX's profiler for one trace; its files are removed after they are read."""
 
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def runs(self) -> bool:
-        """Whether it traces now."""
+        """Whether a trace is running."""
         return self._folder is not None
 
     def start(self) -> None:
-        """Trace from now on. Raises RunError if another profiler traces this process."""
+        """Start the trace. Raises RunError if another profiler traces this process."""
         options = jax.profiler.ProfileOptions()
-        # Else every call of a Python function is an event, and the step takes several times longer.
+        # Events of Python calls would make a step several times longer.
         options.python_tracer_level = 0
         options.host_tracer_level = 1
         options.enable_hlo_proto = False
@@ -63,7 +63,7 @@ class Tracer:
         self._folder = folder
 
     def stop(self) -> tuple[TracedOp, ...]:
-        """Stop tracing and return the operations in the order of their begins."""
+        """Stop the trace and return the operations in the order of their begins."""
         folder = self._folder
         self._folder = None
         assert folder is not None, "it was started"
@@ -73,12 +73,12 @@ class Tracer:
             if not files:
                 return ()
             planes = list(jax.profiler.ProfileData.from_file(str(files[0])).planes)
-            of_devices = [plane for plane in planes if plane.name.startswith(DEVICE)]
-            traced = tuple(_operations(of_devices)) or tuple(_operations(planes))
+            device_planes = [plane for plane in planes if plane.name.startswith(DEVICE)]
+            traced = tuple(_read_operations(device_planes)) or tuple(_read_operations(planes))
             return tuple(sorted(traced, key=lambda op: (op.begin_ns, op.end_ns)))
 
 
-def _operations(planes: Iterable[Any]) -> Iterator[TracedOp]:
+def _read_operations(planes: Iterable[Any]) -> Iterator[TracedOp]:
     thread = 0
     for plane in planes:
         for line in plane.lines:

@@ -1,4 +1,4 @@
-"""A change that a verdict would advise, tried for a few steps before it is."""
+"""Trial of the change that a verdict advises: it is measured for a few steps."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.lower import lower
 
-LONGEST_COMPILE_S = 30.0
-LONGEST_READ_S = 30.0
-LONGEST_STEP_MS = 200.0
+MAX_COMPILE_S = 30.0
+MAX_READ_S = 30.0
+MAX_STEP_MS = 200.0
 ROUNDS = 5
 TRIAL_S = 0.15
 MIN_GAIN = 1.03
@@ -39,11 +39,11 @@ PRECISIONS = {"converting": "O0", "memory-bound": "bf16", "compute-bound": "bf16
 
 @dataclass(frozen=True)
 class Trial:
-    """A change to try: keys of the recipe, or a layer that is left out."""
+    """A change to try: keys of the recipe, or a layer to leave out."""
 
     what: str
     keys: tuple[tuple[str, Any], ...] = ()
-    """Keys of `train`, and their values."""
+    """Keys of the section `train`, with their values."""
     layer: str | None = None
 
 
@@ -55,52 +55,50 @@ def try_change(
     executable: Executable,
     evidence: Evidence,
 ) -> StepVerdict:
-    """Return the verdict with a change that was tried here, or that does not help.
+    """Return the verdict with the measured gain of a change.
 
-    Candidates are another precision, a split on the device instead of a streamed one, and a step
-    without the layer that the verdict names. Nothing is tried in a run that continues after its
-    profile, or if reading, compiling or a step takes long.
+    Candidates are another precision, resident data instead of streamed data, and a step without the
+    layer that the verdict names. The verdict stays as it is if the run continues after its profile,
+    or if reading, compiling or a step takes long.
     """
-    trial = _trial_of(verdict, recipe, dataset, evidence)
-    takes_long = (
-        executable.report.compile_s > LONGEST_COMPILE_S or evidence.step_ms > LONGEST_STEP_MS
-    )
+    trial = _choose_trial(verdict, recipe, dataset, evidence)
+    takes_long = executable.report.compile_s > MAX_COMPILE_S or evidence.step_ms > MAX_STEP_MS
     if trial is None or takes_long or recipe.profile.mode != "only":
         return verdict
     tree = recipe.whole_tree()
     tree["train"].update(trial.keys)
-    without = _without(trial.layer) if trial.layer is not None else nullcontext([True])
+    leave_out = _leave_out_layer(trial.layer) if trial.layer is not None else nullcontext([True])
     try:
         other = check_tree(tree)
-        with Reporter(console=Console(file=StringIO())) as silent, without as left_out:
+        with Reporter(console=Console(file=StringIO())) as silent, leave_out as left_out:
             built = lower(other, dataset, build(other, dataset, silent), backend, None, silent)
             changed = compile_programs(other, dataset, built, backend, silent)
         if not left_out:
             return verdict
-        gain = _gain(recipe, other, built.run_schedule, executable, changed, evidence)
+        gain = _measure_gain(recipe, other, built.run_schedule, executable, changed, evidence)
     except PipelineError:
-        # It can't be had on this device, or its steps are not finite.
+        # The device doesn't support the change, or its losses aren't finite.
         return verdict
     change = PredictedChange(trial.what, evidence.step_ms / gain, gain, "tried here")
     if gain < MIN_GAIN and verdict.name == "callback-bound":
-        # The call has an effect, so it is made even if nothing reads its result.
+        # The callback is called even if nothing reads its result, so the trial measures no gain.
         return verdict
     if gain < MIN_GAIN:
         return replace(verdict, change=None, tried=(change,))
     return replace(verdict, change=change)
 
 
-def _trial_of(
+def _choose_trial(
     verdict: StepVerdict, recipe: Recipe, dataset: Dataset, evidence: Evidence
 ) -> Trial | None:
-    """Return what to try for a verdict; None without a candidate."""
+    """Return the change to try for a verdict; None without a candidate."""
     if verdict.layer is not None:
         assert verdict.change is not None, "it names the layer"
         return Trial(verdict.change.what, layer=verdict.layer)
     if verdict.change is not None and verdict.change.what == RESIDENT:
         steps = dataset.train_order.steps_per_epoch
         read_s = sum(evidence.loader.prepare_ms_per_step.values()) * steps / 1000
-        return Trial(RESIDENT, (("feed", "resident"),)) if read_s <= LONGEST_READ_S else None
+        return Trial(RESIDENT, (("feed", "resident"),)) if read_s <= MAX_READ_S else None
     precision = PRECISIONS.get(verdict.name)
     fixed = recipe.train.to_float or recipe.parallel.mode != "none"
     if precision is None or precision == evidence.precision or fixed:
@@ -109,23 +107,25 @@ def _trial_of(
 
 
 @contextmanager
-def _without(path: str) -> Iterator[list[bool]]:
-    """Trace networks with one layer left out; the list stays empty if its shape does not allow
-    that."""
+def _leave_out_layer(path: str) -> Iterator[list[bool]]:
+    """Leave out one layer of networks that are traced in the body.
+
+    Yields a list that stays empty if the layer changes the shape or type of its input.
+    """
     left_out: list[bool] = []
 
-    def around(layer: Any, compute: Any, x: Any, context: Any) -> Any:
+    def skip_layer(layer: Any, compute: Any, x: Any, context: Any) -> Any:
         result = compute(x)
         if str(context) != path or (result.shape, result.dtype) != (x.shape, x.dtype):
             return result
         left_out.append(True)
         return x
 
-    with intercept_layers(around):
+    with intercept_layers(skip_layer):
         yield left_out
 
 
-def _gain(
+def _measure_gain(
     recipe: Recipe,
     other: Recipe,
     schedule: RunSchedule,
@@ -133,13 +133,14 @@ def _gain(
     after: Executable,
     evidence: Evidence,
 ) -> float:
-    """Return the median ratio of a step before and after, in alternating trials.
+    """Return the median ratio of the step times before and after, in alternating trials.
 
-    A step that waits for data is not timed again: its first windows would be read again.
+    With streamed data the time before is the profile's, since a trial would read the first windows
+    again.
     """
     streams = before.loader.kind == "stream"
     ratios = []
-    # Reading ahead would take the processor from the trial.
+    # Reading ahead would compete with the trial for the processor.
     before.loader.close()
     with (
         TimedRuns(recipe, schedule, before, terminal=False) as old,

@@ -1,7 +1,7 @@
-"""The verdict on a step: the first rule that holds, its evidence, and the change that would help.
+"""Verdict on a step: the first rule that applies, its evidence, and a change that would help.
 
-Rules look at the surroundings of a step first, then at its operators: faster operators gain
-nothing while the step waits for data. Thresholds were chosen on runs that were made slow
+Rules about data, host and dispatches come before rules about operators, since faster operators
+don't help a step that waits for data. The thresholds were chosen on runs with a known limit
 (`tests/verdicts.py`).
 """
 
@@ -25,40 +25,40 @@ from pipeline.inspect.profiler.step_profile import (
 )
 
 COMPILATION_SHARE = 0.05
-"""Share of a step in compilations after the first dispatch from which they limit it."""
+"""Share of a step from which compilations after the first dispatch limit it."""
 MIN_COMPILATIONS = 3
-"""Compilations of one function from which it counts as compiled again and again."""
+"""Number of compilations from which a function counts as recompiled."""
 WAIT_SHARE = 0.1
-"""Share of a step in waits for data from which these limit it."""
+"""Share of a step above which waits for data limit it."""
 CALLBACK_SHARE = 0.1
-"""Share of a step in calls of Python from the program."""
+"""Share of a step above which the program's calls of Python limit it."""
 HOST_SHARE = 0.2
-"""Share of a step on the host between dispatches."""
+"""Share of a step above which the host's work between dispatches limits it."""
 MIN_GAIN = 1.1
 """Gain of a longer sink from which dispatches limit a run."""
 EVENT_SHARE = 0.2
-"""Share of the run in evaluations and checkpoints."""
+"""Share of the run above which evaluations and checkpoints limit it."""
 CONVERSION_SHARE = 0.15
-"""Share of a step in conversions of types."""
+"""Share of a step above which conversions of types limit it."""
 MEMORY_SHARE = 0.5
-"""Share of the memory's bandwidth from which an operator is limited by it."""
+"""Share of the memory's bandwidth above which memory limits an operator."""
 CACHE_BYTES = 8_000_000
-"""Bytes up to which a cache may hold all that an operator reads and writes."""
+"""Bytes up to which all operands of an operator may fit into a cache."""
 PEAK_SHARE = 0.4
-"""Share of the peak from which an operator is limited by computation."""
+"""Share of the peak FLOP/s above which computation limits an operator."""
 LIMITED_SHARE = 0.5
 """Share of the operators' time from which memory or computation limits a step."""
 ELEMENTWISE_SHARE = 0.6
-"""Share of the operators' time in layers without products from which these limit a step."""
+"""Share of the operators' time from which layers without products limit a step."""
 MAX_NAMED = 2
-"""Layers, operators or shapes that a verdict names."""
+"""Most layers, operators or shapes that a verdict names."""
 RESIDENT = "train.feed=resident"
 PRODUCTS = ("matrix products", "convolutions")
 
 
 @dataclass(frozen=True)
 class SinkGain:
-    """The sink that would be fastest, measured with a few steps."""
+    """The fastest sink, measured with a few steps."""
 
     size: int
     step_ms: float
@@ -84,15 +84,15 @@ class EventCost:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything that rules look at, beside the profile."""
+    """The input of the rules."""
 
     profile: StepProfile
     host: HostTime
     loader: LoaderReport
     sink_steps: int | None
-    """Steps of the recipe's sinks; None without sinks."""
+    """Steps per sink in the recipe; None without sinks."""
     callbacks: tuple[str, ...] = ()
-    """Callbacks of the recipe by name."""
+    """Names of the recipe's callbacks."""
     compilations: tuple[Compilation, ...] = ()
     """Compilations during the timed steps."""
     compiled_steps: int = 0
@@ -100,11 +100,11 @@ class Evidence:
     sink: SinkGain | None = None
     events: EventCost | None = None
     faster_data: str = "convert the data once: python -m pipeline convert records"
-    """The change by which steps wait less for data."""
+    """Change that shortens the waits for data."""
     sink_key: str = "train.sink_size"
-    """The recipe's key, or the argument, that is the steps of a sink."""
+    """Name of the recipe key, or of the argument, that sets the steps per sink."""
     precision: str | None = "O0"
-    """The recipe's `train.precision`; None for a custom step, whose types are in its code."""
+    """`train.precision` of the recipe; None for a custom step, which chooses its own types."""
 
     @property
     def step_ms(self) -> float:
@@ -116,26 +116,27 @@ Rule = Callable[[Evidence], StepVerdict | None]
 
 
 def decide(evidence: Evidence) -> StepVerdict:
-    """Return the verdict of the first rule that holds."""
+    """Return the verdict of the first rule that applies."""
     for rule in RULES:
         verdict = rule(evidence)
         if verdict is not None:
             return verdict
-    raise AssertionError("the last rule always holds")
+    raise AssertionError("the last rule always applies")
 
 
-def _predict_saving(evidence: Evidence, ms: float, what: str) -> PredictedChange:
-    """Return a change, described by `what`, that makes a step shorter by some milliseconds."""
-    left = max(evidence.step_ms - ms, 1e-6)
-    return PredictedChange(what, left, evidence.step_ms / left, "counted from the trace")
+def _predict_saving(evidence: Evidence, ms: float, advice: str) -> PredictedChange:
+    """Return a change, described by `advice`, that shortens a step by `ms`."""
+    shorter_ms = max(evidence.step_ms - ms, 1e-6)
+    gain = evidence.step_ms / shorter_ms
+    return PredictedChange(advice, shorter_ms, gain, "counted from the trace")
 
 
 def _find_recompiling(evidence: Evidence) -> StepVerdict | None:
-    """Return a verdict if functions that are compiled again and again take time of the steps."""
+    """Return a verdict if recompilations take a large share of the steps."""
     by_name: dict[str, list[Compilation]] = defaultdict(list)
     for compilation in evidence.compilations:
         by_name[compilation.name].append(compilation)
-    # Anything that runs for the first time, such as an evaluation, is compiled once or twice.
+    # A function that first runs during training, such as an evaluation, compiles once or twice.
     by_name = {name: group for name, group in by_name.items() if len(group) >= MIN_COMPILATIONS}
     seconds = sum(compilation.seconds for group in by_name.values() for compilation in group)
     ms = 1000 * seconds / evidence.compiled_steps if evidence.compiled_steps else 0.0
@@ -147,12 +148,12 @@ def _find_recompiling(evidence: Evidence) -> StepVerdict | None:
     )
     shapes = list(dict.fromkeys(compilation.shapes for compilation in group if compilation.shapes))
     of_shapes = f", for {' then '.join(shapes[-MAX_NAMED:])}" if len(shapes) > 1 else ""
-    why = (
+    reason = (
         f"{share:.0%} of a step is compiling after the first dispatch: {name or 'a program'} "
         f"{len(group)} times{of_shapes}"
     )
     return StepVerdict(
-        "recompiling", share, why, _predict_saving(evidence, ms, "keep its shapes the same")
+        "recompiling", share, reason, _predict_saving(evidence, ms, "keep its shapes the same")
     )
 
 
@@ -163,15 +164,15 @@ def _find_data_bound(evidence: Evidence) -> StepVerdict | None:
     share = host.share(host.wait)
     if share <= WAIT_SHARE:
         return None
-    why = f"{share:.0%} of a step, {host.wait:.3g} of {host.step:.3g} ms, waits for data"
+    reason = f"{share:.0%} of a step, {host.wait:.3g} of {host.step:.3g} ms, waits for data"
     columns = sorted(loader.prepare_ms_per_step.items(), key=lambda item: -item[1])
     if columns:
-        why += f"; slowest is {columns[0][0]}, {columns[0][1]:.3g} ms a step to read"
+        reason += f"; slowest is {columns[0][0]}, {columns[0][1]:.3g} ms a step to read"
     if loader.slowest_sample is not None:
-        why += f" (worst: {loader.slowest_sample})"
+        reason += f" (worst: {loader.slowest_sample})"
     change = _predict_saving(evidence, host.wait, evidence.faster_data)
-    severe = "data-bound" if share < 0.25 else "data-bound, severely"
-    return StepVerdict(severe, share, why, change)
+    name = "data-bound" if share < 0.25 else "data-bound, severely"
+    return StepVerdict(name, share, reason, change)
 
 
 def _find_callback_bound(evidence: Evidence) -> StepVerdict | None:
@@ -182,16 +183,16 @@ def _find_callback_bound(evidence: Evidence) -> StepVerdict | None:
     if share <= CALLBACK_SHARE:
         return None
     slowest = max(calls, key=lambda call: call.ms)
-    where = f"layer {slowest.layer}" if slowest.layer else f"the {slowest.phase} phase"
+    place = f"layer {slowest.layer}" if slowest.layer else f"the {slowest.phase} phase"
     count = sum(call.calls for call in calls)
-    why = f"{share:.0%} of a step is {count:g} calls of Python from the program, in {where}"
-    what = f"compute {where} in JAX instead of the callback"
-    change = _predict_saving(evidence, ms, what)
-    return StepVerdict("callback-bound", share, why, change, layer=slowest.layer or None)
+    reason = f"{share:.0%} of a step is {count:g} calls of Python from the program, in {place}"
+    advice = f"compute {place} in JAX instead of the callback"
+    change = _predict_saving(evidence, ms, advice)
+    return StepVerdict("callback-bound", share, reason, change, layer=slowest.layer or None)
 
 
 def _find_dispatch_bound(evidence: Evidence) -> StepVerdict | None:
-    """Return a verdict if a longer sink would be faster by the measurement."""
+    """Return a verdict if the measurement found a longer sink to be faster."""
     sink = evidence.sink
     if sink is None or sink.gain < max(MIN_GAIN, 1 + 2 * sink.error):
         return None
@@ -199,29 +200,31 @@ def _find_dispatch_bound(evidence: Evidence) -> StepVerdict | None:
         # A shorter sink saves no dispatches: the machine was busy.
         return None
     share = 1 - 1 / sink.gain
-    now = "no sinks" if evidence.sink_steps is None else f"sinks of {evidence.sink_steps:,}"
-    why = f"{share:.0%} of a step of {sink.now_ms:.3g} ms is dispatching {now}"
-    what = f"{evidence.sink_key}={sink.size}"
-    what += " train.sink=true" if evidence.sink_steps is None else ""
+    current_sinks = (
+        "no sinks" if evidence.sink_steps is None else f"sinks of {evidence.sink_steps:,}"
+    )
+    reason = f"{share:.0%} of a step of {sink.now_ms:.3g} ms is dispatching {current_sinks}"
+    advice = f"{evidence.sink_key}={sink.size}"
+    advice += " train.sink=true" if evidence.sink_steps is None else ""
     # The measurement of sinks leaves out callbacks between dispatches.
     return StepVerdict(
         "dispatch-bound",
         share,
-        why,
-        PredictedChange(what, sink.step_ms, sink.gain, "measured here"),
+        reason,
+        PredictedChange(advice, sink.step_ms, sink.gain, "measured here"),
     )
 
 
 def _find_host_bound(evidence: Evidence) -> StepVerdict | None:
-    """Return a verdict if callbacks take a large share of a step between dispatches."""
+    """Return a verdict if callbacks between dispatches take a large share of a step."""
     host = evidence.host
     share = host.share(host.between)
     if share <= HOST_SHARE or not evidence.callbacks:
         return None
-    named = ", ".join(evidence.callbacks)
-    why = f"{share:.0%} of a step is the host between dispatches, with callbacks {named}"
-    what = "do less in train.callbacks"
-    return StepVerdict("host-bound", share, why, _predict_saving(evidence, host.between, what))
+    callbacks = ", ".join(evidence.callbacks)
+    reason = f"{share:.0%} of a step is the host between dispatches, with callbacks {callbacks}"
+    advice = "do less in train.callbacks"
+    return StepVerdict("host-bound", share, reason, _predict_saving(evidence, host.between, advice))
 
 
 def _find_event_bound(evidence: Evidence) -> StepVerdict | None:
@@ -233,11 +236,11 @@ def _find_event_bound(evidence: Evidence) -> StepVerdict | None:
     share = events.ms / total_ms
     if share <= EVENT_SHARE:
         return None
-    why = f"{share:.0%} of the run is {events.count:,} evaluations"
+    reason = f"{share:.0%} of the run is {events.count:,} evaluations"
     half = evidence.step_ms + events.ms / 2
-    what = "evaluate half as often, or half the samples (eval.samples)"
+    advice = "evaluate half as often, or half the samples (eval.samples)"
     return StepVerdict(
-        "event-bound", share, why, PredictedChange(what, half, total_ms / half, "counted")
+        "event-bound", share, reason, PredictedChange(advice, half, total_ms / half, "counted")
     )
 
 
@@ -250,18 +253,18 @@ def _find_converting(evidence: Evidence) -> StepVerdict | None:
         return None
     custom = evidence.precision is None
     types = "the step does" if custom else f"train.precision={evidence.precision}"
-    why = (
+    reason = (
         f"{share:.0%} of a step only converts types, {len(conversions)} operators, above all in "
         f"{_list_places(conversions)}: this device computes products in another type than {types}"
     )
-    what = "compute in float32" if custom else "train.precision=O0"
-    return StepVerdict("converting", share, why, _predict_saving(evidence, ms, what))
+    advice = "compute in float32" if custom else "train.precision=O0"
+    return StepVerdict("converting", share, reason, _predict_saving(evidence, ms, advice))
 
 
 def _find_bound(resource: Literal["memory", "compute"], evidence: Evidence) -> StepVerdict | None:
     """Return a verdict if operators that one resource limits take most of the time."""
     bound = list(_find_limited(evidence, by_memory=resource == "memory"))
-    share = _share_of_operators(evidence, bound)
+    share = _compute_operator_share(evidence, bound)
     if share < LIMITED_SHARE:
         return None
     peaks = evidence.profile.peaks
@@ -271,46 +274,46 @@ def _find_bound(resource: Literal["memory", "compute"], evidence: Evidence) -> S
     else:
         mean = _average(bound, "of_flops")
         roof = f" of {peaks.flops / 1e9:.0f} GFLOP/s" if peaks else ""
-    why = (
+    reason = (
         f"{share:.0%} of the operators' time is at {mean:.0%}{roof}; largest: {_list_places(bound)}"
     )
-    return StepVerdict(f"{resource}-bound", share, why)
+    return StepVerdict(f"{resource}-bound", share, reason)
 
 
 def _find_elementwise(evidence: Evidence) -> StepVerdict | None:
     """Return a verdict if layers without products take most of the time.
 
-    Moves in a layer with products count for the products.
+    Copies in a layer with products count as part of the products.
     """
     ops = evidence.profile.operators
     with_products = {op.layer for op in ops if op.kind.startswith(PRODUCTS)}
-    # Attention is a layer, whose products are in layers inside of it.
+    # The products of an attention layer are in its inner layers.
     with_products |= {layer.rpartition("/")[0] for layer in with_products}
     elementwise = [
         op for op in ops if op.layer not in with_products and op.phase in ("forward", "backward")
     ]
-    share = _share_of_operators(evidence, elementwise)
+    share = _compute_operator_share(evidence, elementwise)
     if share < ELEMENTWISE_SHARE:
         return None
     by_layer: dict[str, float] = defaultdict(float)
     for op in elementwise:
         by_layer[op.layer or f"({op.phase})"] += op.ms
     layer, ms = max(by_layer.items(), key=lambda item: item[1])
-    why = (
+    reason = (
         f"{share:.0%} of the operators' time is in layers without products, above all "
         f"{_list_places(elementwise)}"
     )
     change = _predict_saving(evidence, ms, f"leave out or replace layer {layer}")
-    named = None if layer.startswith("(") else layer
-    return StepVerdict("elementwise-bound", share, why, change, layer=named)
+    named_layer = None if layer.startswith("(") else layer
+    return StepVerdict("elementwise-bound", share, reason, change, layer=named_layer)
 
 
 def _name_operators(evidence: Evidence) -> StepVerdict:
     ops = evidence.profile.operators
     top = sorted(ops, key=lambda op: -op.ms)[:MAX_NAMED]
     share = evidence.host.share(sum(op.ms for op in top))
-    why = f"no limit holds for most of the step; slowest are {_list_places(top)}"
-    return StepVerdict("operators", share, why)
+    reason = f"no limit holds for most of the step; slowest are {_list_places(top)}"
+    return StepVerdict("operators", share, reason)
 
 
 RULES: tuple[Rule, ...] = (
@@ -336,15 +339,15 @@ def _find_limited(evidence: Evidence, *, by_memory: bool) -> Iterator[OperatorTi
     for op in evidence.profile.operators:
         if op.of_flops is None or op.of_bytes is None:
             continue
-        below = op.flops < peaks.ridge * op.nbytes
-        large = op.nbytes > CACHE_BYTES * op.calls
-        if by_memory and below and large and op.of_bytes > MEMORY_SHARE:
+        is_below_ridge = op.flops < peaks.ridge * op.nbytes
+        exceeds_cache = op.nbytes > CACHE_BYTES * op.calls
+        if by_memory and is_below_ridge and exceeds_cache and op.of_bytes > MEMORY_SHARE:
             yield op
         if not by_memory and op.of_flops > PEAK_SHARE:
             yield op
 
 
-def _share_of_operators(evidence: Evidence, ops: Sequence[OperatorTime]) -> float:
+def _compute_operator_share(evidence: Evidence, ops: Sequence[OperatorTime]) -> float:
     total_ms = sum(op.ms for op in evidence.profile.operators)
     return sum(op.ms for op in ops) / total_ms if total_ms else 0.0
 
@@ -356,9 +359,9 @@ def _average(ops: Sequence[OperatorTime], name: str) -> float:
 
 
 def _list_places(ops: Sequence[OperatorTime]) -> str:
-    """Return the layers, or operators outside of layers, that take longest, with their times."""
-    spent: dict[str, float] = defaultdict(float)
+    """Return the slowest layers, or operators outside of layers, with their times as text."""
+    times_ms: dict[str, float] = defaultdict(float)
     for op in ops:
-        spent[op.layer or f"{op.name} ({op.phase})"] += op.ms
-    ordered = sorted(spent.items(), key=lambda item: -item[1])[:MAX_NAMED]
+        times_ms[op.layer or f"{op.name} ({op.phase})"] += op.ms
+    ordered = sorted(times_ms.items(), key=lambda item: -item[1])[:MAX_NAMED]
     return ", ".join(f"{name} {ms:.3g} ms" for name, ms in ordered)

@@ -1,1 +1,1 @@
-"""A report of a trained run: its evaluation sample by sample, as one page and as files."""
+"""Report of a trained run: its evaluation sample by sample, as one page and as files."""

@@ -27,9 +27,9 @@ from pipeline.training.bucketing import apply_in_bucket
 from pipeline.training.step import make_network_inputs
 
 MAX_CONFUSED = 1000
-"""The most classes with a confusion matrix in a report."""
+"""Most classes of a report with a confusion matrix."""
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Of one batch: sample numbers (n,), outputs float32 (n, ..., K), labels (n, ...)."""
+"""Rows of one batch: sample numbers (n,), outputs float32 (n, ..., K), labels (n, ...)."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ClassCounts:
     """int64 (C, C) by true class (row) and predicted class; None above `MAX_CONFUSED` classes."""
 
     def ratios(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Precision, recall and F1 by class, float64 (C,); 0 if the denominator is 0."""
+        """Return precision, recall and F1 by class, float64 (C,); 0 if the denominator is 0."""
         denominators = self.predicted, self.actual, self.actual + self.predicted
         numerators = self.hits, self.hits, 2 * self.hits
         precision, recall, f1 = (
@@ -54,51 +54,54 @@ class ClassCounts:
 
     @property
     def accuracy(self) -> float:
-        """The share of labels that were predicted right."""
+        """Share of labels with a correct prediction."""
         return int(self.hits.sum()) / max(1, int(self.actual.sum()))
 
 
 @dataclass(frozen=True)
 class ClassPredictions:
-    """Samples of one class each, without those whose label is ignored; arrays are (n,)."""
+    """Predictions of samples with one class each, except ignored labels; arrays are (n,)."""
 
     samples: np.ndarray
-    """Their places in the evaluation split."""
+    """Positions of the samples in the evaluation split."""
     labels: np.ndarray
     predicted: np.ndarray
     probability: np.ndarray
-    """Of the predicted class."""
-    of_label: np.ndarray
+    """Probability of the predicted class."""
+    label_probability: np.ndarray
     """Probability of the true class."""
     in_top5: np.ndarray
     counts: ClassCounts
 
     @property
     def wrong(self) -> np.ndarray:
-        """Places in these arrays of what was predicted wrong, the least probable label first."""
+        """Indices of the wrong predictions in these arrays, the least probable label first."""
         wrong = np.flatnonzero(self.predicted != self.labels)
-        order = np.lexsort((wrong, -self.probability[wrong], self.of_label[wrong]))
+        order = np.lexsort((wrong, -self.probability[wrong], self.label_probability[wrong]))
         return wrong[order]
 
 
 @dataclass(frozen=True)
 class PositionPredictions:
-    """Samples with a class at each position, as of pixels or tokens."""
+    """Predictions of samples with a class at each position, such as a pixel or a token."""
 
     right: np.ndarray
-    """Share of each sample's valid positions that are right, float64 (n,)."""
+    """Share of correct predictions among each sample's valid positions, float64 (n,)."""
     counts: ClassCounts
 
 
 @dataclass(frozen=True)
 class NumberPredictions:
-    """Numbers (n, K), in the units of the data."""
+    """Predictions of numbers, both arrays (n, K), in the units of the data."""
 
     true: np.ndarray
     predicted: np.ndarray
 
     def figures(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """MAE, RMSE and R squared of each number, float64 (K,); R squared of a constant is 0."""
+        """Return MAE, RMSE and R squared of each number, float64 (K,).
+
+        R squared of a constant number is 0.
+        """
         errors = self.predicted - self.true
         squared = np.square(errors).mean(axis=0)
         spread = self.true.var(axis=0)
@@ -108,14 +111,14 @@ class NumberPredictions:
 
 @dataclass(frozen=True)
 class LabelPredictions:
-    """Labels of which a sample may have several: both (n, K)."""
+    """Predictions of samples that may have several labels, both arrays (n, K)."""
 
     true: np.ndarray
     probabilities: np.ndarray
 
     @property
     def predicted(self) -> np.ndarray:
-        """The labels above a probability of 0.5, bool (n, K)."""
+        """Labels with a probability above 0.5, bool (n, K)."""
         return self.probabilities > 0.5
 
     @property
@@ -138,28 +141,27 @@ def evaluate_samples(run: TrainedRun, dataset: Dataset) -> Predictions:
     targets = dataset.targets
     if (targets.task, targets.names) != (run.samples.targets.task, run.samples.targets.names):
         raise DataError(
-            f"the data has {targets}, the run was trained on {run.samples.targets}; give the data "
-            "of the run"
+            f"the data has {targets}; must have {run.samples.targets}, on which the run was trained"
         )
     fitted = run.samples.table, run.samples.text, run.samples.targets.mean, run.samples.targets.std
     if fitted != (dataset.table, dataset.text, targets.mean, targets.std):
         raise DataError(
-            "the data has other columns, tokens or units than those that the run was fitted on; "
-            "give the data of the run"
+            "the data has other columns, tokens or units; must have those on which the run was "
+            "trained"
         )
-    batches = _batches(run, dataset)
+    batches = _evaluate_batches(run, dataset)
     if targets.task == "regression":
-        return _numbers(batches, targets)
+        return _predict_numbers(batches, targets)
     if targets.task == "multi_label":
-        return _labels(batches)
+        return _predict_labels(batches)
     if dataset.label_positions:
-        return _positions(batches, len(targets), run.recipe.dataset.ignore_index)
-    return _classes(batches, len(targets), run.recipe.dataset.ignore_index)
+        return _predict_positions(batches, len(targets), run.recipe.dataset.ignore_index)
+    return _predict_classes(batches, len(targets), run.recipe.dataset.ignore_index)
 
 
-def _batches(run: TrainedRun, dataset: Dataset) -> Iterator[Rows]:
+def _evaluate_batches(run: TrainedRun, dataset: Dataset) -> Iterator[Rows]:
     order = dataset.eval_order
-    compute = _compile(run.recipe, dataset)
+    compute = _compile_network(run.recipe, dataset)
     weights = jax.device_put(dict(run.arrays))
     seed = seed_words(run.recipe.seed)
     for step in range(order.steps_per_epoch):
@@ -174,15 +176,15 @@ def _batches(run: TrainedRun, dataset: Dataset) -> Iterator[Rows]:
         yield rows[:count], np.asarray(outputs)[:count], np.asarray(labels)[:count]
 
 
-def _compile(
+def _compile_network(
     recipe: Recipe, dataset: Dataset
 ) -> Callable[[Mapping[str, Array], Batch], tuple[Array, Array]]:
-    """A function from weights and a batch to outputs (B, ..., K) and labels (B, ...)."""
+    """Compile a function from weights and a batch to outputs (B, ..., K) and labels (B, ...)."""
     features = count_encoded_features(dataset.eval_ops)
     network = build_network(recipe, len(dataset.targets), features)
     buckets = sort_buckets(recipe.dataset.buckets or ())
 
-    def outputs(weights: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
+    def compute_outputs(weights: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
         columns = apply_ops(
             jnp, dataset.eval_ops, batch.columns, batch.seed, batch.epoch, batch.sample
         )
@@ -192,19 +194,19 @@ def _compile(
         result: Any = network.apply(variables, inputs, train=False)
         return result, columns["label"]
 
-    def program(sizes: Any) -> Any:
+    def compile_for(sizes: Any) -> Any:
         return jax.jit(
             lambda weights, batch: apply_in_bucket(
-                sizes, batch, lambda cropped: outputs(weights, cropped), is_random=False
+                sizes, batch, lambda cropped: compute_outputs(weights, cropped), is_random=False
             )
         )
 
     if not buckets:
-        return program(())  # type: ignore[no-any-return]
-    programs = {bucket: program((bucket,)) for bucket in buckets}
+        return compile_for(())  # type: ignore[no-any-return]
+    programs = {bucket: compile_for((bucket,)) for bucket in buckets}
 
     def compute_by_bucket(weights: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
-        # Chosen here: labels of positions differ in shape between buckets.
+        # The host chooses the bucket, since labels of positions differ in shape between buckets.
         largest = np.asarray(batch.columns[SIZE]).max(axis=0)
         fitting = (bucket for bucket in buckets if (largest <= np.array(bucket)).all())
         return programs[next(fitting, buckets[-1])](weights, batch)  # type: ignore[no-any-return]
@@ -212,7 +214,9 @@ def _compile(
     return compute_by_bucket
 
 
-def _classes(batches: Iterator[Rows], classes: int, ignore_index: int | None) -> ClassPredictions:
+def _predict_classes(
+    batches: Iterator[Rows], classes: int, ignore_index: int | None
+) -> ClassPredictions:
     parts = []
     for rows, outputs, labels in batches:
         outputs = outputs.astype(np.float64)
@@ -220,27 +224,33 @@ def _classes(batches: Iterator[Rows], classes: int, ignore_index: int | None) ->
         if ignore_index is not None:
             valid = true != ignore_index
             rows, outputs, true = (array[valid] for array in (rows, outputs, true))
-        with np.errstate(invalid="ignore"):  # of a network that diverged
+        with np.errstate(invalid="ignore"):  # the network may have diverged
             powers = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
             probabilities = powers / powers.sum(axis=-1, keepdims=True)
         index = np.arange(len(rows))
         predicted = outputs.argmax(axis=-1)
         label_output = outputs[index, true][:, None]
-        before = np.arange(outputs.shape[-1]) < true[:, None]
-        ahead = ((outputs > label_output) | ((outputs == label_output) & before)).sum(axis=-1)
-        of_label = probabilities[index, true]
-        parts.append((rows, true, predicted, probabilities[index, predicted], of_label, ahead < 5))
+        is_earlier = np.arange(outputs.shape[-1]) < true[:, None]
+        rank = ((outputs > label_output) | ((outputs == label_output) & is_earlier)).sum(axis=-1)
+        label_probability = probabilities[index, true]
+        parts.append(
+            (rows, true, predicted, probabilities[index, predicted], label_probability, rank < 5)
+        )
     columns = [np.concatenate([part[n] for part in parts]) for n in range(6)]
-    # Buckets were evaluated in turn.
+    # Samples come by bucket; this restores the order of the split.
     order = np.argsort(columns[0], kind="stable")
-    rows, true, predicted, probability, of_label, in_top5 = (column[order] for column in columns)
+    rows, true, predicted, probability, label_probability, in_top5 = (
+        column[order] for column in columns
+    )
     if not len(rows):
-        raise DataError("all labels of the evaluation split are dataset.ignore_index")
-    counts = _count(true, predicted, classes)
-    return ClassPredictions(rows, true, predicted, probability, of_label, in_top5, counts)
+        raise DataError(
+            f"dataset.ignore_index = {ignore_index}: is every evaluation label; some must be valid"
+        )
+    counts = _count_classes(true, predicted, classes)
+    return ClassPredictions(rows, true, predicted, probability, label_probability, in_top5, counts)
 
 
-def _positions(
+def _predict_positions(
     batches: Iterator[Rows], classes: int, ignore_index: int | None
 ) -> PositionPredictions:
     shares: list[tuple[np.ndarray, np.ndarray]] = []
@@ -253,21 +263,21 @@ def _positions(
         with np.errstate(invalid="ignore"):  # a sample without a valid label has no share
             right = ((predicted == true) & valid).sum(axis=axes) / valid.sum(axis=axes)
         shares.append((rows, right))
-        counts = _count(true[valid].astype(np.int64), predicted[valid], classes)
+        counts = _count_classes(true[valid].astype(np.int64), predicted[valid], classes)
         total = counts if total is None else _add_counts(total, counts)
     assert total is not None, "a split has samples"
     order = np.argsort(np.concatenate([rows for rows, _ in shares]), kind="stable")
     return PositionPredictions(np.concatenate([share for _, share in shares])[order], total)
 
 
-def _count(labels: np.ndarray, predicted: np.ndarray, classes: int) -> ClassCounts:
+def _count_classes(labels: np.ndarray, predicted: np.ndarray, classes: int) -> ClassCounts:
     columns = labels[labels == predicted], labels, predicted
-    hits, actual, guessed = (np.bincount(column, minlength=classes) for column in columns)
+    hits, actual, predictions = (np.bincount(column, minlength=classes) for column in columns)
     confusion = None
     if classes <= MAX_CONFUSED:
         cells = np.bincount(labels * classes + predicted, minlength=classes * classes)
         confusion = cells.reshape(classes, classes)
-    return ClassCounts(hits, actual, guessed, confusion)
+    return ClassCounts(hits, actual, predictions, confusion)
 
 
 def _add_counts(first: ClassCounts, second: ClassCounts) -> ClassCounts:
@@ -282,18 +292,18 @@ def _add_counts(first: ClassCounts, second: ClassCounts) -> ClassCounts:
     )
 
 
-def _numbers(batches: Iterator[Rows], targets: Targets) -> NumberPredictions:
-    outputs, labels = _concatenate(batches)
+def _predict_numbers(batches: Iterator[Rows], targets: Targets) -> NumberPredictions:
+    outputs, labels = _concatenate_batches(batches)
     true = targets.to_data_units(labels.reshape(len(labels), -1).astype(np.float64))
     return NumberPredictions(true, targets.to_data_units(outputs.astype(np.float64)))
 
 
-def _labels(batches: Iterator[Rows]) -> LabelPredictions:
-    outputs, labels = _concatenate(batches)
+def _predict_labels(batches: Iterator[Rows]) -> LabelPredictions:
+    outputs, labels = _concatenate_batches(batches)
     return LabelPredictions(labels > 0.5, 0.5 * (1 + np.tanh(outputs.astype(np.float64) / 2)))
 
 
-def _concatenate(batches: Iterator[Rows]) -> tuple[np.ndarray, np.ndarray]:
+def _concatenate_batches(batches: Iterator[Rows]) -> tuple[np.ndarray, np.ndarray]:
     """Return outputs and labels in the order of the split."""
     parts = list(batches)
     rows, outputs, labels = (np.concatenate([part[n] for part in parts]) for n in range(3))

@@ -1,6 +1,6 @@
-"""Sections of a report about a run's origin, what was made of it, its profile and its dumps.
+"""Sections of a report about a run's lineage, its profile and its dumps.
 
-The files of profiles and dumps may come from a stranger: only plain texts and numbers are shown.
+The files of profiles and dumps may come from a stranger, so only texts and numbers are shown.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ PROFILES = ("profile.json", "profile/profile.json")
 DUMP = "dump"
 ABOUT = "dump.json"
 TABLES = ("phases", "layers")
-"""Tables of a profile that are shown."""
-MOST_PROFILES = 4
-MOST_ROWS = 30
-MOST_COLUMNS = 8
-MOST_DUMPS = 50
-MOST_FOUND = 10_000
+"""Tables of a profile that a report has."""
+MAX_PROFILES = 4
+MAX_ROWS = 30
+MAX_COLUMNS = 8
+MAX_DUMPS = 50
+MAX_DUMP_PATHS = 10_000
 
 
 def origin_sections(run_dir: Path) -> list[Section]:
-    """Return lineage, and profile and dumps if the directory has any."""
+    """Return the sections lineage, profile and dumps; the last two may be empty."""
     run = read_run(run_dir, run_dir, curves=False)
-    lineage = "From the data to what was made of the run, in the order of time."
-    dumps = list(_dumps(run_dir))
+    lineage = "From the data of the run to its exports, in the order of time."
+    dumps = list(_list_dumps(run_dir))
     return [
-        Section("Lineage", lineage, [RowTable(list(_lineage(run)))]),
-        Section("Profile", "", _profile(run_dir)),
+        Section("Lineage", lineage, [RowTable(list(_list_lineage(run)))]),
+        Section("Profile", "", _show_profile(run_dir)),
         Section("Dumps", "Tensors of a step, by layer.", [RowTable(dumps)] if dumps else []),
     ]
 
 
-def _lineage(run: RecordedRun) -> Iterator[dict[str, str]]:
-    """Rows of the origin of a run, its processes, and what was made of it."""
+def _list_lineage(run: RecordedRun) -> Iterator[dict[str, str]]:
+    """Yield rows: the origin of a run, its processes, and the exports and runs that use it."""
 
-    def row(what: str, name: str, when: str = "") -> dict[str, str]:
-        return {"what": what, "name": name, "when": when[:16].replace("T", " ")}
+    def row(kind: str, name: str, time: str = "") -> dict[str, str]:
+        return {"what": kind, "name": name, "when": time[:16].replace("T", " ")}
 
     yield row("data", " ".join(filter(None, (data_of(run), run.data))))
     if ops := ops_of(run):
@@ -62,55 +62,55 @@ def _lineage(run: RecordedRun) -> Iterator[dict[str, str]]:
         code = process.get("code")
         git = code.get("git") if isinstance(code, Mapping) else None
         commit = str(git.get("commit", ""))[:10] if isinstance(git, Mapping) else ""
-        what = "resumed" if number else "run"
+        kind = "resumed" if number else "run"
         name = run.name if not number else run.sources.get("resumed", "")
         if number and number < len(processes) - 1:
-            # The summary has the step of the newest process alone.
+            # The summary has only the step at which the newest process resumed.
             name = ""
         text = ", ".join(filter(None, (name, f"code {commit}" if commit else "")))
-        yield row(what, text, str(process.get("begun", "")))
+        yield row(kind, text, str(process.get("begun", "")))
     steps = saved_steps(run.run_dir / FOLDER)
     if steps:
         yield row("checkpoints", ", ".join(f"step {step:,}" for step in steps))
-    for made in read_descendants(run.run_dir):
-        yield row(f"{made.made} as", made.to, made.at)
+    for descendant in read_descendants(run.run_dir):
+        yield row(f"{descendant.made} as", descendant.to, descendant.at)
 
 
-def _profile(run_dir: Path) -> list[Block]:
-    """The verdict of a profile, and its tables of phases and layers."""
-    trees = filter(None, (_object(run_dir / name) for name in PROFILES))
+def _show_profile(run_dir: Path) -> list[Block]:
+    """Return the verdict of a profile, and its tables of phases and layers."""
+    trees = filter(None, (_read_object(run_dir / name) for name in PROFILES))
     tree: Mapping[str, Any] = next(trees, {})
     verdict = tree.get("verdict")
     text = verdict.get("text") if isinstance(verdict, Mapping) else None
     profiles = tree.get("profiles")
     blocks: list[Block] = [Words(text)] if isinstance(text, str) else []
-    for profile in profiles[:MOST_PROFILES] if isinstance(profiles, list) else ():
+    for profile in profiles[:MAX_PROFILES] if isinstance(profiles, list) else ():
         if isinstance(profile, Mapping):
-            blocks += _profile_blocks(profile)
+            blocks += _list_blocks(profile)
     return blocks
 
 
-def _profile_blocks(profile: Mapping[str, Any]) -> list[Block]:
+def _list_blocks(profile: Mapping[str, Any]) -> list[Block]:
     facts = [
-        f"{key.replace('_', ' ')} {_cell(profile[key])}"
+        f"{key.replace('_', ' ')} {_format_cell(profile[key])}"
         for key in ("source", "device", "batch_size", "step_ms")
         if _is_plain(profile.get(key))
     ]
-    tables = [RowTable(rows) for name in TABLES if (rows := _plain_rows(profile.get(name)))]
+    tables = [RowTable(rows) for name in TABLES if (rows := _list_plain_rows(profile.get(name)))]
     if not tables:
         return []
     return [*([Words(", ".join(facts))] if facts else []), Beside(tables)]
 
 
-def _plain_rows(value: Any) -> list[dict[str, Any]]:
-    """Rows of a table that is a list of objects."""
+def _list_plain_rows(value: Any) -> list[dict[str, Any]]:
+    """Return the rows of a table from a list of objects; other values have no rows."""
     if not isinstance(value, list):
         return []
-    rows = [item for item in value[:MOST_ROWS] if isinstance(item, Mapping)]
+    rows = [item for item in value[:MAX_ROWS] if isinstance(item, Mapping)]
     names = [str(name) for name in rows[0] if _is_plain(rows[0][name])] if rows else []
-    columns = names[:MOST_COLUMNS]
+    columns = names[:MAX_COLUMNS]
     return [
-        {name.replace("_", " "): _cell(row.get(name)) for name in columns}
+        {name.replace("_", " "): _format_cell(row.get(name)) for name in columns}
         for row in rows
         if columns
     ]
@@ -120,27 +120,29 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _dumps(run_dir: Path) -> Iterator[dict[str, str]]:
+def _list_dumps(run_dir: Path) -> Iterator[dict[str, str]]:
     root = run_dir / DUMP
-    # Steps are names of folders: 9 comes before 10.
-    there = () if root.is_symlink() else islice(root.glob(f"**/{ABOUT}"), MOST_FOUND)
-    files = sorted(there, key=lambda file: (len(str(file)), str(file)))
-    for file in files[:MOST_DUMPS]:
-        header = _object(file) or {}
+    # Folders are named by step, and shorter names come first, so that 9 comes before 10.
+    paths = () if root.is_symlink() else islice(root.glob(f"**/{ABOUT}"), MAX_DUMP_PATHS)
+    files = sorted(paths, key=lambda file: (len(str(file)), str(file)))
+    for file in files[:MAX_DUMPS]:
+        header = _read_object(file) or {}
         keys = ("step", "content", "precision", "loss", "run_loss", "stopped")
-        facts = {key: _cell(header[key]) if _is_plain(header.get(key)) else "" for key in keys}
+        facts = {
+            key: _format_cell(header[key]) if _is_plain(header.get(key)) else "" for key in keys
+        }
         yield {"dump": str(file.parent.relative_to(run_dir)), **facts}
 
 
-def _object(file: Path) -> Mapping[str, Any] | None:
-    """A JSON object; None if it can't be read."""
+def _read_object(file: Path) -> Mapping[str, Any] | None:
+    """Read a JSON object; None if it can't be read."""
     if not file.is_file():
         return None
     try:

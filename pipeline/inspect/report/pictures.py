@@ -1,4 +1,4 @@
-"""Pictures of samples: one PNG each, and a sheet of many with two lines below each."""
+"""Pictures of samples, and a sheet of pictures with two lines of text below each."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from PIL import Image, ImageDraw
 
 PICTURED_CHANNELS = (1, 3, 4)
 MAX_SIDE = 192
-"""Pixels of the longer side of a picture."""
+"""Most pixels of the longer side of a picture."""
 CELL = 128
 CAPTION = 34
 COLUMNS = 6
 GAP = 8
 MAX_LINE = 20
-"""Characters of a line below a picture of the sheet."""
+"""Most characters of a line below a picture of the sheet."""
 
 
 def can_picture(shape: Sequence[int]) -> bool:
-    """Whether samples of this shape (height, width, channels) are images that can be shown."""
+    """Whether samples of a shape (height, width, channels) can be shown as images."""
     return len(shape) == 3 and shape[-1] in PICTURED_CHANNELS and min(shape[:2]) > 1
 
 
 def picture(sample: np.ndarray) -> Image.Image:
-    """An image (H, W, C) as a picture: bytes as they are, other numbers stretched to their range.
+    """Convert an image (H, W, C) to a picture.
 
-    Bytes that all are below 32, as of scans with 4 bits a pixel, are stretched too.
+    Bytes stay as they are; other numbers are scaled so that their range becomes 0 to 255. Bytes
+    that are all below 32, such as of scans with 4 bits per pixel, are scaled too.
     """
     values = np.asarray(sample)
     if values.dtype != np.uint8 or 0 < values.max(initial=0) < 32:
@@ -41,14 +42,14 @@ def picture(sample: np.ndarray) -> Image.Image:
 
 
 def png(image: Image.Image) -> bytes:
-    """The bytes of a PNG file."""
+    """Return the bytes of a PNG file."""
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True)
     return file.getvalue()
 
 
 def sheet(pictures: Sequence[Image.Image], captions: Sequence[tuple[str, str]]) -> Image.Image:
-    """A sheet of pictures in rows, with two lines below each."""
+    """Arrange pictures in rows, with two lines of text below each."""
     columns = min(COLUMNS, len(pictures))
     rows = -(-len(pictures) // columns)
     width = columns * (CELL + GAP) + GAP
@@ -61,8 +62,8 @@ def sheet(pictures: Sequence[Image.Image], captions: Sequence[tuple[str, str]]) 
         y = GAP + row * (CELL + CAPTION + GAP)
         scale = CELL / max(image.size)
         size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-        how = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
-        scaled = image.convert("RGB").resize(size, how)
+        resampling = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
+        scaled = image.convert("RGB").resize(size, resampling)
         result.paste(scaled, (x + (CELL - scaled.width) // 2, y + (CELL - scaled.height) // 2))
         for place, (line, ink) in enumerate(zip(lines, ("#b3261e", "#1d2429"), strict=True)):
             text = line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 1]}…"

@@ -1,4 +1,4 @@
-"""Tables of a report as CSV files, one of them with a line for each sample."""
+"""Tables of a report as CSV files; predictions.csv has a line for each sample."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ MAX_CONFUSIONS = 10
 
 
 def csv_files(predictions: Predictions, targets: Targets) -> Mapping[str, str]:
-    """The CSV files of an evaluation by name. Names of classes are written as they are."""
+    """Return the texts of an evaluation's CSV files by file name."""
     names = targets.names
-    files = {PREDICTIONS: csv_text(_prediction_rows(predictions, names))}
+    files = {PREDICTIONS: csv_text(_list_predictions(predictions, names))}
     if isinstance(predictions, NumberPredictions):
         return {**files, NUMBERS: csv_text(number_rows(predictions, names))}
     if isinstance(predictions, LabelPredictions):
@@ -39,12 +39,12 @@ def csv_files(predictions: Predictions, targets: Targets) -> Mapping[str, str]:
         return {**files, LABELS: csv_text(labels)}
     files[CLASSES] = csv_text(count_rows(predictions.counts, names))
     if predictions.counts.confusion is not None:
-        files[CONFUSION] = csv_text(_matrix_rows(predictions.counts.confusion, names))
+        files[CONFUSION] = csv_text(_list_matrix_rows(predictions.counts.confusion, names))
     return files
 
 
 def count_rows(counts: ClassCounts, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Precision, recall, F1 and the number of labels of each class."""
+    """Return precision, recall, F1 and the number of labels of each class."""
     ratios = np.stack(counts.ratios(), axis=1).tolist()
     return [
         {"class": name, "precision": p, "recall": r, "f1": f1, "count": count}
@@ -53,7 +53,7 @@ def count_rows(counts: ClassCounts, names: Sequence[str]) -> list[dict[str, Any]
 
 
 def confusion_rows(counts: ClassCounts, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the most frequent confusions, the share being of the samples of the true class."""
+    """Return the most frequent confusions, as counts and as shares of the true class."""
     if counts.confusion is None:
         return []
     wrong = counts.confusion.copy()
@@ -63,17 +63,17 @@ def confusion_rows(counts: ClassCounts, names: Sequence[str]) -> list[dict[str, 
     return [
         {
             "true": names[true],
-            "predicted as": names[guess],
-            "count": int(wrong[true, guess]),
-            "of the class": f"{wrong[true, guess] / max(1, counts.actual[true]):.1%}",
+            "predicted as": names[predicted],
+            "count": int(wrong[true, predicted]),
+            "of the class": f"{wrong[true, predicted] / max(1, counts.actual[true]):.1%}",
         }
-        for true, guess in cells
-        if wrong[true, guess]
+        for true, predicted in cells
+        if wrong[true, predicted]
     ]
 
 
 def number_rows(predictions: NumberPredictions, names: Sequence[str]) -> list[dict[str, Any]]:
-    """MAE, RMSE and R squared of each number."""
+    """Return MAE, RMSE and R squared of each number."""
     figures = np.stack(predictions.figures(), axis=1).tolist()
     return [
         {"number": name, "mae": mae, "rmse": rmse, "r2": r2}
@@ -81,7 +81,7 @@ def number_rows(predictions: NumberPredictions, names: Sequence[str]) -> list[di
     ]
 
 
-def _prediction_rows(predictions: Predictions, names: Sequence[str]) -> Iterable[dict[str, Any]]:
+def _list_predictions(predictions: Predictions, names: Sequence[str]) -> Iterable[dict[str, Any]]:
     match predictions:
         case ClassPredictions():
             rows = zip(
@@ -91,35 +91,35 @@ def _prediction_rows(predictions: Predictions, names: Sequence[str]) -> Iterable
                 predictions.probability.tolist(),
                 strict=True,
             )
-            for index, label, guess, share in rows:
-                named = {"label": names[label], "prediction": names[guess]}
-                yield {"index": index, **named, "probability": f"{share:.6f}"}
+            for index, label, predicted, share in rows:
+                class_names = {"label": names[label], "prediction": names[predicted]}
+                yield {"index": index, **class_names, "probability": f"{share:.6f}"}
         case PositionPredictions():
             for index, share in enumerate(predictions.right.tolist()):
-                # Of a sample whose labels are all ignored nothing is right or wrong.
+                # The share is NaN if all labels of a sample are ignored.
                 yield {"index": index, "right": "" if math.isnan(share) else f"{share:.6f}"}
         case NumberPredictions():
             pairs = zip(predictions.true.tolist(), predictions.predicted.tolist(), strict=True)
             for index, (true, predicted) in enumerate(pairs):
-                yield {"index": index, **_pairs(names, true, predicted)}
+                yield {"index": index, **_pair_columns(names, true, predicted)}
         case LabelPredictions():
             labels = np.asarray(predictions.true, int).tolist()
-            both = zip(labels, predictions.probabilities.tolist(), strict=True)
-            for index, (true, shares) in enumerate(both):
+            samples = zip(labels, predictions.probabilities.tolist(), strict=True)
+            for index, (true, shares) in enumerate(samples):
                 rounded = [f"{share:.6f}" for share in shares]
-                yield {"index": index, **_pairs(names, true, rounded, "probability of")}
+                yield {"index": index, **_pair_columns(names, true, rounded, "probability of")}
 
 
-def _pairs(
-    names: Sequence[str], true: Sequence[Any], predicted: Sequence[Any], of: str = "predicted"
+def _pair_columns(
+    names: Sequence[str], true: Sequence[Any], predicted: Sequence[Any], prefix: str = "predicted"
 ) -> dict[str, Any]:
-    """Two columns for each name: its true value, and the predicted one."""
+    """Return two columns for each name: the true value and the predicted value."""
     columns = zip(names, true, predicted, strict=True)
-    return {key: v for name, a, b in columns for key, v in ((name, a), (f"{of} {name}", b))}
+    return {key: v for name, a, b in columns for key, v in ((name, a), (f"{prefix} {name}", b))}
 
 
-def _matrix_rows(confusion: np.ndarray, names: Sequence[str]) -> Iterable[dict[str, Any]]:
-    # The first column could have the name of a class, and a mapping has each key once.
+def _list_matrix_rows(confusion: np.ndarray, names: Sequence[str]) -> Iterable[dict[str, Any]]:
+    # The prefix keeps columns apart from `true`, which may be the name of a class.
     header = [f"predicted {name}" for name in names]
     for name, counts in zip(names, confusion.tolist(), strict=True):
         yield {"true": name, **dict(zip(header, counts, strict=True))}

@@ -1,4 +1,4 @@
-"""Report of a run: what its checkpoint predicts of the evaluation split, as a page and as files."""
+"""Report of a run: the predictions of its checkpoint for the evaluation split, as files."""
 
 from __future__ import annotations
 
@@ -66,26 +66,26 @@ MISTAKES = "mistakes.png"
 CHARTS = ("loss.svg", "metric.svg", "learning_rate.svg", "scatter.svg", "residuals.svg")
 REPORT_FILES = (PAGE, MISTAKES, PREDICTIONS, CLASSES, CONFUSION, NUMBERS, LABELS, *CHARTS)
 KIND = "report"
-"""Kind of the page, by which a report is recognized."""
+"""Kind of the page, which marks it as a report."""
 MAX_MISTAKES = 36
-MAX_MATRIX = 30
-"""Classes of a confusion matrix on the page."""
-MAX_SCATTERED = 4
-"""Numbers with a chart each."""
+MAX_MATRIX_CLASSES = 30
+"""Most classes of a confusion matrix on the page."""
+MAX_SCATTER_CHARTS = 4
+"""Most numbers with a chart."""
 ORDERS: Mapping[type, str] = {
     ClassPredictions: "the least probable truth",
     PositionPredictions: "the largest wrong share",
     NumberPredictions: "the largest error, as a share of the number's standard deviation,",
     LabelPredictions: "the most wrong labels",
 }
-"""The first of the worst predictions, in words."""
+"""Order of the worst predictions: a text for what comes first."""
 HEADLINES = ("accuracy", "micro_f1", "r2")
-"""Metrics of which the first that there is has a chart."""
+"""Metrics for the chart, by priority: the first that the run logged is drawn."""
 
 
 @dataclass(frozen=True)
 class WorstSample:
-    """A sample and what is wrong about its prediction."""
+    """A sample with a wrong prediction; both texts are captions."""
 
     index: int
     predicted: str
@@ -97,31 +97,34 @@ def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[s
 
     `source` is a run directory or one of its checkpoints. Returns the path of the page and the main
     figures. Files of an earlier report are replaced. Raises DataError if the run or its data can't
-    be read, RecipeError if its recipe is no longer valid, RunError if the disk refuses.
+    be read, RecipeError if its recipe is no longer valid, and RunError if a file can't be written.
     """
     run_dir = find_run_dir(source)
     if run_dir is None:
-        raise DataError(f"{source}: is no run directory; it holds no {RECIPE}")
+        raise DataError(f"{source}: isn't a run directory; it has no {RECIPE}")
     if out is None:
         require_real_trees(run_dir, (REPORT,))
     elif _holds_other_files(out):
-        raise DataError(f"{out}: holds something else than a report; name another folder")
+        raise DataError(f"{out}: must be an empty folder or an earlier report")
     folder = run_dir / REPORT if out is None else out
     run = read_trained_run(source)
     steps = read_arrays(run_dir / METRICS)
     evaluations = read_arrays(run_dir / EVALS)
     dataset = load_data(run.recipe, Reporter(console=Console(file=io.StringIO())))
     predictions = evaluate_samples(run, dataset)
-    charts = _charts(steps, evaluations, predictions, dataset.targets.names)
-    worst = _picture_samples(list(_worst(predictions, dataset.targets.names)), dataset)
-    figures = _figures(predictions, len(dataset.eval))
+    charts = _draw_charts(steps, evaluations, predictions, dataset.targets.names)
+    worst = _picture_samples(list(_list_worst_samples(predictions, dataset.targets.names)), dataset)
+    figures = _format_figures(predictions, len(dataset.eval))
     recipe = run.recipe
     page = Page(
         KIND,
         f"{recipe.name}: report",
         f"{recipe.model.name} on {recipe.dataset.name}, {run.step:,} steps; evaluated on the "
         f"{len(dataset.eval):,} samples of its evaluation split.",
-        [*_sections(predictions, dataset.targets.names, charts, worst), *origin_sections(run_dir)],
+        [
+            *_make_sections(predictions, dataset.targets.names, charts, worst),
+            *origin_sections(run_dir),
+        ],
         figures,
         f"Checkpoint of step {run.step:,}. Every prediction is in {PREDICTIONS}.",
     )
@@ -131,12 +134,12 @@ def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[s
         files[MISTAKES] = png(
             sheet([image for _, image in worst], [(w.predicted, w.label) for w, _ in worst])
         )
-    _write(folder, {**files, PAGE: render_page(page)})
+    _replace_files(folder, {**files, PAGE: render_page(page)})
     return folder / PAGE, figures
 
 
 def _holds_other_files(folder: Path) -> bool:
-    """Whether a folder is there that holds anything but an earlier report."""
+    """Whether a path exists that is neither an empty folder nor an earlier report."""
     if not folder.exists():
         return False
     if not folder.is_dir():
@@ -151,8 +154,8 @@ def _holds_other_files(folder: Path) -> bool:
         return GENERATOR.format(KIND).encode() not in file.read(4096)
 
 
-def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    """Replace the files of a report, its page last, and remove an earlier report's."""
+def _replace_files(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """Replace the files of an earlier report; the page is written last."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in REPORT_FILES:
@@ -160,18 +163,18 @@ def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:
         for name, content in files.items():
             write_whole(folder / name, content)
     except OSError as error:
-        where = error.filename or folder
-        raise RunError(f"{where}: can't be written: {error.strerror}") from error
+        path = error.filename or folder
+        raise RunError(f"{path}: can't be written: {error.strerror}") from error
 
 
-def _figures(predictions: Predictions, count: int) -> dict[str, str]:
-    """The main figures by name, as text."""
+def _format_figures(predictions: Predictions, count: int) -> dict[str, str]:
+    """Return the main figures by name, as text."""
     samples = {"samples": f"{count:,}"}
     match predictions:
         case ClassPredictions():
             counts = predictions.counts
             with np.errstate(divide="ignore"):
-                loss = -np.log(predictions.of_label).mean()
+                loss = -np.log(predictions.label_probability).mean()
             top5 = {"top 5": f"{predictions.in_top5.mean():.4f}"} if len(counts.hits) > 5 else {}
             return {
                 "accuracy": f"{counts.accuracy:.4f}",
@@ -197,30 +200,34 @@ def _figures(predictions: Predictions, count: int) -> dict[str, str]:
         case LabelPredictions():
             exact = (predictions.true == predictions.predicted).all(axis=1).mean()
             counts = predictions.counts
-            both = int(counts.actual.sum() + counts.predicted.sum())
+            label_count = int(counts.actual.sum() + counts.predicted.sum())
             return {
                 "exact match": f"{exact:.4f}",
-                "micro F1": f"{2 * int(counts.hits.sum()) / max(1, both):.4f}",
+                "micro F1": f"{2 * int(counts.hits.sum()) / max(1, label_count):.4f}",
                 "macro F1": f"{counts.ratios()[2].mean():.4f}",
                 **samples,
             }
 
 
-def _charts(
+def _draw_charts(
     steps: Mapping[str, np.ndarray],
     evaluations: Mapping[str, np.ndarray],
     predictions: Predictions,
     names: Sequence[str],
 ) -> dict[str, Drawing]:
-    """The charts of a report by the names of their files."""
+    """Draw the charts of a report; return them by file name."""
     charts: dict[str, Drawing | None] = {
-        "loss.svg": curve_chart("loss", _both("loss", steps, evaluations)),
-        "learning_rate.svg": curve_chart("learning rate", _curves("rate", steps, "learning_rate")),
+        "loss.svg": curve_chart("loss", _list_train_and_eval_curves("loss", steps, evaluations)),
+        "learning_rate.svg": curve_chart(
+            "learning rate", _list_curves("rate", steps, "learning_rate")
+        ),
     }
     for name in HEADLINES:
         if name in evaluations:
             title = HEADS.get(name, name.replace("_", " "))
-            charts["metric.svg"] = curve_chart(title, _both(name, steps, evaluations))
+            charts["metric.svg"] = curve_chart(
+                title, _list_train_and_eval_curves(name, steps, evaluations)
+            )
             break
     if isinstance(predictions, NumberPredictions):
         true = predictions.true[:, 0]
@@ -231,33 +238,33 @@ def _charts(
     return {name: chart for name, chart in ordered if chart is not None}
 
 
-def _both(
+def _list_train_and_eval_curves(
     name: str, steps: Mapping[str, np.ndarray], evaluations: Mapping[str, np.ndarray]
 ) -> list[Curve]:
-    """The curves of a metric in training and in evaluation."""
-    train = _curves("train", steps, name)
-    in_evaluation = _curves("train", evaluations, f"train_{name}", marked=True)
-    return [*(train or in_evaluation), *_curves("eval", evaluations, name, marked=True)]
+    """Return the curves of a metric in training and in evaluation."""
+    train = _list_curves("train", steps, name)
+    in_evaluation = _list_curves("train", evaluations, f"train_{name}", marked=True)
+    return [*(train or in_evaluation), *_list_curves("eval", evaluations, name, marked=True)]
 
 
-def _curves(
+def _list_curves(
     label: str, log: Mapping[str, np.ndarray], name: str, *, marked: bool = False
 ) -> list[Curve]:
     return [Curve(label, log["step"], log[name], marked)] if name in log else []
 
 
-def _worst(predictions: Predictions, names: Sequence[str]) -> Iterator[WorstSample]:
-    """The samples with the worst predictions, the worst first."""
+def _list_worst_samples(predictions: Predictions, names: Sequence[str]) -> Iterator[WorstSample]:
+    """Yield the samples with the worst predictions, the worst first."""
     match predictions:
         case ClassPredictions():
             for row in predictions.wrong[:MAX_MISTAKES].tolist():
-                guess = predictions.predicted[row]
+                predicted = predictions.predicted[row]
                 true = predictions.labels[row]
                 share = predictions.probability[row]
-                present = predictions.of_label[row]
+                label_share = predictions.label_probability[row]
                 index = int(predictions.samples[row])
-                label = f"is {names[true]} ({present:.1%})"
-                yield WorstSample(index, f"{names[guess]} ({share:.0%})", label)
+                label = f"is {names[true]} ({label_share:.1%})"
+                yield WorstSample(index, f"{names[predicted]} ({share:.0%})", label)
         case PositionPredictions():
             for index in np.argsort(predictions.right, kind="stable")[:MAX_MISTAKES].tolist():
                 share = predictions.right[index]
@@ -268,9 +275,9 @@ def _worst(predictions: Predictions, names: Sequence[str]) -> Iterator[WorstSamp
             scaled = errors / np.maximum(predictions.true.std(axis=0), 1e-30)
             for index in np.argsort(-scaled.max(axis=1), kind="stable")[:MAX_MISTAKES].tolist():
                 column = int(scaled[index].argmax())
-                guess = predictions.predicted[index, column]
+                predicted = predictions.predicted[index, column]
                 true = predictions.true[index, column]
-                text = f"{names[column]} {guess:.4g}" if len(names) > 1 else f"{guess:.4g}"
+                text = f"{names[column]} {predicted:.4g}" if len(names) > 1 else f"{predicted:.4g}"
                 yield WorstSample(index, text, f"is {true:.4g}")
         case LabelPredictions():
             wrong = predictions.true != predictions.predicted
@@ -282,17 +289,21 @@ def _worst(predictions: Predictions, names: Sequence[str]) -> Iterator[WorstSamp
                 labels = list(
                     zip(names, wrong[index].tolist(), predictions.true[index].tolist(), strict=True)
                 )
-                more = [f"+{name}" for name, is_wrong, true in labels if is_wrong and not true]
-                less = [f"-{name}" for name, is_wrong, true in labels if is_wrong and true]
-                present = [name for name, _, true in labels if true]
-                label = f"is {', '.join(present) or 'none'}"
-                yield WorstSample(index, ", ".join([*more, *less]), label)
+                false_positives = [
+                    f"+{name}" for name, is_wrong, true in labels if is_wrong and not true
+                ]
+                false_negatives = [
+                    f"-{name}" for name, is_wrong, true in labels if is_wrong and true
+                ]
+                true_labels = [name for name, _, true in labels if true]
+                label = f"is {', '.join(true_labels) or 'none'}"
+                yield WorstSample(index, ", ".join([*false_positives, *false_negatives]), label)
 
 
 def _picture_samples(
     worst: Sequence[WorstSample], dataset: Dataset
 ) -> list[tuple[WorstSample, Any]]:
-    """The samples with their pictures; none if samples aren't images."""
+    """Return the samples with their pictures; none if samples aren't images."""
     column = dataset.eval.columns["image"]
     if not worst or not can_picture(column.shape[1:]):
         return []
@@ -300,7 +311,7 @@ def _picture_samples(
     return [(sample, picture(image)) for sample, image in zip(worst, images, strict=True)]
 
 
-def _sections(
+def _make_sections(
     predictions: Predictions,
     names: Sequence[str],
     charts: Mapping[str, Drawing],
@@ -308,33 +319,34 @@ def _sections(
 ) -> list[Section]:
     """Return the sections about training and predictions."""
     samples = [
-        Sample(png(image), one.predicted, one.label, f"sample {one.index}") for one, image in worst
+        Sample(png(image), sample.predicted, sample.label, f"sample {sample.index}")
+        for sample, image in worst
     ]
-    mistakes = (
-        f"What the network said, in colour, and what is true; {ORDERS[type(predictions)]} first."
-    )
+    mistakes = f"The prediction, in colour, and the truth; {ORDERS[type(predictions)]} first."
     training = [charts[name] for name in CHARTS[:3] if name in charts]
     return [
         Section("Training", "", [Charts(training)] if training else []),
-        *_task_sections(predictions, names),
+        *_make_task_sections(predictions, names),
         Section("Worst predictions", mistakes, [SampleGrid(samples)] if samples else []),
     ]
 
 
-def _task_sections(predictions: Predictions, names: Sequence[str]) -> list[Section]:
+def _make_task_sections(predictions: Predictions, names: Sequence[str]) -> list[Section]:
     match predictions:
         case ClassPredictions() | PositionPredictions():
-            return _class_sections(predictions.counts, names)
+            return _make_class_sections(predictions.counts, names)
         case LabelPredictions():
             caption = "Predicted where the probability is above 0.5."
             return [Section("Labels", caption, [RowTable(count_rows(predictions.counts, names))])]
         case NumberPredictions():
             drawings: list[Drawing | None] = []
-            for column, name in enumerate(names[:MAX_SCATTERED]):
+            for column, name in enumerate(names[:MAX_SCATTER_CHARTS]):
                 true = predictions.true[:, column]
-                guess = predictions.predicted[:, column]
-                drawings.append(scatter_chart(f"{name}: predicted", true, guess))
-                drawings.append(histogram(f"{name}: residuals", guess - true, "predicted - true"))
+                predicted = predictions.predicted[:, column]
+                drawings.append(scatter_chart(f"{name}: predicted", true, predicted))
+                drawings.append(
+                    histogram(f"{name}: residuals", predicted - true, "predicted - true")
+                )
             charts = [chart for chart in drawings if chart is not None]
             pairs = [Charts(charts, pairs=True)] if charts else []
             return [
@@ -343,14 +355,14 @@ def _task_sections(predictions: Predictions, names: Sequence[str]) -> list[Secti
             ]
 
 
-def _class_sections(counts: ClassCounts, names: Sequence[str]) -> list[Section]:
+def _make_class_sections(counts: ClassCounts, names: Sequence[str]) -> list[Section]:
     rows = count_rows(counts, names)
     order = "in the order of their labels"
     if len(rows) > MAX_ROWS:
         rows.sort(key=lambda row: row["f1"])
         order = f"the {MAX_ROWS} with the lowest F1; all in {CLASSES}"
     blocks: list[Block] = []
-    if counts.confusion is not None and len(names) <= MAX_MATRIX:
+    if counts.confusion is not None and len(names) <= MAX_MATRIX_CLASSES:
         blocks.append(Matrix(names, counts.confusion.tolist()))
     if mistakes := confusion_rows(counts, names):
         blocks.append(RowTable(mistakes))

@@ -1,4 +1,4 @@
-"""Groups of recipes that one compiled program can train, and the keys that keep others apart."""
+"""Groups of recipes that one compiled program can train, and the keys that separate groups."""
 
 from __future__ import annotations
 
@@ -18,31 +18,30 @@ HOST_KEYS = (
     *("eval.every_steps", "eval.every_passes"),
     *("train.resume", "train.resume_changed", "train.callbacks", "train.dispatch_seconds"),
 )
-"""Keys, or sections of keys, that no compiled program depends on."""
+"""Keys and sections on which no compiled program depends."""
 ARGUMENT_KEYS = ("train.optimizer.lr", "train.schedule", "seed")
-"""Keys whose values every training program takes as arguments: its table of learning rates, and
-the seed."""
+"""Keys whose values are arguments of every training program: its learning rates and the seed."""
 INITIAL = ("model.init",)
-"""Keys that only the program of initialisation depends on, which is small."""
+"""Keys on which only the small program of the initialization depends."""
 NUMBERS = ("train.optimizer", "train.loss", "train.clip", "train.ema.decay")
-"""Sections whose numbers become arguments of the program if runs differ in them."""
+"""Sections whose numbers become arguments of the program if they differ between runs."""
 CAN_VARY = (
     "seed, train.optimizer.lr, train.schedule, factors and schedules of train.lr_rules, model.init,"
     " numbers of train.optimizer, train.loss, train.clip and train.ema.decay"
 )
 
 ProgramKey = tuple[tuple[str, str], ...]
-"""Values of the keys that are compiled, as JSON: the same for recipes of one program."""
+"""Keys that are compiled, with their values as JSON; equal for recipes that share a program."""
 
 
 def program_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> ProgramKey:
-    """The program that a recipe needs; numbers of `compiled_in` are part of it."""
+    """Return the key of a recipe's program, which includes the numbers of `compiled_in`."""
     numbers = numbers_of(recipe, compiled_in)
     imported = isinstance(recipe.model, ImportedModelSpec | TorchModule)
     entries = []
     for key, value in flatten_tree(recipe.model_dump(mode="json")):
         if key in numbers:
-            # A number that is 0 is often left out of what is computed.
+            # The computation is often left out if a number is 0.
             entries.append((key, "0" if numbers[key] == 0 else "a number"))
         elif not _is_free(key) or (imported and _is_below(key, ("seed", *INITIAL))):
             entries.append((key, json.dumps(value)))
@@ -50,19 +49,19 @@ def program_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> ProgramKey:
 
 
 def numbers_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> dict[str, float]:
-    """The numbers of a recipe by key that a program may take as arguments."""
-    left = set(compiled_in)
+    """Return the numbers of a recipe by key that may be arguments of its program."""
+    excluded = set(compiled_in)
     return {
         key: float(value)
         for key, value in flatten_tree(recipe.model_dump(mode="python"))
-        if isinstance(value, float) and _is_number(key) and key not in left
+        if isinstance(value, float) and _is_number(key) and key not in excluded
     }
 
 
 def group_recipes(
     recipes: Mapping[str, Recipe], compiled_in: Iterable[str] = ()
 ) -> dict[ProgramKey, list[str]]:
-    """The names of recipes by the program that they share, in their order."""
+    """Return the names of recipes by the program that they share."""
     groups: dict[ProgramKey, list[str]] = {}
     for name, recipe in recipes.items():
         groups.setdefault(program_of(recipe, compiled_in), []).append(name)
@@ -70,22 +69,24 @@ def group_recipes(
 
 
 def find_differing_keys(programs: Iterable[ProgramKey]) -> list[str]:
-    """The keys in which programs differ."""
+    """Return the keys in which programs differ."""
     values = list(map(dict, programs))
     keys = dict.fromkeys(key for program in values for key in program)
     return [key for key in keys if len({program.get(key, ABSENT) for program in values}) > 1]
 
 
 def require_population(recipes: Mapping[str, Recipe], groups: Mapping[ProgramKey, Any]) -> None:
-    """Raise RecipeError if no two of several recipes share a program, with the keys in the way, or
-    if one can't be a member."""
+    """Raise RecipeError if no two of several recipes share a program, or if one can't be a member.
+
+    The error names the keys that differ.
+    """
     require_members(recipes.values())
     if len(recipes) > 1 and len(groups) == len(recipes):
         keys = ", ".join(find_differing_keys(groups))
         raise RecipeError(
             [
                 f"hydra.sweeper.vectorize: no two of {len(recipes)} jobs can share a program: they "
-                f"differ in {keys}, which is compiled; what can vary within one: {CAN_VARY}"
+                f"differ in {keys}; must differ only in {CAN_VARY}"
             ]
         )
 
@@ -112,7 +113,7 @@ def require_members(recipes: Iterable[Recipe]) -> None:
 
 
 def flatten_tree(tree: Any, key: str = "") -> list[tuple[str, Any]]:
-    """The leaves of a recipe's tree by dotted key; an empty section or list is one."""
+    """Return the leaves of a recipe's tree by dotted key; an empty section or list is a leaf."""
     if isinstance(tree, Mapping) and tree:
         items: Sequence[tuple[Any, Any]] = list(tree.items())
     elif isinstance(tree, list | tuple) and tree:
@@ -121,8 +122,8 @@ def flatten_tree(tree: Any, key: str = "") -> list[tuple[str, Any]]:
         return [(key, tree)]
     return [
         leaf
-        for name, inner in items
-        for leaf in flatten_tree(inner, f"{key}.{name}" if key else str(name))
+        for name, value in items
+        for leaf in flatten_tree(value, f"{key}.{name}" if key else str(name))
     ]
 
 
@@ -135,9 +136,9 @@ def _is_free(key: str) -> bool:
 
 
 def _is_number(key: str) -> bool:
-    # Numbers in lists are left to the program: few sweep them.
-    listed = any(part.isdigit() for part in key.split("."))
-    return _is_below(key, NUMBERS) and key != "train.optimizer.lr" and not listed
+    # Numbers in lists are compiled, since they are rarely swept.
+    is_in_list = any(part.isdigit() for part in key.split("."))
+    return _is_below(key, NUMBERS) and key != "train.optimizer.lr" and not is_in_list
 
 
 def _is_below(key: str, sections: Iterable[str]) -> bool:

@@ -1,7 +1,7 @@
-"""The program that the runs of a group share, lowered and compiled once, by the first run.
+"""Program that the runs of a group share; the first run lowers and compiles it.
 
-Differences between runs are its arguments: the state, the order of samples, the seed, the learning
-rates and the constants that vary. So each run computes what it computes alone.
+The differences between runs are its arguments: the state, the order of samples, the seed, the
+learning rates and the constants that vary. So a run has the same results as without the group.
 """
 
 from __future__ import annotations
@@ -49,28 +49,28 @@ class Places:
     is_asked: bool = False
 
     def require_room(self, each_bytes: int) -> None:
-        """Raise RunError if runs of `each_bytes` don't fit into memory at once."""
+        """Raise RunError if runs that need `each_bytes` each don't fit into memory at once."""
         available = available_bytes()
         if self.count * each_bytes <= available:
             return
-        fitting = max(1, available // each_bytes)
+        max_count = max(1, available // each_bytes)
         key = f"hydra.sweeper.vectorize = {self.count if self.is_asked else 'true'}"
         raise RunError(
-            f"{key}: {self.count} runs at once would take {self.count * each_bytes / 1e9:,.1f} GB "
-            f"of memory, {available / 1e9:,.1f} GB are available here; {fitting} at once fit: "
-            f"hydra.sweeper.vectorize={fitting}"
+            f"{key}: {self.count} runs at once need {self.count * each_bytes / 1e9:,.1f} GB of "
+            f"memory, and {available / 1e9:,.1f} GB are available; "
+            f"hydra.sweeper.vectorize={max_count} fits"
         )
 
 
 @dataclass(frozen=True)
 class _Compiled:
-    """Programs and arguments that the first run of a group has made."""
+    """Programs and arguments from the first run of a group."""
 
     recipe: Recipe
     step_config: StepConfig
     single_steps: bool
     lowerings: str | None
-    """The file of its run directory; None if the network has no choice."""
+    """Content of the file of lowerings in its run directory; None without a file."""
     programs: Programs
     report: CompileReport
     rates: jax.Array
@@ -80,9 +80,9 @@ class _Compiled:
 
 @dataclass(eq=False)
 class SharedProgram:
-    """The program of a group of runs; `members` are the numbers of each that may vary.
+    """The program of a group of runs; `members` are the numbers that may vary, of each run.
 
-    Safe from several threads: the first builds, and the others wait.
+    Several threads may use it: the first compiles the program, and the others wait.
     """
 
     members: Sequence[Values]
@@ -90,11 +90,11 @@ class SharedProgram:
     _lock: Lock = field(default_factory=Lock)
     _compiled: _Compiled | None = None
     refused: CompiledInError | None = None
-    """Why these runs can't share a program, once that is known."""
+    """Error that shows that these runs can't share a program; None so far."""
     _inits: dict[str, Callable[..., TrainState]] = field(default_factory=dict)
 
     def serves(self, numbers: Values) -> bool:
-        """Whether the program, if it is compiled already, also fits a run with these numbers."""
+        """Whether a run with some numbers can use the program."""
         if self._compiled is None:
             return numbers in self.members
         tracer = self._compiled.shared.tracer
@@ -111,44 +111,44 @@ class SharedProgram:
     ) -> CompiledRun:
         """Return a run with its lowered step and the shared program.
 
-        A resumed run that was lowered in another way, or a run that only compiles, gets separate
-        programs. Raises CompiledInError if numbers of the runs decide what is compiled.
+        A resumed run with other lowerings, and a run that only compiles, have separate programs.
+        Raises CompiledInError if numbers of the runs decide what is compiled.
         """
         if not {"train", "eval"} & set(recipe.stages):
             return lower_and_compile(context, recipe, dataset, built, backend)
         with record_time(context.summary, "compile_s"):
-            opened = self._open(context, dataset, built, backend)
+            opened = self._open_programs(context, dataset, built, backend)
         if opened is None:
-            line = "not as the other runs of the sweep: programs of its own"
+            line = "other lowerings than the other runs of the sweep, so separate programs"
             context.reporter.stage("lower", line)
             return lower_and_compile(context, recipe, dataset, built, backend)
         lowered, executable = opened
         return CompiledRun(context, dataset, lowered, backend, executable)
 
-    def _open(
+    def _open_programs(
         self, context: RunContext, dataset: Dataset, built: Built, backend: Backend
     ) -> tuple[Built, XlaExecutable] | None:
-        """Return a run's lowered step and its programs; None if it was lowered in another way."""
+        """Return a run's lowered step and its programs; None if it has other lowerings."""
         with self._lock:
             if self.refused is not None:
                 raise self.refused
             try:
                 if self._compiled is None:
-                    self._compiled = self._compile(context, dataset, built, backend)
+                    self._compiled = self._compile_programs(context, dataset, built, backend)
                 compiled = self._compiled
-                lowered = _with_group_lowerings(built, compiled)
-                step = _step_alone(context.recipe, lowered)
+                lowered = _apply_group_lowerings(built, compiled)
+                step = _make_single_step(context.recipe, lowered)
                 constants = compiled.shared.arguments_of(numbers_of(context.recipe), step)
             except CompiledInError as error:
                 self.refused = error
                 raise
-            init = self._init_of(context.recipe, lowered, compiled, backend)
+            init = self._get_init(context.recipe, lowered, compiled, backend)
         file = context.run_dir / LOWERINGS
         if file.exists():
             if read_text(file, MAX_LOWERINGS_BYTES) != compiled.lowerings:
                 return None
         elif compiled.lowerings is not None:
-            # A resumed run reads them there.
+            # The run reads them there when it is resumed.
             write_whole(file, compiled.lowerings)
         inputs = make_compile_inputs(context.recipe, dataset, lowered, backend, context.reporter)
         programs = Programs(init, compiled.programs.train, compiled.programs.evaluate)
@@ -163,34 +163,34 @@ class SharedProgram:
         executable.set_learning_rates(inputs.learning_rates)
         return lowered, executable
 
-    def _compile(
+    def _compile_programs(
         self, context: RunContext, dataset: Dataset, built: Built, backend: Backend
     ) -> _Compiled:
         recipe = context.recipe
         reporter = context.reporter
-        # Written at once: the group's lowerings are read from there below.
+        # The group's lowerings are written into the run directory and read from there below.
         folder = RunFolder(context.run_dir, ranks=context.ranks)
         lowered = lower(recipe, dataset, built, backend, folder, reporter)
         inputs = make_compile_inputs(recipe, dataset, lowered, backend, reporter)
 
-        def make(varied: Recipe) -> TrainStep:
-            with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        def make_step(varied: Recipe) -> TrainStep:
+            with open(os.devnull, "w", encoding="utf-8") as null_file:
                 step_config = build(
-                    varied, dataset, Reporter(None, Console(file=nowhere))
+                    varied, dataset, Reporter(None, Console(file=null_file))
                 ).step_config
             step_config = replace(step_config, network=lowered.step_config.network)
-            return _step_alone(recipe, replace(lowered, step_config=step_config))
+            return _make_single_step(recipe, replace(lowered, step_config=step_config))
 
-        shared = share_step(recipe, self.members, make, inputs)
+        shared = share_step(recipe, self.members, make_step, inputs)
         constants = shared.arguments_of(numbers_of(recipe), inputs.step)
         inputs = replace(inputs, step=shared.step, constants=constants)
         executable = compile_to_executable(inputs, recipe, backend, reporter)
         assert type(executable) is XlaExecutable
-        temporary = max(program.temporary_bytes for program in executable.report.programs)
-        # A state, and the copy of it that a checkpoint takes.
-        states = 2 * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(built.state))
+        temporary_bytes = max(program.temporary_bytes for program in executable.report.programs)
+        # A state, and its copy for a checkpoint.
+        state_bytes = 2 * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(built.state))
         data_bytes = inputs.train.device_bytes + inputs.eval.device_bytes
-        self.places.require_room(states + temporary + data_bytes)
+        self.places.require_room(state_bytes + temporary_bytes + data_bytes)
         file = context.run_dir / LOWERINGS
         lowerings = read_text(file, MAX_LOWERINGS_BYTES) if file.exists() else None
         inputs.train.close()
@@ -206,12 +206,12 @@ class SharedProgram:
             shared,
         )
 
-    def _init_of(
+    def _get_init(
         self, recipe: Recipe, built: Built, compiled: _Compiled, backend: Backend
     ) -> Callable[..., TrainState]:
-        """The program of a run's initialisation: the first run's, if it is the same."""
-        values = _initial_values(recipe, compiled.shared)
-        if values == _initial_values(compiled.recipe, compiled.shared):
+        """Return the program of a run's initialization: the first run's program if it is equal."""
+        values = _list_initial_values(recipe, compiled.shared)
+        if values == _list_initial_values(compiled.recipe, compiled.shared):
             return compiled.programs.init
         if values not in self._inits:
             seed = backend.placement.put(built.seed)
@@ -221,12 +221,12 @@ class SharedProgram:
         return self._inits[values]
 
 
-def _step_alone(recipe: Recipe, built: Built) -> TrainStep:
+def _make_single_step(recipe: Recipe, built: Built) -> TrainStep:
     return (recompute_blocks(built) if recipe.train.remat == "blocks" else built).step
 
 
-def _initial_values(recipe: Recipe, shared: SharedStep) -> str:
-    """The values of keys, as text, that the initial state depends on besides the seed."""
+def _list_initial_values(recipe: Recipe, shared: SharedStep) -> str:
+    """Return, as text, the values besides the seed on which the initial state depends."""
     leaves = dict(flatten_tree(recipe.model.init.model_dump(mode="json")))
     numbers: Mapping[str, Any] = {}
     if not shared.draws_alike:
@@ -235,9 +235,8 @@ def _initial_values(recipe: Recipe, shared: SharedStep) -> str:
     return repr((sorted(leaves.items()), sorted(numbers.items())))
 
 
-def _with_group_lowerings(built: Built, compiled: _Compiled) -> Built:
-    """Return the step of a run with the layers of its group's network, and the run's
-    initialisation."""
+def _apply_group_lowerings(built: Built, compiled: _Compiled) -> Built:
+    """Return the step of a run with the lowerings of its group; the initialization stays."""
     network = built.step_config.network
     shared = compiled.step_config
     fields = [name for name in ("policy", "layout") if hasattr(network, name)]

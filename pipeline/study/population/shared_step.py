@@ -1,9 +1,8 @@
-"""One step for several runs, which takes the constants that they differ in as arguments.
+"""One step for several runs; the constants in which the runs differ are its arguments.
 
-The steps of runs that differ in numbers of the recipe are traced, and their equations compared.
-Steps that differ in constants alone share a program; if the equations differ, a number decides what
-is compiled. A run passes the constants of its trace to the program: the constants of its program if
-it ran alone.
+The steps of runs that differ in numbers of the recipe are traced, and their equations compared. If
+only constants differ, the steps share a program. If equations differ, a number decides what is
+compiled. A run passes the constants of its trace, which its own program would have.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ Arguments = tuple[np.ndarray, ...]
 
 
 class CompiledInError(ValueError):
-    """Numbers that decide what is compiled; `keys` are of the recipe."""
+    """Error for numbers that decide what is compiled; `keys` are their recipe keys."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        super().__init__(f"{', '.join(keys)}: decides what is compiled")
+        super().__init__(f"{', '.join(keys)}: decides what is compiled; must be equal in all runs")
         self.keys = tuple(keys)
 
 
 class StepTrace(NamedTuple):
-    """Trace of a step: training, and after it the evaluation."""
+    """Trace of a step: of training, then of the evaluation."""
 
     structure: tuple[Any, Any]
     constants: list[np.ndarray]
@@ -49,27 +48,27 @@ class StepTrace(NamedTuple):
 
 
 NO_TRACE = StepTrace(([], []), [], 0)
-"""Of a step that all runs have."""
+"""Trace of a step that is the same for all runs."""
 
 
 @dataclass(frozen=True)
 class StepTracer:
-    """Traces the steps of runs whose data and states have the shapes of one of them."""
+    """Traces the steps of runs whose data and states have equal shapes."""
 
     keys: Set[str]
-    """Of the numbers that runs differ in."""
+    """Keys of the numbers in which runs differ."""
     first: Values
-    """The numbers of the run whose trace is `base`."""
+    """Numbers of the run whose trace is `base`."""
     base: StepTrace
     shapes: tuple[tuple[Any, ...], tuple[Any, ...]]
-    """Of what the step takes, and the evaluation."""
+    """Shapes of the arguments of the step, and of the evaluation."""
     cache: dict[tuple[float, ...], list[np.ndarray] | None] = field(default_factory=dict)
 
     def constants_of(self, numbers: Values, step: TrainStep) -> list[np.ndarray] | None:
-        """The constants of the step of a run with these numbers; None for other equations."""
+        """Return the constants of a run's step; None if its equations differ from `base`."""
         key = tuple(number for name, number in numbers.items() if name in self.keys)
         if key not in self.cache:
-            traced = _trace(step, self.shapes)
+            traced = _trace_step(step, self.shapes)
             is_same = traced.structure == self.base.structure
             self.cache[key] = traced.constants if is_same else None
         return self.cache[key]
@@ -77,20 +76,20 @@ class StepTracer:
 
 @dataclass(frozen=True)
 class SharedStep:
-    """A step of runs that differ in numbers."""
+    """The step of runs that differ in numbers."""
 
     step: TrainStep
-    """Takes the values of `arguments_of` after its other arguments."""
+    """Step with the values of `arguments_of` as its last arguments."""
     tracer: StepTracer
     places: tuple[tuple[int, ...], ...]
-    """The constants that each argument stands for, which are equal in every run."""
+    """Positions of the constants that each argument replaces; they are equal within a run."""
     draws_alike: bool
     """Whether initial states don't depend on the numbers."""
 
     def arguments_of(self, numbers: Values, step: TrainStep) -> Arguments:
-        """The values that a run with these numbers gives the program; `step` is its step alone.
+        """Return the values that a run passes to the program; `step` is the run's own step.
 
-        Raises CompiledInError if more differs than these values.
+        Raises CompiledInError if the steps differ in more than these values.
         """
         first = self.tracer.first
         if numbers == first:
@@ -99,8 +98,8 @@ class SharedStep:
         if constants is not None:
             expected = list(self.tracer.base.constants)
             for places in self.places:
-                for place in places:
-                    expected[place] = constants[places[0]]
+                for position in places:
+                    expected[position] = constants[places[0]]
             if list(map(bits_of, constants)) == list(map(bits_of, expected)):
                 return tuple(constants[places[0]] for places in self.places)
         raise CompiledInError([key for key in numbers if numbers[key] != first[key]])
@@ -109,25 +108,25 @@ class SharedStep:
 def share_step(
     recipe: Recipe, members: Sequence[Values], make: MakeStep, inputs: CompileInputs
 ) -> SharedStep:
-    """Return the step of runs that differ in the numbers `members`, which `make` makes.
+    """Return the step of runs that differ in the numbers `members`.
 
-    `inputs` are of the run of `recipe`, one of them. Raises CompiledInError for numbers that decide
-    what is compiled.
+    `make` makes the step of a recipe. `recipe` and `inputs` belong to one of the runs. Raises
+    CompiledInError for numbers that decide what is compiled.
     """
     first = numbers_of(recipe)
     step = inputs.step
     keys = {key for key in first if len({member[key] for member in members}) > 1}
-    shapes = _shapes_of(inputs)
-    tracer = StepTracer(keys, first, _trace(step, shapes) if keys else NO_TRACE, shapes)
+    shapes = _compute_shapes(inputs)
+    tracer = StepTracer(keys, first, _trace_step(step, shapes) if keys else NO_TRACE, shapes)
     runs = [tracer.base.constants]
     draws_alike = True
     deciding = set[str]()
     values = {(key, member[key]) for key in keys for member in members}
     for key, value in sorted(values - first.items()):
         try:
-            variant = make(_with_value(recipe, key.split("."), value))
+            variant = make(_replace_value(recipe, key.split("."), value))
             constants = tracer.constants_of({**first, key: value}, variant)
-            draws_alike &= _initial_bits(variant, inputs) == _initial_bits(step, inputs)
+            draws_alike &= _trace_init(variant, inputs) == _trace_init(step, inputs)
         except (TypeError, ValueError, RecipeError):
             constants = None
         if constants is None:
@@ -137,17 +136,17 @@ def share_step(
     if deciding:
         raise CompiledInError(sorted(deciding))
     by_values: dict[tuple[Any, ...], list[int]] = {}
-    for place, constant in enumerate(zip(*runs, strict=True)):
+    for position, constant in enumerate(zip(*runs, strict=True)):
         bits = tuple(map(bits_of, constant))
         if len(set(bits)) > 1:
-            by_values.setdefault(bits, []).append(place)
+            by_values.setdefault(bits, []).append(position)
     places = tuple(map(tuple, by_values.values()))
     return SharedStep(
         _add_arguments(step, places, tracer.base.trained), tracer, places, draws_alike
     )
 
 
-def _shapes_of(inputs: CompileInputs) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _compute_shapes(inputs: CompileInputs) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     step = inputs.step
     loaders = (inputs.train, inputs.eval)
     train, evaluate = (
@@ -159,24 +158,26 @@ def _shapes_of(inputs: CompileInputs) -> tuple[tuple[Any, ...], tuple[Any, ...]]
     return (state, train, rates), (state, evaluate, sums)
 
 
-def _trace(step: TrainStep, shapes: tuple[tuple[Any, ...], tuple[Any, ...]]) -> StepTrace:
+def _trace_step(step: TrainStep, shapes: tuple[tuple[Any, ...], tuple[Any, ...]]) -> StepTrace:
     train = trace_constants(step.step, *shapes[0])
     evaluate = trace_constants(step.evaluate, *shapes[1])
     constants = [*train.values, *evaluate.values]
     return StepTrace((train.structure, evaluate.structure), constants, len(train.values))
 
 
-def _initial_bits(step: TrainStep, inputs: CompileInputs) -> Any:
+def _trace_init(step: TrainStep, inputs: CompileInputs) -> Any:
     traced = trace_constants(step.init, inputs.seed)
     return traced.structure, list(map(bits_of, traced.values))
 
 
 def _add_arguments(step: TrainStep, places: Sequence[Sequence[int]], trained: int) -> TrainStep:
-    """The step with arguments for constants, of which the first `trained` are of training."""
+    """Return the step with arguments for constants; the first `trained` belong to training."""
     if not places:
         return step
-    train = [[place for place in of_value if place < trained] for of_value in places]
-    evaluate = [[place - trained for place in of_value if place >= trained] for of_value in places]
+    train = [[position for position in group if position < trained] for group in places]
+    evaluate = [
+        [position - trained for position in group if position >= trained] for group in places
+    ]
     return replace(
         step,
         step=with_arguments(step.step, train),
@@ -184,9 +185,9 @@ def _add_arguments(step: TrainStep, places: Sequence[Sequence[int]], trained: in
     )
 
 
-def _with_value(spec: Any, path: Sequence[str], value: float) -> Any:
-    """A recipe, or a section of it, with a number that another recipe has there."""
+def _replace_value(spec: Any, path: Sequence[str], value: float) -> Any:
+    """Return a recipe, or a section of one, with another value at a path of names."""
     name = path[0]
     inner_path = path[1:]
-    inner = _with_value(getattr(spec, name), inner_path, value) if inner_path else value
-    return spec.model_copy(update={name: inner})
+    section = _replace_value(getattr(spec, name), inner_path, value) if inner_path else value
+    return spec.model_copy(update={name: section})

@@ -1,1 +1,1 @@
-"""All runs of a folder: what they have in common, what sets them apart, what came of it."""
+"""All runs of a folder: the keys that they share, the keys that differ, and their results."""

@@ -1,7 +1,7 @@
-"""Importance of keys: how much of what good runs have in common each key explains.
+"""Importance of keys: how much each key decides whether a run is good.
 
-By PED-ANOVA (Watanabe, Bansal, Hutter, IJCAI 2023) as Optuna has it, over bootstrap samples of the
-runs, since an importance of few runs is mostly noise.
+It is computed by Optuna's PED-ANOVA (Watanabe, Bansal, Hutter, IJCAI 2023) over bootstrap samples
+of the runs, since an importance from few runs is mostly noise.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import numpy as np
 
 from pipeline.study.runs.recorded_run import RecordedRun
 
-LEAST_RUNS = 20
-MOST_RUNS = 400
-"""Runs of one bootstrap sample at most."""
-SAMPLES = 24
-"""Bootstrap samples."""
-MOST_KEYS = 12
-LARGEST = 2**53
-"""Largest whole number that floats hold exactly; a key with larger ones has choices."""
-WIDE = 30.0
-"""Ratio of a key's largest to its smallest value from which it is taken by its logarithm."""
+MIN_RUNS = 20
+MAX_SAMPLE_RUNS = 400
+"""Most runs of one bootstrap sample."""
+BOOTSTRAP_SAMPLES = 24
+"""Number of bootstrap samples."""
+MAX_KEYS = 12
+MAX_EXACT_INTEGER = 2**53
+"""Largest whole number that floats represent exactly; keys with larger ones have choices."""
+MIN_LOG_RATIO = 30.0
+"""Ratio of a key's largest to its smallest value from which the key has a logarithmic scale."""
 
 
 @dataclass(frozen=True)
 class KeyImportance:
-    """The share of a key, between 0 and 1: the median of bootstrap samples and their range."""
+    """Importance of a key from 0 to 1, over the bootstrap samples."""
 
     key: str
     median: float
@@ -45,42 +45,46 @@ class KeyImportance:
 def importance_of_keys(
     runs: Sequence[RecordedRun], keys: Sequence[str], metric: str, *, larger_is_better: bool
 ) -> list[KeyImportance] | str:
-    """Return the importance of keys for a metric, the largest first, or the reason without any.
+    """Return the importance of keys for a metric, the largest first, or why there is none.
 
-    Only runs count that are done and have the metric and all the keys.
+    Only runs that are done and have the metric and the keys count.
     """
     if importlib.util.find_spec("optuna") is None:
         return "needs Optuna: pip install 'recipe-pipeline[sweep]'"
-    rated = [
+    rated_runs = [
         run
         for run in runs
         if run.status == "done" and math.isfinite(run.figures.get(metric, math.nan))
     ]
-    used = [key for key in keys if sum(key in run.keys for run in rated) >= LEAST_RUNS][:MOST_KEYS]
-    rated = [run for run in rated if all(key in run.keys for key in used)]
-    used = [key for key in used if len({repr(run.keys[key]) for run in rated}) > 1]
-    if len(rated) < LEAST_RUNS or not used:
+    compared_keys = [key for key in keys if sum(key in run.keys for run in rated_runs) >= MIN_RUNS][
+        :MAX_KEYS
+    ]
+    rated_runs = [run for run in rated_runs if all(key in run.keys for key in compared_keys)]
+    compared_keys = [
+        key for key in compared_keys if len({repr(run.keys[key]) for run in rated_runs}) > 1
+    ]
+    if len(rated_runs) < MIN_RUNS or not compared_keys:
         return (
-            f"needs {LEAST_RUNS} runs that are done, have {metric} and the same keys, of which one "
-            f"differs; here are {len(rated)}"
+            f"needs {MIN_RUNS} runs that are done, have {metric} and the same keys, and differ in "
+            f"a key; has {len(rated_runs)}"
         )
-    shares = _bootstrap(rated, used, metric, larger_is_better)
+    shares = _bootstrap_importances(rated_runs, compared_keys, metric, larger_is_better)
     importances = []
-    for key in used:
+    for key in compared_keys:
         values = [share[key] for share in shares]
         median, low, high = np.quantile(values, (0.5, 0.1, 0.9), method="nearest").tolist()
         importances.append(KeyImportance(key, median, low, high))
     return sorted(importances, key=lambda importance: -importance.median)
 
 
-def _bootstrap(
+def _bootstrap_importances(
     runs: Sequence[RecordedRun], keys: Sequence[str], metric: str, larger_is_better: bool
 ) -> list[Mapping[str, float]]:
     import optuna
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
     class SampledStudy(optuna.Study):
-        """A study whose trials are a sample, which a plain study would copy one by one."""
+        """A study with sampled trials, which an ordinary study would copy one by one."""
 
         sample: Sequence[Any] = ()
 
@@ -108,14 +112,14 @@ def _bootstrap(
     generator = random.Random(0)
     direction: Literal["maximize", "minimize"] = "maximize" if larger_is_better else "minimize"
     shares: list[Mapping[str, float]] = []
-    before = optuna.logging.get_verbosity()
+    verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         storage = optuna.storages.InMemoryStorage()
         optuna.create_study(storage=storage, study_name=metric, direction=direction)
         study = SampledStudy(metric, storage)
-        for _ in range(SAMPLES):
-            indices = generator.choices(range(len(runs)), k=min(len(runs), MOST_RUNS))
+        for _ in range(BOOTSTRAP_SAMPLES):
+            indices = generator.choices(range(len(runs)), k=min(len(runs), MAX_SAMPLE_RUNS))
             study.sample = [make_trial(number, index) for number, index in enumerate(indices)]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -124,14 +128,14 @@ def _bootstrap(
             finite = {key: share for key, share in importances.items() if math.isfinite(share)}
             shares.append({key: finite.get(key, 0.0) for key in keys})
     finally:
-        optuna.logging.set_verbosity(before)
+        optuna.logging.set_verbosity(verbosity)
     return shares
 
 
 def distribution_of(values: Sequence[Any]) -> Any:
-    """Return the distribution of Optuna that covers a key's values.
+    """Return Optuna's distribution for a key's values.
 
-    Numbers have the range that was tried, logarithmic if it is wide; others are choices.
+    Numbers have their range, on a logarithmic scale if it is wide. Other values are choices.
     """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
@@ -139,24 +143,24 @@ def distribution_of(values: Sequence[Any]) -> Any:
     if len(numbers) < len(values) or any(
         isinstance(number, float) and not math.isfinite(number) for number in numbers
     ):
-        return CategoricalDistribution(list(dict.fromkeys(map(_choice, values))))
-    if max(map(abs, numbers)) > LARGEST:
+        return CategoricalDistribution(list(dict.fromkeys(map(_to_choice, values))))
+    if max(map(abs, numbers)) > MAX_EXACT_INTEGER:
         return CategoricalDistribution(list(dict.fromkeys(map(str, values))))
     low = min(numbers)
     high = max(numbers)
-    log = low > 0 and high / low >= WIDE
+    log = low > 0 and high / low >= MIN_LOG_RATIO
     if all(isinstance(number, int) for number in numbers):
         return IntDistribution(int(low), int(high), log=log)
     return FloatDistribution(float(low), float(high), log=log)
 
 
 def value_in(distribution: Any, value: Any) -> Any:
-    """Return a key's value as a distribution of `distribution_of` holds it."""
+    """Return a key's value in the form of `distribution`, which `distribution_of` returned."""
     if not hasattr(distribution, "choices"):
         return value
-    choice = _choice(value)
+    choice = _to_choice(value)
     return choice if choice in distribution.choices else str(value)
 
 
-def _choice(value: Any) -> Any:
+def _to_choice(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

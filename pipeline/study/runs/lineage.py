@@ -1,4 +1,4 @@
-"""Lineage: which data and which earlier run a run, a checkpoint or an export came from."""
+"""Lineage: the data and the earlier runs from which runs, checkpoints and exports come."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pathlib import Path
 from pipeline.study.runs.recorded_run import RecordedRun
 
 REPRODUCED = "_reproduced"
-"""End of the name of a run that `python -m pipeline reproduce` made."""
+"""Suffix of the name of a run by `python -m pipeline reproduce`."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """The origin of one thing in another."""
+    """A relation between two runs, or a run and a file."""
 
     source: str
-    """Name of a run here, or a path."""
+    """Name of a run in the folder, or a path."""
     relation: str
-    """`gave its weights to`, `was resumed`, `was exported as`."""
+    """Relation, such as `gave its weights to`, `was resumed` or `was exported as`."""
     target: str
-    """Name of a run here, or a path; of a run that was resumed, the step."""
+    """Name of a run in the folder, or a path; the step for a run that was resumed."""
 
 
 @dataclass(frozen=True)
 class DataUse:
-    """Runs on the same data with the same map ops."""
+    """The runs that use the same data with the same map ops."""
 
     dataset: str
     fingerprint: str
@@ -37,40 +37,43 @@ class DataUse:
 
 
 def links_of(runs: Sequence[RecordedRun]) -> list[Link]:
-    """Return what the runs began with, in the order of the runs."""
-    noted = {os.path.abspath(made.to) for run in runs for made in run.made}
+    """Return the links of runs to their sources and exports, in the order of the runs."""
+    recorded_paths = {os.path.abspath(made.to) for run in runs for made in run.made}
     folders = {os.path.abspath(run.run_dir): run for run in runs}
-    return [link for run in runs for link in _links(run, folders, noted)]
+    return [link for run in runs for link in _list_links(run, folders, recorded_paths)]
 
 
-def _links(
-    run: RecordedRun, folders: Mapping[str, RecordedRun], noted: Collection[str]
+def _list_links(
+    run: RecordedRun, folders: Mapping[str, RecordedRun], recorded_paths: Collection[str]
 ) -> Iterator[Link]:
     for relation, source in run.sources.items():
         if relation == "resumed":
             yield Link(run.name, "was resumed", source)
         else:
-            yield Link(_name_of(source, folders), "gave its weights to", run.name)
+            yield Link(_name_run(source, folders), "gave its weights to", run.name)
     for made in run.made:
-        yield Link(run.name, f"was {made.made} as", _name_of(made.to, folders))
-    if run.name.endswith(REPRODUCED) and os.path.abspath(run.run_dir) not in noted:
+        yield Link(run.name, f"was {made.made} as", _name_run(made.to, folders))
+    if run.name.endswith(REPRODUCED) and os.path.abspath(run.run_dir) not in recorded_paths:
         recipe = run.name.rpartition("/")[2].partition("_")[2].removesuffix(REPRODUCED)
         yield Link(recipe, "was repeated by", run.name)
 
 
-def _name_of(path: str, folders: Mapping[str, RecordedRun]) -> str:
-    """Return the name of the run that contains a path; else the path."""
-    where = Path(os.path.abspath(path))
-    for folder in (where, *where.parents):
+def _name_run(path: str, folders: Mapping[str, RecordedRun]) -> str:
+    """Return the name of the run that contains a path, and the rest of the path.
+
+    Returns the path if no run contains it.
+    """
+    absolute = Path(os.path.abspath(path))
+    for folder in (absolute, *absolute.parents):
         run = folders.get(str(folder))
         if run is not None:
-            inside = os.path.relpath(where, folder)
-            return run.name if inside == "." else f"{run.name}, {inside}"
+            relative = os.path.relpath(absolute, folder)
+            return run.name if relative == "." else f"{run.name}, {relative}"
     return path
 
 
 def uses_of_data(runs: Sequence[RecordedRun]) -> list[DataUse]:
-    """Return the data sets with the map ops that runs had of them, the most used first."""
+    """Return the datasets and map ops of runs, the most used first."""
     runs_by_data: dict[tuple[str, str, str], list[str]] = {}
     for run in runs:
         runs_by_data.setdefault((data_of(run), run.data, ops_of(run)), []).append(run.name)
@@ -89,7 +92,7 @@ def ops_of(run: RecordedRun) -> str:
 
 
 def data_of(run: RecordedRun) -> str:
-    """Return the dataset of a run, with the folder or file that it was read from."""
+    """Return the dataset of a run, with the name of its folder or file."""
     name = str(run.keys.get("dataset.name", "?"))
     root = run.keys.get("dataset.root") or run.keys.get("dataset.path")
     return f"{name} of {Path(str(root)).name}" if root else name

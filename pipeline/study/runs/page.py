@@ -1,4 +1,4 @@
-"""The page of all runs: one HTML file with its data, style and script, without server or net."""
+"""Page of all runs: one HTML file with data, style and script, which needs no server."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pipeline.study.runs.importance import KeyImportance
 from pipeline.study.runs.lineage import links_of, uses_of_data
 from pipeline.study.runs.recorded_run import RecordedRun, common_keys, differing_keys
 
-MOST_COLUMNS = 40
-MOST_AXES = 9
-MOST_CHOICES = 12
-"""Choices of an axis at most."""
+MAX_COLUMNS = 40
+MAX_AXES = 9
+MAX_CHOICES = 12
+"""Most choices of an axis."""
 SPEEDS = ("step_ms", "train_s", "steps", "parameters")
 DIGITS = 6
 """Significant digits of a number on the page."""
-PICKED = 6
-"""Runs whose curves are drawn when the page is opened."""
+DRAWN_RUNS = 6
+"""Number of runs whose curves are drawn when the page is opened."""
 
 
 def write_page(
@@ -35,18 +35,18 @@ def write_page(
     larger_is_better: bool,
     importance: Sequence[KeyImportance] | str,
 ) -> None:
-    """Write the page of runs; `metric` is the one that they are ranked by.
+    """Write the page of runs, which are ranked by `metric`.
 
-    Raises RunError if the disk refuses.
+    Raises RunError if the file can't be written.
     """
     content = page_data(runs, metric, larger_is_better)
     title = f"{len(runs)} run{'s' if len(runs) > 1 else ''} in {folder}"
     states = Counter(run.status for run in runs)
     summary = ", ".join(f"{count} {state}" for state, count in states.items())
-    lacking = sum(metric not in run.figures for run in runs)
-    if lacking < len(runs):
+    num_unranked = sum(metric not in run.figures for run in runs)
+    if num_unranked < len(runs):
         summary += f"; ranked by {metric}"
-        summary += f", which {lacking} don't have" if lacking else ""
+        summary += f", which {num_unranked} don't have" if num_unranked else ""
     text = render_page(
         Page("runs", title, summary),
         "runs.html",
@@ -54,7 +54,7 @@ def write_page(
         importance=importance,
         uses=uses_of_data(runs),
         links=links_of(runs),
-        shared={key: _short(value) for key, value in common_keys(runs).items()},
+        shared={key: _shorten(value) for key, value in common_keys(runs).items()},
     )
     try:
         write_whole(path, text)
@@ -65,10 +65,10 @@ def write_page(
 def page_data(
     runs: Sequence[RecordedRun], metric: str | None, larger_is_better: bool
 ) -> dict[str, Any]:
-    """Return what the page's script draws, as JSON; a number that is not finite is null."""
-    keys = differing_keys(runs)[: MOST_COLUMNS - 8]
-    figures = _figures(runs, metric)[: MOST_COLUMNS - len(keys)]
-    axes = [key for key in keys if _spreads(runs, key)][: MOST_AXES - 1]
+    """Return the input of the page's script as a tree for JSON; non-finite numbers are null."""
+    keys = differing_keys(runs)[: MAX_COLUMNS - 8]
+    figures = _choose_figures(runs, metric)[: MAX_COLUMNS - len(keys)]
+    axes = [key for key in keys if _has_readable_axis(runs, key)][: MAX_AXES - 1]
     rated = [n for n, run in enumerate(runs) if metric in run.figures and run.curves]
     sign = -1 if larger_is_better else 1
     ranked = sorted(rated, key=lambda n: sign * runs[n].figures[str(metric)])
@@ -78,7 +78,7 @@ def page_data(
     )
     return {
         "columns": [*figures, *keys],
-        "runs": [_run(run, figures, keys) for run in runs],
+        "runs": [_make_row(run, figures, keys) for run in runs],
         "log": [
             *(f for f in figures if _is_logarithmic([run.figures.get(f) for run in runs], 100)),
             *(key for key in keys if _is_logarithmic([run.keys.get(key) for run in runs], 10)),
@@ -87,11 +87,11 @@ def page_data(
         "sort": metric or "run",
         "down": larger_is_better,
         "curve": evaluated if is_evaluated else "loss",
-        "picked": ranked[:PICKED],
+        "picked": ranked[:DRAWN_RUNS],
     }
 
 
-def _figures(runs: Sequence[RecordedRun], metric: str | None) -> list[str]:
+def _choose_figures(runs: Sequence[RecordedRun], metric: str | None) -> list[str]:
     names = dict.fromkeys(name for run in runs for name in run.figures)
     first = [metric] if metric is not None else []
     candidates = [name for name in names if name not in (*first, "count")]
@@ -100,39 +100,39 @@ def _figures(runs: Sequence[RecordedRun], metric: str | None) -> list[str]:
     return [*first, *sorted(differing, key=lambda name: name in SPEEDS)]
 
 
-def _spreads(runs: Sequence[RecordedRun], key: str) -> bool:
-    """Whether an axis of the key can be read: numbers, or few choices."""
+def _has_readable_axis(runs: Sequence[RecordedRun], key: str) -> bool:
+    """Whether a key varies and has numbers or few choices, so that its axis is readable."""
     values = [run.keys[key] for run in runs if run.keys.get(key) is not None]
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     choices = len({str(value) for value in values})
-    return choices > 1 and (numbers or choices <= MOST_CHOICES)
+    return choices > 1 and (numbers or choices <= MAX_CHOICES)
 
 
 def _is_logarithmic(values: Sequence[Any], span: float) -> bool:
     """Return whether all values are above 0, and the largest is `span` times the smallest."""
-    there = [value for value in values if value is not None]
-    if not there or any(isinstance(v, bool) or not isinstance(v, int | float) for v in there):
+    present = [value for value in values if value is not None]
+    if not present or any(isinstance(v, bool) or not isinstance(v, int | float) for v in present):
         return False
-    return min(there) > 0 and max(there) >= span * min(there)
+    return min(present) > 0 and max(present) >= span * min(present)
 
 
-def _run(run: RecordedRun, figures: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
+def _make_row(run: RecordedRun, figures: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
     return {
         "name": run.name,
         "status": run.status,
         "problem": run.problem,
         "values": [
-            *(_short(run.figures.get(name)) for name in figures),
-            *(_short(run.keys.get(key)) for key in keys),
+            *(_shorten(run.figures.get(name)) for name in figures),
+            *(_shorten(run.keys.get(key)) for key in keys),
         ],
         "curves": {
-            name: [list(curve.steps), [_short(value) for value in curve.values]]
+            name: [list(curve.steps), [_shorten(value) for value in curve.values]]
             for name, curve in run.curves.items()
         },
     }
 
 
-def _short(value: Any) -> Any:
+def _shorten(value: Any) -> Any:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

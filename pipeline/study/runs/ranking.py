@@ -19,10 +19,10 @@ def directions() -> Mapping[str, Direction]:
 
 
 def main_metric(runs: Sequence[Mapping[str, float]]) -> str | None:
-    """Return the metric to rank runs by, of the figures of each run; None without any.
+    """Return the metric to rank runs by; None without metrics. `runs` has the figures of each run.
 
-    A metric of evaluations comes before a loss, and a loss of evaluations before one of training,
-    even if few runs have it. Of several, the one that most runs have is returned.
+    A metric of evaluations comes before a loss, and an evaluation loss before a training loss, even
+    if few runs have it. Of several metrics, the metric of the most runs is returned.
     """
     names = [name for figures in runs for name in figures if name not in _COUNTS]
     if not names:
@@ -39,7 +39,7 @@ def main_metric(runs: Sequence[Mapping[str, float]]) -> str | None:
 
 
 def is_better_larger(figure: str) -> bool:
-    """Return whether a larger figure is the better one, of training samples as of others."""
+    """Return whether a larger figure is better, for figures of training and of evaluation."""
     if figure in SMALLER_IS_BETTER:
         return False
     metrics = list_metric_directions(components("metric"))

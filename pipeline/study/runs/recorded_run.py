@@ -1,4 +1,4 @@
-"""Runs under a folder, by their files: recipe, result, data, origin; and the keys that differ."""
+"""Runs below a folder, read from their files, and the keys that differ between runs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pipeline.stages.record.run_directory import FOLDERS, RECIPE, SUMMARY
 from pipeline.study.runs.sampled_log import LoggedCurve, finite_number, sample_log
 
 MAX_DEPTH = 8
-"""Levels of folders that are searched."""
+"""Number of folder levels that are searched."""
 LEFT_OUT = ("run_dir", "cache.root", "train.resume", "hydra.")
-"""Beginnings of keys about the place of a run, not about its work."""
+"""Prefixes of keys about the place of a run, which are left out."""
 PLACES = ("monitor.", "checkpoint.", "debug", "stages", "launch.", "autotune")
-"""Beginnings of keys that decide what is recorded of a run, listed after the others."""
+"""Prefixes of keys about what is recorded of a run, which are listed last."""
 
 
 @dataclass(frozen=True)
@@ -31,41 +31,41 @@ class RecordedRun:
     """A run, as read from its directory."""
 
     name: str
-    """Its directory, relative to the folder that was searched."""
+    """Path of the directory, relative to the searched folder."""
     run_dir: Path
     status: str
     """done, pruned, stopped or failed; `unfinished` without a summary."""
     begun: str
-    """When its first process began, ISO 8601; empty if it wasn't recorded."""
+    """Begin of its first process, ISO 8601; empty if it wasn't recorded."""
     keys: Mapping[str, Any]
     """The recipe's values by dotted key."""
     figures: Mapping[str, float]
-    """Metrics and times of the summary, each one number; the macro average of those by class."""
+    """Metrics and times of the summary; for a metric by class, its macro average."""
     curves: Mapping[str, LoggedCurve]
-    """Samples of what was logged, by name: `loss`, `eval accuracy`."""
+    """Sampled curves of the logs by name, such as `loss` or `eval accuracy`."""
     data: str
     """Fingerprints of the columns, shortened; empty if they weren't recorded."""
     commits: tuple[str, ...]
-    """Commits of the code of the processes, shortened; `+` if files were changed."""
+    """Shortened commits of each process's code, with `+` if files were changed."""
     sources: Mapping[str, str]
-    """Paths of what the run began with, by relation: `resumed`, `restored`."""
+    """Origins of the run by relation: the step if `resumed`, the path if `restored`."""
     problem: str = ""
-    """The files of it that could not be read, and why."""
+    """Names of files that could not be read, with reasons."""
     made: tuple[Descendant, ...] = ()
-    """Things that were made of it afterwards."""
+    """Exports and runs that use this run."""
 
 
 def find_runs(root: Path) -> list[Path]:
-    """Find run directories below a folder, in the order of their names; links are not followed.
+    """Find the run directories below a folder, in the order of their paths, not through links.
 
     Raises DataError if the folder can't be read.
     """
     if not root.is_dir():
-        raise DataError(f"{root}: is no folder; runs are kept in outputs/ unless told otherwise")
-    return sorted(_runs_below(root, 0))
+        raise DataError(f"{root}: must be a folder; runs are written to outputs/ by default")
+    return sorted(_find_runs_below(root, 0))
 
 
-def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
+def _find_runs_below(folder: Path, depth: int) -> Iterator[Path]:
     try:
         with os.scandir(folder) as scan:
             entries = list(scan)
@@ -82,17 +82,17 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
     skipped = set(FOLDERS) if is_run else set()
     for entry in entries:
         if entry.is_dir(follow_symlinks=False) and entry.name not in skipped:
-            yield from _runs_below(Path(entry.path), depth + 1)
+            yield from _find_runs_below(Path(entry.path), depth + 1)
 
 
 def read_runs(root: Path, *, curves: bool) -> list[RecordedRun]:
-    """Read all runs below a folder, those that can't be read with what is wrong as `problem`.
+    """Read all runs below a folder; a run with files that can't be read has a `problem`.
 
-    Raises DataError if the folder can't be read, or holds no run.
+    Raises DataError if the folder can't be read or has no run.
     """
     runs = [read_run(run_dir, root, curves=curves) for run_dir in find_runs(root)]
     if not runs:
-        raise DataError(f"{root}: holds no run; a run directory has {RECIPE} and {METRICS}")
+        raise DataError(f"{root}: has no run; a run directory has {RECIPE} and {METRICS}")
     return runs
 
 
@@ -102,7 +102,7 @@ def read_run(run_dir: Path, root: Path, *, curves: bool) -> RecordedRun:
     recipe = _read_or(problems, RECIPE, lambda: _read_recipe(run_dir / RECIPE), {})
     summary = _read_or(problems, SUMMARY, lambda: _read_summary(run_dir / SUMMARY), {})
     processes = _read_or(problems, PROVENANCE, lambda: list(read_provenance(run_dir)), [])
-    logged = _read_or(problems, METRICS, lambda: _curves(run_dir), {}) if curves else {}
+    logged = _read_or(problems, METRICS, lambda: _read_curves(run_dir), {}) if curves else {}
     first = processes[0] if processes else {}
     name = os.path.relpath(run_dir, root)
     return RecordedRun(
@@ -111,11 +111,11 @@ def read_run(run_dir: Path, root: Path, *, curves: bool) -> RecordedRun:
         status=str(summary.get("status", "unfinished")),
         begun=str(first.get("begun", "")),
         keys=flat_keys(recipe),
-        figures=_figures(summary),
+        figures=_collect_figures(summary),
         curves=logged,
-        data=_data(first.get("data")),
-        commits=tuple(dict.fromkeys(filter(None, map(_commit, processes)))),
-        sources=dict(_sources(recipe, summary, str(first.get("folder", "")))),
+        data=_join_fingerprints(first.get("data")),
+        commits=tuple(dict.fromkeys(filter(None, map(_find_commit, processes)))),
+        sources=dict(_list_sources(recipe, summary, str(first.get("folder", "")))),
         problem="; ".join(problems),
         made=tuple(read_descendants(run_dir)),
     )
@@ -142,11 +142,11 @@ def _read_summary(file: Path) -> Mapping[str, Any]:
     except FileNotFoundError:
         return {}
     if not isinstance(summary, dict):
-        raise ValueError("must hold a section of keys")
+        raise ValueError("must hold keys and values")
     return summary
 
 
-def _curves(run_dir: Path) -> Mapping[str, LoggedCurve]:
+def _read_curves(run_dir: Path) -> Mapping[str, LoggedCurve]:
     steps = run_dir / METRICS
     evaluations = run_dir / EVALS
     curves = dict(sample_log(steps)) if steps.is_file() else {}
@@ -156,27 +156,27 @@ def _curves(run_dir: Path) -> Mapping[str, LoggedCurve]:
 
 
 def flat_keys(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values by dotted key; a list of plain values is one value."""
+    """Return a recipe's values by dotted key; a list of scalars is one value, as text."""
     flat: dict[str, Any] = {}
     for section, value in recipe.items():
-        for where, leaf in leaves(_with_lists_as_text({section: value})):
-            key = dotted_key(where)
+        for path, leaf in leaves(_format_lists({section: value})):
+            key = dotted_key(path)
             if not key.startswith(LEFT_OUT):
                 flat[key] = leaf
     return flat
 
 
-def _with_lists_as_text(tree: Any) -> Any:
+def _format_lists(tree: Any) -> Any:
     if isinstance(tree, Mapping):
-        return {key: _with_lists_as_text(value) for key, value in tree.items()}
+        return {key: _format_lists(value) for key, value in tree.items()}
     if isinstance(tree, list) and not any(isinstance(item, Mapping | list) for item in tree):
         return f"[{', '.join(map(str, tree))}]"
     if isinstance(tree, list):
-        return [_with_lists_as_text(item) for item in tree]
+        return [_format_lists(item) for item in tree]
     return tree
 
 
-def _figures(summary: Mapping[str, Any]) -> dict[str, float]:
+def _collect_figures(summary: Mapping[str, Any]) -> dict[str, float]:
     metrics, times = (
         section if isinstance(section, Mapping) else {}
         for section in (summary.get("metrics"), summary.get("time"))
@@ -188,7 +188,7 @@ def _figures(summary: Mapping[str, Any]) -> dict[str, float]:
     return {name: number for name, number in numbers.items() if number is not None}
 
 
-def _data(splits: Any) -> str:
+def _join_fingerprints(splits: Any) -> str:
     """Return the first digits of the fingerprint of each column of the training split."""
     columns = splits.get("train") if isinstance(splits, Mapping) else None
     if not isinstance(columns, Mapping):
@@ -199,7 +199,7 @@ def _data(splits: Any) -> str:
     return " ".join(digests)
 
 
-def _commit(process: Mapping[str, Any]) -> str:
+def _find_commit(process: Mapping[str, Any]) -> str:
     code = process.get("code")
     git = code.get("git") if isinstance(code, Mapping) else None
     if isinstance(git, Mapping) and isinstance(git.get("commit"), str):
@@ -207,10 +207,10 @@ def _commit(process: Mapping[str, Any]) -> str:
     return str(code["sha256"])[:10] if isinstance(code, Mapping) and "sha256" in code else ""
 
 
-def _sources(
+def _list_sources(
     recipe: Mapping[str, Any], summary: Mapping[str, Any], folder: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield what a run began with; relative paths start in the folder of its command."""
+    """Yield the origins of a run; `folder` is its working directory, to resolve relative paths."""
     resumed = summary.get("resumed_from")
     if isinstance(resumed, Mapping):
         yield "resumed", f"at step {resumed.get('step')}"
@@ -221,9 +221,9 @@ def _sources(
 
 
 def differing_keys(runs: Sequence[RecordedRun]) -> list[str]:
-    """Return the keys with several values among the runs that have them, those most varied first.
+    """Return the keys with several values among the runs, the most varied first.
 
-    A key that some runs lack does not differ by that alone: older versions had fewer keys.
+    Runs without a key don't count for it, since older versions had fewer keys.
     """
     values: dict[str, dict[str, None]] = {}
     for run in runs:
@@ -234,7 +234,7 @@ def differing_keys(runs: Sequence[RecordedRun]) -> list[str]:
 
 
 def common_keys(runs: Sequence[RecordedRun]) -> dict[str, Any]:
-    """Return the keys that all runs have, with the one value that they share."""
+    """Return the keys with the same value in all runs, and that value."""
     first: Mapping[str, Any] = runs[0].keys if runs else {}
     return {
         key: value

@@ -1,4 +1,4 @@
-"""Samples of a run's logs: a few lines, evenly spread over the file."""
+"""Sampling of a run's logs: a few lines, evenly spread over the file."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pipeline.core.errors import DataError
 from pipeline.engine.monitors.log_lines import LogLine, parse_line
 from pipeline.training.telemetry import PLACES
 
-POINTS = 48
-"""Points of a curve at most."""
-LONGEST_LINE_BYTES = 1 << 20
-"""Longer lines, of evaluations with very many classes, are passed over."""
+MAX_POINTS = 48
+"""Most points of a curve, except the first line."""
+MAX_LINE_BYTES = 1 << 20
+"""Longest line that is read; evaluations with very many classes have longer lines."""
 
 
 @dataclass(frozen=True)
 class LoggedCurve:
-    """Values at steps."""
+    """A curve: values at steps."""
 
     steps: tuple[int, ...]
     values: tuple[float, ...]
 
 
 def finite_number(value: Any) -> float | None:
-    """Return a number of a log or a summary, or the macro average of one by class.
+    """Return a finite number of a log or a summary, or the macro average of a metric by class.
 
-    None for anything but a finite number; a whole number of hundreds of digits is too large.
+    Returns None for other values, and for whole numbers that are too large for a float.
     """
     number = value.get("macro") if isinstance(value, Mapping) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
@@ -39,28 +39,30 @@ def finite_number(value: Any) -> float | None:
 
 
 def sample_log(log: Path) -> Mapping[str, LoggedCurve]:
-    """Sample metrics.jsonl or evals.jsonl: a curve of every number, or macro average of numbers.
+    """Sample metrics.jsonl or evals.jsonl, and return a curve of every number or macro average.
 
     Raises DataError if the log can't be read.
     """
     points: dict[str, dict[int, float]] = {}
-    for line in _sampled_lines(log):
+    for line in _sample_lines(log):
         for name, value in line.fields.items():
             number = finite_number(value)
             if number is not None and name not in (*PLACES, "count"):
                 points.setdefault(name, {})[line.step] = float(number)
-    return {name: LoggedCurve(tuple(at), tuple(at.values())) for name, at in points.items()}
+    return {
+        name: LoggedCurve(tuple(curve), tuple(curve.values())) for name, curve in points.items()
+    }
 
 
-def _sampled_lines(log: Path) -> list[LogLine]:
+def _sample_lines(log: Path) -> list[LogLine]:
     """Return the first, the last and evenly spread lines between, in the order of their steps.
 
-    Lines of no log are passed over.
+    Lines that can't be parsed are skipped.
     """
     try:
         with log.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            texts = dict.fromkeys(_texts(file, size))
+            texts = dict.fromkeys(_read_spread_lines(file, size))
     except OSError as error:
         raise DataError(f"{log}: can't be read: {error.strerror}") from error
     lines = []
@@ -72,20 +74,20 @@ def _sampled_lines(log: Path) -> list[LogLine]:
     return sorted(lines, key=lambda line: line.step)
 
 
-def _texts(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield whole lines: all of a short log, else those that follow evenly spread places."""
-    first = file.readline(LONGEST_LINE_BYTES)
+def _read_spread_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yield whole lines: all of a short log, or those that follow evenly spread offsets."""
+    first = file.readline(MAX_LINE_BYTES)
     if first.endswith(b"\n"):
         yield first
-    if size <= len(first) * POINTS:
-        while (text := file.readline(LONGEST_LINE_BYTES)).endswith(b"\n"):
+    if size <= len(first) * MAX_POINTS:
+        while (text := file.readline(MAX_LINE_BYTES)).endswith(b"\n"):
             yield text
         return
-    for number in range(1, POINTS):
-        # The line at that offset has begun before it.
-        file.seek(min(len(first) + (size - len(first)) * number // (POINTS - 1), size - 1))
-        file.readline(LONGEST_LINE_BYTES)
-        text = file.readline(LONGEST_LINE_BYTES)
+    for number in range(1, MAX_POINTS):
+        # The offset is inside a line, so the next one is used.
+        file.seek(min(len(first) + (size - len(first)) * number // (MAX_POINTS - 1), size - 1))
+        file.readline(MAX_LINE_BYTES)
+        text = file.readline(MAX_LINE_BYTES)
         if text.endswith(b"\n"):
             yield text
     tail = min(size, max(4 * len(first), 4096))

@@ -1,1 +1,1 @@
-"""Sweeps: many jobs of one command, shared by any number of processes, and a table of them all."""
+"""Sweeps: the jobs of one command, shared by any number of processes, and their table."""

@@ -1,4 +1,4 @@
-"""The command of a sweep in its directory, and the search for the sweep of a command."""
+"""Command of a sweep, stored in its directory, and the search for a sweep by its command."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from pipeline.stages.record.run_directory import OUTPUTS, read_written_at_ns
 from pipeline.study.sweep.directory import read_model
 
 COMMAND = "sweep.yaml"
-FREE = frozenset(
+FREE_SETTINGS = frozenset(
     {
         *("_target_", "_recursive_", "trial"),
         *("n_trials", "n_jobs", "max_batch_size", "heartbeat_s", "max_retry"),
         *("storage", "history", "vectorize"),
     }
 )
-"""Settings of a sweeper that don't define another sweep, or are secret, as a database's URL is."""
+"""Settings of a sweeper that don't define another sweep, or are secret, such as a URL."""
 
 
 class Sweeper(BaseModel):
-    """A sweeper, with its settings that decide which jobs it has."""
+    """A sweeper, with the settings that decide its jobs."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str | None = None
-    """None in the directory of a sweep from before the name was recorded."""
+    """Name of the choice `hydra/sweeper`; None in the directory of an older version."""
     params: dict[str, Any] | None = None
 
 
 class Command(BaseModel):
-    """The command of a sweep: two sweeps with equal commands are the same."""
+    """The command of a sweep; sweeps with equal commands are the same sweep."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -58,7 +58,7 @@ class Command(BaseModel):
         ]
 
     def redact(self) -> Command:
-        """Return the command as it is written down, and compared with what is."""
+        """Return the command without secrets, as it is stored and compared."""
         tree = hide_secrets_in_tree(self.model_dump(mode="json"))
         overrides = tuple(hide_secret_values(self.overrides))
         return Command.model_validate({**tree, "overrides": overrides})
@@ -72,7 +72,7 @@ def command_of(hydra_config: Any, overrides: Sequence[str]) -> Command:
     """
     section = OmegaConf.to_container(hydra_config.sweeper, resolve=True)
     assert isinstance(section, dict)
-    settings = {str(key): value for key, value in section.items() if key not in FREE}
+    settings = {str(key): value for key, value in section.items() if key not in FREE_SETTINGS}
     settings["name"] = hydra_config.runtime.choices["hydra/sweeper"]
     try:
         return Command(overrides=tuple(overrides), sweeper=Sweeper.model_validate(settings))
@@ -82,7 +82,7 @@ def command_of(hydra_config: Any, overrides: Sequence[str]) -> Command:
 
 
 def write_command(sweep_dir: Path, command: Command) -> None:
-    """Write the sweep's latest command: a sweep may grow, and is found by its latest command.
+    """Write the command of a sweep if it changed, as when a grid grows.
 
     Raises DataError if the existing file can't be read.
     """
@@ -102,13 +102,16 @@ def read_command(sweep_dir: Path) -> Command | None:
 def find_sweep(
     command: Command, outputs: Path = OUTPUTS, besides: Path | None = None
 ) -> Path | None:
-    """The directory of the newest sweep of the same command; unreadable ones are skipped."""
+    """Return the directory of the newest sweep of a command, other than `besides`.
+
+    Sweeps that can't be read are skipped.
+    """
     files = sorted(outputs.glob(f"*/*/{COMMAND}"), key=read_written_at_ns, reverse=True)
     folders = (file.parent for file in files if file.parent != besides)
-    return next((folder for folder in folders if _is_of(folder, command)), None)
+    return next((folder for folder in folders if _has_command(folder, command)), None)
 
 
-def _is_of(sweep_dir: Path, command: Command) -> bool:
+def _has_command(sweep_dir: Path, command: Command) -> bool:
     try:
         return read_command(sweep_dir) == command.redact()
     except DataError:

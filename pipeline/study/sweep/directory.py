@@ -1,8 +1,8 @@
-"""Files of a sweep's directory, and the state of its jobs that is read from them.
+"""Files of a sweep's directory, and the states of its jobs.
 
-The processes of a sweep share only files. A job's directory holds `overrides.yaml` (the keys that
-differ from other jobs) and the files of every run directory. The process that runs a job locks the
-file `.claim` in there; the kernel releases the lock of a dead process, so a claim needs no clock.
+The processes of a sweep share only files. A job's directory is a run directory with the file
+`overrides.yaml`, the keys that differ from other jobs. The process that runs a job locks its file
+`.claim`. The kernel releases the lock of a dead process, so a claim needs no clock.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ from pipeline.stages.record.run_directory import (
 )
 
 JOURNAL = "study.log"
+"""Optuna's journal of a study."""
 JOURNAL_LOCK = "study.log.lock"
 BEATS = ".beats"
-"""Files of a study: Optuna's journal, its lock, and the folder of heartbeat files."""
+"""Folder of a study's heartbeat files."""
 Model = TypeVar("Model", bound=BaseModel)
 
 
 @contextmanager
 def claim_job(job_dir: Path) -> Iterator[bool]:
-    """Claim a job against other processes; false, without waiting, if another runs it."""
+    """Claim a job in the body; yields whether this succeeds, which it doesn't if another process
+    runs the job."""
     with lock_file(job_dir / CLAIM, wait=False) as lock:
         yield lock is not None
 
@@ -61,7 +63,7 @@ def is_held(job_dir: Path) -> bool:
 
 
 def read_state(job_dir: Path) -> str:
-    """The status in a job's summary, or, without one, running, interrupted or waiting."""
+    """Return the status in a job's summary; without a summary running, interrupted or waiting."""
     status = read_status(job_dir)
     if status is not None:
         return status
@@ -71,7 +73,7 @@ def read_state(job_dir: Path) -> str:
 
 
 def find_failures(sweep_dir: Path) -> dict[str, int]:
-    """Failed jobs by name, with the time of their summary in ns since the epoch."""
+    """Return the failed jobs by name, with the time of their summary in ns since the epoch."""
     summaries = sweep_dir.glob(f"*/{SUMMARY}")
     failed = (file for file in summaries if read_status(file.parent) == "failed")
     return {file.parent.name: read_written_at_ns(file) for file in failed}
@@ -80,20 +82,22 @@ def find_failures(sweep_dir: Path) -> dict[str, int]:
 def is_finished(job_dir: Path, failures: Mapping[str, int]) -> bool:
     """Return whether a job needs no further run.
 
-    The next command retries failed jobs: `failures` are those that failed before this command
-    started, which are retried once, by the first process that comes.
+    `failures` are the jobs that failed before this command started. Each is retried once, by the
+    first process that claims it.
     """
     status = read_status(job_dir)
     if status != "failed":
         return status in SUCCEEDED
     written_ns = read_written_at_ns(job_dir / SUMMARY)
-    # 0: removed meanwhile by the process that is retrying it.
+    # 0 if a process that retries the job has removed its summary meanwhile.
     return written_ns != 0 and written_ns != failures.get(job_dir.name)
 
 
 def values_of(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
-    """Return the values of keys in overrides, without passwords, parsed as YAML; invalid YAML stays
-    a text."""
+    """Return the values of keys in overrides, without passwords, parsed as YAML.
+
+    Invalid YAML is returned as text.
+    """
     redacted = hide_secret_values(overrides)
     values: dict[str, Any] = {}
     for key in keys:
@@ -106,7 +110,7 @@ def values_of(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def changed_text(changed: Mapping[str, Any]) -> str:
-    """The keys that distinguish a job with their values, on one line."""
+    """Return the keys that distinguish a job, with their values, as one line."""
     return ", ".join(f"{key}={value}" for key, value in changed.items())
 
 
@@ -116,7 +120,10 @@ def write_overrides(job_dir: Path, changed: Mapping[str, Any]) -> None:
 
 
 def read_overrides(job_dir: Path) -> dict[str, Any] | None:
-    """The keys that distinguish a job; None if there is no job. Raises as `read_model` does."""
+    """Return the keys that distinguish a job, with their values; None without a job.
+
+    Raises DataError if the file can't be read.
+    """
 
     def read(file: Path) -> Any:
         return parse_written_yaml(read_text(file, MAX_BYTES))
@@ -128,8 +135,8 @@ def read_overrides(job_dir: Path) -> dict[str, Any] | None:
 def read_model(file: Path, read: Callable[[Path], Any], kind: type[Model]) -> Model | None:
     """Read and validate a file of a sweep; None if it is missing or empty.
 
-    `read` parses the file and raises OSError and ValueError. Raises DataError if the file can't be
-    read or does not fit `kind`.
+    `read` parses the file, and may raise OSError and ValueError. Raises DataError if the file can't
+    be read or isn't valid for `kind`.
     """
     try:
         tree = read(file)
@@ -141,7 +148,7 @@ def read_model(file: Path, read: Callable[[Path], Any], kind: type[Model]) -> Mo
     if tree is None:
         return None
     if not isinstance(tree, dict):
-        raise DataError(f"{file}: must hold a section of keys")
+        raise DataError(f"{file}: must hold keys and values")
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
@@ -149,13 +156,13 @@ def read_model(file: Path, read: Callable[[Path], Any], kind: type[Model]) -> Mo
 
 
 def find_jobs(sweep_dir: Path) -> list[Path]:
-    """The directories of all jobs, in order."""
+    """Return the directories of all jobs, in the order of their numbers."""
     folders = (file.parent for file in sweep_dir.glob(f"*/{OVERRIDES}"))
     return sorted(folders, key=lambda folder: (len(folder.name), folder.name))
 
 
 class Modelled(BaseModel):
-    """Figures of an emulated device's model, for the table."""
+    """Figures that an emulated device's model predicts, for the table."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -189,17 +196,17 @@ class JobSummary(BaseModel):
 
     @property
     def exits_with(self) -> int:
-        """The exit status of the job's command; 1 for a job that has not ended."""
+        """Exit status of the job's command; 1 for a job that has not ended."""
         return exit_status_of(self.status) if self.exit_status is None else self.exit_status
 
     def metric(self, name: str) -> float | None:
-        """A metric as one number; the macro average of a metric with a value per class."""
+        """Return a metric as a number: the macro average if it has a value per class."""
         value = self.metrics.get(name)
         value = value.get("macro") if isinstance(value, dict) else value
         return float(value) if isinstance(value, int | float) else None
 
     def numbers(self) -> dict[str, float]:
-        """The metrics that are a finite number, by name."""
+        """Return the metrics with finite numbers by name."""
         values = {name: self.metric(name) for name in self.metrics}
         return {name: v for name, v in values.items() if v is not None and isfinite(v)}
 

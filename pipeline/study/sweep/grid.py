@@ -1,4 +1,4 @@
-"""A grid: every combination of the values that its command lists."""
+"""Grid sweep: every combination of the values in the command."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from pipeline.study.sweep.vectorized import Populations, read_places
 def sweep_grid(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> None:
     """Run the unfinished jobs of a grid.
 
-    Raises RunError if its directory has another sweep, and RecipeError if `vectorize` is set and a
-    job can't be in a population, or no two jobs can share one.
+    Raises RunError if its directory has another sweep. With `vectorize` it raises RecipeError if a
+    job can't be in a population, or if no two jobs can share a program.
     """
     assert sweeper.config is not None
     assert sweeper.launcher is not None
@@ -41,7 +41,7 @@ def sweep_grid(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> No
 def plan_grid(
     sweeper: BasicSweeper, arguments: Sequence[str], *, with_recipes: bool = False
 ) -> list[PlannedJob]:
-    """The jobs of a grid, the last key varying fastest."""
+    """Plan the jobs of a grid; the last key varies fastest."""
     swept = list_swept_keys(arguments)
     parsed = OverridesParser.create().parse_overrides(list(arguments))
     (combinations,) = BasicSweeper.split_arguments(parsed, None)

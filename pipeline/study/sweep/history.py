@@ -1,4 +1,4 @@
-"""Earlier runs as the beginning of a study: trials whose results are known already."""
+"""Earlier runs as the finished trials with which a study begins."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 EARLIER = "earlier_run"
-"""Attribute of a trial that is an earlier run: its directory."""
+"""Attribute of a trial that is an earlier run; its value is the run's directory."""
 FREE_KEYS = ("name", *PLACES, "train.sink", "train.mechanism", "train.feed", "device.", "seed")
-"""Beginnings of keys in which an earlier run may differ: they change no result, or by chance."""
+"""Prefixes of keys in which an earlier run may differ: they hardly change a result."""
 WEIGHT_KEYS = ("checkpoint.restore", "checkpoint.rules", "checkpoint.renames", "checkpoint.partial")
-"""Beginnings of keys that decide with which weights a run begins."""
+"""Prefixes of keys that decide the initial weights of a run."""
 
 FIRST_DRAWS = 5
-"""Results from which tree-structured Parzen estimators are made: with Optuna's 10 a search of three
-keys took twice the trials (docs/runs.md)."""
+"""Trials that tpe draws at random before it uses results. With Optuna's 10 a search of three keys
+took twice as many trials (docs/runs.md)."""
 _ELEMENT = re.compile(r"\.\d+(\.|$)")
-"""A place in a list, in a dotted key."""
+"""An index of a list, in a dotted key."""
 
 
 def trials_of_runs(
@@ -36,18 +36,18 @@ def trials_of_runs(
 ) -> tuple[list[FrozenTrial], int]:
     """Return the runs below a folder as finished trials of a study, and the number of all runs.
 
-    A run counts if it is done, has the metric, lies in the search space, and has the same recipe
-    except for the searched keys and keys that don't change the result. Raises DataError if the
-    folder can't be read, or holds no run.
+    A run becomes a trial if it is done, has the metric and is in the search space. Its recipe may
+    differ only in the searched keys and `FREE_KEYS`. Raises DataError if the folder can't be read
+    or has no run.
     """
     runs = read_runs(folder, curves=False)
     fixed = flat_keys(recipe.model_dump(mode="json"))
     searched = {key_of(name) for name in space}
-    candidates = (_trial(run, fixed, searched, space, metric) for run in runs)
+    candidates = (_make_trial(run, fixed, searched, space, metric) for run in runs)
     return [trial for trial in candidates if trial is not None], len(runs)
 
 
-def _trial(
+def _make_trial(
     run: RecordedRun,
     fixed: Mapping[str, Any],
     searched: set[str],
@@ -60,7 +60,7 @@ def _trial(
     keys = {**fixed, **run.keys}
     if any(_differs(run, fixed, key) for key in keys if not _is_free(key, searched)):
         return None
-    params = {name: _param(run.keys.get(key_of(name)), space[name]) for name in space}
+    params = {name: _find_param(run.keys.get(key_of(name)), space[name]) for name in space}
     if any(value is None for value in params.values()):
         return None
     import optuna
@@ -74,9 +74,9 @@ def _trial(
 
 
 def _differs(run: RecordedRun, fixed: Mapping[str, Any], key: str) -> bool:
-    """Whether a run has another value of a key, or an element more or less of a list.
+    """Whether a run has another value of a key, or another number of elements of a list.
 
-    Another key that an older run lacks does not differ.
+    A key that an older run lacks does not differ.
     """
     if key in run.keys and key in fixed:
         return bool(run.keys[key] != fixed[key])
@@ -84,24 +84,28 @@ def _differs(run: RecordedRun, fixed: Mapping[str, Any], key: str) -> bool:
 
 
 def _is_free(key: str, searched: set[str]) -> bool:
-    within = any(key == name or key.startswith(f"{name}.") for name in searched)
-    return within or (key.startswith(FREE_KEYS) and not key.startswith(WEIGHT_KEYS))
+    is_searched = any(key == name or key.startswith(f"{name}.") for name in searched)
+    return is_searched or (key.startswith(FREE_KEYS) and not key.startswith(WEIGHT_KEYS))
 
 
-def _param(value: Any, distribution: BaseDistribution) -> Any:
-    """Return a run's value as the search space has it; None if it lies outside."""
+def _find_param(value: Any, distribution: BaseDistribution) -> Any:
+    """Return a run's value as the search space has it; None if it is outside of the space."""
     from optuna.distributions import CategoricalDistribution
 
     if isinstance(distribution, CategoricalDistribution):
-        # Choices are texts, as typed.
-        same = (choice for choice in distribution.choices if _as_typed(choice) == _as_typed(value))
+        # Choices are texts from the command line.
+        same = (
+            choice
+            for choice in distribution.choices
+            if _normalize_value(choice) == _normalize_value(value)
+        )
         return next(same, None)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if distribution._contains(distribution.to_internal_repr(value)) else None
 
 
-def _as_typed(value: Any) -> Any:
+def _normalize_value(value: Any) -> Any:
     text = str(value).replace(" ", "").lower()
     try:
         return float(text)
@@ -110,7 +114,7 @@ def _as_typed(value: Any) -> Any:
 
 
 def sampler_named(name: str, seed: int) -> BaseSampler:
-    """Return a sampler of Optuna: tpe, gp, which needs torch, or random.
+    """Return Optuna's sampler tpe, gp, which needs torch, or random.
 
     With fewer than `FIRST_DRAWS` results tpe draws at random.
     """
@@ -132,7 +136,7 @@ def suggest(
     sampler: BaseSampler,
     maximizes: bool,
 ) -> list[Mapping[str, Any]]:
-    """Return values for the next runs, by a sampler that has seen the results of earlier ones."""
+    """Return values for `count` further runs; the sampler uses the results of `trials`."""
     import optuna
 
     study = optuna.create_study(direction="maximize" if maximizes else "minimize", sampler=sampler)

@@ -1,7 +1,6 @@
 """Execution of one job of a sweep, in the process that a launcher chose.
 
-A job does not raise when it fails, so the sweep continues with the next; its summary.json has its
-status.
+A failed job does not raise, so that the sweep continues. The status is in its summary.json.
 """
 
 from __future__ import annotations
@@ -43,11 +42,13 @@ OpenPruner = Callable[[Mapping[str, Any], Path], Pruner]
 
 @dataclass(eq=False)
 class Job:
-    """Task function that Hydra calls for every job of a sweep; a class, so it can be pickled.
+    """Task function that Hydra calls for every job of a sweep; a class, so that it can be pickled.
 
-    `swept` are the keys that the command line varies, `failures` the jobs that failed before this
-    command, and `on_changed` the reaction to jobs to resume whose data have changed. `inspection`
-    looks into every job. A study sets `open_pruner`.
+    - swept: keys that the command line varies
+    - failures: jobs that failed before this command, with the times of their summaries
+    - on_changed: whether a job whose data changed may be resumed
+    - inspection: inspection of every job
+    - open_pruner: set by a study
     """
 
     swept: Sequence[str]
@@ -59,19 +60,19 @@ class Job:
     def __call__(self, config: DictConfig) -> None:
         """Run or resume the job in the directory that Hydra created for it.
 
-        Skips a job that is finished or that another process runs. Raises KeyboardInterrupt when a
-        signal stopped the job, or arrived after its end: it was meant for the sweep.
+        A job that is finished, or that another process runs, is skipped. Raises KeyboardInterrupt
+        if a signal to stop arrived before or after the end of the job.
         """
         signals = Signals()
         sweep_dir = Path(HydraConfig.get().sweep.dir)
         job_dir = sweep_dir / str(HydraConfig.get().sweep.subdir)
         with claim_job(job_dir) as free:
             if not free:
-                print(f"{_job_label(job_dir)} another process is at it", flush=True)
+                print(f"{_format_job_label(job_dir)} is run by another process", flush=True)
                 return
             if is_finished(job_dir, self.failures):
                 status = printable(str(read_status(job_dir)))
-                print(f"{_job_label(job_dir)} {status} already", flush=True)
+                print(f"{_format_job_label(job_dir)} {status} already", flush=True)
                 return
             self._run_claimed(config, job_dir, signals)
         if signals.stop is not None or read_status(job_dir) == "stopped":
@@ -79,17 +80,20 @@ class Job:
         update_table(sweep_dir)
 
     def _run_claimed(self, config: DictConfig, job_dir: Path, signals: Signals) -> None:
-        """Run a job that this process has claimed, after removing an earlier try's summary."""
+        """Run a job that this process has claimed, after removing the summary of an earlier try."""
         hydra_config = HydraConfig.get()
         overrides = list(hydra_config.overrides.task)
         changed = read_overrides(job_dir)
-        if changed is None:  # a third-party sweeper does not plan its jobs
+        if changed is None:  # a third-party sweeper doesn't plan its jobs
             changed = values_of(overrides, self.swept)
             write_overrides(job_dir, changed)
         (job_dir / SUMMARY).unlink(missing_ok=True)
         limit_threads(hydra_config.launcher)
-        resumed = ", going on" if (job_dir / RECIPE).exists() else ""
-        print(f"\n{_job_label(job_dir)} {printable(changed_text(changed))}{resumed}", flush=True)
+        resumed = ", resumed" if (job_dir / RECIPE).exists() else ""
+        print(
+            f"\n{_format_job_label(job_dir)} {printable(changed_text(changed))}{resumed}",
+            flush=True,
+        )
         debug = bool(config.get("debug"))
 
         def attempt() -> int:
@@ -97,7 +101,7 @@ class Job:
             options = RunOptions(
                 run_dir=job_dir,
                 changed=changed,
-                pruner=self._pruner(),
+                pruner=self._open_pruner(),
                 signals=signals,
                 # Jobs are resumed by the sweep's command, which the sweep prints.
                 how_to_resume=lambda *_: None,
@@ -107,7 +111,7 @@ class Job:
 
         report_errors(partial(with_summary, job_dir, attempt), debug=debug)
 
-    def _pruner(self) -> Pruner | None:
+    def _open_pruner(self) -> Pruner | None:
         """Open the pruner of this job; None outside of a study."""
         hydra_config = HydraConfig.get()
         if hydra_config.sweeper.get("trial") is None:
@@ -116,19 +120,19 @@ class Job:
         return self.open_pruner(hydra_config.sweeper, Path(hydra_config.sweep.dir))
 
 
-def _job_label(job_dir: Path) -> str:
+def _format_job_label(job_dir: Path) -> str:
     return f"job {printable(job_dir.name):<6}"
 
 
 def make_resumable(recipe: Recipe, job_dir: Path, on_changed: OnChanged) -> Recipe:
-    """The recipe of a job, which resumes what is in its directory."""
+    """Return the recipe of a job that resumes the run in its directory, if there is one."""
     resume = str(job_dir) if (job_dir / RECIPE).exists() else None
     train = recipe.train.model_copy(update={"resume": resume, "resume_changed": on_changed})
     return recipe.model_copy(update={"train": train})
 
 
 def with_summary(job_dir: Path, attempt: Callable[[], int]) -> int:
-    """Run a job; write the summary of a failure that comes before the run writes one."""
+    """Run a job; if it fails before it writes a summary, write one and raise the error."""
     try:
         return attempt()
     except (Exception, KeyboardInterrupt) as error:

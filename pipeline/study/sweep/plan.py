@@ -1,4 +1,4 @@
-"""The jobs of a sweep: planned from its command, and entered into its directory."""
+"""Planning of a sweep's jobs from its command, and their entry into its directory."""
 
 from __future__ import annotations
 
@@ -41,15 +41,14 @@ from pipeline.study.sweep.directory import (
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """A job: number in the sweep, directory, all overrides, and the keys that distinguish it."""
+    """A job of a sweep: its number, directory and overrides, and the keys that distinguish it."""
 
     number: int
     folder: Path
     overrides: tuple[str, ...]
     changed: Mapping[str, Any]
     recipe: Recipe | None
-    """None if the overrides are invalid, which the job will report, or if a grid has no earlier
-    recipe to compare it with."""
+    """None if the overrides are invalid, which the job reports, or if the recipe isn't needed."""
 
     @property
     def launch_overrides(self) -> list[str]:
@@ -71,13 +70,13 @@ def compose(sweeper: BasicSweeper, overrides: Sequence[str]) -> DictConfig:
 def plan_job(
     sweeper: BasicSweeper, number: int, overrides: Sequence[str], swept: Sequence[str]
 ) -> PlannedJob:
-    """Plan the job of a sweep with these overrides; the keys `swept` distinguish it.
+    """Plan the job of a sweep with some overrides; the keys `swept` distinguish it.
 
     Raises Hydra's errors for overrides that can't be composed.
     """
     config = compose(sweeper, overrides)
-    folder = _folder_of(config, number)
-    recipe = _recipe_of(config, overrides)
+    folder = _name_folder(config, number)
+    recipe = _check_recipe(config, overrides)
     return PlannedJob(number, folder, tuple(overrides), values_of(overrides, swept), recipe)
 
 
@@ -88,34 +87,36 @@ def plan_jobs(
     *,
     with_recipes: bool = False,
 ) -> list[PlannedJob]:
-    """Plan the jobs of a grid, each from its overrides, with the results of `plan_job`.
+    """Plan the jobs of a grid, with the results of `plan_job` for each combination of overrides.
 
-    Composing takes most of the time, so jobs that differ in values of keys alone share one
-    composition, whose values are set. The recipe of a job is checked only if its directory has one
-    to compare with, or `with_recipes` is set.
+    Composing takes most of the time, so jobs that differ only in values of keys share one
+    composition. The recipe of a job is checked only if its directory has a recipe to compare with,
+    or if `with_recipes` is set.
     """
     composed: dict[tuple[str, ...], DictConfig] = {}
     jobs = []
     for number, overrides in enumerate(combinations):
         parsed = OverridesParser.create().parse_overrides(list(overrides))
-        plain = [change for change in parsed if _is_plain(change, parsed, swept)]
-        fixed = tuple(str(change.input_line) for change in parsed if change not in plain)
+        single_values = [change for change in parsed if _sets_one_value(change, parsed, swept)]
+        fixed = tuple(str(change.input_line) for change in parsed if change not in single_values)
         config = composed.get(fixed)
         if config is None:
             config = composed[fixed] = compose(sweeper, overrides)
         else:
-            apply_overrides(plain, config)
-            _note_overrides(config, parsed)
-        folder = _folder_of(config, number)
-        reads = with_recipes or (folder / RECIPE).exists()
-        recipe = _recipe_of(config, overrides) if reads else None
+            apply_overrides(single_values, config)
+            _record_overrides(config, parsed)
+        folder = _name_folder(config, number)
+        has_recipe = with_recipes or (folder / RECIPE).exists()
+        recipe = _check_recipe(config, overrides) if has_recipe else None
         changed = values_of(overrides, swept)
         jobs.append(PlannedJob(number, folder, tuple(overrides), changed, recipe))
     return jobs
 
 
-def _is_plain(override: Override, overrides: Sequence[Override], swept: Sequence[str]) -> bool:
-    """Whether an override sets one value of the recipe, which no other override touches."""
+def _sets_one_value(
+    override: Override, overrides: Sequence[Override], swept: Sequence[str]
+) -> bool:
+    """Whether an override sets one value of the recipe that no other override sets or contains."""
     key = override.key_or_group
     value = override.value()
     if key not in swept or override.type is not OverrideType.CHANGE or override.package:
@@ -128,7 +129,7 @@ def _is_plain(override: Override, overrides: Sequence[Override], swept: Sequence
     )
 
 
-def _note_overrides(config: DictConfig, overrides: Sequence[Override]) -> None:
+def _record_overrides(config: DictConfig, overrides: Sequence[Override]) -> None:
     """Record the overrides of a configuration in its section `hydra`, as composing does."""
     task_overrides = [override for override in overrides if not override.is_hydra_override()]
     with read_write(config), open_dict(config.hydra):
@@ -136,27 +137,27 @@ def _note_overrides(config: DictConfig, overrides: Sequence[Override]) -> None:
         set_override_dirname(config.hydra.job, task_overrides)
 
 
-def _folder_of(config: DictConfig, number: int) -> Path:
-    """The directory of the job of that number, which the configuration gets too."""
+def _name_folder(config: DictConfig, number: int) -> Path:
+    """Set the number of a job in its configuration, and return the job's directory."""
     with open_dict(config):
         config.hydra.job.id = config.hydra.job.num = number
     return Path(str(config.hydra.sweep.dir)) / str(config.hydra.sweep.subdir)
 
 
-def _recipe_of(config: DictConfig, overrides: Sequence[str]) -> Recipe | None:
+def _check_recipe(config: DictConfig, overrides: Sequence[str]) -> Recipe | None:
     """Return the recipe of a job; None if it isn't valid."""
     task = copy.deepcopy(config)
     with read_write(task), open_dict(task):
         del task["hydra"]
-    before = HydraConfig.instance().cfg
+    earlier = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(config)
     try:
         return check(task, overrides)
     except RecipeError:
         return None
     finally:
-        HydraConfig.instance().cfg = before
-        # Hydra has made its section read-only, and later jobs of a grid are set in it.
+        HydraConfig.instance().cfg = earlier
+        # Hydra makes its section read-only, but later jobs of a grid change it.
         OmegaConf.set_readonly(config.hydra, False)
 
 
@@ -165,12 +166,12 @@ def enter(
 ) -> None:
     """Enter new jobs and the command into the sweep's directory.
 
-    A sweep that `grows`, a grid, may have more jobs than before; in a study jobs come one by one,
-    and the command must be the same.
+    `grows` is true for a grid, which may have more jobs than before. In a study jobs are entered
+    one by one, and the command must be the same.
 
-    Raises RunError if the directory holds another sweep, RecipeError if two jobs share a directory
-    or one is outside of the sweep's, DataError if existing files can't be read, are links or do not
-    belong to a sweep.
+    Raises RunError if the directory has another sweep. Raises RecipeError if two jobs share a
+    directory, or if one is outside of the sweep's. Raises DataError if existing files can't be
+    read, are links or don't belong to a sweep.
     """
     _check_folders(sweep_dir, jobs)
     sweep_dir.mkdir(parents=True, exist_ok=True)
@@ -191,48 +192,50 @@ def enter(
 
 
 def _check_folders(sweep_dir: Path, jobs: Sequence[PlannedJob]) -> None:
-    times = Counter(job.folder for job in jobs)
-    elsewhere = (folder for folder in times if folder.parent != sweep_dir or folder.name == "..")
-    wrong = [*elsewhere, *(folder for folder in times if times[folder] > 1)]
+    counts = Counter(job.folder for job in jobs)
+    outside = (folder for folder in counts if folder.parent != sweep_dir or folder.name == "..")
+    wrong = [*outside, *(folder for folder in counts if counts[folder] > 1)]
     if wrong:
         name = os.path.relpath(wrong[0], sweep_dir)
-        rule = "each job needs a folder of its own, right in the sweep's directory"
+        rule = "must be another folder for each job, directly in the sweep's directory"
         raise RecipeError([f"hydra.sweep.subdir = {name}: {rule}"])
 
 
 def _refuse_another(
     sweep_dir: Path, jobs: Sequence[PlannedJob], command: Command, *, grows: bool
 ) -> None:
-    """Raise RunError if the directory has another sweeper, other jobs or, unless it grows, another
-    command."""
+    """Raise RunError if the directory has another sweeper or other jobs, or another command unless
+    the sweep grows."""
     problems = []
-    there = read_command(sweep_dir)
-    if there is not None:
-        name = there.sweeper.name
-        before = there.arguments
-        now = command.redact().arguments
+    recorded = read_command(sweep_dir)
+    if recorded is not None:
+        name = recorded.sweeper.name
+        earlier = recorded.arguments
+        current = command.redact().arguments
         if name not in (None, command.sweeper.name):
-            problems.append(f"that of hydra/sweeper={name}, here {command.sweeper.name}")
+            problems.append(f"it has hydra/sweeper={name}, this one {command.sweeper.name}")
         if not grows:
-            problems += [f"{item} is not asked for here" for item in before if item not in now]
-            problems += [f"{item} was not asked for" for item in now if item not in before]
-    problems += [problem for job in jobs for problem in _differences(job)]
+            problems += [f"only it has {item}" for item in earlier if item not in current]
+            problems += [f"only this one has {item}" for item in current if item not in earlier]
+    problems += [problem for job in jobs for problem in _list_differences(job)]
     planned = {job.folder.name for job in jobs}
     for folder in find_jobs(sweep_dir) if grows else ():
         if folder.name not in planned:
             keys = changed_text(read_overrides(folder) or {}) or "nothing"
-            problems.append(f"job {folder.name} there ({keys}) is none of this one")
+            problems.append(f"only it has job {folder.name} ({keys})")
     if problems:
         first = join_first(problems, 3, "; ", "; and ")
-        raise RunError(f"{sweep_dir}: holds another sweep: {first}; name another directory")
+        raise RunError(f"{sweep_dir}: has another sweep: {first}; name another directory")
 
 
-def _differences(job: PlannedJob) -> list[str]:
-    """The differences of a job from the one in its directory, if any."""
-    there = read_overrides(job.folder)
-    if there is not None and there != job.changed:
-        before, now = (changed_text(changed) or "nothing" for changed in (there, job.changed))
-        return [f"job {job.folder.name} there has {before}, here {now}"]
+def _list_differences(job: PlannedJob) -> list[str]:
+    """Describe the differences of a job from the job in its directory."""
+    recorded = read_overrides(job.folder)
+    if recorded is not None and recorded != job.changed:
+        earlier, current = (
+            changed_text(changed) or "nothing" for changed in (recorded, job.changed)
+        )
+        return [f"its job {job.folder.name} has {earlier}, this one's {current}"]
     if job.recipe is None or not (job.folder / RECIPE).exists():
         return []
     lines = list_changed_keys(job.recipe, job.folder)

@@ -1,4 +1,4 @@
-"""Running the jobs of a sweep until all are finished, by this process or by others."""
+"""Execution of a sweep's jobs until all are finished, by this process or by others."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pipeline.study.sweep.plan import PlannedJob
 from pipeline.study.sweep.threads import share_processors
 
 POLL_S = 0.5
-"""Interval of looking whether other processes have ended their jobs."""
-STARTS = 3
-"""Starts in a row without any finished job after which the launcher is taken for broken."""
+"""Interval of checks whether other processes have finished their jobs."""
+MAX_FUTILE_STARTS = 3
+"""Successive starts without a finished job after which the launcher counts as broken."""
 
 Launch = Callable[[Sequence[PlannedJob]], Sequence[JobReturn]]
 
@@ -27,56 +27,57 @@ Launch = Callable[[Sequence[PlannedJob]], Sequence[JobReturn]]
 def run_all(jobs: Sequence[PlannedJob], failures: Mapping[str, int], launch: Launch) -> None:
     """Run jobs until all are finished, by this process or by others.
 
-    A job of a dead process is free again, and is started here. Raises RunError when repeated starts
-    finish no job: the launcher doesn't work.
+    Jobs of dead processes are started again. Raises RunError if repeated starts finish no job: the
+    launcher doesn't work.
     """
-    futile = 0
+    futile_starts = 0
     waiting = False
-    while left := _find_unfinished(jobs, failures):
-        free = [job for job in left if not is_held(job.folder)]
+    while unfinished := _find_unfinished(jobs, failures):
+        free = [job for job in unfinished if not is_held(job.folder)]
         if not free:
             if not waiting:
-                print(f"\nwaiting for other processes, at jobs {_names(left)}", flush=True)
+                names = _join_names(unfinished)
+                print(f"\nwaiting for other processes, which run jobs {names}", flush=True)
             waiting = True
             time.sleep(POLL_S)
             continue
         waiting = False
-        reason = _try(launch, free)
+        reason = _try_launch(launch, free)
         lost = [job for job in _find_unfinished(free, failures) if not is_held(job.folder)]
-        futile = futile + 1 if len(lost) == len(free) else 0
-        if futile == STARTS:
-            ended = f"started {STARTS} times, and ended each time {reason}"
-            raise RunError(f"jobs {_names(lost)}: {ended}")
+        futile_starts = futile_starts + 1 if len(lost) == len(free) else 0
+        if futile_starts == MAX_FUTILE_STARTS:
+            ended = f"started {MAX_FUTILE_STARTS} times, and ended each time {reason}"
+            raise RunError(f"jobs {_join_names(lost)}: {ended}")
 
 
 def _find_unfinished(jobs: Sequence[PlannedJob], failures: Mapping[str, int]) -> list[PlannedJob]:
     return [job for job in jobs if not is_finished(job.folder, failures)]
 
 
-def _names(jobs: Sequence[PlannedJob]) -> str:
+def _join_names(jobs: Sequence[PlannedJob]) -> str:
     return printable(", ".join(job.folder.name for job in jobs))
 
 
-def _try(launch: Launch, jobs: Sequence[PlannedJob]) -> str:
-    """Launch jobs and return how that ended, in words: a launcher's workers may be killed."""
+def _try_launch(launch: Launch, jobs: Sequence[PlannedJob]) -> str:
+    """Launch jobs and describe how the launch ended; the launcher's workers may be killed."""
     try:
         for job in launch(jobs):
             if job.status == JobStatus.FAILED:
-                # Reading the value raises the error that Hydra has caught.
+                # This raises the error that Hydra has caught.
                 job.return_value  # noqa: B018
     except Exception as error:
         reason = f"with {type(error).__name__}: {error}".splitlines()[0]
         print(printable_lines(f"warning: a launch ended {reason}"), file=sys.stderr)
         return reason
-    return "without a word"
+    return "without an error"
 
 
 def launch(
     launcher: Launcher, max_batch_size: int | None, jobs: Sequence[PlannedJob]
 ) -> list[JobReturn]:
-    """Have a launcher start jobs, at most `max_batch_size` at once, and wait for them.
+    """Start jobs by a launcher, at most `max_batch_size` at once, and wait for them.
 
-    A sequential launcher gets single jobs, so that each has its number.
+    A sequential launcher starts jobs one by one, so that each has its number.
     """
     size = 1 if isinstance(launcher, BasicLauncher) else max_batch_size or len(jobs)
     config = getattr(launcher, "config", None)
@@ -84,7 +85,7 @@ def launch(
     returns: list[JobReturn] = []
     for start in range(0, len(jobs), size):
         batch = jobs[start : start + size]
-        placed = [job.launch_overrides for job in batch]
+        overrides = [job.launch_overrides for job in batch]
         with share_processors(settings, len(batch)):
-            returns += launcher.launch(placed, initial_job_idx=batch[0].number)
+            returns += launcher.launch(overrides, initial_job_idx=batch[0].number)
     return returns

@@ -1,4 +1,4 @@
-"""The search space: Optuna's distributions for Hydra's sweep syntax."""
+"""Search space of a study: Optuna's distributions for Hydra's sweep syntax."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def read_space(arguments: Sequence[str]) -> tuple[dict[str, BaseDistribution], list[str]]:
-    """The keys to search with their distributions, and the fixed overrides.
+    """Return the keys to search with their distributions, and the fixed overrides.
 
-    Raises RecipeError for what isn't an override, if there is nothing to search, or if a range has
-    no values.
+    Raises RecipeError for an argument that isn't an override, if no key is to be searched, and if a
+    range has no values.
     """
     problems = [
         f"{show(override)}: {problem}" for override, problem in find_parse_problems(arguments)
@@ -32,25 +32,27 @@ def read_space(arguments: Sequence[str]) -> tuple[dict[str, BaseDistribution], l
     fixed: list[str] = []
     for override in OverridesParser.create().parse_overrides(list(arguments)):
         if override.is_sweep_override():
-            space[_name(override)] = _distribution(override)
+            space[_name_key(override)] = _make_distribution(override)
         else:
             assert override.input_line is not None
             fixed.append(override.input_line)
     if not space:
         examples = "'train.optimizer.lr=tag(log,interval(0.001,0.1))' or train.batch_size=16,32"
-        raise RecipeError([f"hydra/sweeper = optuna: nothing to search; give a key as {examples}"])
+        raise RecipeError(
+            [f"hydra/sweeper = optuna: must have a key to search, such as {examples}"]
+        )
     return space, fixed
 
 
-def _name(override: Override) -> str:
-    """A key's name for Optuna: without the `++` that `to_overrides` adds again."""
+def _name_key(override: Override) -> str:
+    """Return a key's name for Optuna, without the `++` that `to_overrides` adds."""
     name = override.get_key_element()
     plain = key_of(name)
     return plain if mark_optional_keys([f"{plain}="]) != [f"{plain}="] else name
 
 
-def _distribution(override: Override) -> BaseDistribution:
-    """The distribution of a sweep: an interval, a range with its steps, or a list of values."""
+def _make_distribution(override: Override) -> BaseDistribution:
+    """Return the distribution of a sweep: an interval, a range with its steps, or a list."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     value = override.value()
@@ -68,7 +70,7 @@ def _distribution(override: Override) -> BaseDistribution:
             return CategoricalDistribution(list(override.sweep_string_iterator()))
         values = list(value.range())
         if not values:
-            raise ValueError("a range without values")
+            raise ValueError("the range has no values; must have one")
         step = abs(value.step)
         if all(isinstance(item, int) for item in values):
             return IntDistribution(int(min(values)), int(max(values)), step=int(step))
@@ -78,14 +80,15 @@ def _distribution(override: Override) -> BaseDistribution:
 
 
 def to_overrides(params: Mapping[str, Any]) -> list[str]:
-    """The overrides for a trial's values."""
+    """Return the overrides for a trial's values."""
     return mark_optional_keys(f"{key}={value}" for key, value in params.items())
 
 
 def one_at_a_time(space: Mapping[str, BaseDistribution]) -> list[dict[str, Any]]:
-    """Values of trials that together have every listed choice once, other keys at their first.
+    """Return values of trials, so that every listed choice is in a trial.
 
-    Of a range, whose values are all of one kind, only the lowest is used.
+    Each trial varies one key; the other keys have their first value. For a range only the lowest
+    value is used, since its values are all of one kind.
     """
     listed = {key: _list_values(distribution) for key, distribution in space.items()}
     first = {key: values[0] for key, values in listed.items()}

@@ -1,9 +1,9 @@
-"""Storage of a study, which any number of processes share, with heartbeats to detect dead ones.
+"""Storage of a study for any number of processes, with heartbeats that detect dead processes.
 
 The default is Optuna's journal, a file in the sweep's directory; a URL names a database. Running
-trials send heartbeats. Databases have Optuna's; Optuna has none for a journal, so there a heartbeat
-is the modification time of a file. It is compared with a file touched just then in the same folder,
-so that only the file server's clock matters.
+trials send heartbeats. Optuna has heartbeats for databases only, so for a journal the modification
+times of files are heartbeats. They are compared with a file touched at that moment in the same
+folder, so that only the file server's clock matters.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from pipeline.core.files.folder_lock import Lock
 from pipeline.study.sweep.directory import BEATS, JOURNAL, JOURNAL_LOCK
 
 MAX_JOURNAL_BYTES = 2**30
-"""Room for some million reports of trials; every process of a study reads all of it."""
+"""Largest journal, which every process of a study reads: some million reports of trials."""
 GRACE_BEATS = 3
-"""Number of missed heartbeats after which a trial is taken for dead."""
+"""Number of missed heartbeats after which a trial counts as dead."""
 StaleCallback = Callable[[optuna.Study, FrozenTrial], None]
 
 
 class FileLock(BaseJournalFileLock):
-    """A lock that the kernel releases when its process dies; Optuna's locks remain for 30 s."""
+    """A lock that the kernel releases when its process dies; Optuna's lock remains for 30 s."""
 
     def __init__(self, path: Path) -> None:
         self._lock = Lock(path)
@@ -50,7 +50,7 @@ class FileLock(BaseJournalFileLock):
 
 
 class BeatingJournal(JournalStorage, BaseHeartbeat):
-    """Optuna's journal with heartbeats: a file per trial, touched at every beat."""
+    """Optuna's journal with heartbeats: a file per trial, touched at every heartbeat."""
 
     def __init__(self, folder: Path, interval_s: int, callback: StaleCallback) -> None:
         self._beats = folder / BEATS
@@ -69,25 +69,21 @@ class BeatingJournal(JournalStorage, BaseHeartbeat):
         probe.touch()
         oldest_s = probe.stat().st_mtime - GRACE_BEATS * self._interval_s
         running = self.get_all_trials(study_id, deepcopy=False, states=(TrialState.RUNNING,))
-        return [trial._trial_id for trial in running if self._beat_at_s(trial) < oldest_s]
+        return [trial._trial_id for trial in running if self._read_last_beat_s(trial) < oldest_s]
 
-    def _beat_at_s(self, trial: FrozenTrial) -> float:
-        """The time of a trial's last heartbeat, in s; infinite, so never stale, without any."""
+    def _read_last_beat_s(self, trial: FrozenTrial) -> float:
+        """Return the time of a trial's last heartbeat in s; infinite, so not stale, without one."""
         try:
             return (self._beats / str(trial._trial_id)).stat().st_mtime
         except FileNotFoundError:
             return math.inf
 
     def get_heartbeat_interval(self) -> int:
-        """Seconds between heartbeats."""
+        """Return the seconds between heartbeats."""
         return self._interval_s
 
     def get_heartbeat_stale_trial_callback(self) -> StaleCallback:
-        """The function that Optuna calls for a dead trial."""
-        return self._callback
-
-    def get_failed_trial_callback(self) -> StaleCallback:
-        """The same under Optuna's former name for it."""
+        """Return the function that Optuna calls for a dead trial."""
         return self._callback
 
 
@@ -103,11 +99,11 @@ def open_storage(url: str | None, sweep_dir: Path, interval_s: int, max_retry: i
         if url is None:
             journal = sweep_dir / JOURNAL
             if journal.exists() and not journal.is_file():
-                raise ValueError("isn't a regular file")
+                raise ValueError("must be a regular file")
             if journal.exists() and journal.stat().st_size > MAX_JOURNAL_BYTES:
-                # Optuna would read it without end.
+                # Every process would read the whole file.
                 raise ValueError(
-                    f"has more than {MAX_JOURNAL_BYTES:,} bytes; a database holds more"
+                    f"must have at most {MAX_JOURNAL_BYTES:,} bytes; a database can have more"
                 )
             return BeatingJournal(sweep_dir, interval_s, retry)
         return RDBStorage(
@@ -117,14 +113,14 @@ def open_storage(url: str | None, sweep_dir: Path, interval_s: int, max_retry: i
             heartbeat_stale_trial_callback=retry,
         )
     except Exception as error:  # a wrong URL, an unreachable server, a file that isn't a journal
-        what = sweep_dir / JOURNAL if url is None else f"hydra.sweeper.storage = {url}"
-        raise RunError(f"{what}: can't open the study: {first_line(error)}") from error
+        source = sweep_dir / JOURNAL if url is None else f"hydra.sweeper.storage = {url}"
+        raise RunError(f"{source}: can't open the study: {first_line(error)}") from error
 
 
 def _silence_optuna() -> None:
-    """Show only Optuna's warnings, except about experimental features.
+    """Show only Optuna's warnings, except those about experimental features and heartbeats.
 
-    Nor its warning that only `Study.optimize` sends heartbeats: `send_heartbeats` does so here.
+    Optuna warns that only `Study.optimize` sends heartbeats, but `send_heartbeats` sends them here.
     """
     optuna.logging.set_verbosity(logging.WARNING)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -133,7 +129,7 @@ def _silence_optuna() -> None:
 
 @contextmanager
 def send_heartbeats(heart: BaseHeartbeat, trials: Sequence[Trial]) -> Iterator[None]:
-    """Inside, send heartbeats of trials from a thread, the first one immediately."""
+    """Send heartbeats of trials from a thread in the body, the first one immediately."""
     interval_s = heart.get_heartbeat_interval()
     ended = threading.Event()
 
@@ -146,11 +142,11 @@ def send_heartbeats(heart: BaseHeartbeat, trials: Sequence[Trial]) -> Iterator[N
             try:
                 beat()
             except Exception as error:  # a server that is unreachable for a while
-                warning = f"warning: a heart-beat could not be recorded: {error}"
+                warning = f"warning: a heartbeat could not be recorded: {error}"
                 print(printable_lines(warning), flush=True)
 
     beat()
-    thread = threading.Thread(target=keep_beating, name="heart-beats", daemon=True)
+    thread = threading.Thread(target=keep_beating, name="heartbeats", daemon=True)
     thread.start()
     try:
         yield

@@ -1,4 +1,4 @@
-"""The study that a command describes, `hydra.sweeper` of `hydra/sweeper=optuna`, and its pruner."""
+"""Study of a command with `hydra/sweeper=optuna`: its settings, its opening and its pruner."""
 
 from __future__ import annotations
 
@@ -22,31 +22,35 @@ from pipeline.study.sweep.storage import open_storage
 from pipeline.training.telemetry import Telemetry
 
 REPORTS = ("sinks", "evaluations")
-"""Events at which a trial's values are reported to its pruner."""
+"""Events at which a trial reports values to its pruner."""
 WHOLE_NUMBERS = {"n_trials": 1, "n_jobs": 1, "heartbeat_s": 1, "max_retry": 0}
-"""Settings that are whole numbers, and their lower bounds."""
+"""Settings that are whole numbers, with their least values."""
 
 
 @dataclass(frozen=True)
 class StudySettings:
-    """Settings of a study; `sampler` and `pruner` name classes of Optuna and their arguments.
-
-    `n_trials` counts the trials of all processes and commands; one process runs `n_jobs` at a time.
-    `history` is a folder of earlier runs, whose results the study begins with.
-    A trial sends a heartbeat every `heartbeat_s`; a dead one is retried up to `max_retry` times.
-    """
+    """Settings of a study."""
 
     metric: str
     reports: str
+    """Event at which trials report, one of `REPORTS`."""
     n_trials: int
+    """Number of trials of all processes and commands."""
     n_jobs: int
+    """Trials that one process runs at a time."""
     history: str | None
+    """Folder of earlier runs, with whose results the study begins."""
     storage: str | None
+    """URL of a database; None for a journal in the sweep's directory."""
     study_name: str
     heartbeat_s: int
+    """Seconds between the heartbeats of a trial."""
     max_retry: int
+    """Most retries of a dead trial."""
     sampler: Any
+    """Class of Optuna, with its arguments."""
     pruner: Any
+    """Class of Optuna, with its arguments."""
 
     @property
     def maximizes(self) -> bool:
@@ -65,11 +69,11 @@ def read_settings(sweeper: Mapping[str, Any], sweep_dir: Path) -> StudySettings:
         rule = f"must be {' or '.join(REPORTS)}"
         problems.append(f"hydra.sweeper.reports = {sweeper['reports']}: {rule}")
     if sweeper["reports"] == "evaluations" and metric == TRAIN_LOSS:
-        problem = f"{TRAIN_LOSS} is none of what evaluations say; leave it at sinks"
+        problem = f"must be sinks with metric={TRAIN_LOSS}, which evaluations don't have"
         problems.append(f"hydra.sweeper.reports = evaluations: {problem}")
     for name, least in WHOLE_NUMBERS.items():
         if not isinstance(sweeper[name], int) or sweeper[name] < least:
-            rule = f"must be a whole number, {least} or more"
+            rule = f"must be a whole number of at least {least}"
             problems.append(f"hydra.sweeper.{name} = {sweeper[name]}: {rule}")
     if problems:
         raise RecipeError(problems)
@@ -101,18 +105,16 @@ def open_study(settings: StudySettings, sweep_dir: Path) -> optuna.Study:
 
 
 def number_of_first_try(trial: FrozenTrial) -> int:
-    """Return the number of the trial's job: the number of the trial that it retries, else of
-    itself."""
+    """Return the number of the trial's job: of the trial that it retries, or its own."""
     first = RetryHeartbeatStaleTrialCallback.retried_trial_number(trial)
     return trial.number if first is None else first
 
 
 class TrialPruner(Pruner):
-    """Monitor that reports a trial's values, and consults the study's pruner after every report.
+    """Monitor that reports a trial's values, and asks the study's pruner after every report.
 
-    At the end of every sink it reports the sink's mean training loss, over steps with a finite
-    loss, with its sign changed if a larger metric is better. With `by_evaluations` it reports the
-    metric itself.
+    At the end of every sink it reports the mean of the sink's finite training losses, negated if a
+    larger metric is better. With `by_evaluations` it reports the metric instead, at evaluations.
     """
 
     def __init__(self, trial: optuna.Trial, metric: str, *, by_evaluations: bool) -> None:
@@ -126,11 +128,11 @@ class TrialPruner(Pruner):
 
     @property
     def prune_reason(self) -> str | None:
-        """Why the run should end at this boundary; None while it should continue."""
+        """Reason to end the run at this boundary; None while it should continue."""
         return self._prune_reason
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Sum up finite losses."""
+        """Add the finite losses to the sums of the sink."""
         losses = telemetry.loss[np.isfinite(telemetry.loss)]
         self._loss += float(losses.sum(dtype=float))
         self._steps += len(losses)
@@ -139,7 +141,7 @@ class TrialPruner(Pruner):
         """Report the mean training loss."""
         if not self._by_evaluations:
             mean = self._loss / self._steps if self._steps else math.nan
-            self._report(self._sign * mean, report.step)
+            self._report_value(self._sign * mean, report.step)
         self._loss = 0.0
         self._steps = 0
 
@@ -151,25 +153,27 @@ class TrialPruner(Pruner):
         if self._metric not in scalars:
             problem = f"evaluations have no {self._metric}; add it to eval.metrics"
             raise RunError(f"hydra.sweeper.metric = {self._metric}: {problem}")
-        self._report(scalars[self._metric], step)
+        self._report_value(scalars[self._metric], step)
 
-    def _report(self, value: float, step: int) -> None:
+    def _report_value(self, value: float, step: int) -> None:
         try:
             self._trial.report(value, step)
-            poor = self._trial.should_prune()
+            should_prune = self._trial.should_prune()
         except optuna.exceptions.UpdateFinishedTrialError:
-            # Taken for dead, the trial is retried elsewhere, and will be found finished.
+            # The trial counted as dead and is retried elsewhere, where its job will be finished.
             return
-        self._prune_reason = f"step {step}: {self._describe(value)} is poor" if poor else None
+        self._prune_reason = (
+            f"step {step}: {self._describe_value(value)} is poor" if should_prune else None
+        )
 
-    def _describe(self, value: float) -> str:
+    def _describe_value(self, value: float) -> str:
         if self._by_evaluations:
             return f"{self._metric} {value:.4g}"
         return f"mean training loss {self._sign * value:.4g}"
 
 
 def open_pruner(sweeper: Mapping[str, Any], sweep_dir: Path) -> TrialPruner:
-    """The pruner of the trial that a job's configuration names."""
+    """Return the pruner of the trial that a job's configuration names."""
     settings = read_settings(sweeper, sweep_dir)
     study = open_study(settings, sweep_dir)
     trial = optuna.Trial(study, study.trials[sweeper["trial"]]._trial_id)

@@ -1,7 +1,7 @@
-"""The table of a sweep: the changed keys and the result of each job.
+"""Table of a sweep: the changed keys and the result of each job.
 
-It is written again from the jobs' summaries after a job, by the process that ran it, and at the end
-of the sweep. Since all jobs are read for it, a large table is left as it is for a while.
+The process that ran a job rewrites the table from the summaries of all jobs, and so does the end of
+the sweep. A large table isn't rewritten after every job.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ SINK_SIZE = "train.sink_size"
 AMORTISATION = "amortisation"
 CACHED_JOBS = 1 << 14
 BYTES_PER_S = 750
-"""Bytes of a table that may be rewritten each second."""
+"""Average rate at which a table may be rewritten."""
 STUDY = "optuna"
 """The sweeper that prints the best trial itself, which may be an earlier run."""
 HIDDEN_COLUMNS = frozenset({"modelled_sink_size", "modelled_bound", "exit_status"})
-"""Columns of the file that are not printed, for want of room."""
+"""Columns of the file that are not printed, to save space."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class JobRow:
     summary: JobSummary
 
     def cells(self) -> dict[str, Any]:
-        """The values by column; the changed keys come first."""
+        """Return the values by column, the job and its changed keys first."""
         summary = self.summary
         return {
             "job": self.job,
@@ -87,17 +87,18 @@ class JobRow:
 
 
 def conclude(sweep_dir: Path) -> int:
-    """Write and print the table; 0 when every job is done, 2 when a recipe was wrong, else 1.
+    """Write and print the table, and return the largest exit status of a job.
 
-    Raises RunError if there is no job, DataError if a job's files can't be read.
+    It is 0 if every job is done. Raises RunError if there is no job, and DataError if a job's files
+    can't be read.
     """
     rows = read_jobs(sweep_dir)
     if not rows:
-        raise RunError(f"{sweep_dir}: the sweep has no job")
-    _write(rows, sweep_dir / TABLE)
-    _show(rows, sweep_dir / TABLE)
+        raise RunError(f"{sweep_dir}: has no job of a sweep")
+    _write_rows(rows, sweep_dir / TABLE)
+    _print_rows(rows, sweep_dir / TABLE)
     for picture in write_pictures(sweep_dir, rows):
-        print(printable(f"what longer sinks buy, modelled: {picture}"))
+        print(printable(f"modelled gain of longer sinks: {picture}"))
     command = read_command(sweep_dir)
     if command is None or command.sweeper.name != STUDY:
         _print_best(rows)
@@ -110,41 +111,41 @@ def _print_best(rows: Sequence[JobRow]) -> None:
     metric = main_metric([row.summary.numbers() for row in done])
     if metric is None:
         return
-    rated = [
+    rated_rows = [
         (row.summary.numbers()[metric], row) for row in done if metric in row.summary.numbers()
     ]
     choose = max if is_better_larger(metric) else min
-    value, best = choose(rated, key=lambda pair: pair[0])
+    value, best = choose(rated_rows, key=lambda pair: pair[0])
     print(printable(f"best: job {best.job}, {metric} {value:.6g}: {changed_text(best.changed)}"))
 
 
 def read_jobs(sweep_dir: Path) -> list[JobRow]:
-    """One row per job, in order. Raises DataError if a job's files can't be read."""
+    """Return a row per job, in order. Raises DataError if a job's files can't be read."""
     rows = []
     for folder in find_jobs(sweep_dir):
-        changed = _overrides(folder, read_written_at_ns(folder / OVERRIDES))
+        changed = _read_cached_overrides(folder, read_written_at_ns(folder / OVERRIDES))
         written_ns = read_written_at_ns(folder / SUMMARY)
-        ended = _summary(folder, written_ns) if written_ns else None
+        ended = _read_cached_summary(folder, written_ns) if written_ns else None
         rows.append(JobRow(folder.name, changed, ended or JobSummary(status=read_state(folder))))
     return rows
 
 
 @lru_cache(CACHED_JOBS)
-def _overrides(folder: Path, written_ns: int) -> Mapping[str, Any]:
-    """The overrides that were written then: a process writes many tables of the same jobs."""
+def _read_cached_overrides(folder: Path, written_ns: int) -> Mapping[str, Any]:
+    """Read the overrides of a job, cached by the time of their file for later tables."""
     return read_overrides(folder) or {}
 
 
 @lru_cache(CACHED_JOBS)
-def _summary(folder: Path, written_ns: int) -> JobSummary | None:
-    """The summary that was written then."""
+def _read_cached_summary(folder: Path, written_ns: int) -> JobSummary | None:
+    """Read the summary of a job, cached by the time of its file for later tables."""
     return read_summary(folder)
 
 
 def write_pictures(sweep_dir: Path, rows: Sequence[JobRow]) -> list[Path]:
-    """Plot the step time over the sink size, if sizes were swept on an emulated device.
+    """Plot the step time against the sink size, if sizes were swept on an emulated device.
 
-    Writes a picture for each combination of the other swept keys; returns their paths.
+    Writes a picture for each combination of the other swept keys, and returns their paths.
     """
     curves: dict[str, dict[int, float]] = {}
     for row in rows:
@@ -158,24 +159,23 @@ def write_pictures(sweep_dir: Path, rows: Sequence[JobRow]) -> list[Path]:
         if len(points) > 1:
             number = f"_{len(pictures)}" if pictures else ""
             pictures.append(sweep_dir / f"{AMORTISATION}{number}.html")
-            title = "What longer sinks buy" + (f": {text}" if text else "")
+            title = "Gain of longer sinks" + (f": {text}" if text else "")
             write_amortisation(tuple(points.items()), pictures[-1], title)
     return pictures
 
 
 def write_amortisation(
-    points: Sequence[tuple[int, float]], path: Path, title: str = "What longer sinks buy"
+    points: Sequence[tuple[int, float]], path: Path, title: str = "Gain of longer sinks"
 ) -> None:
-    """Write modelled steps in ms, by sink size, as an HTML page with one drawing.
+    """Write an HTML page with a drawing of modelled step times; `points` are (sink size, ms).
 
-    Raises:
-        ValueError: no point, a sink of no step, or a time that is not above zero and finite.
+    Raises ValueError without points, for a size below 1, and for a time that isn't above 0.
     """
     if not points:
-        raise ValueError("no sink size to draw")
+        raise ValueError("points: must have a sink size to draw")
     for size, ms in points:
         if size < 1 or not (math.isfinite(ms) and ms > 0):
-            raise ValueError(f"sink of {size} steps at {ms} ms: both should be above zero")
+            raise ValueError(f"sink of {size} steps at {ms} ms: both must be above 0")
     points = sorted(points)
     first, first_ms = points[0]
     last, last_ms = points[-1]
@@ -183,32 +183,34 @@ def write_amortisation(
         f"A step takes {first_ms:.3g} ms in sinks of {first:,} and {last_ms:.3g} ms in sinks of "
         f"{last:,}: {first_ms / last_ms:.2f} times as fast."
     )
-    sections = [Section("Milliseconds a step, by steps per launch", "", [Charts([_draw(points)])])]
-    footer = "All times are modelled, none was measured on a device."
+    sections = [
+        Section("Milliseconds a step, by steps per launch", "", [Charts([_draw_points(points)])])
+    ]
+    footer = "All times are modelled, not measured on a device."
     page = Page("amortisation", title, words, sections, footer=footer)
     write_whole(path, render_page(page))
 
 
-def _draw(points: Sequence[tuple[int, float]]) -> Drawing:
-    """Draw the points over the logarithm of their sink sizes."""
+def _draw_points(points: Sequence[tuple[int, float]]) -> Drawing:
+    """Draw the times of steps against the logarithm of their sink sizes."""
     sizes = {math.log10(size): f"{size:,}" for size, _ in points}
-    aside = 0.1 * (max(sizes) - min(sizes)) or 0.5
-    x = make_horizontal_axis(min(sizes) - aside, max(sizes) + aside)
+    margin = 0.1 * (max(sizes) - min(sizes)) or 0.5
+    x = make_horizontal_axis(min(sizes) - margin, max(sizes) + margin)
     y = make_vertical_axis(0, max(ms for _, ms in points) * 1.08)
     chart = draw_frame("Time of a step against sink size", x, y, "steps per launch", sizes)
     places = [(x.place(math.log10(size)), y.place(ms)) for size, ms in points]
     chart.add("polyline", "curve blue", points=format_points(places))
-    for (size, ms), (across, up) in zip(points, places, strict=True):
-        chart.add("circle", "blue", tip=f"sink of {size}: {ms:.3f} ms", cx=across, cy=up, r=3.5)
-        chart.add("text", "ink", f"{ms:.3g}", x=across + 5, y=up - 7)
+    for (size, ms), (x_px, y_px) in zip(points, places, strict=True):
+        chart.add("circle", "blue", tip=f"sink of {size}: {ms:.3f} ms", cx=x_px, cy=y_px, r=3.5)
+        chart.add("text", "ink", f"{ms:.3g}", x=x_px + 5, y=y_px - 7)
     return chart
 
 
 def update_table(sweep_dir: Path) -> None:
-    """Rewrite `sweep.csv` as `write_table` does, unless that was done a moment ago.
+    """Rewrite `sweep.csv` unless it was written recently.
 
     A table of n bytes stays for n / `BYTES_PER_S` seconds, three minutes for 1,000 jobs, so that
-    tables take a small share of any sweep's time. Raises DataError as `read_jobs` does.
+    tables take a small share of a sweep's time. Raises DataError if a job's files can't be read.
     """
     try:
         status = (sweep_dir / TABLE).stat()
@@ -221,44 +223,44 @@ def update_table(sweep_dir: Path) -> None:
 
 
 def write_table(sweep_dir: Path) -> None:
-    """Rewrite `sweep.csv` atomically. Raises DataError as `read_jobs` does."""
-    _write(read_jobs(sweep_dir), sweep_dir / TABLE)
+    """Rewrite `sweep.csv` atomically. Raises DataError if a job's files can't be read."""
+    _write_rows(read_jobs(sweep_dir), sweep_dir / TABLE)
 
 
-def _write(rows: Sequence[JobRow], file: Path) -> None:
+def _write_rows(rows: Sequence[JobRow], file: Path) -> None:
     cells = [row.cells() for row in rows]
-    columns = _columns(cells)
+    columns = _list_columns(cells)
     write_whole(file, csv_text({name: row.get(name) for name in columns} for row in cells))
 
 
-def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _list_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(key for row in rows for key in row))
 
 
-def _show(jobs: Sequence[JobRow], file: Path) -> None:
-    # The reasons of pruned trials are in the file; printed, they would fill the screen.
+def _print_rows(jobs: Sequence[JobRow], file: Path) -> None:
+    # The reasons of pruned trials would fill the screen, so only the file has them.
     rows = [
         {**job.cells(), **({"reason": None} if job.summary.status == "pruned" else {})}
         for job in jobs
     ]
     filled = {name for row in rows for name, value in row.items() if value is not None}
-    columns = [name for name in _columns(rows) if name in filled - HIDDEN_COLUMNS]
+    columns = [name for name in _list_columns(rows) if name in filled - HIDDEN_COLUMNS]
     table = Table(title=printable(str(file)), box=SIMPLE_HEAD, padding=0)
     for name in columns:
-        table.add_column(_head(name))
+        table.add_column(_format_head(name))
     for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
-    # Else rich would take text in brackets for markup.
+        table.add_row(*(_format_cell(row.get(column)) for column in columns))
+    # With markup, rich would interpret text in brackets.
     Console(markup=False).print(table)
 
 
-def _head(column: str) -> str:
-    """A column's name as words, which can be wrapped in a narrow terminal."""
+def _format_head(column: str) -> str:
+    """Return a column's name as words, which can be wrapped in a narrow terminal."""
     name = column.removeprefix("metrics.").replace("samples_per_s", "samples/s")
     return printable(re.sub("[._]", " ", name))
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, float):

@@ -10,30 +10,30 @@ from typing import Any
 from pipeline.core.host.cuda import share_memory
 
 THREADS = "NPROC"
-"""Environment variable for the number of processors that XLA uses."""
+"""Environment variable of the number of processors that XLA uses."""
 ALL_AT_ONCE = "submitit_launcher.LocalLauncher"
-"""End of the class of a launcher that starts all its jobs at once on this machine."""
+"""Suffix of the class of a launcher that starts all its jobs at once on this machine."""
 BY_PROCESSORS = "ray_launcher.RayLauncher"
-"""End of the class of a launcher that starts jobs up to its number of processors."""
+"""Suffix of the class of a launcher whose number of processors limits the jobs at once."""
 
 
 def limit_threads(launcher: Mapping[str, Any]) -> None:
-    """Divide this machine's processors, and the memory of its GPU, among the jobs that a launcher
-    runs on it at once.
+    """Divide this machine's processors and GPU memory among the jobs that a launcher runs at once.
 
-    Call before jax opens its devices. A number that the user or `share_processors` has set stays.
+    Call it before jax opens its devices. A number that the user or `share_processors` has set
+    stays.
     """
-    os.environ.update(_shares(launcher, 1))
+    os.environ.update(_compute_shares(launcher, 1))
 
 
 @contextmanager
 def share_processors(launcher: Mapping[str, Any], jobs: int) -> Iterator[None]:
-    """Let the processes that a launcher starts in the body for `jobs` jobs share the processors.
+    """Divide the processors among the processes that a launcher starts in the body for `jobs` jobs.
 
-    They inherit the environment, in which a number that the user has set stays. This process, whose
-    jax may be in use, is not affected.
+    The processes inherit the environment, where a number that the user has set stays. This process
+    is not affected if it uses jax already.
     """
-    shares = _shares(launcher, jobs)
+    shares = _compute_shares(launcher, jobs)
     os.environ.update(shares)
     try:
         yield
@@ -42,7 +42,7 @@ def share_processors(launcher: Mapping[str, Any], jobs: int) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _shares(launcher: Mapping[str, Any], jobs: int) -> dict[str, str]:
+def _compute_shares(launcher: Mapping[str, Any], jobs: int) -> dict[str, str]:
     at_once = jobs_at_once(launcher, jobs)
     shares = share_memory(at_once)
     if at_once > 1 and THREADS not in os.environ:
@@ -51,28 +51,29 @@ def _shares(launcher: Mapping[str, Any], jobs: int) -> dict[str, str]:
 
 
 def share_of(jobs: int) -> int:
-    """The number of processors for each of several jobs; at least 1."""
+    """Return the number of processors for each of several jobs; at least 1."""
     return max(1, processors() // jobs)
 
 
 def jobs_at_once(launcher: Mapping[str, Any], jobs: int = 1) -> int:
-    """The number of jobs that a launcher runs at once on one machine, of `jobs` jobs.
+    """Return how many of `jobs` jobs a launcher runs at once on one machine.
 
-    joblib: its `n_jobs`, of which a negative number -n leaves n - 1 processors unused, as in
-    joblib. submitit on this machine: all. Ray: what its processors allow, unless it is an existing
-    cluster. Others: 1.
+    - joblib: its `n_jobs`; a negative number -n leaves n - 1 processors unused
+    - submitit on this machine: all jobs
+    - Ray: as many as its processors allow; 1 on an existing cluster
+    - others: 1
     """
     kind = str(launcher.get("_target_", ""))
     if kind.endswith(ALL_AT_ONCE):
         return max(1, jobs)
     if kind.endswith(BY_PROCESSORS):
-        return min(max(1, jobs), _slots(launcher.get("ray") or {}))
+        return min(max(1, jobs), _count_ray_slots(launcher.get("ray") or {}))
     n_jobs = launcher.get("n_jobs") or 1
     return n_jobs if n_jobs > 0 else max(1, processors() + 1 + n_jobs)
 
 
-def _slots(ray: Mapping[str, Any]) -> int:
-    """The number of jobs that Ray runs at once; 1 on a cluster that was there before."""
+def _count_ray_slots(ray: Mapping[str, Any]) -> int:
+    """Return the number of jobs that Ray runs at once; 1 on an existing cluster."""
     init = ray.get("init") or {}
     remote = ray.get("remote") or {}
     if init.get("address"):
@@ -82,5 +83,5 @@ def _slots(ray: Mapping[str, Any]) -> int:
 
 
 def processors() -> int:
-    """The number of processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))

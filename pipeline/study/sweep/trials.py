@@ -1,9 +1,9 @@
-"""The trials of a study, shared by any number of processes through its storage.
+"""Trials of a study, shared by any number of processes through its storage.
 
 A process requests a trial, runs it as a job and reports its result, until there are enough trials.
-A trial whose process died is detected by its missing heartbeat and queued again under another
-number. It resumes in the directory of its first try, from the last checkpoint there, or is found
-finished. Only one process requests trials at a time, so that there are never too many.
+The trial of a dead process is detected by its missing heartbeats and queued again under another
+number. It resumes in the directory of its first try, from the last checkpoint. Only one process
+requests trials at a time, so that there are never too many.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ REQUESTED = "asked"
 
 @dataclass(frozen=True)
 class StudySearch:
-    """An open study, with the keys that its trials vary and the settings that they share."""
+    """An open study, with the keys that its trials vary and the overrides that they share."""
 
     study: optuna.Study
     heart: BaseHeartbeat
@@ -60,7 +60,7 @@ class StudySearch:
 def sweep_study(sweeper: BasicSweeper, overrides: Sequence[str]) -> None:
     """Run the remaining trials of a study, and print the best one."""
     places = read_places(sweeper)
-    search = _open(sweeper, overrides)
+    search = _open_search(sweeper, overrides)
     assert sweeper.launcher is not None
     start: Launch = partial(launch, sweeper.launcher, None)
     task = getattr(sweeper.launcher, "task_function", None)
@@ -68,22 +68,22 @@ def sweep_study(sweeper: BasicSweeper, overrides: Sequence[str]) -> None:
     task.open_pruner = open_pruner
     if places is not None:
         start = Populations(sweeper, task, places, start)
-    while trials := _next_trials(search):
+    while trials := _request_trials(search):
         try:
             with send_heartbeats(search.heart, trials):
-                _run(sweeper, search, trials, start)
+                _run_trials(sweeper, search, trials, start)
         except BaseException:
-            # Without waiting for heartbeats to be missed.
-            _requeue(search.study, [trial.number for trial in trials])
+            # Other processes needn't wait for missing heartbeats.
+            _requeue_trials(search.study, [trial.number for trial in trials])
             raise
     _print_best(search)
 
 
-def _open(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch:
-    """Open the study that a command describes, in its directory.
+def _open_search(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch:
+    """Open the study of a command in its directory.
 
-    Raises, before the study is created, RecipeError for a wrong command and Hydra's errors if a
-    listed value can't be composed; RunError if the directory holds another study.
+    Before the study is created, this raises RecipeError for a wrong command, and Hydra's errors if
+    a listed value can't be composed. Raises RunError if the directory has another study.
     """
     assert sweeper.config is not None
     sweep_dir = Path(str(sweeper.config.hydra.sweep.dir))
@@ -101,18 +101,18 @@ def _open(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch:
             history = settings.history
             if history is not None and first.recipe is not None:
                 trials, runs = trials_of_runs(Path(history), first.recipe, space, settings.metric)
-                print(printable(f"{len(trials)} of {runs} runs in {history} are known trials"))
+                print(printable(f"{len(trials)} of {runs} runs in {history} are used as trials"))
                 study.add_trials(trials)
     heart = study._storage
     assert isinstance(heart, BaseHeartbeat)
     return StudySearch(study, heart, settings, space, command, fixed, sweep_dir)
 
 
-def _next_trials(search: StudySearch) -> list[Trial]:
-    """Return the next trials for this process, dead processes' trials first; none when all are
-    done.
+def _request_trials(search: StudySearch) -> list[Trial]:
+    """Return the next trials for this process, trials of dead processes first.
 
-    Waits while other processes run the last ones: one of them might die.
+    Returns none when all trials are done. This waits while other processes run the last trials,
+    since one of them may die.
     """
     waiting = False
     while True:
@@ -124,18 +124,18 @@ def _next_trials(search: StudySearch) -> list[Trial]:
             started = {number_of_first_try(trial) for trial in requested}
             left = len(queued) + max(0, search.settings.n_trials - len(started))
             if left > 0:
-                return [_ask(search) for _ in range(min(left, search.settings.n_jobs))]
+                return [_request_trial(search) for _ in range(min(left, search.settings.n_jobs))]
         running = [trial for trial in trials if trial.state == TrialState.RUNNING]
         if not running:
             return []
         if not waiting:
             names = ", ".join(str(number_of_first_try(trial)) for trial in running)
-            print(f"\nwaiting for other processes, at trials {names}", flush=True)
+            print(f"\nwaiting for other processes, which run trials {names}", flush=True)
         waiting = True
         time.sleep(POLL_S)
 
 
-def _ask(search: StudySearch) -> Trial:
+def _request_trial(search: StudySearch) -> Trial:
     """Request a trial with all its values, and send its first heartbeat."""
     trial = search.study.ask(search.space)
     search.heart.record_heartbeat(trial._trial_id)
@@ -144,25 +144,27 @@ def _ask(search: StudySearch) -> Trial:
 
 
 def requeue_dead_trials(search: StudySearch) -> None:
-    """Queue dead trials again: without heartbeats, or whose process died while requesting them.
+    """Queue trials again that lack heartbeats, or whose process died while requesting them.
 
-    Only one process requests trials at a time, so one that is incomplete now has no owner.
+    Only one process requests trials at a time, so an incomplete trial has no owner.
     """
     fail_stale_trials(search.study)
     running = search.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    half = [trial.number for trial in running if trial.user_attrs.get(REQUESTED) != trial.number]
-    _requeue(search.study, half)
+    incomplete = [
+        trial.number for trial in running if trial.user_attrs.get(REQUESTED) != trial.number
+    ]
+    _requeue_trials(search.study, incomplete)
 
 
-def _requeue(study: optuna.Study, numbers: Sequence[int]) -> None:
-    """Fail the trials that are still running, and queue them again.
+def _requeue_trials(study: optuna.Study, numbers: Sequence[int]) -> None:
+    """Mark the running ones of some trials as failed, and queue them again.
 
-    The trials themselves did not fail, so it does not count as a retry.
+    This doesn't count as a retry.
     """
     for number in numbers:
         trial = study.trials[number]
         if trial.state == TrialState.RUNNING:
-            # The new one first: if this process ends in between, one of the two is found finished.
+            # The new trial is added first: if this process ends in between, none is lost.
             study.add_trial(
                 optuna.create_trial(
                     state=TrialState.WAITING,
@@ -174,7 +176,7 @@ def _requeue(study: optuna.Study, numbers: Sequence[int]) -> None:
             study.tell(number, state=TrialState.FAIL)
 
 
-def _run(
+def _run_trials(
     sweeper: BasicSweeper, search: StudySearch, trials: Sequence[Trial], start: Launch
 ) -> None:
     """Run trials as jobs, and report their results to the study."""
@@ -191,10 +193,10 @@ def _run(
         require_members(job.recipe for job in jobs if job.recipe is not None)
     run_all(jobs, {}, start)
     for trial, job in zip(trials, jobs, strict=True):
-        _report(search, trial, job)
+        _report_result(search, trial, job)
 
 
-def _report(search: StudySearch, trial: Trial, job: PlannedJob) -> None:
+def _report_result(search: StudySearch, trial: Trial, job: PlannedJob) -> None:
     """Report a job's summary to the study.
 
     Raises RunError if the study's metric is missing, DataError if the summary can't be read.
@@ -202,7 +204,7 @@ def _report(search: StudySearch, trial: Trial, job: PlannedJob) -> None:
     summary = read_summary(job.folder)
     metric = search.settings.metric
     if summary is None:
-        raise RunError(f"{job.folder}: the job ended, and its summary was removed")
+        raise RunError(f"{job.folder}: has no summary; the job has written one")
     value = summary.metric(metric)
     tell = partial(search.study.tell, trial, skip_if_finished=True)
     if summary.status == "done" and value is not None:
@@ -210,7 +212,7 @@ def _report(search: StudySearch, trial: Trial, job: PlannedJob) -> None:
     else:
         tell(state=TrialState.PRUNED if summary.status == "pruned" else TrialState.FAIL)
     if summary.status == "done" and metric not in summary.metrics:
-        reason = f"{job.folder} has none in its summary; the stage eval computes metrics"
+        reason = f"must be in the summary of {job.folder}; the stage eval computes metrics"
         raise RunError(f"hydra.sweeper.metric = {metric}: {reason}")
 
 

@@ -1,4 +1,4 @@
-"""Jobs of a sweep as populations: those that differ in numbers alone share one compiled program."""
+"""Jobs of a sweep as populations: jobs that differ only in numbers share one compiled program."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ from pipeline.study.sweep.table import update_table
 from pipeline.study.sweep.threads import processors
 
 KEY = "hydra.sweeper.vectorize"
-MOST_PROGRAMS = 4
-"""Programs that stay compiled for later trials of a study; each holds memory."""
-LOOK_S = 0.1
-"""Interval of looking for signals, which only the main thread receives."""
-SHOWN = ("train_loss", "accuracy", "loss")
+MAX_PROGRAMS = 4
+"""Most programs that stay compiled for later trials of a study; each uses memory."""
+POLL_SIGNALS_S = 0.1
+"""Interval of checks for signals, which only the main thread receives."""
+PRINTED_METRICS = ("train_loss", "accuracy", "loss")
 """Metrics of a job that are printed at its end, if it has them."""
 
 MemberRun = Callable[[Signals], None]
-"""Runs a member, which looks at the signals; errors of the member are not raised."""
+"""Runs a member, which checks the signals; errors of the member are not raised."""
 
 
 def read_places(sweeper: BasicSweeper) -> Places | None:
-    """The number of jobs that train at once in a vectorized sweep; None in other sweeps.
+    """Return the number of jobs that train at once in a vectorized sweep; None in other sweeps.
 
-    `true` is the number of processors: more jobs would only share these. Raises RecipeError for
-    anything but true, false and a whole number above 0, and with a launcher that starts processes.
+    `true` stands for the number of processors. Raises RecipeError for other values than true, false
+    and a whole number above 0, and for a launcher that starts processes.
     """
     assert sweeper.config is not None
     setting = sweeper.config.hydra.sweeper.get("vectorize")
@@ -70,109 +70,115 @@ def read_places(sweeper: BasicSweeper) -> Places | None:
 
 @dataclass(eq=False)
 class Populations:
-    """The populations of a sweep, whose programs serve all jobs that they fit."""
+    """The populations of a sweep, with their programs by key."""
 
     sweeper: BasicSweeper
     task: Job
     places: Places
     start: Launch
     compiled_in: set[str] = field(default_factory=set)
-    """Numbers that have turned out to decide what is compiled."""
+    """Keys of numbers that decide what is compiled, found so far."""
     programs: dict[ProgramKey, SharedProgram] = field(default_factory=dict)
     _table: Lock = field(default_factory=Lock)
-    """Held to write the table: threads of a process have the same name for its draft."""
+    """Lock of the table, since all threads of a process write the same temporary file."""
 
     def __call__(self, jobs: Sequence[PlannedJob]) -> Sequence[JobReturn]:
-        """Run jobs, and return when all have ended. Raises KeyboardInterrupt if a signal stopped
-        them."""
+        """Run jobs until all have ended. Raises KeyboardInterrupt if a signal stopped them."""
         invalid = [job for job in jobs if job.recipe is None]
         if invalid:
             self.start(invalid)
-        left = [job for job in jobs if job.recipe is not None]
-        while left:
-            left = self._run(left)
+        remaining = [job for job in jobs if job.recipe is not None]
+        while remaining:
+            remaining = self._run_groups(remaining)
         return []
 
-    def _run(self, jobs: Sequence[PlannedJob]) -> list[PlannedJob]:
-        """Run jobs; return those that can't share the program that they were to share."""
+    def _run_groups(self, jobs: Sequence[PlannedJob]) -> list[PlannedJob]:
+        """Run jobs, and return the jobs that can't share the program of their group."""
         recipes = {job.folder.name: job.recipe for job in jobs if job.recipe is not None}
-        named = {job.folder.name: job for job in jobs}
+        jobs_by_name = {job.folder.name: job for job in jobs}
         groups = group_recipes(recipes, self.compiled_in)
-        print(f"\n{_line(groups, self.places)}", flush=True)
-        again: list[PlannedJob] = []
+        print(f"\n{_format_plan(groups, self.places)}", flush=True)
+        refused_jobs: list[PlannedJob] = []
         runs = []
         places = replace(self.places, count=min(self.places.count, len(jobs)))
         for program, names in groups.items():
             shared = self._find_program(
                 program, [numbers_of(recipes[name]) for name in names], places
             )
-            runs += [partial(self._run_member, named[name], shared, again) for name in names]
+            runs += [
+                partial(self._run_member, jobs_by_name[name], shared, refused_jobs)
+                for name in names
+            ]
         stopped = run_in_places(runs, places.count)
         if stopped is not None:
             raise KeyboardInterrupt(stopped)
         refused = (self.programs[program].refused for program in groups)
         self.compiled_in.update(key for error in refused if error is not None for key in error.keys)
         earlier = [program for program in self.programs if program not in groups]
-        for program in earlier[: max(0, len(self.programs) - MOST_PROGRAMS)]:
+        for program in earlier[: max(0, len(self.programs) - MAX_PROGRAMS)]:
             del self.programs[program]
-        return again
+        return refused_jobs
 
     def _find_program(
         self, program: ProgramKey, members: Sequence[Mapping[str, float]], places: Places
     ) -> SharedProgram:
-        """Return the program of a group: an earlier one, if it fits these jobs too."""
+        """Return the program of a group: an earlier program if it also fits these jobs."""
         shared = self.programs.get(program)
         if shared is None or shared.refused or not all(map(shared.serves, members)):
-            before = () if shared is None else shared.members
-            self.programs[program] = SharedProgram((*before, *members), places)
+            earlier_members = () if shared is None else shared.members
+            self.programs[program] = SharedProgram((*earlier_members, *members), places)
         return self.programs[program]
 
     def _run_member(
-        self, job: PlannedJob, shared: SharedProgram, again: list[PlannedJob], signals: Signals
+        self,
+        job: PlannedJob,
+        shared: SharedProgram,
+        refused_jobs: list[PlannedJob],
+        signals: Signals,
     ) -> None:
-        """Run a job that is left and that no other process runs."""
+        """Run an unfinished job that no other process runs."""
         if shared.refused is not None:
-            again.append(job)
+            refused_jobs.append(job)
             return
         with claim_job(job.folder) as free:
             if not free or is_finished(job.folder, self.task.failures):
                 return
             (job.folder / SUMMARY).unlink(missing_ok=True)
             assert job.recipe is not None
-            resumed = ", going on" if (job.folder / RECIPE).exists() else ""
+            resumed = ", resumed" if (job.folder / RECIPE).exists() else ""
             recipe = make_resumable(job.recipe, job.folder, self.task.on_changed)
 
             def attempt() -> int:
-                with open(os.devnull, "w", encoding="utf-8") as nowhere:
+                with open(os.devnull, "w", encoding="utf-8") as null_file:
                     options = RunOptions(
                         run_dir=job.folder,
                         changed=job.changed,
-                        pruner=self._pruner(job),
+                        pruner=self._open_pruner(job),
                         signals=signals,
                         how_to_resume=lambda *_: None,
                         programs=shared.open,
                         inspection=self.task.inspection,
-                        console=Console(file=nowhere),
+                        console=Console(file=null_file),
                     )
                     return run(recipe, options).exit_status
 
-            def unless_refused() -> int:
+            def attempt_unless_refused() -> int:
                 try:
                     return with_summary(job.folder, attempt)
                 except CompiledInError:
                     (job.folder / SUMMARY).unlink(missing_ok=True)
-                    again.append(job)
+                    refused_jobs.append(job)
                     return 0
 
-            report_errors(unless_refused, debug=recipe.debug)
-            if job not in again:
-                # In one write: other threads print too.
-                print(f"{_end_line(job)}{resumed}\n", end="", flush=True)
+            report_errors(attempt_unless_refused, debug=recipe.debug)
+            if job not in refused_jobs:
+                # One write, since other threads print too.
+                print(f"{_format_end(job)}{resumed}\n", end="", flush=True)
                 with self._table:
                     update_table(job.folder.parent)
 
-    def _pruner(self, job: PlannedJob) -> Pruner | None:
-        """The pruner of a trial; None outside of a study."""
+    def _open_pruner(self, job: PlannedJob) -> Pruner | None:
+        """Return the pruner of a trial; None outside of a study."""
         trial = value_of(job.overrides, "hydra.sweeper.trial")
         if trial is None:
             return None
@@ -186,7 +192,7 @@ class Populations:
         )
 
 
-def _line(groups: Mapping[ProgramKey, Sequence[str]], places: Places) -> str:
+def _format_plan(groups: Mapping[ProgramKey, Sequence[str]], places: Places) -> str:
     jobs = sum(map(len, groups.values()))
     at_once = min(places.count, jobs)
     if len(groups) == 1:
@@ -195,45 +201,45 @@ def _line(groups: Mapping[ProgramKey, Sequence[str]], places: Places) -> str:
     return f"sweep      {jobs} jobs by {len(groups)} programs, for {keys}; {at_once} at a time"
 
 
-def _end_line(job: PlannedJob) -> str:
-    """The line of a job that has ended: what sets it apart, its status and its metrics."""
+def _format_end(job: PlannedJob) -> str:
+    """Return the line of a job that has ended: its changed keys, its status and its metrics."""
     head = f"job {printable(job.folder.name):<6} {printable(changed_text(job.changed))}"
     summary = read_summary(job.folder)
     if summary is None:
         return f"{head}: {read_status(job.folder)}"
-    values = {name: summary.metric(name) for name in SHOWN}
-    why = f" ({printable(summary.reason)})" if summary.status == "failed" and summary.reason else ""
+    values = {name: summary.metric(name) for name in PRINTED_METRICS}
+    reason = (
+        f" ({printable(summary.reason)})" if summary.status == "failed" and summary.reason else ""
+    )
     metrics = "".join(f", {name} {x:.4g}" for name, x in values.items() if x is not None)
-    return f"{head}: {summary.status}, {summary.steps or 0:,} steps{metrics}{why}"
+    return f"{head}: {summary.status}, {summary.steps or 0:,} steps{metrics}{reason}"
 
 
 def run_in_places(runs: Sequence[MemberRun], places: int) -> str | None:
-    """Run members, `places` of them at a time, in their order.
+    """Run members in their order, `places` at a time, each in a thread.
 
-    Returns the signal that stopped them, as text; None if all have run. A signal reaches the runs
-    that are under way, and no further run begins. Each run has a thread, and the device computes
-    what they dispatch at the same time; a run that ends in any way leaves its place to the next
-    one.
+    Returns the signal that stopped them, as text; None if all have run. A signal reaches the active
+    runs, and no further run begins. When a run ends, the next begins.
     """
     signals = Signals()
     member_signals = [Signals() for _ in runs]
-    answered = 0
+    forwarded_saves = 0
 
-    def run_unless_stopped(run: MemberRun, mine: Signals) -> None:
+    def run_unless_stopped(run: MemberRun, member_signal: Signals) -> None:
         if signals.stop is None:
-            run(mine)
+            run(member_signal)
 
     with signals.held(), heard(signals), ThreadPoolExecutor(places, "member") as threads:
         waiting: set[Future[None]] = {
-            threads.submit(run_unless_stopped, run, mine)
-            for run, mine in zip(runs, member_signals, strict=True)
+            threads.submit(run_unless_stopped, run, member_signal)
+            for run, member_signal in zip(runs, member_signals, strict=True)
         }
         while waiting:
-            done, waiting = wait(waiting, LOOK_S, FIRST_COMPLETED)
+            done, waiting = wait(waiting, POLL_SIGNALS_S, FIRST_COMPLETED)
             for future in done:
                 future.result()
-            for mine in member_signals:
-                mine.stop = mine.stop or signals.stop
-                mine.saves += signals.saves - answered
-            answered = signals.saves
+            for member_signal in member_signals:
+                member_signal.stop = member_signal.stop or signals.stop
+                member_signal.saves += signals.saves - forwarded_saves
+            forwarded_saves = signals.saves
     return signals.stop

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.backends.graph.replay.ranges import find_range
-from pipeline.inspect.autopsy.finding import MOST_LINES, Autopsy, Finding, NonFiniteSamples, Tensor
+from pipeline.inspect.autopsy.finding import MAX_LINES, Autopsy, Finding, NonFiniteSamples, Tensor
 
 BAD = Tensor("activation", "dense_0", find_range(np.array([1.0, np.nan], np.float32)))
 GOOD = Tensor("parameter", "kernel", find_range(np.array([1.0, 3.0], np.float32)))
@@ -43,8 +43,8 @@ def test_bad_samples_are_named_unless_all_are_bad(ids: tuple[int, ...], of: int,
 
 
 def test_many_tensors_are_counted() -> None:
-    text = str(finding(operands=(GOOD,) * (MOST_LINES + 3), parameters=(GOOD,)))
-    assert text.count("  it read parameter kernel") == MOST_LINES
+    text = str(finding(operands=(GOOD,) * (MAX_LINES + 3), parameters=(GOOD,)))
+    assert text.count("  it read parameter kernel") == MAX_LINES
     assert "  it read 3 more" in text
     assert text.endswith("  the layer has parameter kernel: float32 2, 1 to 3, mean 2")
 

@@ -104,7 +104,7 @@ def test_the_command_line_takes_it(ended: Path, capsys: pytest.CaptureFixture[st
     assert main(["autopsy", str(folder)]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith(f"error: {folder}: holds no reproducer; it is written where")
+    assert printed.err.startswith(f"error: {folder}: has no reproducer; a run writes it if")
 
 
 @pytest.mark.parametrize("args", [[], ["a", "b"]])
@@ -152,7 +152,7 @@ def test_a_fault_of_the_machine_is_distinguished_from_one_of_the_run() -> None:
     found = on_failure.repeat_step(Healthy(), None, 7)  # type: ignore[arg-type]
     assert found is not None
     assert (found.step, found.loss, found.grad_norm) == (7, 0.5, 2.0)
-    assert str(found).startswith("step 7: not reproduced: the same program gave another result")
+    assert str(found).startswith("step 7: not reproduced: the same program returned another result")
     assert found.to_dict()["reproduced"] is False
     assert found.is_fault_of_machine
 

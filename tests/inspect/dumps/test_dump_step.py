@@ -89,7 +89,7 @@ def test_a_full_disk_does_not_end_the_run(
     metrics = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     assert metrics == (plain / "metrics.jsonl").read_bytes()
     told = capsys.readouterr().out
-    assert "dump of step 5 stops at relu_0:output:0: No space left on device; no later one" in told
+    assert "dump of step 5 stops at relu_0:output:0: No space left on device; the run" in told
     (folder,) = (tmp_path / "run" / "dump").glob("*/0/layers/1/*")
     assert json.loads((folder / "dump.json").read_text())["stopped"].startswith("stops at relu_0")
 
@@ -124,7 +124,7 @@ def test_a_dump_of_a_run_is_that_of_the_run_itself(
     found = read_dump(folder)
     assert {name.layer for name in found.entries} == {"dense_0", "train.loss"}
     assert (plain / "metrics.jsonl").read_bytes() == logged
-    with pytest.raises(DataError, match="holds 2 dumps"):
+    with pytest.raises(DataError, match="has 2 dumps"):
         find_dump(tmp_path)
 
 
@@ -155,5 +155,5 @@ def test_wrong_arguments_are_one_message(
 
 def test_a_run_without_checkpoints_has_no_state(tmp_path: Path, plain: Path) -> None:
     (tmp_path / "recipe.yaml").write_bytes((plain / "recipe.yaml").read_bytes())
-    with pytest.raises(DataError, match="has no checkpoints, so there is no state"):
+    with pytest.raises(DataError, match="has no checkpoints, so no step can be computed"):
         main([str(tmp_path), "--step=3"])

@@ -124,5 +124,5 @@ def test_draws_are_equal_in_any_precision(tiny: Callable[..., Recipe]) -> None:
 def test_a_network_that_is_no_list_of_layers_is_refused(tiny: Callable[..., Recipe]) -> None:
     opened = open_recipe(tiny(*SMALL))
     config = vars(opened.built.step_config) | {"network": object()}
-    with pytest.raises(ValueError, match="no list of layers"):
+    with pytest.raises(ValueError, match="isn't a list of layers"):
         LayerPrograms(type(opened.built.step_config)(**config), jax.devices("cpu")[0])

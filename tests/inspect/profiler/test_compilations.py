@@ -25,7 +25,7 @@ def test_each_shape_is_a_compilation_that_took_most_of_its_call() -> None:
             began = time.perf_counter()
             moments(np.ones((size, size), np.float32)).block_until_ready()
             calls_s.append(time.perf_counter() - began)
-    own = [one for one in watch.found if one.name == "jit(moments)"]
+    own = [one for one in watch.compilations if one.name == "jit(moments)"]
     assert len(own) == 2
     assert "float32[3,3]" in own[0].shapes
     assert "float32[5,5]" in own[1].shapes
@@ -48,6 +48,6 @@ def test_tracing_lowering_and_compiling_add_up_and_what_was_traced_before_does_n
     monkeypatch.setattr(compilations, "time", SimpleNamespace(perf_counter=lambda: next(ends)))
     for _, event, length_s in events:
         watch.note(event, length_s, fun_name="step")
-    (found,) = watch.found
+    (found,) = watch.compilations
     assert found.name == "step"
     assert found.seconds == pytest.approx(0.034)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pipeline.backends.graph.hlo_program import parse_program
 from pipeline.inspect.profiler.iterations import (
-    MOVING,
+    COPIES,
     iteration_times,
     operation_of,
     phase_of,
@@ -58,7 +58,7 @@ def test_operations_have_a_layer_or_a_phase() -> None:
     assert (found["add.1"].layer, found["add.1"].phase) == ("", "update")
     # A copy that the compiler added has the scope of what it copies; one of nothing known has none.
     assert found["copy.9"].phase == "update"
-    assert (found["copy.8"].layer, found["copy.8"].is_named) == (MOVING, True)
+    assert (found["copy.8"].layer, found["copy.8"].is_named) == (COPIES, True)
     assert found["dot.1"].instruction.flops == 2 * 8 * 2 * 4
 
 

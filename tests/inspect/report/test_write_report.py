@@ -88,7 +88,7 @@ def test_a_folder_of_something_else_is_left_alone(trained: Path, tmp_path: Path)
     """Names of a report's files are names that a user has, too."""
     (tmp_path / "labels.csv").write_text("mine")
     (tmp_path / "index.html").write_text("mine")
-    with pytest.raises(DataError, match="holds something else than a report"):
+    with pytest.raises(DataError, match="must be an empty folder or an earlier report"):
         report([str(trained), f"--out={tmp_path}"])
     assert {file.read_text() for file in tmp_path.iterdir()} == {"mine"}
 
@@ -263,7 +263,7 @@ def test_other_arguments_are_refused(args: list[str], message: str) -> None:
 
 
 def test_no_run_and_links_are_refused_in_one_line(trained: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no run directory"):
+    with pytest.raises(DataError, match="isn't a run directory"):
         report([str(tmp_path)])
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -288,5 +288,5 @@ def test_a_damaged_run_is_one_message(trained: Path, tmp_path: Path) -> None:
     about = json.loads((copy / "summary.json").read_text())
     about["data"]["classes"][0] = "another"
     (copy / "summary.json").write_text(json.dumps(about))
-    with pytest.raises(DataError, match="give the data of the run"):
+    with pytest.raises(DataError, match="on which the run was"):
         report([str(copy)])

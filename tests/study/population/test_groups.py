@@ -69,7 +69,7 @@ def test_a_sweep_in_which_nothing_is_shared_is_refused(tiny: Tiny) -> None:
         require_population(recipes, group_recipes(recipes))
     text = str(error.value)
     assert "no two of 2 jobs can share a program: they differ in train.batch_size" in text
-    assert "what can vary within one: seed, train.optimizer.lr" in text
+    assert "must differ only in seed, train.optimizer.lr" in text
     one = {"8": recipes["8"]}
     require_population(one, group_recipes(one))
 

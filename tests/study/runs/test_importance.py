@@ -31,7 +31,7 @@ def test_few_runs_have_none(tmp_path: Path) -> None:
     found = importance_of_keys(runs, differing_keys(runs), "accuracy", larger_is_better=True)
     assert isinstance(found, str)
     assert "needs 20 runs" in found
-    assert found.endswith("here are 19")
+    assert found.endswith("has 19")
 
 
 def test_it_is_the_same_each_time(tmp_path: Path) -> None:

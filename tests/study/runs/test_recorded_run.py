@@ -86,9 +86,9 @@ def test_a_long_log_is_sampled_with_both_its_ends(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no run"):
+    with pytest.raises(DataError, match="has no run"):
         read_runs(tmp_path, curves=False)
-    with pytest.raises(DataError, match="is no folder"):
+    with pytest.raises(DataError, match="must be a folder"):
         read_runs(tmp_path / "missing", curves=False)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.study.runs.sampled_log import POINTS, LoggedCurve, finite_number, sample_log
+from pipeline.study.runs.sampled_log import MAX_POINTS, LoggedCurve, finite_number, sample_log
 
 
 def write(path: Path, lines: list[dict[str, Any]]) -> Path:
@@ -27,9 +27,9 @@ def test_a_curve_has_both_ends_and_few_points(tmp_path: Path, steps: int) -> Non
     assert (curve.steps[0], curve.steps[-1]) == (1, steps)
     assert list(curve.steps) == sorted(set(curve.steps))
     assert curve.values == tuple(1 / step for step in curve.steps)
-    assert min(steps, 2) <= len(curve.steps) <= POINTS + 1
+    assert min(steps, 2) <= len(curve.steps) <= MAX_POINTS + 1
     gaps = [b - a for a, b in zip(curve.steps, curve.steps[1:], strict=False)]
-    assert max(gaps, default=0) <= max(1, 3 * steps // POINTS)
+    assert max(gaps, default=0) <= max(1, 3 * steps // MAX_POINTS)
 
 
 def test_lines_of_no_log_and_a_last_one_that_was_cut_are_passed_over(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_what_is_not_there_is_none(file: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"[1, 2]", "must hold a section of keys"),
+        (b"[1, 2]", "must hold keys and values"),
         (b"\xff\xfe", "can't be read: 'utf-8' codec can't decode"),
         (b"[" * 100_000, "can't be read: "),
         (b"{", "can't be read: "),

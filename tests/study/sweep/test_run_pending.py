@@ -97,4 +97,4 @@ def test_the_job_of_a_killed_process_is_taken_over(
     other.join()
     spawn_killer.join()
     assert other.exitcode == -signal.SIGKILL
-    assert "waiting for other processes, at jobs 0" in capsys.readouterr().out
+    assert "waiting for other processes, which run jobs 0" in capsys.readouterr().out

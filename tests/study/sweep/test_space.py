@@ -61,8 +61,8 @@ def test_every_choice_comes_once_before_a_study_the_others_at_their_first() -> N
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["seed=1"], "hydra/sweeper = optuna: nothing to search; give a key as"),
-        (["n=range(3,3)"], "n=range(3,3): a range without values"),
+        (["seed=1"], "hydra/sweeper = optuna: must have a key to search, such as"),
+        (["n=range(3,3)"], "n=range(3,3): the range has no values"),
         (["x=interval(2.0,1.0)"], "x=interval(2.0,1.0): "),
         (["x=tag(log,interval(0,1.0))"], "x=tag(log,interval(0,1.0)): "),
     ],

@@ -161,7 +161,7 @@ def test_what_is_no_directory_is_refused(
 
 
 def test_a_sweep_without_a_job_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="the sweep has no job"):
+    with pytest.raises(RunError, match="has no job of a sweep"):
         conclude(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -336,9 +336,12 @@ def test_a_study_names_its_best_trial_itself(
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("seed=1,3", "job 1 there has seed=2, here seed=3"),
-        ("seed=1", "job 1 there (seed=2) is none of this one"),
-        ("train.steps=8,16", "job 0 there has seed=1, here train.steps=8; job 1 there has seed=2"),
+        ("seed=1,3", "its job 1 has seed=2, this one's seed=3"),
+        ("seed=1", "only it has job 1 (seed=2)"),
+        (
+            "train.steps=8,16",
+            "its job 0 has seed=1, this one's train.steps=8; its job 1 has seed=2",
+        ),
         ("train.batch_size=8", "job 0: train.batch_size = 8: was 16 in the run to resume"),
     ],
 )
@@ -353,7 +356,7 @@ def test_a_directory_that_holds_another_sweep_is_refused(
     before = {file: file.stat().st_mtime_ns for file in two_jobs.rglob("*") if file.is_file()}
     assert pipeline("-m", "stages=[data]", *seeds, override, f"hydra.sweep.dir={two_jobs}") == 1
     said = capsys.readouterr().err
-    assert f"{two_jobs}: holds another sweep: " in said
+    assert f"{two_jobs}: has another sweep: " in said
     assert told in said
     assert "name another directory" in said
     assert all(file.stat().st_mtime_ns == time for file, time in before.items())
@@ -433,7 +436,7 @@ def test_two_jobs_never_share_a_directory(
 ) -> None:
     subdir = f"hydra.sweep.subdir={name}"
     assert pipeline("-m", "stages=[data]", "seed=1,2", "hydra.sweep.dir=mine", subdir) == 2
-    assert "each job needs a folder of its own" in capsys.readouterr().err
+    assert "must be another folder for each job" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -578,9 +581,9 @@ def test_sink_sizes_on_an_emulated_device_give_the_curve_of_amortisation(
     assert steps["1"] > steps["-1"] > steps["10"]
     assert [file.name for file in sweep_dir.glob("*.html")] == ["amortisation.html"]
     html = (sweep_dir / "amortisation.html").read_text()
-    assert "What longer sinks buy: device=ascend910" in html
+    assert "Gain of longer sinks: device=ascend910" in html
     assert html.count("<circle") == 3
-    assert "what longer sinks buy, modelled: outputs" in capsys.readouterr().out
+    assert "modelled gain of longer sinks: outputs" in capsys.readouterr().out
 
 
 def test_every_combination_of_other_keys_has_a_curve(

@@ -37,7 +37,7 @@ def test_one_point_is_a_curve_as_well(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("points", "words"),
-    [([], "no sink size"), ([(0, 1.0)], "sink of 0 steps"), ([(1, float("nan"))], "at nan ms")],
+    [([], "must have a sink"), ([(0, 1.0)], "sink of 0 steps"), ([(1, float("nan"))], "at nan ms")],
 )
 def test_a_curve_of_nonsense_is_an_error(
     tmp_path: Path, points: list[tuple[int, float]], words: str

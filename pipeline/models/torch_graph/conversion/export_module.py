@@ -152,7 +152,7 @@ def _refuse_new_tensors(torch: Any, module: Any) -> Iterator[None]:
             value = attrgetter(match[1])(module) if match else None
         except AttributeError:
             continue
-        if isinstance(value, torch.TorchTensor) and match:
+        if isinstance(value, torch.Tensor) and match:
             raise ValueError(
                 f"the tensor self.{match[1]} is replaced in the forward pass; a tensor that "
                 "changes must be a buffer, by register_buffer"

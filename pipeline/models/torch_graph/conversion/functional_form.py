@@ -341,7 +341,7 @@ class ProgramReader:
         if node.name not in self.tensors:
             return self.current[self._find_alias(node)]
         tensor = self.tensors[node.name]
-        if not isinstance(tensor, self.torch.TorchTensor):
+        if not isinstance(tensor, self.torch.Tensor):
             return tensor
         name = node.name
         while name in self.constants and not self.torch.equal(self.constants[name], tensor):
