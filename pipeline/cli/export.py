@@ -75,7 +75,8 @@ def _write_onnx(run: TrainedRun, folder: Path, calibrate: int) -> dict[str, Any]
     if export.accuracy is not None:
         text += f", accuracy {export.accuracy:.4f}"
     if export.int8_accuracy is not None:
-        text += f", in int8 {export.int8_accuracy:.4f} ({calibrate} samples to calibrate)"
+        samples = f"{export.calibration_samples} samples to calibrate"
+        text += f", in int8 {export.int8_accuracy:.4f} ({samples})"
     print(printable(f"{folder / MODEL}: {text}"))
     return {"onnx": export.about()}
 

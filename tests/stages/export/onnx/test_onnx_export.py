@@ -210,6 +210,14 @@ def test_an_export_says_how_near_it_is_and_infer_still_reads_it(
 
 
 @pytest.mark.slow
+def test_an_export_says_how_many_samples_calibrate(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export([str(trained), str(tmp_path / "out"), "--to", "onnx", "--int8"]) == 0
+    assert "(96 samples to calibrate)" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_an_export_without_onnx_leaves_no_older_one(trained: Path, tmp_path: Path) -> None:
     assert export([str(trained), str(tmp_path / "out"), "--to=onnx"]) == 0
     assert export([str(trained), str(tmp_path / "out")]) == 0
