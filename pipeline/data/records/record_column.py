@@ -19,6 +19,8 @@ from pipeline.data.records.record_format import RecordColumnSpec, decode, decode
 
 BULK = 4096
 """The most records of one request to grain."""
+UNREADABLE_RECORD = (RuntimeError, OSError, ValueError, IndexError, OverflowError, MemoryError)
+"""Errors that grain and `decode` raise for damaged files: of most, RuntimeError and ValueError."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class RecordColumn:
         try:
             content = self._source[record]
             return decode(content, self.dtype, shape, file.first_crc32, inside)
-        except Exception as error:  # grain has no error class
+        except UNREADABLE_RECORD as error:
             raise DataError(
                 f"{self.sample_name(record)}: is damaged or of another dataset: {error}"
             ) from error
@@ -105,7 +107,7 @@ class RecordColumn:
             try:
                 contents = self._source.__getitems__(requested)
                 out[some] = decode_many(contents, out.dtype, out.shape[1:], seeds[some].tolist())
-            except Exception:
+            except UNREADABLE_RECORD:
                 # Read them one by one to find the damaged one.
                 out[some] = np.stack([self.sample(index) for index in requested])
 
