@@ -121,13 +121,26 @@ _interceptor: ContextVar[LayerInterceptor | None] = ContextVar("_interceptor", d
 def around_layers(interceptor: LayerInterceptor) -> Iterator[None]:
     """Let a function compute each layer of a list that is applied or traced in the body.
 
-    The function gets the layer's computation, and its result replaces the layer's.
+    The function gets the layer's computation, and its result replaces the layer's. In another such
+    body, the outer function gets the inner one's computation.
     """
-    token = _interceptor.set(interceptor)
+    outer = _interceptor.get()
+    token = _interceptor.set(interceptor if outer is None else _nest(outer, interceptor))
     try:
         yield
     finally:
         _interceptor.reset(token)
+
+
+def _nest(outer: LayerInterceptor, inner: LayerInterceptor) -> LayerInterceptor:
+    """Return an interceptor that calls `outer`, whose computation of a layer is `inner`'s."""
+
+    def intercept(
+        layer: LayerSpec, compute: Callable[[Array], Array], x: Array, context: LayerContext
+    ) -> Array:
+        return outer(layer, lambda x: inner(layer, compute, x, context), x, context)
+
+    return intercept
 
 
 def record_layers(
