@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from pipeline.backends.ascend.chip.hardware import FIGURES, Chip, unit_of
+from pipeline.backends.ascend.chip.hardware import FIGURES, UNREAD, Chip, unit_of
 from pipeline.core.errors import MAX_PROBLEMS, PipelineError, listed
 from pipeline.core.files.error_text import describe, nearest, no_such, shown
 from pipeline.core.files.package_paths import CONF
@@ -49,7 +49,7 @@ def load_chip(name_or_path: str | Path) -> Any:
     file = _find(name_or_path)
     # Keys of a device file that say how a run uses the chip.
     run_keys = frozenset(parts("device")["ascend"].model_fields) - OWN_KEYS
-    tree = {key: value for key, value in _read(file).items() if key not in run_keys}
+    tree = {key: value for key, value in _read(file).items() if key not in run_keys | UNREAD}
     try:
         return Chip.model_validate(tree)
     except ValidationError as error:
