@@ -16,6 +16,8 @@ from pathlib import Path
 UNSYNCABLE = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EACCES})
 """Answers for folders that can't be synced: by their file system, or without the right to read."""
 
+DEVICES = Path("/dev")
+
 
 def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     """Replace the file at `path` by `content` atomically, as `commit` does; text is written in
@@ -25,22 +27,40 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     in JSON: 0xff as \\udcff.
 
     `mode` gives the permissions, reduced by the umask. Raises OSError with the file's name if
-    the system refuses; the file is unchanged then.
+    the system refuses; the file is unchanged then. A device, such as /dev/null or /dev/stdout, is
+    written to, and never replaced.
     """
+    encoded = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+    if _is_device(path):
+        _write_to_device(path, encoded)
+        return
     # Machines that share a file system may have processes with the same id.
     draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.part")
     try:
         # Always a new file: in somebody else's folder, that name may be a link placed there.
         draft.unlink(missing_ok=True)
         with open(draft, "xb", opener=partial(os.open, mode=mode)) as file:
-            file.write(
-                content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
-            )
+            file.write(encoded)
         commit(draft, path)
     except OSError as error:
         error.filename = str(path)
         with suppress(OSError):
             draft.unlink()
+        raise
+
+
+def _is_device(path: Path) -> bool:
+    """Whether a path is a device's, or a link's to a device or to a stream of the process."""
+    return path.absolute().parent == DEVICES or path.is_char_device() or path.is_block_device()
+
+
+def _write_to_device(path: Path, content: bytes) -> None:
+    """Write to a device. Raises OSError with its name."""
+    try:
+        with path.open("wb") as device:
+            device.write(content)
+    except OSError as error:
+        error.filename = str(path)
         raise
 
 
