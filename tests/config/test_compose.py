@@ -90,3 +90,23 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
 def test_hydra_reads_what_is_quoted_as_it_stands(text: str) -> None:
     parsed = OverridesParser.create().parse_override(f"key={quoted(text)}")
     assert str(parsed.value()) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("dataset: [1]", "dataset = [1]: must be a section of keys"),
+        ("monitor: [3]\neval: [4]", "monitor = [3]: must be a section of keys"),
+        ("train: {loss: [mse]}", "train.loss = ['mse']: must be a section of keys"),
+        ("stages: {a: 3}", "stages = {'a': 3}: must be a list"),
+        ("dataset: {train: {ops: {a: 3}}}", "dataset.train.ops = {'a': 3}: must be a list"),
+    ],
+)
+def test_a_list_in_place_of_a_section_is_named(text: str, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text + "\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(str(file))
+    assert problem in caught.value.problems
+    file.write_text("seed: 3\ntrain: {steps: 4}\n")
+    assert load_recipe(str(file)).seed == 3
