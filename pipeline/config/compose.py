@@ -40,6 +40,9 @@ UNCOMPOSABLE = (
 MAX_ROUNDS = 10
 """Attempts to compose, each without the problems found before, to find the remaining ones."""
 
+SEVERAL_VALUES = "Ambiguous value for argument"
+"""Beginning of Hydra's message for `key=1,2`."""
+
 _KEY_ERROR = re.compile(
     r"Could not override '|An item is already at '|Could not delete from config"
 )
@@ -156,8 +159,12 @@ def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[st
         return _explain(reason, overrides)
     if mistaken := _find_mistaken_kinds(overrides):
         return mistaken, overrides
-    problem = f"{show(culprit) if culprit else 'overrides'}: {first_line(reason or error)}"
-    return [problem], [item for item in overrides if item != culprit]
+    rule = first_line(reason or error)
+    if rule.startswith(SEVERAL_VALUES):
+        rule = "has several values; must have one, or a list in brackets; -m runs each"
+    return [f"{show(culprit) if culprit else 'overrides'}: {rule}"], [
+        item for item in overrides if item != culprit
+    ]
 
 
 def _explain_keys(overrides: list[str]) -> tuple[list[str], list[str]]:

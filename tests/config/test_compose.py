@@ -110,3 +110,14 @@ def test_a_list_in_place_of_a_section_is_named(text: str, problem: str, tmp_path
     assert problem in caught.value.problems
     file.write_text("seed: 3\ntrain: {steps: 4}\n")
     assert load_recipe(str(file)).seed == 3
+
+
+def test_several_values_for_one_run_are_refused_with_what_to_type() -> None:
+    expected = "seed=1,2: has several values; must have one, or a list in brackets; -m runs each"
+    assert problem("seed=1,2") == expected
+
+
+def test_an_address_of_another_form_is_refused_with_the_form() -> None:
+    assert problem("dataset=mnist", "dataset.mirrors=[ftp://x]") == (
+        "dataset.mirrors.0 = ftp://x: must match ^https?://[^@?#]*$"
+    )
