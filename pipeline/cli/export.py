@@ -53,6 +53,8 @@ def main(
         if name not in OPTIONS.get(to or "", ()):
             format_ = next(format_ for format_, names in OPTIONS.items() if name in names)
             raise UsageError([f"--{name}"], f"needs --to {format_}")
+    if samples is not None and not int8:
+        raise UsageError([f"--samples {samples}"], "needs --int8, which they calibrate")
     if to == "ckpt":
         return _write_ckpt(run_dir, folder, prefix, optimizer=optimizer)
     run = read_trained_run(run_dir)

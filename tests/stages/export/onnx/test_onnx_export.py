@@ -263,6 +263,7 @@ def test_the_script_classifies_as_infer_does(
         (["--int8"], "--int8: needs --to onnx"),
         (["to=onnx", "--int8"], "to=onnx: is now --to onnx"),
         (["--to=onnx", "--samples=0"], "must be a whole number from 1 to 999,999,999"),
+        (["--to=onnx", "--samples=3"], "--samples 3: needs --int8"),
         (["--to=onnx", "--prefix=a"], "--prefix: needs --to ckpt"),
         (["--to=ckpt", "--prefix=../a"], "must be a name without folders"),
     ],
