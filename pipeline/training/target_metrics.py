@@ -44,6 +44,16 @@ class NumberMetric(MetricSpec):
         return float((errors * units).mean())
 
 
+def _subtract(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Return the errors (n, K). Raises ValueError if there aren't as many numbers as labels."""
+    if logits.shape != labels.shape:
+        raise ValueError(
+            f"is of numbers, one for each that is predicted; outputs of shape {logits.shape} have "
+            f"labels of shape {labels.shape}"
+        )
+    return logits - labels
+
+
 @part("metric")
 class MeanAbsoluteError(NumberMetric):
     """Mean absolute error, in the units of the data; the mean over several numbers."""
@@ -51,7 +61,7 @@ class MeanAbsoluteError(NumberMetric):
     name: Literal["mae"] = "mae"
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
-        return self._sum_errors(abs(logits - labels), mask)
+        return self._sum_errors(abs(_subtract(logits, labels)), mask)
 
     def value(self, sums: Any) -> float:
         return self._mean_in_units(np.asarray(sums["errors"], np.float64) / float(sums["samples"]))
@@ -66,7 +76,7 @@ class RootMeanSquareError(NumberMetric):
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
         import jax.numpy as jnp
 
-        return self._sum_errors(jnp.square(logits - labels), mask)
+        return self._sum_errors(jnp.square(_subtract(logits, labels)), mask)
 
     def value(self, sums: Any) -> float:
         squares = np.asarray(sums["errors"], np.float64) / float(sums["samples"])
@@ -91,7 +101,7 @@ class ExplainedShare(NumberMetric):
 
         valid = jnp.where(mask[:, None], labels, 0)
         return {
-            **self._sum_errors(jnp.square(logits - labels), mask),
+            **self._sum_errors(jnp.square(_subtract(logits, labels)), mask),
             "total": valid.sum(axis=0),
             "squares": jnp.square(valid).sum(axis=0),
         }
