@@ -247,11 +247,19 @@ def _find_directory(
     assert composed is not None, "without flags, Hydra composes"
     with _report_references():
         if folder:
-            return Path(composed[1].sweep.dir)
+            return _require_no_run(Path(composed[1].sweep.dir))
         parsed = OverridesParser.create().parse_overrides(own_overrides)
         # Hydra passes these to a sweeper.
         lines = [item.input_line for item in parsed if not item.is_hydra_override()]
         return find_sweep(command_of(composed[1], [line for line in lines if line]))
+
+
+def _require_no_run(sweep_dir: Path) -> Path:
+    """Return the directory of a sweep. Raises RecipeError for a single run's."""
+    if (sweep_dir / run_directory.RECIPE).exists():
+        rule = "holds a single run; a sweep takes another directory"
+        raise RecipeError([f"{SWEEP_DIR} = {sweep_dir}: {rule}"])
+    return sweep_dir
 
 
 @contextmanager

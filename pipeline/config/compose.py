@@ -138,9 +138,12 @@ def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[st
     them, so all with the same kind of problem are found at once.
     """
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        # An option may have slashes, as in //etc.
-        group, _, option = error.missing_cfg_file.partition("/")
-        problem = f"{group} = {show(option)}: {no_such(group, option, error.options or ())}"
+        # An option may have slashes, as in //etc. Only Hydra's groups have some.
+        missing = error.missing_cfg_file
+        split = str.rpartition if missing.startswith("hydra/") else str.partition
+        group, _, option = split(missing, "/")
+        kind = group.rpartition("/")[2]
+        problem = f"{group} = {show(option)}: {no_such(kind, option, error.options or ())}"
         remaining = [item for item in overrides if key_of(item) != group]
         return [f"{problem}; {missing_flag_hint()}"], remaining
     cause: BaseException | None = error

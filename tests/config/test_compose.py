@@ -121,3 +121,17 @@ def test_an_address_of_another_form_is_refused_with_the_form() -> None:
     assert problem("dataset=mnist", "dataset.mirrors=[ftp://x]") == (
         "dataset.mirrors.0 = ftp://x: must match ^https?://[^@?#]*$"
     )
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("hydra/sweeper=junk", "hydra/sweeper = junk: there is no such sweeper. There is basic"),
+        ("hydra/launcher=junk", "hydra/launcher = junk: there is no such launcher. There is basic"),
+        ("=3", "=3: must be KEY=VALUE"),
+    ],
+)
+def test_hydras_groups_and_overrides_without_a_key_are_refused_clearly(
+    override: str, expected: str
+) -> None:
+    assert problem(override).startswith(expected)
