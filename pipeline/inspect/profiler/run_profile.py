@@ -261,7 +261,12 @@ class RunProfiler(Profile):
             evidence = replace(evidence, faster_data=RESIDENT)
         if loader.kind == "resident" and host.device < SHORT_MS:
             evidence = replace(evidence, sink=self._sink_gain())
-        return replace(evidence, events=self._event_cost(dataset, state))
+        events = self._event_cost(dataset, state)
+        if events is None:
+            return evidence
+        host = replace(host, events=events.ms)
+        profile = replace(evidence.profile, host=host)
+        return replace(evidence, profile=profile, host=host, events=events)
 
     def _starved_ms(self, device_ms: float) -> float:
         """Return the wait for a step once all windows are read ahead: the reader's pace, measured

@@ -59,7 +59,8 @@ class OperatorTime:
 
 @dataclass(frozen=True)
 class HostTime:
-    """Milliseconds of an untraced step, by what it waits for; they add up to `step`."""
+    """Milliseconds of an untraced step, by what it waits for: `device`, `wait` and `between` add up
+    to `step`."""
 
     step: float
     device: float
@@ -69,7 +70,7 @@ class HostTime:
     between: float
     """The host between two dispatches: telemetry, monitors, callbacks."""
     events: float = 0.0
-    """Evaluations and checkpoints, divided among the steps of the run."""
+    """Evaluations, divided among the steps of the run; not counted in `step`."""
     dispatches: int = 0
     steps: int = 0
     """The untraced steps that were timed."""
