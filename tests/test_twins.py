@@ -211,7 +211,6 @@ COVERED = {
         "models/lowerings/problem/test_lowering.py",
         "problems and their lowerings",
     ),
-    "pipeline.models.modules.apply_layers": ("models/layers/test_precision.py", "lists of layers"),
     "pipeline.models.modules.wide_deep": (
         "models/networks/test_wide_deep.py",
         "the network with its description",

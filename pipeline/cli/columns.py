@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,13 @@ def main(
         names = [str(name) for item in error.errors() for name in item["loc"][:1]]
         words = [f"--{name} {options[name]}" for name in names]
         raise UsageError(words, "; ".join(describe(error, options))) from error
-    table = read_table(file, table_format, lambda name: "auto")
+    try:
+        table = read_table(file, table_format, lambda name: "auto")
+    except DataError as error:
+        # The keys of a recipe are options here.
+        raise DataError(
+            re.sub(rf"\bdataset\.({'|'.join(texts)})\b", r"--\1", str(error))
+        ) from error
     if not table.rows:
         raise DataError(f"{file}: has no rows")
     print(printable(f"{file}: {table.rows:,} rows, {len(table.columns)} columns"))

@@ -29,6 +29,7 @@ from pipeline.inspect.compare.tensor_rows import (
     Row,
     Thresholds,
     compare_tensors,
+    require_mapped,
     to_csv,
     to_text,
 )
@@ -156,6 +157,7 @@ def _compare_dumps(
         if record.stopped is not None:
             reporter.warn(f"{record.folder}: {record.stopped}")
     require_layers(request.layers, [*left.layers, *right.layers], "--layers")
+    require_mapped(request.mapped, left.layers, right.layers)
     left_names, right_names = (
         [name for name in record.entries if is_selected(name, request.layers, request.what)]
         for record in records

@@ -54,6 +54,8 @@ def main(
         if name not in OPTIONS.get(to or "", ()):
             format_ = next(format_ for format_, names in OPTIONS.items() if name in names)
             raise UsageError([f"--{name}"], f"needs --to {format_}")
+    if samples is not None and not int8:
+        raise UsageError([f"--samples {samples}"], "needs --int8, which they calibrate")
     if to == "ckpt":
         return _write_ckpt(run_dir, folder, prefix, optimizer=optimizer)
     run = read_trained_run(run_dir)
@@ -76,7 +78,8 @@ def _write_onnx(run: TrainedRun, folder: Path, calibrate: int) -> dict[str, Any]
     if export.accuracy is not None:
         text += f", accuracy {export.accuracy:.4f}"
     if export.int8_accuracy is not None:
-        text += f", in int8 {export.int8_accuracy:.4f} ({calibrate} samples to calibrate)"
+        samples = f"{export.calibration_samples} samples to calibrate"
+        text += f", in int8 {export.int8_accuracy:.4f} ({samples})"
     print(printable(f"{folder / MODEL}: {text}"))
     return {"onnx": export.describe()}
 

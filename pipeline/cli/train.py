@@ -35,6 +35,7 @@ from pipeline.config.overrides import (
     value_of,
 )
 from pipeline.config.profile_spec import parse_profiling_variables
+from pipeline.config.recipe import Recipe
 from pipeline.core.errors import (
     RecipeError,
     RunError,
@@ -46,6 +47,7 @@ from pipeline.core.errors import (
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.reporter import MARGIN
 from pipeline.stages.record import run_directory
+from pipeline.stages.record.summary import Summary
 from pipeline.stages.runner.resume_command import (
     RESUME,
     SWEEP_DIR,
@@ -77,6 +79,15 @@ class TrainArguments:
     """Overrides for Hydra, with the registered name of a recipe file instead of its path."""
 
 
+@dataclass(frozen=True)
+class ComposedRun:
+    """A run that Hydra has composed."""
+
+    recipe: Recipe
+    run_dir: Path | None
+    """The directory that is named for it; None makes one under `outputs/`."""
+
+
 def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = False) -> int:
     """Run the run or sweep that the arguments describe and return the exit status.
 
@@ -103,7 +114,10 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
     if parsed.multirun:
         return _run_sweep(arguments)
     started_at = time.perf_counter() if started_at is None else started_at
-    return _run_once(arguments, started_at, alone=alone)
+    run = _compose_run(arguments)
+    if run is None:
+        return 0
+    return train_run(run, args, started_at, alone=alone).exit_status
 
 
 def _parse(args: Sequence[str]) -> Namespace:
@@ -121,27 +135,46 @@ def _parse(args: Sequence[str]) -> Namespace:
     return parsed
 
 
-def _run_once(arguments: TrainArguments, started_at: float, *, alone: bool) -> int:
-    """Run the recipe that Hydra composes, outside of Hydra, which would print errors itself."""
+def compose_run(overrides: Sequence[str]) -> ComposedRun:
+    """Return the run of a command without Hydra's flags. Raises RecipeError with every problem."""
+    require_hydra_keys(overrides)
+    run = _compose_run(TrainArguments(overrides, (), overrides, resolve_recipe(overrides)))
+    assert run is not None, "without flags, Hydra composes"
+    return run
+
+
+def _compose_run(arguments: TrainArguments) -> ComposedRun | None:
+    """Return the run of these arguments; None if a flag asks Hydra for output."""
     composed = _compose(arguments.flags, arguments.typed, arguments.overrides)
     if composed is None:
-        return 0
+        return None
     config, hydra_config = composed
     recipe = check(config, hydra_config.overrides.task)
     with _report_references():
         folder = hydra_config.run.dir
+    return ComposedRun(recipe, None if folder == "." else Path(folder))
+
+
+def train_run(
+    run: ComposedRun, words: Sequence[str], started_at: float, *, alone: bool = False
+) -> Summary:
+    """Run a recipe, outside of Hydra, which would print errors itself.
+
+    `words` are the arguments of the command, by which the run can be resumed.
+    """
     from pipeline.inspect.dumps.run_inspection import RunInspection
-    from pipeline.stages.run import lower_and_compile, run
+    from pipeline.stages.run import lower_and_compile
+    from pipeline.stages.run import run as run_stages
     from pipeline.stages.runner.context import RunOptions
 
     options = RunOptions(
-        run_dir=None if folder == "." else Path(folder),
+        run_dir=run.run_dir,
         started_at=started_at,
-        how_to_resume=partial(make_resume_run_command, arguments.words),
+        how_to_resume=partial(make_resume_run_command, words),
         programs=partial(lower_and_compile, keeps=alone),
         inspection=RunInspection(),
     )
-    return run(recipe, options).exit_status
+    return run_stages(run.recipe, options)
 
 
 def _run_sweep(arguments: TrainArguments) -> int:
@@ -217,11 +250,19 @@ def _find_directory(
     assert composed is not None, "without flags, Hydra composes"
     with _report_references():
         if folder:
-            return Path(composed[1].sweep.dir)
+            return _require_no_run(Path(composed[1].sweep.dir))
         parsed = OverridesParser.create().parse_overrides(saved)
         # Hydra passes these to a sweeper.
         lines = [item.input_line for item in parsed if not item.is_hydra_override()]
         return find_sweep(command_of(composed[1], [line for line in lines if line]))
+
+
+def _require_no_run(sweep_dir: Path) -> Path:
+    """Return the directory of a sweep. Raises RecipeError for a single run's."""
+    if (sweep_dir / run_directory.RECIPE).exists():
+        rule = "holds a single run; a sweep takes another directory"
+        raise RecipeError([f"{SWEEP_DIR} = {sweep_dir}: {rule}"])
+    return sweep_dir
 
 
 @contextmanager

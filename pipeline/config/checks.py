@@ -237,6 +237,13 @@ def check_rollback(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
+def check_profiled_stages(recipe: Recipe) -> Iterator[str]:
+    """A run that is only profiled has steps to trace."""
+    if recipe.profile.mode == "only" and "train" not in recipe.stages:
+        yield f"stages = {show(list(recipe.stages))}: must have train, whose steps are traced"
+
+
+@rule
 def check_stages(recipe: Recipe) -> Iterator[str]:
     """Stages run in a fixed order, and each needs certain earlier ones."""
     stages = recipe.stages

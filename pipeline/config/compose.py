@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 
 from pipeline.config.checks import find_conflicts
 from pipeline.config.chosen import DEFAULT_RECIPE, LENGTHS, resolve_recipe
-from pipeline.config.hydra_versions import HYDRA_DEFAULTS
+from pipeline.config.hydra_versions import HYDRA_DEFAULTS, store_option, stored_option
 from pipeline.config.overrides import find_parse_problems, key_of, sets_key, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.config.references import require_bounded
@@ -24,7 +25,7 @@ from pipeline.config.unfit_components import find_unfit_components
 from pipeline.core.errors import RecipeError, first_line
 from pipeline.core.files.error_text import describe, no_such
 from pipeline.core.files.package_paths import CONF
-from pipeline.core.files.tree_diff import value_at
+from pipeline.core.files.tree_diff import Where, dotted_key, value_at
 from pipeline.core.files.value_text import show
 from pipeline.core.plugins.loading import missing_flag_hint
 
@@ -43,6 +44,9 @@ UNCOMPOSABLE = (
 
 MAX_ROUNDS = 10
 """Attempts to compose, each without the problems found before, to find the remaining ones."""
+
+SEVERAL_VALUES = "Ambiguous value for argument"
+"""Beginning of Hydra's message for `key=1,2`."""
 
 _KEY_ERROR = re.compile(
     r"Could not override '|An item is already at '|Could not delete from config"
@@ -141,9 +145,12 @@ def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[st
     overrides, so all with the same kind of problem are found at once.
     """
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        # An option may have slashes, as in //etc.
-        group, _, option = error.missing_cfg_file.partition("/")
-        problem = f"{group} = {show(option)}: {no_such(group, option, error.options or ())}"
+        # An option may have slashes, as in //etc. Only Hydra's groups have some.
+        missing = error.missing_cfg_file
+        split = str.rpartition if missing.startswith("hydra/") else str.partition
+        group, _, option = split(missing, "/")
+        kind = group.rpartition("/")[2]
+        problem = f"{group} = {show(option)}: {no_such(kind, option, error.options or ())}"
         remaining = [item for item in overrides if key_of(item) != group]
         return [f"{problem}; {missing_flag_hint()}"], remaining
     cause: BaseException | None = error
@@ -160,8 +167,14 @@ def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[st
     culprit, reason = _find_culprit(overrides)
     if isinstance(reason, MissingConfigException):
         return _explain(reason, overrides)
-    problem = f"{show(culprit) if culprit else 'overrides'}: {first_line(reason or error)}"
-    return [problem], [item for item in overrides if item != culprit]
+    if mistaken := _find_mistaken_kinds(overrides):
+        return mistaken, overrides
+    rule = first_line(reason or error)
+    if rule.startswith(SEVERAL_VALUES):
+        rule = "has several values; must have one, or a list in brackets; -m runs each"
+    return [f"{show(culprit) if culprit else 'overrides'}: {rule}"], [
+        item for item in overrides if item != culprit
+    ]
 
 
 def _explain_keys(overrides: list[str]) -> tuple[list[str], list[str]]:
@@ -188,6 +201,35 @@ def _explain_keys(overrides: list[str]) -> tuple[list[str], list[str]]:
         added.add(key)
         valid.append(f"++{bare}" if sets_key(override) and bare[0] != "~" else override)
     return list(problems), valid
+
+
+def _find_mistaken_kinds(overrides: list[str]) -> list[str]:
+    """Return a problem for each list in a recipe file in place of a section, or the reverse, which
+    Hydra doesn't name."""
+    recipe = value_of(overrides, "recipe")
+    keys = stored_option("recipe", recipe) if recipe else None
+    if recipe is None or not keys:
+        return []
+    register = partial(store_option, group="recipe", name=recipe, package="_global_")
+    try:
+        register(node={key: keys[key] for key in keys if key == "defaults"})
+        below = OmegaConf.to_container(_compose(overrides))
+    except UNCOMPOSABLE:
+        return []
+    finally:
+        register(node=keys)
+    return list(_list_mistaken_kinds(below, keys, ()))
+
+
+def _list_mistaken_kinds(below: Any, keys: Any, where: Where) -> Iterator[str]:
+    """Yield the problems of keys that replace those `below` them, at and inside of a path."""
+    if isinstance(below, dict) and isinstance(keys, dict):
+        for key in keys.keys() & below.keys():
+            yield from _list_mistaken_kinds(below[key], keys[key], (*where, key))
+    elif isinstance(below, dict) and isinstance(keys, list):
+        yield f"{dotted_key(where)} = {show(keys)}: must be a section of keys"
+    elif isinstance(below, list) and isinstance(keys, dict):
+        yield f"{dotted_key(where)} = {show(keys)}: must be a list"
 
 
 def _find_culprit(overrides: list[str]) -> tuple[str | None, Exception | None]:

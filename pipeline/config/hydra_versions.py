@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigLoadError, ConfigStore
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
@@ -25,6 +25,7 @@ __all__ = [
     "get_args_parser",
     "set_override_dirname",
     "store_option",
+    "stored_option",
 ]
 
 _IS_1_3 = hydra.__version__.startswith("1.3.")
@@ -37,6 +38,15 @@ def store_option(group: str, name: str, package: str, node: Any) -> None:
     """Register an option of a group of the config, replacing an earlier option of that name."""
     options: dict[str, Any] = {} if _IS_1_3 else {"replace": True}
     ConfigStore.instance().store(group=group, name=name, package=package, node=node, **options)
+
+
+def stored_option(group: str, name: str) -> dict[str, Any]:
+    """Return the keys of a registered option; empty if there is no such option."""
+    try:
+        node = ConfigStore.instance().load(f"{group}/{name}.yaml").node
+    except ConfigLoadError:
+        return {}
+    return cast(dict[str, Any], OmegaConf.to_container(node))
 
 
 def apply_overrides(overrides: list[Override], config: DictConfig) -> None:

@@ -105,6 +105,8 @@ def find_parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
             form = _quote_for_shell(f"{previous} {override}") if is_split else None
             hint = f"; a value with a space is typed in quotes, as {form}" if form else ""
             yield override, f"must be KEY=VALUE{hint}"
+        elif not key_of(override):
+            yield override, "must be KEY=VALUE"
         elif not key_of(override).isascii():
             yield override, "there is no such key"
         elif reason := _explain_refusal(override):

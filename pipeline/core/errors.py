@@ -112,6 +112,12 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
+def system_reason(error: Exception) -> str:
+    """Return the system's words for an error, without its number and path; the first line of any
+    other error."""
+    return getattr(error, "strerror", None) or first_line(error)
+
+
 def limit_problems(problems: Sequence[str]) -> list[str]:
     """Return the first MAX_PROBLEMS problems, and a line with the number of further ones."""
     num_left = len(problems) - MAX_PROBLEMS

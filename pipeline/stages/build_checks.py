@@ -57,7 +57,11 @@ def blaming_key(key: str, untraceable: str | None = None) -> Iterator[None]:
         raise RecipeError(f"{key}: {error}") from error
     except UNTRACEABLE as error:
         code_key = untraceable or key
-        raise RecipeError(f"{code_key}: can't be traced: {first_line(error)}") from error
+        reason = first_line(error)
+        if isinstance(error, LookupError | ZeroDivisionError):
+            # Code of a custom component raises them, and jax doesn't: 'x' alone isn't enough.
+            reason = f"{type(error).__name__}: {reason}"
+        raise RecipeError(f"{code_key}: can't be traced: {reason}") from error
 
 
 MAX_PARAMETERS = 10**13

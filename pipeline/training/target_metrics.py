@@ -45,6 +45,16 @@ class NumberMetric(MetricSpec):
         return float((errors * units).mean())
 
 
+def _subtract(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Return the errors (n, K). Raises ValueError if there aren't as many numbers as labels."""
+    if logits.shape != labels.shape:
+        raise ValueError(
+            f"is of numbers, one for each that is predicted; outputs of shape {logits.shape} have "
+            f"labels of shape {labels.shape}"
+        )
+    return logits - labels
+
+
 @component("metric")
 class MeanAbsoluteError(NumberMetric):
     """Mean absolute error, in the units of the data; the mean over several numbers."""
@@ -52,7 +62,7 @@ class MeanAbsoluteError(NumberMetric):
     name: Literal["mae"] = "mae"
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
-        return self._sum_errors(abs(logits - labels), mask)
+        return self._sum_errors(abs(_subtract(logits, labels)), mask)
 
     def value(self, sums: Any) -> float:
         return self._mean_in_data_units(
@@ -69,7 +79,7 @@ class RootMeanSquareError(NumberMetric):
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
         import jax.numpy as jnp
 
-        return self._sum_errors(jnp.square(logits - labels), mask)
+        return self._sum_errors(jnp.square(_subtract(logits, labels)), mask)
 
     def value(self, sums: Any) -> float:
         squares = np.asarray(sums["errors"], np.float64) / float(sums["samples"])
@@ -94,7 +104,7 @@ class ExplainedShare(NumberMetric):
 
         valid = jnp.where(mask[:, None], labels, 0)
         return {
-            **self._sum_errors(jnp.square(logits - labels), mask),
+            **self._sum_errors(jnp.square(_subtract(logits, labels)), mask),
             "total": valid.sum(axis=0),
             "squares": jnp.square(valid).sum(axis=0),
         }

@@ -48,6 +48,12 @@ def test_other_arguments_are_refused(args: list[str]) -> None:
         main(args)
 
 
+def test_another_encoding_is_to_be_typed_as_an_option(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("a,b\n\xe9,2\n".encode("latin-1"))
+    with pytest.raises(DataError, match="is not utf-8; give --encoding, such as latin-1"):
+        main([str(tmp_path / "a.csv")])
+
+
 def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n")
     with pytest.raises(DataError, match=r"a.csv: has no rows"):

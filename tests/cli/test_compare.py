@@ -120,6 +120,12 @@ def test_dumps_are_compared_by_their_files(
         (["nowhere", "nothing"], DataError, "is neither a run directory nor a dump"),
         (["other", "A"], DataError, "different networks: flatten_0 is flatten|different networks"),
         (["A", "B", "--layers=dens_*"], RecipeError, "did you mean dense_0"),
+        (
+            ["A", "B", "--map=dens_0:dense_1+x"],
+            RecipeError,
+            "no layer dens_0; did you mean dense_0",
+        ),
+        (["A", "B", "--map=dense_0:dense_1+x"], RecipeError, "the right side has no layer x"),
         (["A", "B", "--step=99"], DataError, "must be from 0 to 12"),
     ],
 )

@@ -195,6 +195,12 @@ def test_arguments_that_are_wrong_are_problems_of_the_recipe(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_cannot_be_made_is_one_message() -> None:
+    folder = "/proc/absent/out"
+    with pytest.raises(RunError, match=f"^{folder}: can't be written: No such file or directory$"):
+        convert_records([folder, "dataset=digits"])
+
+
 def test_an_image_that_cannot_be_read_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     images = save_small(tmp_path / "images")
     (images / "train" / "owl" / "3.png").write_bytes(b"no image")

@@ -234,6 +234,10 @@ CASES = {
         ["train.remat=blocks", "train.mode=eager"],
         "train.remat = blocks: must be none with train.mode = eager",
     ),
+    "a profile of a run without steps": (
+        ["profile.mode=only", "stages=[data,build]"],
+        "stages = ['data', 'build']: must have train, whose steps are traced",
+    ),
     "unreadable interpolation": (["seed=${nowhere}"], "seed: Interpolation key 'nowhere'"),
 }
 
@@ -267,7 +271,7 @@ def test_rules_report_together() -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert len(CHECKS) - len(device_checks.RULES) == 25
+    assert len(CHECKS) - len(device_checks.RULES) == 26
 
 
 def test_a_run_shortened_on_the_command_line_may_end_within_its_warmup() -> None:

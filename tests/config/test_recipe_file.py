@@ -90,3 +90,51 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
 def test_hydra_reads_what_is_quoted_as_it_stands(text: str) -> None:
     parsed = OverridesParser.create().parse_override(f"key={quote_value(text)}")
     assert str(parsed.value()) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("dataset: [1]", "dataset = [1]: must be a section of keys"),
+        ("monitor: [3]\neval: [4]", "monitor = [3]: must be a section of keys"),
+        ("train: {loss: [mse]}", "train.loss = ['mse']: must be a section of keys"),
+        ("stages: {a: 3}", "stages = {'a': 3}: must be a list"),
+        ("dataset: {train: {ops: {a: 3}}}", "dataset.train.ops = {'a': 3}: must be a list"),
+    ],
+)
+def test_a_list_in_place_of_a_section_is_named(text: str, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text + "\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(str(file))
+    assert problem in caught.value.problems
+    file.write_text("seed: 3\ntrain: {steps: 4}\n")
+    assert load_recipe(str(file)).seed == 3
+
+
+def test_several_values_for_one_run_are_refused_with_what_to_type() -> None:
+    expected = "seed=1,2: has several values; must have one, or a list in brackets; -m runs each"
+    assert problem("seed=1,2") == expected
+
+
+def test_an_address_of_another_form_is_refused_with_the_form() -> None:
+    assert problem("dataset=mnist", "dataset.mirrors=[ftp://x]") == (
+        "dataset.mirrors.0 = ftp://x: must match ^https?://[^@?#]*$"
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("hydra/sweeper=junk", "hydra/sweeper = junk: there is no such sweeper. Choose from basic"),
+        (
+            "hydra/launcher=junk",
+            "hydra/launcher = junk: there is no such launcher. Choose from basic",
+        ),
+        ("=3", "=3: must be KEY=VALUE"),
+    ],
+)
+def test_hydras_groups_and_overrides_without_a_key_are_refused_clearly(
+    override: str, expected: str
+) -> None:
+    assert problem(override).startswith(expected)

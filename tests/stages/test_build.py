@@ -13,6 +13,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.stages.build import Built, build
+from pipeline.stages.build_checks import blaming_key
 from pipeline.stages.data import load_data
 from pipeline.training.gradient_rules import SharpnessAware
 from tests.conftest import OPS
@@ -148,6 +149,26 @@ def test_labels_beyond_what_evaluation_counts_are_refused(
 ) -> None:
     monkeypatch.setattr("pipeline.stages.build_checks.MAX_LABELS", 10)
     assert "labels, and 10 can be counted; set eval.samples" in problem(tiny())
+
+
+def test_a_metric_of_numbers_is_refused_for_classes(tiny: Compose) -> None:
+    for name in ("mae", "rmse", "r2"):
+        text = problem(tiny("model=mlp", f"eval.metrics=[{name}]"))
+        assert text.startswith(f"eval.metrics.0 ({name}): is of numbers, one for each")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (KeyError("x"), "KeyError: 'x'"),
+        (ZeroDivisionError("by zero"), "ZeroDivisionError: by zero"),
+    ],
+)
+def test_an_error_of_custom_code_is_named_by_its_type(error: Exception, reason: str) -> None:
+    with pytest.raises(RecipeError) as caught, blaming_key("model mine"):
+        raise error
+    (only,) = caught.value.problems
+    assert only.startswith(f"model mine: can't be traced: {reason}")
 
 
 RULES: dict[str, tuple[Callable[..., Any], str]] = {

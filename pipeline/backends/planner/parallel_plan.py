@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pipeline.backends.planner.blocks import Region, StepBlocks
 from pipeline.backends.planner.decisions import PlanLayouts
 from pipeline.backends.planner.layouts import Layout, Mesh, view_layout
-from pipeline.core.errors import RecipeError
+from pipeline.core.errors import RecipeError, system_reason
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.error_text import describe
 from pipeline.core.files.safe_yaml import read_yaml, yaml_text
@@ -272,7 +272,9 @@ def load_plan(path: Path, devices: int, parameters: Mapping[str, Sequence[int]])
     try:
         tree = read_yaml(path)
     except (OSError, ValueError) as error:
-        raise RecipeError([f"parallel.plan = {path}: can't be read: {error}"]) from error
+        raise RecipeError(
+            [f"parallel.plan = {path}: can't be read: {system_reason(error)}"]
+        ) from error
     return check_plan(tree, str(path), devices, parameters)
 
 

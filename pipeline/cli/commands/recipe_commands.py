@@ -38,7 +38,6 @@ RECIPE_COMMANDS = (
         PROFILING_OPTIONS.""",
         [overrides()],
         example="profile +recipe=lenet5_digits",
-        prints_facts=False,
     ),
     LazyCommand(
         "forecast",

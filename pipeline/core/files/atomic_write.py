@@ -16,28 +16,48 @@ from pathlib import Path
 UNSYNCABLE = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EACCES})
 """Error numbers for folders that can't be synced, by their file system or their permissions."""
 
+DEVICES = Path("/dev")
+
 
 def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     """Replace the file at `path` by `content` atomically, as `commit` does.
 
     Text is written in UTF-8. Surrogates, which stand for bytes of file names that aren't UTF-8, are
     escaped: 0xff is written as \\udcff. `mode` has the permissions, reduced by the umask. If the
-    system refuses, raises OSError with the file's name and leaves the file unchanged.
+    system refuses, raises OSError with the file's name and leaves the file unchanged. A device,
+    such as /dev/null or /dev/stdout, is written to, and never replaced.
     """
+    encoded = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+    if _is_device(path):
+        _write_to_device(path, encoded)
+        return
     # Machines that share a file system may have processes with the same id.
     draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.part")
     try:
         # Always a new file: in a stranger's folder, the name may be a link.
         draft.unlink(missing_ok=True)
         with open(draft, "xb", opener=partial(os.open, mode=mode)) as file:
-            file.write(
-                content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
-            )
+            file.write(encoded)
         commit(draft, path)
     except OSError as error:
         error.filename = str(path)
         with suppress(OSError):
             draft.unlink()
+        raise
+
+
+def _is_device(path: Path) -> bool:
+    """Whether a path is a device's, or a link's to a device or to a stream of the process."""
+    return path.absolute().parent == DEVICES or path.is_char_device() or path.is_block_device()
+
+
+def _write_to_device(path: Path, content: bytes) -> None:
+    """Write to a device. Raises OSError with its name."""
+    try:
+        with path.open("wb") as device:
+            device.write(content)
+    except OSError as error:
+        error.filename = str(path)
         raise
 
 

@@ -133,6 +133,8 @@ def _describe_problem(details: ErrorDetails, where: Where, guesser: _KeyGuesser)
             rule = f"must be a section with a `name`{example}"
         case "literal_error":
             rule = f"must be {context['expected']}"
+        case "string_pattern_mismatch":
+            rule = f"must match {context['pattern']}"
         case "string_too_short":
             rule = "must not be empty"
         case "string_too_long":

@@ -19,6 +19,8 @@ from pipeline.data.records.record_format import RecordColumnSpec, decode, decode
 
 BULK = 4096
 """The most records of one request to grain."""
+UNREADABLE_RECORD = (RuntimeError, OSError, ValueError, IndexError, OverflowError, MemoryError)
+"""Errors that grain and `decode` raise for damaged files: of most, RuntimeError and ValueError."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class RecordColumn:
         try:
             content = self._source[record]
             return decode(content, self.dtype, shape, file.first_crc32, position)
-        except Exception as error:  # grain has no error class
+        except UNREADABLE_RECORD as error:
             raise DataError(
                 f"{self.sample_name(record)}: is damaged or of another dataset: {error}"
             ) from error
@@ -103,7 +105,7 @@ class RecordColumn:
             try:
                 contents = self._source.__getitems__(requested)
                 out[batch] = decode_batch(contents, out.dtype, out.shape[1:], seeds[batch].tolist())
-            except Exception:
+            except UNREADABLE_RECORD:
                 # Single reads find the damaged record.
                 out[batch] = np.stack([self.sample(index) for index in requested])
 

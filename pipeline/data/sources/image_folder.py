@@ -199,6 +199,8 @@ def find_splits(root: Path, content: str = "") -> tuple[Path, Path]:
 
     Raises DataError if one is missing.
     """
+    if not root.is_dir():
+        raise DataError(f"{root}: there is no such folder")
     train = root / "train"
     candidates = [root / name for name in EVAL_FOLDERS]
     evaluation = next((folder for folder in candidates if folder.is_dir()), None)

@@ -236,7 +236,7 @@ class TrackerSpec(CallbackSpec):
     """The settings that all trackers share."""
 
     tracker: ClassVar[type[Tracker]]
-    """Class of a session with the tracker."""
+    """Class of a session with the tracker; not needed by a subclass that overrides `open`."""
     project: Annotated[str, StringConstraints(min_length=1, max_length=128)] = "pipeline"
     group: str | None = None
     files: Seq[Annotated[str, AfterValidator(_require_inside)]] = _FILES
@@ -247,6 +247,10 @@ class TrackerSpec(CallbackSpec):
         """Raise ValueError if the tracker's package is missing."""
         if find_spec(self.name) is None:
             raise ValueError(f"needs {self.name}: pip install 'recipe-pipeline[{self.name}]'")
+
+    def open(self) -> Tracker:
+        """Return a session that hasn't started."""
+        return self.tracker()
 
     def build(self) -> Callback:
         return TrackerCallback(self)
@@ -291,7 +295,7 @@ class TrackerCallback(Callback):
     def __init__(self, spec: TrackerSpec) -> None:
         self.on_failure = spec.on_failure
         self._spec = spec
-        self._tracker = spec.tracker()
+        self._tracker = spec.open()
         self._last_step = 0
         self._finish: Any = None
 

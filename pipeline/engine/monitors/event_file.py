@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +33,11 @@ SUMMARY = b"\x2a"
 VALUE = b"\x0a"
 TAG = b"\x0a"
 SIMPLE_VALUE = b"\x15"
+EVENTS_TO_PURGE = 3
+"""Events with which a file begins that purges those of earlier files: two with the version, and the
+start of a session."""
+MOST_BYTES = 1000
+"""More bytes than such an event has."""
 POLYNOMIAL = 0x82F63B78
 """Polynomial of CRC-32C (Castagnoli), with reversed bits."""
 
@@ -55,6 +61,15 @@ class EventFile:
         for text in (head, data):
             self._file.write(text + struct.pack("<I", masked_crc32c(text)))
 
+    def purge_after(self, step: int) -> None:
+        """Let readers drop all events of earlier files after a step."""
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        now = time.time()
+        self.add(Event(wall_time=now, step=step + 1, file_version=VERSION))
+        start = SessionLog(status=SessionLog.START)
+        self.add(Event(wall_time=now, step=step + 1, session_log=start))
+
     def add_scalars(
         self, tags: Sequence[str], steps: np.ndarray, wall_times: np.ndarray, values: np.ndarray
     ) -> None:
@@ -68,6 +83,22 @@ class EventFile:
     def close(self) -> None:
         """Flush and close."""
         self._file.close()
+
+
+def find_purging(folder: Path, step: int, suffix: str) -> list[Path]:
+    """Return the event files with a suffix in their names that purge the events after a step."""
+    from google.protobuf.message import DecodeError
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    files = []
+    for path in sorted(folder.glob(f"{PREFIX}*{suffix}")):
+        with path.open("rb") as file, suppress(struct.error, DecodeError):
+            for _ in range(EVENTS_TO_PURGE):
+                (length,) = struct.unpack("<Q", file.read(8))
+                event = Event.FromString(file.read(min(length, MOST_BYTES) + 8)[4:-4])
+            if event.session_log.status == SessionLog.START and event.step == step + 1:
+                files.append(path)
+    return files
 
 
 def _choose_stamp(folder: Path) -> int:

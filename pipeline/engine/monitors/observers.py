@@ -135,7 +135,14 @@ def open_observers(
         monitors.append(BestEffortMonitor(ProgressMonitor(bar), "the progress bar", reporter.warn))
     tensorboard = None
     if settings.board is not None:
-        board = TensorBoard(run_dir, first, settings.batch_size, settings.estimate, settings.unit)
+        board = TensorBoard(
+            run_dir,
+            first,
+            settings.batch_size,
+            settings.estimate,
+            settings.unit,
+            unfinished=settings.unfinished,
+        )
         tensorboard = BestEffortMonitor(board, "TensorBoard", reporter.warn)
         monitors.append(tensorboard)
     observers = Observers(monitors, tensorboard, log)

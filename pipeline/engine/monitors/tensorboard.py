@@ -20,7 +20,7 @@ from pipeline.backends.base import Estimate
 from pipeline.core.errors import printable
 from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.engine.callbacks.events import TRAINED, Evaluation, Monitor, SinkReport, metric_tag
-from pipeline.engine.monitors.event_file import VERSION, EventFile
+from pipeline.engine.monitors.event_file import EventFile, find_purging
 from pipeline.engine.monitors.monitors import writing
 from pipeline.engine.monitors.projector import add_captions, stretch_range, write_embeddings
 from pipeline.training.telemetry import Telemetry, concatenate_columns
@@ -76,6 +76,9 @@ class Histogram:
 class TensorBoard(Monitor):
     """Writes the events of a run. A resumed run hides earlier events after boundary `first`.
 
+    With `unfinished`, the evaluation of boundary `first` was interrupted. Files of killed processes
+    that repeated it are removed: all of their events are purged or written again.
+
     Steps and sinks are collected, and written together by `flush`. The libraries for pictures and
     protocol buffers are imported when they are first needed, on the thread that writes. Methods
     raise RunError if the folder can't be written.
@@ -88,11 +91,14 @@ class TensorBoard(Monitor):
         batch_size: int,
         estimate: Estimate | None = None,
         unit: SampleUnit = IMAGES,
+        *,
+        unfinished: bool = False,
     ) -> None:
         self._folder = folder
         self._first = first
         self._per_step = batch_size * unit.per_sample
         self._estimate = estimate
+        self._is_unfinished = unfinished
         self._speed_tags = (f"train/{unit.counted}_per_s",)
         self._steps: list[tuple[float, Telemetry]] = []
         self._sinks: list[tuple[float, SinkReport]] = []
@@ -101,17 +107,17 @@ class TensorBoard(Monitor):
 
     @cached_property
     def _file(self) -> EventFile:
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-
+        # By the suffix, a run that is resumed within a second has a new file name.
+        suffix = f".{self._first}"
         with writing(self._folder):
-            # By the suffix, a run that is resumed within a second has a new file name.
-            file = EventFile(self._folder, f".{self._first}")
+            repeated = []
+            if self._first and self._is_unfinished:
+                repeated = find_purging(self._folder, self._first, suffix)
+            file = EventFile(self._folder, suffix)
             if self._first:
-                step = self._first + 1
-                now = time.time()
-                file.add(Event(wall_time=now, step=step, file_version=VERSION))
-                start = SessionLog(status=SessionLog.START)
-                file.add(Event(wall_time=now, step=step, session_log=start))
+                file.purge_after(self._first)
+            for path in repeated:
+                path.unlink(missing_ok=True)
         return file
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:

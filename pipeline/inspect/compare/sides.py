@@ -21,7 +21,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.inspect.compare.accuracy_columns import columns_of
 from pipeline.inspect.compare.forced_layers import ForcedComparison, ReferenceStep
-from pipeline.inspect.compare.tensor_rows import Mapped, Row, compare_tensors
+from pipeline.inspect.compare.tensor_rows import Mapped, Row, compare_tensors, require_mapped
 from pipeline.inspect.dumps.captured_step import CapturedStep, capture
 from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights, layer_kinds
 from pipeline.inspect.dumps.opened_recipe import (
@@ -120,7 +120,8 @@ def compare_step(
     """
     _require_same_network(left, right)
     layers = layer_kinds(right.opened.built.step_config, right.opened.built.seed)
-    require_layers(request.layers, list(layers), "layers")
+    require_layers(request.layers, list(layers), "--layers")
+    require_mapped(request.mapped, list(layers), list(layers))
     state, step = _load_state(right, request.step, reporter)
     batch = right.opened.batch(step)
     weights = Weights.of(state)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import isnan
 
 import numpy as np
 
+from pipeline.core.errors import RecipeError
+from pipeline.core.files.error_text import nearest, show_name
 from pipeline.core.files.value_text import align_columns
 from pipeline.inspect.compare.accuracy_columns import Columns, columns_of
-from pipeline.inspect.dumps.tensor_names import TensorName
+from pipeline.inspect.dumps.tensor_names import DATA, LOSS, TensorName
 
 NO_COUNTERPART = "*"
 """Cell for an operator that one side lacks."""
@@ -109,6 +112,21 @@ def pair_names(
         pairs += [(name, match) for match in matches] or [(name, None)]
     pairs += [(None, name) for name in sorted(right_names - used)]
     return pairs
+
+
+def require_mapped(mapped: Mapped, left: Collection[str], right: Collection[str]) -> None:
+    """Raise RecipeError for layers that their side lacks; it names similar ones."""
+    sides = {"left": (left, mapped), "right": (right, chain.from_iterable(mapped.values()))}
+    problems = []
+    for side, (layers, names) in sides.items():
+        for name in names:
+            if name in layers or name in (DATA, LOSS):
+                continue
+            guess = nearest(name, layers)
+            hint = f"; did you mean {guess}?" if guess else ""
+            problems.append(f"--map: the {side} side has no layer {show_name(name)}{hint}")
+    if problems:
+        raise RecipeError(problems)
 
 
 def compare_tensors(

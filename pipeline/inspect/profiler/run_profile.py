@@ -270,7 +270,12 @@ class RunProfiler(Profile):
             evidence = replace(evidence, faster_data=RESIDENT)
         if loader.kind == "resident" and host.device < SHORT_MS:
             evidence = replace(evidence, sink=self._measure_sink_gain())
-        return replace(evidence, events=self._measure_event_cost(dataset, state))
+        events = self._measure_event_cost(dataset, state)
+        if events is None:
+            return evidence
+        host = replace(host, events=events.ms)
+        profile = replace(evidence.profile, host=host)
+        return replace(evidence, profile=profile, host=host, events=events)
 
     def _measure_starved_ms(self, device_ms: float) -> float:
         """Return the ms that a step waits for data: the reader's time less the device's.

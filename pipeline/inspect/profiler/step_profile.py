@@ -69,7 +69,7 @@ class HostTime:
     between: float
     """Work of the host between two dispatches: telemetry, monitors, callbacks."""
     events: float = 0.0
-    """Evaluations and checkpoints, divided among the steps of the run."""
+    """Evaluations, divided among the steps of the run; not counted in `step`."""
     dispatches: int = 0
     steps: int = 0
     """Number of timed untraced steps."""

@@ -121,13 +121,26 @@ _interceptor: ContextVar[LayerInterceptor | None] = ContextVar("_interceptor", d
 def intercept_layers(interceptor: LayerInterceptor) -> Iterator[None]:
     """Let `interceptor` compute each layer of a list that is applied or traced in the body.
 
-    Its argument is the layer's computation, and its result replaces the layer's result.
+    Its argument is the layer's computation, and its result replaces the layer's result. In another
+    such body, the argument of the outer function is the inner function's computation.
     """
-    token = _interceptor.set(interceptor)
+    outer = _interceptor.get()
+    token = _interceptor.set(interceptor if outer is None else _nest(outer, interceptor))
     try:
         yield
     finally:
         _interceptor.reset(token)
+
+
+def _nest(outer: LayerInterceptor, inner: LayerInterceptor) -> LayerInterceptor:
+    """Return an interceptor that calls `outer`, whose computation of a layer is `inner`'s."""
+
+    def intercept(
+        layer: LayerSpec, compute: Callable[[Array], Array], x: Array, context: LayerContext
+    ) -> Array:
+        return outer(layer, lambda x: inner(layer, compute, x, context), x, context)
+
+    return intercept
 
 
 def record_layers(

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, system_reason
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.strict_json import json_text
@@ -61,13 +61,14 @@ def read_provenance(run_dir: Path) -> Sequence[Mapping[str, Any]]:
     """
     file = run_dir / PROVENANCE
     try:
-        processes = read_json(file)["processes"]
+        tree = read_json(file)
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(
-            f"{file}: can't be read: {error}; delete it to continue without it"
+            f"{file}: can't be read: {system_reason(error)}; delete it to continue without it"
         ) from error
+    processes = tree.get("processes") if isinstance(tree, dict) else None
     if not isinstance(processes, list) or not all(isinstance(item, dict) for item in processes):
         raise DataError(f"{file}: must hold a list of processes; delete it to continue without it")
     return processes

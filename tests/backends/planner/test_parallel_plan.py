@@ -48,6 +48,8 @@ def test_a_file_that_is_missing_or_no_yaml_is_refused(tmp_path: Path) -> None:
             path.write_text(text)
         with pytest.raises(RecipeError, match=r"parallel\.plan = .*plan\.yaml: can't be read"):
             load_plan(path, 8, PARAMETERS)
+    with pytest.raises(RecipeError, match=r"absent\.yaml: can.t be read: No such file"):
+        load_plan(tmp_path / "absent.yaml", 8, PARAMETERS)
 
 
 @pytest.mark.parametrize(

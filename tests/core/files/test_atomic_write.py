@@ -44,6 +44,20 @@ def test_a_link_that_lies_in_wait_as_the_draft_is_not_written_through(tmp_path: 
     assert (tmp_path / "file").read_text() == "text"
 
 
+def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    null = tmp_path / "null"
+    null.symlink_to("/dev/null")
+    write_whole(null, "text")
+    assert null.is_char_device()
+    full = tmp_path / "full"
+    full.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        write_whole(full, "text")
+    assert caught.value.filename == str(full)
+    assert full.is_char_device()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The syncs and renames, in order, with the name of each file or folder."""

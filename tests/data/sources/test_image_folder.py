@@ -226,6 +226,13 @@ def test_missing_split_is_refused(tmp_path: Path, folder: str) -> None:
         read(tmp_path)
 
 
+def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+    for root in (tmp_path / "absent", tmp_path / "file"):
+        (tmp_path / "file").touch()
+        with pytest.raises(DataError, match=f"^{root}: there is no such folder$"):
+            read(root)
+
+
 def test_split_without_classes_is_refused(tmp_path: Path) -> None:
     for name in ("train", "val"):
         (tmp_path / name).mkdir()

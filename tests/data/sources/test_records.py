@@ -19,7 +19,7 @@ from pipeline.backends.loading.window import batch_at
 from pipeline.core.errors import DataError, RunError
 from pipeline.data.columns import LazyColumn, RawData, Split
 from pipeline.data.padding.buckets import RaggedColumn, make_ragged_array
-from pipeline.data.records import record_writer
+from pipeline.data.records import record_column, record_writer
 from pipeline.data.records.record_format import DESCRIPTION
 from pipeline.data.records.record_writer import write_records
 from pipeline.data.sources.records import Records
@@ -232,6 +232,18 @@ def test_a_file_of_another_dataset_is_noticed(
     expected = rf"{IMAGES}, record 0: is damaged or of another dataset: its checksum is wrong"
     with pytest.raises(DataError, match=expected):
         read_everything(folder)
+
+
+@pytest.mark.parametrize("function", ["decode", "decode_batch"])
+def test_a_bug_is_not_reported_as_damage(
+    function: str, sharded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(record_column, function, fail)
+    with pytest.raises(TypeError, match="a bug"):
+        read_everything(sharded)
 
 
 def test_files_that_were_exchanged_are_noticed(tmp_path: Path, small_files: None) -> None:

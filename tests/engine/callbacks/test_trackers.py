@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -29,6 +29,7 @@ from pipeline.engine.callbacks.trackers import (
     Row,
     TrackedRun,
     TrackerCallback,
+    TrackerSpec,
     Wandb,
 )
 from tests.whole_run import run
@@ -71,6 +72,19 @@ def _callback(session: _Session, monkeypatch: pytest.MonkeyPatch) -> Callback:
 def _losses(run_dir: Path) -> dict[int, np.float32]:
     lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
     return {line["step"]: np.float32(line["loss"]) for line in lines}
+
+
+def test_a_session_may_be_opened_with_the_settings_of_a_spec() -> None:
+    class _Ours(TrackerSpec):
+        name: Literal["ours"] = "ours"
+        stored: int = 3
+
+        def open(self) -> _Session:
+            return _Session(self.stored)
+
+    callback = _Ours(stored=27).build()
+    assert isinstance(callback, TrackerCallback)
+    assert callback._tracker.start(TrackedRun("a", "b", None, Path(), {}, 0), None) == ("new", 27)
 
 
 def test_steps_evaluations_and_files_are_logged(

@@ -31,10 +31,10 @@ EVERYTHING = {"scalars": 0, "images": 0, "tensors": 0}
 
 
 @contextmanager
-def board(folder: Path, first: int = 0) -> Iterator[TensorBoard]:
+def board(folder: Path, first: int = 0, *, unfinished: bool = False) -> Iterator[TensorBoard]:
     if not folder.parent.is_file():
         folder.mkdir(exist_ok=True)
-    opened = TensorBoard(folder, first, batch_size=32)
+    opened = TensorBoard(folder, first, batch_size=32, unfinished=unfinished)
     try:
         yield opened
     finally:
@@ -277,3 +277,30 @@ def test_wrong_predictions_are_red() -> None:
     shown = add_captions(np.zeros((2, 8, 8, 1), np.uint8), ("one", "two"), (True, False))
     red = (shown[..., 0].astype(int) - shown[..., 2] > 60).any(axis=(1, 2))
     assert red.tolist() == [True, False]
+
+
+def test_a_boundary_that_was_repeated_before_a_kill_stands_once(tmp_path: Path) -> None:
+    foreign = tmp_path / "events.out.tfevents.1.theirs.8"
+    with board(tmp_path) as writer:
+        writer.on_steps(telemetry(0, 8), 1.0)
+        writer.on_sink(SinkReport(8, 1.0, 0.1, seconds=4.0, steps=8))
+    foreign.write_bytes(next(tmp_path.glob("*.0")).read_bytes()[:30])
+    for value in (1.0, 2.0):
+        with board(tmp_path, first=8, unfinished=True) as writer:
+            writer.on_eval(8, EVALUATION)
+            writer.on_scalars(8, {"mine": value})
+            writer.on_steps(telemetry(8, 4), 1.0)
+    accumulated = read(tmp_path)
+    (scalar,) = accumulated.Scalars("callback/mine")
+    assert (scalar.step, scalar.value) == (8, 2.0)
+    assert len(accumulated.Scalars("eval/loss")) == len(accumulated.Images("eval/confusion")) == 1
+    assert len(accumulated.Scalars("train/images_per_s")) == 1
+    assert [event.step for event in accumulated.Scalars("train/loss")] == list(range(1, 13))
+    assert foreign.exists()
+
+
+def test_a_boundary_that_is_done_stays_after_a_resume(tmp_path: Path) -> None:
+    for first in (0, 8, 8):
+        with board(tmp_path, first) as writer:
+            writer.on_eval(8, EVALUATION)
+    assert len(read(tmp_path).Scalars("eval/loss")) == 3

@@ -108,6 +108,33 @@ def test_files_say_where_the_time_goes(tiny: Compose, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_command_prints_its_facts_as_one_json_object(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    keys = [*TINY, SHORT, "eval.every_steps=30", f"cache.root={cache}", "profile.output=here"]
+    assert main(["profile", "--json", *keys]) == 0
+    said = capsys.readouterr()
+    facts = json.loads(said.out)
+    assert "Verdict: " in said.err
+    assert (facts["status"], facts["folder"]) == ("done", "here")
+    assert (Path(facts["run"]) / "summary.json").is_file()
+    written = json.loads((tmp_path / "here" / "profile.json").read_text())
+    assert {key: facts[key] for key in written} == written
+    host = written["profiles"][0]["host"]
+    assert host["events"] > 0
+    assert host["step"] == pytest.approx(host["device"] + host["wait"] + host["between"])
+
+
+def test_stages_without_steps_to_trace_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["profile", *TINY, "stages=[data,build]"]) == 2
+    assert "must have train, whose steps are traced" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_a_run_may_be_traced_as_a_whole(tiny: Compose, tmp_path: Path) -> None:
     recipe = tiny(SHORT, "profile.mode=on", "profile.start=0", "profile.steps=90")
     assert run(recipe, tmp_path / "run").status == "done"

@@ -66,6 +66,11 @@ def test_a_damaged_file_is_named_and_keeps_no_run_from_going_on(tmp_path: Path) 
             read_provenance(tmp_path)
         add_provenance(tmp_path, PLAIN)
         assert len(read_provenance(tmp_path)) == 1
+    (tmp_path / "provenance.json").write_text("[]")
+    with pytest.raises(
+        DataError, match="must hold a list of processes; delete it to continue without it"
+    ):
+        read_provenance(tmp_path)
 
 
 def test_a_run_from_before_it_was_kept_has_none(tmp_path: Path) -> None:

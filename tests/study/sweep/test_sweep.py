@@ -119,6 +119,15 @@ def test_groups_can_be_swept(pipeline: Main, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_directory_of_a_run_is_refused_for_a_sweep(
+    pipeline: Main, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pipeline(BUILD, "hydra.run.dir=mine") == 0
+    assert pipeline("-m", BUILD, "seed=1,2", "hydra.sweep.dir=mine") == 2
+    assert "hydra.sweep.dir = mine: holds a single run" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_a_sweep_may_be_given_its_directory(pipeline: Main, tmp_path: Path) -> None:
     assert pipeline("-m", BUILD, "seed=1,2", "hydra.sweep.dir=mine") == 0
     assert len(read_table(tmp_path / "mine")) == 2

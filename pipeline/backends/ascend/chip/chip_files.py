@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from pipeline.backends.ascend.chip.hardware import FIGURES, Chip, find_unit
+from pipeline.backends.ascend.chip.hardware import FIGURES, UNREAD, Chip, find_unit
 from pipeline.core.errors import MAX_PROBLEMS, PipelineError, limit_problems
 from pipeline.core.files.error_text import describe, nearest, no_such, show_name
 from pipeline.core.files.package_paths import CONF
@@ -50,7 +50,7 @@ def load_chip(name_or_path: str | Path) -> Any:
     file = _find_file(name_or_path)
     # Keys of a device file that set how a run uses the chip.
     run_keys = frozenset(components("device")["ascend"].model_fields) - CHIP_KEYS
-    tree = {key: value for key, value in _read_merged(file).items() if key not in run_keys}
+    tree = {key: value for key, value in _read_merged(file).items() if key not in run_keys | UNREAD}
     try:
         return Chip.model_validate(tree)
     except ValidationError as error:

@@ -25,8 +25,6 @@ class Hardware:
     ai_core_clock_mhz: float
     cube_fp16_macs_per_cycle: float
     vector_bytes_per_cycle: float
-    core_pipelines_count: float
-    """Queues of a core that run in parallel: cube, vector, scalar, and three that move data."""
     core_bytes_per_cycle: float
     """Traffic of one core with the L2 and device memory, each way."""
     fp32_matmul_gmacs_per_s: float
@@ -135,12 +133,23 @@ Dtype = Literal[
 """Names of the element types that a chip may support, as in JAX."""
 
 
+UNREAD = frozenset({"core_pipelines_count"})
+"""Figures of earlier chip files that no formula reads."""
+
+
 class ChipSpec(Spec):
     """Keys of every chip file besides its figures."""
 
     chip: Annotated[str, Field(min_length=1)]
     dtypes: Annotated[tuple[Dtype, ...], Field(strict=False, min_length=1)]
     """Types that the chip computes in. Steps with other types are refused."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_unread(cls, chip: Any) -> Any:
+        if not isinstance(chip, Mapping):
+            return chip
+        return {key: figure for key, figure in chip.items() if key not in UNREAD}
 
 
 def _refuse_implausible(figure: Figure, info: ValidationInfo) -> Figure:

@@ -62,12 +62,13 @@ class OnnxExport:
     accuracy: float | None
     """Accuracy on the evaluation split in ONNX Runtime; None if samples have no class."""
     int8_accuracy: float | None = None
-    has_int8: bool = False
+    calibration_samples: int = 0
+    """Training samples that calibrated int8; 0 without it."""
 
     def describe(self) -> Mapping[str, Any]:
         """Return the entries of model.json."""
         files = {"program": MODEL, "script": SCRIPT, "input": INPUT, "output": OUTPUT}
-        return {**files, "opset": OPSET, **({"int8": INT8} if self.has_int8 else {})}
+        return {**files, "opset": OPSET, **({"int8": INT8} if self.calibration_samples else {})}
 
 
 def require_onnx() -> None:
@@ -80,7 +81,8 @@ def require_onnx() -> None:
 
 
 def write_onnx(run: TrainedRun, folder: Path, *, calibrate: int = 0) -> OnnxExport:
-    """Write model.onnx and predict.py; with `calibrate` training samples, model_int8.onnx too.
+    """Write model.onnx and predict.py; with `calibrate` training samples, or as many as there are,
+    model_int8.onnx too.
 
     Raises RecipeError for a layer or an op without a translation. Raises RunError if the logits of
     ONNX Runtime differ from the run's, or if a file can't be written.
@@ -103,12 +105,13 @@ def write_onnx(run: TrainedRun, folder: Path, *, calibrate: int = 0) -> OnnxExpo
         write_whole(folder / SCRIPT, script)
         if not calibrate:
             return OnnxExport(difference, accuracy)
-        int8_content = _quantize(content, _sample_images(dataset.train, calibrate))
+        images = _sample_images(dataset.train, calibrate)
+        int8_content = _quantize(content, images)
         write_whole(folder / INT8, int8_content)
     except OSError as error:
         raise RunError(f"{folder}: can't be written: {error.strerror}") from error
     int8_accuracy = _measure_accuracy(_open_session(int8_content), dataset, ignored)
-    return OnnxExport(difference, accuracy, int8_accuracy, has_int8=True)
+    return OnnxExport(difference, accuracy, int8_accuracy, len(images))
 
 
 def make_onnx_model(run: TrainedRun) -> Any:

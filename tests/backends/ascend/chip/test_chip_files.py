@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 from pipeline import load_recipe
+from pipeline.backends.ascend.chip import hardware
 from pipeline.backends.ascend.chip.chip_files import DEVICES, ChipError, load_chip
 from pipeline.backends.ascend.chip.hardware import FIGURES, extract_hardware, find_unit
+from pipeline.stages.record.recorded_recipe import read_recorded_recipe
 
 SHIPPED = ["ascend910", "ascend910_30core", "ascend910_proa"]
 FIGURE = {"value": 2.0, "source": "a data sheet", "confidence": "stated"}
@@ -37,6 +39,26 @@ def test_every_figure_of_a_shipped_chip_has_its_source(name: str) -> None:
     chip = load_chip(name)
     assert all(len(getattr(chip, figure).source) > 4 for figure in FIGURES)
     assert extract_hardware(chip).hbm_gib == 32
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_every_figure_is_read_somewhere(figure: str) -> None:
+    folder = Path(hardware.__file__).parents[1]
+    sources = (file.read_text() for file in folder.rglob("*.py") if file.name != "hardware.py")
+    properties = Path(hardware.__file__).read_text()
+    assert f"self.{figure}" in properties or any(figure in text for text in sources)
+
+
+def test_a_figure_of_an_earlier_file_that_nothing_reads_is_left_out(tmp_path: Path) -> None:
+    file = write(tmp_path, core_pipelines_count=FIGURE)
+    assert load_chip(file) == load_chip("ascend910")
+    recipe = load_recipe("lenet5_digits", ["device=ascend910"])
+    tree = recipe.model_dump(mode="json")
+    tree["device"]["core_pipelines_count"] = FIGURE
+    recorded = tmp_path / "recipe.yaml"
+    recorded.write_text(yaml.safe_dump(tree, sort_keys=False))
+    assert load_recipe(str(recorded)).device == recipe.device
+    assert read_recorded_recipe(tmp_path)["device"] == recipe.model_dump(mode="json")["device"]
 
 
 @pytest.mark.slow

@@ -212,6 +212,14 @@ def test_an_export_says_how_near_it_is_and_infer_still_reads_it(
 
 
 @pytest.mark.slow
+def test_an_export_says_how_many_samples_calibrate(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export([str(trained), str(tmp_path / "out"), "--to", "onnx", "--int8"]) == 0
+    assert "(96 samples to calibrate)" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_an_export_without_onnx_leaves_no_older_one(trained: Path, tmp_path: Path) -> None:
     assert export([str(trained), str(tmp_path / "out"), "--to=onnx"]) == 0
     assert export([str(trained), str(tmp_path / "out")]) == 0
@@ -257,6 +265,7 @@ def test_the_script_classifies_as_infer_does(
         (["--int8"], "--int8: needs --to onnx"),
         (["to=onnx", "--int8"], "to=onnx: is now --to onnx"),
         (["--to=onnx", "--samples=0"], "must be a whole number from 1 to 999,999,999"),
+        (["--to=onnx", "--samples=3"], "--samples 3: needs --int8"),
         (["--to=onnx", "--prefix=a"], "--prefix: needs --to ckpt"),
         (["--to=ckpt", "--prefix=../a"], "must be a name without folders"),
     ],

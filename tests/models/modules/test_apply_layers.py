@@ -1,0 +1,44 @@
+"""Functions around the layers of a network, in one another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pipeline.models.layers import standard
+from pipeline.models.modules.apply_layers import intercept_layers, record_layers
+from tests.models.build import network
+
+LAYERS = network(standard.Flatten(), standard.Relu())
+IMAGES = jnp.array([[[[-1.0], [2.0]]]])
+
+
+def test_layers_are_recorded_by_both_of_two_nested_bodies() -> None:
+    outer: list[str] = []
+    inner: list[str] = []
+    alone: list[str] = []
+    key = jax.random.key(0)
+    with record_layers(lambda path, kind, y: outer.append(kind)):
+        with record_layers(lambda path, kind, y: inner.append(kind)):
+            LAYERS.init_with_output(key, IMAGES, train=False)
+        LAYERS.init_with_output(key, IMAGES, train=False)
+    with record_layers(lambda path, kind, y: alone.append(kind)):
+        LAYERS.init_with_output(key, IMAGES, train=False)
+    assert alone == ["flatten", "relu"]
+    assert inner == alone
+    assert outer == [*alone, *alone]
+
+
+def test_an_outer_function_gets_the_result_of_the_inner_one() -> None:
+    def double(layer: Any, compute: Any, x: Any, context: Any) -> Any:
+        return 2 * compute(x)
+
+    def add_one(layer: Any, compute: Any, x: Any, context: Any) -> Any:
+        return 1 + compute(x)
+
+    with intercept_layers(double), intercept_layers(add_one):
+        result, _ = LAYERS.init_with_output(jax.random.key(0), IMAGES, train=False)
+    # Flatten: 2 * (x + 1); ReLU: 2 * (relu + 1).
+    assert result.tolist() == [[2.0, 14.0]]
