@@ -96,6 +96,6 @@ def load_run(run_dir: Path | str) -> LoadedRun:
     """Read a run from its directory, or from one of its checkpoints.
 
     Raises DataError if `run_dir` isn't a run, is damaged or has no checkpoint, RecipeError if its
-    recipe is no longer valid.
+    recipe isn't valid any more.
     """
     return LoadedRun(Path(run_dir))

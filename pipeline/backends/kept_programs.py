@@ -79,7 +79,7 @@ def compile_once(
 def find_program(
     key: str, args: tuple[Any, ...], result: Any, device: jax.Device
 ) -> tuple[Any, ProgramReport] | None:
-    """Return the program of a key on disk, and its report; None if there is none.
+    """Return the program of a key on disk, and its report; None without one.
 
     `args` and `result` are trees of the shapes and dtypes of its arguments and results.
     """

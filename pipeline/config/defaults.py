@@ -84,7 +84,7 @@ def make_option(group: str, component: type[Spec]) -> Tree:
 
 
 def normalise_recipe(tree: Mapping[str, Any]) -> Tree:
-    """Return the recipe of a run with defaults for newer keys, also if it is no longer valid."""
+    """Return the recipe of a run with defaults for newer keys, also if it isn't valid any more."""
     filled = fill_missing(tree)
     try:
         return Recipe.model_validate(filled).model_dump(mode="json")

@@ -101,7 +101,7 @@ class TrainSpec(AdapterWords):
     """Which batch norms keep and use their running statistics. frozen: those with frozen
     parameters."""
     lr_decay_by_layer: Annotated[float, Field(gt=0, le=1)]
-    """Factor from the learning rate of each layer to that of the layer before. The last layer has
+    """Ratio of the learning rate of a layer to the rate of the next layer. The last layer has
     the full rate. `lr_rules` multiply the result."""
     lr_rules: Seq[RateRule]
     """Learning rates by pattern, each with a factor, a schedule or both; the last matching rule

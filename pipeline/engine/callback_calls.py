@@ -265,7 +265,7 @@ class Callbacks(NoCallbacks):
         self.view.granted_rates = changes
 
     def take_requests(self, agree: Agree) -> Requests | None:
-        """Return the first process's requests since the last call; None if there are none."""
+        """Return the first process's requests since the last call; None without any."""
         tree = agree(self._take_requests_as_json)
         return None if tree is None else Requests.from_json(tree)
 

@@ -87,7 +87,7 @@ class GpuPrograms:
     """Training programs by their number of steps, the longest first. 0: any number of steps."""
     evaluate: Callable[..., EvalCarry]
     place: Callable[[TrainState], TrainState] | None
-    """Copies a state from the default layouts to those of the programs; None if they are equal."""
+    """Copies a state from the default layouts to the programs' layouts; None if they are equal."""
 
 
 @dataclass(frozen=True)

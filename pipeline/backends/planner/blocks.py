@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["batch", "contracted", "output", "both"]
-"""What the sharding of an operator's dimension shards:
+"""Arrays that the sharding of an operator's dimension divides:
 
 * batch: operand and result; gradients of the weight are partial sums;
 * contracted: operand and weight; the result is a partial sum (in a look-up, each device has some

@@ -259,14 +259,14 @@ def _tie_gathered(groups: DimensionGroups, node: Node) -> None:
 
 
 def _tie_scan_slice(groups: DimensionGroups, node: Node) -> None:
-    """Tie the dimensions of a scan's input to those of its slice for one iteration."""
+    """Tie the dimensions of a scan's input to its slice for one iteration."""
     groups.keep_whole(node.inputs[0], 0)
     for dim in range(len(groups.shapes[node.outputs[0]])):
         groups.tie(node.inputs[0], dim + 1, node.outputs[0], dim)
 
 
 def _tie_scan_stack(groups: DimensionGroups, node: Node) -> None:
-    """Tie the dimensions of one iteration's result to those of a scan's stacked results."""
+    """Tie the dimensions of one iteration's result to a scan's stacked results."""
     groups.keep_whole(node.outputs[0], 0)
     for dim in range(len(groups.shapes[node.inputs[0]])):
         groups.tie(node.inputs[0], dim, node.outputs[0], dim + 1)

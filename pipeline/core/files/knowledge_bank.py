@@ -48,7 +48,7 @@ def format_rounds(rounds: Sequence[Round]) -> list[str]:
 
 
 def read_bank(path: Path, checked: Callable[[Entry], Entry]) -> dict[str, Entry]:
-    """Return the entries of a knowledge bank by key; empty if there is no file.
+    """Return the entries of a knowledge bank by key; empty without a file.
 
     `checked` returns a validated entry, and raises ValueError, LookupError or TypeError for an
     invalid one. Raises RunError if the file can't be read or isn't a bank. A run doesn't go on

@@ -167,7 +167,7 @@ def _require_same_sizes(pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def find_largest_value(masks: Sequence[str], ignored: int | None) -> int:
-    """Return the largest value of masks, except `ignored`. Raises DataError if there is none."""
+    """Return the largest value of masks, except `ignored`. Raises DataError without one."""
 
     def find_largest(path: str) -> int:
         height, width = read_sizes([path])[0].tolist()

@@ -115,7 +115,7 @@ class TFRecord(LocalDatasetSpec):
         )
 
     def _find_eval_pattern(self) -> str:
-        """Return the pattern of the evaluation files. Raises DataError if there are none."""
+        """Return the pattern of the evaluation files. Raises DataError without any."""
         if self.eval_files is not None:
             return self.eval_files
         for name in EVAL_FOLDERS:

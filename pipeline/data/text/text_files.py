@@ -52,7 +52,7 @@ def read_files(files: list[Path]) -> list[bytes]:
 
 
 def read_text_lines(file: Path) -> list[str]:
-    """Read the lines of a text file that aren't empty. Raises DataError if there is none."""
+    """Read the lines of a text file that aren't empty. Raises DataError without one."""
     with name_file(file):
         lines = [line.strip() for line in decode_utf8(_read_file(file)).splitlines()]
     texts = [line for line in lines if line]

@@ -116,7 +116,7 @@ def _collect_arrays(state: TrainState, batch: Batch) -> dict[str, np.ndarray]:
 def read_reproducer(folder: Path) -> Reproducer:
     """Read a reproducer from its folder or from the run directory.
 
-    Raises DataError if it is missing or damaged, RecipeError if its recipe is no longer valid, and
+    Raises DataError if it is missing or damaged, RecipeError if its recipe is outdated, and
     RunError if its choice of lowerings can't be read.
     """
     source = next((path for path in (folder / REPRODUCER, folder) if (path / STEP).is_file()), None)

@@ -126,7 +126,7 @@ class ReplayedState:
 
 
 def require_checkpoints(run_dir: Path) -> list[int]:
-    """Return the steps of a run's checkpoints. Raises DataError if there are none."""
+    """Return the steps of a run's checkpoints. Raises DataError without any."""
     steps = saved_steps(run_dir / FOLDER)
     if not steps:
         raise DataError(

@@ -97,7 +97,7 @@ def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[s
 
     `source` is a run directory or one of its checkpoints. Returns the path of the page and the main
     figures. Files of an earlier report are replaced. Raises DataError if the run or its data can't
-    be read, RecipeError if its recipe is no longer valid, and RunError if a file can't be written.
+    be read, RecipeError if its recipe is outdated, and RunError if a file can't be written.
     """
     run_dir = find_run_dir(source)
     if run_dir is None:

@@ -55,7 +55,7 @@ class TrainedRun:
 
 
 def read_run_recipe(run_dir: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read the recipe of a run, with overrides. Raises RecipeError if it is no longer valid."""
+    """Read the recipe of a run, with overrides. Raises RecipeError if it isn't valid any more."""
     return compose_and_check([f"+recipe={run_dir / RECIPE}", *overrides], length_replaced=True)
 
 

@@ -206,7 +206,7 @@ def find_run_dir(folder: Path) -> Path | None:
 
 
 def require_run_dir(folder: Path) -> Path:
-    """Return the run directory as in `find_run_dir`. Raises DataError if there is none."""
+    """Return the run directory as in `find_run_dir`. Raises DataError without one."""
     run_dir = find_run_dir(folder)
     if run_dir is None:
         raise DataError(f"{folder}: isn't a run directory; it holds no {RECIPE}")

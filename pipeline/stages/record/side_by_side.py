@@ -42,7 +42,7 @@ class SideBySide:
         self._console.print(printable(f"{section:<{MARGIN}} {text}"), soft_wrap=True)
 
     def show_differences(self, section: str, differences: Sequence[Difference] | None) -> None:
-        """Print a table of differences, or a line if there are none or they are unknown (None)."""
+        """Print a table of differences, or a line without any, or if they are unknown (None)."""
         if not differences:
             self.show_text(section, "the same" if differences is not None else NOT_KEPT)
             return

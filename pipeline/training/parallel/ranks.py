@@ -83,7 +83,7 @@ class Ranks:
                     )
 
     def _get(self, key: str, timeout_s: float) -> str:
-        """Return an answer from the store. Raises PeerGoneError if there is none in time."""
+        """Return an answer from the store. Raises PeerGoneError after the timeout."""
         try:
             text: str = self._store.blocking_key_value_get(key, round(1000 * timeout_s))
         except Exception as error:  # jaxlib raises its own types, which it does not export

@@ -44,7 +44,7 @@ class Kernel:
 
     @property
     def position(self) -> int:
-        """Position in program order: that of the last node."""
+        """Position of the last node in program order."""
         return max(self.nodes)
 
 
@@ -89,7 +89,7 @@ def _merge_kernels(kernels: list[Kernel], is_large: Callable[[int], bool]) -> li
 
 
 def _has_nested_sources(kernel: Kernel, other: Kernel, is_large: Callable[[int], bool]) -> bool:
-    """Return whether the large sources of one kernel are all among those of the other.
+    """Return whether the large sources of one kernel are all sources of the other.
 
     Two normalisations that share a gradient aren't joined, as each reads its own feature map.
     """

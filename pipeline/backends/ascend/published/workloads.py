@@ -48,7 +48,7 @@ BATCHNORM_IN_FLOAT32 = "MindSpore 2.x / mindcv"
 """Framework of the rows with batch normalisation in float32 under O2: MindCV's recipes."""
 
 Quality = Literal["device", "at_most", "pair"]
-"""What a row's time measures. `device`: the device's time. `at_most`: an upper bound of the
+"""Meaning of a row's time. `device`: the device's time. `at_most`: an upper bound of the
 device's time, as the host may have been slower. `pair`: one of two modes, eager and graph, of a
 training that includes work that isn't modelled (DBNet mines its negatives by a sort); only their
 ratio is compared."""

@@ -60,7 +60,7 @@ class PricedStep:
     """The modelled time of one steady step under one `ExecutionConfig`.
 
     `batch_size` is the number of samples of one device. `batch_pixels` is height x width of the
-    images in a batch, None if there are none. `times` has one entry for each task of `graph`.
+    images in a batch, None without any. `times` has one entry for each task of `graph`.
     `sources` are the sources of the hardware's figures, by name.
     """
 

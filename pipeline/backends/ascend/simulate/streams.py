@@ -28,7 +28,7 @@ LANES: dict[str, Lane] = {"ai_cpu": "ai_cpu", "hccl": "hccl"}
 TAIL = frozenset({"optimizer", "communication"})
 """Phases after an all-reduce: conversions of its result, and updates."""
 Cause = Literal["host", "ai_cpu", "communication"]
-"""What the AI Cores wait for while they are idle."""
+"""Cause for which the AI Cores wait while they are idle."""
 CAUSES: dict[Lane, Cause] = {"ai_cpu": "ai_cpu", "hccl": "communication"}
 
 
@@ -122,7 +122,7 @@ def _find_producers(tasks: Sequence[Task]) -> tuple[tuple[int, ...], ...]:
 def _form_rounds(
     tasks: Sequence[Task], producers: Sequence[tuple[int, ...]], makers: Collection[int]
 ) -> tuple[AllReduceRound, ...]:
-    """Move tasks after all-reduces behind the passes, up to a pass that depends on them.
+    """Move tasks after all-reduces to the end, but before a pass that depends on them.
 
     A pass depends on an update if an adversary is updated before the other network is trained.
     `makers` are the tasks that compute gradients.

@@ -35,7 +35,7 @@ MUTATION_CHANCE = 0.3
 ROUNDS_COUNT = 10
 WALKS_PER_ROUND = 20
 EXPLORATION = 0.5
-"""Weight of the upper confidence bound. Rewards are in 0..1, that of the default tiling is 1/2."""
+"""Weight of the upper confidence bound. Rewards are in 0..1, and 1/2 for the default tiling."""
 DECISIONS_COUNT = 5
 FEATURES_COUNT = 3
 LEARNING_RATE = 0.3
@@ -267,7 +267,7 @@ def _walk_tree(
 def _featurize(depth: int, options: Sequence[int], objective: Objective) -> NDArray[np.float64]:
     """Return features of each option: share, its square, and whether the option divides its limit.
 
-    The shape is (options, FEATURES_COUNT). The share is that of the cores, or of the blocks.
+    The shape is (options, FEATURES_COUNT). The share is of the cores, or of the blocks.
     """
     sizes = np.array(options, dtype=np.float64)
     if depth == DECISIONS_COUNT - 1:

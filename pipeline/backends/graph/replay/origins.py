@@ -51,7 +51,7 @@ class Operand:
 class Origin:
     """The equation that produced a non-finite value, or an input, with number -1.
 
-    `causes` are the origins of its operands. If there are none, or the equation turns infinities
+    `causes` are the origins of its operands. Without any, or if the equation turns infinities
     into NaN, then `result`, `array` and `operands` are recorded too.
     """
 

@@ -388,7 +388,7 @@ def _find_module(node: Any) -> tuple[str, str]:
 
 
 def _find_line(node: Any) -> str:
-    """Return the last line of the user's code that calls a node; "" if there is none."""
+    """Return the last line of the user's code that calls a node; "" without one."""
     stack = node.meta.get("stack_trace") or ""
     frames = re.findall(r'File "([^"]+)", line (\d+)[^\n]*\n\s*([^\n]*)', stack)
     lines = [

@@ -107,7 +107,7 @@ class _Storages:
 
 
 def _find_tensors(content: Any) -> Mapping[Any, Any]:
-    """Return the state dict. Raises ValueError if there is none, or more than one."""
+    """Return the state dict. Raises ValueError unless there is exactly one."""
     if _is_state_dict(content):
         return content
     if not isinstance(content, dict):
