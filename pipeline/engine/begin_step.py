@@ -16,6 +16,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from pipeline.core.host.jaxpr import (
     bind_equation,
+    bind_variables,
     called_jaxpr,
     enter_scope,
     scope_of,
@@ -47,8 +48,8 @@ def begin_step(
     states = jaxpr.outvars[: len(leaves)]
     measured = jaxpr.outvars[len(leaves) :]
     first, update = _split(jaxpr, measured)
-    values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-    values |= dict(zip(jaxpr.invars, jax.tree.leaves((state, batch)), strict=True))
+    operands = jax.tree.leaves((state, batch))
+    values = bind_variables(closed, operands, lambda _, constant: constant)
     _compute_equations(first, values)
     metrics = jax.tree.unflatten(
         jax.tree.structure(shapes[1]), [_read(atom, values) for atom in measured]

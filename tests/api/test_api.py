@@ -39,7 +39,7 @@ def test_components_are_written_without_jax() -> None:
 def test_a_layer_is_made_by_its_name() -> None:
     made = api.layer("conv", features=16, kernel=3)
     assert made.model_dump()["features"] == 16
-    with pytest.raises(ValueError, match="there is no layer 'cnv'; there is"):
+    with pytest.raises(ValueError, match="there is no layer 'cnv'; choose from"):
         api.layer("cnv")
     with pytest.raises(ValueError, match="featurs"):
         api.layer("dense", featurs=3)

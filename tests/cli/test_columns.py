@@ -50,7 +50,7 @@ def test_other_arguments_are_refused(args: list[str]) -> None:
 
 def test_another_encoding_is_to_be_typed_as_an_option(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes("a,b\n\xe9,2\n".encode("latin-1"))
-    with pytest.raises(DataError, match="is not utf-8; give --encoding, such as latin-1"):
+    with pytest.raises(DataError, match="isn't utf-8; set --encoding, such as latin-1"):
         main([str(tmp_path / "a.csv")])
 
 

@@ -117,7 +117,7 @@ def test_dumps_are_compared_by_their_files(
         (["A", "B", "--what=x"], UsageError, "must be one of input, output, all"),
         (["A", "--against=train.precision=bf17"], RecipeError, "train.precision = bf17"),
         (["A", "nowhere"], DataError, "isn't a run directory"),
-        (["nowhere", "nothing"], DataError, "is neither a run directory nor a dump"),
+        (["nowhere", "nothing"], DataError, "must be a run directory or a dump"),
         (["other", "A"], DataError, "different networks: flatten_0 is flatten|different networks"),
         (["A", "B", "--layers=dens_*"], RecipeError, "did you mean dense_0"),
         (

@@ -144,7 +144,7 @@ def test_nothing_is_printed_where_a_log_can_not_be_read(
         ([], "diff: RUN_A is missing; diff takes RUN_A RUN_B"),
         (["one"], "diff one: RUN_B is missing; diff takes RUN_A RUN_B"),
         (["--all", "one"], "--all: there is no such option. Choose from --help"),
-        (["nowhere", "nowhere"], "nowhere: is no run directory; it holds no recipe.yaml"),
+        (["nowhere", "nowhere"], "nowhere: isn't a run directory; it holds no recipe.yaml"),
     ],
 )
 def test_what_can_not_be_compared_is_reported(

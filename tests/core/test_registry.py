@@ -54,7 +54,7 @@ def test_components_are_found_by_kind_and_by_name() -> None:
 
 def test_a_part_is_made_by_its_name() -> None:
     assert make_component(KIND, "circle_of_this_test", radius=2.0) == Circle(radius=2.0)
-    with pytest.raises(ValueError, match=r"there is no shape .* 'star'; there is circle_of_"):
+    with pytest.raises(ValueError, match=r"there is no shape .* 'star'; choose from circle_of_"):
         make_component(KIND, "star")
 
 

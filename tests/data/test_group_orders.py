@@ -145,7 +145,7 @@ def test_one_bucket_is_the_order_without_buckets() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="3 samples have a bucket, of 4"):
+    with pytest.raises(ValueError, match="3 buckets for 4 samples"):
         make_order([0, 0, 0], samples=4)
     with pytest.raises(ValueError, match="differ in their number of batches"):
         make_order([0, 0, 0], num_shards=2)
@@ -306,7 +306,7 @@ def test_shards_read_files_of_their_own(files: list[int], shards: int, shuffle: 
             continue
         own = interleaved_order(tuple(files), num_shards=shards, shard_id=shard, shuffle=shuffle)
         rows = epoch_of(own, 1)
-        assert sorted(rows.tolist()) == own.reachable().tolist()
+        assert sorted(rows.tolist()) == own.list_reachable().tolist()
         assert set(file_of[rows]) == {n for n in range(shard, len(files), shards) if files[n]}
 
 

@@ -40,7 +40,7 @@ def test_the_task_follows_from_the_values(
     ("columns", "task", "message"),
     [
         ({"a": ["x"], "b": ["y"]}, "classification", "classes are in one column, not in"),
-        ({"a": ["1"], "b": ["2"]}, "multi_label", "has the value 2; multi_label takes 0 and 1"),
+        ({"a": ["1"], "b": ["2"]}, "multi_label", "has the value 2; multi_label needs 0 or 1"),
         ({"a": ["x"]}, "regression", "a"),
         ({"a": ["nan"]}, "regression", "a"),
     ],

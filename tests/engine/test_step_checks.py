@@ -84,7 +84,7 @@ def test_a_step_that_calls_the_host_is_refused_by_its_line() -> None:
 
 @pytest.mark.parametrize(
     ("state", "message"),
-    [({}, "state: has no arrays"), ({"w": "text"}, r"state\['w'\]: is a str, must be an array")],
+    [({}, "state: has no arrays"), ({"w": "text"}, r"state\['w'\]: is a str; must be an array")],
 )
 def test_a_state_is_of_arrays(state: Any, message: str) -> None:
     check_state({"w": np.ones(2), "n": 1, "x": jnp.ones(2)})

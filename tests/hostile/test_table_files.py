@@ -38,7 +38,10 @@ def test_what_is_no_file(kind: str, tmp_path: Path) -> None:
         (b"x,y\n" + b'"' + b"a\n" * 200_000, "line 65,"),
         (b"x,y\n1,2\n1,\x002\n", "line 2: has a NUL character"),
         (b"\x00" * 100, "line 1: has a NUL character"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(100), "among its first lines has the byte 0x89 and is not"),
+        (
+            b"\x89PNG\r\n\x1a\n" + bytes(100),
+            "one of the first lines has the byte 0x89, which isn't",
+        ),
         (b"x,y\n1,1e400\n", "line 2: y = inf: must be a number"),
         (b"x,y\n1e308,1\n-1e308,2\n", r"line 2: x = 1e+308: must be a number of at most 3.403e+38"),
         (b"x," * 120_000 + b"y\n", "has the column x more than once"),

@@ -221,7 +221,7 @@ def test_a_custom_step_has_the_batch_innermost_for_few_channels_without_groups(
 def test_a_layout_that_another_platform_does_not_compute_is_refused() -> None:
     prepared = prepared_convolution(4)
     device: Any = SimpleNamespace(platform="cuda")
-    with pytest.raises(RunError, match="can't compute images in CHWN here"):
+    with pytest.raises(RunError, match="can't compute images in CHWN on this device"):
         lower_step(prepared.step, prepared.spec, device, LoweringChoice(layout="chwn"))
 
 

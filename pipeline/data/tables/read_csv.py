@@ -231,10 +231,10 @@ def _open_rows(path: Path, form: TableFormat) -> Iterator[_Rows]:
     except UnicodeError as error:
         byte = ""
         if isinstance(error, UnicodeDecodeError):
-            byte = f" has the byte 0x{error.object[error.start]:02x} and"
-        place_text = f"after line {line:,}" if line else "among its first lines"
+            byte = f" has the byte 0x{error.object[error.start]:02x}, which"
+        place_text = f"text after line {line:,}" if line else "one of the first lines"
         raise ValueError(
-            f"{place_text}{byte} is not {form.encoding}; set dataset.encoding, such as "
+            f"{place_text}{byte} isn't {form.encoding}; set dataset.encoding, such as "
             "latin-1 or utf-16"
         ) from error
 

@@ -119,7 +119,7 @@ def test_pad_repeats_or_mirrors_the_image(mode, expected):
 
 
 def test_pad_refuses_to_mirror_more_than_there_is():
-    with pytest.raises(ValueError, match="of 7x9; reflect takes 6 rows and 8 columns at most"):
+    with pytest.raises(ValueError, match="of 7x9; reflect allows at most 6 rows and 8 columns"):
         Pad(padding=(7, 0, 0, 0), mode="reflect").output(IMAGE)
 
 

@@ -88,7 +88,7 @@ def test_resize_to_one_number_keeps_the_aspect(size, image, expected):
 
 
 def test_pillows_kernels_take_bytes_alone():
-    with pytest.raises(ValueError, match="antialias takes uint8 images, not float32; resize befor"):
+    with pytest.raises(ValueError, match="antialias needs uint8 images, not float32; resize befor"):
         Resize(size=(4, 4), interpolation="antialias").output(spec_of(FLOATS))
 
 
@@ -98,20 +98,20 @@ def test_area_refuses_sums_that_leave_int32():
 
 
 def test_resize_refuses_integers_other_than_bytes():
-    with pytest.raises(ValueError, match="takes uint8, float16 or float32 images, not int32"):
+    with pytest.raises(ValueError, match="needs uint8, float16 or float32 images, not int32"):
         Resize(size=(4, 4)).output(ColumnSpec((7, 9, 3), "int32"))
 
 
 def test_a_crop_that_never_fits_is_the_largest_central_one():
     op = RandomResizedCrop(size=(4, 4), scale=(1.0, 1.0), ratio=(3.0, 3.0), max_attempts=3)
-    box = op.box(np, uniforms_for(op), 7, 9)
+    box = op.draw_box(np, uniforms_for(op), 7, 9)
     assert [part[0] for part in (box.top, box.left, box.height, box.width)] == [2, 0, 3, 9]
 
 
 @pytest.mark.slow
 @given(uniforms=arrays(np.float32, (4, 22), elements=st.floats(0, 1, exclude_max=True, width=32)))
 def test_a_resized_crop_lies_within_the_image(uniforms):
-    box = RandomResizedCrop(size=(4, 4), scale=(0.01, 1.0), ratio=(0.1, 10.0)).box(
+    box = RandomResizedCrop(size=(4, 4), scale=(0.01, 1.0), ratio=(0.1, 10.0)).draw_box(
         np, uniforms, 7, 9
     )
     for first, length, side in ((box.top, box.height, 7), (box.left, box.width, 9)):
@@ -122,7 +122,7 @@ def test_a_resized_crop_lies_within_the_image(uniforms):
 def test_a_resized_crop_is_a_crop_that_is_resized(interpolation):
     op = RandomResizedCrop(size=(8, 5), interpolation=interpolation)
     uniforms = uniforms_for(op)
-    box = op.box(np, uniforms, 7, 9)
+    box = op.draw_box(np, uniforms, 7, 9)
     resize = Resize(size=(8, 5), interpolation=interpolation)
     for n, got in enumerate(on_host(op, BYTES, uniforms)):
         top, left, height, width = (

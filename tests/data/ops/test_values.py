@@ -91,7 +91,7 @@ def test_one_hot_of_a_label_out_of_range_is_all_zeros():
 
 @pytest.mark.parametrize("dtype", ["float32", "bool"])
 def test_one_hot_refuses_labels_that_are_no_integers(dtype):
-    with pytest.raises(ValueError, match=f"takes integer labels, not {dtype}"):
+    with pytest.raises(ValueError, match=f"needs integer labels, not {dtype}"):
         OneHot(classes=10).output(ColumnSpec((), dtype))
 
 

@@ -116,7 +116,7 @@ def test_a_description_is_understood(tmp_path: Path) -> None:
         ),
         (
             json.dumps(description(eval=split_with(image=column(dtype="object")))),
-            r"eval\.columns\.image\.dtype = object: String should match",
+            r"eval\.columns\.image\.dtype = object: must match",
         ),
         (
             json.dumps(

@@ -60,10 +60,10 @@ def test_rows_have_both_columns(tmp_path: Path) -> None:
         ("", r"has no column '?text'?, '?label'?; it has nothing"),
         ("text,name\na,b\n", "has no column '?label'?; it has"),
         ("text,label\n", "has no rows"),
-        ("text,label\na\n", "line 2 has other than 2 fields"),
-        ("text,label\na,b,c\n", "line 2 has other than 2 fields"),
+        ("text,label\na\n", "line 2 doesn't have 2 fields"),
+        ("text,label\na,b,c\n", "line 2 doesn't have 2 fields"),
         ('text,label\n"a,b\n', "unexpected end of data"),
-        ("text,label\na\0,b\n", "is no CSV: it holds zero bytes"),
+        ("text,label\na\0,b\n", "isn't a CSV: it holds zero bytes"),
         (b"text,label\n\xff,b\n", r"a\.csv: "),
     ],
 )

@@ -280,7 +280,7 @@ def test_a_damaged_run_is_one_message(trained: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(trained, copy, ignore=shutil.ignore_patterns("report"))
     (copy / "metrics.jsonl").write_text('{"step": "x"}\n')
-    with pytest.raises(DataError, match=r"metrics\.jsonl, line 1: is not a step"):
+    with pytest.raises(DataError, match=r"metrics\.jsonl, line 1: isn't a step"):
         report([str(copy)])
     (copy / "metrics.jsonl").write_text('{"step": 1, "loss": "<b>", "learning_rate": 1e999}\n')
     assert report([str(copy)]) == 0

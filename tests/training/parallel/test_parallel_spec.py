@@ -40,8 +40,8 @@ def test_entries_are_the_axes_of_each_dimension() -> None:
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
-        (("model", "model"), "an axis shards one dimension only"),
-        ((("data", "model"), "data"), "an axis shards one dimension only"),
+        (("model", "model"), "an axis can shard only one dimension"),
+        ((("data", "model"), "data"), "an axis can shard only one dimension"),
         (("rows",), "Input should be"),
     ],
 )

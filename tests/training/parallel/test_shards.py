@@ -71,5 +71,5 @@ def test_a_batch_without_parts_stays_whole() -> None:
 
 
 def test_devices_take_equal_numbers_of_shards() -> None:
-    with pytest.raises(ValueError, match="4 shards do not divide among 3 devices"):
+    with pytest.raises(ValueError, match="4 shards can't be divided among 3 devices"):
         make_shards(parallel(shards=4, devices=3), 64, 3)

@@ -43,10 +43,10 @@ def test_the_environment_names_the_folder_of_the_bank(
 ) -> None:
     monkeypatch.setenv("TUNE_BANK_PATH", str(tmp_path))
     tmp_path.chmod(0o700)
-    assert find_custom_bank(None) == str(tmp_path / "find_custom_bank.json")
+    assert find_custom_bank(None) == str(tmp_path / "custom_bank.json")
     assert find_custom_bank(tmp_path / "own.json") == str(tmp_path / "own.json")
     price(step, WEIGHTS, ALIGNED)
-    assert (tmp_path / "find_custom_bank.json").is_file()
+    assert (tmp_path / "custom_bank.json").is_file()
 
 
 def test_a_bank_in_a_folder_of_others_is_refused(

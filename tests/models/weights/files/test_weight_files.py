@@ -238,7 +238,7 @@ HUGE = b"(I1000000\nI1000000\nt"
         (one_tensor(offset=-1), "w does not fit into its storage"),
         (one_tensor(strides=b"(I-2\nI1\nt"), "w does not fit into its storage"),
         (one_tensor(shape=HUGE, strides=b"(I0\nI0\nt"), "w does not fit into its storage"),
-        (one_tensor(shape=b"(I-2\nI-2\nt"), "w has no possible shape; the file is damaged"),
+        (one_tensor(shape=b"(I-2\nI-2\nt"), "w has an impossible shape; the file is damaged"),
         (one_tensor(strides=b"(I1\nt"), "w isn't a tensor of numbers"),
         (one_tensor(storage(count=5)), "storage 0 doesn't have the size of its 5 values"),
         (one_tensor(storage(key="../../x")), "a tensor has no storage that can be read"),
