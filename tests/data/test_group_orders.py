@@ -149,7 +149,9 @@ def test_what_does_not_fit_is_refused() -> None:
         make_order([0, 0, 0], samples=4)
     with pytest.raises(ValueError, match="differ in their number of batches"):
         make_order([0, 0, 0], num_shards=2)
-    with pytest.raises(ValueError, match=r"a batch of 4 can't be filled from any .* can be 2 at"):
+    with pytest.raises(
+        ValueError, match=r"a batch of 4 can't be filled from any .* must be at most 2"
+    ):
         make_order([0, 0, 1], batch_size=4, drop_remainder=True)
 
 

@@ -52,7 +52,9 @@ def test_a_file_is_read_whole_or_refused(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_npy(path), np.arange(12).reshape(3, 4))
     content = path.read_bytes()
     np.testing.assert_array_equal(parse_npy("array", content), read_npy(path))
-    with pytest.raises(ValueError, match=r"has shape \(3, 4\) which the file's size doesn't match"):
+    with pytest.raises(
+        ValueError, match=r"has shape \(3, 4\), which the file's size doesn't match"
+    ):
         parse_npy("array", content[:-8])
 
 

@@ -60,7 +60,7 @@ def test_values_go_by_position_and_flags_by_name(function: Any, result: Any) -> 
 def test_a_function_that_takes_fewer_or_more_values_is_refused() -> None:
     with pytest.raises(ValueError, match="no parameter for labels"):
         require_callable_with("nets:f", lambda images: 0, ("images", "labels"))
-    with pytest.raises(ValueError, match=r"nets:f: is to be called with images.*'other'"):
+    with pytest.raises(ValueError, match=r"nets:f: must accept images.*'other'"):
         require_callable_with("nets:f", lambda images, other: 0, ("images",))
     require_callable_with("nets:f", lambda images, train: 0, ("images",))
 
