@@ -32,7 +32,7 @@ MOST_BATCH = 1 << 20
 CONSTANT_BYTES = 1 << 20
 """Buffers that never change and are larger than this are stored with the weights, so that programs
 read them instead of containing them."""
-_TO_AXES: Mapping[Order, tuple[int, ...]] = {"hwio": (2, 3, 1, 0), "io": (1, 0)}
+KERNEL_AXES: Mapping[Order, tuple[int, ...]] = {"hwio": (2, 3, 1, 0), "io": (1, 0)}
 """Permutations of PyTorch's axes."""
 _KERNEL_ORDERS: Mapping[str, Order] = {"aten.conv2d": "hwio", "aten.linear": "io"}
 """Order of the kernel, the second argument, by operator."""
@@ -217,8 +217,8 @@ def _read_arrays(
             role = _role_of(torch, name, tensor, changes=name in changing)
             order = order_of(uses, tensor.ndim)
             array = _as_numpy(torch, tensor)
-            if order in _TO_AXES:
-                array = np.ascontiguousarray(array.transpose(_TO_AXES[order]))
+            if order in KERNEL_AXES:
+                array = np.ascontiguousarray(array.transpose(KERNEL_AXES[order]))
             path = path_of(name, order, uses, tensor.ndim)
             yield ArraySpec(name, path, role, order, array.shape, str(array.dtype)), array
     for name, constant in {**train.constants, **evaluate.constants}.items():
@@ -258,7 +258,7 @@ def order_of(uses: Uses, axes: int) -> Order:
         for op, place in uses
     }
     order = orders.pop() if len(orders) == 1 else "torch"
-    return order if axes == len(_TO_AXES.get(order, ())) else "torch"
+    return order if axes == len(KERNEL_AXES.get(order, ())) else "torch"
 
 
 def path_of(name: str, order: Order, uses: Uses, axes: int) -> str:

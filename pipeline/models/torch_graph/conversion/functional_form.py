@@ -151,7 +151,7 @@ class ProgramReader:
                 raise ValueError(
                     f"{node.op} {node.target} is no operator; the network is too dynamic"
                 )
-        form = _prune(tuple(self.nodes), output, self.updates)
+        form = prune_form(tuple(self.nodes), output, self.updates)
         used = Draft(form, {}).uses
         return Draft(
             form, {name: tensor for name, tensor in self.constants.items() if name in used}
@@ -400,7 +400,7 @@ def _where(node: Any) -> str:
     return describe_place(_module_of(node)[0], _line_of(node))
 
 
-def _prune(nodes: tuple[GraphNode, ...], output: ValueOf, updates: Mapping[str, ValueOf]) -> Form:
+def prune_form(nodes: tuple[GraphNode, ...], output: ValueOf, updates: Mapping[str, ValueOf]) -> Form:
     """Return the form with only the nodes that its output and its updates read.
 
     An update of whole numbers that nothing reads is left out: batch norm's count of batches.
