@@ -113,7 +113,7 @@ class TorchGraph:
     origin: str
     """Where it is from, as `torchvision.models:resnet18`."""
     torch: str
-    """Version of torch that exported it."""
+    """Version of torch that exported it; empty for a network that torch didn't."""
     input: TensorSpec
     arrays: tuple[ArraySpec, ...]
     train: Form

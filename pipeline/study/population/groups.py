@@ -10,6 +10,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.registry import parts
 from pipeline.models.imported.model_specs import ImportedModelSpec
+from pipeline.models.networks.onnx_network import OnnxNetwork
 from pipeline.models.networks.torch_module import TorchModule
 
 ABSENT = "(absent)"
@@ -38,7 +39,7 @@ ProgramKey = tuple[tuple[str, str], ...]
 def program_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> ProgramKey:
     """The program that a recipe needs; numbers of `compiled_in` are part of it."""
     numbers = numbers_of(recipe, compiled_in)
-    imported = isinstance(recipe.model, ImportedModelSpec | TorchModule)
+    imported = isinstance(recipe.model, ImportedModelSpec | TorchModule | OnnxNetwork)
     entries = []
     for key, value in flatten_tree(recipe.model_dump(mode="json")):
         if key in numbers:

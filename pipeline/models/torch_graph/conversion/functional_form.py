@@ -400,7 +400,9 @@ def _where(node: Any) -> str:
     return describe_place(_module_of(node)[0], _line_of(node))
 
 
-def prune_form(nodes: tuple[GraphNode, ...], output: ValueOf, updates: Mapping[str, ValueOf]) -> Form:
+def prune_form(
+    nodes: tuple[GraphNode, ...], output: ValueOf, updates: Mapping[str, ValueOf]
+) -> Form:
     """Return the form with only the nodes that its output and its updates read.
 
     An update of whole numbers that nothing reads is left out: batch norm's count of batches.
