@@ -1,6 +1,6 @@
 """Writes onnx/mindspore.onnx and .npz: a small network as MindSpore exports it.
 
-    python tests/golden/make_onnx_mindspore.py        with MindSpore 2.10 and onnx
+    python tests/golden/make_onnx_mindspore.py        with mindspore 2.10.0 and onnx
 
 The arrays are those of make_onnx.py. MindSpore exports for one batch size.
 """

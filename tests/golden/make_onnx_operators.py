@@ -1,6 +1,6 @@
 """Writes onnx/operators.npz: networks of one or two operators, and what ONNX Runtime computes.
 
-    python tests/golden/make_onnx_operators.py        with onnx and onnxruntime
+    python tests/golden/make_onnx_operators.py        with onnx and onnxruntime 1.32.0
 
 The arrays are joined, which makes a small file: `names`; `models`, the bytes of all files, with
 their `lengths`; and `values`, of each case the three samples and then the result in float32, with

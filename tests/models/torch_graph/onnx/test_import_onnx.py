@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pipeline.models.torch_graph.computation.graph_file import graph_of_document
 from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
 from pipeline.models.torch_graph.graph import TorchGraph
 from pipeline.models.torch_graph.onnx.import_onnx import ImportSettings, import_onnx
+from pipeline.models.torch_graph.onnx.node_reader import ONNX_OPERATORS
 from tests.models.torch_graph.golden_graphs import network_of
 from tests.models.torch_graph.onnx.golden_onnx import (
     NAMES,
@@ -28,6 +30,7 @@ from tests.models.torch_graph.onnx.golden_onnx import (
 )
 
 RATE = 0.05
+ROOT = Path(__file__).parents[4]
 ROW = ImportSettings((1, 1, 6))
 
 
@@ -131,6 +134,13 @@ def test_an_operator_computes_what_onnx_runtime_does(name: str, tmp_path: Path) 
     y = evaluate(graph, case.images)
     assert y.shape == case.y.shape
     np.testing.assert_allclose(y, case.y, rtol=1e-5, atol=1e-5)
+
+
+def test_the_document_lists_every_operator() -> None:
+    text = (ROOT / "docs" / "bring-your-own.md").read_text()
+    table = text.partition("| kind | operators |")[2].partition("\n\n")[0]
+    names = {name.removeprefix("ai.onnx.ml.") for name in ONNX_OPERATORS}
+    assert set(re.findall(r"`(\w+)`", table)) == names
 
 
 def import_bytes(folder: Path, content: bytes, settings: ImportSettings = ROW) -> TorchGraph:
