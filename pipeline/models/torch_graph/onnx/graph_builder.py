@@ -33,7 +33,7 @@ from pipeline.models.torch_graph.operators.known_operators import operator_of
 
 MAX_ELEMENTS = 2**31
 """Limit of the values of any result, for two samples."""
-MAX_CONSTANTS = 2**28
+MAX_CONSTANTS = 2**26
 """Limit of the values of all constants that are computed."""
 _INT32 = np.iinfo(np.int32)
 
@@ -290,7 +290,7 @@ class TorchGraphBuilder:
             raise ValueError("a tensor is made from the batch size in a way that isn't known here")
         array = value.arrays[0]
         if id(array) not in self._stored:
-            name = f"constant_{len(self.constants) + 1}"
+            name = f"constant@{len(self.constants) + 1}"
             self.constants[name] = np.asarray(_with_32_bits(array))
             self._stored[id(array)] = array, ArrayOf(name)
         return self._stored[id(array)][1]

@@ -67,10 +67,10 @@ def import_model(model: OnnxModel, settings: ImportSettings) -> TorchGraph:
     ValueError that names file and node.
     """
     network = _Network(_without_copies(model), settings)
+    batch = network.input.shape[0]
     try:
         graph = network.build(BATCHES)
     except ValueError:
-        batch = network.input.shape[0]
         if batch is None:
             raise
         graph = network.build((batch, batch))
@@ -141,8 +141,8 @@ class _Network:
         """Return the tensor that a last softmax reads, or the tensor itself without one."""
         node = self.producers.get(name)
         while node is not None and node.op in ("Identity", "Cast", "ai.onnx.ml.ZipMap"):
-            node = self.producers.get(node.inputs[0])
-        return node.inputs[0] if node is not None and node.op == "Softmax" else name
+            node = self.producers.get("".join(node.inputs))
+        return "".join(node.inputs) if node is not None and node.op == "Softmax" else name
 
     @cached_property
     def nodes(self) -> tuple[OnnxNode, ...]:
@@ -287,12 +287,13 @@ def _without_copies(model: OnnxModel) -> OnnxModel:
     nodes = []
     for node in model.nodes:
         node = replace(node, inputs=tuple(tied.get(name, name) for name in node.inputs))
-        if node.op == "Identity" and node.inputs and node.inputs[0] in initializers:
-            array = initializers[node.inputs[0]]
-            if array.ndim < 2:
-                initializers[node.outputs[0]] = array
-            else:
-                tied[node.outputs[0]] = node.inputs[0]
+        source = "".join(node.inputs)
+        if node.op == "Identity" and source in initializers:
+            for copy in node.outputs:
+                if initializers[source].ndim < 2:
+                    initializers[copy] = initializers[source]
+                else:
+                    tied[copy] = source
         else:
             nodes.append(node)
     return replace(model, nodes=tuple(nodes), initializers=initializers)
@@ -338,6 +339,6 @@ def _specs(
     for name, array in builder.constants.items():
         if name in uses:
             is_large = array.dtype == np.float32 and array.nbytes > CONSTANT_BYTES
-            path = f"constants/{name}"
+            path = f"constants@/{name}"
             role = "buffer" if is_large else "constant"
             yield ArraySpec(name, path, role, "torch", array.shape, str(array.dtype)), array

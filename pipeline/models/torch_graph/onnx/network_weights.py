@@ -124,7 +124,7 @@ class NetworkWeights:
 
     def _is_plain_norm(self, node: OnnxNode) -> bool:
         """Return whether a norm has scale 1 and bias 0, which exporters write for one without."""
-        if node.op != "InstanceNormalization":
+        if node.op != "InstanceNormalization" or len(node.inputs) < 3:
             return False
         scale, bias = (self.initializers.get(name) for name in node.inputs[1:3])
         return scale is not None and bias is not None and (scale == 1).all() and not bias.any()

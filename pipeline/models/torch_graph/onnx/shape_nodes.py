@@ -147,6 +147,18 @@ def read_gather(reader: OnnxNodeReader) -> Results:
     return graph.call("index_select.default", x, axis, OnnxValue(None, arrays))
 
 
+@onnx_operator("ScatterND")
+def read_scatter(reader: OnnxNodeReader) -> Results:
+    """Read a constant with places replaced, by which masks are made."""
+    values = [reader.value(place) for place in range(3)]
+    if not all(value.is_constant and value.is_fixed() for value in values):
+        raise ValueError("places of others than constants are replaced")
+    array, places, updates = (value.arrays[0] for value in values)
+    result = array.copy()
+    result[tuple(np.moveaxis(places, -1, 0))] = updates
+    return reader.graph.constant(result)
+
+
 @onnx_operator("Pad")
 def read_pad(reader: OnnxNodeReader) -> Results:
     """Read borders, constant or made from the tensor."""
@@ -236,7 +248,7 @@ def read_range(reader: OnnxNodeReader) -> Results:
     arrays = []
     for at in (0, 1):
         start, limit, step = (np.reshape(value.arrays[at], ()).item() for value in values)
-        if step == 0 or abs((limit - start) / step) > 2**24:
+        if step == 0 or abs((limit - start) / step) > 2**22:
             raise ValueError(f"a range from {start} to {limit} by {step}")
         arrays.append(np.arange(start, limit, step))
     return OnnxValue(None, (arrays[0], arrays[1]))
