@@ -20,7 +20,7 @@ from pipeline.models.imported.calls import (
     require_callable_with,
     takes,
 )
-from pipeline.models.imported.imported_network import PARAMS, PureNetwork, Variables
+from pipeline.models.imported.imported_network import PARAMS, STATISTICS, PureNetwork, Variables
 
 
 def adapt_functions(
@@ -50,8 +50,10 @@ def adapt_functions(
     initialise, compute = pair
     values = ("images",) if _takes_key(initialise) else ("key", "images")
     require_callable_with(f"{reference}: init", initialise, values, has_key=True)
-    require_callable_with(f"{reference}: apply", compute, ("params", "images"), has_key=True)
-    return FunctionNetwork(initialise, compute, has_type)
+    has_state = takes(compute, "state")
+    inputs = ("params", "state", "images") if has_state else ("params", "images")
+    require_callable_with(f"{reference}: apply", compute, inputs, has_key=True)
+    return FunctionNetwork(initialise, compute, has_type, has_state)
 
 
 def _as_pair(value: Any) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
@@ -68,28 +70,42 @@ def _takes_key(function: Callable[..., Any]) -> bool:
 
 @dataclass(frozen=True)
 class FunctionNetwork:
-    """Functions `init(key, images)` and `apply(params, images)`."""
+    """Functions `init(key, images)` and `apply(params, images)`.
+
+    With a state, `init` returns (params, state), and `apply(params, state, images)` returns
+    (logits, state), as `haiku.transform_with_state` has it. The state is batch statistics.
+    """
 
     initialise: Callable[..., Any]
     compute: Callable[..., Any]
     has_type: bool
+    has_state: bool = False
     root: str = ""
 
     def init(self, key: Array, images: Array, seed: int) -> Variables:
         """Initialise the parameters, in nested dicts by their paths in the pytree."""
-        return {PARAMS: _to_dicts(self._parameters(key, images))}
+        initial = self._initialise(key, images)
+        if not self.has_state:
+            return {PARAMS: _to_dicts(initial)}
+        parameters, state = initial
+        return {PARAMS: _to_dicts(parameters), STATISTICS: _to_dicts(state)}
 
     def apply(
         self, variables: Variables, images: Array, key: Array | None, *, train: bool
     ) -> tuple[Any, Variables]:
-        """Compute the logits. There are no statistics."""
+        """Compute the logits, and the state after the call if there is one."""
         key = jax.random.key(0) if key is None else key
         blank = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)
-        structure = jax.eval_shape(self._parameters, key, blank)
-        parameters = _from_dicts(variables[PARAMS], structure)
-        return call_with(self.compute, (parameters, images), train=train, key=key), {}
+        structure = jax.eval_shape(self._initialise, key, blank)
+        if not self.has_state:
+            parameters = _from_dicts(variables[PARAMS], structure)
+            return call_with(self.compute, (parameters, images), train=train, key=key), {}
+        parameters = _from_dicts(variables[PARAMS], structure[0])
+        state = _from_dicts(variables[STATISTICS], structure[1])
+        logits, state = call_with(self.compute, (parameters, state, images), train=train, key=key)
+        return logits, _to_dicts(state)
 
-    def _parameters(self, key: Array, images: Array) -> Any:
+    def _initialise(self, key: Array, images: Array) -> Any:
         values = (images,) if _takes_key(self.initialise) else (key, images)
         return call_with(self.initialise, values, train=False, key=key)
 

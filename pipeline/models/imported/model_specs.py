@@ -102,7 +102,9 @@ class JaxFunction(ImportedModelSpec):
     images)` gives the parameters, arrays in any pytree, for images (1, height, width, channels)
     float32; that of stax, which takes a shape, must be wrapped. `apply(params, images)` gives
     logits (batch, classes). Either may also take `key` or `rng`, and `train`, `training`,
-    `is_training` or `deterministic`, by these names. There are no batch statistics.
+    `is_training` or `deterministic`, by these names. With a state, as of
+    `haiku.transform_with_state`, `init` returns (params, state), and `apply(params, state, images)`
+    returns (logits, state); the state is batch statistics.
     """
 
     name: Literal["function"] = "function"
