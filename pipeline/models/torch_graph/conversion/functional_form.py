@@ -139,6 +139,7 @@ class ProgramReader:
         operator.
         """
         output: Any = None
+        _inline_autocast(self.program.graph_module)
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node)
@@ -345,6 +346,25 @@ class ProgramReader:
             name = f"{name}_later"
         self.constants.setdefault(name, tensor.clone())
         return ArrayOf(name)
+
+
+def _inline_autocast(module: Any) -> None:
+    """Replace regions under `torch.autocast` by their nodes; types here are the recipe's."""
+    graph = module.graph
+    for node in list(graph.nodes):
+        if getattr(node.target, "__name__", "") != "wrap_with_autocast":
+            continue
+        # Device, dtype, whether it is enabled and cached, the region, and what the region reads.
+        region = getattr(module, node.args[4].target)
+        _inline_autocast(region)
+        inputs = [inner for inner in region.graph.nodes if inner.op == "placeholder"]
+        with graph.inserting_before(node):
+            copies = dict(zip(inputs, node.args[5:], strict=True))
+            results = graph.graph_copy(region.graph, copies)
+        for user in list(node.users):
+            user.replace_all_uses_with(results[user.args[1]])
+            graph.erase_node(user)
+        graph.erase_node(node)
 
 
 def _changed_parameter(name: str) -> str:

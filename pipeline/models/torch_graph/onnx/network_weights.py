@@ -149,7 +149,7 @@ class NetworkWeights:
         """The number of inputs that read each tensor."""
         return Counter(name for node in self.nodes for name in node.inputs)
 
-    @property
+    @cached_property
     def transposable(self) -> frozenset[str]:
         """Names of the weights that one node alone reads."""
         return frozenset(self.names[t] for t in self.tensors if self._uses[t.name] == 1)
@@ -197,17 +197,19 @@ def _node_path(node: OnnxNode) -> str:
 def distinct_names(names: Iterable[str], separator: str) -> Iterator[str]:
     """Yield names, with a number at those that came before, or that lie within another."""
     taken: set[str] = set()
+    outer: set[str] = set()
     for name in names:
         unique = name
         number = 1
-        while _is_taken(unique, taken, separator):
+        while unique in outer or not taken.isdisjoint(_scopes(unique, separator)):
             number += 1
             unique = f"{name.replace(separator, '_')}_{number}"
         taken.add(unique)
+        outer.update(_scopes(unique, separator))
         yield unique
 
 
-def _is_taken(name: str, taken: Set[str], separator: str) -> bool:
+def _scopes(name: str, separator: str) -> list[str]:
+    """Return a name, and all that it lies within: `a`, `a.b` and `a.b.c` for `a.b.c`."""
     pieces = name.split(separator)
-    outer = {separator.join(pieces[:count]) for count in range(1, len(pieces) + 1)}
-    return not outer.isdisjoint(taken) or any(n.startswith(name + separator) for n in taken)
+    return [separator.join(pieces[:count]) for count in range(1, len(pieces) + 1)]

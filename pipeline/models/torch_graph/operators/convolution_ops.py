@@ -151,6 +151,23 @@ def conv3d(
     return _add_bias(laid(y), bias)
 
 
+@aten("im2col.default")
+def im2col(
+    x: Laid,
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Laid:
+    """Windows of images as columns (batch, channels * height * width, windows)."""
+    pads = [(size, size) for size in as_pair(padding)]
+    window = as_pair(kernel_size)
+    columns = lax.conv_general_dilated_patches(
+        x.plain(), window, as_pair(stride), pads, rhs_dilation=as_pair(dilation)
+    )
+    return laid(columns.reshape((*columns.shape[:2], -1)))
+
+
 def _as_triple(sizes: int | Sequence[int]) -> tuple[int, ...]:
     """Return one or three numbers as depth, height and width."""
     numbers = (sizes,) if isinstance(sizes, int) else tuple(sizes)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pipeline.models.torch_graph.laid import (
@@ -215,6 +216,15 @@ def slice_scatter(
 def select_scatter(x: Laid, source: Laid, dim: int, index: int) -> Laid:
     """x with one place of an axis replaced."""
     return slice_scatter(x, unsqueeze(source, dim % x.ndim), dim, index, index + 1 or None)
+
+
+@aten("unfold.default")
+def unfold(x: Laid, dimension: int, size: int, step: int) -> Laid:
+    """Windows of an axis, each `step` after the last, whose values become a new last axis."""
+    axis = dimension % max(x.ndim, 1)
+    starts = np.arange(0, x.shape[axis] - size + 1, step)
+    windows = jnp.take(x.plain(), starts[:, None] + np.arange(size), axis)
+    return laid(jnp.moveaxis(windows, axis + 1, -1))
 
 
 aten("flip.default")(lambda x, dims: x.same(jnp.flip(x.array, x.axes(dims))))
