@@ -140,6 +140,7 @@ def cases() -> list[Case]:
         case("Resize", IMAGE, "", SCALES, **NEAREST),
         case("Resize", IMAGE, np.zeros(0, np.float32), SCALES, mode="linear", opset=11),
         case("Resize", IMAGE, "", np.float32([1, 1, 1.5, 2]), **CORNERS),
+        case("Resize", IMAGE, "", SCALES, mode="cubic"),
     ]
 
 

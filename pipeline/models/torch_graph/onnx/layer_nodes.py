@@ -114,12 +114,12 @@ def read_conv_transpose(reader: OnnxNodeReader) -> Results:
     if len(kernel) != 2:
         raise ValueError(f"a transposed convolution of {len(kernel)} axes; must be of images")
     window = read_window(reader, kernel)
-    more = reader.attribute("output_padding", (0, 0))
+    output_padding = reader.attribute("output_padding", (0, 0))
     pads = window.pads
     mode = reader.attribute("auto_pad", "NOTSET")
     target = reader.attribute("output_shape")
     if mode in ("SAME_UPPER", "SAME_LOWER") or target is not None:
-        rows = zip(reader.fixed_sizes(2), window.strides, window.reach, more, strict=True)
+        rows = zip(reader.fixed_sizes(2), window.strides, window.reach, output_padding, strict=True)
         full = [(n - 1) * step + reach + extra for n, step, reach, extra in rows]
         same = [n * step for n, step in zip(reader.fixed_sizes(2), window.strides, strict=True)]
         target = same if target is None else target[-2:]
@@ -133,7 +133,7 @@ def read_conv_transpose(reader: OnnxNodeReader) -> Results:
         reader.optional(2),
         window.strides,
         tuple(before for before, _ in pads) if even else (0, 0),
-        more,
+        output_padding,
         reader.attribute("group", 1),
         window.dilations,
     )

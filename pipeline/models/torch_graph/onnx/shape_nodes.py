@@ -17,6 +17,8 @@ from pipeline.models.torch_graph.onnx.node_reader import (
 )
 
 _END = 2**31 - 1
+MAX_SIDE = 2**13
+"""Limit of the height or width that images are resized to."""
 
 
 @onnx_operator("Reshape")
@@ -282,28 +284,35 @@ def read_depth_to_space(reader: OnnxNodeReader) -> Results:
 
 @onnx_operator("Resize")
 def read_resize(reader: OnnxNodeReader) -> Results:
-    """Read images resized to the nearest pixel, or by linear interpolation, as PyTorch does."""
-    graph = reader.graph
+    """Read images resized to the nearest pixel, or by interpolation, as PyTorch does."""
     x = reader.value()
-    height, width = reader.fixed_sizes(2) if x.ndim == 4 else (0, 0)
     if x.ndim != 4:
         raise ValueError(f"{x.ndim} axes; must be images")
-    if reader.optional(3) is not None:
-        target = reader.sizes(3)[-2:]
-    else:
-        scales = reader.value(2)
-        if not scales.is_constant or scales.arrays[0].size != 4:
-            raise ValueError("scales that aren't four constant numbers")
-        factors = scales.arrays[0][2:].tolist()
-        target = tuple(int(size * f) for size, f in zip((height, width), factors, strict=True))
+    target = _resized_sides(reader)
+    if not all(isinstance(side, int) and 1 <= side <= MAX_SIDE for side in target):
+        raise ValueError(f"images resized to {target}; must be at most {MAX_SIDE:,} on a side")
     mode = reader.attribute("mode", "nearest")
     places = reader.attribute("coordinate_transformation_mode", "half_pixel")
     rounding = reader.attribute("nearest_mode", "round_prefer_floor")
-    if mode == "nearest" and (places, rounding) == ("asymmetric", "floor"):
-        return graph.call("upsample_nearest2d.vec", x, target)
-    if mode == "linear" and not reader.attribute("antialias", 0):
-        if places in ("half_pixel", "pytorch_half_pixel"):
-            return graph.call("upsample_bilinear2d.vec", x, target, False)
-        if places == "align_corners":
-            return graph.call("upsample_bilinear2d.vec", x, target, True)
-    raise ValueError(f"mode {mode} with {places} ({rounding})")
+    if (mode, places, rounding) == ("nearest", "asymmetric", "floor"):
+        return reader.graph.call("upsample_nearest2d.vec", x, target)
+    is_pytorchs = places in ("half_pixel", "pytorch_half_pixel", "align_corners") and not (
+        reader.attribute("antialias", 0)
+        or reader.attribute("exclude_outside", 0)
+        or reader.attribute("cubic_coeff_a", -0.75) != -0.75
+    )
+    op = {"linear": "upsample_bilinear2d.vec", "cubic": "upsample_bicubic2d.vec"}.get(mode)
+    if op is None or not is_pytorchs:
+        raise ValueError(f"mode {mode} with {places} ({rounding})")
+    return reader.graph.call(op, x, target, places == "align_corners")
+
+
+def _resized_sides(reader: OnnxNodeReader) -> tuple[Length, ...]:
+    """Return the height and width to resize to, from the sizes or the scales of the node."""
+    if reader.optional(3) is not None:
+        return reader.sizes(3)[-2:]
+    scales = reader.value(2)
+    if not scales.is_constant or scales.arrays[0].size != 4:
+        raise ValueError("scales that aren't four constant numbers")
+    factors = scales.arrays[0][2:].tolist()
+    return tuple(int(size * f) for size, f in zip(reader.fixed_sizes(2), factors, strict=True))
