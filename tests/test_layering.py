@@ -53,6 +53,7 @@ LAZY_MODULES = {
     "pipeline.backends.devices.xla",
     "pipeline.models.blocks.layered_model",
     "pipeline.models.imported.model_specs",
+    "pipeline.models.networks.onnx_network",
     "pipeline.models.networks.torch_module",
     "pipeline.models.networks.wide_deep",
     "pipeline.models.torch_graph.conversion.sources",

@@ -36,6 +36,10 @@ COVERED = {
         "models/lowerings/test_candidates.py",
         "all formulas against loops",
     ),
+    "pipeline.models.torch_graph.onnx.*": (
+        "models/torch_graph/onnx/test_import_onnx.py",
+        "files of all frameworks, and all operators against ONNX Runtime",
+    ),
     "pipeline.models.torch_graph.operators.*": (
         "models/torch_graph/computation/test_apply_graph_parity.py",
         "all operators against PyTorch",

@@ -1,10 +1,14 @@
-"""`python -m pipeline convert model MODULE TARGET ...`: write a PyTorch module as a recipe."""
+"""`python -m pipeline convert model NETWORK TARGET ...`: write a network as a recipe.
+
+The network is a PyTorch module or an ONNX file.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,9 @@ from pipeline.models.torch_graph.conversion.export_module import export_module, 
 from pipeline.models.torch_graph.conversion.known_layers import UnknownLayerError
 from pipeline.models.torch_graph.conversion.layer_list import list_layers, open_to_classes
 from pipeline.models.torch_graph.graph import TorchGraph
+from pipeline.models.torch_graph.onnx.import_onnx import ImportSettings, import_onnx, onnx_image
+from pipeline.models.torch_graph.onnx.onnx_file import SUFFIX as ONNX
+from pipeline.models.torch_graph.onnx.onnx_file import read_onnx
 from pipeline.models.weights.files.weight_files import write_weights
 
 IMAGE = (3, 224, 224)
@@ -38,23 +45,38 @@ IMAGE = (3, 224, 224)
 INIT = {"conv": {"name": "he_normal", "mode": "fan_out"}, "dense": "he_uniform", "bias": "zeros"}
 """Initializers, whose weights the module's weights replace."""
 TOLERANCE = 1e-4
-"""Largest difference from PyTorch's logits, relative to the largest logit."""
+"""Largest difference from the reference's logits, relative to the largest logit."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Logits that a converted network must compute."""
+
+    name: str
+    """The program that computed them, for messages."""
+    inputs: np.ndarray
+    """Samples (batch, channels, height, width)."""
+    logits: np.ndarray
 
 
 def main(
     module: str, target: Path, sizes: Sequence[int] = (), arguments: Sequence[str] = ()
 ) -> CommandResult:
-    """Write a PyTorch module as a recipe, with its weights beside it.
+    """Write a PyTorch module, or the network of an ONNX file, as a recipe.
 
-    `module` is `module:name`, `sizes` the shape of a sample, and `arguments` the module's, as
-    NAME=VALUE. Raises UsageError and RecipeError before anything is written.
+    `module` is `module:name` or the file, `sizes` the shape of a sample, and `arguments` the
+    module's, as NAME=VALUE. The weights are written beside the recipe. Raises UsageError and
+    RecipeError before anything is written.
     """
     if not target.name.endswith((".yaml", SUFFIX)):
         raise UsageError([str(target)], f"must end in .yaml or {SUFFIX}")
     options = dict(map(_parse_argument, arguments))
     load_all()
     try:
-        _convert(module, target, tuple(sizes) or IMAGE, options)
+        if module.endswith(ONNX):
+            _convert_onnx(Path(module), target, tuple(sizes), options)
+        else:
+            _convert(module, target, tuple(sizes) or IMAGE, options)
     except ValueError as error:
         raise RecipeError([f"convert model {module}: {error}"]) from error
     return CommandResult({"file": str(target)})
@@ -74,26 +96,47 @@ def _convert(
     with torch.no_grad():
         logits = module(torch.from_numpy(inputs)).numpy()
     module.train(was_training)
+    _write(graph, target, Reference("PyTorch", inputs, logits))
+
+
+def _convert_onnx(
+    file: Path, target: Path, shape: tuple[int, ...], options: Mapping[str, Any]
+) -> None:
+    """Convert an ONNX file; the only option is `output`, the name of the tensor of logits."""
+    if options.keys() - {"output"}:
+        raise ValueError("an ONNX file takes no --argument but output=NAME")
+    channels, height, width = (*shape, 1, 1)[:3] if shape else onnx_image(read_onnx(file))
+    settings = ImportSettings((height, width, channels), options.get("output"))
+    graph = import_onnx(file, settings)
+    inputs = np.random.default_rng(0).normal(size=(2, channels, height, width)).astype(np.float32)
+    variables = initial_variables_of(graph)
+    images = inputs.transpose(0, 2, 3, 1)
+    logits = np.asarray(TorchNetwork(graph, "float32").apply(variables, images, train=False))
+    _write(graph, target, Reference("the file", inputs, logits))
+
+
+def _write(graph: TorchGraph, target: Path, reference: Reference) -> None:
+    """Write a graph file, or a recipe of layers, or a recipe that names a graph file."""
     if target.name.endswith(SUFFIX):
-        _write_graph(graph, target, inputs, logits)
+        _write_graph(graph, target, reference)
         return
     try:
-        _write_layers(graph, target, inputs, logits)
+        _write_layers(graph, target, reference)
         return
     except UnknownLayerError as error:
         print(f"layers     {error}; written as a graph instead")
     file = target.with_name(target.stem + SUFFIX)
-    _write_graph(graph, file, inputs, logits)
+    _write_graph(graph, file, reference)
     write_whole(target, _recipe_text(target, graph, "torch", {"model": {"graph": str(file)}}))
     _report_file(target, "recipe that names the graph")
 
 
-def _write_layers(graph: TorchGraph, target: Path, inputs: np.ndarray, logits: np.ndarray) -> None:
+def _write_layers(graph: TorchGraph, target: Path, reference: Reference) -> None:
     converted = list_layers(graph)
     opened = open_to_classes(converted.layers)
     init = InitSpec.model_validate(INIT)
     network = Network(converted.layers, initializers=init, dtype="float32")
-    _require_equal(network, unflatten_dict(dict(converted.arrays), sep="/"), inputs, logits)
+    _require_equal(network, unflatten_dict(dict(converted.arrays), sep="/"), reference)
     weights = target.with_suffix(".safetensors")
     write_weights(weights, converted.arrays)
     layers = [_value_to_yaml(layer) for layer in opened]
@@ -102,34 +145,34 @@ def _write_layers(graph: TorchGraph, target: Path, inputs: np.ndarray, logits: n
     _report_file(target, f"recipe of {len(layers):,} layers, its weights in {weights.name}")
 
 
-def _write_graph(graph: TorchGraph, file: Path, inputs: np.ndarray, logits: np.ndarray) -> None:
+def _write_graph(graph: TorchGraph, file: Path, reference: Reference) -> None:
     network = TorchNetwork(graph, "float32")
-    _require_equal(network, initial_variables_of(graph), inputs, logits)
+    _require_equal(network, initial_variables_of(graph), reference)
     write_graph(file, graph)
     read_graph(file)
     weights = weights_beside(file).name
     _report_file(file, f"graph of {len(graph.train.nodes):,} nodes, its weights in {weights}")
 
 
-def _require_equal(
-    network: nn.Module, variables: Mapping[str, Any], inputs: np.ndarray, logits: np.ndarray
-) -> None:
-    """Print the difference of the logits from PyTorch's. Raises RunError above the tolerance."""
-    outputs = np.asarray(network.apply(variables, inputs.transpose(0, 2, 3, 1), train=False))
-    largest = max(float(np.abs(logits).max()), 1e-6)
-    difference = float(np.abs(outputs - logits).max()) / largest
+def _require_equal(network: nn.Module, variables: Mapping[str, Any], reference: Reference) -> None:
+    """Print the logits' difference from the reference's. Raises RunError above the tolerance."""
+    images = reference.inputs.transpose(0, 2, 3, 1)
+    outputs = np.asarray(network.apply(variables, images, train=False))
+    largest = max(float(np.abs(reference.logits).max()), 1e-6)
+    difference = float(np.abs(outputs - reference.logits).max()) / largest
     if not (math.isfinite(difference) and difference <= TOLERANCE):
         raise RunError(
-            f"the logits differ from PyTorch's by {difference:.1e} of the largest, more than "
-            f"{TOLERANCE:.0e}; nothing is written"
+            f"the logits differ from {reference.name}'s by {difference:.1e} of the largest, more "
+            f"than {TOLERANCE:.0e}; nothing is written"
         )
-    print(f"logits     differ from PyTorch's by {difference:.1e} of the largest")
+    print(f"logits     differ from {reference.name}'s by {difference:.1e} of the largest")
 
 
 def _recipe_text(target: Path, graph: TorchGraph, group: str, body: Mapping[str, Any]) -> str:
     """Return a recipe as YAML; the command line has to add the dataset and the length."""
+    exporter = f" with torch {graph.torch}" if graph.torch else ""
     head = (
-        f"# @package _global_\n# {graph.origin}, converted with torch {graph.torch}\n"
+        f"# @package _global_\n# {graph.origin}, converted{exporter}\n"
         f"# python -m pipeline +recipe={printable(str(target))} dataset=NAME train.passes=10\n"
         f"defaults:\n  - override /model: {group}\n"
     )

@@ -12,6 +12,7 @@ import yaml
 
 from pipeline.core.errors import RecipeError, UsageError
 from tests.command_line import convert
+from tests.models.torch_graph.onnx.golden_onnx import FOLDER as ONNX
 
 NETS = """
 import torch
@@ -57,6 +58,34 @@ def test_code_needs_the_flag(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"convert model my_nets:Plain: .*add --plugin"):
         convert(["model", "my_nets:Plain", str(tmp_path / "net.yaml")])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_onnx_file_becomes_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = ONNX / "residual.onnx"
+    target = tmp_path / "net.yaml"
+    assert convert(["model", str(file), str(target), "3", "12", "12"]) == 0
+    assert f"written    {target}: recipe of 8 layers" in capsys.readouterr().out
+    layers = yaml.safe_load(target.read_text())["model"]["layers"]
+    assert layers[1] == {"name": "batch_norm", "momentum": 0.8}
+    assert [layer["name"] for layer in layers if isinstance(layer, dict)][3] == "residual"
+
+
+def test_an_onnx_file_becomes_a_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "net.yaml"
+    assert convert(["model", str(ONNX / "perceptron.onnx"), str(target)]) == 0
+    assert "written as a graph instead" in capsys.readouterr().out
+    assert (tmp_path / "net.torch.json").exists()
+
+
+def test_a_bad_onnx_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "net.onnx"
+    file.write_bytes(b"no network")
+    with pytest.raises(RecipeError, match=r"net\.onnx: it "):
+        convert(["model", str(file), str(tmp_path / "net.yaml")])
+    residual = str(ONNX / "residual.onnx")
+    with pytest.raises(RecipeError, match="takes no --argument but output=NAME"):
+        convert(["model", residual, str(tmp_path / "net.yaml"), "--argument", "classes=3"])
+    assert list(tmp_path.iterdir()) == [file]
 
 
 @needs_torch

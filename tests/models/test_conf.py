@@ -16,7 +16,7 @@ from tests.models.build import QUICK, conf_model, count, initialise, parameters,
 from tests.models.conftest import GOLDEN
 
 EVERY_FILE = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
-IMPORTED = ["flax", "function", "keras", "torch"]
+IMPORTED = ["flax", "function", "keras", "onnx", "torch"]
 """Networks of the user's own, which the files do not name."""
 FILES = [name for name in EVERY_FILE if name not in IMPORTED]
 IMAGENET = ((224, 224, 3), 1000)

@@ -81,7 +81,7 @@ def drawn(variables: Variables) -> Variables:
     return jax.tree_util.tree_map_with_path(draw, variables)
 
 
-IMPORTED = {"flax", "function", "keras", "torch"}
+IMPORTED = {"flax", "function", "keras", "onnx", "torch"}
 """Networks of the user's own, which tests of their own train."""
 
 

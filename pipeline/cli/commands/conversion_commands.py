@@ -34,8 +34,8 @@ CONVERT = CommandGroup(
     "convert",
     "weights, data and networks, from one format into another",
     "Convert weights from one format and one set of names into another, a dataset into ArrayRecord "
-    "files, or a network of PyTorch into a recipe. `convert weights --help` and the others say "
-    "more.",
+    "files, or a network of PyTorch or ONNX into a recipe. `convert weights --help` and the others "
+    "say more.",
     [
         LazyCommand(
             "convert weights",
@@ -87,18 +87,19 @@ CONVERT = CommandGroup(
         ),
         LazyCommand(
             "convert model",
-            "a network of PyTorch as a recipe",
-            """Write a torch.nn.Module as a recipe that needs no torch, with its weights. If every
-            module of it is a layer of this project, the recipe lists layers, so that lowerings,
-            THOR, types by layer and the emulator apply to them. Else it names a graph file, and the
-            first module that is no known layer is reported. Nothing is written unless the logits
-            are those of PyTorch.""",
+            "a network of PyTorch or ONNX as a recipe",
+            """Write a torch.nn.Module, or the network of an ONNX file, as a recipe that needs
+            neither torch nor the file, with its weights. If every module of it is a layer of this
+            project, the recipe lists layers, so that lowerings, THOR, types by layer and the
+            emulator apply to them. Else it names a graph file, and the first module that is no
+            known layer is reported. Nothing is written unless the logits are those of PyTorch, or
+            of the imported file.""",
             [
                 Argument(
                     "module",
                     metavar="MODULE",
                     text="A class, a function or a module of a plug-in (--plugin FILE), as "
-                    "my_nets:MyNet.",
+                    "my_nets:MyNet, or net.onnx.",
                 ),
                 path_argument(
                     "target",
@@ -110,14 +111,16 @@ CONVERT = CommandGroup(
                     nargs=-1,
                     metavar="[SIZE ...]",
                     type=Size(1, MAX_SIZE),
-                    text="Shape of a sample: channels, height and width; 3 224 224 without it.",
+                    text="Shape of a sample: channels, height and width. Without it: 3 "
+                    "224 224, or the shape in the ONNX file.",
                 ),
                 Option(
                     "--argument",
                     "arguments",
                     multiple=True,
                     metavar="NAME=VALUE",
-                    help="An argument of MODULE, as num_classes=10; may be given again.",
+                    help="An argument of MODULE, as num_classes=10; may be given again. Of an "
+                    "ONNX file: output=NAME, the tensor of logits.",
                 ),
             ],
             example="--plugin torchvision.models convert model torchvision.models:resnet18 \\\n"

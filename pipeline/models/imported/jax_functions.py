@@ -20,7 +20,7 @@ from pipeline.models.imported.calls import (
     make_with,
     require_callable_with,
 )
-from pipeline.models.imported.imported_network import PARAMS, PureNetwork, Variables
+from pipeline.models.imported.imported_network import PARAMS, STATISTICS, PureNetwork, Variables
 
 
 def adapt_functions(
@@ -52,8 +52,10 @@ def adapt_functions(
     initialise, compute = pair
     values = ("images",) if _has_key(initialise) else ("key", "images")
     require_callable_with(f"{reference}: init", initialise, values, has_key=True)
-    require_callable_with(f"{reference}: apply", compute, ("params", "images"), has_key=True)
-    return FunctionNetwork(initialise, compute, has_type)
+    has_state = has_parameter(compute, "state")
+    inputs = ("params", "state", "images") if has_state else ("params", "images")
+    require_callable_with(f"{reference}: apply", compute, inputs, has_key=True)
+    return FunctionNetwork(initialise, compute, has_type, has_state)
 
 
 def _as_pair(value: Any) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
@@ -70,27 +72,40 @@ def _has_key(function: Callable[..., Any]) -> bool:
 
 @dataclass(frozen=True)
 class FunctionNetwork:
-    """Functions `init(key, images)` and `apply(params, images)`."""
+    """Functions `init(key, images)` and `apply(params, images)`.
+
+    With a state, `init` returns (params, state), and `apply(params, state, images)` returns
+    (logits, state), as `haiku.transform_with_state` has it. The state is batch statistics.
+    """
 
     initialise: Callable[..., Any]
     compute: Callable[..., Any]
     has_type: bool
+    has_state: bool = False
     root: str = ""
 
     def init(self, key: Array, images: Array, seed: int) -> Variables:
         """Initialise the parameters, in nested dicts by their paths in the pytree."""
-        return {PARAMS: _to_nested_dicts(self._initialise_parameters(key, images))}
+        initial = self._initialise_parameters(key, images)
+        if not self.has_state:
+            return {PARAMS: _to_nested_dicts(initial)}
+        parameters, state = initial
+        return {PARAMS: _to_nested_dicts(parameters), STATISTICS: _to_nested_dicts(state)}
 
     def apply(
         self, variables: Variables, images: Array, key: Array | None, *, train: bool
     ) -> tuple[Any, Variables]:
-        """Compute the logits. There are no statistics."""
+        """Compute the logits, and the state after the call if there is one."""
         key = jax.random.key(0) if key is None else key
         image_shape = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)
         structure = jax.eval_shape(self._initialise_parameters, key, image_shape)
-        flat = flatten_dict(dict(variables[PARAMS]))
-        parameters = jax.tree.map_with_path(lambda path, _: flat[_name_keys(path)], structure)
-        return call_with(self.compute, (parameters, images), train=train, key=key), {}
+        if not self.has_state:
+            parameters = _from_nested_dicts(variables[PARAMS], structure)
+            return call_with(self.compute, (parameters, images), train=train, key=key), {}
+        parameters = _from_nested_dicts(variables[PARAMS], structure[0])
+        state = _from_nested_dicts(variables[STATISTICS], structure[1])
+        logits, state = call_with(self.compute, (parameters, state, images), train=train, key=key)
+        return logits, _to_nested_dicts(state)
 
     def _initialise_parameters(self, key: Array, images: Array) -> Any:
         values = (images,) if _has_key(self.initialise) else (key, images)
@@ -101,6 +116,12 @@ def _to_nested_dicts(tree: Any) -> dict[str, Any]:
     """Return nested dicts of a pytree's leaves. Items of sequences have numbers as keys."""
     leaves, _ = jax.tree.flatten_with_path(tree)
     return unflatten_dict({_name_keys(path): leaf for path, leaf in leaves})
+
+
+def _from_nested_dicts(values: Mapping[str, Any], structure: Any) -> Any:
+    """Restore the pytree that `_to_nested_dicts` made into dicts."""
+    flat = flatten_dict(dict(values))
+    return jax.tree.map_with_path(lambda path, _: flat[_name_keys(path)], structure)
 
 
 def _name_keys(path: Any) -> tuple[str, ...]:

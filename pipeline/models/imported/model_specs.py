@@ -102,7 +102,9 @@ class JaxFunction(ImportedModelSpec):
     images)` returns the parameters, a pytree of arrays, for images (1, height, width, channels)
     float32. An `init` for shapes, as in stax, must be wrapped. `apply(params, images)` returns
     logits (batch, classes). Both functions may have parameters `key` or `rng`, and `train`,
-    `training`, `is_training` or `deterministic`. There are no batch statistics.
+    `training`, `is_training` or `deterministic`. With a state, as of
+    `haiku.transform_with_state`, `init` returns (params, state), and `apply(params, state, images)`
+    returns (logits, state); the state is batch statistics.
     """
 
     name: Literal["function"] = "function"

@@ -116,7 +116,7 @@ class TorchGraph:
     origin: str
     """Reference of the module, such as `torchvision.models:resnet18`."""
     torch: str
-    """Version of torch that exported the module."""
+    """Version of torch that exported the module; empty for a network of an ONNX file."""
     input: TensorSpec
     arrays: tuple[ArraySpec, ...]
     train: Form

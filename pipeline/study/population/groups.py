@@ -10,6 +10,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.registry import components
 from pipeline.models.imported.model_specs import ImportedModelSpec
+from pipeline.models.networks.onnx_network import OnnxNetwork
 from pipeline.models.networks.torch_module import TorchModule
 
 ABSENT = "(absent)"
@@ -37,7 +38,7 @@ ProgramKey = tuple[tuple[str, str], ...]
 def program_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> ProgramKey:
     """Return the key of a recipe's program, which includes the numbers of `compiled_in`."""
     numbers = numbers_of(recipe, compiled_in)
-    imported = isinstance(recipe.model, ImportedModelSpec | TorchModule)
+    imported = isinstance(recipe.model, ImportedModelSpec | TorchModule | OnnxNetwork)
     entries = []
     for key, value in flatten_tree(recipe.model_dump(mode="json")):
         if key in numbers:

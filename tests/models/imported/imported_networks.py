@@ -167,6 +167,24 @@ class Transformed:
 transformed = Transformed()
 
 
+class TransformedWithState:
+    """Functions in the order of arguments of `haiku.transform_with_state`."""
+
+    @staticmethod
+    def init(rng: Array, *inputs: Array) -> Any:
+        state = {"norm": {"mean": jnp.zeros(inputs[0].shape[-1])}}
+        return Transformed.init(rng, *inputs), state
+
+    @staticmethod
+    def apply(params: Any, state: Any, rng: Array, *inputs: Array) -> Any:
+        x = inputs[0].mean((1, 2))
+        mean = 0.9 * state["norm"]["mean"] + 0.1 * x.mean(0)
+        return (x - mean) @ params["linear"]["w"], {"norm": {"mean": mean}}
+
+
+transformed_with_state = TransformedWithState()
+
+
 def keyless(classes: int) -> Any:
     """Functions of which apply takes no images."""
     return (lambda key, images: jnp.zeros(classes)), (lambda params: params)

@@ -49,6 +49,21 @@ def test_the_order_of_arguments_may_be_that_of_haiku(imported: Build) -> None:
     np.testing.assert_allclose(logits, IMAGES.mean((1, 2)) @ weight, rtol=1e-5, atol=1e-6)
 
 
+def test_a_state_is_carried_as_statistics(imported: Build) -> None:
+    """As `haiku.transform_with_state` returns it; evaluation leaves it as it is."""
+    module = imported("function", "transformed_with_state")
+    variables = initialise(module, IMAGES)
+    rngs = {"dropout": jax.random.key(0)}
+    logits, changed = module.apply(
+        variables, IMAGES, train=True, mutable=["batch_stats"], rngs=rngs
+    )
+    x = IMAGES.mean((1, 2))
+    mean = changed["batch_stats"]["norm"]["mean"]
+    np.testing.assert_allclose(mean, 0.1 * x.mean(0), rtol=1e-5)
+    weight = parameters(variables)["linear/w"]
+    np.testing.assert_allclose(logits, (x - mean) @ weight, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [

@@ -31,7 +31,7 @@ MOST_BATCH = 1 << 20
 """Largest batch size for torch.export."""
 CONSTANT_BYTES = 1 << 20
 """Size above which constant buffers are stored with the weights, not in programs."""
-_TO_AXES: Mapping[Order, tuple[int, ...]] = {"hwio": (2, 3, 1, 0), "io": (1, 0)}
+KERNEL_AXES: Mapping[Order, tuple[int, ...]] = {"hwio": (2, 3, 1, 0), "io": (1, 0)}
 """Permutations of PyTorch's axes."""
 _KERNEL_ORDERS: Mapping[str, Order] = {"aten.conv2d": "hwio", "aten.linear": "io"}
 """Order of the axes of the kernel, the second argument, by operator."""
@@ -216,8 +216,8 @@ def _read_arrays(
             role = _choose_role(torch, name, tensor, changes=name in changing)
             order = choose_order(uses, tensor.ndim)
             array = _to_numpy(torch, tensor)
-            if order in _TO_AXES:
-                array = np.ascontiguousarray(array.transpose(_TO_AXES[order]))
+            if order in KERNEL_AXES:
+                array = np.ascontiguousarray(array.transpose(KERNEL_AXES[order]))
             path = choose_path(name, order, uses, tensor.ndim)
             yield ArraySpec(name, path, role, order, array.shape, str(array.dtype)), array
     for name, constant in {**train.constants, **evaluate.constants}.items():
@@ -257,7 +257,7 @@ def choose_order(uses: Uses, axes: int) -> Order:
         for op, place in uses
     }
     order = orders.pop() if len(orders) == 1 else "torch"
-    return order if axes == len(_TO_AXES.get(order, ())) else "torch"
+    return order if axes == len(KERNEL_AXES.get(order, ())) else "torch"
 
 
 def choose_path(name: str, order: Order, uses: Uses, axes: int) -> str:

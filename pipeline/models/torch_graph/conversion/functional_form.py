@@ -138,6 +138,7 @@ class ProgramReader:
         operator.
         """
         output: Any = None
+        _inline_autocast(self.program.graph_module)
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 self._read_placeholder(node)
@@ -150,7 +151,7 @@ class ProgramReader:
                 raise ValueError(
                     f"{node.op} {node.target} isn't an operator; the network is too dynamic"
                 )
-        form = _prune(tuple(self.nodes), output, self.updates)
+        form = prune_form(tuple(self.nodes), output, self.updates)
         used = Draft(form, {}).uses
         return Draft(
             form, {name: tensor for name, tensor in self.constants.items() if name in used}
@@ -350,6 +351,25 @@ class ProgramReader:
         return ArrayOf(name)
 
 
+def _inline_autocast(module: Any) -> None:
+    """Replace regions under `torch.autocast` by their nodes; types here are the recipe's."""
+    graph = module.graph
+    for node in list(graph.nodes):
+        if getattr(node.target, "__name__", "") != "wrap_with_autocast":
+            continue
+        # Device, dtype, whether it is enabled and cached, the region, and what the region reads.
+        region = getattr(module, node.args[4].target)
+        _inline_autocast(region)
+        inputs = [inner for inner in region.graph.nodes if inner.op == "placeholder"]
+        with graph.inserting_before(node):
+            copies = dict(zip(inputs, node.args[5:], strict=True))
+            results = graph.graph_copy(region.graph, copies)
+        for user in list(node.users):
+            user.replace_all_uses_with(results[user.args[1]])
+            graph.erase_node(user)
+        graph.erase_node(node)
+
+
 def _describe_changed_parameter(name: str) -> str:
     return f"parameter {name} changes in its forward pass; only buffers can change"
 
@@ -403,7 +423,9 @@ def _describe_node(node: Any) -> str:
     return describe_place(_find_module(node)[0], _find_line(node))
 
 
-def _prune(nodes: tuple[GraphNode, ...], output: ValueOf, updates: Mapping[str, ValueOf]) -> Form:
+def prune_form(
+    nodes: tuple[GraphNode, ...], output: ValueOf, updates: Mapping[str, ValueOf]
+) -> Form:
     """Return the form without nodes that neither its output nor its updates read.
 
     Batch norm's count of batches isn't updated, since nothing reads it.

@@ -23,8 +23,7 @@ class GraphFile:
 
     def graph_for(self, image: tuple[int, ...]) -> TorchGraph:
         """Return the graph of the file, for images of any size."""
-        stat = self.path.stat() if self.path.exists() else None
-        return _read(self.path, (stat.st_mtime_ns, stat.st_size) if stat else None)
+        return _read(self.path, file_version(self.path))
 
 
 @dataclass(frozen=True)
@@ -65,9 +64,15 @@ def with_classes(arguments: Mapping[str, Any], classes: int) -> str:
     return json.dumps(fill(arguments))
 
 
+def file_version(path: Path) -> tuple[int, int] | None:
+    """Return when a file was changed, in nanoseconds, and its size in bytes; None without it."""
+    stat = path.stat() if path.exists() else None
+    return (stat.st_mtime_ns, stat.st_size) if stat else None
+
+
 # Cached, since a run builds its network several times.
 @lru_cache(maxsize=2)
-def _read(path: Path, changed: tuple[int, int] | None) -> TorchGraph:
+def _read(path: Path, version: tuple[int, int] | None) -> TorchGraph:
     from pipeline.models.torch_graph.computation.graph_file import read_graph
 
     return read_graph(path)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from pipeline.models.lowerings.conv2d import conv2d as lowered_conv2d
 from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
@@ -121,6 +121,58 @@ def conv1d(
     )
     y = conv2d(context, image, kernel, bias, across)
     return TorchTensor(y.array[:, 0], (0, 2, 1))
+
+
+@aten("conv3d.default", "conv3d.padding", kind="conv", full_weights=True, settings=Convolution)
+def conv3d(
+    x: TorchTensor,
+    weight: TorchTensor,
+    bias: TorchTensor | None = None,
+    settings: Convolution = Convolution(),
+) -> TorchTensor:
+    """Convolve volumes (batch, channels, depth, height, width), by XLA's operation."""
+    if x.ndim != 5 or weight.ndim != 5:
+        raise ValueError(f"a convolution of shape {x.shape} with a kernel of {weight.shape}")
+    kernel = weight.plain().astype(x.dtype)
+    dilation = _as_triple(settings.dilation)
+    if settings.padding == "same":
+        totals = [(n - 1) * step for n, step in zip(kernel.shape[2:], dilation, strict=True)]
+        pads = [(total // 2, total - total // 2) for total in totals]
+    else:
+        sizes = _as_triple(0 if isinstance(settings.padding, str) else settings.padding)
+        pads = [(size, size) for size in sizes]
+    y = lax.conv_general_dilated(
+        x.plain(),
+        kernel,
+        _as_triple(settings.stride),
+        pads,
+        rhs_dilation=dilation,
+        feature_group_count=settings.groups,
+    )
+    return _add_bias(to_tensor(y), bias)
+
+
+@aten("im2col.default")
+def im2col(
+    x: TorchTensor,
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> TorchTensor:
+    """Windows of images as columns (batch, channels * height * width, windows)."""
+    pads = [(size, size) for size in as_pair(padding)]
+    window = as_pair(kernel_size)
+    columns = lax.conv_general_dilated_patches(
+        x.plain(), window, as_pair(stride), pads, rhs_dilation=as_pair(dilation)
+    )
+    return to_tensor(columns.reshape((*columns.shape[:2], -1)))
+
+
+def _as_triple(sizes: int | Sequence[int]) -> tuple[int, ...]:
+    """Return one or three numbers as depth, height and width."""
+    numbers = (sizes,) if isinstance(sizes, int) else tuple(sizes)
+    return numbers * 3 if len(numbers) == 1 else numbers
 
 
 @aten(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -199,6 +199,79 @@ def upsample_bilinear2d(
         weights[np.arange(target), low] += 1 - (places - low)
         weights[np.arange(target), np.minimum(low + 1, size - 1)] += places - low
         images = _multiply_axis(images, axis, weights)
+    return TorchTensor(images, order)
+
+
+@aten("upsample_bicubic2d.vec", "upsample_bicubic2d.default")
+def upsample_bicubic2d(
+    x: TorchTensor,
+    output_size: Sequence[int] | None,
+    align_corners: bool,
+    scales: object = None,
+    *_: object,
+) -> TorchTensor:
+    """Images resized by cubic interpolation between four pixels (Keys 1981, a = -0.75)."""
+
+    def weigh(size: int, target: int) -> np.ndarray:
+        if align_corners:
+            places = np.arange(target) * ((size - 1) / max(target - 1, 1))
+        else:
+            places = (np.arange(target) + 0.5) * (size / target) - 0.5
+        weights = np.zeros((target, size), np.float32)
+        for offset in (-1, 0, 1, 2):
+            pixels = np.floor(places).astype(int) + offset
+            columns = np.clip(pixels, 0, size - 1)
+            np.add.at(weights, (np.arange(target), columns), _cubic(places - pixels, -0.75))
+        return weights
+
+    return _resize(x, _target_size(x, output_size, scales), weigh)
+
+
+def _register_antialiased(
+    name: str, reach: int, kernel: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    """Register a resize whose kernel, from -reach to reach, widens if images become smaller."""
+
+    @aten(f"{name}.vec", f"{name}.default")
+    def apply(
+        x: TorchTensor,
+        output_size: Sequence[int] | None,
+        align_corners: bool,
+        scales: object = None,
+        *_: object,
+    ) -> TorchTensor:
+        def weigh(size: int, target: int) -> np.ndarray:
+            step = (size - 1) / max(target - 1, 1) if align_corners else size / target
+            width = max(step, 1.0)
+            centres = step * (np.arange(target) + 0.5)[:, None]
+            pixels = np.arange(size)
+            first = np.maximum((centres - reach * width + 0.5).astype(int), 0)
+            end = np.minimum((centres + reach * width + 0.5).astype(int), size)
+            weights = kernel((pixels - centres + 0.5) / width)
+            weights = np.where((pixels >= first) & (pixels < end), weights, 0)
+            return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+
+        return _resize(x, _target_size(x, output_size, scales), weigh)
+
+
+def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
+    """Return the cubic convolution kernel of Keys (1981), eq. 4, with the slope a at 1."""
+    d = np.abs(distance)
+    near = ((a + 2) * d - (a + 3)) * d**2 + 1
+    far = a * (((d - 5) * d + 8) * d - 4)
+    return np.where(d <= 1, near, np.where(d < 2, far, 0))
+
+
+_register_antialiased("_upsample_bilinear2d_aa", 1, lambda d: np.maximum(1 - np.abs(d), 0))
+_register_antialiased("_upsample_bicubic2d_aa", 2, lambda d: _cubic(d, -0.5))
+
+
+def _resize(x: TorchTensor, target: Pair, weigh: Callable[[int, int], np.ndarray]) -> TorchTensor:
+    """Multiply height and width by matrices (new size, old size)."""
+    order = choose_image_order(x)
+    images = x.transpose(order)
+    for axis, size in zip((1, 2), target, strict=True):
+        images = _multiply_axis(images, axis, weigh(images.shape[axis], size))
     return TorchTensor(images, order)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pipeline.models.torch_graph.operator_table import aten, plain
@@ -215,6 +216,15 @@ def slice_scatter(
 def select_scatter(x: TorchTensor, source: TorchTensor, dim: int, index: int) -> TorchTensor:
     """Return x with another value at an index of an axis."""
     return slice_scatter(x, unsqueeze(source, dim % x.ndim), dim, index, index + 1 or None)
+
+
+@aten("unfold.default")
+def unfold(x: TorchTensor, dimension: int, size: int, step: int) -> TorchTensor:
+    """Windows of an axis, each `step` after the last, whose values become a new last axis."""
+    axis = dimension % max(x.ndim, 1)
+    starts = np.arange(0, x.shape[axis] - size + 1, step)
+    windows = jnp.take(x.plain(), starts[:, None] + np.arange(size), axis)
+    return to_tensor(jnp.moveaxis(windows, axis + 1, -1))
 
 
 aten("flip.default")(lambda x, dims: x.with_array(jnp.flip(x.array, x.axes(dims))))

@@ -17,7 +17,7 @@ every array. Here fields are checked one by one, and arrays are views of the fil
 from __future__ import annotations
 
 import binascii
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -26,6 +26,7 @@ import numpy as np
 from pipeline.core.files.error_text import show_name
 from pipeline.core.files.npy import MAX_AXES, MAX_ENTRIES
 from pipeline.models.weights.files.named_arrays import BFLOAT16, Arrays, add_array, decode_array
+from pipeline.models.weights.files.protobuf_fields import LENGTH, VARINT, decode_varint, read_fields
 
 _INTEGERS = ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
 _TYPES = {
@@ -42,11 +43,7 @@ _CRC_BYTES = 10
 _VALUE = _TAG = _DIMS = 1
 _TENSOR = _TYPE = 2
 _MAP = _CONTENT = 3
-# Wire types.
-_VARINT = 0
-_LENGTH = 2
-_WIDTHS = {1: 8, 5: 4}
-"""Bytes of a field by wire type, for types of fixed length."""
+_KIND = "a MindSpore checkpoint"
 _PART_BYTES = 512 * 2**20
 """Most bytes of an array that one value holds."""
 MAX_FIELDS = 64
@@ -66,7 +63,7 @@ class _Value:
 def read_mindspore(data: bytes) -> Arrays:
     """Return the arrays of a `.ckpt` by name. Raises ValueError for a file that isn't valid."""
     parts: dict[str, list[_Value]] = {}
-    for number, field in _read_fields(memoryview(_strip_crc(data)), MAX_ENTRIES):
+    for number, field in read_fields(memoryview(_strip_crc(data)), MAX_ENTRIES, _KIND):
         if number != _VALUE or isinstance(field, int):
             raise ValueError("it is not a MindSpore checkpoint (or an encrypted one)")
         value = _read_value(field)
@@ -112,7 +109,7 @@ def _read_value(message: memoryview) -> _Value:
     """Parse a Value. Raises ValueError if it isn't an array with a name."""
     tag = ""
     tensor = None
-    for number, field in _read_fields(message, MAX_FIELDS):
+    for number, field in read_fields(message, MAX_FIELDS, _KIND):
         if number == _MAP:
             raise ValueError(f"{show_name(tag)} is a map tensor; only plain arrays can be read")
         if number == _TAG and not isinstance(field, int):
@@ -124,7 +121,7 @@ def _read_value(message: memoryview) -> _Value:
     dims: list[int] = []
     kind = ""
     content = memoryview(b"")
-    for number, field in _read_fields(tensor, MAX_FIELDS):
+    for number, field in read_fields(tensor, MAX_FIELDS, _KIND):
         if number == _DIMS:
             dims += [field] if isinstance(field, int) else _read_packed(field)
         elif number == _TYPE and not isinstance(field, int):
@@ -153,66 +150,23 @@ def _join_parts(values: list[_Value]) -> np.ndarray:
     return decode_array(first.tag, dtype, () if is_scalar else first.dims, content)
 
 
-def _read_fields(message: memoryview, max_fields: int) -> Iterator[tuple[int, int | memoryview]]:
-    """Yield the number and the value of each field: an integer, or the field's bytes.
-
-    Raises ValueError for a damaged message, and for more than `max_fields` fields.
-    """
-    index = count = 0
-    while index < len(message):
-        count += 1
-        if count > max_fields:
-            raise ValueError(f"it has an entry of more than {max_fields:,} fields")
-        key, index = _decode_varint(message, index)
-        number = key >> 3
-        wire = key & 7
-        if wire == _VARINT:
-            value, index = _decode_varint(message, index)
-            yield number, value
-            continue
-        if wire == _LENGTH:
-            length, index = _decode_varint(message, index)
-        elif wire in _WIDTHS:
-            length = _WIDTHS[wire]
-        else:
-            raise ValueError("it is not a MindSpore checkpoint")
-        if length < 0 or index + length > len(message):
-            raise ValueError("it ends in the middle of an entry")
-        yield number, message[index : index + length]
-        index += length
-
-
-def _decode_varint(message: memoryview, index: int) -> tuple[int, int]:
-    """Return the varint at an index, as a signed 64-bit integer, and the index after it.
-
-    A varint has 7 bits per byte, lowest first. Raises ValueError if it doesn't end.
-    """
-    result = 0
-    for count, byte in enumerate(message[index : index + 10]):
-        result |= (byte & 0x7F) << (7 * count)
-        if byte < 0x80:
-            result &= 2**64 - 1
-            return result - 2**64 if result >= 2**63 else result, index + count + 1
-    raise ValueError("it ends in the middle of an entry, or is not a MindSpore checkpoint")
-
-
 def _read_packed(field: memoryview) -> list[int]:
     numbers: list[int] = []
     index = 0
     while index < len(field):
         if len(numbers) > MAX_AXES:
             raise ValueError("an entry has no possible shape; the file is damaged")
-        number, index = _decode_varint(field, index)
+        number, index = decode_varint(field, index, _KIND)
         numbers.append(number)
     return numbers
 
 
 def _encode_integer_field(number: int, value: int) -> bytes:
-    return _encode_varint(number << 3 | _VARINT) + _encode_varint(value)
+    return _encode_varint(number << 3 | VARINT) + _encode_varint(value)
 
 
 def _encode_bytes_field(number: int, value: bytes | memoryview) -> bytes:
-    return b"".join((_encode_varint(number << 3 | _LENGTH), _encode_varint(len(value)), value))
+    return b"".join((_encode_varint(number << 3 | LENGTH), _encode_varint(len(value)), value))
 
 
 def _encode_varint(value: int) -> bytes:

@@ -211,6 +211,12 @@ def test_state_that_is_no_buffer_is_refused(kind: Any, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def scaled_in_float32(y: Any) -> Any:
+    """A region without autocast, as timm and transformers have them."""
+    with torch.autocast("cpu", enabled=False):
+        return torch.tanh(y) * 2
+
+
 OPERATORS = {
     "mish": lambda _, y: functional.mish(y),
     "elu": lambda _, y: functional.elu(y, 0.5),
@@ -242,6 +248,22 @@ OPERATORS = {
     "repeat": lambda _, y: y.repeat(1, 2, 1, 1).unflatten(1, (2, 4)).sum(1),
     "movedim": lambda _, y: y.movedim(1, -1).unbind(3)[0].unsqueeze(1).expand_as(y),
     "sizes": lambda _, y: y.reshape(y.shape[0] * 2, -1).view(y.shape[0], 4, -1, y.shape[3]),
+    "unfold": lambda _, y: y.unfold(2, 3, 2).mean(-1),
+    "columns": lambda _, y: functional.unfold(y, 3, 2, 1, 2).unsqueeze(1).expand(-1, 4, -1, -1),
+    "cubic": lambda _, y: functional.interpolate(y, size=(9, 4), mode="bicubic"),
+    "cubic corners": lambda _, y: functional.interpolate(
+        y, scale_factor=2, mode="bicubic", align_corners=True
+    ),
+    "antialiased": lambda _, y: functional.interpolate(
+        y, size=(4, 9), mode="bilinear", antialias=True
+    ),
+    "antialiased cubic": lambda _, y: functional.interpolate(
+        y, size=(3, 8), mode="bicubic", antialias=True
+    ),
+    "volumes": lambda _, y: functional.conv3d(
+        y.unsqueeze(1), torch.ones(2, 1, 3, 3, 2) * 0.1, stride=(1, 2, 1), padding=1
+    )[:, 0],
+    "autocast": lambda _, y: scaled_in_float32(y) + 1,
     "dtype": lambda _, y: y.double().float() + y.to(torch.float32).type_as(y),
 }
 

@@ -1,0 +1,37 @@
+"""Networks of ONNX files, which any framework may have written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from pipeline.core.registry import FilePath, component
+from pipeline.models.layers.model_spec import ModelSpec
+
+if TYPE_CHECKING:
+    from flax import linen as nn
+
+
+@component("model")
+class OnnxNetwork(ModelSpec):
+    """The network of an ONNX file, which JAX computes and trains.
+
+    The file is data and needs neither onnx nor `--plugin`. Training starts from its weights; of
+    `init` only `rules` are used. Batch norm and dropout train.
+    """
+
+    name: Literal["onnx"] = "onnx"
+    file: FilePath | None = None
+    """The file, `net.onnx`; external data lies in its folder."""
+    output: Annotated[str, Field(max_length=500)] | None = None
+    """Name of the tensor of logits; null: the file's output, or what its last softmax reads."""
+
+    def build(self, classes: int, dtype: str) -> nn.Module:
+        """Return the network; the file is read when images first reach it."""
+        from pipeline.models.torch_graph.computation.torch_network import TorchNetwork
+        from pipeline.models.torch_graph.onnx.onnx_source import OnnxFile
+
+        if self.file is None:
+            raise ValueError("file = null: must name the file, as model.file=net.onnx")
+        return TorchNetwork(OnnxFile(self.file, self.output), dtype)

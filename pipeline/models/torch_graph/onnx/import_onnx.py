@@ -1,0 +1,348 @@
+"""A graph from an ONNX network: its nodes by the table of operators, its weights trainable."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from pipeline.core.errors import first_line
+from pipeline.core.files.error_text import show_name
+from pipeline.models.torch_graph.conversion.export_module import (
+    CONSTANT_BYTES,
+    KERNEL_AXES,
+    choose_order,
+    choose_path,
+)
+from pipeline.models.torch_graph.conversion.functional_form import Draft, prune_form
+from pipeline.models.torch_graph.graph import (
+    ArraySpec,
+    Form,
+    GraphNode,
+    Role,
+    TensorSpec,
+    TorchGraph,
+    ValueOf,
+)
+from pipeline.models.torch_graph.onnx import layer_nodes as layer_nodes
+from pipeline.models.torch_graph.onnx import shape_nodes as shape_nodes
+from pipeline.models.torch_graph.onnx import value_nodes as value_nodes
+from pipeline.models.torch_graph.onnx.graph_builder import TRAINING, OnnxValue, TorchGraphBuilder
+from pipeline.models.torch_graph.onnx.network_weights import NetworkWeights, distinct_names
+from pipeline.models.torch_graph.onnx.node_reader import ONNX_OPERATORS, OnnxNodeReader
+from pipeline.models.torch_graph.onnx.onnx_file import OnnxModel, OnnxNode, OnnxTensor, read_onnx
+from pipeline.models.torch_graph.operators.known_operators import require_computable
+
+BATCHES = (2, 3)
+"""Batch sizes at which shapes are followed."""
+_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
+"""Errors of operators for arguments that don't fit."""
+
+
+@dataclass(frozen=True)
+class ImportSettings:
+    """Samples that a network is imported for, and its output."""
+
+    image: tuple[int, ...]
+    """Height, width and channels."""
+    output: str | None = None
+    """Name of the tensor of logits; None: the file's first output, without its softmax."""
+
+
+def import_onnx(path: Path, settings: ImportSettings) -> TorchGraph:
+    """Import a file as a graph. Raises ValueError, which names file and node, if it can't be."""
+    return import_model(read_onnx(path), settings)
+
+
+def import_model(model: OnnxModel, settings: ImportSettings) -> TorchGraph:
+    """Import a network for samples of a size.
+
+    The graph computes any batch size, or the file's, if its shapes allow no other. Raises
+    ValueError that names file and node.
+    """
+    network = _Network(_without_copies(model), settings)
+    batch = network.input.shape[0]
+    try:
+        graph = network.build(BATCHES)
+    except ValueError:
+        if batch is None:
+            raise
+        graph = network.build((batch, batch))
+    require_computable(graph)
+    return graph
+
+
+def onnx_image(model: OnnxModel) -> tuple[int, ...]:
+    """Return channels, height and width of the samples, which a file may have with its input.
+
+    Raises ValueError if the file leaves a size open.
+    """
+    network = _Network(model, ImportSettings((0, 0, 0)))
+    sizes = network.input.shape[1:]
+    if not all(sizes) or len(sizes) not in (1, 3):
+        raise ValueError(
+            f"{model.file}: reads samples of shape {_show(sizes)}; channels, height and width must "
+            "be given"
+        )
+    shape = tuple(size or 0 for size in sizes)
+    is_channels_last = len(shape) == 3 and shape[2] in (1, 3) and shape[0] not in (1, 3)
+    if is_channels_last:
+        return shape[2], shape[0], shape[1]
+    return shape if len(shape) == 3 else (shape[0], 1, 1)
+
+
+@dataclass(frozen=True)
+class _Network:
+    """A network that is imported."""
+
+    model: OnnxModel
+    settings: ImportSettings
+
+    @cached_property
+    def producers(self) -> Mapping[str, OnnxNode]:
+        """The node that computes each tensor. Raises ValueError for cycles, as for any node that
+        reads a tensor which isn't before it."""
+        producers: dict[str, OnnxNode] = {}
+        defined = {"", *self.model.initializers, *(value.name for value in self.model.inputs)}
+        for node in self.model.nodes:
+            for name in node.inputs:
+                if name not in defined:
+                    raise ValueError(
+                        f"{self.model.describe(node)} reads {show_name(name)}, which is not "
+                        "before it"
+                    )
+            for name in filter(None, node.outputs):
+                if name in defined:
+                    raise ValueError(
+                        f"{self.model.describe(node)} computes {show_name(name)} again"
+                    )
+                defined.add(name)
+                producers[name] = node
+        return producers
+
+    @cached_property
+    def output(self) -> str:
+        """Name of the tensor of logits."""
+        outputs = self.model.outputs
+        # scikit-learn's classifiers have the class before its probabilities.
+        likely = [value for value in outputs if not value.dtype.startswith("int")] or outputs
+        name = self.settings.output or likely[0].name
+        if name not in self.producers:
+            names = ", ".join(show_name(value.name) for value in outputs)
+            raise ValueError(
+                f"{self.model.file}: no node computes output {show_name(name)}; its outputs are "
+                f"{names}"
+            )
+        return name if self.settings.output else self._before_softmax(name)
+
+    def _before_softmax(self, name: str) -> str:
+        """Return the tensor that a last softmax reads, or the tensor itself without one."""
+        node = self.producers.get(name)
+        while node is not None and node.op in ("Identity", "Cast", "ai.onnx.ml.ZipMap"):
+            node = self.producers.get("".join(node.inputs))
+        return "".join(node.inputs) if node is not None and node.op == "Softmax" else name
+
+    @cached_property
+    def nodes(self) -> tuple[OnnxNode, ...]:
+        """The nodes that the output depends on, in order."""
+        names: set[str] = set()
+        pending = [self.output]
+        while pending:
+            name = pending.pop()
+            if name not in names and name in self.producers:
+                names.add(name)
+                pending += self.producers[name].inputs
+        nodes = tuple(n for n in self.model.nodes if not names.isdisjoint(n.outputs))
+        unknown = [node for node in nodes if node.op not in ONNX_OPERATORS]
+        if unknown:
+            more = f", and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+            raise ValueError(
+                f"{self.model.describe(unknown[0])}{more}: the operator is not computed here; "
+                "docs/bring-your-own.md lists those that are"
+            )
+        return nodes
+
+    @cached_property
+    def input(self) -> OnnxTensor:
+        """The only input that the output depends on."""
+        read = {name for node in self.nodes for name in node.inputs}
+        inputs = [value for value in self.model.inputs if value.name in read]
+        if len(inputs) != 1:
+            names = ", ".join(show_name(value.name) for value in inputs) or "none"
+            raise ValueError(f"{self.model.file}: has inputs {names}; must have one, the samples")
+        if len(inputs[0].shape) < 2:
+            raise ValueError(f"{self.model.file}: its input {inputs[0].shape} has no batch")
+        return inputs[0]
+
+    @cached_property
+    def is_channels_last(self) -> bool:
+        """Whether the input is images (batch, height, width, channels), as TensorFlow's are."""
+        height, width, channels = self.settings.image
+        sizes = self.input.shape[1:]
+        return not _fits(sizes, (channels, height, width)) and _fits(sizes, self.settings.image)
+
+    def spec(self, batch: int | None) -> TensorSpec:
+        """Return the input as the graph reads it: images are (batch, channels, height, width).
+
+        Raises ValueError if it doesn't fit the samples.
+        """
+        height, width, channels = self.settings.image
+        sizes = self.input.shape[1:]
+        dtype = "float32" if self.input.dtype.startswith(("float", "bfloat")) else "int64"
+        if len(sizes) == 3:
+            if not self.is_channels_last and not _fits(sizes, (channels, height, width)):
+                raise ValueError(
+                    f"{self.model.file}: reads samples of shape {_show(sizes)}, and images "
+                    f"{height}x{width}x{channels} (height, width, channels) came; resize them"
+                )
+            return TensorSpec((batch, channels, height, width), dtype)
+        total = height * width * channels
+        if sizes.count(None) == 1:
+            fixed = math.prod(size for size in sizes if size)
+            sizes = tuple(total // fixed if size is None else size for size in sizes)
+        if not all(sizes) or math.prod(size or 0 for size in sizes) != total:
+            raise ValueError(
+                f"{self.model.file}: reads samples of shape {_show(self.input.shape[1:])}, and "
+                f"{total:,} values came"
+            )
+        return TensorSpec((batch, *sizes), dtype)
+
+    def build(self, batches: tuple[int, int]) -> TorchGraph:
+        """Build the graph, whose shapes are followed at two batch sizes."""
+        spec = self.spec(None if batches[0] != batches[1] else batches[0])
+        weights = NetworkWeights(self.nodes, self.model.initializers, self.input.name)
+        names = weights.names
+        arrays = {
+            names[tensor]: np.asarray(self.model.initializers[tensor.name], np.float32)
+            for tensor in weights.tensors
+        }
+        builder = TorchGraphBuilder(batches, arrays, self.input.shape[0])
+        results: list[OnnxValue] = []
+
+        def trace() -> None:
+            results.append(self._read_nodes(builder, spec, weights))
+
+        # Shapes alone are computed.
+        jax.eval_shape(trace)
+        output = results[0].reference
+        if not isinstance(output, ValueOf):
+            raise ValueError(f"{self.model.file}: its output does not depend on its input")
+        form = prune_form(tuple(builder.nodes), output, {})
+        specs = dict(_specs(builder, form, weights.statistics))
+        return TorchGraph(
+            f"{self.model.file} ({self.model.producer}, opset {self.model.opset})",
+            "",
+            spec,
+            tuple(specs),
+            _with_training(form, True),
+            _with_training(form, False),
+            {spec.name: array for spec, array in specs.items()},
+        )
+
+    def _read_nodes(
+        self, builder: TorchGraphBuilder, spec: TensorSpec, weights: NetworkWeights
+    ) -> OnnxValue:
+        x = builder.input(spec)
+        if self.is_channels_last:
+            x = builder.call("permute.default", x, (0, 2, 3, 1))
+        values: dict[str, OnnxValue] = {self.input.name: x}
+        constants: dict[str, OnnxValue] = {}
+        for node in self.nodes:
+            inputs: list[OnnxValue | None] = []
+            for place, name in enumerate(node.inputs):
+                tensor = weights.tensor(node, place)
+                if tensor is not None:
+                    inputs.append(builder.weight(weights.names[tensor]))
+                elif name in self.model.initializers:
+                    if name not in constants:
+                        constants[name] = builder.constant(self.model.initializers[name])
+                    inputs.append(constants[name])
+                else:
+                    inputs.append(values[name] if name else None)
+            builder.module = weights.module(node)
+            builder.kind = node.op
+            builder.line = self.model.describe(node)
+            reader = OnnxNodeReader(node, inputs, builder, self.model.opset, weights.transposable)
+            try:
+                result = ONNX_OPERATORS[node.op](reader)
+            except _ERRORS as error:
+                raise ValueError(f"{builder.line}: {first_line(error)}") from error
+            outputs = result if isinstance(result, tuple) else (result,)
+            values.update(zip(node.outputs, outputs, strict=False))
+        if self.output not in values:
+            raise ValueError(f"{self.model.file}: {show_name(self.output)} is not computed here")
+        return values[self.output]
+
+
+def _without_copies(model: OnnxModel) -> OnnxModel:
+    """Return the model without nodes that only copy an initializer.
+
+    PyTorch stores equal arrays once, and copies them by `Identity`. A copy of a vector is a weight
+    of its own; a larger array is tied.
+    """
+    initializers = dict(model.initializers)
+    tied: dict[str, str] = {}
+    nodes = []
+    for node in model.nodes:
+        node = replace(node, inputs=tuple(tied.get(name, name) for name in node.inputs))
+        source = "".join(node.inputs)
+        if node.op == "Identity" and source in initializers:
+            for copy in node.outputs:
+                if initializers[source].ndim < 2:
+                    initializers[copy] = initializers[source]
+                else:
+                    tied[copy] = source
+        else:
+            nodes.append(node)
+    return replace(model, nodes=tuple(nodes), initializers=initializers)
+
+
+def _fits(sizes: Sequence[int | None], shape: Sequence[int]) -> bool:
+    """Return whether a shape has these sizes; None fits any."""
+    return len(sizes) == len(shape) and all(
+        size in (None, actual) for size, actual in zip(sizes, shape, strict=True)
+    )
+
+
+def _show(sizes: Iterable[int | None]) -> str:
+    return "x".join("?" if size is None else str(size) for size in sizes)
+
+
+def _with_training(form: Form, train: bool) -> Form:
+    """Return the form for training or for evaluation."""
+
+    def fill(argument: Any) -> Any:
+        return train if argument is TRAINING else argument
+
+    def fill_node(node: GraphNode) -> GraphNode:
+        return replace(node, args=tuple(map(fill, node.args)))
+
+    return replace(form, nodes=tuple(map(fill_node, form.nodes)))
+
+
+def _specs(
+    builder: TorchGraphBuilder, form: Form, statistics: Set[str]
+) -> Iterator[tuple[ArraySpec, np.ndarray]]:
+    """Yield the arrays that the nodes read: parameters, statistics and constants."""
+    uses = Draft(form, {}).uses
+    weights = {name: array for name, array in builder.weights.items() if name in uses}
+    orders = {name: choose_order(uses[name], array.ndim) for name, array in weights.items()}
+    paths = (choose_path(name, orders[name], uses[name], a.ndim) for name, a in weights.items())
+    for (name, array), path in zip(weights.items(), distinct_names(paths, "/"), strict=True):
+        order = orders[name]
+        if order in KERNEL_AXES:
+            array = np.ascontiguousarray(array.transpose(KERNEL_AXES[order]))
+        role: Role = "buffer" if name in statistics else "parameter"
+        yield ArraySpec(name, path, role, order, array.shape, "float32"), array
+    for name, array in builder.constants.items():
+        if name in uses:
+            is_large = array.dtype == np.float32 and array.nbytes > CONSTANT_BYTES
+            path = f"constants@/{name}"
+            role = "buffer" if is_large else "constant"
+            yield ArraySpec(name, path, role, "torch", array.shape, str(array.dtype)), array

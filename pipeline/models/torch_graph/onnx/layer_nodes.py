@@ -1,0 +1,307 @@
+"""ONNX's layers with weights: convolutions, products, normalisations; and pooling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.models.torch_graph.graph import ArrayOf
+from pipeline.models.torch_graph.onnx.graph_builder import TRAINING, OnnxValue
+from pipeline.models.torch_graph.onnx.node_reader import OnnxNodeReader, Results, onnx_operator
+
+Pads = tuple[tuple[int, int], ...]
+"""Rows before and after each axis of positions."""
+
+
+@dataclass(frozen=True)
+class OnnxWindow:
+    """The window of a convolution or of pooling over the positions, and its pads."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: Pads
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """Rows from the first to the last that a window reads."""
+        sizes = zip(self.kernel, self.dilations, strict=True)
+        return tuple((size - 1) * step + 1 for size, step in sizes)
+
+    @property
+    def is_symmetric(self) -> bool:
+        return all(before == after for before, after in self.pads)
+
+    @property
+    def symmetric_pads(self) -> tuple[int, ...]:
+        return tuple(before for before, _ in self.pads)
+
+
+def read_window(reader: OnnxNodeReader, kernel: Sequence[int]) -> OnnxWindow:
+    """Read the attributes of a window. Raises ValueError for numbers that don't fit the kernel."""
+    axes = len(kernel)
+    strides = reader.attribute("strides", (1,) * axes)
+    dilations = reader.attribute("dilations", (1,) * axes)
+    ends = reader.attribute("pads", (0,) * (2 * axes))
+    if (len(strides), len(dilations), len(ends)) != (axes, axes, 2 * axes):
+        raise ValueError(f"strides, dilations or pads don't fit a window of {tuple(kernel)}")
+    if min((*kernel, *strides, *dilations)) < 1 or min(ends) < 0:
+        raise ValueError("a kernel, stride or dilation below 1, or negative pads")
+    pads = tuple(zip(ends[:axes], ends[axes:], strict=True))
+    return OnnxWindow(tuple(kernel), strides, dilations, pads)
+
+
+def _read_padded_window(reader: OnnxNodeReader, kernel: Sequence[int]) -> OnnxWindow:
+    """Read a window whose pads may follow from the size of the images, as `auto_pad` says."""
+    window = read_window(reader, kernel)
+    mode = reader.attribute("auto_pad", "NOTSET")
+    if mode == "NOTSET":
+        return window
+    pads = [(0, 0)] * len(kernel)
+    if mode in ("SAME_UPPER", "SAME_LOWER"):
+        sizes = zip(reader.fixed_sizes(2), window.strides, window.reach, strict=True)
+        totals = [max((-(-n // step) - 1) * step + reach - n, 0) for n, step, reach in sizes]
+        pads = [_split_pads(total, mode) for total in totals]
+    elif mode != "VALID":
+        raise ValueError(f"auto_pad = {mode!r}")
+    return OnnxWindow(window.kernel, window.strides, window.dilations, tuple(pads))
+
+
+def _split_pads(total: int, mode: str) -> tuple[int, int]:
+    """Return the rows before and after; the odd one comes last in SAME_UPPER."""
+    less = total // 2
+    return (less, total - less) if mode == "SAME_UPPER" else (total - less, less)
+
+
+def _pad(reader: OnnxNodeReader, x: OnnxValue, pads: Pads, value: float = 0.0) -> OnnxValue:
+    """Pad the positions; negative pads cut."""
+    ends = tuple(size for pair in reversed(pads) for size in pair)
+    return reader.graph.call("constant_pad_nd.default", x, ends, value)
+
+
+@onnx_operator("Conv")
+def read_conv(reader: OnnxNodeReader) -> Results:
+    """Read a convolution of sequences or images."""
+    x = reader.value(0)
+    weight = reader.value(1)
+    kernel = reader.graph.fixed_shape(weight)[2:]
+    if x.ndim != weight.ndim or len(kernel) not in (1, 2, 3):
+        raise ValueError(f"a convolution of {x.ndim} axes with a kernel of {weight.ndim}")
+    window = _read_padded_window(reader, kernel)
+    if not window.is_symmetric:
+        x = _pad(reader, x, window.pads)
+        window = OnnxWindow(kernel, window.strides, window.dilations, ((0, 0),) * len(kernel))
+    return reader.graph.call(
+        f"conv{len(kernel)}d.default",
+        x,
+        weight,
+        reader.optional(2),
+        window.strides,
+        window.symmetric_pads,
+        window.dilations,
+        reader.attribute("group", 1),
+    )
+
+
+@onnx_operator("ConvTranspose")
+def read_conv_transpose(reader: OnnxNodeReader) -> Results:
+    """Read the transpose of a convolution of images; uneven pads are cut off afterwards."""
+    weight = reader.value(1)
+    kernel = reader.graph.fixed_shape(weight)[2:]
+    if len(kernel) != 2:
+        raise ValueError(f"a transposed convolution of {len(kernel)} axes; must be of images")
+    window = read_window(reader, kernel)
+    output_padding = reader.attribute("output_padding", (0, 0))
+    pads = window.pads
+    mode = reader.attribute("auto_pad", "NOTSET")
+    target = reader.attribute("output_shape")
+    if mode in ("SAME_UPPER", "SAME_LOWER") or target is not None:
+        rows = zip(reader.fixed_sizes(2), window.strides, window.reach, output_padding, strict=True)
+        full = [(n - 1) * step + reach + extra for n, step, reach, extra in rows]
+        same = [n * step for n, step in zip(reader.fixed_sizes(2), window.strides, strict=True)]
+        target = same if target is None else target[-2:]
+        totals = [size - goal for size, goal in zip(full, target, strict=True)]
+        pads = tuple(_split_pads(total, mode) for total in totals)
+    even = all(before == after >= 0 for before, after in pads)
+    y = reader.graph.call(
+        "conv_transpose2d.input",
+        reader.value(0),
+        weight,
+        reader.optional(2),
+        window.strides,
+        tuple(before for before, _ in pads) if even else (0, 0),
+        output_padding,
+        reader.attribute("group", 1),
+        window.dilations,
+    )
+    return y if even else _pad(reader, y, tuple((-before, -after) for before, after in pads))
+
+
+def _dense(
+    reader: OnnxNodeReader, x: OnnxValue, weight: OnnxValue, bias: OnnxValue | None
+) -> OnnxValue:
+    """Multiply the last axis of x with a weight (in, out)."""
+    name = weight.reference.name if isinstance(weight.reference, ArrayOf) else ""
+    if name in reader.transposable:
+        kernel = reader.graph.transpose_weight(name)
+    else:
+        kernel = reader.graph.call("t.default", weight)
+    return reader.graph.call("linear.default", x, kernel, bias)
+
+
+@onnx_operator("Gemm")
+def read_gemm(reader: OnnxNodeReader) -> Results:
+    """Read alpha * A @ B + beta * C; a plain one is a dense layer."""
+    graph = reader.graph
+    x = reader.value(0)
+    weight = reader.value(1)
+    bias = reader.optional(2)
+    if x.ndim != 2 or weight.ndim != 2:
+        raise ValueError("a product of others than matrices")
+    x = graph.call("t.default", x) if reader.attribute("transA", 0) else x
+    features = graph.shape(weight)[0 if reader.attribute("transB", 0) else 1]
+    alpha = reader.attribute("alpha", 1.0)
+    if bias is not None and reader.attribute("beta", 1.0) != 1:
+        bias = graph.call("mul.Tensor", bias, graph.constant(reader.attribute("beta", 1.0)))
+    fused = bias if bias is not None and graph.shape(bias) == (features,) and alpha == 1 else None
+    if reader.attribute("transB", 0):
+        y = graph.call("linear.default", x, weight, fused)
+    else:
+        y = _dense(reader, x, weight, fused)
+    if alpha != 1:
+        y = graph.call("mul.Tensor", y, graph.constant(np.float32(alpha)))
+    return y if bias is fused or bias is None else graph.call("add.Tensor", y, bias)
+
+
+@onnx_operator("MatMul")
+def read_matmul(reader: OnnxNodeReader) -> Results:
+    """Read a product; one with a matrix of weights is a dense layer without a bias."""
+    x = reader.value(0)
+    other = reader.value(1)
+    if isinstance(other.reference, ArrayOf) and other.ndim == 2 and x.ndim >= 2:
+        return _dense(reader, x, other, None)
+    return reader.graph.call("matmul.default", x, other)
+
+
+@onnx_operator("BatchNormalization")
+def read_batch_norm(reader: OnnxNodeReader) -> Results:
+    """Read a batch norm; in training it normalises by the batch and moves its statistics."""
+    mean = reader.value(3)
+    var = reader.value(4)
+    if not isinstance(mean.reference, ArrayOf) or not isinstance(var.reference, ArrayOf):
+        raise ValueError("its mean and variance must be initializers")
+    return reader.graph.call(
+        "batch_norm.default",
+        reader.value(0),
+        reader.value(1),
+        reader.value(2),
+        mean,
+        var,
+        TRAINING,
+        round(1 - reader.attribute("momentum", 0.9), 6),
+        reader.attribute("epsilon", 1e-5),
+        True,
+    )
+
+
+@onnx_operator("LayerNormalization")
+def read_layer_norm(reader: OnnxNodeReader) -> Results:
+    """Read a layer norm over the last axes."""
+    sizes = reader.fixed_sizes(reader.axis(-1))
+    epsilon = reader.attribute("epsilon", 1e-5)
+    return reader.graph.call(
+        "layer_norm.default", reader.value(0), sizes, reader.value(1), reader.optional(2), epsilon
+    )
+
+
+@onnx_operator("InstanceNormalization")
+def read_instance_norm(reader: OnnxNodeReader) -> Results:
+    """Read a norm of each channel, as a group norm."""
+    (channels,) = reader.fixed_sizes(1)[:1]
+    return _group_norm(reader, channels, reader.value(1), reader.value(2))
+
+
+@onnx_operator("GroupNormalization")
+def read_group_norm(reader: OnnxNodeReader) -> Results:
+    """Read a group norm; before opset 21 scale and bias have one number a group."""
+    groups = reader.attribute("num_groups", 1)
+    scale = reader.value(1)
+    bias = reader.value(2)
+    (channels,) = reader.fixed_sizes(1)[:1]
+    if groups < 1 or channels % groups:
+        raise ValueError(f"{groups} groups of {channels} channels")
+    if reader.opset < 21:
+        repeat = "repeat_interleave.self_int"
+        scale = reader.graph.call(repeat, scale, channels // groups, 0)
+        bias = reader.graph.call(repeat, bias, channels // groups, 0)
+    return _group_norm(reader, groups, scale, bias)
+
+
+def _group_norm(
+    reader: OnnxNodeReader, groups: int, scale: OnnxValue, bias: OnnxValue
+) -> OnnxValue:
+    epsilon = reader.attribute("epsilon", 1e-5)
+    return reader.graph.call("group_norm.default", reader.value(0), groups, scale, bias, epsilon)
+
+
+@onnx_operator("MaxPool", "AveragePool")
+def read_pool(reader: OnnxNodeReader) -> Results:
+    """Read pooling of images, or of sequences as images of height 1."""
+    graph = reader.graph
+    x = reader.value(0)
+    window = _read_padded_window(reader, reader.attribute("kernel_shape", ()))
+    if len(window.kernel) == 1 and x.ndim == 3:
+        kernel, strides, dilations = (
+            (1, *sizes) for sizes in (window.kernel, window.strides, window.dilations)
+        )
+        flat = OnnxWindow(kernel, strides, dilations, ((0, 0), *window.pads))
+        return graph.call(
+            "squeeze.dim", _pool(reader, graph.call("unsqueeze.default", x, 2), flat), 2
+        )
+    if len(window.kernel) != 2 or x.ndim != 4:
+        raise ValueError(f"a window of {window.kernel} on {x.ndim} axes; must be of images")
+    return _pool(reader, x, window)
+
+
+def _pool(reader: OnnxNodeReader, x: OnnxValue, window: OnnxWindow) -> OnnxValue:
+    graph = reader.graph
+    is_ceil = bool(reader.attribute("ceil_mode", 0))
+    if reader.node.op == "MaxPool":
+        pads = window.symmetric_pads
+        if not window.is_symmetric:
+            x = _pad(reader, x, window.pads, -math.inf)
+            pads = (0, 0)
+        op = "max_pool2d.default"
+        return graph.call(op, x, window.kernel, window.strides, pads, window.dilations, is_ceil)
+    if set(window.dilations) != {1}:
+        raise ValueError("the windows of its means are dilated")
+    counts_pads = bool(reader.attribute("count_include_pad", 0))
+    op = "avg_pool2d.default"
+    if window.is_symmetric:
+        pads = window.symmetric_pads
+        return graph.call(op, x, window.kernel, window.strides, pads, is_ceil, counts_pads)
+    padded = _pad(reader, x, window.pads)
+    if counts_pads:
+        return graph.call(op, padded, window.kernel, window.strides, (0, 0), is_ceil, True)
+    ones = graph.constant(np.ones((1, 1, *graph.fixed_shape(x)[2:]), np.float32))
+    settings = (window.kernel, window.strides, (0, 0), is_ceil, True, 1)
+    counts = graph.call(op, _pad(reader, ones, window.pads), *settings)
+    return graph.call("div.Tensor", graph.call(op, padded, *settings), counts)
+
+
+@onnx_operator("GlobalAveragePool", "GlobalMaxPool")
+def read_global_pool(reader: OnnxNodeReader) -> Results:
+    """Read the mean or the largest value over all positions."""
+    op = "mean.dim" if reader.node.op == "GlobalAveragePool" else "amax.default"
+    x = reader.value()
+    return reader.graph.call(op, x, tuple(range(2, x.ndim)), True)
+
+
+@onnx_operator("Dropout")
+def read_dropout(reader: OnnxNodeReader) -> Results:
+    """Read dropout, which is active in training."""
+    rate = reader.number("ratio", 1, 0.5)
+    return reader.graph.call("dropout.default", reader.value(), rate, TRAINING)

@@ -1,0 +1,215 @@
+"""Which initializers of an ONNX network are weights, and their names here.
+
+An ONNX file doesn't say what is trained. Here a parameter is a float initializer of more than one
+value that a layer reads as a weight, or from which such a weight is computed; `Sub`, `Div` and
+`Where`, by which inputs are normalised and masked, keep constants.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from pipeline.models.torch_graph.onnx.onnx_file import OnnxNode
+
+STATISTICS = (3, 4)
+"""Places of the running mean and variance among the inputs of batch norm."""
+_LEAVES = {1: "weight", 2: "bias", 3: "running_mean", 4: "running_var"}
+"""PyTorch's names of the inputs of a layer, for weights that have no name of a module."""
+_WEIGHT_INPUTS: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "BatchNormalization", "LayerNormalization"), (1, 2)),
+    **dict.fromkeys(("InstanceNormalization", "GroupNormalization"), (1, 2)),
+    "PRelu": (1,),
+    **dict.fromkeys(("Add", "Mul", "MatMul"), (0, 1)),
+    "Gemm": (0, 1, 2),
+    "Gather": (0,),
+    "Concat": tuple(range(64)),
+    "Einsum": tuple(range(8)),
+}
+"""Inputs that are weights if they don't depend on the network's input."""
+_LAYERS = frozenset(op for op, places in _WEIGHT_INPUTS.items() if 0 not in places)
+"""Operators whose weights may be of one value; a number that is added is a constant."""
+
+
+@dataclass(frozen=True)
+class WeightTensor:
+    """A weight: an initializer, or a copy of it for one layer.
+
+    Exporters store equal arrays once, such as the scales of fresh batch norms. Vectors are
+    therefore copied for each layer that reads them; larger arrays that several nodes read are tied.
+    """
+
+    name: str
+    node: int | None = None
+    """Number of the node that the copy is for."""
+    place: int = 0
+
+
+@dataclass(frozen=True)
+class NetworkWeights:
+    """The initializers that are trained or hold statistics of batch norm."""
+
+    nodes: Sequence[OnnxNode]
+    initializers: Mapping[str, np.ndarray]
+    input: str
+
+    @cached_property
+    def tensors(self) -> tuple[WeightTensor, ...]:
+        """All weights in the order in which nodes read them."""
+        return tuple(dict.fromkeys(self._by_input.values()))
+
+    @cached_property
+    def statistics(self) -> Set[str]:
+        """Names of running means and variances."""
+        return {
+            self.names[self._by_input[number, place]]
+            for number, node in enumerate(self.nodes)
+            if node.op == "BatchNormalization"
+            for place in STATISTICS
+            if (number, place) in self._by_input
+        }
+
+    def tensor(self, node: OnnxNode, place: int) -> WeightTensor | None:
+        """Return the weight that a node reads as an input, or None for another tensor."""
+        return self._by_input.get((self._numbers[id(node)], place))
+
+    @cached_property
+    def _numbers(self) -> Mapping[int, int]:
+        return {id(node): number for number, node in enumerate(self.nodes)}
+
+    @cached_property
+    def _producers(self) -> Mapping[str, OnnxNode]:
+        return {name: node for node in self.nodes for name in node.outputs}
+
+    @cached_property
+    def _dependent(self) -> Set[str]:
+        """Tensors that depend on the values of the network's input, not only on its shape."""
+        dependent = {self.input}
+        for node in self.nodes:
+            if node.op not in ("Shape", "Size") and not dependent.isdisjoint(node.inputs):
+                dependent.update(node.outputs)
+        return dependent
+
+    @cached_property
+    def _trained(self) -> Set[str]:
+        """Initializers that are weights, or from which a weight is computed."""
+        trained: set[str] = set()
+        pending = [
+            (name, node.op in _LAYERS)
+            for node in self.nodes
+            if not self._dependent.isdisjoint(node.inputs) and not self._is_plain_norm(node)
+            for place in _WEIGHT_INPUTS.get(node.op, ())
+            for name in node.inputs[place : place + 1]
+        ]
+        seen = set(pending)
+        while pending:
+            name, is_layer = pending.pop()
+            if name in self._dependent:
+                continue
+            if name in self.initializers:
+                array = self.initializers[name]
+                is_number = array.size == 1 and not is_layer
+                if not is_number and _is_float(array) and np.isfinite(array).all():
+                    trained.add(name)
+            elif name in self._producers and self._producers[name].op not in ("Shape", "Size"):
+                inner = {(source, False) for source in self._producers[name].inputs}
+                pending += inner - seen
+                seen |= inner
+        return trained
+
+    def _is_plain_norm(self, node: OnnxNode) -> bool:
+        """Return whether a norm has scale 1 and bias 0, which exporters write for one without."""
+        if node.op != "InstanceNormalization" or len(node.inputs) < 3:
+            return False
+        scale, bias = (self.initializers.get(name) for name in node.inputs[1:3])
+        return scale is not None and bias is not None and (scale == 1).all() and not bias.any()
+
+    @cached_property
+    def _by_input(self) -> Mapping[tuple[int, int], WeightTensor]:
+        """The weight that a node reads, by the numbers of node and input."""
+        weights = {}
+        for number, node in enumerate(self.nodes):
+            for place, name in enumerate(node.inputs):
+                is_statistic = node.op == "BatchNormalization" and place in STATISTICS
+                if name not in self.initializers or not (is_statistic or name in self._trained):
+                    continue
+                is_shared = self._uses[name] > 1
+                is_copied = is_shared and self.initializers[name].ndim < 2
+                tensor = WeightTensor(name, number, place) if is_copied else WeightTensor(name)
+                weights[number, place] = tensor
+        return weights
+
+    @cached_property
+    def _uses(self) -> Mapping[str, int]:
+        """The number of inputs that read each tensor."""
+        return Counter(name for node in self.nodes for name in node.inputs)
+
+    @cached_property
+    def transposable(self) -> frozenset[str]:
+        """Names of the weights that one node alone reads."""
+        return frozenset(self.names[t] for t in self.tensors if self._uses[t.name] == 1)
+
+    @cached_property
+    def names(self) -> Mapping[WeightTensor, str]:
+        """Names of the weights here: from the file, or from the layer that reads them."""
+        names: dict[WeightTensor, str] = {}
+        for (number, place), tensor in self._by_input.items():
+            if tensor not in names:
+                leaf = _LEAVES.get(place, f"input_{place}")
+                name = _clean(tensor.name)
+                if tensor.node is not None or "." not in name:
+                    layer = _node_path(self.nodes[number])
+                    name = f"{layer}.{leaf}" if layer else name
+                names[tensor] = name
+        return dict(zip(names, distinct_names(names.values(), "."), strict=True))
+
+    def module(self, node: OnnxNode) -> str:
+        """Return the path of the module that a node computes: its weights', or its name."""
+        for place in range(len(node.inputs)):
+            tensor = self.tensor(node, place)
+            if tensor is not None and "." in self.names[tensor]:
+                return self.names[tensor].rpartition(".")[0]
+        return _node_path(node)
+
+
+def _is_float(array: np.ndarray) -> bool:
+    return array.dtype.name in ("float16", "bfloat16", "float32", "float64")
+
+
+def _clean(name: str) -> str:
+    """Return a name of letters, digits and dots: `conv1/weight:0` becomes `conv1.weight_0`."""
+    name = re.sub(r"[^\w.-]", "_", name.replace("/", ".").replace("::", "."))
+    return ".".join(filter(None, (piece.lstrip("-") for piece in name.split("."))))[:400] or "_"
+
+
+def _node_path(node: OnnxNode) -> str:
+    """Return the name of a node as a path: `/layer1/conv1/Conv` becomes `layer1.conv1`."""
+    name = _clean(node.name) if node.name else ""
+    path, _, last = name.rpartition(".")
+    return path if path and re.fullmatch(rf"{re.escape(node.op)}(_\d+)?", last) else name
+
+
+def distinct_names(names: Iterable[str], separator: str) -> Iterator[str]:
+    """Yield names, with a number at those that came before, or that lie within another."""
+    taken: set[str] = set()
+    outer: set[str] = set()
+    for name in names:
+        unique = name
+        number = 1
+        while unique in outer or not taken.isdisjoint(_scopes(unique, separator)):
+            number += 1
+            unique = f"{name.replace(separator, '_')}_{number}"
+        taken.add(unique)
+        outer.update(_scopes(unique, separator))
+        yield unique
+
+
+def _scopes(name: str, separator: str) -> list[str]:
+    """Return a name, and all that it lies within: `a`, `a.b` and `a.b.c` for `a.b.c`."""
+    pieces = name.split(separator)
+    return [separator.join(pieces[:count]) for count in range(1, len(pieces) + 1)]

@@ -1,0 +1,303 @@
+"""ONNX files: protocol buffers, read without the onnx package.
+
+Messages by field number, as onnx/onnx.proto of ONNX 1.19 defines them:
+
+    ModelProto      2: producer_name   3: producer_version   7: graph   8: repeated opset_import
+    OperatorSetId   1: domain   2: version
+    GraphProto      1: repeated node   5: repeated initializer   11: repeated input
+                    12: repeated output   15: repeated sparse_initializer
+    NodeProto       1: repeated input   2: repeated output   3: name   4: op_type
+                    5: repeated attribute   7: domain
+    AttributeProto  1: name   2: f   3: i   4: s   5: t   7: repeated floats   8: repeated ints
+                    20: type
+    TensorProto     1: repeated dims   2: data_type   4: float_data   5: int32_data   7: int64_data
+                    8: name   9: raw_data   10: double_data   11: uint64_data
+                    13: repeated external_data   14: data_location
+    ValueInfoProto  1: name   2: type, in which 1.2.1 are the dims: 1: dim_value
+
+A file may come from a stranger: reading it runs nothing, and no array is larger than its file.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.core.files.bounded_read import read_bytes
+from pipeline.core.files.error_text import show_name
+from pipeline.core.files.npy import array_bytes
+from pipeline.models.weights.files.named_arrays import BFLOAT16
+from pipeline.models.weights.files.protobuf_fields import decode_varint, read_fields
+
+SUFFIX = ".onnx"
+MAX_BYTES = 2**31 - 1
+"""Size limit of a protocol buffer; external data may be larger."""
+MAX_FIELDS = 500_000
+"""Limit of the fields of a message."""
+MAX_NODES = 100_000
+_KIND = "an ONNX file"
+_EXTERNAL = 1
+_DTYPES: Mapping[int, np.dtype] = {
+    1: np.dtype("<f4"),
+    2: np.dtype("u1"),
+    3: np.dtype("i1"),
+    5: np.dtype("<i2"),
+    6: np.dtype("<i4"),
+    7: np.dtype("<i8"),
+    9: np.dtype("bool"),
+    10: np.dtype("<f2"),
+    11: np.dtype("<f8"),
+    16: BFLOAT16,
+}
+"""Types of tensors by ONNX's number."""
+DTYPE_NAMES = {number: dtype.name for number, dtype in _DTYPES.items()}
+
+Attribute = float | int | str | tuple[float, ...] | tuple[int, ...] | np.ndarray
+
+
+@dataclass(frozen=True)
+class OnnxNode:
+    """A call of an operator; an empty name of an input is an input that is left out."""
+
+    name: str
+    op: str
+    """Such as `Conv`, or `com.example.Conv` with a domain that isn't ONNX's."""
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Attribute] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class OnnxTensor:
+    """An input or output of the network; None is a size that the file leaves open."""
+
+    name: str
+    dtype: str
+    """`other` for a sequence, a map, or a type that isn't read."""
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class OnnxModel:
+    """The content of a file."""
+
+    file: str
+    """Name of the file, without its folder."""
+    producer: str
+    """Program that wrote it, with its version."""
+    opset: int
+    nodes: tuple[OnnxNode, ...]
+    initializers: Mapping[str, np.ndarray] = field(repr=False)
+    inputs: tuple[OnnxTensor, ...]
+    """Without the initializers, which old files list too."""
+    outputs: tuple[OnnxTensor, ...]
+
+    def describe(self, node: OnnxNode) -> str:
+        """Describe a node for messages."""
+        name = f" {show_name(node.name)}" if node.name else ""
+        return f"{self.file}: {show_name(node.op)}{name}, opset {self.opset}"
+
+
+def read_onnx(path: Path) -> OnnxModel:
+    """Read a file and its external data. Raises ValueError that names the file."""
+    try:
+        return _read_model(path, memoryview(read_bytes(path, MAX_BYTES)))
+    except OSError as error:
+        raise ValueError(f"{path}: can't be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: is damaged: a name is no text") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+class _Message:
+    """The fields of a message by number."""
+
+    def __init__(self, content: memoryview | int) -> None:
+        if isinstance(content, int):
+            raise ValueError(f"it is not {_KIND}")
+        self._fields: dict[int, list[int | memoryview]] = {}
+        for number, value in read_fields(content, MAX_FIELDS, _KIND):
+            self._fields.setdefault(number, []).append(value)
+
+    def messages(self, number: int) -> list[_Message]:
+        return [_Message(value) for value in self._fields.get(number, ())]
+
+    def content(self, number: int) -> memoryview | None:
+        """Return the bytes of the last field of a number, or None."""
+        value = self._fields.get(number, [None])[-1]
+        if isinstance(value, int):
+            raise ValueError(f"it is not {_KIND}")
+        return value
+
+    def text(self, number: int) -> str:
+        return str(self.content(number) or b"", "utf-8")
+
+    def texts(self, number: int) -> tuple[str, ...]:
+        return tuple(
+            "" if isinstance(value, int) else str(value, "utf-8")
+            for value in self._fields.get(number, ())
+        )
+
+    def integer(self, number: int, default: int = 0) -> int:
+        values = self.integers(number)
+        return values[-1] if values else default
+
+    def integers(self, number: int) -> list[int]:
+        """Return integers, which may be packed into one field."""
+        numbers: list[int] = []
+        for value in self._fields.get(number, ()):
+            if isinstance(value, int):
+                numbers.append(value)
+                continue
+            at = 0
+            while at < len(value):
+                integer, at = decode_varint(value, at, _KIND)
+                numbers.append(integer)
+        return numbers
+
+    def numbers(self, number: int, dtype: str) -> np.ndarray:
+        """Return numbers of a fixed width, which may be packed into one field."""
+        values = self._fields.get(number, ())
+        content = b"".join(value for value in values if not isinstance(value, int))
+        if len(content) % np.dtype(dtype).itemsize:
+            raise ValueError("it ends in the middle of a number")
+        return np.frombuffer(content, dtype)
+
+
+def _read_model(path: Path, content: memoryview) -> OnnxModel:
+    model = _Message(content)
+    graphs = model.messages(7)
+    if len(graphs) != 1:
+        raise ValueError(f"it is not {_KIND}")
+    graph = graphs[0]
+    opsets = {m.text(1): m.integer(2, 1) for m in model.messages(8)}
+    nodes = tuple(map(_read_node, graph.messages(1)))
+    if not 1 <= len(nodes) <= MAX_NODES:
+        raise ValueError(f"it has {len(nodes):,} nodes; must have 1 to {MAX_NODES:,}")
+    if graph.messages(15):
+        raise ValueError("it has sparse weights, which aren't read")
+    initializers = {}
+    for tensor in graph.messages(5):
+        initializers[tensor.text(8)] = _read_tensor(tensor, path.parent)
+    outputs = tuple(map(_read_signature, graph.messages(12)))
+    if not outputs:
+        raise ValueError("its network has no output")
+    inputs = map(_read_signature, graph.messages(11))
+    return OnnxModel(
+        path.name,
+        " ".join(filter(None, (model.text(2), model.text(3)))),
+        opsets.get("", opsets.get("ai.onnx", 1)),
+        nodes,
+        initializers,
+        tuple(value for value in inputs if value.name not in initializers),
+        outputs,
+    )
+
+
+def _read_node(message: _Message) -> OnnxNode:
+    domain = message.text(7)
+    op = message.text(4)
+    attributes = {a.text(1): _read_attribute(a) for a in message.messages(5)}
+    return OnnxNode(
+        message.text(3),
+        op if domain in ("", "ai.onnx") else f"{domain}.{op}",
+        message.texts(1),
+        message.texts(2),
+        {name: value for name, value in attributes.items() if value is not None},
+    )
+
+
+def _read_attribute(message: _Message) -> Attribute | None:
+    """Return the value of an attribute; None for subgraphs, which no operator here has."""
+    match message.integer(20):
+        case 1:
+            (number,) = struct.unpack("<f", message.content(2) or bytes(4))
+            # The shortest decimal: 1e-5, not 9.999999747378752e-06.
+            return float(str(np.float32(number)))
+        case 2:
+            return message.integer(3)
+        case 3:
+            return str(message.content(4) or b"", "utf-8", "replace")
+        case 4:
+            tensors = message.messages(5)
+            return _read_tensor(tensors[-1], None) if tensors else None
+        case 6:
+            return tuple(map(float, message.numbers(7, "<f4")))
+        case 7:
+            return tuple(message.integers(8))
+    return None
+
+
+def _read_tensor(message: _Message, folder: Path | None) -> np.ndarray:
+    """Return the array of a tensor; external data lies in the folder, or below it."""
+    name = message.text(8)
+    number = message.integer(2)
+    if number not in _DTYPES:
+        raise ValueError(f"tensor {show_name(name)} is of type {number} of ONNX, which isn't read")
+    dtype = _DTYPES[number]
+    shape = message.integers(1)
+    size = array_bytes(name, dtype, shape)
+    raw = message.content(9)
+    if message.integer(14) == _EXTERNAL:
+        raw = memoryview(_read_external(message, name, size, folder))
+    if raw is None:
+        array = _typed_values(message, dtype)
+    elif len(raw) == size:
+        array = np.frombuffer(raw, dtype)
+    else:
+        raise ValueError(f"tensor {show_name(name)} has {len(raw):,} bytes for {size:,}")
+    if array.nbytes != size:
+        raise ValueError(f"tensor {show_name(name)} has {array.size:,} values for shape {shape}")
+    return array.reshape(shape)
+
+
+def _typed_values(message: _Message, dtype: np.dtype) -> np.ndarray:
+    """Return the values of a tensor that aren't raw bytes."""
+    if dtype.name == "float32":
+        return message.numbers(4, "<f4")
+    if dtype.name == "float64":
+        return message.numbers(10, "<f8")
+    integers = np.array(message.integers(7 if dtype.name == "int64" else 5), np.int64)
+    if dtype.name in ("float16", "bfloat16"):
+        return integers.astype(np.uint16).view(dtype)
+    return integers.astype(dtype)
+
+
+def _read_external(message: _Message, name: str, size: int, folder: Path | None) -> bytes:
+    """Return the bytes of a tensor in another file. Raises OSError, and ValueError for a file
+    outside of the folder, or one that is too short."""
+    entries = {entry.text(1): entry.text(2) for entry in message.messages(13)}
+    location = entries.get("location", "")
+    offset = int(entries.get("offset") or 0)
+    length = int(entries.get("length") or size)
+    if folder is None or not location or length != size or offset < 0:
+        raise ValueError(f"external data of tensor {show_name(name)} has no possible place")
+    file = (folder / location).resolve()
+    if not file.is_relative_to(folder.resolve()) or "\0" in location:
+        raise ValueError(
+            f"external data of tensor {show_name(name)} is in {show_name(location)}, which is "
+            "outside of the file's folder"
+        )
+    if not file.is_file() or file.stat().st_size < offset + size:
+        raise ValueError(
+            f"external data of tensor {show_name(name)}: {show_name(location)} is missing or too "
+            "short"
+        )
+    with file.open("rb") as stream:
+        stream.seek(offset)
+        return stream.read(size)
+
+
+def _read_signature(message: _Message) -> OnnxTensor:
+    types = [tensor for kind in message.messages(2) for tensor in kind.messages(1)]
+    if not types:
+        return OnnxTensor(message.text(1), "other", ())
+    shapes = types[-1].messages(2)
+    dims = shapes[-1].messages(1) if shapes else []
+    sizes = tuple(size if size > 0 else None for size in (dim.integer(1) for dim in dims))
+    return OnnxTensor(message.text(1), DTYPE_NAMES.get(types[-1].integer(1), "other"), sizes)

@@ -1,0 +1,318 @@
+"""ONNX's operators that move, cut, join and make tensors, and compute their shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipeline.models.torch_graph.graph import TypeOf
+from pipeline.models.torch_graph.onnx.graph_builder import BATCH, Length, OnnxValue
+from pipeline.models.torch_graph.onnx.node_reader import (
+    OnnxNodeReader,
+    Results,
+    onnx_operator,
+    require_axis,
+)
+
+_END = 2**31 - 1
+MAX_SIDE = 2**13
+"""Limit of the height or width that images are resized to."""
+
+
+@onnx_operator("Reshape")
+def read_reshape(reader: OnnxNodeReader) -> Results:
+    """Read a reshape: 0 is the old size, -1 the remaining one."""
+    old = reader.shape()
+    new = list(reader.sizes(1))
+    if not reader.attribute("allowzero", 0):
+        new = [old[at] if size == 0 and at < len(old) else size for at, size in enumerate(new)]
+    return _view(reader, new)
+
+
+def _view(reader: OnnxNodeReader, shape: Sequence[Length]) -> OnnxValue:
+    """Reshape the first input; the last axes of (batch, features) are flattened as such."""
+    graph = reader.graph
+    x = reader.value()
+    shape = graph.keep_batch_open(x, shape)
+    old = graph.shape(x)
+    rest = old[1:]
+    if len(shape) == 2 and old[:1] == (shape[0],) and all(isinstance(n, int) for n in rest):
+        features = math.prod(size for size in rest if isinstance(size, int))
+        if shape[1] in (-1, features) and x.ndim > 2:
+            return graph.call("flatten.using_ints", x, 1, -1)
+    return graph.call("view.default", x, tuple(shape))
+
+
+@onnx_operator("Flatten")
+def read_flatten(reader: OnnxNodeReader) -> Results:
+    """Read a matrix of all axes before one and all from it on."""
+    graph = reader.graph
+    x = reader.value()
+    axis = reader.attribute("axis", 1)
+    axis = axis + x.ndim if axis < 0 else axis
+    if axis == 1 and x.ndim > 1:
+        return graph.call("flatten.using_ints", x, 1, -1)
+    if not 0 <= axis <= x.ndim:
+        raise ValueError(f"axis {axis} of a tensor with {x.ndim} axes")
+    sizes = [math.prod(array.shape[:axis]) for array in x.arrays]
+    return graph.call("view.default", x, (graph.size(*sizes), -1))
+
+
+@onnx_operator("Transpose")
+def read_transpose(reader: OnnxNodeReader) -> Results:
+    """Read a permutation of axes; by default they are reversed."""
+    order = tuple(reversed(range(reader.value().ndim)))
+    return reader.graph.call("permute.default", reader.value(), reader.attribute("perm", order))
+
+
+@onnx_operator("Squeeze")
+def read_squeeze(reader: OnnxNodeReader) -> Results:
+    """Read the removal of axes of size 1."""
+    axes = reader.integers("axes", 1)
+    if axes is None:
+        axes = tuple(at for at, size in enumerate(reader.shape()) if size == 1)
+    return reader.graph.call("squeeze.dims", reader.value(), axes)
+
+
+@onnx_operator("Unsqueeze")
+def read_unsqueeze(reader: OnnxNodeReader) -> Results:
+    """Read the insertion of axes of size 1."""
+    x = reader.value()
+    axes = reader.integers("axes", 1) or ()
+    for axis in sorted(require_axis(axis, x.ndim + len(axes)) for axis in axes):
+        x = reader.graph.call("unsqueeze.default", x, axis)
+    return x
+
+
+@onnx_operator("Concat")
+def read_concat(reader: OnnxNodeReader) -> Results:
+    """Read tensors joined along an axis."""
+    graph = reader.graph
+    values = tuple(reader.value(place) for place in range(len(reader.inputs)))
+    axis = reader.axis(0)
+    if axis and any(graph.shape(value)[0] == BATCH for value in values):
+        values = tuple(map(graph.repeat_for_batch, values))
+    return graph.call("cat.default", values, axis)
+
+
+@onnx_operator("Split")
+def read_split(reader: OnnxNodeReader) -> Results:
+    """Read pieces of an axis."""
+    x = reader.value()
+    axis = reader.axis(0)
+    sizes = reader.integers("split", 1)
+    if sizes is None:
+        count = len(reader.node.outputs)
+        size = -(-reader.fixed_sizes(axis)[0] // max(count, 1))
+        return reader.graph.call_all("split.Tensor", x, size, axis)
+    return reader.graph.call_all("split_with_sizes.default", x, sizes, axis)
+
+
+@onnx_operator("Slice")
+def read_slice(reader: OnnxNodeReader) -> Results:
+    """Read ranges of axes."""
+    x = reader.value()
+    starts = reader.integers("starts", 1) or ()
+    ends = reader.integers("ends", 2) or ()
+    axes = reader.integers("axes", 3) or tuple(range(len(starts)))
+    steps = reader.integers("steps", 4) or (1,) * len(starts)
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        at = require_axis(axis, x.ndim)
+        # Towards the front, a number before the first place is the end of the axis.
+        last = None if step < 0 and end < -min(a.shape[at] for a in x.arrays) else end
+        last = None if step > 0 and end >= _END else last
+        x = reader.graph.call("slice.Tensor", x, at, max(start, -_END), last, step)
+    return x
+
+
+@onnx_operator("Gather")
+def read_gather(reader: OnnxNodeReader) -> Results:
+    """Read places of an axis; of a table by the network's input, an embedding."""
+    graph = reader.graph
+    x = reader.value(0)
+    places = reader.value(1)
+    axis = reader.axis(0)
+    if not places.is_constant:
+        op = "embedding.default" if axis == 0 and x.ndim == 2 else ""
+        return (
+            graph.call(op, x, places) if op else graph.call("index_select.default", x, axis, places)
+        )
+    if places.ndim == 0 and not x.is_constant:
+        return graph.call("select.int", x, axis, graph.fixed_integers(places)[0])
+    sizes = [array.shape[axis] for array in x.arrays]
+    pairs = zip(places.arrays, sizes, strict=True)
+    arrays = tuple(np.where(array < 0, array + size, array) for array, size in pairs)
+    if any(((a < 0) | (a >= n)).any() for a, n in zip(arrays, sizes, strict=True)):
+        raise ValueError(f"places outside of an axis of size {sizes[0]}")
+    return graph.call("index_select.default", x, axis, OnnxValue(None, arrays))
+
+
+@onnx_operator("ScatterND")
+def read_scatter(reader: OnnxNodeReader) -> Results:
+    """Read a constant with places replaced, by which masks are made."""
+    values = [reader.value(place) for place in range(3)]
+    if not all(value.is_constant and value.is_fixed() for value in values):
+        raise ValueError("places of others than constants are replaced")
+    array, places, updates = (value.arrays[0] for value in values)
+    result = array.copy()
+    result[tuple(np.moveaxis(places, -1, 0))] = updates
+    return reader.graph.constant(result)
+
+
+@onnx_operator("Pad")
+def read_pad(reader: OnnxNodeReader) -> Results:
+    """Read borders, constant or made from the tensor."""
+    x = reader.value()
+    ends = reader.integers("pads", 1) or ()
+    axes = reader.integers("axes", 3)
+    axes = tuple(range(x.ndim)) if axes is None else axes
+    if len(ends) != 2 * len(axes):
+        raise ValueError(f"{len(ends)} pads for {len(axes)} axes")
+    pads = [(0, 0)] * x.ndim
+    for at, axis in enumerate(axes):
+        pads[require_axis(axis, x.ndim)] = ends[at], ends[at + len(axes)]
+    if any(size > 2**24 for pair in pads for size in pair):
+        raise ValueError(f"pads of {max(map(max, pads)):,}")
+    modes = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
+    mode = modes.get(reader.attribute("mode", "constant"))
+    if mode is None:
+        raise ValueError(f"mode {reader.attribute('mode')!r}")
+    flat = tuple(size for pair in reversed(pads) for size in pair)
+    value = reader.number("value", 2, 0.0)
+    return reader.graph.call("pad.default", x, flat, mode, value if mode == "constant" else None)
+
+
+@onnx_operator("Expand")
+def read_expand(reader: OnnxNodeReader) -> Results:
+    """Read axes of size 1 repeated, and new leading axes; 1 in the shape keeps a size."""
+    graph = reader.graph
+    x = reader.value()
+    new = list(reader.sizes(1))
+    old = graph.shape(x)
+    new = [*(1,) * (len(old) - len(new)), *new]
+    offset = len(new) - len(old)
+    shape = [
+        old[at - offset] if size == 1 and at >= offset else size for at, size in enumerate(new)
+    ]
+    return graph.call("expand.default", x, tuple(shape))
+
+
+@onnx_operator("Tile")
+def read_tile(reader: OnnxNodeReader) -> Results:
+    """Read a tensor repeated along its axes."""
+    return reader.graph.call("repeat.default", reader.value(), reader.sizes(1))
+
+
+@onnx_operator("Shape")
+def read_shape(reader: OnnxNodeReader) -> Results:
+    """Read the shape of a tensor, or a range of it."""
+    shape = reader.graph.shape_value(reader.value())
+    start = reader.attribute("start", 0)
+    end = reader.attribute("end", _END)
+    return OnnxValue(None, tuple(array[start:end] for array in shape.arrays))
+
+
+@onnx_operator("Size")
+def read_size(reader: OnnxNodeReader) -> Results:
+    """Read the number of values of a tensor."""
+    arrays = reader.value().arrays
+    return OnnxValue(None, tuple(np.array(math.prod(array.shape), np.int64) for array in arrays))
+
+
+@onnx_operator("Constant")
+def read_constant(reader: OnnxNodeReader) -> Results:
+    """Read a constant: a tensor, a number or numbers."""
+    for name in ("value", "value_float", "value_int", "value_floats", "value_ints"):
+        if name in reader.node.attributes:
+            dtype = {"value": None, "value_float": np.float32, "value_floats": np.float32}
+            value = np.asarray(reader.node.attributes[name], dtype.get(name, np.int64))
+            return reader.graph.constant(value)
+    raise ValueError("it has no value that is read")
+
+
+@onnx_operator("ConstantOfShape")
+def read_constant_of_shape(reader: OnnxNodeReader) -> Results:
+    """Read a number everywhere, of a shape."""
+    value = np.asarray(reader.attribute("value", np.zeros(1, np.float32)))
+    number = value.reshape(-1)[0].item()
+    dtype = TypeOf("float32" if value.dtype.kind == "f" else value.dtype.name)
+    return reader.graph.call("full.default", reader.sizes(0), number, dtype=dtype)
+
+
+@onnx_operator("Range")
+def read_range(reader: OnnxNodeReader) -> Results:
+    """Read numbers from a start to a limit by a step."""
+    values = [reader.value(place) for place in range(3)]
+    if not all(value.is_constant for value in values):
+        raise ValueError("a range depends on the values of the network's input")
+    arrays = []
+    for at in (0, 1):
+        start, limit, step = (np.reshape(value.arrays[at], ()).item() for value in values)
+        if step == 0 or abs((limit - start) / step) > 2**22:
+            raise ValueError(f"a range from {start} to {limit} by {step}")
+        arrays.append(np.arange(start, limit, step))
+    return OnnxValue(None, (arrays[0], arrays[1]))
+
+
+@onnx_operator("Trilu")
+def read_triangle(reader: OnnxNodeReader) -> Results:
+    """Read the upper or the lower triangle of matrices."""
+    op = "triu.default" if reader.attribute("upper", 1) else "tril.default"
+    diagonal = reader.optional(1)
+    k = 0 if diagonal is None else reader.graph.fixed_integers(diagonal)[0]
+    return reader.graph.call(op, reader.value(), k)
+
+
+@onnx_operator("DepthToSpace")
+def read_depth_to_space(reader: OnnxNodeReader) -> Results:
+    """Read channels spread over squares of pixels."""
+    graph = reader.graph
+    block = reader.attribute("blocksize", 1)
+    channels, height, width = reader.fixed_sizes(1)
+    if block < 1 or channels % block**2:
+        raise ValueError(f"blocks of {block} from {channels} channels")
+    if reader.attribute("mode", "DCR") == "CRD":
+        return graph.call("pixel_shuffle.default", reader.value(), block)
+    batch = reader.shape()[0]
+    features = channels // block**2
+    x = graph.call("view.default", reader.value(), (batch, block, block, features, height, width))
+    x = graph.call("permute.default", x, (0, 3, 4, 1, 5, 2))
+    return graph.call("view.default", x, (batch, features, height * block, width * block))
+
+
+@onnx_operator("Resize")
+def read_resize(reader: OnnxNodeReader) -> Results:
+    """Read images resized to the nearest pixel, or by interpolation, as PyTorch does."""
+    x = reader.value()
+    if x.ndim != 4:
+        raise ValueError(f"{x.ndim} axes; must be images")
+    target = _resized_sides(reader)
+    if not all(isinstance(side, int) and 1 <= side <= MAX_SIDE for side in target):
+        raise ValueError(f"images resized to {target}; must be at most {MAX_SIDE:,} on a side")
+    mode = reader.attribute("mode", "nearest")
+    places = reader.attribute("coordinate_transformation_mode", "half_pixel")
+    rounding = reader.attribute("nearest_mode", "round_prefer_floor")
+    if (mode, places, rounding) == ("nearest", "asymmetric", "floor"):
+        return reader.graph.call("upsample_nearest2d.vec", x, target)
+    is_pytorchs = places in ("half_pixel", "pytorch_half_pixel", "align_corners") and not (
+        reader.attribute("antialias", 0)
+        or reader.attribute("exclude_outside", 0)
+        or reader.attribute("cubic_coeff_a", -0.75) != -0.75
+    )
+    op = {"linear": "upsample_bilinear2d.vec", "cubic": "upsample_bicubic2d.vec"}.get(mode)
+    if op is None or not is_pytorchs:
+        raise ValueError(f"mode {mode} with {places} ({rounding})")
+    return reader.graph.call(op, x, target, places == "align_corners")
+
+
+def _resized_sides(reader: OnnxNodeReader) -> tuple[Length, ...]:
+    """Return the height and width to resize to, from the sizes or the scales of the node."""
+    if reader.optional(3) is not None:
+        return reader.sizes(3)[-2:]
+    scales = reader.value(2)
+    if not scales.is_constant or scales.arrays[0].size != 4:
+        raise ValueError("scales that aren't four constant numbers")
+    factors = scales.arrays[0][2:].tolist()
+    return tuple(int(size * f) for size, f in zip(reader.fixed_sizes(2), factors, strict=True))

@@ -1,0 +1,257 @@
+"""ONNX's operators that compute value by value or reduce axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import reduce
+
+import numpy as np
+
+from pipeline.models.torch_graph.graph import TypeOf
+from pipeline.models.torch_graph.onnx.graph_builder import OnnxValue
+from pipeline.models.torch_graph.onnx.node_reader import (
+    OnnxNodeReader,
+    Results,
+    onnx_operator,
+    require_axis,
+)
+from pipeline.models.torch_graph.onnx.onnx_file import DTYPE_NAMES
+
+# fmt: off
+_SAME_NAMES = (
+    "Abs", "Atan", "Ceil", "Cos", "Erf", "Exp", "Floor", "HardSwish", "IsInf", "IsNaN", "Log",
+    "Mish", "Neg", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Softplus",
+    "Sqrt", "Tan", "Tanh",
+)
+# fmt: on
+_UNARY: Mapping[str, str] = {
+    **{name: name.lower() for name in _SAME_NAMES},
+    "Not": "logical_not",
+    "BitwiseNot": "bitwise_not",
+    # Nothing is changed in place, so a copy is the same value.
+    "Identity": "alias",
+}
+"""Operators of one tensor without attributes, and ATen's names."""
+_WITH_NUMBERS: Mapping[str, tuple[str, Mapping[str, float]]] = {
+    "LeakyRelu": ("leaky_relu", {"alpha": 0.01}),
+    "Elu": ("elu", {"alpha": 1.0}),
+    "Selu": ("elu", {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}),
+}
+"""Operators of one tensor, ATen's names, and the attributes with defaults in ATen's order."""
+_BINARY: Mapping[str, str] = {
+    "Add": "add.Tensor",
+    "Sub": "sub.Tensor",
+    "Mul": "mul.Tensor",
+    "Pow": "pow.Tensor_Tensor",
+    "And": "logical_and.default",
+    "Or": "logical_or.default",
+    "Xor": "logical_xor.default",
+    "Equal": "eq.Tensor",
+    "Less": "lt.Tensor",
+    "LessOrEqual": "le.Tensor",
+    "Greater": "gt.Tensor",
+    "GreaterOrEqual": "ge.Tensor",
+    "BitwiseAnd": "bitwise_and.Tensor",
+    "BitwiseOr": "bitwise_or.Tensor",
+}
+"""Operators of two tensors that broadcast."""
+_VARIADIC: Mapping[str, str] = {
+    "Max": "maximum.default",
+    "Min": "minimum.default",
+    "Sum": "add.Tensor",
+    "Mean": "add.Tensor",
+}
+"""Operators of several tensors, as operators of two."""
+_REDUCTIONS: Mapping[str, str] = {
+    "ReduceMean": "mean.dim",
+    "ReduceSum": "sum.dim_IntList",
+    "ReduceProd": "prod.default",
+    "ReduceMax": "amax.default",
+    "ReduceMin": "amin.default",
+    "ReduceLogSumExp": "logsumexp.default",
+}
+
+
+@onnx_operator(*_UNARY)
+def read_unary(reader: OnnxNodeReader) -> Results:
+    """Read a function of one tensor."""
+    return reader.graph.call(f"{_UNARY[reader.node.op]}.default", reader.value())
+
+
+@onnx_operator(*_WITH_NUMBERS)
+def read_with_numbers(reader: OnnxNodeReader) -> Results:
+    """Read a function of one tensor and some numbers."""
+    name, defaults = _WITH_NUMBERS[reader.node.op]
+    numbers = (reader.attribute(attribute, default) for attribute, default in defaults.items())
+    return reader.graph.call(f"{name}.default", reader.value(), *numbers)
+
+
+@onnx_operator("Gelu")
+def read_gelu(reader: OnnxNodeReader) -> Results:
+    """Read the GELU, exact or by tanh."""
+    how = reader.attribute("approximate", "none")
+    return reader.graph.call("gelu.default", reader.value(), approximate=how)
+
+
+@onnx_operator(*_BINARY)
+def read_binary(reader: OnnxNodeReader) -> Results:
+    """Read arithmetic or a comparison."""
+    return reader.graph.call(_BINARY[reader.node.op], reader.value(0), reader.value(1))
+
+
+@onnx_operator(*_VARIADIC)
+def read_variadic(reader: OnnxNodeReader) -> Results:
+    """Read an extreme, sum or mean of tensors."""
+    op = _VARIADIC[reader.node.op]
+    values = [reader.value(place) for place in range(len(reader.inputs))]
+    if not values:
+        raise ValueError("input 0 is missing")
+    result = reduce(lambda x, other: reader.graph.call(op, x, other), values)
+    if reader.node.op == "Mean":
+        count = reader.graph.constant(np.float32(len(values)))
+        result = reader.graph.call("div.Tensor", result, count)
+    return result
+
+
+@onnx_operator("Div")
+def read_divide(reader: OnnxNodeReader) -> Results:
+    """Read a division; whole numbers are rounded towards zero."""
+    x = reader.value(0)
+    other = reader.value(1)
+    if x.is_float or other.is_float:
+        return reader.graph.call("div.Tensor", x, other)
+    return reader.graph.call("div.Tensor_mode", x, other, rounding_mode="trunc")
+
+
+@onnx_operator("Mod")
+def read_remainder(reader: OnnxNodeReader) -> Results:
+    """Read a remainder, with the sign of the divisor, or of x with `fmod`."""
+    op = "fmod.Tensor" if reader.attribute("fmod", 0) else "remainder.Tensor"
+    return reader.graph.call(op, reader.value(0), reader.value(1))
+
+
+@onnx_operator("Where")
+def read_where(reader: OnnxNodeReader) -> Results:
+    """Read a choice between two tensors."""
+    return reader.graph.call("where.self", reader.value(0), reader.value(1), reader.value(2))
+
+
+@onnx_operator("Cast")
+def read_cast(reader: OnnxNodeReader) -> Results:
+    """Read a cast; floats stay in the type of activations."""
+    name = DTYPE_NAMES.get(reader.attribute("to", 0))
+    if name is None:
+        raise ValueError(f"a cast to type {reader.attribute('to', 0)} of ONNX")
+    x = reader.value()
+    is_float = name.startswith(("float", "bfloat"))
+    if x.is_float and is_float:
+        return x
+    dtype = TypeOf("float32" if is_float else name)
+    return reader.graph.call("_to_copy.default", x, dtype=dtype)
+
+
+@onnx_operator("PRelu")
+def read_prelu(reader: OnnxNodeReader) -> Results:
+    """Read x, or slope * x below 0, with slopes that broadcast."""
+    graph = reader.graph
+    x = reader.value(0)
+    is_positive = graph.call("gt.Scalar", x, 0.0)
+    return graph.call("where.self", is_positive, x, graph.call("mul.Tensor", x, reader.value(1)))
+
+
+@onnx_operator("HardSigmoid")
+def read_hard_sigmoid(reader: OnnxNodeReader) -> Results:
+    """Read alpha * x + beta between 0 and 1."""
+    graph = reader.graph
+    alpha = reader.attribute("alpha", 0.2)
+    beta = reader.attribute("beta", 0.5)
+    if math.isclose(alpha, 1 / 6, rel_tol=1e-5) and beta == 0.5:
+        return graph.call("hardsigmoid.default", reader.value())
+    scaled = graph.call("mul.Tensor", reader.value(), graph.constant(np.float32(alpha)))
+    shifted = graph.call("add.Tensor", scaled, graph.constant(np.float32(beta)))
+    return graph.call("clamp.default", shifted, 0.0, 1.0)
+
+
+@onnx_operator("Clip")
+def read_clip(reader: OnnxNodeReader) -> Results:
+    """Read x between bounds."""
+    low = reader.number("min", 1, None)
+    high = reader.number("max", 2, None)
+    if (low, high) == (0, 6):
+        return reader.graph.call("relu6.default", reader.value())
+    return reader.graph.call("clamp.default", reader.value(), low, high)
+
+
+@onnx_operator("Softmax", "LogSoftmax")
+def read_softmax(reader: OnnxNodeReader) -> Results:
+    """Read softmax over an axis; before opset 13 over all axes from one on."""
+    graph = reader.graph
+    op = "softmax.int" if reader.node.op == "Softmax" else "log_softmax.int"
+    x = reader.value()
+    axis = reader.axis(-1 if reader.opset >= 13 else 1)
+    if reader.opset >= 13 or axis == x.ndim - 1:
+        return graph.call(op, x, axis)
+    flat = graph.call("flatten.using_ints", x, axis, -1)
+    return graph.call("view.default", graph.call(op, flat, axis), graph.shape(x))
+
+
+def _reduced_axes(reader: OnnxNodeReader) -> tuple[int, ...]:
+    """Return the axes of a reduction: all if it names none."""
+    axes = reader.integers("axes", 1)
+    ndim = reader.value().ndim
+    if not axes:
+        return () if reader.attribute("noop_with_empty_axes", 0) else tuple(range(ndim))
+    return tuple(require_axis(axis, ndim) for axis in axes)
+
+
+@onnx_operator(*_REDUCTIONS)
+def read_reduction(reader: OnnxNodeReader) -> Results:
+    """Read a mean, sum, product or extreme over axes."""
+    axes = _reduced_axes(reader)
+    keeps_axes = bool(reader.attribute("keepdims", 1))
+    return _reduce(reader, _REDUCTIONS[reader.node.op], reader.value(), axes, keeps_axes)
+
+
+def _reduce(
+    reader: OnnxNodeReader, op: str, x: OnnxValue, axes: tuple[int, ...], keeps_axes: bool
+) -> OnnxValue:
+    return reader.graph.call(op, x, axes, keeps_axes) if axes else x
+
+
+@onnx_operator("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum")
+def read_norm(reader: OnnxNodeReader) -> Results:
+    """Read a norm, the sum of squares, or the logarithm of a sum, over axes."""
+    graph = reader.graph
+    op = reader.node.op
+    x = reader.value()
+    if op != "ReduceLogSum":
+        x = graph.call("abs.default" if op == "ReduceL1" else "square.default", x)
+    axes = _reduced_axes(reader)
+    x = _reduce(reader, "sum.dim_IntList", x, axes, bool(reader.attribute("keepdims", 1)))
+    ends = {"ReduceL2": "sqrt.default", "ReduceLogSum": "log.default"}
+    return graph.call(ends[op], x) if op in ends else x
+
+
+@onnx_operator("ArgMax", "ArgMin")
+def read_arg_extreme(reader: OnnxNodeReader) -> Results:
+    """Read the place of the largest or the smallest value of an axis."""
+    op = f"{reader.node.op.lower()}.default"
+    keeps_axes = bool(reader.attribute("keepdims", 1))
+    return reader.graph.call(op, reader.value(), reader.axis(0), keeps_axes)
+
+
+@onnx_operator("Einsum")
+def read_einsum(reader: OnnxNodeReader) -> Results:
+    """Read a sum of products by Einstein's convention."""
+    operands = tuple(reader.value(place) for place in range(len(reader.inputs)))
+    return reader.graph.call("einsum.default", reader.attribute("equation", ""), operands)
+
+
+@onnx_operator("ai.onnx.ml.Scaler")
+def read_scaler(reader: OnnxNodeReader) -> Results:
+    """Read (x - offset) * scale, by which scikit-learn standardises columns."""
+    graph = reader.graph
+    offset = graph.constant(np.array(reader.attribute("offset", ()), np.float32))
+    scale = graph.constant(np.array(reader.attribute("scale", ()), np.float32))
+    return graph.call("mul.Tensor", graph.call("sub.Tensor", reader.value(), offset), scale)

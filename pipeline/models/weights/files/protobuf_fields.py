@@ -1,0 +1,57 @@
+"""Fields of protocol buffer messages, read one by one within bounds, without copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+# Wire types.
+VARINT = 0
+LENGTH = 2
+WIDTHS = {1: 8, 5: 4}
+"""Bytes of a field by wire type, for types of fixed length."""
+
+
+def read_fields(
+    message: memoryview, max_fields: int, file_kind: str
+) -> Iterator[tuple[int, int | memoryview]]:
+    """Yield the number and the value of each field: an integer, or the field's bytes.
+
+    Raises ValueError for a damaged message, and for more than `max_fields` fields. `file_kind` is
+    what the file should be, for messages: "a MindSpore checkpoint".
+    """
+    index = count = 0
+    while index < len(message):
+        count += 1
+        if count > max_fields:
+            raise ValueError(f"it has an entry of more than {max_fields:,} fields")
+        key, index = decode_varint(message, index, file_kind)
+        number = key >> 3
+        wire = key & 7
+        if wire == VARINT:
+            value, index = decode_varint(message, index, file_kind)
+            yield number, value
+            continue
+        if wire == LENGTH:
+            length, index = decode_varint(message, index, file_kind)
+        elif wire in WIDTHS:
+            length = WIDTHS[wire]
+        else:
+            raise ValueError(f"it is not {file_kind}")
+        if length < 0 or index + length > len(message):
+            raise ValueError("it ends in the middle of an entry")
+        yield number, message[index : index + length]
+        index += length
+
+
+def decode_varint(message: memoryview, index: int, file_kind: str) -> tuple[int, int]:
+    """Return the varint at an index, as a signed 64-bit integer, and the index after it.
+
+    A varint has 7 bits per byte, lowest first. Raises ValueError if it doesn't end.
+    """
+    result = 0
+    for count, byte in enumerate(message[index : index + 10]):
+        result |= (byte & 0x7F) << (7 * count)
+        if byte < 0x80:
+            result &= 2**64 - 1
+            return result - 2**64 if result >= 2**63 else result, index + count + 1
+    raise ValueError(f"it ends in the middle of an entry, or is not {file_kind}")

@@ -1,0 +1,95 @@
+"""The model component onnx: what a recipe says, and a run of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
+from pipeline.models.torch_graph.computation.torch_network import TorchNetwork
+from pipeline.models.torch_graph.onnx.onnx_source import OnnxFile
+from tests.models.build import conf_model
+from tests.models.torch_graph.onnx.golden_onnx import encode, model, node, signature, tensor
+from tests.whole_run import run
+
+Compose = Callable[..., Recipe]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A network with batch norm and dropout for images 32x32x1 and 10 classes."""
+    random = np.random.default_rng(0)
+    nodes = [
+        node("Conv", ["x", "conv.weight"], "a"),
+        node("BatchNormalization", ["a", "bn.weight", "bn.bias", "bn.mean", "bn.var"], "b"),
+        node("Relu", ["b"], "c"),
+        node("MaxPool", ["c"], "d", attribute=encode({1: "kernel_shape", 8: [2, 2], 20: 7})),
+        node("GlobalAveragePool", ["d"], "e"),
+        node("Flatten", ["e"], "f"),
+        node("Dropout", ["f"], "g"),
+        node("Gemm", ["g", "fc.weight", "fc.bias"], "y"),
+    ]
+    ones = np.ones(8, np.float32)
+    arrays = {
+        "conv.weight": random.normal(size=(8, 1, 3, 3)).astype(np.float32),
+        "bn.weight": ones,
+        "bn.bias": 0 * ones,
+        "bn.mean": 0 * ones,
+        "bn.var": ones,
+        "fc.weight": random.normal(size=(8, 10)).astype(np.float32),
+        "fc.bias": np.zeros(10, np.float32),
+    }
+    tensors = [tensor(name, array) for name, array in arrays.items()]
+    path = tmp_path / "net.onnx"
+    path.write_bytes(model(nodes, tensors, input=signature("x", "n", 1, 32, 32)))
+    return path
+
+
+def test_the_network_is_described_by_what_decides_it() -> None:
+    network = conf_model("onnx", file="net.onnx", output="y").build(10, "bfloat16")
+    assert isinstance(network, TorchNetwork)
+    assert network.source == OnnxFile(Path("net.onnx"), "y")
+    assert network.dtype == "bfloat16"
+
+
+def test_a_file_is_needed() -> None:
+    with pytest.raises(ValueError, match=r"file = null: must name the file, as model\.file=net"):
+        conf_model("onnx").build(10, "float32")
+
+
+@pytest.mark.slow
+def test_a_network_is_trained_lowered_and_resumed(tiny: Compose, file: Path) -> None:
+    """Losses are the same at every sink size."""
+    losses = []
+    for sink in ("1", "20"):
+        folder = file.parent / f"run_{sink}"
+        keys = ("train.steps=20", f"train.sink_size={sink}")
+        summary = run(tiny("model=onnx", f"model.file={file}", *keys), run_dir=folder)
+        assert summary.status == "done"
+        losses.append(summary.metrics["loss"])
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, r"model onnx: .*net\.onnx: can't be read: No such file"),
+        (b"no network", r"model onnx: .*net\.onnx: it "),
+        (model([node("Magic", ["x"], "y", name="m")]), r"Magic m, opset 17: the operator"),
+        (model([node("Relu", ["x"], "y")]), r"reads samples of shape 6, and 1,024 values came"),
+    ],
+)
+def test_a_bad_file_is_refused(
+    content: bytes | None, problem: str, tiny: Compose, tmp_path: Path
+) -> None:
+    file = tmp_path / "net.onnx"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(RecipeError, match=problem) as error:
+        run(tiny("model=onnx", f"model.file={file}"))
+    assert error.value.exit_status == 2

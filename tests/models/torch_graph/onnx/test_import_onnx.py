@@ -1,0 +1,249 @@
+"""Networks of ONNX files compute and train as in the frameworks that wrote them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from pipeline.models.torch_graph.computation.graph_file import graph_of_document, graph_to_text
+from pipeline.models.torch_graph.computation.torch_network import initial_variables_of
+from pipeline.models.torch_graph.graph import TorchGraph
+from pipeline.models.torch_graph.onnx.import_onnx import ImportSettings, import_onnx
+from pipeline.models.torch_graph.onnx.node_reader import ONNX_OPERATORS
+from tests.models.torch_graph.golden_graphs import network_of
+from tests.models.torch_graph.onnx.golden_onnx import (
+    NAMES,
+    golden_arrays,
+    golden_network,
+    model,
+    node,
+    operator_cases,
+    signature,
+    tensor,
+)
+
+RATE = 0.05
+ROOT = Path(__file__).parents[4]
+ROW = ImportSettings((1, 1, 6))
+
+
+def evaluate(graph: TorchGraph, images: np.ndarray) -> np.ndarray:
+    """Logits in evaluation."""
+    return np.asarray(network_of(graph).apply(initial_variables_of(graph), images, train=False))
+
+
+def train(graph: TorchGraph, images: np.ndarray, labels: np.ndarray, steps: int) -> list[float]:
+    """Losses of steps of SGD."""
+    network = network_of(graph)
+    variables = initial_variables_of(graph)
+
+    @jax.jit
+    def step(params: Any, stats: Any) -> Any:
+        def loss_of(params: Any) -> Any:
+            logits, changed = network.apply(
+                {"params": params, "batch_stats": stats},
+                images,
+                train=True,
+                mutable=["batch_stats"],
+                rngs={"dropout": jax.random.key(0)},
+            )
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            return losses.mean(), changed.get("batch_stats", stats)
+
+        (loss, stats_after), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
+        return jax.tree.map(lambda p, g: p - RATE * g, params, gradients), stats_after, loss
+
+    params = variables["params"]
+    stats = variables["batch_stats"]
+    losses = []
+    for _ in range(steps):
+        params, stats, loss = step(params, stats)
+        losses.append(float(loss))
+    return losses
+
+
+def test_every_framework_has_a_network() -> None:
+    assert {"mindspore", "patches_dynamo", "perceptron", "residual", "tensorflow"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_those_of_the_framework(name: str) -> None:
+    arrays = golden_arrays(name)
+    logits = evaluate(golden_network(name), arrays["images"])
+    if name == "tensorflow":
+        # Logarithms of probabilities.
+        logits = np.asarray(jax.nn.log_softmax(logits))
+    scale = np.abs(arrays["logits"]).max()
+    np.testing.assert_allclose(logits / scale, arrays["logits"] / scale, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_losses_are_those_of_the_framework(name: str) -> None:
+    arrays = golden_arrays(name)
+    losses = train(golden_network(name), arrays["images"], arrays["labels"], len(arrays["losses"]))
+    np.testing.assert_allclose(losses, arrays["losses"], rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_batch_size_is_computed(name: str) -> None:
+    """Also if the file was exported for one."""
+    graph = golden_network(name)
+    images = golden_arrays(name)["images"]
+    assert graph.input.shape[0] is None
+    np.testing.assert_allclose(
+        evaluate(graph, images[:1]), evaluate(graph, images)[:1], rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_graph_file_holds_the_network(name: str) -> None:
+    graph = golden_network(name)
+    again = graph_of_document(json.loads(graph_to_text(graph)), dict(graph.values))
+    assert again.train == graph.train
+    assert again.arrays == graph.arrays
+
+
+def test_parameters_have_the_names_of_the_modules() -> None:
+    specs = {spec.path: spec for spec in golden_network("residual").arrays}
+    assert specs["down/0/kernel"].shape == (1, 1, 8, 8)
+    assert specs["bn1/mean"].role == "buffer"
+    assert specs["fc/kernel"].order == "io"
+    assert {"bn/scale", "bn1/scale", "down/1/scale"} <= set(specs)
+
+
+def test_batch_norm_and_dropout_train() -> None:
+    graph = golden_network("residual")
+    by_form = [
+        {node.op: node.args for node in form.nodes} for form in (graph.train, graph.evaluate)
+    ]
+    assert [nodes["aten.batch_norm.default"][5] for nodes in by_form] == [True, False]
+    assert [nodes["aten.dropout.default"][2] for nodes in by_form] == [True, False]
+
+
+@pytest.mark.parametrize("name", operator_cases())
+def test_an_operator_computes_what_onnx_runtime_does(name: str, tmp_path: Path) -> None:
+    case = operator_cases()[name]
+    file = tmp_path / "one.onnx"
+    file.write_bytes(case.content)
+    graph = import_onnx(file, ImportSettings(case.images.shape[1:], output="y"))
+    y = evaluate(graph, case.images)
+    assert y.shape == case.y.shape
+    np.testing.assert_allclose(y, case.y, rtol=1e-5, atol=1e-5)
+
+
+def test_the_document_lists_every_operator() -> None:
+    text = (ROOT / "docs" / "bring-your-own.md").read_text()
+    table = text.partition("| kind | operators |")[2].partition("\n\n")[0]
+    names = {name.removeprefix("ai.onnx.ml.") for name in ONNX_OPERATORS}
+    assert set(re.findall(r"`(\w+)`", table)) == names
+
+
+def import_bytes(folder: Path, content: bytes, settings: ImportSettings = ROW) -> TorchGraph:
+    """Import the content of a file."""
+    file = folder / "net.onnx"
+    file.write_bytes(content)
+    return import_onnx(file, settings)
+
+
+WEIGHT = np.ones((6, 6), np.float32)
+
+
+def test_a_last_softmax_is_left_out(tmp_path: Path) -> None:
+    nodes = [node("MatMul", ["x", "w"], "z"), node("Softmax", ["z"], "y")]
+    content = model(nodes, [tensor("w", WEIGHT)])
+    assert [n.kind for n in import_bytes(tmp_path, content).train.nodes] == ["MatMul"]
+    settings = ImportSettings((1, 1, 6), output="y")
+    assert len(import_bytes(tmp_path, content, settings).train.nodes) == 2
+
+
+def test_numbers_and_normalising_constants_are_not_trained(tmp_path: Path) -> None:
+    nodes = [
+        node("Sub", ["x", "mean"], "a"),
+        node("Mul", ["a", "factor"], "b"),
+        node("Add", ["b", "bias"], "y"),
+    ]
+    row = np.arange(6, dtype=np.float32)
+    arrays = [tensor("mean", row), tensor("factor", row[1:2]), tensor("bias", row)]
+    graph = import_bytes(tmp_path, model(nodes, arrays))
+    roles = {spec.name: spec.role for spec in graph.arrays}
+    assert list(roles.values()).count("parameter") == 1
+    assert roles["bias"] == "parameter"
+
+
+def test_vectors_stored_once_are_separate_and_matrices_are_tied(tmp_path: Path) -> None:
+    """PyTorch stores equal arrays once, such as the biases of fresh layers."""
+    nodes = [
+        node("Gemm", ["x", "w", "b"], "a", name="/one/Gemm"),
+        node("Gemm", ["a", "w", "b"], "y", name="/two/Gemm"),
+    ]
+    content = model(nodes, [tensor("w", WEIGHT), tensor("b", WEIGHT[0])])
+    paths = {spec.path for spec in import_bytes(tmp_path, content).arrays}
+    assert {"one/bias", "two/bias"} <= paths
+    assert len(paths) == 3
+
+
+def test_images_with_channels_last_are_read(tmp_path: Path) -> None:
+    """As TensorFlow's networks read them."""
+    nodes = [node("GlobalAveragePool", ["x"], "y")]
+    content = model(nodes, input=signature("x", "batch", 5, 4, 3))
+    images = np.random.default_rng(0).normal(size=(2, 5, 4, 3)).astype(np.float32)
+    y = evaluate(import_bytes(tmp_path, content, ImportSettings((5, 4, 3))), images)
+    np.testing.assert_allclose(y[:, :, 0, 0], images.mean((2, 3)), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (
+            model([node("Magic", ["x"], "y", name="m")]),
+            r"net\.onnx: Magic m, opset 17: the operator",
+        ),
+        (model([node("Relu", ["x"], "y", domain="other")]), r"other\.Relu, opset 17: the operator"),
+        (
+            model([node("Relu", ["b"], "a"), node("Relu", ["a"], "b"), node("Relu", ["b"], "y")]),
+            r"Relu, opset 17 reads b, which is not before it",
+        ),
+        (model([node("Relu", ["x"], "x")]), r"computes x again"),
+        (model([node("Relu", ["x"], "z")]), r"no node computes output y"),
+        (
+            model([node("Relu", ["x"], "y")], input=signature("x", "batch", 7)),
+            r"reads samples of shape 7, and 6 values came",
+        ),
+        (model([node("Gemm", ["x"], "y")]), r"Gemm, opset 17: input 1 is missing"),
+        (
+            model([node("MatMul", ["x", "w"], "y")], [tensor("w", WEIGHT[:5])]),
+            r"MatMul, opset 17: a product of shape \(2, 6\)",
+        ),
+        (
+            model(
+                [node("ConstantOfShape", ["s"], "c"), node("Add", ["x", "c"], "y")],
+                [tensor("s", np.array([2**20, 2**20]))],
+            ),
+            r"ConstantOfShape, opset 17: its constants have more than",
+        ),
+        (
+            model(
+                [node("Expand", ["x", "s"], "y")],
+                [tensor("s", np.array([2**20, 2**20, 1, 6]))],
+            ),
+            r"Expand, opset 17: its result has more than",
+        ),
+        (
+            model([node("Reshape", ["x", "x"], "y")]),
+            r"a shape or an axis depends on the values of the network's input",
+        ),
+    ],
+)
+def test_a_network_that_cannot_be_computed_is_refused(
+    content: bytes, problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        import_bytes(tmp_path, content)
