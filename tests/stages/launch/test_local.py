@@ -195,7 +195,7 @@ def test_an_error_of_another_process_is_said_with_its_log(
         "    import pipeline.stages.build as build\n"
         "    from pipeline.core.errors import RunError\n"
         "    def fail(*_): raise RunError('the disk of this node is full')\n"
-        "    build.parts_of = fail\n"
+        "    build.make_step_config = fail\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     started_at = time.monotonic()
