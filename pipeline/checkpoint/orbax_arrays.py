@@ -128,7 +128,7 @@ def _read_with_orbax(folder: Path) -> Mapping[str, np.ndarray]:
         _check_size(reader.metadata(folder.absolute()).item_metadata.tree)
         arrays = reader.restore(folder.absolute())
     if not all(isinstance(array, np.ndarray) for array in arrays.values()):
-        raise ValueError("must hold arrays alone")
+        raise ValueError("must hold only arrays")
     return arrays
 
 

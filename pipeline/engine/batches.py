@@ -244,7 +244,8 @@ class IteratorBatches(BatchSource):
         state = position.get("state")
         if state is not None and not self._has_state:
             raise DataError(
-                "data: has no get_state and set_state; must be an iterator as the saved run's"
+                "data: has no get_state and set_state; must be an iterator with both, as in the "
+                "saved run"
             )
         if state is not None:
             self._iterator.set_state(_decode_state(state))  # type: ignore[attr-defined]

@@ -39,8 +39,8 @@ def begin_step(
 ) -> tuple[Mapping[str, Array], Callable[[Any], Any]]:
     """Compute the metrics of a step; return them, and a function that updates the state.
 
-    The function computes the elementwise equations that no metric needs, from the state that it is
-    called with, and returns the state after the step.
+    The returned function computes the elementwise equations that no metric needs, from the state
+    that it is called with, and returns the state after the step.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(state, batch)
     leaves, structure = jax.tree.flatten(shapes[0])

@@ -113,7 +113,7 @@ class Schedule:
         """Return the steps after boundary `first` up to the next event, with its events.
 
         `requested` has the steps of events that callbacks have requested. A segment of more than
-        `max_steps` is cut to `max_steps`, without events.
+        `max_steps` is shortened to `max_steps`, without events.
         """
         segment = next(self.run.segments(first, self.every, {**self.at, **requested}))
         if segment.stop - first > max_steps:

@@ -34,7 +34,7 @@ class SinkSettings:
 
 def _require_count(name: str, value: object, alternatives: str = "") -> None:
     if type(value) is not int or value < 1:
-        raise ValueError(f"{name} = {value!r}: must be a whole number, at least 1{alternatives}")
+        raise ValueError(f"{name} = {value!r}: must be a whole number of at least 1{alternatives}")
 
 
 @dataclass(frozen=True)

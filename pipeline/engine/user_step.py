@@ -124,8 +124,8 @@ class UserTelemetry(Telemetry):
         return UserTelemetry(self.start, super().head(steps).columns, self.finite_loss[:steps])
 
     def join(self, later: Telemetry) -> UserTelemetry:
-        """Return these steps and the ones that follow them."""
-        assert isinstance(later, UserTelemetry), "a custom step's telemetry follows its own"
+        """Return these steps, followed by `later`."""
+        assert isinstance(later, UserTelemetry), "it continues this telemetry"
         columns = super().join(later).columns
         return UserTelemetry(self.start, columns, np.append(self.finite_loss, later.finite_loss))
 

@@ -91,7 +91,7 @@ def _compute_gradients(step_config: StepConfig, state: TrainState, batch: Batch)
     def compute(cropped: Batch) -> Any:
         return compute_step_gradients(step_config, state, cropped).values
 
-    # With shards, each shard is cropped to its bucket in `gradients_of`.
+    # With shards, each shard is cropped to its bucket in `compute_step_gradients`.
     buckets = () if step_config.shards is not None else step_config.buckets
     values = apply_in_bucket(buckets, batch, compute)
     return jax.tree.map(lambda value: value / state.loss_scale, values)

@@ -60,7 +60,7 @@ def top_share_mask(losses: Array, share: float, where: Array | None = None) -> A
 
 
 hardest = top_share_mask
-"""Alias, as in docs/losses.md."""
+"""Alias that docs/losses.md uses."""
 
 
 def mean_of_hardest(losses: Array, share: float, where: Array | None = None) -> Array:

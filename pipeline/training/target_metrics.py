@@ -49,8 +49,8 @@ def _subtract(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Return the errors (n, K). Raises ValueError if there aren't as many numbers as labels."""
     if logits.shape != labels.shape:
         raise ValueError(
-            f"is of numbers, one for each that is predicted; outputs of shape {logits.shape} have "
-            f"labels of shape {labels.shape}"
+            f"needs a number for each output; outputs have shape {logits.shape}, labels "
+            f"{labels.shape}"
         )
     return logits - labels
 

@@ -73,7 +73,7 @@ class Telemetry:
         return Telemetry(self.start, columns)
 
     def join(self, later: Telemetry) -> Telemetry:
-        """These steps and the ones that follow them."""
+        """Return these steps, followed by `later`."""
         return Telemetry(self.start, concatenate_columns((self, later)))
 
     @property

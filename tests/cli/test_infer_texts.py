@@ -80,7 +80,7 @@ def test_a_tokenizer_that_is_gone_or_damaged_is_named(language: Path, tmp_path: 
     copy = tmp_path / "copy"
     shutil.copytree(language / "export", copy)
     (copy / "tokenizer.json").write_text("{}")
-    with pytest.raises(DataError, match=r"tokenizer\.json: is no tokenizer"):
+    with pytest.raises(DataError, match=r"tokenizer\.json: isn't a tokenizer"):
         infer([str(copy), "--prompt", "the"])
     (copy / "tokenizer.json").unlink()
     with pytest.raises(DataError, match="can't be read as a tokenizer: No such file"):

@@ -1,4 +1,4 @@
-"""Parts by kind and name, and what a section of a recipe takes."""
+"""Components by kind and name, and what a section of a recipe takes."""
 
 from __future__ import annotations
 

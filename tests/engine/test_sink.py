@@ -482,7 +482,7 @@ def test_a_step_that_calls_the_host_is_refused(name: str) -> None:
         (make_data(), {"batch_size": None}, ValueError, "batch_size: is missing; must be the"),
         (make_data(), {"batch_size": 0}, ValueError, "batch_size = 0: must be a whole number"),
         (make_data(), {"size": "some"}, ValueError, "size = 'some': must be .* or \"all\""),
-        (make_data(), {"steps": 0}, ValueError, "steps = 0: must be a whole number, at least 1"),
+        (make_data(), {"steps": 0}, ValueError, "steps = 0: must be a whole number of at least 1"),
         (make_data(), {"save_every": 3}, ValueError, "save_every = 3: needs save, a directory"),
     ],
 )

@@ -154,7 +154,7 @@ def test_labels_beyond_what_evaluation_counts_are_refused(
 def test_a_metric_of_numbers_is_refused_for_classes(tiny: Compose) -> None:
     for name in ("mae", "rmse", "r2"):
         text = problem(tiny("model=mlp", f"eval.metrics=[{name}]"))
-        assert text.startswith(f"eval.metrics.0 ({name}): is of numbers, one for each")
+        assert text.startswith(f"eval.metrics.0 ({name}): needs a number for each output")
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def test_what_has_no_room_fails_before_anything_runs(tiny: Compose, tmp_path: Pa
         run(tiny("device=ascend910", *small), tmp_path / "run")
     message = str(caught.value)
     assert message.startswith("Device(id:0) memory isn't enough: kernel name: ")
-    assert "The largest tensors there:" in message
+    assert "The largest tensors:" in message
     assert "(requested: 16)" in message
     summary = outcome.read_summary(tmp_path / "run")
     assert (summary["status"], summary["exit_status"], summary["steps"]) == ("failed", 1, 0)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 UNSYNCABLE = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EACCES})
 """Error numbers for folders that can't be synced, by their file system or their permissions."""
@@ -47,14 +49,25 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
 
 
 def _is_device(path: Path) -> bool:
-    """Whether a path is a device's, or a link's to a device or to a stream of the process."""
-    return path.absolute().parent == DEVICES or path.is_char_device() or path.is_block_device()
+    """Return whether a path is of a device or of a stream of the process, also by a link."""
+    is_listed = path.absolute().parent in (DEVICES, DEVICES / "fd")
+    return is_listed or path.is_char_device() or path.is_block_device()
+
+
+def _open_device(path: Path) -> IO[bytes]:
+    """Open a device, or the process's own stream, whose file isn't truncated, to write."""
+    status = path.stat()
+    for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
+        if os.path.samestat(status, os.fstat(descriptor)):
+            stream.flush()
+            return os.fdopen(os.dup(descriptor), "wb")
+    return path.open("wb")
 
 
 def _write_to_device(path: Path, content: bytes) -> None:
     """Write to a device. Raises OSError with its name."""
     try:
-        with path.open("wb") as device:
+        with _open_device(path) as device:
             device.write(content)
     except OSError as error:
         error.filename = str(path)

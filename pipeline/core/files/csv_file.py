@@ -17,12 +17,13 @@ def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
     lines: list[str] = []
     for row in rows:
         if not lines:
-            lines.append(_format_line(row))
-        lines.append(_format_line(row.values()))
+            lines.append(format_line(row))
+        lines.append(format_line(row.values()))
     return "".join(lines)
 
 
-def _format_line(values: Iterable[Any]) -> str:
+def format_line(values: Iterable[Any]) -> str:
+    """Return values as a line of CSV, which ends in a newline."""
     # A lone carriage return is quoted only if it is part of the line terminator.
     end = "\r\n"
     file = io.StringIO()

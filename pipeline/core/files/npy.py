@@ -106,13 +106,13 @@ def _read_aligned(
     """Read an array, whose header was read before, into memory that a CPU device uses in place."""
     array = aligned_zeros(shape[::-1] if in_fortran_order else shape, dtype)
     content = array.reshape(-1).view(np.uint8).data
-    read_bytes = 0
-    while read_bytes < len(content):
-        chunk = file.read(min(CHUNK_BYTES, len(content) - read_bytes))
+    num_read = 0
+    while num_read < len(content):
+        chunk = file.read(min(CHUNK_BYTES, len(content) - num_read))
         if not chunk:
-            raise EOFError(f"the array ends after {read_bytes:,} of {len(content):,} bytes")
-        content[read_bytes : read_bytes + len(chunk)] = chunk
-        read_bytes += len(chunk)
+            raise EOFError(f"the array ends after {num_read:,} of {len(content):,} bytes")
+        content[num_read : num_read + len(chunk)] = chunk
+        num_read += len(chunk)
     file.read()  # To the end, at which zipfile compares the checksum.
     return array.T if in_fortran_order else array
 
@@ -130,7 +130,7 @@ def check_header(name: str, file: IO[bytes], size: int) -> tuple[tuple[int, ...]
         raise ValueError(f"{show_name(name)} holds objects; must be plain numbers")
     if not dtype.itemsize or array_bytes(name, dtype, shape) != size - file.tell():
         raise ValueError(
-            f"{show_name(name)} has shape {shape}, which the file's size doesn't match"
+            f"{show_name(name)} has shape {shape}, which doesn't match the file's size"
         )
     return shape, in_fortran_order, dtype
 

@@ -60,4 +60,4 @@ def _require_flags(flags: str) -> None:
     lines = process.stderr.decode(errors="replace").splitlines()
     # XLA logs lines such as `E1125 05:02:16.4 29408 flags.cc:93] Can't interpret ...`.
     reason = next((line.partition("] ")[2] for line in lines if "] " in line), "")
-    raise RunError(f"{FLAGS} = {flags}: XLA refuses it: {reason or 'without a reason'}")
+    raise RunError(f"{FLAGS} = {flags}: XLA refuses it{': ' if reason else ''}{reason}")

@@ -153,8 +153,8 @@ def _draw_curve(chart: Drawing, pixels: np.ndarray, colour: str, marked: bool) -
     if len(points) > 1:
         chart.add("polyline", f"curve {colour}", points=format_points(points))
     if marked or len(points) == 1:
-        for across, up in points:
-            chart.add("circle", colour, cx=across, cy=up, r=2.6)
+        for cx, cy in points:
+            chart.add("circle", colour, cx=cx, cy=cy, r=2.6)
 
 
 def _group_values(curve: Curve) -> np.ndarray:
@@ -254,10 +254,10 @@ def pile_blocks(parts: Iterable[tuple[str, float, str]]) -> list[LaneBar]:
 
 
 def round_values(low: float, high: float, max_intervals: int = 5) -> list[float]:
-    """Return round numbers from `low` to `high`, with at most `max_intervals` between them."""
+    """Return at most `max_intervals + 1` round numbers from `low` to `high`."""
     exact_step = (high - low) / max_intervals
     power = 10.0 ** math.floor(math.log10(exact_step)) if exact_step > 0 else 1.0
-    step = next(d * power for d in (1, 2, 5, 10) if d * power >= exact_step * (1 - 1e-9))
+    step = next(f * power for f in (1, 2, 5, 10) if f * power >= exact_step * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [number * step for number in range(first, last + 1)]

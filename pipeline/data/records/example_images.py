@@ -248,6 +248,6 @@ def _find_plain_shape(features: Mapping[str, Feature], image_key: str) -> Shape:
                 raise ValueError(f"has an image of {height}x{width} pixels, {channels} channels")
             return height, width, channels
     raise ValueError(
-        f"{show_name(image_key)} isn't one of {KINDS}, and it lacks the features "
+        f"{show_name(image_key)} isn't one of {KINDS}, and the example lacks the features "
         f"{', '.join(SIZE_KEYS[0])}; set dataset.image_shape=[H,W,C] for plain pixels"
     )

@@ -20,7 +20,7 @@ from pipeline.data.records.record_format import RecordColumnSpec, decode, decode
 BULK = 4096
 """The most records of one request to grain."""
 UNREADABLE_RECORD = (RuntimeError, OSError, ValueError, IndexError, OverflowError, MemoryError)
-"""Errors that grain and `decode` raise for damaged files: of most, RuntimeError and ValueError."""
+"""Errors of grain and `decode` for damaged files, mostly RuntimeError and ValueError."""
 
 
 @dataclass(frozen=True)

@@ -169,13 +169,13 @@ def _require_same_sizes(pairs: Sequence[tuple[str, str]]) -> None:
 def find_largest_value(masks: Sequence[str], ignored: int | None) -> int:
     """Return the largest value of masks, except `ignored`. Raises DataError without one."""
 
-    def find_largest(path: str) -> int:
+    def read_largest(path: str) -> int:
         height, width = read_sizes([path])[0].tolist()
         values = np.unique(decode_mask(path, height, width)).astype(np.int32)
         return int(values[values != ignored].max(initial=-1))
 
     with ThreadPoolExecutor(DECODING_THREADS) as pool:
-        maximum = max(pool.map(find_largest, masks))
+        maximum = max(pool.map(read_largest, masks))
     if maximum < 0:
         raise DataError(f"{masks[0]}: this and all other masks have only the value {ignored}")
     return maximum

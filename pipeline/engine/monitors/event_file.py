@@ -37,7 +37,7 @@ EVENTS_TO_PURGE = 3
 """Events with which a file begins that purges those of earlier files: two with the version, and the
 start of a session."""
 MOST_BYTES = 1000
-"""More bytes than such an event has."""
+"""Upper bound of the bytes of such an event."""
 POLYNOMIAL = 0x82F63B78
 """Polynomial of CRC-32C (Castagnoli), with reversed bits."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -12,6 +10,7 @@ from math import isnan
 import numpy as np
 
 from pipeline.core.errors import RecipeError
+from pipeline.core.files.csv_file import format_line
 from pipeline.core.files.error_text import nearest, show_name
 from pipeline.core.files.value_text import align_columns
 from pipeline.inspect.compare.accuracy_columns import Columns, columns_of
@@ -150,11 +149,8 @@ def compare_tensors(
 
 def to_csv(rows: Sequence[Row]) -> str:
     """Return the rows as CSV with a header."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(HEADER)
-    writer.writerows(row.cells for row in rows)
-    return text.getvalue()
+    lines = [format_line(HEADER), *(format_line(row.cells) for row in rows)]
+    return "".join(lines)
 
 
 def to_text(rows: Sequence[Row], thresholds: Thresholds) -> list[str]:

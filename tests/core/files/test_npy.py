@@ -53,7 +53,7 @@ def test_a_file_is_read_whole_or_refused(tmp_path: Path) -> None:
     content = path.read_bytes()
     np.testing.assert_array_equal(parse_npy("array", content), read_npy(path))
     with pytest.raises(
-        ValueError, match=r"has shape \(3, 4\), which the file's size doesn't match"
+        ValueError, match=r"has shape \(3, 4\), which doesn't match the file's size"
     ):
         parse_npy("array", content[:-8])
 

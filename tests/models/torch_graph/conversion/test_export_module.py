@@ -202,7 +202,7 @@ class ChangesThemWithoutGradients(Net):
             r"the tensor self\.last is replaced in the forward pass; a tensor that changes",
         ),
         (ChangesItsWeights, r"parameter fc\.weight changes in its forward pass"),
-        (ChangesThemWithoutGradients, "operator wrap_with_set_grad_enabled of the network is not"),
+        (ChangesThemWithoutGradients, "operator wrap_with_set_grad_enabled of the network isn't"),
     ],
 )
 def test_state_that_is_no_buffer_is_refused(kind: Any, message: str) -> None:
