@@ -32,7 +32,8 @@ class Retention:
     """Whether a rollback may go back to a step. The newest `keep` of these steps are kept too, even
     if signals make the run save often."""
     minutes: int | None = None
-    """Also keep the first checkpoint, and each that is at least `minutes` younger than the last one that is kept by this rule (MindSpore's keep_checkpoint_per_n_minutes)."""
+    """Also keep the first checkpoint, and each that is at least `minutes` younger than the last one
+    that this rule keeps (MindSpore's keep_checkpoint_per_n_minutes)."""
 
     def list_removable(self, root: Path, steps: Sequence[int]) -> list[int]:
         """Return those of the ascending `steps` whose checkpoints may be removed."""
