@@ -221,7 +221,7 @@ def test_a_disk_that_is_full_for_tensorboard_alone_ends_no_run(
     overrides = ["stages=[data,build,compile,train]", "monitor.tensorboard=true"]
     with files_end_at(limit_bytes):
         assert run(tiny(*LENGTH, *overrides), tmp_path).status == "done"
-    assert f"training goes on: {tmp_path}: can't write: File too" in log_of(tmp_path)
+    assert f"training continues: {tmp_path}: can't write: File too" in log_of(tmp_path)
     assert [line["step"] for line in outcome.metrics(tmp_path)] == ALL_STEPS
 
 

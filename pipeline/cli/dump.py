@@ -77,8 +77,10 @@ def main(
                 report = dump_step(request, opened.recipe, programs, inputs, run)
             reporter.stage("dump", f"step {step}: {report}")
             reporter.stage("dump", f"step {step}: {compare_losses(report.loss, loss)}")
+            facts = asdict(report)
+            facts["written"] = facts.pop("num_tensors")
             losses = {"step": step, "loss": report.loss, "run_loss": loss}
-            dumps.append({**losses, **asdict(report), "folder": str(report.folder)})
+            dumps.append({**losses, **facts, "folder": str(report.folder)})
             if report.stopped is not None:
                 return CommandResult({"dumps": dumps}, exit_status=1)
     return CommandResult({"dumps": dumps})

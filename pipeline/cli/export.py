@@ -44,8 +44,8 @@ def main(
 ) -> CommandResult:
     """Write the network of a run, with its newest weights.
 
-    Raises UsageError for options of another format, RecipeError if the run can't be read, DataError
-    too and if the folder has other files, RunError if it can't be written.
+    Raises UsageError for options of another format, RecipeError and DataError if the run can't be
+    read, DataError if the folder has other files, RunError if it can't be written.
     """
     if folder.suffix.lower() in MODEL_FILES and not folder.is_dir():
         raise UsageError([str(folder)], NO_FILE)

@@ -167,7 +167,7 @@ def _read_texts(
     if text is None:
         raise DataError(f"the network reads {samples.dtype} images; --text needs one of texts")
     if text.predicts != "class":
-        raise DataError("the network continues texts; name a text to be continued by --prompt")
+        raise DataError("the network continues texts; name the text with --prompt TEXT")
 
     def encode(texts: Sequence[str]) -> np.ndarray:
         try:
@@ -328,7 +328,7 @@ def _load_decoder(source: Path) -> tuple[Decoder, Weights, TextFormat]:
         samples = run.samples
     text = samples.text
     if text is None or text.predicts != "next_token":
-        raise DataError(f"{source}: must be of a network that predicts the next token")
+        raise DataError(f"{source}: --prompt needs a network that predicts the next token")
     if not is_export(source):
         return make_decoder(run), run.arrays, text
     context = samples.shape[0]

@@ -217,7 +217,7 @@ def check_freezing(recipe: Recipe) -> Iterator[str]:
     if train.unfreeze and train.optimizer.observes_layers:
         yield f"train.unfreeze: must be [] with {train.optimizer.name}, which looks into layers"
     if train.freeze_statistics == "frozen" and not train.freeze:
-        yield "train.freeze_statistics = frozen: needs train.freeze; all fixes every batch norm"
+        yield "train.freeze_statistics = frozen: needs train.freeze; `all` is for every batch norm"
 
 
 @rule

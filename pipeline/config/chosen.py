@@ -178,7 +178,7 @@ def _register_recipe(name: str, file: Path, groups: Collection[str]) -> tuple[bo
     """Register a file as an option of Hydra's group `recipe`.
 
     Returns whether the recipe is complete, and the names of its bases. The recipe.yaml of a run and
-    the output of `--cfg job` are complete; keys that are newer than they get defaults. For each of
+    the output of `--cfg job` are complete; newer keys, which they lack, get defaults. For each of
     `groups` the command line chooses a component, which replaces the recipe's section.
     """
     register_component = partial(_register_component_of_recipe, file)

@@ -168,7 +168,7 @@ def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[st
     if isinstance(reason, MissingConfigException):
         return _explain(reason, overrides)
     if mistaken := _find_mistaken_kinds(overrides):
-        return mistaken, overrides
+        return mistaken, [item for item in overrides if item != culprit]
     rule = first_line(reason or error)
     if rule.startswith(SEVERAL_VALUES):
         rule = "has several values; must have one, or a list in brackets; -m runs each"
@@ -224,7 +224,7 @@ def _find_mistaken_kinds(overrides: list[str]) -> list[str]:
 def _list_mistaken_kinds(below: Any, keys: Any, where: Where) -> Iterator[str]:
     """Yield the problems of keys that replace those `below` them, at and inside of a path."""
     if isinstance(below, dict) and isinstance(keys, dict):
-        for key in keys.keys() & below.keys():
+        for key in (key for key in keys if key in below):
             yield from _list_mistaken_kinds(below[key], keys[key], (*where, key))
     elif isinstance(below, dict) and isinstance(keys, list):
         yield f"{dotted_key(where)} = {show(keys)}: must be a section of keys"

@@ -210,8 +210,8 @@ class MonitorSpec(Spec):
     """Least severe messages that are shown: debug, info, warning or error; null: by the variable
     GLOG_v, 0 to 3, else warning."""
     loss_every: NonNegativeInt
-    """Most frequent loss lines: at most one in N steps, at the end of a sink, or of a step without
-    sinks; 0: none."""
+    """Least steps between two loss lines, which come at the end of a sink, or of a step without
+    sinks; 0: no lines."""
     tensorboard: bool
     sample_images: NonNegativeInt
     """Number of augmented training images to write to TensorBoard."""

@@ -143,8 +143,8 @@ def check_labels(draft: StepDraft) -> None:
                 and np.iinfo(dtype).min <= ignore_index <= min(np.iinfo(dtype).max, MAX_LABELS)
             ):
                 raise ValueError(
-                    f"return labels of {dtype}, which can't be dataset.ignore_index = "
-                    f"{ignore_index}; must return whole numbers that can be, or set it to null"
+                    f"return labels of {dtype}, which can't hold dataset.ignore_index = "
+                    f"{ignore_index}; must return whole numbers that can, or it must be null"
                 )
             labels = jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
             jax.eval_shape(partial(sample_losses, step_config), logits, labels)

@@ -35,7 +35,7 @@ from pipeline.training.step import init_variables
 
 @dataclass(frozen=True)
 class LayerRow:
-    """A layer, with its parameters but those of layers inside it."""
+    """A layer, without the parameters of layers inside it."""
 
     path: str
     kind: str

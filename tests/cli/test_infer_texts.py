@@ -65,8 +65,8 @@ def test_a_run_and_its_export_continue_a_prompt_alike(
     [
         (["--prompt", "the Dog!"], "the prompt has 'D', '!', not among the 16 characters"),
         (["--prompt="], "the prompt is empty"),
-        (["--text", "a"], "the network continues texts; name a text"),
-        (["some.png"], "the network continues texts; name a text"),
+        (["--text", "a"], "the network continues texts; name the text"),
+        (["some.png"], "the network continues texts; name the text"),
     ],
 )
 def test_a_prompt_that_will_not_do_is_refused(args: list[str], said_: str, language: Path) -> None:
@@ -107,7 +107,7 @@ def test_sentences_are_classified_from_files_and_options(
         assert first == pytest.approx(second, abs=1e-4)
     shown, _ = said(capsys, classifier / "run", lines)
     assert shown.startswith(f"{lines}[0]: ")
-    with pytest.raises(DataError, match="must be of a network that predicts the next token"):
+    with pytest.raises(DataError, match="--prompt needs a network that predicts the next token"):
         infer([str(classifier / "run"), "--prompt", "a"])
     lines.write_text("\n \n")
     with pytest.raises(DataError, match="holds no text; must have one on each line"):

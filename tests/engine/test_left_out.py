@@ -209,8 +209,8 @@ def test_a_label_that_is_no_class_is_refused_unless_it_is_masked(unet: Compose) 
     with pytest.raises(RecipeError) as caught:
         built(unet("dataset.ignore_index=255", f"dataset.train.ops={hot}"))
     assert caught.value.problems == (
-        "dataset.train.ops: return labels of float32, which can't be dataset.ignore_index = 255; "
-        "must return whole numbers that can be, or set it to null",
+        "dataset.train.ops: return labels of float32, which can't hold dataset.ignore_index = 255; "
+        "must return whole numbers that can, or it must be null",
     )
 
 

@@ -171,7 +171,7 @@ REFUSED = {
     ),
     "statistics of nothing": (
         ["train.freeze_statistics=frozen"],
-        "train.freeze_statistics = frozen: needs train.freeze; all fixes every batch norm",
+        "train.freeze_statistics = frozen: needs train.freeze; `all` is for every batch norm",
     ),
 }
 

@@ -15,7 +15,7 @@ TRAINING: Mapping[str, str] = {
     "": "the default recipe, lenet5_digits",
     "+recipe=NAME KEY=VALUE ...": "a recipe, with keys overridden",
     "+recipe=path/to/mine.yaml": "a custom recipe",
-    "device=path/to/mine.yaml": "a custom device; as well for every group",
+    "device=path/to/mine.yaml": "a custom device; likewise for every group",
     "-m +recipe=NAME KEY=A,B GROUP=C,D": "a sweep: every combination",
     "-m ... hydra.sweep.dir=DIR": "the rest of a sweep, also by several processes",
     "--cfg job +recipe=NAME": "show the resolved recipe",

@@ -111,6 +111,8 @@ def _trace_and_decide(opened: OpenStep) -> ProfileReport:
         try:
             run_steps(profiled, program.put(state), replace(schedule, total=window.total))
         except DataError as error:
+            if " ended after " not in str(error):
+                raise
             advice = f"a profile of this step needs {window.total:,}; itertools.cycle repeats some"
             raise DataError(f"{error}; {advice}") from error
         finally:

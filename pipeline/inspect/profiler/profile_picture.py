@@ -65,7 +65,7 @@ def _draw_iteration(traced: Traced, before: Iteration, iteration: Iteration) -> 
         ("pale-blue", iteration.bp_end - iteration.fp_begin, "FP and BP"),
         ("pale-red", end - iteration.bp_end, "update tail"),
     )
-    parts_of_lane = [(colour, ns / 1e6, f"{name} {ns / 1e6:.3g} ms") for colour, ns, name in parts]
+    lane_parts = [(colour, ns / 1e6, f"{name} {ns / 1e6:.3g} ms") for colour, ns, name in parts]
     threads: dict[int, list[LaneBar]] = {}
     for event in traced.events:
         if event.end_ns > begin and event.begin_ns < end:
@@ -75,7 +75,7 @@ def _draw_iteration(traced: Traced, before: Iteration, iteration: Iteration) -> 
             colour = COLOURS.get(operation.phase, COLOURS["other"])
             start, stop = ((ns - begin) / 1e6 for ns in (event.begin_ns, event.end_ns))
             threads.setdefault(event.thread, []).append(LaneBar(start, stop, colour, tip, label))
-    lanes = [Lane("Iteration", pile_blocks(parts_of_lane))]
+    lanes = [Lane("Iteration", pile_blocks(lane_parts))]
     for number, thread in enumerate(sorted(threads), 1):
         lanes.append(Lane(f"Thread {number}", threads[thread]))
     return lane_chart("One iteration", lanes, (end - begin) / 1e6, ticks=True)

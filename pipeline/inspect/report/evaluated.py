@@ -244,7 +244,7 @@ def _predict_classes(
     )
     if not len(rows):
         raise DataError(
-            f"dataset.ignore_index = {ignore_index}: is every evaluation label; some must be valid"
+            f"dataset.ignore_index = {ignore_index}: must not be every label of the evaluation"
         )
     counts = _count_classes(true, predicted, classes)
     return ClassPredictions(rows, true, predicted, probability, label_probability, in_top5, counts)

@@ -54,6 +54,8 @@ def find_place(launch: str, environment: Mapping[str, str]) -> RankPlace | None:
         place = _read_rank_and_size(environment, launch)
     else:
         return None
+    if place.size < 1:
+        raise RecipeError(f"launch = {launch}: {place.size} processes: must be at least 1")
     if not 0 <= place.rank < place.size:
         raise RecipeError(
             f"launch = {launch}: rank = {place.rank}: must be from 0 to {place.size - 1}"

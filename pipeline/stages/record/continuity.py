@@ -53,7 +53,7 @@ def require_same_origin(
 ) -> None:
     """Compare a process that resumes a run with the earlier processes of the run.
 
-    Warns of changes in versions, code and settings that don't change numbers, and if nothing can be
+    Warns of other versions and code, of settings that don't change numbers, and if nothing can be
     compared. Raises DataError for changes in data, plug-ins and settings that change numbers, or
     warns of them if `on_changed` is allow.
     """

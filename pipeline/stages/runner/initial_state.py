@@ -60,13 +60,13 @@ def _warn_of_other_inputs(source: Path, dataset: Dataset, warn: Callable[[str], 
         return
     if samples.text is not None and dataset.text is not None and samples.text != dataset.text:
         warn(
-            f"checkpoint.restore: {run_dir} was trained with another tokenizer, so these tokens "
-            "mean others to its weights; dataset.tokenizer can name a tokenizer.json"
+            f"checkpoint.restore: {run_dir} was trained with another tokenizer, so its weights "
+            "read these tokens as different ones; dataset.tokenizer can name a tokenizer.json"
         )
     if samples.table is not None and dataset.table not in (None, samples.table):
         warn(
             f"checkpoint.restore: {run_dir} was trained on columns with other means, deviations or "
-            "categories, so these numbers mean others to its weights"
+            "categories, so its weights read these numbers as different ones"
         )
 
 

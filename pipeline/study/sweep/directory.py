@@ -41,8 +41,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @contextmanager
 def claim_job(job_dir: Path) -> Iterator[bool]:
-    """Claim a job in the body; yields whether this succeeds, which it doesn't if another process
-    runs the job."""
+    """Claim a job in the body; yields False if another process runs the job."""
     with lock_file(job_dir / CLAIM, wait=False) as lock:
         yield lock is not None
 

@@ -213,16 +213,20 @@ def _refuse_another(
         earlier = recorded.arguments
         current = command.redact().arguments
         if name not in (None, command.sweeper.name):
-            problems.append(f"it has hydra/sweeper={name}, this one {command.sweeper.name}")
+            problems.append(
+                f"the directory has hydra/sweeper={name}, the command {command.sweeper.name}"
+            )
         if not grows:
-            problems += [f"only it has {item}" for item in earlier if item not in current]
-            problems += [f"only this one has {item}" for item in current if item not in earlier]
+            problems += [
+                f"only the directory has {item}" for item in earlier if item not in current
+            ]
+            problems += [f"only the command has {item}" for item in current if item not in earlier]
     problems += [problem for job in jobs for problem in _list_differences(job)]
     planned = {job.folder.name for job in jobs}
     for folder in find_jobs(sweep_dir) if grows else ():
         if folder.name not in planned:
             keys = changed_text(read_overrides(folder) or {}) or "nothing"
-            problems.append(f"only it has job {folder.name} ({keys})")
+            problems.append(f"only the directory has job {folder.name} ({keys})")
     if problems:
         first = join_first(problems, 3, "; ", "; and ")
         raise RunError(f"{sweep_dir}: has another sweep: {first}; name another directory")

@@ -204,7 +204,7 @@ def _report_result(search: StudySearch, trial: Trial, job: PlannedJob) -> None:
     summary = read_summary(job.folder)
     metric = search.settings.metric
     if summary is None:
-        raise RunError(f"{job.folder}: has no summary; the job has written one")
+        raise RunError(f"{job.folder}: its summary was removed after the job had ended")
     value = summary.metric(metric)
     tell = partial(search.study.tell, trial, skip_if_finished=True)
     if summary.status == "done" and value is not None:

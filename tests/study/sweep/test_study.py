@@ -124,7 +124,7 @@ def test_a_study_of_something_else_is_refused(
     assert "accuracy: must be in the summary of mine/0" in capsys.readouterr().err
     assert search("train.optimizer.lr=0.02,0.03", *data) == 1
     said = capsys.readouterr().err
-    assert "mine: has another sweep: only it has train.optimizer.lr=0.02,1e-6" in said
+    assert "mine: has another sweep: only the directory has train.optimizer.lr=0.02,1e-6" in said
     assert search(RATES, *data, "hydra.sweeper.metric=loss") == 1
     assert "hydra.sweeper.metric = loss: the study is about accuracy" in capsys.readouterr().err
 

@@ -346,7 +346,7 @@ def test_a_study_names_its_best_trial_itself(
     ("override", "told"),
     [
         ("seed=1,3", "its job 1 has seed=2, this one's seed=3"),
-        ("seed=1", "only it has job 1 (seed=2)"),
+        ("seed=1", "only the directory has job 1 (seed=2)"),
         (
             "train.steps=8,16",
             "its job 0 has seed=1, this one's train.steps=8; its job 1 has seed=2",
