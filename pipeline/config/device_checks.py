@@ -76,8 +76,8 @@ def check_shards(recipe: Recipe) -> Iterator[str]:
         if parallel.mode == "data" and parallel.shards is not None:
             yield (
                 f"parallel.shards = {parallel.shards}: must be null with parallel.reproducible = "
-                f"{parallel.reproducible}, where each device computes its part undivided; exact adds "
-                "shards"
+                f"{parallel.reproducible}, where each device computes its part undivided; exact "
+                "adds shards"
             )
         for key, size in batches.items():
             parts = compute_batch_multiple(microbatches[key], devices)

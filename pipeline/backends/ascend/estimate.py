@@ -34,7 +34,7 @@ from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.knowledge_bank import write_result
 
-SHOWN_CHANGES = 3
+MAX_CHANGES = 3
 PRICE = "price.json"
 TRACE = "trace.json"
 PICTURE = "timeline.html"
@@ -128,7 +128,7 @@ class AscendEstimate:
         return f"{KEYS[name]} = {details}" if name in KEYS else f"device: {problem}"
 
     def __str__(self) -> str:
-        useful = [change for change in self.changes if change.gain > 0][:SHOWN_CHANGES]
+        useful = [change for change in self.changes if change.gain > 0][:MAX_CHANGES]
         return format_report(self.report, useful, self._proposal.total_steps)
 
     def summary(self) -> Mapping[str, Any]:

@@ -194,7 +194,7 @@ class AbsentGpuBackend(XlaBackend):
     def choose_lowerings(
         self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
     ) -> LoweringChoice:
-        """Choose XLA's lowerings, as others are for CPUs alone."""
+        """Return XLA's lowerings: all others are only for CPUs."""
         return LoweringChoice()
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:

@@ -197,7 +197,7 @@ def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]
 
         return jax.lax.fori_loop(0, steps, body, carry)
 
-    def make_train_loop(
+    def train_loop(
         carry: StepCarry, inputs: Inputs, learning_rates: Array, last: Array
     ) -> StepCarry:
         def condition(before: StepCarry) -> Array:
@@ -209,7 +209,7 @@ def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]
         return jax.lax.while_loop(condition, body, carry)
 
     if steps == 0:
-        return make_train_loop
+        return train_loop
     return train_step if steps == 1 else train_steps
 
 

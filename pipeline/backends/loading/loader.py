@@ -168,7 +168,7 @@ def make_loader(
 ) -> Loader:
     """Make a loader; `auto` is resident if the split fits on the device.
 
-    `notify` is called when training begins and stops waiting for data.
+    `notify` is called when training starts to wait for data, and when it no longer waits.
     """
     split = source.split
     if kind == "auto":

@@ -121,8 +121,8 @@ _interceptor: ContextVar[LayerInterceptor | None] = ContextVar("_interceptor", d
 def intercept_layers(interceptor: LayerInterceptor) -> Iterator[None]:
     """Let `interceptor` compute each layer of a list that is applied or traced in the body.
 
-    Its argument is the layer's computation, and its result replaces the layer's result. In another
-    such body, the argument of the outer function is the inner function's computation.
+    It is called with (layer, computation, x, context) and returns the layer's result. If bodies are
+    nested, the outer interceptor is called first, and its computation calls the inner one.
     """
     outer = _interceptor.get()
     token = _interceptor.set(interceptor if outer is None else _nest(outer, interceptor))

@@ -20,7 +20,7 @@ from pipeline.models.layers.path_patterns import Path, covers
 Interceptor = Callable[..., Any]
 """(call, args, kwargs, context) -> the result of a module's method, as flax intercepts it."""
 
-_is_compiling: ContextVar[bool] = ContextVar("_inside", default=False)
+_is_compiling: ContextVar[bool] = ContextVar("_is_compiling", default=False)
 """Whether a layer is being compiled, with its inner layers in the same program."""
 
 

@@ -90,9 +90,9 @@ class _PositionEmbedding(nn.Module):
         if self.context.position is not None:
             table: Array = self.get_variable("params", "table")
             return x + jax.lax.dynamic_index_in_dim(table, self.context.position).astype(x.dtype)
-        return x + self._find_table(x.shape[1:]).astype(x.dtype)
+        return x + self._table(x.shape[1:]).astype(x.dtype)
 
-    def _find_table(self, shape: tuple[int, ...]) -> Array:
+    def _table(self, shape: tuple[int, ...]) -> Array:
         """Return the table of positions (tokens, features), or the first rows of a longer table."""
         if self.layer.shorter and self.has_variable("params", "table"):
             table: Array = self.get_variable("params", "table")

@@ -50,26 +50,25 @@ class WideDeepNetwork(nn.Module):
             )
         feature_numbers = samples[:, :, 0, 0].astype(jnp.int32)
         values = samples[:, :, 0, 1]
-        logit = self._compute_wide(feature_numbers, values) + self._compute_deep(
-            feature_numbers, values, train
-        )
+        logit = self._wide(feature_numbers, values) + self._deep(feature_numbers, values, train)
         if self.classes == 1:
             return logit
         return jnp.concatenate([jnp.zeros_like(logit), logit], axis=1)
 
-    def _make_table(self, name: str, features: int) -> Array:
+    # flax makes scopes of the methods, so their names stand in profiles and prices.
+    def _table(self, name: str, features: int) -> Array:
         shape = (self.vocabulary, features)
         return self.param(name, self.table_init.build(), shape, jnp.float32)
 
-    def _compute_wide(self, feature_numbers: Array, values: Array) -> Array:
+    def _wide(self, feature_numbers: Array, values: Array) -> Array:
         """Return the sum (batch, 1) of every feature's value times its weight."""
-        weights = jnp.take(self._make_table("wide", 1), feature_numbers, axis=0)
+        weights = jnp.take(self._table("wide", 1), feature_numbers, axis=0)
         bias = self.param("wide_bias", self.initializers.bias.build(), (1,), jnp.float32)
         return (weights * values[..., None]).sum(1) + bias
 
-    def _compute_deep(self, feature_numbers: Array, values: Array, train: bool) -> Array:
+    def _deep(self, feature_numbers: Array, values: Array, train: bool) -> Array:
         """Apply dense layers, each after a ReLU, to embeddings times values; return (batch, 1)."""
-        embeddings = jnp.take(self._make_table("deep", self.embedding), feature_numbers, axis=0)
+        embeddings = jnp.take(self._table("deep", self.embedding), feature_numbers, axis=0)
         rows = (embeddings * values[..., None]).reshape(feature_numbers.shape[0], -1)
         layers: tuple[LayerSpec, ...] = ()
         for features in (*self.hidden, 1):

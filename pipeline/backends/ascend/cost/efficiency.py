@@ -132,7 +132,8 @@ def load_efficiency(path: Path = EFFICIENCY_FILE) -> Efficiency:
             problem = f"rate = {entry.rate}: must be from {low} to {high}"
             raise RunError(f"{path}: classes.{name}.{problem}")
         if entry.provenance not in get_args(Provenance):
-            problem = f"provenance = {entry.provenance}: must be one of {get_args(Provenance)}"
+            kinds = ", ".join(get_args(Provenance))
+            problem = f"provenance = {entry.provenance!r}: must be one of {kinds}"
             raise RunError(f"{path}: classes.{name}.{problem}")
     return Efficiency(constants, MappingProxyType(classes))
 

@@ -310,7 +310,9 @@ class Pricing:
         names = {field.name for field in fields(Hardware)}
         unknown = sorted(set(figures) - names)
         if unknown:
-            raise OptionError(f"{unknown[0]}: must be one of {', '.join(sorted(names))}")
+            raise OptionError(
+                f"hardware figure {unknown[0]!r}: must be one of {', '.join(sorted(names))}"
+            )
         hardware = replace(self.chip.hardware, **figures)
         return Pricing(self.traced, replace(self.chip, hardware=hardware), self.calibration)
 

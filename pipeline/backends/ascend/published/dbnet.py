@@ -60,7 +60,7 @@ class DBNet(nn.Module):
         site = LayerContext((), self.initializers, self.dtype, train)
         inside = site.inside("backbone")
         levels = _Backbone(self.backbone, inside, name=inside.name)(images.astype(self.dtype))
-        fused = self._apply_pyramid(levels, site)
+        fused = self._pyramid(levels, site)
         probability, threshold = (
             _apply_part(name, _make_head(self.features // 4), fused, site).astype(jnp.float32)
             for name in ("probability", "threshold")
@@ -68,7 +68,7 @@ class DBNet(nn.Module):
         binary = jax.nn.sigmoid(STEEPNESS * (probability - threshold))
         return jnp.concatenate([probability, threshold, binary], axis=-1)
 
-    def _apply_pyramid(self, levels: dict[int, Array], site: LayerContext) -> Array:
+    def _pyramid(self, levels: dict[int, Array], site: LayerContext) -> Array:
         """Return all levels side by side: (batch, height / 4, width / 4, features)."""
         lateral = Conv(features=self.features, kernel=1)
         smooth = self.features // 4

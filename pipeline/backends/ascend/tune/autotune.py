@@ -193,7 +193,7 @@ class _Outcome:
 def _tune_product(
     key: str, entry: Mapping[str, Any] | None, objective: Objective, settings: TuneSettings
 ) -> _Outcome:
-    """Return the bank's tiling, that of a search, or the better one if tuning is repeated."""
+    """Return the bank's tiling, a search's tiling, or the better of both if tuning is repeated."""
     mode = settings.mode
     banked = None
     if entry is not None:

@@ -27,7 +27,7 @@ from pipeline.models.torch_graph.graph import (
 )
 from pipeline.models.torch_graph.operators.known_operators import require_computable
 
-MOST_BATCH = 1 << 20
+MAX_BATCH = 1 << 20
 """Largest batch size for torch.export."""
 CONSTANT_BYTES = 1 << 20
 """Size above which constant buffers are stored with the weights, not in programs."""
@@ -124,7 +124,7 @@ def _export_form(torch: Any, origin: str, module: Any, example: Any, batch: int 
     """Export the module in its current mode."""
     dims = None
     if batch is None:
-        dims = ({0: torch.export.Dim("batch", min=1, max=MOST_BATCH)},)
+        dims = ({0: torch.export.Dim("batch", min=1, max=MAX_BATCH)},)
     with _report_error(torch, origin, module.training, tuple(example.shape[1:])):
         with _refuse_new_tensors(torch, module):
             program = torch.export.export(module, (example,), dynamic_shapes=dims, strict=False)
