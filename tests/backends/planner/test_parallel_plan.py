@@ -71,7 +71,7 @@ def test_a_file_that_is_missing_or_no_yaml_is_refused(tmp_path: Path) -> None:
         ),
         (
             {"specs": [{"pattern": "head/bias", "axes": [None, "model"]}]},
-            "specs.0.axes = [null, model]: must have 1 entries, as head/bias is [12]",
+            "specs.0.axes = [null, model]: must have 1 entry, as head/bias is [12]",
         ),
         (
             {"specs": [{"pattern": "head/bias", "axes": [["data", "model"]]}]},
