@@ -249,7 +249,10 @@ BAD = {
         ["dataset=mnist", "dataset.root=nowhere", "dataset.name=mnist", STEPS],
         "nowhere lacks train-images-idx3-ubyte.gz",
     ),
-    "run that is not there": (["train.resume=nowhere"], "train.resume = nowhere: no run"),
+    "run that is not there": (
+        ["train.resume=nowhere"],
+        "train.resume = nowhere: must be a run directory",
+    ),
     "checkpoint that is not there": (
         [*TINY, STEPS, "stages=[data,build,compile,eval]", "checkpoint.restore=nowhere"],
         "nowhere: holds no checkpoint",

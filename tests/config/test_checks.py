@@ -125,7 +125,7 @@ CASES = {
     ),
     "hardest of a microbatch": (
         ["train.loss.hardest_share=0.7", "train.accumulate_steps=2"],
-        "train.loss.hardest_share = 0.7: must be 1.0 with train.accumulate_steps = 2; a "
+        "train.loss.hardest_share = 0.7: must be 1.0 with train.accumulate_steps = 2; "
         "the hardest samples are chosen from the whole batch",
     ),
     "batches mixed in evaluation": (

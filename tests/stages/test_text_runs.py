@@ -117,5 +117,5 @@ def test_a_network_with_too_few_rows_for_the_tokens_is_refused(cache: Path, tmp_
 
 def test_metrics_of_classes_are_not_those_of_tokens(cache: Path, tmp_path: Path) -> None:
     keys = ["checkpoint.best=accuracy", "eval.every_steps=10"]
-    with pytest.raises(RecipeError, match="next_token has loss, token_accuracy, perplexity"):
+    with pytest.raises(RecipeError, match="metric of next_token: loss, token_accuracy, perplexity"):
         run(gpt(cache, tmp_path / "a.txt", *keys), tmp_path / "run")

@@ -325,7 +325,8 @@ def _find_rule_problems(
     for path in covered:
         shape = list(parameters[path])
         if len(shape) != len(rule.axes):
-            yield f"{problem} must have {len(shape)} {'entry' if len(shape) == 1 else 'entries'}, as {path} is {shape}"
+            entries = "1 entry" if len(shape) == 1 else f"{len(shape)} entries"
+            yield f"{problem} must have {entries}, as {path} is {shape}"
             return
         for dim, names in enumerate(rule.axes):
             count = mesh.count_along([AXES.index(name) for name in names])
