@@ -228,7 +228,7 @@ class Checkpoints:
                 require_complete(checkpoint_path(self._root, self._requested))
         except DamagedError as damage:
             step = self._requested
-            raise RunError(f"{damage}; the checkpoint of step {step} was changed") from damage
+            raise RunError(f"{damage}; the checkpoint of step {step} was saved before") from damage
         finally:
             self._writer.shutdown()
 

@@ -57,9 +57,7 @@ def _find_problem(
     key = dotted_key(where) if is_name else f"{dotted_key(where)}.name"
     names = (_add_unit(spec, missing) for missing in lacking)
     reasons = [f"lacks {show_name(', '.join(names))}"] if lacking else []
-    reasons += (
-        [f"has {show_name(', '.join(foreign))}, which {name} does not take"] if foreign else []
-    )
+    reasons += [f"has {show_name(', '.join(foreign))}, which {name} lacks"] if foreign else []
     correction = "" if foreign or is_name else "give that, or "
     correction = correction if lacking else "leave that out, or "
     problem = f"{key} = {name}: the section {' and '.join(reasons)}; {correction}"

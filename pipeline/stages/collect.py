@@ -67,7 +67,7 @@ class Collector:
             self._has_failed = True
             self.warn(
                 f"monitor.collect_every: {type(error).__name__}: {error}; weights and gradients "
-                "are collected no more, and training goes on"
+                "aren't collected any more; training continues"
             )
 
     def _compute_next(self, state: TrainState, step: int) -> Any:

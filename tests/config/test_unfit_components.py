@@ -22,14 +22,14 @@ def problem(*overrides: str) -> str:
         (
             "train.loss.name=mse",
             "train.loss.name = mse: the section has class_weights, smoothing, "
-            "smoothing_convention, which mse does not take; leave that out, or choose it whole: "
+            "smoothing_convention, which mse lacks; leave that out, or choose it whole: "
             "loss=mse (in a recipe file, "
             "`override /loss: mse` in its defaults)",
         ),
         (
             "train.optimizer.name=adam",
             "train.optimizer.name = adam: the section lacks b1, b2, eps and has momentum, "
-            "nesterov, which adam does not take; choose it whole: optimizer=adam (in a ",
+            "nesterov, which adam lacks; choose it whole: optimizer=adam (in a ",
         ),
         ("train.loss=mse", "train.loss = mse: the section lacks reduction; choose it whole: loss="),
         (

@@ -33,7 +33,7 @@ NESTED = "{name: sequence, repeat: 1000, body: [{name: sequence, repeat: 1000, b
         (["dataset.buckets=[[1000000,1000000]]"], "a padded batch of 16 would take 16,000.0 GB"),
         (
             ["model=mlp", "model.hidden=[2000000000,2000000000]"],
-            "more than 10,000,000,000,000 param",
+            "at most 10,000,000,000,000 param",
         ),
         (["model=efficientnet_b0", "model.width=1e30"], "model efficientnet: "),
         (["model=efficientnet_b0", "model.depth=99"], "more than 10,000 layers"),

@@ -193,7 +193,7 @@ def _match_entry(
         return MatchRow("extra", entry.source, shape, "", None, note), None
     row = MatchRow("matched", entry.source, shape, target, target_shape)
     if array.dtype.kind != "f" and array.dtype != BFLOAT16:
-        note = f"is {array.dtype}, must be floating point"
+        note = f"is {array.dtype}; must be floating point"
         return replace(row, status="misshapen", note=note), None
     array = array if framework is None else convert_layout(array, target, network)
     array = array.astype(np.float32)

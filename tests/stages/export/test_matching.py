@@ -389,7 +389,7 @@ def test_whole_numbers_are_no_weights() -> None:
     theirs = lenet() | {"fc3.bias": np.arange(10)}
     rows = match_weights("f", theirs, lenet_needs()).rows
     assert [(row.source, row.note) for row in rows if row.status == "misshapen"] == [
-        ("fc3.bias", "is int64, must be floating point")
+        ("fc3.bias", "is int64; must be floating point")
     ]
 
 
