@@ -49,7 +49,7 @@ from pipeline.training.state import (
     reinitialize,
     split_params,
 )
-from pipeline.training.step_record import Record
+from pipeline.training.step_record import Record, record_step
 from pipeline.training.telemetry import count_updates
 from pipeline.training.update import (
     apply_if_finite,
@@ -154,8 +154,7 @@ def _update_state(
     rate = rates[0] if config.rate_groups else rates
     norm = compute_norm(gradients.values, unscale)
     outcome = decide_outcome(config.on_nan, state, gradients.loss, norm)
-    skipped = outcome.skipped.astype(jnp.float32)
-    record = Record(gradients.loss, rate, norm, state.loss_scale, skipped)
+    record = record_step(state, gradients, rate, norm, outcome)
 
     def update(state: TrainState) -> TrainState:
         values = jax.tree.map(lambda g: g * unscale, gradients.values)

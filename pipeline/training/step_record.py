@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from pipeline.training.state import Gradients, TrainState
 from pipeline.training.telemetry import StepOutcome
 
 
@@ -35,3 +36,24 @@ class Record(NamedTuple):
 
 FLAGS = frozenset({"skipped"})
 """Columns that are 0 or 1. Monitors write them only for the steps that have 1."""
+
+
+def record_step(
+    state: TrainState,
+    gradients: Gradients,
+    learning_rate: Array,
+    grad_norm: Array,
+    outcome: StepOutcome,
+) -> Record:
+    """Return the record of a step.
+
+    `state` is the state before the step, `gradients` are of the scaled loss, and `grad_norm` is the
+    norm of the unscaled gradients.
+    """
+    return Record(
+        loss=gradients.loss,
+        learning_rate=learning_rate,
+        grad_norm=grad_norm,
+        loss_scale=state.loss_scale,
+        skipped=outcome.skipped.astype(jnp.float32),
+    )

@@ -73,7 +73,7 @@ def test_the_shard_is_reported(tiny: Compose, capsys: pytest.CaptureFixture[str]
         (
             shard(0, 7),
             "train.batch_size = 16: must be at most the 14 training samples of each of 7 shards; "
-            "a smaller batch, or dataset.train.drop_remainder=false",
+            "give a smaller batch, or dataset.train.drop_remainder=false",
         ),
     ],
 )
