@@ -90,7 +90,7 @@ class Checkpoints:
         self._written: Future[None] | None = None
         with self._convert_errors("make it"):
             self._root.mkdir(exist_ok=True)  # without parents: the run directory must exist
-            # This also saves the names of the logs, which exist by now.
+            # This also syncs the names of the logs, which exist by now.
             sync(self._root.parent)
             remove_drafts(self._root)
             if copies is not None:
@@ -122,13 +122,13 @@ class Checkpoints:
         """
         with self._convert_errors(f"save step {step}"):
             is_saved = step == self._requested or step in saved_steps(self._root)
-        best_metrics = metrics if self._retention.best is not None else None
+        metrics_to_save = metrics if self._retention.best is not None else None
         self.finish()
         self._requested = step
         if is_saved:
-            if best_metrics:
+            if metrics_to_save:
                 with self._convert_errors(f"save the metrics of step {step}"):
-                    add_metrics(checkpoint_path(self._root, step), best_metrics)
+                    add_metrics(checkpoint_path(self._root, step), metrics_to_save)
                     self._remove_old()
             return
         # Copied, since the device reuses the buffers while they are being written.
@@ -137,8 +137,8 @@ class Checkpoints:
             f"{HOST}/{JSON}": json.dumps(host_state),
             f"{RECIPE}/{JSON}": json.dumps(self._recipe),
         }
-        if best_metrics:
-            texts[f"{METRICS}/{METRICS}"] = json.dumps(dict(best_metrics))
+        if metrics_to_save:
+            texts[f"{METRICS}/{METRICS}"] = json.dumps(dict(metrics_to_save))
         logs = [self._root.parent / name for name in host_state.get(LOGS, {})]
         self._written = self._writer.submit(self._write, step, arrays, texts, logs)
 
@@ -228,7 +228,7 @@ class Checkpoints:
                 require_complete(checkpoint_path(self._root, self._requested))
         except DamagedError as damage:
             step = self._requested
-            raise RunError(f"{damage}; the checkpoint of step {step} was saved before") from damage
+            raise RunError(f"{damage}; step {step} was complete when it was saved") from damage
         finally:
             self._writer.shutdown()
 

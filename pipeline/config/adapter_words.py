@@ -1,4 +1,4 @@
-"""Switches of the adapters for TensorFlow and PyTorch, under the adapters' names.
+"""Switches of Ascend's adapters for TensorFlow and PyTorch, under the names that they have there.
 
 Each switch is another word for a key of `train`. A checked recipe has only the key, so the resolved
 recipe shows the word's meaning.

@@ -532,7 +532,7 @@ def test_folders_that_are_no_checkpoints_cost_a_run_none(
 
 def test_what_was_saved_last_is_looked_for_at_the_end(tmp_path: Path) -> None:
     file = checkpoint_path(Path(FOLDER), 2) / "host" / "metadata"
-    message = f"{file}: is missing; the checkpoint of step 2 was saved before"
+    message = f"{file}: is missing; step 2 was complete when it was saved"
     checkpoints = Checkpoints(tmp_path, kept(5, None))
     for step in (1, 2):
         checkpoints.save(step, state_of(step), {}, None)

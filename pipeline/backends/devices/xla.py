@@ -33,7 +33,7 @@ class Cpu(DeviceSpec):
 
 @component("device")
 class Gpu(DeviceSpec):
-    """NVIDIA GPUs, or an absent chip that programs are compiled for."""
+    """NVIDIA GPUs, or an absent chip, for which programs are only compiled."""
 
     auto_precision: ClassVar[Level] = "bf16"
     uses_cuda: ClassVar[bool] = True

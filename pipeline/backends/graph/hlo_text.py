@@ -37,7 +37,7 @@ class HloArray:
 
 @dataclass(frozen=True)
 class HloLine:
-    """An instruction: its opcode, the arrays of its result, and the text after the bracket."""
+    """An instruction: its opcode, the arrays of its result, and the text from its operands on."""
 
     name: str
     opcode: str

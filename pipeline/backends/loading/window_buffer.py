@@ -38,7 +38,8 @@ class LoaderSource:
     stop: int | None = None
     """The last step of the run: no sample after it is read."""
     short_first: bool = False
-    """Whether windows after a jump are short at first; each is transferred in full size."""
+    """Whether windows after a jump are short at first. Each is transferred in the shape of a full
+    window."""
     clock: Clock = time.perf_counter
 
 
@@ -66,7 +67,7 @@ class ReadPlan:
 
     @property
     def threads(self) -> int:
-        """Most reader threads: one for columns in memory, which is fast enough."""
+        """Greatest number of reader threads: one for columns in memory, which is fast enough."""
         lazy = any(isinstance(column, LazyColumn) for column in self.source.split.columns.values())
         return min(DECODING_THREADS if lazy else 1, self.parts)
 

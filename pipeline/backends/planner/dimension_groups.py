@@ -83,7 +83,7 @@ class DimensionGroups:
         return index
 
     def _keep_repeated_whole(self) -> None:
-        """Mark groups that a value has twice as whole, as pieces of the value aren't slices."""
+        """Mark as whole each group with two dimensions of one value: its shards aren't slices."""
         for value in range(len(self.shapes)):
             groups = [group for group in self.get(value) if group is not None]
             if len(set(groups)) < len(groups):
@@ -222,7 +222,7 @@ def _tie_other_axes(groups: DimensionGroups, node: Node) -> None:
 
 
 def _tie_windows(groups: DimensionGroups, node: Node) -> None:
-    """Tie batch and channels. Keep dimensions that a window slides over whole."""
+    """Tie batch and channels. Keep whole the dimensions that a window slides over."""
     window = node.params.get("window_dimensions")
     rank = len(groups.shapes[node.inputs[0]])
     if window is None:
@@ -235,7 +235,7 @@ def _tie_windows(groups: DimensionGroups, node: Node) -> None:
 
 
 def _tie_gathered(groups: DimensionGroups, node: Node) -> None:
-    """Tie dimensions that a gather copies whole, and its batch. Keep the others whole."""
+    """Tie dimensions that a gather copies in full, and batch dimensions. Keep the others whole."""
     operand, indices = node.inputs[:2]
     target = node.outputs[0]
     numbers = node.params["dimension_numbers"]

@@ -25,7 +25,7 @@ class PureNetwork(Protocol):
 
     @property
     def root(self) -> str:
-        """Scope around the whole network, which isn't a layer; "" without one."""
+        """Name of a scope around the whole network that isn't a layer's; "" without one."""
 
     @property
     def has_type(self) -> bool:

@@ -53,7 +53,10 @@ class NetworkArrays:
     package's layout can be loaded."""
 
     def resolve(self, name: str) -> str | None:
-        """Return a name with its collection, which may be missing; None if unknown or ambiguous."""
+        """Return the full name of an array, whose collection may be missing.
+
+        Returns None if the name is unknown or ambiguous.
+        """
         if name in self.shapes:
             return name
         full_names = [f"{collection}/{name}" for collection in COLLECTIONS]
@@ -62,7 +65,7 @@ class NetworkArrays:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether some arrays aren't in layers that are numbered by kind, such as `conv_0`."""
+        """Whether some arrays are in blocks, not in a numbered layer such as `conv_0`."""
         names = (name.partition("/")[2] for name in self.shapes)
         return not all(_NUMBERED.fullmatch(name) for name in names)
 

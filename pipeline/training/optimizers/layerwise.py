@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @component("optimizer")
 class Lars(DecayedOptimizer):
-    """Momentum at a rate for each array (You et al. 2017).
+    """SGD with momentum and a separate rate for each array (You et al. 2017).
 
     v <- momentum * v + rate * (g + weight_decay * p). The rate is trust * |p| / (|g + weight_decay
     * p| + eps), and 1 if one of the norms is 0. MindSpore's LARS and the paper divide by |g| +
@@ -53,7 +53,7 @@ class Lamb(Moments):
     name: Literal["lamb"] = "lamb"
 
     def build(self) -> optax.GradientTransformation:
-        """Return gradients -> d |p| / |d|, d = m_hat / (sqrt(v_hat) + eps) + weight_decay * p."""
+        """Return gradients -> d * |p| / |d|, d = m_hat / (sqrt(v_hat) + eps) + weight_decay * p."""
         import optax
 
         return optax.chain(

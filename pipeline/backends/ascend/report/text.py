@@ -118,10 +118,10 @@ def _format_head(report: Report, steps: int | None) -> Iterator[str]:
 
 
 def _list_slowest_types(report: Report, count: int = 2) -> str:
-    """Return the op types with most of the limiting resource's time, with shares of the step."""
+    """Return the op types that take most of the limiting resource's time, each with its share."""
     type_us: dict[str, float] = {}
     for task in report.tasks:
-        # A task at its floor counts as bound by its engine, as in the timeline.
+        # A task at the minimum time of a task counts for its engine, as in the timeline.
         engine = task.bound if task.bound in LIMITS else task.engine
         limit = "format" if task.cost_class in FORMAT else engine
         if limit == report.bound:

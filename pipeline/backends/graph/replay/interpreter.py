@@ -90,7 +90,7 @@ def stack_iterations(parts: list[ReplayValue], var: Any) -> ReplayValue:
 
 @dataclass(frozen=True)
 class Extreme:
-    """The finite value that is the largest share of the largest number of its type."""
+    """The finite value nearest to overflow, relative to the largest number of its type."""
 
     share: float = 0.0
     """The magnitude divided by the largest number of the type."""

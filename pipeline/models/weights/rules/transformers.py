@@ -1,4 +1,4 @@
-"""Names of transformers: of images, and of text."""
+"""Rules for the weight names of vision and text transformers."""
 
 from __future__ import annotations
 
