@@ -96,7 +96,7 @@ WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "truncated": (
         "a.npy",
         lambda file: (save_npy(file, RATES), os.truncate(file, 150)),
-        "its array has shape (7,), which the file's size doesn't match",
+        "its array has shape (7,), which doesn't match the file's size",
     ),
     "columns": ("a.csv", lambda file: file.write_text("1,2\n"), "line 1 is 1,2; must be one num"),
     "heading": ("a.csv", lambda file: file.write_text("lr\n1\n"), "line 1 is lr; must be one num"),

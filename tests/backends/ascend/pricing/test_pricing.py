@@ -277,7 +277,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[PipelineError], int, str]] = {
         ).with_figures(warp=9.0),
         OptionError,
         2,
-        "warp: must be one of ",
+        "hardware figure 'warp': must be one of ",
     ),
 }
 

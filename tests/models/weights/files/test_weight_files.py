@@ -376,7 +376,7 @@ def test_an_archive_must_hold_as_much_as_its_headers_say(tmp_path: Path) -> None
     assert short in content
     with zipfile.ZipFile(tmp_path / "w.npz", "w") as archive:
         archive.writestr("w.npy", content.replace(short, long.ljust(len(short))))
-    problem = "w has shape (400000,), which the file's size doesn't match"
+    problem = "w has shape (400000,), which doesn't match the file's size"
     assert problem in rejected(tmp_path / "w.npz")
 
 
