@@ -10,7 +10,12 @@ import numpy as np
 
 from pipeline.models.torch_graph.graph import ArrayOf
 from pipeline.models.torch_graph.onnx.graph_builder import TRAINING, OnnxValue
-from pipeline.models.torch_graph.onnx.node_reader import OnnxNodeReader, Results, onnx_operator
+from pipeline.models.torch_graph.onnx.node_reader import (
+    OnnxNodeReader,
+    Results,
+    onnx_operator,
+    onnx_operators,
+)
 
 Pads = tuple[tuple[int, int], ...]
 """Rows before and after each axis of positions."""
@@ -247,7 +252,7 @@ def _group_norm(
     return reader.graph.call("group_norm.default", reader.value(0), groups, scale, bias, epsilon)
 
 
-@onnx_operator("MaxPool", "AveragePool")
+@onnx_operators(("MaxPool", "AveragePool"))
 def read_pool(reader: OnnxNodeReader) -> Results:
     """Read pooling of images, or of sequences as images of height 1."""
     graph = reader.graph
@@ -292,7 +297,7 @@ def _pool(reader: OnnxNodeReader, x: OnnxValue, window: OnnxWindow) -> OnnxValue
     return graph.call("div.Tensor", graph.call(op, padded, *settings), counts)
 
 
-@onnx_operator("GlobalAveragePool", "GlobalMaxPool")
+@onnx_operators(("GlobalAveragePool", "GlobalMaxPool"))
 def read_global_pool(reader: OnnxNodeReader) -> Results:
     """Read the mean or the largest value over all positions."""
     op = "mean.dim" if reader.node.op == "GlobalAveragePool" else "amax.default"

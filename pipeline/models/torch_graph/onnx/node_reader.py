@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -100,8 +100,13 @@ ONNX_OPERATORS: dict[str, ReadNode] = {}
 Function = TypeVar("Function", bound=ReadNode)
 
 
-def onnx_operator(*names: str) -> Callable[[Function], Function]:
-    """Decorator: register a function that reads nodes of these operators."""
+def onnx_operator(name: str) -> Callable[[Function], Function]:
+    """Return a decorator that registers a function, which reads nodes of an operator."""
+    return onnx_operators((name,))
+
+
+def onnx_operators(names: Iterable[str]) -> Callable[[Function], Function]:
+    """Return a decorator that registers a function, which reads nodes of these operators."""
 
     def register(function: Function) -> Function:
         for name in names:

@@ -14,6 +14,7 @@ from pipeline.models.torch_graph.onnx.node_reader import (
     OnnxNodeReader,
     Results,
     onnx_operator,
+    onnx_operators,
     require_axis,
 )
 from pipeline.models.torch_graph.onnx.onnx_file import DTYPE_NAMES
@@ -73,13 +74,13 @@ _REDUCTIONS: Mapping[str, str] = {
 }
 
 
-@onnx_operator(*_UNARY)
+@onnx_operators(_UNARY)
 def read_unary(reader: OnnxNodeReader) -> Results:
     """Read a function of one tensor."""
     return reader.graph.call(f"{_UNARY[reader.node.op]}.default", reader.value())
 
 
-@onnx_operator(*_WITH_NUMBERS)
+@onnx_operators(_WITH_NUMBERS)
 def read_with_numbers(reader: OnnxNodeReader) -> Results:
     """Read a function of one tensor and some numbers."""
     name, defaults = _WITH_NUMBERS[reader.node.op]
@@ -94,13 +95,13 @@ def read_gelu(reader: OnnxNodeReader) -> Results:
     return reader.graph.call("gelu.default", reader.value(), approximate=how)
 
 
-@onnx_operator(*_BINARY)
+@onnx_operators(_BINARY)
 def read_binary(reader: OnnxNodeReader) -> Results:
     """Read arithmetic or a comparison."""
     return reader.graph.call(_BINARY[reader.node.op], reader.value(0), reader.value(1))
 
 
-@onnx_operator(*_VARIADIC)
+@onnx_operators(_VARIADIC)
 def read_variadic(reader: OnnxNodeReader) -> Results:
     """Read an extreme, sum or mean of tensors."""
     op = _VARIADIC[reader.node.op]
@@ -183,7 +184,7 @@ def read_clip(reader: OnnxNodeReader) -> Results:
     return reader.graph.call("clamp.default", reader.value(), low, high)
 
 
-@onnx_operator("Softmax", "LogSoftmax")
+@onnx_operators(("Softmax", "LogSoftmax"))
 def read_softmax(reader: OnnxNodeReader) -> Results:
     """Read softmax over an axis; before opset 13 over all axes from one on."""
     graph = reader.graph
@@ -205,7 +206,7 @@ def _reduced_axes(reader: OnnxNodeReader) -> tuple[int, ...]:
     return tuple(require_axis(axis, ndim) for axis in axes)
 
 
-@onnx_operator(*_REDUCTIONS)
+@onnx_operators(_REDUCTIONS)
 def read_reduction(reader: OnnxNodeReader) -> Results:
     """Read a mean, sum, product or extreme over axes."""
     axes = _reduced_axes(reader)
@@ -219,7 +220,7 @@ def _reduce(
     return reader.graph.call(op, x, axes, keeps_axes) if axes else x
 
 
-@onnx_operator("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum")
+@onnx_operators(("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum"))
 def read_norm(reader: OnnxNodeReader) -> Results:
     """Read a norm, the sum of squares, or the logarithm of a sum, over axes."""
     graph = reader.graph
@@ -233,7 +234,7 @@ def read_norm(reader: OnnxNodeReader) -> Results:
     return graph.call(ends[op], x) if op in ends else x
 
 
-@onnx_operator("ArgMax", "ArgMin")
+@onnx_operators(("ArgMax", "ArgMin"))
 def read_arg_extreme(reader: OnnxNodeReader) -> Results:
     """Read the place of the largest or the smallest value of an axis."""
     op = f"{reader.node.op.lower()}.default"

@@ -186,20 +186,23 @@ def upsample_bilinear2d(
     *_: object,
 ) -> TorchTensor:
     """Resize images by interpolation between the nearest pixels."""
-    order = choose_image_order(x)
-    images = x.transpose(order)
-    for axis, target in zip((1, 2), _target_size(x, output_size, scales), strict=True):
-        size = images.shape[axis]
-        if align_corners:
-            places = np.arange(target) * ((size - 1) / max(target - 1, 1))
-        else:
-            places = np.maximum((np.arange(target) + 0.5) * (size / target) - 0.5, 0)
+
+    def weigh(size: int, target: int) -> np.ndarray:
+        places = np.maximum(_find_places(size, target, align_corners=align_corners), 0)
         low = np.minimum(places.astype(int), size - 1)
         weights = np.zeros((target, size), np.float32)
         weights[np.arange(target), low] += 1 - (places - low)
         weights[np.arange(target), np.minimum(low + 1, size - 1)] += places - low
-        images = _multiply_axis(images, axis, weights)
-    return TorchTensor(images, order)
+        return weights
+
+    return _resize(x, _target_size(x, output_size, scales), weigh)
+
+
+def _find_places(size: int, target: int, *, align_corners: bool) -> np.ndarray:
+    """Return the places among `size` pixels of the centres of `target` pixels."""
+    if align_corners:
+        return np.arange(target) * ((size - 1) / max(target - 1, 1))
+    return (np.arange(target) + 0.5) * (size / target) - 0.5
 
 
 @aten("upsample_bicubic2d.vec", "upsample_bicubic2d.default")
@@ -210,13 +213,10 @@ def upsample_bicubic2d(
     scales: object = None,
     *_: object,
 ) -> TorchTensor:
-    """Images resized by cubic interpolation between four pixels (Keys 1981, a = -0.75)."""
+    """Resize images by cubic interpolation between four pixels (Keys 1981, a = -0.75)."""
 
     def weigh(size: int, target: int) -> np.ndarray:
-        if align_corners:
-            places = np.arange(target) * ((size - 1) / max(target - 1, 1))
-        else:
-            places = (np.arange(target) + 0.5) * (size / target) - 0.5
+        places = _find_places(size, target, align_corners=align_corners)
         weights = np.zeros((target, size), np.float32)
         for offset in (-1, 0, 1, 2):
             pixels = np.floor(places).astype(int) + offset
