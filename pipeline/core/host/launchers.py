@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 from zlib import crc32
 
-from pipeline.core.errors import RecipeError
+from pipeline.core.errors import RecipeError, RunError
 
 LaunchName = Literal["env", "jax", "mpi", "skypilot", "slurm"]
 MAX_PORT = 65_535
@@ -268,6 +268,16 @@ def find_place(launch: str, environment: Environment) -> Place | None:
         return None
     _require_one_place(several, environment)
     return several[0].open_place(environment)
+
+
+def require_one_process(environment: Environment) -> None:
+    """Raise RunError if a launcher has started this process among others."""
+    place = find_place("auto", environment)
+    if place is not None:
+        raise RunError(
+            f"{place.launcher} has started {place.size} processes, and each would train a copy; "
+            "train in one, or remove the launcher's variables from os.environ"
+        )
 
 
 def _require_one_place(launchers: Sequence[Launcher], environment: Environment) -> None:

@@ -147,8 +147,7 @@ def _report(place: Place, limit_s: float) -> str:
             reason = system_reason(error)
         if time.monotonic() + RETRY_S > deadline:
             return (
-                f"{place}: no answer from process 0 at {place.address} in {limit_s:g} s "
-                f"({reason})"
+                f"{place}: no answer from process 0 at {place.address} in {limit_s:g} s ({reason})"
             )
         time.sleep(RETRY_S)
 

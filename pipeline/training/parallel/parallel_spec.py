@@ -71,9 +71,10 @@ class ParallelSpec(Spec):
     """Parts of a batch whose gradients are added in a fixed order, with `exact`. null: the largest
     common divisor of 8 and the batch size, or the number of devices if that is larger. It must be a
     multiple of the number of devices."""
-    reproducible: Literal["exact", "layout", "close"]
+    reproducible: Literal["exact", "layout", "close"] | None
     """exact: the same bits on any number of devices and processes; layout: the same bits on the
-    same number of both; close: the same within rounding."""
+    same number of both; close: the same within rounding. null: layout with semi_auto and auto, else
+    exact."""
     sync_batch_norm: bool
     """Whether batch norm uses statistics of the whole batch, not of shards; not with `exact`."""
     mirror_mean: bool
