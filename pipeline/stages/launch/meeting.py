@@ -7,6 +7,7 @@ process waits until all others have reported to it. Then all connect.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections.abc import Mapping
@@ -41,7 +42,8 @@ def _gather(place: Place, limit_s: float) -> str:
         try:
             desk = stack.enter_context(_listen(place))
         except OSError as error:
-            return f"{place}: can't listen at {place.address}: {system_reason(error)}"
+            reason = os.strerror(error.errno) if error.errno else system_reason(error)
+            return f"{place}: can't listen at {place.address}: {reason}"
         guests = _Guests(place, stack)
         problem = guests.wait(desk, limit_s)
         guests.answer(problem)
@@ -107,6 +109,7 @@ class _Guests:
             guest.close()  # a stranger
             return ""
         guest.settimeout(None)
+        self._forget_those_who_left()
         is_double = rank == 0 or rank in self.guests
         self.guests[-1 if is_double else rank] = guest
         if size != self.place.size:
