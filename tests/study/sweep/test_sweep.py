@@ -458,7 +458,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(
 
     with monkeypatch.context() as patch:
         patch.setattr("pipeline.engine.monitors.background.BackgroundMonitor.on_sink", terminate)
-        assert pipeline(*asked, "hydra.sweep.dir=mine") == 1
+        assert pipeline(*asked, "hydra.sweep.dir=mine") == 75
     sweep_dir = tmp_path / "mine"
     assert pipeline(*asked, "hydra.sweep.dir=mine") == 0
     assert [row["status"] for row in read_table(sweep_dir)] == ["done", "done"]
