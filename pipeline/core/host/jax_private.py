@@ -53,18 +53,6 @@ def close_devices() -> None:
     clear_backends()
 
 
-def disconnect_processes() -> None:
-    """Disconnect from the other processes, and close all devices. Their arrays become invalid.
-
-    Afterwards JAX computes alone, or connects again. `jax.distributed.shutdown` alone keeps the
-    devices and the numbers of the connection.
-    """
-    jax.distributed.shutdown()
-    distributed.global_state.num_processes = 1
-    distributed.global_state.process_id = 0
-    clear_backends()
-
-
 def coordination_client() -> Any:
     """Return the client of `jax.distributed`, by which processes exchange values without devices.
 

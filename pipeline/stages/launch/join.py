@@ -21,8 +21,8 @@ LOCAL = "PIPELINE_LOCAL"
 """Variable of a process that `launch=local` has started."""
 CONNECT_S = 60
 """Seconds in which JAX connects processes that have met."""
-RUN_NUMBERS = count()
-"""Numbers of agreements of all runs of a program that connected its processes itself."""
+AGREEMENTS = count()
+"""Numbers of the agreements of all runs of this process."""
 PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "grpc_proxy")
 """Variables that would send the messages between processes to a proxy."""
 
@@ -32,16 +32,15 @@ def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[R
     """Join the processes of a run, if a launcher has started several.
 
     All processes must have the same recipe and versions. An error of one process ends all: that
-    process ends at once, and the others, which wait for it in a step, raise PeerGoneError. If the
-    processes are connected already, as Ray Train does it, they stay connected. Raises RecipeError
-    for invalid variables and for a recipe that trains in one process, RunError if the processes
-    don't meet in time.
+    process ends at once, and the others, which wait for it in a step, raise PeerGoneError. The
+    processes stay connected for further runs of the program; Ray Train connects them before.
+    Raises RecipeError for invalid variables and for a recipe that trains in one process, RunError
+    if the processes don't meet in time.
     """
     if recipe.launch.name == "none":
         yield Ranks()
         return
-    ranks = _take_over(recipe)
-    is_guest = ranks is not None
+    ranks = _find_connection(recipe)
     if ranks is None:
         name = recipe.launch.name
         place = find_place("env" if name == "local" else name, environment)
@@ -52,7 +51,7 @@ def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[R
         ranks.require_same(list_shared_facts(recipe))
         yield ranks
     except BaseException as error:
-        if is_guest or ranks.size == 1:
+        if ranks.size == 1:
             raise
         if is_peer_error(error):
             gone = PeerGoneError(
@@ -63,17 +62,12 @@ def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[R
             raise gone from error
         _leave_at_exit(error)
         raise
-    if ranks.size > 1:
-        # The others wait for the first process to finish writing, since JAX aborts late processes.
-        ranks.agree(lambda: None)
-        if not is_guest:
-            from pipeline.core.host.jax_private import disconnect_processes
-
-            disconnect_processes()
+    # The others wait for the first process to finish writing.
+    ranks.agree(lambda: None)
 
 
-def _take_over(recipe: Recipe) -> Ranks | None:
-    """Return the place of this process if its program has connected processes before."""
+def _find_connection(recipe: Recipe) -> Ranks | None:
+    """Return the place of this process if an earlier run or its program has connected it."""
     if "jax" not in sys.modules:
         return None
     from pipeline.core.host.jax_private import coordination_client, read_joined_process
@@ -83,7 +77,7 @@ def _take_over(recipe: Recipe) -> Ranks | None:
         return None
     rank, size = joined
     _require_parallel_mode(recipe, f"jax.distributed has connected {size} processes")
-    return Ranks(rank, size, recipe.launch.stuck_seconds, coordination_client(), RUN_NUMBERS)
+    return Ranks(rank, size, recipe.launch.stuck_seconds, coordination_client(), AGREEMENTS)
 
 
 def _require_parallel_mode(recipe: Recipe, reason: str) -> None:
@@ -131,7 +125,9 @@ def _connect(place: Place, launch: LaunchSpec) -> Ranks:
         raise problem from error
     finally:
         os.environ.update(proxies)
-    return Ranks(place.rank, place.size, launch.stuck_seconds, coordination_client())
+    # Another run may follow. JAX waits for all here, and would abort late processes otherwise.
+    atexit.register(jax.distributed.shutdown)
+    return Ranks(place.rank, place.size, launch.stuck_seconds, coordination_client(), AGREEMENTS)
 
 
 def _leave_at_exit(error: BaseException) -> None:

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,51 +13,96 @@ import pytest
 from pipeline import load_recipe
 from pipeline.core.errors import RecipeError
 from pipeline.stages.run import run
+from pipeline.stages.runner.context import RunOptions
 from tests import outcome
-from tests.stages.launch.engine_runs import ENGINES, TINY
+from tests.forked import start_forked
+from tests.stages.launch.engines import ENGINES
 
-ROOT = Path(__file__).parents[3]
+TINY = (
+    "model=mlp",
+    "model.hidden=[12]",
+    "monitor.tensorboard=false",
+    "stages=[data,build,compile,train]",
+    "train.sink_size=10",
+    "train.steps=20",
+    "parallel.mode=data",
+    "parallel.shards=2",
+)
 
 
-def start(folder: Path, cache: Path, size: int) -> Sequence[str]:
-    """Run the recipe once by each engine; return the lines of the processes."""
+def open_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    folder.mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    processes = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.stages.launch.engine_runs"),
-                *(str(rank), str(size), str(port), str(cache)),
-            ],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    said = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * size, said
-    return said
+        return int(probe.getsockname()[1])
+
+
+def train(engine: str, size: int, cache: Path, folder: Path) -> list[str]:
+    """Run the recipe in `size` processes of an engine; return their lines."""
+    port = open_port()
+    said = [folder / f"{engine}_{size}_{rank}.txt" for rank in range(size)]
+    processes = []
+    for rank, lines in enumerate(said):
+        environment = {
+            **os.environ,
+            "XDG_CACHE_HOME": str(cache.parent),
+            **ENGINES[engine](rank, size, port),
+        }
+        words = ["+recipe=lenet5_digits", *TINY, f"hydra.run.dir={engine}_{size}"]
+        processes.append(start_forked(words, folder, environment, [lines] * 2))
+    for process in processes:
+        process.join(240)
+    texts = [lines.read_text() for lines in said]
+    assert [process.exitcode for process in processes] == [0] * size, texts
+    return texts
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs")
 def test_each_engine_trains_one_network(cache: Path, tmp_path: Path) -> None:
-    """They also run one after the other in the same processes."""
-    two = start(tmp_path / "two", cache, 2)
-    start(tmp_path / "one", cache, 1)
-    expected = outcome.metrics(tmp_path / "one/torchrun")
+    train("torchrun", 1, cache, tmp_path)
+    expected = outcome.metrics(tmp_path / "torchrun_1")
     assert len(expected) == 20
     for engine in ENGINES:
-        for size in ("one", "two"):
-            assert outcome.metrics(tmp_path / size / engine) == expected, (engine, size)
-        assert outcome.arrays(tmp_path / "two" / engine).keys()
-    assert two[0].count("2 devices in 2 processes") == len(ENGINES)
+        texts = train(engine, 2, cache, tmp_path)
+        assert "rank_id 0 of rank_size 2" in texts[0], engine
+        assert "rank_id 1 of rank_size 2" in texts[1], engine
+        assert outcome.metrics(tmp_path / f"{engine}_2") == expected, engine
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("optimized_programs")
+def test_processes_that_a_program_has_connected_train_several_runs(
+    cache: Path, tmp_path: Path
+) -> None:
+    """As Ray Train's workers, which jax.distributed connects first; devices are open already."""
+    script = (
+        "import sys, jax\n"
+        "from pathlib import Path\n"
+        "from pipeline import load_recipe\n"
+        "from pipeline.stages.run import run\n"
+        "from pipeline.stages.runner.context import RunOptions\n"
+        "rank, port, cache, *words = sys.argv[1:]\n"
+        "jax.distributed.initialize(f'127.0.0.1:{port}', 2, int(rank))\n"
+        "jax.devices()\n"
+        "recipe = load_recipe('lenet5_digits', [*words, f'cache.root={cache}'])\n"
+        "print([run(recipe, RunOptions(run_dir=Path(name))).steps for name in ('a', 'b')])\n"
+    )
+    port = open_port()
+    words = [str(port), str(cache), *TINY]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(rank), *words],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    texts = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], texts
+    assert "[20, 20]" in texts[1]
+    assert outcome.metrics(tmp_path / "a") == outcome.metrics(tmp_path / "b")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -68,8 +112,8 @@ def test_recipe_for_one_process_is_refused(
     """N processes would train N copies."""
     for name, value in ENGINES[engine](0, 2, 29_500).items():
         monkeypatch.setenv(name, value)
-    recipe = load_recipe("lenet5_digits", [*TINY, "parallel.mode=none", "parallel.shards=null"])
+    alone = ("parallel.mode=none", "parallel.shards=null", f"cache.root={cache}")
     with pytest.raises(RecipeError) as refused:
-        run(recipe)
+        run(load_recipe("lenet5_digits", [*TINY, *alone]), RunOptions())
     assert "parallel.mode = none: must be data, since " in str(refused.value)
     assert "has started 2 processes; or set launch=none" in str(refused.value)

@@ -1,32 +1,10 @@
-"""Trains a recipe under each engine's variables, one run after the other in this process.
-
-`python -m tests.stages.launch.engine_runs RANK SIZE PORT CACHE` is one of several such processes.
-A run's directory has the name of its engine; the first process writes it.
-"""
+"""The variables that each engine sets in a process, by rank, number of processes and port."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
-from pipeline import load_recipe
-from pipeline.stages.run import run
-from pipeline.stages.runner.context import RunOptions
-
-TINY = (
-    "model=mlp",
-    "model.hidden=[12]",
-    "monitor.tensorboard=false",
-    "eval.every_passes=null",
-    "train.sink_size=10",
-    "train.steps=20",
-    "parallel.mode=data",
-    "parallel.shards=2",
-)
 Variables = Callable[[int, int, int], dict[str, str]]
-"""Returns the variables of a process by rank, number of processes and port."""
 
 ENGINES: dict[str, Variables] = {
     "torchrun": lambda rank, size, port: {
@@ -48,13 +26,13 @@ ENGINES: dict[str, Variables] = {
         "JAX_NUM_PROCESSES": str(size),
         "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
     },
-    "job": lambda rank, size, port: {
+    "indexed_job": lambda rank, size, port: {
         "JOB_COMPLETION_INDEX": str(rank),
         "WORLD_SIZE": str(size),
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(port),
     },
-    "mpi": lambda rank, size, port: {
+    "open_mpi": lambda rank, size, port: {
         "OMPI_COMM_WORLD_RANK": str(rank),
         "OMPI_COMM_WORLD_SIZE": str(size),
         "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
@@ -75,17 +53,3 @@ ENGINES: dict[str, Variables] = {
         "SLURM_LOCALID": str(rank),
     },
 }
-
-
-def main(rank: int, size: int, port: int, cache: Path) -> None:
-    recipe = load_recipe("lenet5_digits", [*TINY, f"cache.root={cache}"])
-    original = dict(os.environ)
-    for name, variables in ENGINES.items():
-        os.environ |= variables(rank, size, port)
-        run(recipe, RunOptions(run_dir=Path(name)))
-        os.environ.clear()
-        os.environ |= original
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
