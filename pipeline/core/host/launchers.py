@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -265,7 +267,7 @@ def find_place(launch: str, environment: Environment) -> Place | None:
     several = [launcher for launcher in launchers if launcher.read_place(environment)[1] > 1]
     if not several:
         _require_size(environment)
-        return None
+        return _find_ray_worker()
     _require_one_place(several, environment)
     return several[0].open_place(environment)
 
@@ -286,6 +288,31 @@ def _require_one_place(launchers: Sequence[Launcher], environment: Environment) 
         seen = ", ".join(f"{rank} of {size} ({title})" for title, (rank, size) in places.items())
         names = " or ".join(f"launch={launcher.name}" for launcher in launchers)
         raise RecipeError(f"launch = auto: the process has several ranks: {seen}; set {names}")
+
+
+def _find_ray_worker() -> Place | None:
+    """Return the place of a worker of Ray Train, which sets no variables on CPUs.
+
+    The workers agree on the address of the first one; all must call this.
+    """
+    train = sys.modules.get("ray.train")
+    if train is None:
+        return None
+    try:
+        context = train.get_context()
+    except RuntimeError:  # not in a worker
+        return None
+    size = context.get_world_size()
+    if size < 2:
+        return None
+    from ray.train.collective import broadcast_from_rank_zero
+    from ray.util import get_node_ip_address
+
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        address = _join_address(get_node_ip_address(), probe.getsockname()[1])
+    rank = context.get_world_rank()
+    return Place(rank, size, broadcast_from_rank_zero(address), context.get_local_rank(), "Ray")
 
 
 def _require_size(environment: Environment) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from pipeline.core.errors import RecipeError, RunError
@@ -179,3 +182,27 @@ def test_one_process_is_required() -> None:
     require_one_process({})
     with pytest.raises(RunError, match="torchrun has started 4 processes, and each would train"):
         require_one_process(TORCHRUN)
+
+
+def test_worker_of_ray_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray sets no variables; its workers agree on the first one's address."""
+    context = SimpleNamespace(
+        get_world_size=lambda: 3, get_world_rank=lambda: 2, get_local_rank=lambda: 0
+    )
+    answers = SimpleNamespace(broadcast_from_rank_zero=lambda address: "10.0.0.1:7000")
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "ray.train", SimpleNamespace(get_context=lambda: context))
+    monkeypatch.setitem(sys.modules, "ray.train.collective", answers)
+    node = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.3")
+    monkeypatch.setitem(sys.modules, "ray.util", node)
+    assert find_place("auto", {}) == Place(2, 3, "10.0.0.1:7000", 0, "Ray")
+    context.get_world_size = lambda: 1
+    assert find_place("auto", {}) is None
+
+
+def test_program_that_imports_ray_train_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError("not in a training function")
+
+    monkeypatch.setitem(sys.modules, "ray.train", SimpleNamespace(get_context=refuse))
+    assert find_place("auto", {}) is None
