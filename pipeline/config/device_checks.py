@@ -160,12 +160,22 @@ def check_launcher(recipe: Recipe) -> Iterator[str]:
     """A launcher needs a `parallel.mode` and features that support several processes."""
     launch = recipe.launch
     mode = recipe.parallel.mode
-    if launch.name != "local" and launch.processes is not None:
-        yield f"launch.processes = {launch.processes}: needs launch=local; it is {launch.name}"
+    processes = launch.processes or DEFAULT_PROCESSES
+    local = {key: getattr(launch, key) for key in ("processes", "restarts", "min_processes")}
+    for key, value in local.items():
+        if launch.name != "local" and value:
+            yield f"launch.{key} = {value}: needs launch=local; it is {launch.name}"
+    if launch.min_processes is not None:
+        least = f"launch.min_processes = {launch.min_processes}"
+        if launch.min_processes > processes:
+            yield f"{least}: must be at most launch.processes = {processes}"
+        elif launch.min_processes < processes and recipe.parallel.reproducible != "exact":
+            rule = "must be null or equal with parallel.reproducible"
+            yield f"{least}: {rule} = {recipe.parallel.reproducible}; fewer processes change bits"
     if launch.name not in ("auto", "none") and mode == "none":
         yield f"launch = {launch.name}: needs parallel.mode=data; it is none"
     elif launch.name == "local":
-        yield from check_processes(recipe, launch.processes or DEFAULT_PROCESSES)
+        yield from check_processes(recipe, processes)
 
 
 def check_processes(recipe: Recipe, processes: int) -> Iterator[str]:

@@ -34,14 +34,6 @@ GRACE_S = 3.0
 Workers = Sequence[subprocess.Popen[bytes]]
 
 
-class ProcessError(PipelineError):
-    """The error of the process that failed first, with its exit status."""
-
-    def __init__(self, message: str, exit_status: int) -> None:
-        super().__init__(message)
-        self.exit_status = exit_status
-
-
 @dataclass(frozen=True)
 class Failure:
     """The failure of a process."""
@@ -53,6 +45,16 @@ class Failure:
     """Whether the process failed because another process has ended."""
     message: str | None = None
     """The process's own error; None if it has written none."""
+
+
+class ProcessError(PipelineError):
+    """The error of the process that failed first, with its exit status."""
+
+    def __init__(self, message: str, failure: Failure) -> None:
+        super().__init__(message)
+        self.exit_status = failure.status
+        self.is_death = failure.message is None
+        """Whether the process died or hung, without an error that would occur again."""
 
 
 def run_locally(
@@ -76,12 +78,10 @@ def run_locally(
         elif failed is not None and failed.is_peer_error and silent:
             failed = Failure(silent[0], "did not answer")
         if failed is not None:
-            if failed.rank == 0 and failed.message:
-                raise ProcessError(failed.message, failed.status)
             log = run_dir / RANKS / f"{failed.rank}.log"
-            raise ProcessError(
-                f"process {failed.rank} of {processes} {failed.reason}; log: {log}", failed.status
-            )
+            message = f"process {failed.rank} of {processes} {failed.reason}; log: {log}"
+            is_first = failed.rank == 0 and failed.message
+            raise ProcessError(failed.message if is_first else message, failed)
         return read_summary(folder)
 
 

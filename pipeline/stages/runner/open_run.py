@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -15,14 +17,14 @@ from pipeline.checkpoint.restore import FOLDER, saved_steps
 from pipeline.config.checks import fit_to_processes
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.core.host.signals import heard
+from pipeline.core.host.signals import Signals, heard
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.data.text.text_format import write_tokenizer
 from pipeline.engine.monitors.log_levels import log_by_level
 from pipeline.engine.non_finite_step import NonFiniteStepError
 from pipeline.stages.build import fingerprint_rates
-from pipeline.stages.launch.local import run_locally
+from pipeline.stages.launch.local import ProcessError, run_locally
 from pipeline.stages.record import recorded_recipe, run_directory
 from pipeline.stages.record.continuity import require_same_origin
 from pipeline.stages.record.environment import describe_process
@@ -47,8 +49,9 @@ SAVING = {"train", "checkpoint"}
 def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
     """Run in several processes on this machine; return the summary of the first process.
 
-    Every process calls `run`. Raises the error of the process that failed first, and RecipeError
-    for a pruner or callbacks, which the other processes don't have.
+    Every process calls `run`. After the death of a process, they are started again from the last
+    checkpoint, up to `launch.restarts` times. Raises the error of the process that failed first,
+    and RecipeError for a pruner or callbacks, which the other processes don't have.
     """
     if options.pruner is not None:
         raise RecipeError("launch = local: must be none in a sweep that prunes its trials")
@@ -56,25 +59,23 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
         problem = "must be none with callbacks from Python; name them in train.callbacks"
         raise RecipeError(f"launch = local: {problem}")
     processes = recipe.launch.processes or DEFAULT_PROCESSES
-    recipe, folder = _place_run(recipe, options.run_dir, Ranks(), processes)
+    fitted, folder = _place_run(recipe, options.run_dir, Ranks(), processes)
     run_dir = folder.path
     if folder.resuming:
         with convert_os_errors(run_dir):
             run_directory.require_own(run_dir)
-    tree = recipe.whole_tree()
-    tree["train"]["resume"] = str(run_dir) if folder.resuming else None
     request = {
-        "recipe": tree,
+        "recipe": _make_worker_tree(fitted, run_dir if folder.resuming else None),
         "run_dir": str(run_dir),
         "changed": dict(options.changed),
         # All processes of a machine have the same clock.
         "started_at": options.started_at,
         "parent": os.getpid(),
     }
-    advice = _make_resume_advice(recipe, options, run_dir)
+    advice = _make_resume_advice(fitted, options, run_dir)
     try:
         with heard(options.signals):
-            summary = run_locally(request, run_dir, options.signals, processes, recipe.launch)
+            summary = _run_with_restarts(recipe, request, run_dir, options.signals)
     except BaseException:
         if saved_steps(run_dir / FOLDER):
             _report_advice(advice, Reporter())
@@ -82,6 +83,45 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
     if summary.status == "stopped":
         _report_advice(advice, Reporter())
     return summary
+
+
+def _run_with_restarts(
+    recipe: Recipe, request: Mapping[str, Any], run_dir: Path, signals: Signals
+) -> Summary:
+    """Run the processes of a request, and start them again if one of them dies."""
+    launch = recipe.launch
+    processes = launch.processes or DEFAULT_PROCESSES
+    for number in count(1):
+        try:
+            return run_locally(request, run_dir, signals, processes, launch)
+        except ProcessError as error:
+            if number > launch.restarts or signals.stop or not error.is_death:
+                raise
+            processes, fitted = _leave_out_process(recipe, processes)
+            text = f"restart {number} of {launch.restarts} in {processes} of the processes: {error}"
+            Reporter().warn(text)
+            resumed = run_dir if (run_dir / run_directory.RECIPE).exists() else None
+            request = {**request, "recipe": _make_worker_tree(fitted, resumed)}
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _leave_out_process(recipe: Recipe, processes: int) -> tuple[int, Recipe]:
+    """Return the number of processes after the death of one, and their recipe.
+
+    It is the largest number that divides the shards, or `processes` if fewer aren't allowed.
+    """
+    least = recipe.launch.min_processes or processes
+    for fewer in range(processes - 1, least - 1, -1):
+        launch = recipe.launch.model_copy(update={"processes": fewer})
+        with suppress(RecipeError):
+            return fewer, fit_to_processes(recipe.model_copy(update={"launch": launch}), fewer)
+    return processes, fit_to_processes(recipe, processes)
+
+
+def _make_worker_tree(recipe: Recipe, resumed: Path | None) -> dict[str, Any]:
+    tree = recipe.whole_tree()
+    tree["train"]["resume"] = None if resumed is None else str(resumed)
+    return tree
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipeline.core.host.launchers import LaunchName
 from pipeline.core.registry import FilePath, Seq, Spec
@@ -125,6 +125,10 @@ class LaunchSpec(Spec):
     name: Literal["auto", "local", "none"] | LaunchName
     processes: PositiveInt | None
     """Processes that `local` starts; null: 2."""
+    restarts: NonNegativeInt
+    """How often `local` starts again from the last checkpoint after a process has died."""
+    min_processes: PositiveInt | None
+    """Least processes of a restart, which leaves out a process that died; null: all start again."""
     start_seconds: Timeout | None
     """Seconds that processes wait for each other to start; null: 60 on one machine, else 1,800."""
     heartbeat_seconds: Timeout

@@ -137,6 +137,27 @@ def test_a_killed_process_ends_all(
     assert re.search(r"^resume .*launch.processes=2.* train.resume=./run$", said, re.MULTILINE)
 
 
+@pytest.mark.usefixtures("optimized_programs")
+def test_run_continues_with_the_processes_that_are_left(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    """Four, then two, then one; the losses are those of a run without a death."""
+    length = ("train.steps=3000", "train.dispatch_seconds=0.2")
+    four = ("launch=local", "launch.processes=4", "launch.restarts=3", "launch.min_processes=1")
+    process = start(*length, *four)
+    wait_for(lambda: has_trained(tmp_path))
+    os.kill(workers_of(process)[2], signal.SIGKILL)
+    wait_for(lambda: "restart 1 of 3 in 2 of the processes" in (tmp_path / "said").read_text())
+    wait_for(lambda: len(workers_of(process)) == 2)
+    wait_for(lambda: (tmp_path / "run/ranks/1.log").read_text().count("from step") == 1)
+    os.kill(workers_of(process)[0], signal.SIGKILL)
+    assert wait(process, 120) == 0
+    said = (tmp_path / "said").read_text()
+    assert "restart 2 of 3 in 1 of the processes: process 0 of 2 was ended by SIGKILL" in said
+    assert wait(start(*length, run_dir="whole"), 120) == 0
+    assert normal(tmp_path / "run") == normal(tmp_path / "whole")
+
+
 def test_a_process_that_does_not_answer_ends_all(
     start: Callable[..., Process], tmp_path: Path
 ) -> None:
