@@ -9,7 +9,6 @@ from pipeline.backends.gpu.chip_target import read_target
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.value_text import show
 from pipeline.training.parallel.microbatches import compute_batch_multiple
-from pipeline.training.parallel.parallel_spec import DEFAULT_PROCESSES
 from pipeline.training.parallel.shards import num_shards
 
 COMPILING = ("data", "build", "compile")
@@ -165,7 +164,7 @@ def check_launcher(recipe: Recipe) -> Iterator[str]:
     if launch.name in ("local", "env", "slurm") and mode == "none":
         yield f"launch = {launch.name}: needs parallel.mode=data; it is none"
     elif launch.name == "local":
-        yield from check_processes(recipe, launch.processes or DEFAULT_PROCESSES)
+        yield from check_processes(recipe, launch.num_processes)
 
 
 def check_processes(recipe: Recipe, processes: int) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,9 @@ from typing import Any, Literal
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError, exit_status_of, first_line
-from pipeline.stages.record.summary import list_shared_facts
+from pipeline.core.files.strict_json import json_text
+from pipeline.core.plugins.loading import FLAG, loaded_plugins
+from pipeline.stages.record.summary import find_version, list_versions
 from pipeline.training.parallel.parallel_spec import LaunchSpec
 from pipeline.training.parallel.ranks import PeerGoneError, Ranks, is_peer_error
 
@@ -112,9 +115,13 @@ def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[R
     if place is None:
         yield Ranks()
         return
-    ranks = _meet(place, launch)
+    _meet(place, launch)
+    from pipeline.core.host.jax_private import coordination_client
+
+    ranks = Ranks(place.rank, place.size, launch.stuck_seconds, coordination_client())
     try:
-        ranks.require_same(list_shared_facts(recipe))
+        facts = list_shared_facts(recipe)
+        ranks.require_same(facts)
         yield ranks
     except BaseException as error:
         if is_peer_error(error):
@@ -133,15 +140,22 @@ def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[R
     jax.distributed.shutdown()
 
 
-def _meet(place: RankPlace, launch: LaunchSpec) -> Ranks:
+def list_shared_facts(recipe: Recipe) -> dict[str, str]:
+    """Return the recipe, plug-ins and versions that all processes of a run must share, by name."""
+    tree = recipe.model_dump(mode="json", exclude={"launch", "debug"})
+    digest = hashlib.sha256(json_text(tree).encode()).hexdigest()[:16]
+    plugins = {f"{FLAG} {plugin.name}": json_text(plugin.describe()) for plugin in loaded_plugins()}
+    libraries = list_versions({name: find_version(name) for name in ("jax", "jaxlib")})
+    return {"recipe": digest, **plugins, **libraries}
+
+
+def _meet(place: RankPlace, launch: LaunchSpec) -> None:
     """Connect to the other processes. Raises RunError if that fails."""
     proxies = {name: os.environ.pop(name) for name in PROXIES if name in os.environ}
     flag = f"--xla_cpu_collective_timeout_seconds={round(launch.stuck_seconds)}"
     if flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     import jax
-
-    from pipeline.core.host.jax_private import coordination_client
 
     settings: dict[str, Any] = {"cluster_detection_method": place.launcher}
     if place.address is not None:
@@ -173,7 +187,6 @@ def _meet(place: RankPlace, launch: LaunchSpec) -> Ranks:
     finally:
         limit.cancel()
         os.environ.update(proxies)
-    return Ranks(place.rank, place.size, launch.stuck_seconds, coordination_client())
 
 
 def _give_up(place: RankPlace, limit_s: float) -> None:

@@ -36,7 +36,6 @@ from pipeline.stages.record.provenance import add_provenance
 from pipeline.stages.record.run_directory import RunFolder, open_folder
 from pipeline.stages.record.summary import Summary, describe_start_up
 from pipeline.stages.runner.context import RunContext, RunOptions
-from pipeline.training.parallel.parallel_spec import DEFAULT_PROCESSES
 from pipeline.training.parallel.ranks import Ranks
 from pipeline.training.rate_table import RateFile
 
@@ -55,8 +54,7 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
     if options.callbacks:
         problem = "must be none with callbacks from Python; name them in train.callbacks"
         raise RecipeError(f"launch = local: {problem}")
-    processes = recipe.launch.processes or DEFAULT_PROCESSES
-    recipe, folder = _place_run(recipe, options.run_dir, Ranks(), processes)
+    recipe, folder = _place_run(recipe, options, Ranks(), recipe.launch.num_processes)
     run_dir = folder.path
     if folder.resuming:
         with convert_os_errors(run_dir):
@@ -74,7 +72,7 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
     advice = _make_resume_advice(recipe, options, run_dir)
     try:
         with heard(options.signals):
-            summary = run_locally(request, run_dir, options.signals, processes, recipe.launch)
+            summary = run_locally(request, run_dir, options.signals, recipe.launch)
     except BaseException:
         if saved_steps(run_dir / FOLDER):
             _report_advice(advice, Reporter())
@@ -92,7 +90,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
     print their lines. Raises RecipeError if the recipe doesn't fit the number of processes, or the
     run that it resumes.
     """
-    recipe, folder = _place_run(recipe, options.run_dir, ranks, ranks.size)
+    recipe, folder = _place_run(recipe, options, ranks, ranks.size)
     run_dir = folder.path
     summary = Summary(recipe.name, recipe.device.name, recipe.seed, recipe.stages, str(run_dir))
     with heard(options.signals), ExitStack() as stack:
@@ -120,7 +118,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
 
 
 def _place_run(
-    recipe: Recipe, run_dir: Path | None, ranks: Ranks, processes: int
+    recipe: Recipe, options: RunOptions, ranks: Ranks, processes: int
 ) -> tuple[Recipe, RunFolder]:
     """Return the recipe for a number of processes, and the directory of a new or resumed run.
 
@@ -129,15 +127,12 @@ def _place_run(
     recipe = fit_to_processes(recipe, processes)
 
     def choose() -> tuple[str, bool]:
-        resumed = recorded_recipe.find_run_to_resume(recipe)
-        if resumed is not None:
-            return str(resumed), True
-        new = (
-            run_directory.make_run_dir(run_dir)
-            if run_dir
-            else run_directory.create_run_dir(recipe.name)
-        )
-        return str(new), False
+        run_dir = recorded_recipe.find_run_to_resume(recipe)
+        if run_dir is not None:
+            return str(run_dir), True
+        if options.run_dir:
+            return str(run_directory.make_run_dir(options.run_dir)), False
+        return str(run_directory.create_run_dir(recipe.name)), False
 
     path, resuming = ranks.agree(choose)
     return recipe, open_folder(Path(path), ranks, resuming=resuming)
