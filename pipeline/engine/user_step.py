@@ -20,7 +20,8 @@ from pipeline.backends.base import CompileReport, Mechanism
 from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.loading.loader import Loader
 from pipeline.backends.loading.window import Inputs, batch_at
-from pipeline.backends.xla import LoopCarry, make_train_loop, run_once, split_at_windows
+from pipeline.backends.step_loops import LoopCarry, make_train_loop, run_once
+from pipeline.backends.xla import split_at_windows
 from pipeline.core.errors import RunError
 from pipeline.core.host.platforms import platform_of
 from pipeline.data.batch import Batch
