@@ -8,6 +8,7 @@ when it starts is for tests that start it as a user does.
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import subprocess
@@ -77,4 +78,7 @@ def _command(
             os.dup2(written.fileno(), stream.fileno())
     sys.argv = ["pipeline", *arguments]
     sys.orig_argv = [sys.executable, "-m", "pipeline", *arguments]
-    sys.exit(main(arguments))
+    status = main(arguments)
+    # Multiprocessing ends a process without them.
+    atexit._run_exitfuncs()
+    sys.exit(status)

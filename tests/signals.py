@@ -85,7 +85,7 @@ def time_stop(folder: Path, arguments: list[str], draw: random.Random) -> float:
     process.join(PATIENCE_S)
     seconds = time.monotonic() - begun
     last = outcome.metrics(run_dir)[-1]["step"]
-    assert process.exitcode == 1
+    assert process.exitcode == 75
     assert outcome.read_summary(run_dir)["reason"] == "SIGTERM received"
     assert outcome.checkpoints(run_dir) == [last]
     return seconds

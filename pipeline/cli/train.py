@@ -45,6 +45,7 @@ from pipeline.core.errors import (
     printable,
 )
 from pipeline.core.files.package_paths import CONF
+from pipeline.core.host.launchers import find_place
 from pipeline.core.reporter import MARGIN
 from pipeline.stages.record import run_directory
 from pipeline.stages.record.summary import Summary
@@ -189,6 +190,10 @@ def _run_sweep(arguments: TrainArguments) -> int:
     excluded = (*RESUME_KEYS, SWEEP_DIR)
     job_overrides = [override for override in overrides if key_of(override) not in excluded]
     existing = _find_directory(flags, typed, overrides)
+    place = find_place("auto", os.environ) if existing is None else None
+    if place is not None and value_of(overrides, "launch") in (None, "auto"):
+        rule = f"must be set: {place.launcher} has started {place.size} processes, which share jobs"
+        raise RecipeError([f"{SWEEP_DIR} = null: {rule}"])
     recipe = value_of(overrides, "recipe") or ""
     name = f"sweep_{recipe}" if recipe.isidentifier() else "sweep"
     sweep_dir = existing or run_directory.create_run_dir(name)
@@ -211,7 +216,7 @@ def _run_sweep(arguments: TrainArguments) -> int:
         print("the sweep was stopped", file=sys.stderr)
         stop_status = exit_status_of(interruption)
     status = max(stop_status, conclude(sweep_dir))
-    if stop_status or status == RunError.exit_status:
+    if status in (RunError.exit_status, exit_status_of("stopped")):
         print(
             printable(
                 f"{'resume':<{MARGIN}} {make_resume_sweep_command(arguments.words, sweep_dir)}"

@@ -161,7 +161,7 @@ def check_launcher(recipe: Recipe) -> Iterator[str]:
     mode = recipe.parallel.mode
     if launch.name != "local" and launch.processes is not None:
         yield f"launch.processes = {launch.processes}: needs launch=local; it is {launch.name}"
-    if launch.name in ("local", "env", "slurm") and mode == "none":
+    if launch.name not in ("auto", "none") and mode == "none":
         yield f"launch = {launch.name}: needs parallel.mode=data; it is none"
     elif launch.name == "local":
         yield from check_processes(recipe, launch.num_processes)

@@ -286,16 +286,20 @@ class Recipe(Spec):
     @model_validator(mode="before")
     @classmethod
     def _resolve_layout(cls, tree: Any) -> Any:
-        """Set the global batch size by `batch_per_device`, and the default number of shards."""
+        """Set the global batch size by `batch_per_device`, and the defaults of a layout."""
         try:
             parallel = ParallelSpec.model_validate(tree["parallel"])
             train = dict(tree["train"])
             if parallel.batch_per_device is not None:
                 train["batch_size"] = parallel.batch_per_device * parallel.num_devices
+            # XLA divides the sums of sharded parameters among devices.
+            shards_parameters = parallel.mode in ("semi_auto", "auto")
+            reproducible = parallel.reproducible or ("layout" if shards_parameters else "exact")
             shards = parallel.shards
-            if shards is None and parallel.mode != "none" and parallel.reproducible == "exact":
+            if shards is None and parallel.mode != "none" and reproducible == "exact":
                 shards = choose_num_shards(train["batch_size"], parallel.num_devices)
-            return {**tree, "train": train, "parallel": {**tree["parallel"], "shards": shards}}
+            layout = {**tree["parallel"], "reproducible": reproducible, "shards": shards}
+            return {**tree, "train": train, "parallel": layout}
         except (KeyError, TypeError, ValueError):
             # The check of the fields reports the wrong or missing key.
             return tree

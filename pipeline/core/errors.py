@@ -95,11 +95,15 @@ SUCCEEDED = ("done", "pruned")
 def exit_status_of(outcome: BaseException | str) -> int:
     """Return the exit status for an error, or for the status of a run such as "done".
 
-    It is 0 for success, 2 if a recipe or its data is wrong, and 1 for any other failure.
+    It is 0 for success, 2 if a recipe or its data is wrong, 75 (EX_TEMPFAIL of sysexits.h) if a
+    signal stopped it, so that the same command may be run again, and 1 for any other failure.
     """
     if isinstance(outcome, PipelineError):
         return outcome.exit_status
-    return 0 if outcome in SUCCEEDED else 1
+    status = status_after(outcome) if isinstance(outcome, BaseException) else outcome
+    if status == "stopped":
+        return os.EX_TEMPFAIL
+    return 0 if status in SUCCEEDED else 1
 
 
 def status_after(error: BaseException) -> Literal["failed", "stopped"]:

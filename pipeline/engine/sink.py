@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.core.host.launchers import require_one_process
 from pipeline.engine.sink_settings import SinkResult, SinkSettings
 
 
@@ -36,11 +38,13 @@ def sink(
     the loop. The same call continues from the newest checkpoint.
 
     Raises ValueError for an invalid step, state or setting, DataError for invalid data and for a
-    directory of another run, RunError if a loss isn't finite or a file can't be written, and
-    Interrupted, once the run is saved, after a signal to stop.
+    directory of another run, RunError if a loss isn't finite, a file can't be written, or a
+    launcher has started several processes, and Interrupted, once the run is saved, after a signal
+    to stop.
     """
     from pipeline.engine.run_sink import prepare_sink, run_sink
 
+    require_one_process(os.environ)
     folder = None if save is None else Path(save)
     settings = SinkSettings(steps, size, folder, batch_size, seed, save_every)
     return run_sink(prepare_sink(step, state, data, settings))

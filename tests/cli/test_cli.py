@@ -367,7 +367,7 @@ def test_an_interrupt_is_no_error_message(
 
     monkeypatch.setattr("pipeline.stages.run.load_data", interrupted)
     said = say(*TINY, "hydra.run.dir=run")
-    assert (said.status, said.err) == (1, "interrupted\n")
+    assert (said.status, said.err) == (75, "interrupted\n")
     summary = outcome.read_summary(tmp_path / "run")
     assert (summary["status"], summary["reason"]) == ("stopped", "KeyboardInterrupt")
 

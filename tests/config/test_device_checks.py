@@ -105,10 +105,11 @@ def test_it_is_refused(case: str) -> None:
 def test_shards_that_nobody_gave_are_no_problem(mode: str) -> None:
     """`exact` fills them in; it alone is refused."""
     with pytest.raises(RecipeError) as refused:
-        load_recipe("lenet5_digits", [f"parallel.mode={mode}"])
+        load_recipe("lenet5_digits", [f"parallel.mode={mode}", "parallel.reproducible=exact"])
     assert "parallel.reproducible = exact" in str(refused.value)
     assert "shards" not in str(refused.value)
-    load_recipe("lenet5_digits", [f"parallel.mode={mode}", "parallel.reproducible=layout"])
+    recipe = load_recipe("lenet5_digits", [f"parallel.mode={mode}"])
+    assert recipe.parallel.reproducible == "layout"
 
 
 def test_the_batch_of_a_device_gives_that_of_all() -> None:

@@ -29,7 +29,7 @@ def failing(error: BaseException) -> int:
         (UsageError(["a", "b"], "diff takes RUN"), 2, "error: a b: diff takes RUN\n"),
         (UsageError([], "diff takes RUN"), 2, "error: nothing: diff takes RUN\n"),
         (ValueError("a bug"), 1, "error: ValueError: a bug (debug=true shows the traceback)\n"),
-        (KeyboardInterrupt(), 1, "interrupted\n"),
+        (KeyboardInterrupt(), 75, "interrupted\n"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
@@ -90,7 +90,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 
 @pytest.mark.parametrize(
     ("outcome", "status"),
-    [("done", 0), ("pruned", 0), ("stopped", 1), ("failed", 1), ("waiting", 1)],
+    [("done", 0), ("pruned", 0), ("stopped", 75), ("failed", 1), ("waiting", 1)],
 )
 def test_what_became_of_a_run_has_an_exit_status(outcome: str, status: int) -> None:
     assert exit_status_of(outcome) == status

@@ -162,7 +162,7 @@ def test_a_signal_before_the_first_new_step_leaves_the_finished_run_as_it_was(
     before = files_of(done)
     monkeypatch.setattr(run_module, "compile_programs", interrupt)
     summary = run(compose("train.steps=48", f"train.resume={done}"))
-    assert (summary.status, summary.exit_status) == ("stopped", 1)
+    assert (summary.status, summary.exit_status) == ("stopped", 75)
     assert files_of(done) == before
 
 

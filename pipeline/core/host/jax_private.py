@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax._src import compilation_cache, config, distributed, xla_bridge
 from jax.experimental import serialize_executable
+from jax.extend.backend import clear_backends
 
 # The logger of compilations, whose lines have the names of programs and their seconds.
 # `jax.log_compiles` logs the same lines, but only to the console.
@@ -32,7 +33,24 @@ def num_joined_processes() -> int:
 
     `jax.process_count` opens the devices, after which their number is fixed.
     """
-    return distributed.global_state.num_processes or 1
+    joined = read_joined_process()
+    return 1 if joined is None else joined[1]
+
+
+def read_joined_process() -> tuple[int, int] | None:
+    """Return rank and number of the processes that `jax.distributed` connects; None if it doesn't.
+
+    `jax.process_index` opens the devices.
+    """
+    state = distributed.global_state
+    if state.client is None or state.num_processes < 2:
+        return None
+    return state.process_id, state.num_processes
+
+
+def close_devices() -> None:
+    """Close all devices. Their arrays become invalid."""
+    clear_backends()
 
 
 def coordination_client() -> Any:

@@ -137,5 +137,5 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     if is_importing(frame):
         # Nothing has been started yet that would need to be closed.
         os.write(sys.stderr.fileno(), b"interrupted\n")
-        os._exit(1)
+        os._exit(os.EX_TEMPFAIL)
     raise KeyboardInterrupt

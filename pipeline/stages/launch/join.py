@@ -8,122 +8,55 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from threading import Timer
-from typing import Any, Literal
+from itertools import count
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError, exit_status_of, first_line
 from pipeline.core.files.strict_json import json_text
+from pipeline.core.host.launchers import Place, find_place
 from pipeline.core.plugins.loading import FLAG, loaded_plugins
+from pipeline.stages.launch.meeting import meet
 from pipeline.stages.record.summary import find_version, list_versions
 from pipeline.training.parallel.parallel_spec import LaunchSpec
 from pipeline.training.parallel.ranks import PeerGoneError, Ranks, is_peer_error
 
-SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
-"""Variables of a task in a Slurm step. A shell inside a job has only some of them."""
 LOCAL = "PIPELINE_LOCAL"
 """Variable of a process that `launch=local` has started."""
-MAX_PORT = 65_535
-
-
-@dataclass(frozen=True)
-class RankPlace:
-    """Process `rank` of the `size` processes of a run."""
-
-    rank: int
-    size: int
-    address: str | None
-    """Address at which the processes meet; None if JAX asks the launcher."""
-    launcher: Literal["env", "slurm"]
-
-
-def find_place(launch: str, environment: Mapping[str, str]) -> RankPlace | None:
-    """Return the place of this process by the launcher's variables; None for a single process.
-
-    Raises RecipeError if variables are missing or invalid.
-    """
-    if launch == "none" or (launch == "local" and LOCAL not in environment):
-        return None
-    if launch == "slurm" or (launch == "auto" and all(name in environment for name in SLURM)):
-        missing = [name for name in SLURM if name not in environment]
-        if missing:
-            raise RecipeError(
-                f"launch = slurm: {', '.join(missing)} not set; start with srun, or launch=none"
-            )
-        rank, size = (_read_number(environment, f"SLURM_{name}") for name in ("PROCID", "NTASKS"))
-        place = RankPlace(rank, size, None, "slurm")
-    elif launch in ("env", "local") or "WORLD_SIZE" in environment or "RANK_SIZE" in environment:
-        place = _read_rank_and_size(environment, launch)
-    else:
-        return None
-    if place.size < 1:
-        raise RecipeError(f"launch = {launch}: {place.size} processes: must be at least 1")
-    if not 0 <= place.rank < place.size:
-        raise RecipeError(
-            f"launch = {launch}: rank = {place.rank}: must be from 0 to {place.size - 1}"
-        )
-    return place if place.size > 1 else None
-
-
-def _read_rank_and_size(environment: Mapping[str, str], launch: str) -> RankPlace:
-    """Read RANK and WORLD_SIZE (torchrun's variables), or RANK_ID and RANK_SIZE."""
-    rank, size = ("RANK", "WORLD_SIZE") if "WORLD_SIZE" in environment else ("RANK_ID", "RANK_SIZE")
-    missing = [name for name in (rank, size) if name not in environment]
-    if missing:
-        raise RecipeError(
-            f"launch = {launch}: {' and '.join(missing)} not set; give RANK, WORLD_SIZE, "
-            "MASTER_ADDR and MASTER_PORT"
-        )
-    place = RankPlace(_read_number(environment, rank), _read_number(environment, size), None, "env")
-    if place.size == 1:
-        return place
-    lacking = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
-    if lacking:
-        raise RecipeError(
-            f"launch = {launch}: {size}={place.size}, and {' and '.join(lacking)} not set"
-        )
-    port = _read_number(environment, "MASTER_PORT")
-    if not 0 < port <= MAX_PORT:
-        raise RecipeError(f"MASTER_PORT = {port}: must be from 1 to {MAX_PORT:,}")
-    return replace(place, address=f"{environment['MASTER_ADDR']}:{port}")
-
-
-def _read_number(environment: Mapping[str, str], name: str) -> int:
-    try:
-        return int(environment[name])
-    except ValueError:
-        raise RecipeError(f"{name} = {environment[name]}: must be a whole number") from None
-
-
+CONNECT_S = 60
+"""Seconds in which JAX connects processes that have met."""
+AGREEMENTS = count()
+"""Numbers of the agreements of all runs of this process."""
 PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "grpc_proxy")
 """Variables that would send the messages between processes to a proxy."""
 
 
 @contextmanager
 def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Ranks]:
-    """Join the processes of a run, if `environment` has the variables of a launcher.
+    """Join the processes of a run, if a launcher has started several.
 
     All processes must have the same recipe and versions. An error of one process ends all: that
-    process ends at once, and the others, which wait for it in a step, raise PeerGoneError. Raises
-    RecipeError for invalid variables, RunError if the processes don't meet in time.
+    process ends at once, and the others, which wait for it in a step, raise PeerGoneError. The
+    processes stay connected for further runs of the program; Ray Train connects them before.
+    Raises RecipeError for invalid variables and for a recipe that trains in one process, RunError
+    if the processes don't meet in time.
     """
-    launch = recipe.launch
-    place = None
-    if launch.name != "auto" or recipe.parallel.mode != "none":
-        place = find_place(launch.name, environment)
-    if place is None:
+    if recipe.launch.name == "none":
         yield Ranks()
         return
-    _meet(place, launch)
-    from pipeline.core.host.jax_private import coordination_client
-
-    ranks = Ranks(place.rank, place.size, launch.stuck_seconds, coordination_client())
+    ranks = _find_connection(recipe)
+    if ranks is None:
+        name = recipe.launch.name
+        place = find_place("env" if name == "local" else name, environment)
+        if place is not None:
+            _require_parallel_mode(recipe, f"{place.launcher} has started {place.size} processes")
+        ranks = Ranks() if place is None else _connect(place, recipe.launch)
     try:
         facts = list_shared_facts(recipe)
         ranks.require_same(facts)
         yield ranks
     except BaseException as error:
+        if ranks.size == 1:
+            raise
         if is_peer_error(error):
             gone = PeerGoneError(
                 f"process {ranks.rank} of {ranks.size}: another process has ended "
@@ -133,11 +66,8 @@ def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[R
             raise gone from error
         _leave_at_exit(error)
         raise
-    import jax
-
-    # The others wait for the first process to finish writing, since JAX aborts late processes.
+    # The others wait for the first process to finish writing.
     ranks.agree(lambda: None)
-    jax.distributed.shutdown()
 
 
 def list_shared_facts(recipe: Recipe) -> dict[str, str]:
@@ -149,60 +79,68 @@ def list_shared_facts(recipe: Recipe) -> dict[str, str]:
     return {"recipe": digest, **plugins, **libraries}
 
 
-def _meet(place: RankPlace, launch: LaunchSpec) -> None:
+def _find_connection(recipe: Recipe) -> Ranks | None:
+    """Return the place of this process if an earlier run or its program has connected it."""
+    if "jax" not in sys.modules:
+        return None
+    from pipeline.core.host.jax_private import coordination_client, read_joined_process
+
+    joined = read_joined_process()
+    if joined is None:
+        return None
+    rank, size = joined
+    _require_parallel_mode(recipe, f"jax.distributed has connected {size} processes")
+    return Ranks(rank, size, recipe.launch.stuck_seconds, coordination_client(), AGREEMENTS)
+
+
+def _require_parallel_mode(recipe: Recipe, reason: str) -> None:
+    """Each process would train a copy."""
+    if recipe.parallel.mode == "none":
+        raise RecipeError(
+            f"parallel.mode = none: must be data, since {reason}; or set launch=none, and each "
+            "process trains a copy"
+        )
+
+
+def _connect(place: Place, launch: LaunchSpec) -> Ranks:
     """Connect to the other processes. Raises RunError if that fails."""
+    meet(place, launch.start_seconds or place.start_s)
     proxies = {name: os.environ.pop(name) for name in PROXIES if name in os.environ}
     flag = f"--xla_cpu_collective_timeout_seconds={round(launch.stuck_seconds)}"
     if flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     import jax
 
-    settings: dict[str, Any] = {"cluster_detection_method": place.launcher}
-    if place.address is not None:
-        settings = {
-            "coordinator_address": place.address,
-            "num_processes": place.size,
-            "process_id": place.rank,
-            "cluster_detection_method": "deactivate",
-        }
-        if place.rank == 0:
-            settings["coordinator_bind_address"] = place.address
-    limit = Timer(launch.start_seconds, _give_up, (place, launch.start_seconds))
-    limit.daemon = True
-    limit.start()
+    from pipeline.core.host.jax_private import (
+        close_devices,
+        coordination_client,
+        has_open_devices,
+    )
+
+    if has_open_devices():
+        close_devices()
     try:
         jax.distributed.initialize(
-            **settings,
-            # At its own limit JAX would abort the process, so `_give_up` comes first.
-            initialization_timeout=round(launch.start_seconds) + 60,
+            place.address,
+            place.size,
+            place.rank,
+            place.find_local_device(os.environ),
+            cluster_detection_method="deactivate",
+            # By default at all addresses of the machine.
+            coordinator_bind_address=place.address if place.is_on_one_machine else None,
+            initialization_timeout=CONNECT_S,
             heartbeat_timeout_seconds=round(launch.heartbeat_seconds),
             shutdown_timeout_seconds=round(launch.end_seconds),
         )
     except Exception as error:  # jaxlib doesn't export the types of its errors
-        problem = RunError(
-            f"{_name_process(place)}: can't meet the others: {first_line(error)[:300]}"
-        )
+        problem = RunError(f"{place}: can't connect to the others: {first_line(error)[:300]}")
         _leave_at_exit(problem)
         raise problem from error
     finally:
-        limit.cancel()
         os.environ.update(proxies)
-
-
-def _give_up(place: RankPlace, limit_s: float) -> None:
-    """End the process, which waits for others in C++ and can't get an exception."""
-    address = place.address or "Slurm's address"
-    print(
-        f"error: {_name_process(place)}: did not meet the others at {address} in {limit_s:g} s; "
-        "each of them must be started, with a different rank",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(RunError.exit_status)
-
-
-def _name_process(place: RankPlace) -> str:
-    return f"process {place.rank} of {place.size}"
+    # Another run may follow. JAX waits for all here, and would abort late processes otherwise.
+    atexit.register(jax.distributed.shutdown)
+    return Ranks(place.rank, place.size, launch.stuck_seconds, coordination_client(), AGREEMENTS)
 
 
 def _leave_at_exit(error: BaseException) -> None:

@@ -5,6 +5,7 @@ A failed job does not raise, so that the sweep continues. The status is in its s
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +17,10 @@ from omegaconf import DictConfig
 
 from pipeline.config.compose import check
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import exit_status_of, printable, report_errors, status_after
+from pipeline.core.errors import RecipeError, exit_status_of, printable, report_errors, status_after
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.strict_json import json_text
+from pipeline.core.host.launchers import find_place
 from pipeline.core.host.signals import Signals
 from pipeline.engine.callbacks.events import Pruner
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
@@ -97,7 +99,8 @@ class Job:
         debug = bool(config.get("debug"))
 
         def attempt() -> int:
-            recipe = make_resumable(check(config, overrides), job_dir, self.on_changed)
+            recipe = train_in_one_process(check(config, overrides))
+            recipe = make_resumable(recipe, job_dir, self.on_changed)
             options = RunOptions(
                 run_dir=job_dir,
                 changed=changed,
@@ -122,6 +125,21 @@ class Job:
 
 def _format_job_label(job_dir: Path) -> str:
     return f"job {printable(job_dir.name):<6}"
+
+
+def train_in_one_process(recipe: Recipe) -> Recipe:
+    """Return the recipe of a job, which a process of a launcher trains without the others.
+
+    The launcher's processes share the jobs of the sweep. Raises RecipeError for a recipe whose
+    processes must train together.
+    """
+    name = recipe.launch.name
+    if name not in ("auto", "local", "none"):
+        rule = "must be auto, local or none in a sweep: processes share its jobs"
+        raise RecipeError(f"launch = {name}: {rule}")
+    if name != "auto" or find_place(name, os.environ) is None:
+        return recipe
+    return recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"name": "none"})})
 
 
 def make_resumable(recipe: Recipe, job_dir: Path, on_changed: OnChanged) -> Recipe:

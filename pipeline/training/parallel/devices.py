@@ -110,8 +110,11 @@ def provide_cpu_devices(count: int) -> None:
     """Let JAX split the host's processor into at least `count` devices.
 
     It is split into at least `DEFAULT_SHARDS` devices, so that most runs share one setting.
-    Existing arrays are lost if the processor had fewer devices.
+    Existing arrays are lost if the processor had fewer devices. Devices of connected processes
+    stay, since they have exchanged their numbers.
     """
+    if num_joined_processes() > 1 and has_open_devices():
+        return
     count = max(count, DEFAULT_SHARDS)
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return

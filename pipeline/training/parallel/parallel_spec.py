@@ -7,6 +7,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, PositiveInt, model_validator
 
+from pipeline.core.host.launchers import LaunchName
 from pipeline.core.registry import FilePath, Seq, Spec
 
 MAX_DEVICES = 1 << 14
@@ -70,9 +71,10 @@ class ParallelSpec(Spec):
     """Parts of a batch whose gradients are added in a fixed order, with `exact`. null: the largest
     common divisor of 8 and the batch size, or the number of devices if that is larger. It must be a
     multiple of the number of devices."""
-    reproducible: Literal["exact", "layout", "close"]
+    reproducible: Literal["exact", "layout", "close"] | None
     """exact: the same bits on any number of devices and processes; layout: the same bits on the
-    same number of both; close: the same within rounding."""
+    same number of both; close: the same within rounding. null: layout with semi_auto and auto, else
+    exact."""
     sync_batch_norm: bool
     """Whether batch norm uses statistics of the whole batch, not of shards; not with `exact`."""
     mirror_mean: bool
@@ -115,16 +117,16 @@ DEFAULT_PROCESSES = 2
 class LaunchSpec(Spec):
     """Processes of one run: who starts them, and how long they wait for each other.
 
-    `local` starts `processes` on this machine. `slurm` and `env` read this process's rank from
-    Slurm's variables, or from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. `auto` reads whichever
-    are set, `none` none.
+    `local` starts `processes` on this machine. `env`, `jax`, `mpi`, `skypilot` and `slurm` read
+    this process's rank from the variables of a launcher, `auto` of any that has set them. `none`
+    reads none.
     """
 
-    name: Literal["auto", "local", "slurm", "env", "none"]
+    name: Literal["auto", "local", "none"] | LaunchName
     processes: PositiveInt | None
     """Processes that `local` starts; null: 2."""
-    start_seconds: Timeout
-    """Seconds that processes wait for each other to start."""
+    start_seconds: Timeout | None
+    """Seconds that processes wait for each other to start; null: 60 on one machine, else 1,800."""
     heartbeat_seconds: Timeout
     """Seconds without a heartbeat after which a process counts as gone."""
     stuck_seconds: Timeout

@@ -146,7 +146,7 @@ def test_before_there_is_a_run_a_signal_ends_the_command(
     ended = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True
     )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "interrupted\n")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (75, "", "interrupted\n")
 
 
 def test_signals_to_save_are_counted(signals: Signals) -> None:
@@ -181,7 +181,7 @@ def test_a_signal_before_training_ends_the_run_as_stopped(
     original = getattr(run_module, stage)
     monkeypatch.setattr(run_module, stage, sending(signal.SIGTERM, original))
     summary = run(tiny(), tmp_path / "run")
-    assert (summary.status, summary.exit_status) == ("stopped", 1)
+    assert (summary.status, summary.exit_status) == ("stopped", 75)
     assert (summary.reason, summary.steps) == ("SIGTERM received", 0)
     assert outcome.read_summary(tmp_path / "run")["status"] == "stopped"
     said = (tmp_path / "run" / "run.log").read_text().splitlines()[-1]
@@ -271,7 +271,7 @@ def test_a_signal_in_an_evaluation_at_the_last_step_stops_the_run(
     run(tiny(*arguments), tmp_path / "unbroken")
     evaluations.send(signal.SIGTERM, at=20, after=1)
     summary = run(tiny(*arguments), tmp_path / "run")
-    assert (summary.status, summary.exit_status, summary.steps) == ("stopped", 1, 20)
+    assert (summary.status, summary.exit_status, summary.steps) == ("stopped", 75, 20)
     assert run(tiny(*arguments, f"train.resume={tmp_path / 'run'}")).status == "done"
     outcome.assert_same_run(tmp_path / "run", tmp_path / "unbroken")
 
@@ -351,7 +351,7 @@ def test_what_is_being_written_is_not_lost_whatever_ends_the_run(
     verify_files(checkpoint_path(tmp_path / "checkpoints", 10))
     status = "failed" if isinstance(error, Exception) else "stopped"
     assert outcome.read_summary(tmp_path)["status"] == status
-    assert outcome.read_summary(tmp_path)["exit_status"] == 1
+    assert outcome.read_summary(tmp_path)["exit_status"] == (1 if status == "failed" else 75)
 
 
 @pytest.mark.slow
@@ -371,7 +371,7 @@ def test_sigusr1_saves_and_goes_on_and_sigterm_saves_and_stops(cache: Path, tmp_
         wait_until(lambda: count_lines(run_dir / "metrics.jsonl") > done, process)
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (1, "")
+    assert (process.returncode, errors) == (75, "")
     summary = outcome.read_summary(run_dir)
     last = outcome.metrics(run_dir)[-1]["step"]
     assert (summary["status"], summary["reason"]) == ("stopped", "SIGTERM received")

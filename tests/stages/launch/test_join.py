@@ -1,56 +1,119 @@
-"""A process finds its place by the variables that launchers set."""
+"""Two processes under the variables of each engine train one network, a process of one alone."""
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from pipeline import load_recipe
 from pipeline.core.errors import RecipeError
-from pipeline.stages.launch.join import RankPlace, find_place
+from pipeline.stages.run import run
+from pipeline.stages.runner.context import RunOptions
+from tests import outcome
+from tests.forked import start_forked
+from tests.stages.launch.engines import ENGINES
 
-TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
-SLURM = {
-    "SLURM_JOB_ID": "1234",
-    "SLURM_STEP_NODELIST": "node[1-2]",
-    "SLURM_NTASKS": "8",
-    "SLURM_PROCID": "3",
-    "SLURM_LOCALID": "1",
-}
-
-
-def test_ranks_of_torchrun() -> None:
-    assert find_place("auto", TORCHRUN) == RankPlace(1, 4, "node7:29500", "env")
-    assert find_place("none", TORCHRUN) is None
-
-
-def test_ranks_of_the_documents() -> None:
-    """X-06: RANK_ID and RANK_SIZE, where the names of torchrun are not set."""
-    named = {"RANK_ID": "1", "RANK_SIZE": "4", "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
-    assert find_place("env", named) == find_place("env", TORCHRUN)
-
-
-def test_tasks_of_slurm_come_first() -> None:
-    assert find_place("auto", {**TORCHRUN, **SLURM}) == RankPlace(3, 8, None, "slurm")
-
-
-def test_a_shell_inside_a_slurm_job_is_alone() -> None:
-    """It has half of the variables; waiting for others would have no end."""
-    assert find_place("auto", {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8"}) is None
-    assert find_place("auto", {**SLURM, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}) is None
-
-
-@pytest.mark.parametrize(
-    ("launch", "changed", "problem"),
-    [
-        ("slurm", {}, "launch = slurm: SLURM_JOB_ID, SLURM_STEP_NODELIST, SLURM_NTASKS"),
-        ("env", {}, "launch = env: RANK_ID and RANK_SIZE not set; give RANK, WORLD_SIZE"),
-        ("auto", {**TORCHRUN, "RANK": "4"}, "launch = auto: rank = 4: must be from 0 to 3"),
-        ("auto", {**TORCHRUN, "RANK": "-1"}, "launch = auto: rank = -1: must be from 0 to 3"),
-        ("auto", {**TORCHRUN, "RANK": "one"}, "RANK = one: must be a whole number"),
-        ("auto", {**TORCHRUN, "MASTER_PORT": "99999"}, "MASTER_PORT = 99999: must be from 1 to"),
-        ("auto", {"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT not set"),
-    ],
+TINY = (
+    "model=mlp",
+    "model.hidden=[12]",
+    "monitor.tensorboard=false",
+    "stages=[data,build,compile,train]",
+    "train.sink_size=10",
+    "train.steps=20",
+    "parallel.mode=data",
+    "parallel.shards=2",
 )
-def test_variables_that_make_no_sense(launch: str, changed: dict[str, str], problem: str) -> None:
+
+
+def open_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def train(engine: str, size: int, cache: Path, folder: Path) -> list[str]:
+    """Run the recipe in `size` processes of an engine; return their lines."""
+    port = open_port()
+    said = [folder / f"{engine}_{size}_{rank}.txt" for rank in range(size)]
+    processes = []
+    for rank, lines in enumerate(said):
+        environment = {
+            **os.environ,
+            "XDG_CACHE_HOME": str(cache.parent),
+            **ENGINES[engine](rank, size, port),
+        }
+        words = ["+recipe=lenet5_digits", *TINY, f"hydra.run.dir={engine}_{size}"]
+        processes.append(start_forked(words, folder, environment, [lines] * 2))
+    for process in processes:
+        process.join(240)
+    texts = [lines.read_text() for lines in said]
+    assert [process.exitcode for process in processes] == [0] * size, texts
+    return texts
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("optimized_programs")
+def test_each_engine_trains_one_network(cache: Path, tmp_path: Path) -> None:
+    train("torchrun", 1, cache, tmp_path)
+    expected = outcome.metrics(tmp_path / "torchrun_1")
+    assert len(expected) == 20
+    for engine in ENGINES:
+        texts = train(engine, 2, cache, tmp_path)
+        assert "rank_id 0 of rank_size 2" in texts[0], engine
+        assert "rank_id 1 of rank_size 2" in texts[1], engine
+        assert outcome.metrics(tmp_path / f"{engine}_2") == expected, engine
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("optimized_programs")
+def test_processes_that_a_program_has_connected_train_several_runs(
+    cache: Path, tmp_path: Path
+) -> None:
+    """As Ray Train's workers, which jax.distributed connects first; devices are open already."""
+    script = (
+        "import sys, jax\n"
+        "from pathlib import Path\n"
+        "from pipeline import load_recipe\n"
+        "from pipeline.stages.run import run\n"
+        "from pipeline.stages.runner.context import RunOptions\n"
+        "rank, port, cache, *words = sys.argv[1:]\n"
+        "jax.distributed.initialize(f'127.0.0.1:{port}', 2, int(rank))\n"
+        "jax.devices()\n"
+        "recipe = load_recipe('lenet5_digits', [*words, f'cache.root={cache}'])\n"
+        "print([run(recipe, RunOptions(run_dir=Path(name))).steps for name in ('a', 'b')])\n"
+    )
+    port = open_port()
+    words = [str(port), str(cache), *TINY]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(rank), *words],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    texts = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], texts
+    assert "[20, 20]" in texts[1]
+    assert outcome.metrics(tmp_path / "a") == outcome.metrics(tmp_path / "b")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_recipe_for_one_process_is_refused(
+    engine: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N processes would train N copies."""
+    for name, value in ENGINES[engine](0, 2, 29_500).items():
+        monkeypatch.setenv(name, value)
+    alone = ("parallel.mode=none", "parallel.shards=null", f"cache.root={cache}")
     with pytest.raises(RecipeError) as refused:
-        find_place(launch, changed)
-    assert problem in str(refused.value)
+        run(load_recipe("lenet5_digits", [*TINY, *alone]), RunOptions())
+    assert "parallel.mode = none: must be data, since " in str(refused.value)
+    assert "has started 2 processes; or set launch=none" in str(refused.value)

@@ -116,7 +116,7 @@ def test_the_line_that_is_said_goes_on_when_it_is_copied(
     end_at(monkeypatch, 30, end)
     where = ["-m", "seed=1"] if sweep else ["hydra.run.dir='my run'"]
     typed = [*TINY, STEPS, f"cache.root={cache}", "checkpoint.every_steps=10", *where]
-    assert main(typed) == 1
+    assert main(typed) == (75 if end is terminate else 1)
     words = resume_line(capsys)
     assert words[:3] == PYTHON
     assert main(words[3:]) == 0

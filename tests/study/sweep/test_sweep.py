@@ -458,7 +458,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(
 
     with monkeypatch.context() as patch:
         patch.setattr("pipeline.engine.monitors.background.BackgroundMonitor.on_sink", terminate)
-        assert pipeline(*asked, "hydra.sweep.dir=mine") == 1
+        assert pipeline(*asked, "hydra.sweep.dir=mine") == 75
     sweep_dir = tmp_path / "mine"
     assert pipeline(*asked, "hydra.sweep.dir=mine") == 0
     assert [row["status"] for row in read_table(sweep_dir)] == ["done", "done"]
@@ -543,7 +543,7 @@ def test_a_signal_stops_the_sweep_and_not_only_its_job(
     pipeline: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.engine.monitors.background.BackgroundMonitor.on_sink", terminate)
-    assert pipeline("-m", STEPS, "seed=1,2,3", "train.sink_size=7") == 1
+    assert pipeline("-m", STEPS, "seed=1,2,3", "train.sink_size=7") == 75
     (sweep_dir,) = sweeps(tmp_path)
     rows = read_table(sweep_dir)
     assert [(row["job"], row["status"], row["steps"]) for row in rows] == [
@@ -560,7 +560,7 @@ def test_a_signal_that_comes_too_late_for_its_job_stops_the_sweep(
     """In the last dispatch of a job that has no further stage: it is done, no other begins."""
     monkeypatch.setattr("pipeline.engine.monitors.background.BackgroundMonitor.on_sink", terminate)
     trained = "stages=[data,build,compile,train]"
-    assert pipeline("-m", STEPS, "seed=1,2", "train.sink_size=45", trained) == 1
+    assert pipeline("-m", STEPS, "seed=1,2", "train.sink_size=45", trained) == 75
     (sweep_dir,) = sweeps(tmp_path)
     rows = [(row["status"], row["steps"]) for row in read_table(sweep_dir)]
     assert rows == [("done", "45"), ("waiting", "")]

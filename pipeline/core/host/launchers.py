@@ -1,0 +1,326 @@
+"""The variables by which launchers name the place of a process among the processes of a run."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from zlib import crc32
+
+from pipeline.core.errors import RecipeError, RunError
+
+LaunchName = Literal["env", "jax", "mpi", "skypilot", "slurm"]
+MAX_PORT = 65_535
+DEFAULT_PORT = 29_500
+"""Port of launchers that name a host alone: the one that torchrun and Kubeflow use."""
+NUM_PORTS = 4_096
+"""Ports at the end of the range from which a job's port follows from its number."""
+MACHINE_START_S = 60.0
+"""Seconds in which processes of one machine meet."""
+CLUSTER_START_S = 1_800.0
+"""Seconds in which processes of a cluster meet, which pull images and wait for nodes."""
+
+Environment = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Process `rank` of the `size` processes of a run."""
+
+    rank: int
+    size: int
+    address: str
+    """Host and port of the first process."""
+    local_rank: int | None = None
+    """Number of the process on its machine; None if the launcher doesn't set it."""
+    launcher: str = "torchrun"
+    """Title of the launcher."""
+
+    @property
+    def host(self) -> str:
+        """The name or address of the first process's machine."""
+        return self.address.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """The port at which the processes meet."""
+        return int(self.address.rpartition(":")[2])
+
+    @property
+    def is_on_one_machine(self) -> bool:
+        """Whether the address is reached from this machine only."""
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def start_s(self) -> float:
+        """Seconds in which the processes should meet."""
+        return MACHINE_START_S if self.is_on_one_machine else CLUSTER_START_S
+
+    def find_local_device(self, environment: Environment) -> int | None:
+        """Return the number of this process's GPU; None if all visible ones are its own.
+
+        Slurm shows a task its GPU alone with `--gpus-per-task`.
+        """
+        visible = environment.get("CUDA_VISIBLE_DEVICES")
+        if self.local_rank is None or visible is None:
+            return self.local_rank
+        return self.local_rank if self.local_rank < len(visible.split(",")) else None
+
+    def __str__(self) -> str:
+        return f"process {self.rank} of {self.size}"
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A kind of launcher, and the names of its variables."""
+
+    title: str
+    name: LaunchName
+    """Value of `launch` that reads these variables alone."""
+    rank: tuple[str, ...]
+    """Variables of the rank; the first that is set counts."""
+    size: str
+    local_rank: str
+    find_address: Callable[[Environment], str]
+    """Returns host and port of the first process. Raises KeyError for a variable that isn't set,
+    ValueError with the problem."""
+    marks: tuple[str, ...] = ()
+    """Further variables without which the process wasn't started by this launcher."""
+
+    def has_started(self, environment: Environment) -> bool:
+        """Return whether this launcher has set its variables."""
+        return self.size in environment and all(name in environment for name in self.marks)
+
+    def read_place(self, environment: Environment) -> tuple[int, int]:
+        """Return rank and size. Raises RecipeError if they are missing or invalid."""
+        names = [name for name in self.rank if name in environment]
+        missing = [*([] if names else self.rank[:1]), self.size, *self.marks]
+        missing = [name for name in missing if name not in environment]
+        if missing:
+            raise RecipeError(f"launch = {self.name}: {' and '.join(missing)} not set")
+        rank = _read_number(environment, names[0])
+        size = _read_number(environment, self.size)
+        if size < 1:
+            raise RecipeError(f"{self.size} = {size}: must be at least 1")
+        if not 0 <= rank < size:
+            raise RecipeError(f"{names[0]} = {rank}: must be from 0 to {size - 1}")
+        return rank, size
+
+    def open_place(self, environment: Environment) -> Place:
+        """Return the place of this process among several. Raises RecipeError."""
+        rank, size = self.read_place(environment)
+        try:
+            address = self.find_address(environment)
+        except KeyError as missing:
+            raise RecipeError(
+                f"{self.size} = {size}: {missing.args[0]} not set; it has the first process's "
+                "address"
+            ) from None
+        except ValueError as problem:
+            raise RecipeError(str(problem)) from None
+        local_rank = None
+        if self.local_rank in environment:
+            local_rank = _read_number(environment, self.local_rank)
+        return Place(rank, size, address, local_rank, self.title)
+
+
+def _read_number(environment: Environment, name: str) -> int:
+    try:
+        return int(environment[name])
+    except ValueError:
+        raise RecipeError(f"{name} = {environment[name]}: must be a whole number") from None
+
+
+def _read_port(environment: Environment, name: str, default: int | None = None) -> int:
+    if name not in environment and default is not None:
+        return default
+    text = environment[name]
+    if not text.isdecimal() or not 0 < int(text) <= MAX_PORT:
+        raise ValueError(f"{name} = {text}: must be from 1 to {MAX_PORT:,}")
+    return int(text)
+
+
+def _find_master(environment: Environment) -> str:
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
+    if missing:
+        raise KeyError(" and ".join(missing))
+    return _join_address(environment["MASTER_ADDR"], _read_port(environment, "MASTER_PORT"))
+
+
+def _join_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _find_coordinator(environment: Environment) -> str:
+    """Kubeflow's runtime `jax-distributed` sets host and port."""
+    address = environment["JAX_COORDINATOR_ADDRESS"]
+    if not re.fullmatch(r".+:\d+", address) or not 0 < int(address.rpartition(":")[2]) <= MAX_PORT:
+        raise ValueError(f"JAX_COORDINATOR_ADDRESS = {address}: must be HOST:PORT")
+    return address
+
+
+def _find_mpi_host(environment: Environment) -> str:
+    """MASTER_ADDR and MASTER_PORT if they are set, else this machine if it has all processes.
+
+    mpirun's own address isn't used: its machine needn't have the first process.
+    """
+    if "MASTER_ADDR" in environment:
+        return _find_master(environment)
+    if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") != environment["OMPI_COMM_WORLD_SIZE"]:
+        raise KeyError("MASTER_ADDR and MASTER_PORT (mpirun -x MASTER_ADDR=... -x MASTER_PORT=...)")
+    # Open MPI names each job of a machine differently.
+    return f"127.0.0.1:{_port_of_job(crc32(environment.get('PMIX_NAMESPACE', '').encode()))}"
+
+
+def _find_first_node(environment: Environment) -> str:
+    host = environment["SKYPILOT_NODE_IPS"].split()[0]
+    return _join_address(host, _read_port(environment, "MASTER_PORT", DEFAULT_PORT))
+
+
+def _find_slurm_node(environment: Environment) -> str:
+    """Return the first node of a list such as `node[001,007-015],host2`, and the job's port."""
+    nodes = environment["SLURM_STEP_NODELIST"]
+    prefix, number = re.match(r"([^\[,]*)(?:\[(\w+))?", nodes).groups()  # type: ignore[union-attr]
+    job = environment["SLURM_JOB_ID"]
+    if not job.isdecimal():
+        raise ValueError(f"SLURM_JOB_ID = {job}: must be a whole number")
+    return f"{prefix}{number or ''}:{_port_of_job(int(job))}"
+
+
+def _port_of_job(number: int) -> int:
+    return MAX_PORT + 1 - NUM_PORTS + number % NUM_PORTS
+
+
+LAUNCHERS = (
+    Launcher(
+        title="torchrun",
+        name="env",
+        rank=("RANK", "JOB_COMPLETION_INDEX"),
+        size="WORLD_SIZE",
+        local_rank="LOCAL_RANK",
+        find_address=_find_master,
+    ),
+    Launcher(
+        title="MindSpore's launcher",
+        name="env",
+        rank=("RANK_ID",),
+        size="RANK_SIZE",
+        local_rank="DEVICE_ID",
+        find_address=_find_master,
+    ),
+    Launcher(
+        title="Kubeflow or Kubernetes",
+        name="jax",
+        rank=("JAX_PROCESS_ID", "JOB_COMPLETION_INDEX"),
+        size="JAX_NUM_PROCESSES",
+        local_rank="LOCAL_RANK",
+        find_address=_find_coordinator,
+    ),
+    Launcher(
+        title="Open MPI",
+        name="mpi",
+        rank=("OMPI_COMM_WORLD_RANK",),
+        size="OMPI_COMM_WORLD_SIZE",
+        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+        find_address=_find_mpi_host,
+    ),
+    Launcher(
+        title="SkyPilot",
+        name="skypilot",
+        rank=("SKYPILOT_NODE_RANK",),
+        size="SKYPILOT_NUM_NODES",
+        local_rank="LOCAL_RANK",
+        find_address=_find_first_node,
+    ),
+    Launcher(
+        title="Slurm",
+        name="slurm",
+        rank=("SLURM_PROCID",),
+        size="SLURM_NTASKS",
+        local_rank="SLURM_LOCALID",
+        find_address=_find_slurm_node,
+        # A shell inside a job has only some of them.
+        marks=("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_LOCALID"),
+    ),
+)
+"""The first launcher whose variables are set counts."""
+
+
+def find_place(launch: str, environment: Environment) -> Place | None:
+    """Return the place of this process by a launcher's variables; None for a single process.
+
+    `launch` is "auto" or a launcher's name. Raises RecipeError if its variables are missing or
+    invalid, or if two launchers have set different places.
+    """
+    if launch != "auto":
+        rows = [launcher for launcher in LAUNCHERS if launcher.name == launch]
+        launchers = [launcher for launcher in rows if launcher.has_started(environment)] or rows[:1]
+    else:
+        launchers = [launcher for launcher in LAUNCHERS if launcher.has_started(environment)]
+    several = [launcher for launcher in launchers if launcher.read_place(environment)[1] > 1]
+    if not several:
+        _require_size(environment)
+        return _find_ray_worker()
+    _require_one_place(several, environment)
+    return several[0].open_place(environment)
+
+
+def require_one_process(environment: Environment) -> None:
+    """Raise RunError if a launcher has started this process among others."""
+    place = find_place("auto", environment)
+    if place is not None:
+        raise RunError(
+            f"{place.launcher} has started {place.size} processes, and each would train a copy; "
+            "train in one, or remove the launcher's variables from os.environ"
+        )
+
+
+def _require_one_place(launchers: Sequence[Launcher], environment: Environment) -> None:
+    places = {launcher.title: launcher.read_place(environment) for launcher in launchers}
+    if len(set(places.values())) > 1:
+        seen = ", ".join(f"{rank} of {size} ({title})" for title, (rank, size) in places.items())
+        names = " or ".join(f"launch={launcher.name}" for launcher in launchers)
+        raise RecipeError(f"launch = auto: the process has several ranks: {seen}; set {names}")
+
+
+def _find_ray_worker() -> Place | None:
+    """Return the place of a worker of Ray Train, which sets no variables on CPUs.
+
+    The workers agree on the address of the first one; all must call this.
+    """
+    train = sys.modules.get("ray.train")
+    if train is None:
+        return None
+    try:
+        context = train.get_context()
+    except RuntimeError:  # not in a worker
+        return None
+    size = context.get_world_size()
+    if size < 2:
+        return None
+    from ray.train.collective import broadcast_from_rank_zero
+    from ray.util import get_node_ip_address
+
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        address = _join_address(get_node_ip_address(), probe.getsockname()[1])
+    rank = context.get_world_rank()
+    return Place(rank, size, broadcast_from_rank_zero(address), context.get_local_rank(), "Ray")
+
+
+def _require_size(environment: Environment) -> None:
+    """An indexed Job of Kubernetes sets no number of processes."""
+    index = environment.get("JOB_COMPLETION_INDEX", "0")
+    sizes = ("WORLD_SIZE", "JAX_NUM_PROCESSES")
+    if index != "0" and not any(name in environment for name in sizes):
+        raise RecipeError(
+            f"JOB_COMPLETION_INDEX = {index}: there are other processes; set WORLD_SIZE, "
+            "MASTER_ADDR and MASTER_PORT, or launch=none for a run of one process"
+        )

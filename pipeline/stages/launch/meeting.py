@@ -1,0 +1,173 @@
+"""The meeting of a run's processes before JAX connects them.
+
+JAX ends a process without an exception if others are missing, and doesn't name them. Here the first
+process waits until all others have reported to it. Then all connect.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+
+from pipeline.core.errors import RunError, printable, system_reason
+from pipeline.core.host.launchers import Place
+
+MAX_LINE_BYTES = 4_096
+HELLO_S = 2.0
+"""Seconds in which a connection must send its line; a stranger's is closed."""
+RETRY_S = 0.25
+MAX_NAMES = 20
+"""Most missing ranks in a message."""
+
+
+def meet(place: Place, limit_s: float) -> None:
+    """Wait until all processes are there.
+
+    Raises RunError, in all processes that can be reached, if some are missing after `limit_s`, if
+    two have the same rank, or if they have different numbers of processes.
+    """
+    problem = _gather(place, limit_s) if place.rank == 0 else _report(place, limit_s)
+    if problem:
+        raise RunError(problem)
+
+
+def _gather(place: Place, limit_s: float) -> str:
+    """Wait for the others, and send them the result: empty, or the problem."""
+    with ExitStack() as stack:
+        try:
+            desk = stack.enter_context(_listen(place))
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else system_reason(error)
+            return f"{place}: can't listen at {place.address}: {reason}"
+        guests = _Guests(place, stack)
+        problem = guests.wait(desk, limit_s)
+        guests.answer(problem)
+    return problem
+
+
+def _listen(place: Place) -> socket.socket:
+    """Listen at this machine's address if all processes are on it, else at all addresses.
+
+    The name of the first process may resolve to an address that only the others reach.
+    """
+    if place.is_on_one_machine:
+        host = "127.0.0.1" if place.host == "localhost" else place.host
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, place.port), family=family)
+    if socket.has_dualstack_ipv6():
+        with suppress(OSError):
+            return socket.create_server(
+                ("", place.port), family=socket.AF_INET6, dualstack_ipv6=True
+            )
+    return socket.create_server(("", place.port))
+
+
+@dataclass
+class _Guests:
+    """The processes that have reported. Their connections stay open until they get the answer."""
+
+    place: Place
+    stack: ExitStack
+    guests: dict[int, socket.socket] = field(default_factory=dict)
+
+    def wait(self, desk: socket.socket, limit_s: float) -> str:
+        """Return the problem once there is one; empty once all are there."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            self._forget_those_who_left()
+            missing = sorted(set(range(1, self.place.size)) - set(self.guests))
+            left_s = deadline - time.monotonic()
+            if not missing:
+                return ""
+            if left_s <= 0:
+                return self._describe_missing(missing, limit_s)
+            desk.settimeout(left_s)
+            with suppress(TimeoutError):
+                guest, _ = desk.accept()
+                problem = self._receive(guest)
+                if problem:
+                    return problem
+
+    def answer(self, problem: str) -> None:
+        """Send the result to all, which then connect or end."""
+        line = json.dumps({"problem": problem}).encode() + b"\n"
+        for guest in self.guests.values():
+            with suppress(OSError):
+                guest.sendall(line)
+
+    def _receive(self, guest: socket.socket) -> str:
+        """Add a process. Returns the problem if it doesn't belong to this run."""
+        self.stack.callback(guest.close)
+        hello = _read_line(guest, HELLO_S)
+        rank, size = hello.get("rank"), hello.get("size")
+        if type(rank) is not int or type(size) is not int:
+            guest.close()  # a stranger
+            return ""
+        guest.settimeout(None)
+        self._forget_those_who_left()
+        is_double = rank == 0 or rank in self.guests
+        self.guests[-1 if is_double else rank] = guest
+        if size != self.place.size:
+            return f"process {rank} of {size} can't meet {self.place}: the sizes differ"
+        if is_double:
+            return f"two processes of {size} have rank {rank}: their ranks must differ"
+        return ""
+
+    def _forget_those_who_left(self) -> None:
+        """A launcher may start a process again that has died here."""
+        for rank, guest in list(self.guests.items()):
+            if _has_closed(guest):
+                del self.guests[rank]
+
+    def _describe_missing(self, missing: list[int], limit_s: float) -> str:
+        names = ", ".join(map(str, missing[:MAX_NAMES]))
+        more = f" and {len(missing) - MAX_NAMES} more" if len(missing) > MAX_NAMES else ""
+        return (
+            f"after {limit_s:g} s, of the {self.place.size} processes these have not reported to "
+            f"process 0 at {self.place.address}: {names}{more}"
+        )
+
+
+def _report(place: Place, limit_s: float) -> str:
+    """Report to the first process, whose name may not resolve yet, and return its answer."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            with socket.create_connection((place.host, place.port), timeout=limit_s) as desk:
+                line = json.dumps({"rank": place.rank, "size": place.size})
+                desk.sendall(f"{line}\n".encode())
+                answer = _read_line(desk, max(deadline - time.monotonic(), 0) + HELLO_S)
+            problem = answer.get("problem")
+            if isinstance(problem, str):
+                return printable(problem)
+            reason = "it closed the connection"
+        except OSError as error:
+            reason = system_reason(error)
+        if time.monotonic() + RETRY_S > deadline:
+            return (
+                f"{place}: no answer from process 0 at {place.address} in {limit_s:g} s ({reason})"
+            )
+        time.sleep(RETRY_S)
+
+
+def _read_line(connection: socket.socket, limit_s: float) -> Mapping[str, object]:
+    """Return the JSON object of a line; empty if there is none in time."""
+    connection.settimeout(limit_s)
+    with suppress(OSError, ValueError), connection.makefile("rb") as lines:
+        line = json.loads(lines.readline(MAX_LINE_BYTES))
+        return line if isinstance(line, dict) else {}
+    return {}
+
+
+def _has_closed(guest: socket.socket) -> bool:
+    try:
+        return guest.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

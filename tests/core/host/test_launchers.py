@@ -1,0 +1,208 @@
+"""A process finds its place by the variables that launchers set."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.core.errors import RecipeError, RunError
+from pipeline.core.host.launchers import LAUNCHERS, Place, find_place, require_one_process
+
+TORCHRUN = {
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "0",
+    "MASTER_ADDR": "node7",
+    "MASTER_PORT": "29500",
+}
+SLURM = {
+    "SLURM_JOB_ID": "1234",
+    "SLURM_STEP_NODELIST": "node[01,07-15],host2",
+    "SLURM_NTASKS": "8",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+}
+KUBEFLOW = {
+    "JAX_NUM_PROCESSES": "4",
+    "JAX_PROCESS_ID": "2",
+    "JAX_COORDINATOR_ADDRESS": "job-node-0-0.job:29500",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "1785135105",
+}
+SKYPILOT = {
+    "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5\n",
+    "SKYPILOT_NODE_RANK": "1",
+    "SKYPILOT_NUM_NODES": "2",
+}
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        (TORCHRUN, Place(1, 4, "node7:29500", 0, "torchrun")),
+        (KUBEFLOW, Place(2, 4, "job-node-0-0.job:29500", None, "Kubeflow or Kubernetes")),
+        (SKYPILOT, Place(1, 2, "10.0.0.4:29500", None, "SkyPilot")),
+        (SLURM, Place(3, 8, f"node01:{61_440 + 1234}", 1, "Slurm")),
+    ],
+    ids=["torchrun", "kubeflow", "skypilot", "slurm"],
+)
+def test_place_by_each_launcher(variables: dict[str, str], place: Place) -> None:
+    assert find_place("auto", variables) == place
+    (name,) = {row.name for row in LAUNCHERS if row.title == place.launcher}
+    assert find_place(name, variables) == place
+
+
+def test_place_by_mindspore() -> None:
+    """X-01, X-06: RANK_ID, RANK_SIZE and DEVICE_ID, if torchrun's names aren't set."""
+    variables = {**TORCHRUN, "RANK_ID": "1", "RANK_SIZE": "4", "DEVICE_ID": "5"}
+    del variables["RANK"], variables["WORLD_SIZE"]
+    place = find_place("env", variables)
+    assert place == Place(1, 4, "node7:29500", 5, "MindSpore's launcher")
+
+
+def test_rank_of_an_indexed_job() -> None:
+    job = {**TORCHRUN, "JOB_COMPLETION_INDEX": "3"}
+    del job["RANK"]
+    place = find_place("auto", job)
+    assert place is not None
+    assert place.rank == 3
+
+
+def test_jobs_of_open_mpi_on_one_machine_have_different_ports() -> None:
+    places = [find_place("auto", {**OPEN_MPI, "PMIX_NAMESPACE": name}) for name in ("71", "72")]
+    assert all(place is not None and place.is_on_one_machine for place in places)
+    assert len({place.port for place in places if place is not None}) == 2
+
+
+def test_open_mpi_on_several_machines_needs_an_address() -> None:
+    with pytest.raises(RecipeError, match="mpirun -x MASTER_ADDR"):
+        find_place("auto", {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
+    address = {"MASTER_ADDR": "a", "MASTER_PORT": "7"}
+    place = find_place("auto", {**OPEN_MPI, **address, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
+    assert place is not None
+    assert place.address == "a:7"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("node1", "node1"), ("a2,b3", "a2"), ("n[1-4]", "n1"), ("n[007,9],m", "n007")],
+)
+def test_first_node_of_slurm(nodes: str, first: str) -> None:
+    place = find_place("slurm", {**SLURM, "SLURM_STEP_NODELIST": nodes})
+    assert place is not None
+    assert place.host == first
+
+
+@pytest.mark.parametrize(
+    ("launcher", "size"),
+    [
+        (TORCHRUN, "WORLD_SIZE"),
+        (KUBEFLOW, "JAX_NUM_PROCESSES"),
+        (OPEN_MPI, "OMPI_COMM_WORLD_SIZE"),
+        (SKYPILOT, "SKYPILOT_NUM_NODES"),
+        (SLURM, "SLURM_NTASKS"),
+    ],
+    ids=["torchrun", "kubeflow", "open mpi", "skypilot", "slurm"],
+)
+def test_process_of_one_is_alone(launcher: dict[str, str], size: str) -> None:
+    ranks = {name: "0" for name in launcher if "RANK" in name or "PROC" in name}
+    assert find_place("auto", {**launcher, **ranks, size: "1"}) is None
+
+
+def test_shell_inside_a_slurm_job_is_alone() -> None:
+    """It has half of the variables; waiting for others would have no end."""
+    assert find_place("auto", {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8"}) is None
+
+
+def test_launchers_must_agree() -> None:
+    same = {**TORCHRUN, **SLURM, "SLURM_NTASKS": "4", "SLURM_PROCID": "1"}
+    assert find_place("auto", same) == find_place("auto", TORCHRUN)
+    with pytest.raises(RecipeError) as refused:
+        find_place("auto", {**TORCHRUN, **SLURM})
+    assert (
+        "launch = auto: the process has several ranks: 1 of 4 (torchrun), 3 of 8 (Slurm); "
+        "set launch=env or launch=slurm" in str(refused.value)
+    )
+    assert find_place("slurm", {**TORCHRUN, **SLURM}) == find_place("auto", SLURM)
+
+
+@pytest.mark.parametrize(
+    ("launch", "variables", "problem"),
+    [
+        ("slurm", {}, "SLURM_PROCID and SLURM_NTASKS and SLURM_JOB_ID"),
+        ("env", {}, "launch = env: RANK and WORLD_SIZE not set"),
+        ("auto", {**TORCHRUN, "RANK": "4"}, "RANK = 4: must be from 0 to 3"),
+        ("auto", {**TORCHRUN, "RANK": "-1"}, "RANK = -1: must be from 0 to 3"),
+        ("auto", {**TORCHRUN, "RANK": "one"}, "RANK = one: must be a whole number"),
+        ("auto", {**TORCHRUN, "WORLD_SIZE": "0"}, "WORLD_SIZE = 0: must be at least 1"),
+        ("auto", {**TORCHRUN, "MASTER_PORT": "99999"}, "MASTER_PORT = 99999: must be from 1 to"),
+        ("auto", {"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT not set"),
+        ("auto", {**KUBEFLOW, "JAX_COORDINATOR_ADDRESS": "host"}, "host: must be HOST:PORT"),
+        ("auto", {"JOB_COMPLETION_INDEX": "2"}, "JOB_COMPLETION_INDEX = 2: there are other"),
+        ("slurm", {**SLURM, "SLURM_JOB_ID": "x"}, "SLURM_JOB_ID = x: must be a whole number"),
+    ],
+)
+def test_invalid_variables(launch: str, variables: dict[str, str], problem: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        find_place(launch, variables)
+    assert problem in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [
+        ("localhost", True),
+        ("127.0.0.3", True),
+        ("[::1]", True),
+        ("node", False),
+        ("10.0.0.1", False),
+    ],
+)
+def test_machine_and_cluster(host: str, is_local: bool) -> None:
+    place = Place(0, 2, f"{host}:80")
+    assert (place.is_on_one_machine, place.start_s) == (is_local, 60.0 if is_local else 1_800.0)
+
+
+def test_gpu_of_a_process() -> None:
+    place = Place(1, 2, "a:1", 1)
+    assert place.find_local_device({}) == 1
+    assert place.find_local_device({"CUDA_VISIBLE_DEVICES": "4,5"}) == 1
+    assert place.find_local_device({"CUDA_VISIBLE_DEVICES": "4"}) is None
+    assert Place(1, 2, "a:1").find_local_device({}) is None
+
+
+def test_one_process_is_required() -> None:
+    require_one_process({})
+    with pytest.raises(RunError, match="torchrun has started 4 processes, and each would train"):
+        require_one_process(TORCHRUN)
+
+
+def test_worker_of_ray_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray sets no variables; its workers agree on the first one's address."""
+    context = SimpleNamespace(
+        get_world_size=lambda: 3, get_world_rank=lambda: 2, get_local_rank=lambda: 0
+    )
+    answers = SimpleNamespace(broadcast_from_rank_zero=lambda address: "10.0.0.1:7000")
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "ray.train", SimpleNamespace(get_context=lambda: context))
+    monkeypatch.setitem(sys.modules, "ray.train.collective", answers)
+    node = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.3")
+    monkeypatch.setitem(sys.modules, "ray.util", node)
+    assert find_place("auto", {}) == Place(2, 3, "10.0.0.1:7000", 0, "Ray")
+    context.get_world_size = lambda: 1
+    assert find_place("auto", {}) is None
+
+
+def test_program_that_imports_ray_train_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError("not in a training function")
+
+    monkeypatch.setitem(sys.modules, "ray.train", SimpleNamespace(get_context=refuse))
+    assert find_place("auto", {}) is None

@@ -1,0 +1,121 @@
+"""Processes wait for each other, and all print the reason if they can't meet."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from pipeline.core.errors import RunError
+from pipeline.core.host.launchers import Place
+from pipeline.stages.launch.meeting import meet
+
+
+@pytest.fixture
+def address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def gather(places: Iterable[Place], limit_s: float = 20.0) -> list[str]:
+    """Return the problem of each process; empty if it has met the others."""
+
+    def attend(place: Place) -> str:
+        try:
+            meet(place, limit_s)
+        except RunError as problem:
+            return str(problem)
+        return ""
+
+    places = list(places)
+    with ThreadPoolExecutor(len(places)) as pool:
+        return list(pool.map(attend, places))
+
+
+def test_all_meet_in_any_order(address: str) -> None:
+    places = [Place(rank, 6, address) for rank in (3, 1, 5, 0, 2, 4)]
+    assert gather(places) == [""] * 6
+    assert gather(places) == [""] * 6  # at the same port
+
+
+def test_missing_processes_are_named(address: str) -> None:
+    problems = gather([Place(rank, 5, address) for rank in (0, 2)], limit_s=1.0)
+    missing = (
+        f"after 1 s, of the 5 processes these have not reported to process 0 at {address}: 1, 3, 4"
+    )
+    assert problems == [missing, missing]
+
+
+def test_many_missing_processes_are_counted(address: str) -> None:
+    (problem,) = gather([Place(0, 16_384, address)], limit_s=0.2)
+    assert problem.endswith(
+        ": 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20 and 16363 more"
+    )
+
+
+def test_without_a_first_process(address: str) -> None:
+    (problem,) = gather([Place(1, 2, address)], limit_s=0.5)
+    assert problem == (
+        f"process 1 of 2: no answer from process 0 at {address} in 0.5 s (Connection refused)"
+    )
+
+
+def test_name_that_does_not_resolve() -> None:
+    (problem,) = gather([Place(1, 2, "no-such-host.invalid:80")], limit_s=0.5)
+    assert "process 1 of 2: no answer from process 0 at no-such-host.invalid:80" in problem
+
+
+@pytest.mark.parametrize(
+    ("third", "problem"),
+    [
+        (Place(1, 3, "127.0.0.1:1"), "two processes of 3 have rank 1: their ranks must differ"),
+        (Place(2, 4, "127.0.0.1:1"), "process 2 of 4 can't meet process 0 of 3: the sizes differ"),
+    ],
+)
+def test_processes_of_other_ranks_or_sizes(address: str, third: Place, problem: str) -> None:
+    places = [Place(0, 3, address), Place(1, 3, address), Place(third.rank, third.size, address)]
+    assert set(gather(places)) == {problem}
+
+
+def test_port_that_is_taken(address: str) -> None:
+    host, port = address.split(":")
+    with socket.create_server((host, int(port))):
+        (problem,) = gather([Place(0, 2, address)])
+    assert problem == f"process 0 of 2: can't listen at {address}: Address already in use"
+
+
+def test_strangers_and_processes_that_died_do_not_count(address: str) -> None:
+    host, port = address.split(":")
+
+    def disturb() -> None:
+        lines = (
+            b"",
+            b"GET / HTTP/1.1\r\n",
+            b"[]\n",
+            b'{"rank": true, "size": 3}\n',
+            b"\xff" * 9_000,
+        )
+        for line in (*lines, b'{"rank": 2, "size": 3}\n'):
+            for _ in range(100):
+                try:
+                    with socket.create_connection((host, int(port))) as stranger:
+                        stranger.sendall(line)
+                    break
+                except ConnectionRefusedError:
+                    time.sleep(0.02)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(gather, [Place(0, 3, address)])
+        pool.submit(disturb).result()
+        assert gather([Place(1, 3, address), Place(2, 3, address)]) == ["", ""]
+        assert first.result() == [""]
+
+
+def test_first_process_listens_at_all_addresses_under_its_name(address: str) -> None:
+    name = socket.gethostname()
+    port = address.split(":")[1]
+    assert gather([Place(rank, 2, f"{name}:{port}") for rank in (0, 1)]) == ["", ""]
