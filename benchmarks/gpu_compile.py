@@ -41,7 +41,8 @@ from pipeline.backends.gpu.step_programs import (
     make_carry_shapes,
     make_train_spec,
 )
-from pipeline.backends.xla import make_train_loop, pad_to_block
+from pipeline.backends.step_loops import make_train_loop
+from pipeline.backends.xla import pad_to_block
 
 PACKAGES = ("jax", "jaxlib", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
 SYNTHETIC = ("dataset.name=synthetic", "+dataset.like=cifar10")

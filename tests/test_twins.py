@@ -148,6 +148,7 @@ COVERED = {
         "traced losses of networks",
     ),
     "pipeline.backends.rates": ("backends/planner/test_rates.py", "rates of both kinds of devices"),
+    "pipeline.backends.step_loops": ("backends/test_xla.py", "loops of compiled steps"),
     # What a run keeps, and its recipe.
     "pipeline.checkpoint.parse_host_state": (
         "checkpoint/test_host_state.py",

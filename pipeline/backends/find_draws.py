@@ -234,4 +234,6 @@ def apply_formula(formula: Formula, bits: Any) -> Any:
     operands = [apply_formula(part, bits) for part in formulas]
     shape = np.broadcast_shapes(*(operand.shape for operand in operands))
     operands = [jnp.broadcast_to(operand, shape) for operand in operands]
-    return _ELEMENTWISE[name](*operands, *(() if dtype is None else (dtype,)))
+    if dtype is not None:
+        return _ELEMENTWISE[name](operands[0], dtype)
+    return _ELEMENTWISE[name](*operands)

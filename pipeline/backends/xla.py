@@ -14,12 +14,10 @@ from importlib.metadata import version
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax import Array
 from jax.sharding import PartitionSpec, SingleDeviceSharding
-from jax.tree_util import register_dataclass
 
 from pipeline.backends.base import (
     CompileInputs,
@@ -41,13 +39,19 @@ from pipeline.backends.compile_program import (
 )
 from pipeline.backends.initialisation import UNOPTIMIZED, compile_initialisation
 from pipeline.backends.loading.loader import Loader
-from pipeline.backends.loading.window import Inputs, batch_at
+from pipeline.backends.loading.window import Inputs
+from pipeline.backends.step_loops import (
+    LoopCarry,
+    make_buffers,
+    make_eval_loop,
+    make_train_loop,
+    python_loop,
+    run_once,
+)
 from pipeline.core.host.platforms import Platform, platform_of
 from pipeline.models.lowerings.problem.lowering import Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
 from pipeline.models.modules.jit_layers import compile_layers
-from pipeline.models.modules.name_stack import DATA as DATA_SCOPE
-from pipeline.models.modules.name_stack import UPDATE
 from pipeline.training.metrics import EvalSums
 from pipeline.training.parallel.parallel_spec import DATA
 from pipeline.training.parallel.placement import DevicePlacement
@@ -61,20 +65,6 @@ RATES_BLOCK = 1 << 14
 KEEP_RECOMPUTED: dict[str, str | bool] = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 """Options for a step that recomputes activations. Without them XLA:CPU drops the barriers around
 recomputed operations, merges these with the first ones, and stores their results."""
-
-Repeat = Callable[[Callable[[Any], Array], Callable[[Any], Any], Any], Any]
-"""(condition, body, first carried value) -> the carried value for which the condition is false."""
-
-
-@register_dataclass
-@dataclass(frozen=True)
-class LoopCarry:
-    """Values that the training loop carries: the state, a row of telemetry for each step, and
-    whether to run the next step."""
-
-    state: Any
-    telemetry_buffer: Array
-    should_continue: Array
 
 
 class XlaBackend:
@@ -306,11 +296,11 @@ def _make_specs(
         step = _intercept_step(step, rules.constrain(placement))
     elif work.jit_layers:
         step = _intercept_step(step, compile_layers(work.jit_layers))
-    repeat = _python_loop if work.eager else jax.lax.while_loop
+    repeat = python_loop if work.eager else jax.lax.while_loop
     repeat = run_once if work.single_steps else repeat
     init: Callable[..., Any] = step.init
     training: Callable[..., Any] = make_train_loop(step.step, repeat)
-    evaluation: Callable[..., Any] = _make_eval_loop(step, repeat)
+    evaluation: Callable[..., Any] = make_eval_loop(step, repeat)
     results: tuple[Any, Any, Any] = (None, None, None)
     options = None
     if rules is not None:
@@ -375,12 +365,6 @@ def pad_to_block(rates: np.ndarray) -> np.ndarray:
     return np.pad(rates, [rows, *[(0, 0)] * (rates.ndim - 1)], mode="edge")
 
 
-def make_buffers(inputs: Inputs) -> tuple[Array, Array]:
-    """Return a row of telemetry for every step of a window, and True for `should_continue`."""
-    rows = jnp.zeros((inputs.indices.shape[0], len(Record._fields)), jnp.float32)
-    return rows, jnp.asarray(True)
-
-
 def split_at_windows(loader: Loader, start: int, stop: int) -> Iterator[tuple[Inputs, int, int]]:
     """Split steps `start + 1 .. stop` at the ends of windows.
 
@@ -391,77 +375,6 @@ def split_at_windows(loader: Loader, start: int, stop: int) -> Iterator[tuple[In
         end = min(stop, window.stop)
         yield window.inputs, start - window.start, end - start
         start = end
-
-
-def _python_loop(condition: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
-    """Run the loop of `jax.lax.while_loop` in Python."""
-    while condition(carry):
-        carry = body(carry)
-    return carry
-
-
-def run_once(condition: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
-    """Run at most one iteration of `jax.lax.while_loop`, without a loop.
-
-    In the body of a loop or a branch XLA:CPU doesn't use its library for a convolution whose
-    dimensions it would have to permute (jax issue 12868).
-    """
-    proceed = condition(carry)
-    return jax.tree.map(lambda new, old: jnp.where(proceed, new, old), body(carry), carry)
-
-
-def make_train_loop(step: Callable[..., Any], repeat: Repeat) -> Callable[..., LoopCarry]:
-    """Return a loop over positions first .. last - 1 of a window, until a step ends the run.
-
-    `step` computes (state, batch, learning rates, *constants) -> (state, record). The record holds
-    float32 scalars, the columns of the telemetry buffer, and `should_continue`.
-    """
-
-    def loop(
-        carried: LoopCarry,
-        inputs: Inputs,
-        learning_rates: Array,
-        first: Array,
-        last: Array,
-        constants: Sequence[Array] = (),
-    ) -> LoopCarry:
-        def condition(carry: tuple[Array, LoopCarry]) -> Array:
-            return (carry[0] < last) & carry[1].should_continue
-
-        def body(carry: tuple[Array, LoopCarry]) -> tuple[Array, LoopCarry]:
-            position, before = carry
-            with jax.named_scope(DATA_SCOPE):
-                batch = batch_at(inputs, position)
-            state, record = step(before.state, batch, learning_rates, *constants)
-            with jax.named_scope(UPDATE):
-                rows = before.telemetry_buffer.at[position].set(jnp.stack(record))
-            return position + 1, LoopCarry(state, rows, record.should_continue)
-
-        return repeat(condition, body, (first, carried))[1]
-
-    return loop
-
-
-def _make_eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
-    def loop(
-        state: TrainState,
-        sums: EvalSums,
-        inputs: Inputs,
-        first: Array,
-        last: Array,
-        constants: Sequence[Array],
-    ) -> EvalSums:
-        def condition(carry: tuple[Array, EvalSums]) -> Array:
-            return carry[0] < last
-
-        def body(carry: tuple[Array, EvalSums]) -> tuple[Array, EvalSums]:
-            position, before = carry
-            batch = batch_at(inputs, position)
-            return position + 1, step.evaluate(state, batch, before, *constants)
-
-        return repeat(condition, body, (first, sums))[1]
-
-    return loop
 
 
 def _compile_initialisation(

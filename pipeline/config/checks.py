@@ -12,6 +12,7 @@ from pipeline.config.run_length import total_steps
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.error_text import no_such
 from pipeline.core.files.value_text import show
+from pipeline.core.registry import Spec
 from pipeline.data.columns import ColumnSpec, Facts
 from pipeline.data.order import Batching, shard_samples
 from pipeline.data.transform import compute_column_specs
@@ -33,8 +34,11 @@ def find_conflicts(recipe: Recipe, *, length_replaced: bool) -> list[str]:
 
     If the command line replaces the length of the run, the run may end within its warmup.
     """
-    rules = [check for check in CHECKS if not (length_replaced and check is check_warmup_length)]
-    return [problem for check in rules for problem in check(recipe)]
+    problems: list[str] = []
+    for check in CHECKS:
+        if not (length_replaced and check is check_warmup_length):
+            problems += check(recipe)
+    return problems
 
 
 def fit_to_processes(recipe: Recipe, processes: int) -> Recipe:
@@ -49,12 +53,11 @@ def fit_to_processes(recipe: Recipe, processes: int) -> Recipe:
         if processes > MAX_DEVICES:
             rule = f"must be less than or equal to {MAX_DEVICES}"
             raise RecipeError([f"parallel.devices = {processes}: {rule}"])
-        train = recipe.train
+        sections: dict[str, Spec] = {"parallel": parallel.model_copy(update={"devices": processes})}
         if parallel.batch_per_device is not None:
             batch_size = parallel.batch_per_device * processes
-            train = train.model_copy(update={"batch_size": batch_size})
-        parallel = parallel.model_copy(update={"devices": processes})
-        recipe = recipe.model_copy(update={"parallel": parallel, "train": train})
+            sections["train"] = recipe.train.model_copy(update={"batch_size": batch_size})
+        recipe = recipe.model_copy(update=sections)
     problems = find_conflicts(recipe, length_replaced=True)
     problems = problems or list(device_checks.check_processes(recipe, processes))
     if problems:

@@ -85,11 +85,11 @@ def make_option(group: str, component: type[Spec]) -> Tree:
 
 def normalise_recipe(tree: Mapping[str, Any]) -> Tree:
     """Return the recipe of a run with defaults for newer keys, also if it isn't valid any more."""
-    filled = fill_missing(tree)
+    tree = fill_missing(tree)
     try:
-        return Recipe.model_validate(filled).model_dump(mode="json")
+        return Recipe.model_validate(tree).model_dump(mode="json")
     except ValidationError:
-        return filled
+        return tree
 
 
 def _update(base: Mapping[str, Any], part: Mapping[str, Any]) -> Tree:

@@ -9,7 +9,6 @@ from pipeline.backends.gpu.chip_target import read_target
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.value_text import show
 from pipeline.training.parallel.microbatches import compute_batch_multiple
-from pipeline.training.parallel.parallel_spec import DEFAULT_PROCESSES
 from pipeline.training.parallel.shards import num_shards
 
 COMPILING = ("data", "build", "compile")
@@ -160,7 +159,7 @@ def check_launcher(recipe: Recipe) -> Iterator[str]:
     """A launcher needs a `parallel.mode` and features that support several processes."""
     launch = recipe.launch
     mode = recipe.parallel.mode
-    processes = launch.processes or DEFAULT_PROCESSES
+    processes = launch.num_processes
     local = {key: getattr(launch, key) for key in ("processes", "restarts", "min_processes")}
     for key, value in local.items():
         if launch.name != "local" and value:

@@ -20,7 +20,8 @@ from pipeline.backends.base import CompileReport, Mechanism
 from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.loading.loader import Loader
 from pipeline.backends.loading.window import Inputs, batch_at
-from pipeline.backends.xla import LoopCarry, make_train_loop, run_once, split_at_windows
+from pipeline.backends.step_loops import LoopCarry, make_train_loop, run_once
+from pipeline.backends.xla import split_at_windows
 from pipeline.core.errors import RunError
 from pipeline.core.host.platforms import platform_of
 from pipeline.data.batch import Batch
@@ -172,8 +173,10 @@ class UserStep:
         self, before: CustomState, batch: Batch, rates: Array
     ) -> tuple[CustomState, MetricsRow]:
         """Compute a step of the loop; if its loss isn't finite, the state isn't changed."""
-        arguments = self.state.arrange(before.state), self.batch.arrange(batch.columns)
-        metrics, compute_state = begin_step(self.function, *arguments)
+        columns = self.batch.arrange(batch.columns)
+        metrics, compute_state = begin_step(
+            self.function, self.state.arrange(before.state), columns
+        )
         finite = jnp.isfinite(metrics[LOSS]) if LOSS in metrics else jnp.asarray(True)
 
         def update(state: CustomState) -> CustomState:
@@ -231,7 +234,8 @@ def has_slow_loop(step: UserStep, state: Any, device: jax.Device) -> bool:
     """Return whether a convolution without a lowering makes a loop of the step slow."""
     if not platform_of(device.platform).has_slow_loops:
         return False
-    unchanged = list_kept(step.function, state, step.batch.spec, differentiated=True)
+    traced = jax.make_jaxpr(step.function)(state, step.batch.spec)
+    unchanged = list_kept(traced, differentiated=True)
     return any(operation.is_convolution for operation in unchanged)
 
 

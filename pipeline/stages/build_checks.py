@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import linen as nn
 from flax.errors import FlaxError
 
 from pipeline.config.checks import list_deciding_metrics
@@ -182,7 +181,7 @@ def check_jit_layers(draft: StepDraft) -> None:
         return
     paths: dict[Path, None] = {}
     with blaming_key("train.jit_layers"):
-        with nn.intercept_methods(list_layers(paths)):
+        with list_layers(paths):
             jax.eval_shape(lambda words: init_variables(draft.step_config, words), draft.seed)
         require_covered(patterns, list(paths), "layers")
 

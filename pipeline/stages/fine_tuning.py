@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
 from pipeline.config.recipe import Recipe, TrainSpec
@@ -170,7 +169,7 @@ def _group_scopes(
         order = [(name, isinstance(layer, _NORMS)) for name, layer in pairs]
     else:
         paths: dict[Path, None] = {}
-        with nn.intercept_methods(list_layers(paths)):
+        with list_layers(paths):
             jax.eval_shape(lambda words: init_variables(step_config, words), seed)
         # In the order of their calls.
         order = [(name, False) for name in dict.fromkeys(path[0] for path in paths)]

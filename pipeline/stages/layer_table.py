@@ -23,6 +23,7 @@ from pipeline.data.targets import Targets
 from pipeline.data.transform import compute_column_specs
 from pipeline.models.layers.path_patterns import Path, is_frozen
 from pipeline.models.modules.apply_layers import record_layers
+from pipeline.models.modules.observe_modules import observe_modules
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build import make_step_config
 from pipeline.stages.build_checks import blaming_key
@@ -132,7 +133,7 @@ def make_layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
     traced = _TracedLayers()
     with blaming_key(f"model {recipe.model.name}"), record_layers(traced.note_layer):
         is_list = isinstance(step_config.network, Network)
-        with nullcontext() if is_list else nn.intercept_methods(traced.note_module):
+        with nullcontext() if is_list else observe_modules(on_result=traced.note_module):
             variables = jax.eval_shape(lambda words: init_variables(step_config, words)[1], seed)
     step_config = add_fine_tuning(recipe, step_config, variables, steps_per_epoch, seed)
     params = flatten_dict(dict(variables["params"]))
@@ -174,13 +175,11 @@ class _TracedLayers:
         """Note a layer of a list."""
         self._layers.setdefault(path, (kind, tuple(result.shape[1:])))
 
-    def note_module(self, call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    def note_module(self, module: nn.Module, result: Any) -> None:
         """Note the call of a flax module."""
-        result = call(*args, **kwargs)
-        if context.method_name == "__call__" and context.module.path:
+        if module.path:
             shape = tuple(result.shape[1:]) if isinstance(result, jax.Array) else None
-            self._layers.setdefault(context.module.path, (type(context.module).__name__, shape))
-        return result
+            self._layers.setdefault(module.path, (type(module).__name__, shape))
 
     def make_rows(
         self, params: Mapping[Path, Any], step_config: StepConfig

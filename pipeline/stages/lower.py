@@ -299,7 +299,8 @@ def list_unlowered_operations(
     forward = _make_forward(step_config.network, True)
     root = scope_root(step_config.network)
     images = _make_image_shapes(step_config, batch)
-    return list_kept(forward, images, state.params, state.batch_stats, root=root)
+    traced = jax.make_jaxpr(forward)(images, state.params, state.batch_stats)
+    return list_kept(traced, root=root)
 
 
 def with_policy(step_config: StepConfig, policy: LoweringPolicy) -> StepConfig:

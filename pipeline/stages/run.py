@@ -56,7 +56,8 @@ def run(recipe: Recipe, options: RunOptions) -> Summary:
     Writes into the directory of the run to resume, else into `options.run_dir`, else into a new
     directory under `outputs/`. Raises PipelineError if the run fails; summary.json has the reason.
     """
-    return exhaust(run_in_sinks(recipe, options))
+    steps = run_in_sinks(recipe, options)
+    return exhaust(steps)
 
 
 def run_in_sinks(recipe: Recipe, options: RunOptions) -> Generator[SinkReport, None, Summary]:

@@ -21,6 +21,7 @@ from pipeline.data.random import seed_words
 from pipeline.data.targets import Targets
 from pipeline.data.transform import apply_ops
 from pipeline.models.modules.layout import to_nhwc
+from pipeline.models.modules.observe_modules import observe_modules
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built
 from pipeline.training.state import StepConfig, TrainState, merge_params
@@ -205,12 +206,11 @@ def _make_embedder(config: StepConfig) -> Callable[..., Any]:
         inputs = make_network_inputs(mapped["image"], config.image.layout, sizes)
         layer_inputs: list[Any] = []
 
-        def note_input(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-            if context.method_name == "__call__" and _has_parameters(context.module) and args:
+        def note_input(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if _has_parameters(module) and args:
                 layer_inputs.append(args[0])
-            return call(*args, **kwargs)
 
-        with nn.intercept_methods(note_input):
+        with observe_modules(on_call=note_input):
             config.network.apply(variables, inputs, train=False)
         if not layer_inputs:
             return None

@@ -32,13 +32,8 @@ from pipeline.backends.gpu.step_programs import (
     compiler_options,
 )
 from pipeline.backends.loading.window import Inputs
-from pipeline.backends.xla import (
-    LoopCarry,
-    XlaBackend,
-    XlaExecutable,
-    make_buffers,
-    pad_to_block,
-)
+from pipeline.backends.step_loops import LoopCarry, make_buffers
+from pipeline.backends.xla import XlaBackend, XlaExecutable, pad_to_block
 from pipeline.core.errors import RunError, first_line
 from pipeline.core.host.cuda import cuda_versions, plugin
 from pipeline.core.host.platforms import CPU

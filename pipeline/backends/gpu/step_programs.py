@@ -27,7 +27,8 @@ from pipeline.backends.base import CompileInputs, ProgramReport, ProgressClock
 from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.initialisation import UNOPTIMIZED
 from pipeline.backends.loading.window import Inputs, batch_at
-from pipeline.backends.xla import LoopCarry, make_buffers, pad_to_block
+from pipeline.backends.step_loops import LoopCarry, make_buffers
+from pipeline.backends.xla import pad_to_block
 from pipeline.models.modules.name_stack import DATA as DATA_SCOPE
 from pipeline.models.modules.name_stack import UPDATE
 from pipeline.training.metrics import EvalSums

@@ -7,7 +7,7 @@ Calls are inlined. A scan's body appears once, with nodes that `repeat` by the s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -39,25 +39,17 @@ class _Place:
     repeat: int = 1
 
 
-def trace_graph(function: Callable[..., Any], *arguments: Any) -> Graph:
-    """Return the graph of `function(*arguments)`; arguments may be `jax.ShapeDtypeStruct`s.
+def make_graph(traced: jax.stages.Traced) -> Graph:
+    """Return the graph of a traced function, such as `jax.jit(function).trace(shape)`.
 
     Raises UnboundedLoopError for a while loop without a constant number of iterations.
     """
-    return trace_with_result(function, arguments)[0]
-
-
-def trace_with_result(
-    function: Callable[..., Any], arguments: tuple[Any, ...]
-) -> tuple[Graph, Any]:
-    """Return the graph, and the shapes of the result, as `jax.eval_shape` returns them."""
-    traced = jax.jit(lambda operands: function(*operands)).trace(arguments)
     closed = traced.jaxpr
     tracer = _Tracer()
     graph = tracer.graph
     graph.inputs = tuple(tracer.add_value(var) for var in closed.jaxpr.invars)
     graph.outputs = tracer.inline(closed, graph.inputs, _Place())
-    return prune(graph), traced.out_info
+    return prune(graph)
 
 
 class _Tracer:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from pipeline.backends.graph.graph import Graph, Node
-from pipeline.backends.graph.tracing import trace_graph
+from pipeline.backends.graph.tracing import make_graph
 from pipeline.backends.planner.dimension_groups import PRODUCTS, REDUCTIONS
 from pipeline.core.host.item_sizes import stored_bytes
 from pipeline.core.host.tree_paths import leaf_paths
@@ -54,7 +54,8 @@ class TracedLoss:
     """
 
     def __init__(self, step: LossToPlan) -> None:
-        self.graph: Graph = trace_graph(jax.value_and_grad(step.loss), step.params, step.batch)
+        traced = jax.jit(jax.value_and_grad(step.loss)).trace(step.params, step.batch)
+        self.graph: Graph = make_graph(traced)
         names = leaf_paths(step.params)
         self.params = dict(zip(self.graph.inputs, names, strict=False))
         self.batch = dict(zip(self.graph.inputs[len(names) :], leaf_paths(step.batch), strict=True))

@@ -39,10 +39,15 @@ class CommandResult:
 
 
 class Option(click.Option):
-    """An option. `was` is the key that it replaces, such as `to` of `to=onnx`."""
+    """An option. `was` is the key that it replaces, such as `to` of `to=onnx`.
 
-    def __init__(self, *names: str, was: str | None = None, **settings: Any) -> None:
-        super().__init__(list(names), **settings)
+    `param` is the name of its parameter in Python, unless this follows from the option's name.
+    """
+
+    def __init__(
+        self, name: str, param: str | None = None, *, was: str | None = None, **settings: Any
+    ) -> None:
+        super().__init__([name] if param is None else [name, param], **settings)
         self.was = was
 
     def explain_change(self, value: str) -> str:
@@ -54,9 +59,9 @@ class Option(click.Option):
         return f"is now {name}" if is_on else f"leave it out; the opposite is {name}"
 
 
-def flag(*names: str, text: str, was: str | None = None) -> Option:
+def flag(name: str, param: str | None = None, *, text: str, was: str | None = None) -> Option:
     """Return an option without a value."""
-    return Option(*names, is_flag=True, help=text, was=was)
+    return Option(name, param, is_flag=True, help=text, was=was)
 
 
 class Argument(click.Argument):

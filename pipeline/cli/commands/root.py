@@ -84,7 +84,7 @@ ROOT = Root("pipeline", "", "", [*RECIPE_COMMANDS, *RUN_COMMANDS, CONVERT, COMPL
 ROOT.params += [
     Option("--plugin", metavar="FILE", multiple=True, help="A file with custom components."),
     Option(VERSION, is_flag=True, is_eager=True, expose_value=False, callback=show_versions),
-    *(Option(*names, is_flag=names[-1] in WITHOUT_VALUE) for names in HYDRA_FLAGS),
+    *(click.Option(names, is_flag=names[-1] in WITHOUT_VALUE) for names in HYDRA_FLAGS),
 ]
 
 

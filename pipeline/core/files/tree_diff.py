@@ -57,12 +57,12 @@ def value_at(tree: Any, where: Sequence[int | str], default: Any = None) -> Any:
     return tree
 
 
-def differences(left: Any, right: Any) -> list[Difference]:
+def differences(tree: Any, other: Any) -> list[Difference]:
     """Return the leaves that differ, in the order of the first tree, then of the second."""
-    left_leaves = dict(leaves(left))
-    right_leaves = dict(leaves(right))
+    values = dict(leaves(tree))
+    other_values = dict(leaves(other))
     return [
-        Difference(where, left_leaves.get(where), right_leaves.get(where))
-        for where in dict.fromkeys((*left_leaves, *right_leaves))
-        if left_leaves.get(where) != right_leaves.get(where)
+        Difference(where, values.get(where), other_values.get(where))
+        for where in dict.fromkeys((*values, *other_values))
+        if values.get(where) != other_values.get(where)
     ]

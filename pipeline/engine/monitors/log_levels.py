@@ -36,8 +36,8 @@ class LogSettings:
     """Text on variables with invalid values; empty if all are valid."""
 
 
-def log_settings(recipe_level: str | None, environment: Mapping[str, str]) -> LogSettings:
-    """Return the settings of a run, with the recipe's level, or else GLOG_v's.
+def log_settings(level: str | None, environment: Mapping[str, str]) -> LogSettings:
+    """Return the settings of a run, with its recipe's `level`, or else GLOG_v's.
 
     GLOG_logtostderr=1 sends messages to stderr, 0 only to run.log. A variable with another value is
     ignored, and named in `problem`.
@@ -45,7 +45,6 @@ def log_settings(recipe_level: str | None, environment: Mapping[str, str]) -> Lo
     problems = []
     numbers = {**dict(zip("0123", LEVELS, strict=True)), "4": "error"}
     value = environment.get(LEVEL_VARIABLE)
-    level = recipe_level
     if level is None and value is not None:
         level = numbers.get(value)
         if level is None:
@@ -78,12 +77,12 @@ class ReporterHandler(logging.Handler):
 
 
 @contextmanager
-def log_by_level(reporter: Reporter, recipe_level: str | None) -> Iterator[None]:
+def log_by_level(reporter: Reporter, level: str | None) -> Iterator[None]:
     """Inside, a reporter shows messages by the recipe's level and the environment.
 
     Below the level warning, messages of `LOGGERS` are shown too; otherwise `logging` isn't changed.
     """
-    settings = log_settings(recipe_level, os.environ)
+    settings = log_settings(level, os.environ)
     reporter.level = getattr(logging, settings.level.upper())
     reporter.log_to = settings.to
     if settings.problem:

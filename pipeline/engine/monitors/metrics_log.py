@@ -140,25 +140,19 @@ def metrics_lines(parts: Sequence[Telemetry], run_schedule: RunSchedule | None) 
         sink_steps = run_schedule.sink_steps or run_schedule.steps_per_epoch
         places["sink"] = (steps - 1) // sink_steps + 1
     columns = concatenate_columns(parts)
+    flags = {name: column for name, column in columns.items() if column.dtype == bool}
+    numbers = {name: column for name, column in columns.items() if column.dtype != bool}
+    texts = [(name, list(map(str, column.tolist()))) for name, column in places.items()]
     # The json module takes three times as long, and writes more digits than a float32 has.
-    numbers = {
-        name: _format_numbers(column) for name, column in columns.items() if column.dtype != bool
-    }
-    keys = [f"{_format_key(name)}: %d" for name in places]
-    keys += [f"{_format_key(name)}: %s" for name in numbers]
-    line = "{" + ", ".join(keys) + "%s}\n"
-    ends = [""] * len(steps)
-    for name, column in columns.items():
-        if column.dtype == bool:
-            for index in np.flatnonzero(column):
-                ends[index] += f", {_format_key(name)}: true"
-    integers = (column.tolist() for column in places.values())
-    return "".join([line % row for row in zip(*integers, *numbers.values(), ends, strict=True)])
-
-
-def _format_key(name: str) -> str:
-    """Return a name as JSON, for a format string."""
-    return json.dumps(name).replace("%", "%%")
+    texts += [(name, _format_numbers(column)) for name, column in numbers.items()]
+    lines = [""] * len(steps)
+    for name, column_texts in texts:
+        start = f", {json.dumps(name)}: "
+        lines = [line + start + text for line, text in zip(lines, column_texts, strict=True)]
+    for name, flag in flags.items():
+        for index in np.flatnonzero(flag):
+            lines[index] += f", {json.dumps(name)}: true"
+    return "".join([f"{{{line[2:]}}}\n" for line in lines])
 
 
 def _format_numbers(numbers: np.ndarray) -> list[str]:

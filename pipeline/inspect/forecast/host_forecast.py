@@ -19,7 +19,8 @@ from jax.extend.core import ClosedJaxpr
 
 from pipeline.backends.base import Backend, CompileInputs, CompileReport
 from pipeline.backends.loading.window import Inputs, batch_at
-from pipeline.backends.xla import LoopCarry, Programs, XlaExecutable, make_buffers, pad_to_block
+from pipeline.backends.step_loops import LoopCarry, make_buffers
+from pipeline.backends.xla import Programs, XlaExecutable, pad_to_block
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.host.platforms import platform_of

@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array, lax
 from jax.extend import core
 
-from pipeline.core.host.jaxpr import equations_in
+from pipeline.core.host.jaxpr import bind_equation, equations_in
 from pipeline.models.imported.replaced_equations import (
     CONVOLUTION,
     MAXIMA,
@@ -161,7 +161,8 @@ def _derive_gradient(forward: core.JaxprEqn, operand: int) -> tuple[Key, Gradien
     def pull(values: list[Array], cotangent: Array) -> Any:
         def compute(value: Array) -> Any:
             operands = [*values[:operand], value, *values[operand + 1 :]]
-            return forward.primitive.bind(*operands, **forward.params)
+            (result,) = bind_equation(forward, operands)
+            return result
 
         return jax.vjp(compute, values[operand])[1](cotangent)
 

@@ -120,12 +120,11 @@ def with_lowerings(
 
 
 def list_kept(
-    function: Callable[..., Any], *arguments: Any, root: str = "", differentiated: bool = False
+    traced: core.ClosedJaxpr, *, root: str = "", differentiated: bool = False
 ) -> tuple[KeptOperation, ...]:
-    """Trace a function; list convolutions and max pooling that `with_lowerings` leaves to XLA."""
-    closed = jax.make_jaxpr(function)(*arguments)
-    gradients = find_gradients(closed.jaxpr) if differentiated else None
-    return tuple(dict.fromkeys(_find_kept(closed.jaxpr, gradients, root)))
+    """List convolutions and max pooling of a function that `with_lowerings` leaves to XLA."""
+    gradients = find_gradients(traced.jaxpr) if differentiated else None
+    return tuple(dict.fromkeys(_find_kept(traced.jaxpr, gradients, root)))
 
 
 def _find_kept(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from functools import cache, partial
 from types import FunctionType
@@ -16,6 +16,7 @@ from flax import linen as nn
 from jax.tree_util import PyTreeDef
 
 from pipeline.models.layers.path_patterns import Path, covers
+from pipeline.models.modules.observe_modules import observe_modules
 
 Interceptor = Callable[..., Any]
 """(call, args, kwargs, context) -> the result of a module's method, as flax intercepts it."""
@@ -72,21 +73,14 @@ def _compile_call(
     return nn.jit(call)
 
 
-def list_layers(paths: dict[Path, None]) -> Interceptor:
-    """Make an interceptor that adds the path of each called module to `paths`."""
+def list_layers(paths: dict[Path, None]) -> AbstractContextManager[None]:
+    """Add the path of each module that is called in the body to `paths`."""
 
-    def intercept(
-        call: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        context: nn.module.InterceptorContext,
-    ) -> Any:
-        module = context.module
-        if context.method_name == "__call__" and module.path and not _has_arrays(module):
+    def add_path(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if module.path and not _has_arrays(module):
             paths[module.path] = None
-        return call(*args, **kwargs)
 
-    return intercept
+    return observe_modules(on_call=add_path)
 
 
 def _has_arrays(module: nn.Module) -> bool:

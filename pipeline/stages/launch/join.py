@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,9 +12,11 @@ from itertools import count
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError, exit_status_of, first_line
+from pipeline.core.files.strict_json import json_text
 from pipeline.core.host.launchers import Place, find_place
+from pipeline.core.plugins.loading import FLAG, loaded_plugins
 from pipeline.stages.launch.meeting import meet
-from pipeline.stages.record.summary import list_shared_facts
+from pipeline.stages.record.summary import find_version, list_versions
 from pipeline.training.parallel.parallel_spec import LaunchSpec
 from pipeline.training.parallel.ranks import PeerGoneError, Ranks, is_peer_error
 
@@ -48,7 +51,8 @@ def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[R
             _require_parallel_mode(recipe, f"{place.launcher} has started {place.size} processes")
         ranks = Ranks() if place is None else _connect(place, recipe.launch)
     try:
-        ranks.require_same(list_shared_facts(recipe))
+        facts = list_shared_facts(recipe)
+        ranks.require_same(facts)
         yield ranks
     except BaseException as error:
         if ranks.size == 1:
@@ -64,6 +68,15 @@ def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[R
         raise
     # The others wait for the first process to finish writing.
     ranks.agree(lambda: None)
+
+
+def list_shared_facts(recipe: Recipe) -> dict[str, str]:
+    """Return the recipe, plug-ins and versions that all processes of a run must share, by name."""
+    tree = recipe.model_dump(mode="json", exclude={"launch", "debug"})
+    digest = hashlib.sha256(json_text(tree).encode()).hexdigest()[:16]
+    plugins = {f"{FLAG} {plugin.name}": json_text(plugin.describe()) for plugin in loaded_plugins()}
+    libraries = list_versions({name: find_version(name) for name in ("jax", "jaxlib")})
+    return {"recipe": digest, **plugins, **libraries}
 
 
 def _find_connection(recipe: Recipe) -> Ranks | None:

@@ -58,7 +58,7 @@ class ProcessError(PipelineError):
 
 
 def run_locally(
-    request: Mapping[str, Any], run_dir: Path, signals: Signals, processes: int, launch: LaunchSpec
+    request: Mapping[str, Any], run_dir: Path, signals: Signals, launch: LaunchSpec
 ) -> Summary:
     """Run `request`, a JSON object, in several processes; return the summary of the first process.
 
@@ -70,8 +70,8 @@ def run_locally(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / REQUEST).write_text(json.dumps(request))
-        with _start_workers(processes, folder, run_dir) as workers, signals.held():
-            failed = _watch(workers, folder, signals, launch.end_seconds)
+        with _start_workers(launch, folder, run_dir) as workers, signals.held():
+            failed = _watch(workers, folder, signals, launch)
             silent = [rank for rank, worker in enumerate(workers) if worker.poll() is None]
         if failed is None and silent:
             failed = Failure(silent[0], f"did not end within {launch.end_seconds:g} s")
@@ -79,14 +79,14 @@ def run_locally(
             failed = Failure(silent[0], "did not answer")
         if failed is not None:
             log = run_dir / RANKS / f"{failed.rank}.log"
-            message = f"process {failed.rank} of {processes} {failed.reason}; log: {log}"
+            message = f"process {failed.rank} of {launch.num_processes} {failed.reason}; log: {log}"
             is_first = failed.rank == 0 and failed.message
             raise ProcessError(failed.message if is_first else message, failed)
         return read_summary(folder)
 
 
 @contextmanager
-def _start_workers(processes: int, folder: Path, run_dir: Path) -> Iterator[Workers]:
+def _start_workers(launch: LaunchSpec, folder: Path, run_dir: Path) -> Iterator[Workers]:
     """Start the processes, and end those that still run when the body ends."""
     (run_dir / RANKS).mkdir(exist_ok=True)
     with socket.socket() as probe:
@@ -94,13 +94,13 @@ def _start_workers(processes: int, folder: Path, run_dir: Path) -> Iterator[Work
         port: int = probe.getsockname()[1]
     place = {
         LOCAL: "1",
-        "WORLD_SIZE": str(processes),
+        "WORLD_SIZE": str(launch.num_processes),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
     with ExitStack() as stack:
         workers = []
-        for rank in range(processes):
+        for rank in range(launch.num_processes):
             log = stack.enter_context((run_dir / RANKS / f"{rank}.log").open("ab"))
             worker = subprocess.Popen(
                 [sys.executable, "-m", WORKER, str(folder)],
@@ -121,8 +121,11 @@ def _kill(worker: subprocess.Popen[bytes]) -> None:
         worker.wait()
 
 
-def _watch(workers: Workers, folder: Path, signals: Signals, end_s: float) -> Failure | None:
-    """Wait until all processes have ended, at most `end_s` after the first; return the failure."""
+def _watch(workers: Workers, folder: Path, signals: Signals, launch: LaunchSpec) -> Failure | None:
+    """Wait until all processes have ended, at most `launch.end_seconds` after the first.
+
+    Returns the failure that caused the others, if any.
+    """
     failed = None
     is_stopped = False
     saves = 0
@@ -138,7 +141,8 @@ def _watch(workers: Workers, folder: Path, signals: Signals, end_s: float) -> Fa
         if ended_at is None and any(worker.poll() is not None for worker in workers):
             ended_at = time.monotonic()
         # A process that was killed can't save anything, so the others get less time.
-        limit_s = GRACE_S if failed is not None and failed.message is None else end_s
+        is_killed = failed is not None and failed.message is None
+        limit_s = GRACE_S if is_killed else launch.end_seconds
         if ended_at is not None and time.monotonic() > ended_at + limit_s:
             break
         time.sleep(POLL_S)

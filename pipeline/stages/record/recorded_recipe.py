@@ -15,7 +15,7 @@ from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.atomic_write import sync_ancestors, write_whole
 from pipeline.core.files.bounded_read import read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml, read_yaml
-from pipeline.core.files.tree_diff import Difference, differences
+from pipeline.core.files.tree_diff import Difference, Where, differences
 from pipeline.stages.record.run_directory import (
     OUTPUTS,
     RECIPE,
@@ -52,15 +52,14 @@ FREE_TO_CHANGE = (
 )
 """Keys that a resumed run may change if `train.resume` names its directory. Only the length decides
 losses: the learning-rate schedule stretches with it."""
+KEEP_ADVICE = "keep it, or start a new run with checkpoint.restore"
 FREE_AT_SAME_LENGTH = tuple(key for key in FREE_TO_CHANGE if key not in LENGTH)
 """Keys that a run may change if `train.resume=auto` finds it."""
 
 
-def decides_numbers(
-    where: Sequence[int | str], free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE
-) -> bool:
+def decides_numbers(where: Where, free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE) -> bool:
     """Return whether a key decides the numbers of a run: whether it isn't `free` to change."""
-    return not any(tuple(where[: len(prefix)]) == prefix for prefix in free)
+    return not any(where[: len(prefix)] == prefix for prefix in free)
 
 
 def write_recipe(run_dir: Path, recipe: Recipe) -> None:
@@ -75,13 +74,13 @@ def read_recorded_recipe(run_dir: Path) -> Mapping[str, Any]:
 
     Raises DataError if it can't be read.
     """
-    file = run_dir / RECIPE
+    path = run_dir / RECIPE
     try:
-        tree = read_yaml(file)
+        tree = read_yaml(path)
     except (OSError, ValueError) as error:
-        raise DataError(f"{file}: can't be read: {error}") from error
+        raise DataError(f"{path}: can't be read: {error}") from error
     if not isinstance(tree, dict):
-        raise DataError(f"{file}: must hold keys and values, not {type(tree).__name__}")
+        raise DataError(f"{path}: must hold keys and values, not {type(tree).__name__}")
     return normalise_recipe(tree)
 
 
@@ -139,9 +138,10 @@ def list_changes(
     free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE,
 ) -> list[str]:
     """Return a line for each key that differs from the recorded recipe, except `free` keys."""
-    advice = "keep it, or start a new run with checkpoint.restore"
-    changes = find_changes(recipe.model_dump(mode="json"), recorded, free)
-    return [f"{change} in the run to resume; {advice}" for change in changes]
+    return [
+        f"{change} in the run to resume; {KEEP_ADVICE}"
+        for change in find_changes(recipe.model_dump(mode="json"), recorded, free)
+    ]
 
 
 def find_changes(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -10,12 +9,10 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.strict_json import json_text
-from pipeline.core.plugins.loading import FLAG, loaded_plugins
 from pipeline.core.registry import ENTRY_POINT_GROUP
 
 Status = Literal["done", "pruned", "stopped", "failed"]
@@ -90,15 +87,6 @@ def read_metrics(run_dir: Path) -> Mapping[str, Any]:
     return metrics if isinstance(metrics, dict) else {}
 
 
-def list_shared_facts(recipe: Recipe) -> dict[str, str]:
-    """Return the recipe, plug-ins and versions that all processes of a run must share, by name."""
-    tree = recipe.model_dump(mode="json", exclude={"launch", "debug"})
-    digest = hashlib.sha256(json_text(tree).encode()).hexdigest()[:16]
-    plugins = {f"{FLAG} {plugin.name}": json_text(plugin.describe()) for plugin in loaded_plugins()}
-    libraries = list_versions({"jax": _find_version("jax"), "jaxlib": _find_version("jaxlib")})
-    return {"recipe": digest, **plugins, **libraries}
-
-
 START_UP = {
     "imports and recipe": "start_s",
     "data": "data_s",
@@ -128,13 +116,14 @@ def list_versions(backend: Mapping[str, str]) -> dict[str, str]:
 
     `backend` has the versions of the backend's packages.
     """
-    packages = {name: _find_version(name) for name in DECISIVE}
+    packages = {name: find_version(name) for name in DECISIVE}
     dists = (entry.dist for entry in entry_points(group=ENTRY_POINT_GROUP))
     components = {dist.name: dist.version for dist in dists if dist is not None}
     return {"python": platform.python_version(), **packages, **components, **backend}
 
 
-def _find_version(name: str) -> str:
+def find_version(name: str) -> str:
+    """Return the version of an installed package."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -38,7 +38,6 @@ from pipeline.stages.record.provenance import add_provenance
 from pipeline.stages.record.run_directory import RunFolder, open_folder
 from pipeline.stages.record.summary import Summary, describe_start_up
 from pipeline.stages.runner.context import RunContext, RunOptions
-from pipeline.training.parallel.parallel_spec import DEFAULT_PROCESSES
 from pipeline.training.parallel.ranks import Ranks
 from pipeline.training.rate_table import RateFile
 
@@ -58,8 +57,7 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
     if options.callbacks:
         problem = "must be none with callbacks from Python; name them in train.callbacks"
         raise RecipeError(f"launch = local: {problem}")
-    processes = recipe.launch.processes or DEFAULT_PROCESSES
-    fitted, folder = _place_run(recipe, options.run_dir, Ranks(), processes)
+    fitted, folder = _place_run(recipe, options, Ranks(), recipe.launch.num_processes)
     run_dir = folder.path
     if folder.resuming:
         with convert_os_errors(run_dir):
@@ -75,7 +73,7 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
     advice = _make_resume_advice(fitted, options, run_dir)
     try:
         with heard(options.signals):
-            summary = _run_with_restarts(recipe, request, run_dir, options.signals)
+            summary = _run_with_restarts(fitted, request, run_dir, options.signals)
     except BaseException:
         if saved_steps(run_dir / FOLDER):
             _report_advice(advice, Reporter())
@@ -89,33 +87,38 @@ def _run_with_restarts(
     recipe: Recipe, request: Mapping[str, Any], run_dir: Path, signals: Signals
 ) -> Summary:
     """Run the processes of a request, and start them again if one of them dies."""
-    launch = recipe.launch
-    processes = launch.processes or DEFAULT_PROCESSES
+    restarts = recipe.launch.restarts
     for number in count(1):
         try:
-            return run_locally(request, run_dir, signals, processes, launch)
+            return run_locally(request, run_dir, signals, recipe.launch)
         except ProcessError as error:
-            if number > launch.restarts or signals.stop or not error.is_death:
+            if number > restarts or signals.stop or not error.is_death:
                 raise
-            processes, fitted = _leave_out_process(recipe, processes)
-            text = f"restart {number} of {launch.restarts} in {processes} of the processes: {error}"
+            recipe = _leave_out_process(recipe)
+            processes = recipe.launch.num_processes
+            text = f"restart {number} of {restarts} in {processes} of the processes: {error}"
             Reporter().warn(text)
             resumed = run_dir if (run_dir / run_directory.RECIPE).exists() else None
-            request = {**request, "recipe": _make_worker_tree(fitted, resumed)}
+            request = {**request, "recipe": _make_worker_tree(recipe, resumed)}
     raise AssertionError("the last attempt returns or raises")
 
 
-def _leave_out_process(recipe: Recipe, processes: int) -> tuple[int, Recipe]:
-    """Return the number of processes after the death of one, and their recipe.
+def _leave_out_process(recipe: Recipe) -> Recipe:
+    """Return the recipe after the death of a process, of the largest number that the recipe fits.
 
-    It is the largest number that divides the shards, or `processes` if fewer aren't allowed.
+    It is the same recipe if fewer processes aren't allowed. They have as many devices each.
     """
+    processes = recipe.launch.num_processes
     least = recipe.launch.min_processes or processes
+    per_process = recipe.parallel.num_devices // processes
     for fewer in range(processes - 1, least - 1, -1):
         launch = recipe.launch.model_copy(update={"processes": fewer})
+        layout = {"devices": fewer * per_process, "mesh": None}
+        parallel = recipe.parallel.model_copy(update=layout)
         with suppress(RecipeError):
-            return fewer, fit_to_processes(recipe.model_copy(update={"launch": launch}), fewer)
-    return processes, fit_to_processes(recipe, processes)
+            changed = recipe.model_copy(update={"launch": launch, "parallel": parallel})
+            return fit_to_processes(changed, fewer)
+    return recipe
 
 
 def _make_worker_tree(recipe: Recipe, resumed: Path | None) -> dict[str, Any]:
@@ -132,7 +135,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
     print their lines. Raises RecipeError if the recipe doesn't fit the number of processes, or the
     run that it resumes.
     """
-    recipe, folder = _place_run(recipe, options.run_dir, ranks, ranks.size)
+    recipe, folder = _place_run(recipe, options, ranks, ranks.size)
     run_dir = folder.path
     summary = Summary(recipe.name, recipe.device.name, recipe.seed, recipe.stages, str(run_dir))
     with heard(options.signals), ExitStack() as stack:
@@ -160,7 +163,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
 
 
 def _place_run(
-    recipe: Recipe, run_dir: Path | None, ranks: Ranks, processes: int
+    recipe: Recipe, options: RunOptions, ranks: Ranks, processes: int
 ) -> tuple[Recipe, RunFolder]:
     """Return the recipe for a number of processes, and the directory of a new or resumed run.
 
@@ -169,15 +172,12 @@ def _place_run(
     recipe = fit_to_processes(recipe, processes)
 
     def choose() -> tuple[str, bool]:
-        resumed = recorded_recipe.find_run_to_resume(recipe)
-        if resumed is not None:
-            return str(resumed), True
-        new = (
-            run_directory.make_run_dir(run_dir)
-            if run_dir
-            else run_directory.create_run_dir(recipe.name)
-        )
-        return str(new), False
+        run_dir = recorded_recipe.find_run_to_resume(recipe)
+        if run_dir is not None:
+            return str(run_dir), True
+        if options.run_dir:
+            return str(run_directory.make_run_dir(options.run_dir)), False
+        return str(run_directory.create_run_dir(recipe.name)), False
 
     path, resuming = ranks.agree(choose)
     return recipe, open_folder(Path(path), ranks, resuming=resuming)

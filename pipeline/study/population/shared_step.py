@@ -15,12 +15,13 @@ import jax
 import numpy as np
 
 from pipeline.backends.base import CompileInputs
+from pipeline.backends.loading.loader import Loader
 from pipeline.backends.loading.window import batch_at
 from pipeline.backends.xla import pad_to_block
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.study.population.groups import numbers_of
-from pipeline.study.population.traced_constants import bits_of, trace_constants, with_arguments
+from pipeline.study.population.traced_constants import bits_of, read_constants, with_arguments
 from pipeline.training.step import TrainStep
 
 Values = Mapping[str, float]
@@ -36,6 +37,17 @@ class CompiledInError(ValueError):
     def __init__(self, keys: Sequence[str]) -> None:
         super().__init__(f"{', '.join(keys)}: decides what is compiled; must be equal in all runs")
         self.keys = tuple(keys)
+
+
+@dataclass(frozen=True)
+class StepShapes:
+    """Shapes of the arguments of a step and of its evaluation."""
+
+    state: Any
+    train_batch: Any
+    rates: Any
+    eval_batch: Any
+    sums: Any
 
 
 class StepTrace(NamedTuple):
@@ -60,8 +72,7 @@ class StepTracer:
     first: Values
     """Numbers of the run whose trace is `base`."""
     base: StepTrace
-    shapes: tuple[tuple[Any, ...], tuple[Any, ...]]
-    """Shapes of the arguments of the step, and of the evaluation."""
+    shapes: StepShapes
     cache: dict[tuple[float, ...], list[np.ndarray] | None] = field(default_factory=dict)
 
     def constants_of(self, numbers: Values, step: TrainStep) -> list[np.ndarray] | None:
@@ -136,8 +147,8 @@ def share_step(
     if deciding:
         raise CompiledInError(sorted(deciding))
     by_values: dict[tuple[Any, ...], list[int]] = {}
-    for position, constant in enumerate(zip(*runs, strict=True)):
-        bits = tuple(map(bits_of, constant))
+    for position in range(len(tracer.base.constants)):
+        bits = tuple(bits_of(constants[position]) for constants in runs)
         if len(set(bits)) > 1:
             by_values.setdefault(bits, []).append(position)
     places = tuple(map(tuple, by_values.values()))
@@ -146,27 +157,33 @@ def share_step(
     )
 
 
-def _compute_shapes(inputs: CompileInputs) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    step = inputs.step
-    loaders = (inputs.train, inputs.eval)
-    train, evaluate = (
-        jax.eval_shape(batch_at, loader.window(0).inputs, np.int32(0)) for loader in loaders
+def _compute_shapes(inputs: CompileInputs) -> StepShapes:
+    return StepShapes(
+        state=jax.eval_shape(inputs.step.init, inputs.seed),
+        train_batch=_compute_batch_shape(inputs.train),
+        rates=pad_to_block(inputs.learning_rates),
+        eval_batch=_compute_batch_shape(inputs.eval),
+        sums=jax.eval_shape(inputs.step.zero_sums),
     )
-    state = jax.eval_shape(step.init, inputs.seed)
-    sums = jax.eval_shape(step.zero_sums)
-    rates = pad_to_block(inputs.learning_rates)
-    return (state, train, rates), (state, evaluate, sums)
 
 
-def _trace_step(step: TrainStep, shapes: tuple[tuple[Any, ...], tuple[Any, ...]]) -> StepTrace:
-    train = trace_constants(step.step, *shapes[0])
-    evaluate = trace_constants(step.evaluate, *shapes[1])
+def _compute_batch_shape(loader: Loader) -> Any:
+    return jax.eval_shape(batch_at, loader.window(0).inputs, np.int32(0))
+
+
+def _trace_step(step: TrainStep, shapes: StepShapes) -> StepTrace:
+    train = read_constants(
+        jax.make_jaxpr(step.step)(shapes.state, shapes.train_batch, shapes.rates)
+    )
+    evaluate = read_constants(
+        jax.make_jaxpr(step.evaluate)(shapes.state, shapes.eval_batch, shapes.sums)
+    )
     constants = [*train.values, *evaluate.values]
     return StepTrace((train.structure, evaluate.structure), constants, len(train.values))
 
 
 def _trace_init(step: TrainStep, inputs: CompileInputs) -> Any:
-    traced = trace_constants(step.init, inputs.seed)
+    traced = read_constants(jax.make_jaxpr(step.init)(inputs.seed))
     return traced.structure, list(map(bits_of, traced.values))
 
 

@@ -97,10 +97,10 @@ def bits_of(array: Any) -> tuple[Any, ...]:
     return array.shape, array.dtype, array.tobytes()
 
 
-def trace_constants(function: Callable[..., Any], *arguments: Any) -> TracedConstants:
-    """Trace a function for arrays or shapes, and return its constants."""
+def read_constants(jaxpr: ClosedJaxpr) -> TracedConstants:
+    """Return the constants of a traced function."""
     traced = TracedConstants()
-    traced.read(jax.make_jaxpr(function)(*arguments))
+    traced.read(jaxpr)
     return traced
 
 
@@ -115,8 +115,7 @@ def with_arguments(
     numbers = {position: n for n, group in enumerate(positions) for position in group}
 
     def run(values: Sequence[Any], closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
-        traced = TracedConstants()
-        traced.read(closed)
+        traced = read_constants(closed)
         by_atom = {atom: values[numbers[p]] for atom, p in traced.positions.items() if p in numbers}
         holders = set[int]().union(*(traced.holders[position] for position in numbers))
         return _Evaluation(by_atom, holders).run(closed, operands)

@@ -137,3 +137,8 @@ class LaunchSpec(Spec):
     """Seconds that processes wait for one that runs but doesn't answer."""
     end_seconds: Timeout
     """Seconds that processes have to end after the first one has ended."""
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that `local` starts."""
+        return self.processes or DEFAULT_PROCESSES

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 from pipeline.core.files.error_text import nearest, show_name
 from pipeline.core.host.tree_paths import path_text
 from pipeline.models.layers.path_patterns import Path, covers, require_covered
+from pipeline.models.modules.observe_modules import observe_modules
 from pipeline.training.parallel.parallel_spec import ParallelSpec, ShardingSpec
 from pipeline.training.parallel.placement import DevicePlacement
 
@@ -114,13 +115,11 @@ def list_layer_ranks(trace: Callable[[], Any]) -> dict[str, set[int]]:
     """Return the numbers of dimensions of the arrays that layers compute in a trace, by path."""
     ranks_by_layer: dict[str, set[int]] = {}
 
-    def record_rank(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        result = call(*args, **kwargs)
-        if context.method_name == "__call__" and isinstance(result, jax.Array):
-            ranks_by_layer.setdefault("/".join(context.module.path), set()).add(result.ndim)
-        return result
+    def record_rank(module: nn.Module, result: Any) -> None:
+        if isinstance(result, jax.Array):
+            ranks_by_layer.setdefault("/".join(module.path), set()).add(result.ndim)
 
-    with nn.intercept_methods(record_rank):
+    with observe_modules(on_result=record_rank):
         trace()
     ranks_by_layer.pop("", None)
     return ranks_by_layer

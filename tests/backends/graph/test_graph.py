@@ -10,7 +10,7 @@ import pytest
 from jax import Array, lax
 
 from pipeline.backends.graph.graph import Graph, UnboundedLoopError
-from pipeline.backends.graph.tracing import trace_graph
+from pipeline.backends.graph.tracing import make_graph
 from tests.backends.ascend.steps import of
 
 
@@ -37,14 +37,14 @@ def test_calls_are_inlined_and_every_equation_is_counted() -> None:
     def outer(x: Array) -> Array:
         return inner(inner(x)) * jax.nn.relu(x)
 
-    graph = trace_graph(outer, of(8))
+    graph = make_graph(jax.jit(outer).trace(of(8)))
     assert names(graph).count("tanh") == 2
     assert graph.equations == leaves_of(jax.make_jaxpr(outer)(jnp.ones(8)).jaxpr)
     assert graph.equations == len(graph.nodes) + graph.folded
 
 
 def test_jitted_functions_are_named_by_their_nodes() -> None:
-    graph = trace_graph(lambda x: jax.nn.silu(x), of(8))
+    graph = make_graph(jax.jit(lambda x: jax.nn.silu(x)).trace(of(8)))
     assert all("silu" in node.calls for node in graph.nodes)
 
 
@@ -53,7 +53,7 @@ def test_dead_and_constant_equations_are_folded() -> None:
         jnp.sin(x)
         return x + jnp.tril(jnp.ones((4, 4)))
 
-    graph = trace_graph(function, of(4, 4))
+    graph = make_graph(jax.jit(function).trace(of(4, 4)))
     assert names(graph) == ["add"]
     assert graph.folded == graph.equations - 1
 
@@ -62,7 +62,7 @@ def test_a_scan_is_its_body_repeated() -> None:
     def function(x: Array, weights: Array) -> Array:
         return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0]
 
-    graph = trace_graph(function, of(4, 8), of(5, 8, 8))
+    graph = make_graph(jax.jit(function).trace(of(4, 8), of(5, 8, 8)))
     product = next(node for node in graph.nodes if node.primitive == "dot_general")
     assert (product.repeat, product.loop > 0) == (5, True)
     assert names(graph).count("scan_slice") == 1
@@ -72,7 +72,9 @@ def test_scans_within_scans_multiply() -> None:
     def inner(x: Array) -> Array:
         return lax.fori_loop(0, 3, lambda _, y: jnp.sin(y), x)
 
-    graph = trace_graph(lambda x: lax.fori_loop(0, 7, lambda _, y: inner(y), x), of(4))
+    graph = make_graph(
+        jax.jit(lambda x: lax.fori_loop(0, 7, lambda _, y: inner(y), x)).trace(of(4))
+    )
     assert next(node.repeat for node in graph.nodes if node.primitive == "sin") == 21
 
 
@@ -85,7 +87,7 @@ def test_values_for_the_next_iteration_alone_are_kept() -> None:
 
         return jnp.sum(lax.scan(iteration, jnp.zeros((2, 8)), xs)[0])
 
-    graph = trace_graph(jax.grad(loss), of(8, 8), of(5, 2, 8))
+    graph = make_graph(jax.jit(jax.grad(loss)).trace(of(8, 8), of(5, 2, 8)))
     assert names(graph).count("dot_general") == 3
 
 
@@ -98,7 +100,7 @@ def test_counters_are_known_but_accumulators_are_not() -> None:
         (count, total), _ = lax.scan(iteration, (0, jnp.zeros((8,))), None, length=3)
         return total + x, count + x.astype(int)[0]
 
-    found = names(trace_graph(function, of(8)))
+    found = names(make_graph(jax.jit(function).trace(of(8))))
     assert found.count("mul") == 1
     assert found.count("add") == 3
 
@@ -107,7 +109,7 @@ def test_the_slowest_branch_is_priced() -> None:
     def function(flag: Array, x: Array) -> Array:
         return lax.cond(flag, lambda x: x @ x @ x, lambda x: x @ x, x)
 
-    graph = trace_graph(function, of(dtype=jnp.bool_), of(8, 8))
+    graph = make_graph(jax.jit(function).trace(of(dtype=jnp.bool_), of(8, 8)))
     assert names(graph).count("dot_general") == 2
 
 
@@ -116,7 +118,7 @@ def test_a_barrier_hands_on_each_of_its_operands() -> None:
         x, y = lax.optimization_barrier((x, y))
         return x - y
 
-    graph = trace_graph(function, of(4), of(4))
+    graph = make_graph(jax.jit(function).trace(of(4), of(4)))
     assert graph.nodes[0].inputs == graph.inputs
     assert (graph.equations, graph.folded) == (2, 1)
 
@@ -126,7 +128,7 @@ def test_an_unbounded_loop_is_refused_with_a_way_out() -> None:
         return lax.while_loop(lambda x: x.sum() > 0, lambda x: x - 1, x)
 
     with pytest.raises(UnboundedLoopError, match=r"number of iterations .*jax\.lax\.scan"):
-        trace_graph(function, of(4))
+        make_graph(jax.jit(function).trace(of(4)))
 
 
 def test_someone_elses_max_pool_is_looked_into() -> None:
@@ -134,4 +136,4 @@ def test_someone_elses_max_pool_is_looked_into() -> None:
     def max_pool(x: Array) -> Array:
         return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
-    assert names(trace_graph(max_pool, of(1, 4, 4, 1))) == ["reduce_window_max"]
+    assert names(make_graph(jax.jit(max_pool).trace(of(1, 4, 4, 1)))) == ["reduce_window_max"]

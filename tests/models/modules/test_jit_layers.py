@@ -121,7 +121,7 @@ class NetWithMask(nn.Module):
 
 def test_a_layer_with_arrays_for_fields_is_not_compiled_and_not_listed() -> None:
     net, paths = NetWithMask(), dict[Path, None]()
-    with nn.intercept_methods(list_layers(paths)):
+    with list_layers(paths):
         variables = jax.eval_shape(net.init, jax.random.key(0), X)
     assert list(paths) == [("out",)]
     params = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), variables)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import Array, lax
 
-from pipeline.study.population.traced_constants import bits_of, trace_constants, with_arguments
+from pipeline.study.population.traced_constants import bits_of, read_constants, with_arguments
 
 X = np.arange(4, dtype=np.float32)
 Function = Callable[[Array], Any]
@@ -58,7 +58,7 @@ USES = (with_a_key, expression, called, in_a_loop, in_a_scan, in_a_branch, by_pl
 
 
 def differing(first: Function, second: Function) -> list[int]:
-    one, other = trace_constants(first, X), trace_constants(second, X)
+    one, other = read_constants(jax.make_jaxpr(first)(X)), read_constants(jax.make_jaxpr(second)(X))
     assert one.structure == other.structure
     pairs = zip(one.values, other.values, strict=True)
     return [n for n, (a, b) in enumerate(pairs) if bits_of(a) != bits_of(b)]
@@ -72,7 +72,8 @@ def test_a_function_computes_with_arguments_what_it_computes_with_constants(
     first, second = make(0.9), make(0.3)
     places = differing(first, second)
     assert places
-    values = [trace_constants(second, X).values[place] for place in places]
+    constants = read_constants(jax.make_jaxpr(second)(X)).values
+    values = [constants[place] for place in places]
     shared = jax.jit(with_arguments(first, [[place] for place in places]))
     computed, expected = shared(X, *values), jax.jit(second)(X)
     assert jax.tree.structure(computed) == jax.tree.structure(expected)
@@ -83,7 +84,7 @@ def test_a_function_computes_with_arguments_what_it_computes_with_constants(
 
 def test_an_expression_is_computed_in_doubles_and_rounded_once() -> None:
     """So it is no expression of the rounded number."""
-    traced = trace_constants(expression(0.9), X)
+    traced = read_constants(jax.make_jaxpr(expression(0.9))(X))
     assert [value.dtype for value in traced.values] == [np.float32, np.float32]
     assert traced.values == [np.float32(0.9), np.float32(1 - 0.9)]
     assert np.float32(1 - 0.9) != np.float32(1) - np.float32(0.9)
@@ -117,5 +118,5 @@ def test_the_same_function_has_the_same_constants_in_every_trace() -> None:
     ids=["branch", "shape", "parameter", "checkpoint", "power"],
 )
 def test_what_decides_the_equations_is_no_constant(make: Callable[[float], Function]) -> None:
-    one, other = (trace_constants(make(number), X) for number in (0.9, 0.3))
+    one, other = (read_constants(jax.make_jaxpr(make(number))(X)) for number in (0.9, 0.3))
     assert one.structure != other.structure

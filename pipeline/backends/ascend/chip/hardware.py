@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, ValidationInfo, create_model, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, create_model, model_validator
 
 from pipeline.core.files.value_text import show
 from pipeline.core.registry import Spec
@@ -192,7 +192,9 @@ MAX_COUNT = 4096
 FIGURES = tuple(figure.name for figure in fields(Hardware))
 _FIELDS: dict[str, Any] = {
     name: (
-        Overhead if name.endswith("_us") else Figure,
+        Annotated[
+            Overhead if name.endswith("_us") else Figure, AfterValidator(_refuse_implausible)
+        ],
         Field(json_schema_extra={"unit": find_unit(name)}),
     )
     for name in FIGURES
@@ -201,7 +203,6 @@ Chip: Any = create_model(
     "Chip",
     __base__=ChipSpec,
     __module__=__name__,
-    __validators__={"_refuse_implausible": field_validator(*FIGURES)(_refuse_implausible)},
     __doc__="A chip as read from its YAML file: every figure with its source.",
     **_FIELDS,
 )

@@ -21,7 +21,7 @@ from pipeline.backends.ascend.cost.efficiency import Calibration
 from pipeline.backends.ascend.memory.memory_plan import MemoryPlan
 from pipeline.backends.ascend.simulate.timeline import Timeline
 from pipeline.backends.graph.graph import Graph
-from pipeline.backends.graph.tracing import trace_with_result
+from pipeline.backends.graph.tracing import make_graph
 from pipeline.core.errors import RunError
 from pipeline.core.host.item_sizes import stored_bytes
 from pipeline.core.host.tree_paths import leaf_paths, leaves_by_path
@@ -149,7 +149,10 @@ def _trace(
 ) -> TracedStep:
     state, batch = jax.tree.unflatten(tree, shapes)
     with pause_garbage_collection():
-        graph, result = trace_with_result(step, (state, batch))
+        # A step may be a callable without a hash, which jax.jit doesn't accept.
+        traced = jax.jit(lambda state, batch: step(state, batch)).trace(state, batch)
+        graph = make_graph(traced)
+    result = traced.out_info
     if not isinstance(result, tuple) or len(result) != 2:
         raise RunError(f"step returns {type(result).__name__}; it must return (state, result)")
     if _describe_leaves(state) and _describe_leaves(result) == _describe_leaves(state):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,9 @@ from jax import Array, lax
 from pipeline.models.lowerings.formulas import onednn
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair, Slide
 from pipeline.models.lowerings.problem.lowering import Engine
+
+Images = TypeVar("Images")
+"""An array, or a tree of arrays, with an image in every row."""
 
 
 def as_bits(values: Array) -> Array:
@@ -106,15 +109,22 @@ def sum_chunks(
     return lax.fori_loop(0, count, lambda i, total: total + compute(*chunk(i)), start)
 
 
-def map_chunks(compute: Callable[..., Array], size: int | None, *arrays: Array) -> Array:
-    """Apply `compute` to chunks of `size` images of all arrays, and concatenate the results."""
-    batch = arrays[0].shape[0]
-    dtype = arrays[0].dtype
+def map_chunks(compute: Callable[[Images], Array], size: int | None, images: Images) -> Array:
+    """Apply `compute` to chunks of `size` images, and concatenate the results.
+
+    `images` is an array, or a tree of arrays of the same dtype, each with an image in every row.
+    """
+    first, *_ = jax.tree.leaves(images)
+    batch = first.shape[0]
     if size is None or size >= batch:
-        return compute(*arrays)
-    chunks = tuple(as_bits(array).reshape(-1, size, *array.shape[1:]) for array in arrays)
-    results = lax.map(lambda bits: as_bits(compute(*(from_bits(b, dtype) for b in bits))), chunks)
-    return from_bits(results.reshape(batch, *results.shape[2:]), dtype)
+        return compute(images)
+
+    def compute_bits(bits: Images) -> Array:
+        return as_bits(compute(jax.tree.map(lambda b: from_bits(b, first.dtype), bits)))
+
+    chunks = jax.tree.map(lambda a: as_bits(a).reshape(-1, size, *a.shape[1:]), images)
+    results = lax.map(compute_bits, chunks)
+    return from_bits(results.reshape(batch, *results.shape[2:]), first.dtype)
 
 
 def slice_taps(window: ConvWindow, images: Array) -> Iterator[Array]:

@@ -50,10 +50,11 @@ def axes_gradient(
 ) -> Array:
     """Compute jax's gradient of `pool_axes` in chunks of images; tied values share it."""
 
-    def pull(images: Array, cotangent: Array) -> Array:
+    def pull(chunk: tuple[Array, Array]) -> Array:
+        images, cotangent = chunk
         return jax.vjp(functools.partial(_pool_chunk, problem), images)[1](cotangent)[0]
 
-    return map_chunks(pull, lowering.images, images, cotangent)
+    return map_chunks(pull, lowering.images, (images, cotangent))
 
 
 def _pool_chunk(problem: PoolingProblem, images: Array) -> Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -205,9 +205,15 @@ class TorchGraphBuilder:
 
     def call(self, op: str, *args: Argument, **kwargs: Argument) -> OnnxValue:
         """Add a node such as `relu.default`, and return its first result."""
-        return self.call_all(op, *args, **kwargs)[0]
+        return self._add_node(op, args, kwargs)[0]
 
     def call_all(self, op: str, *args: Argument, **kwargs: Argument) -> tuple[OnnxValue, ...]:
+        """Add a node, and return all its results."""
+        return self._add_node(op, args, kwargs)
+
+    def _add_node(
+        self, op: str, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]
+    ) -> tuple[OnnxValue, ...]:
         """Add a node, and return its results; a node that reads only constants is computed."""
         values = _values((args, tuple(kwargs.values())))
         number = len(self.nodes) + 1
@@ -224,7 +230,7 @@ class TorchGraphBuilder:
             node,
             args=tuple(map(self._refer, args)),
             kwargs=tuple((key, self._refer(value)) for key, value in named),
-            results=tuple(_spec(*arrays) for arrays in results),
+            results=tuple(_spec(first, second) for first, second in results),
         )
         self.nodes.append(node)
         return tuple(

@@ -292,9 +292,12 @@ def _pool(reader: OnnxNodeReader, x: OnnxValue, window: OnnxWindow) -> OnnxValue
     if counts_pads:
         return graph.call(op, padded, window.kernel, window.strides, (0, 0), is_ceil, True)
     ones = graph.constant(np.ones((1, 1, *graph.fixed_shape(x)[2:]), np.float32))
-    settings = (window.kernel, window.strides, (0, 0), is_ceil, True, 1)
-    counts = graph.call(op, _pad(reader, ones, window.pads), *settings)
-    return graph.call("div.Tensor", graph.call(op, padded, *settings), counts)
+
+    def sum_windows(values: OnnxValue) -> OnnxValue:
+        return graph.call(op, values, window.kernel, window.strides, (0, 0), is_ceil, True, 1)
+
+    counts = sum_windows(_pad(reader, ones, window.pads))
+    return graph.call("div.Tensor", sum_windows(padded), counts)
 
 
 @onnx_operators(("GlobalAveragePool", "GlobalMaxPool"))

@@ -56,8 +56,8 @@ def read_flatten(reader: OnnxNodeReader) -> Results:
         return graph.call("flatten.using_ints", x, 1, -1)
     if not 0 <= axis <= x.ndim:
         raise ValueError(f"axis {axis} of a tensor with {x.ndim} axes")
-    sizes = [math.prod(array.shape[:axis]) for array in x.arrays]
-    return graph.call("view.default", x, (graph.size(*sizes), -1))
+    first, second = (math.prod(array.shape[:axis]) for array in x.arrays)
+    return graph.call("view.default", x, (graph.size(first, second), -1))
 
 
 @onnx_operator("Transpose")

@@ -95,7 +95,8 @@ def variance(
     dim: Dims | bool = None,
     unbiased: Any = True,
     keepdim: bool = False,
-    **options: Any,
+    *,
+    correction: Any = None,
 ) -> TorchTensor:
     """Return the variance over axes, by default divided by n - 1."""
     if isinstance(dim, bool):
@@ -103,9 +104,8 @@ def variance(
         dim = None
     if not isinstance(unbiased, bool):
         raise ValueError(f"unbiased = {unbiased!r}; must be true or false")
-    correction = options.get("correction", 1 if unbiased else 0)
-    correction = 1 if correction is None else correction
-    keepdim = options.get("keepdim", keepdim)
+    if correction is None:
+        correction = 1 if unbiased else 0
 
     def compute(array: Array, *, axis: Any, keepdims: bool) -> Array:
         return compute_in_float32(
@@ -116,9 +116,16 @@ def variance(
 
 
 @aten("std.correction", "std.dim", "std.default")
-def deviation(x: TorchTensor, *args: Any, **options: Any) -> TorchTensor:
+def deviation(
+    x: TorchTensor,
+    dim: Dims | bool = None,
+    unbiased: Any = True,
+    keepdim: bool = False,
+    *,
+    correction: Any = None,
+) -> TorchTensor:
     """Return the standard deviation over axes."""
-    var = variance(x, *args, **options)
+    var = variance(x, dim, unbiased, keepdim, correction=correction)
     return var.with_array(jnp.sqrt(var.array))
 
 

@@ -169,7 +169,9 @@ def _compute_layers(
             last.append(end)
             sequences.append(sequence)
         outputs = jnp.concatenate(sequences, -1)
-    final = (to_tensor(jnp.stack(parts)) for parts in zip(*last, strict=True))
+    final = (
+        to_tensor(jnp.stack([state[number] for state in last])) for number in range(len(states))
+    )
     return (to_tensor(outputs.transpose(_TIME_FIRST) if batch_first else outputs), *final)
 
 

@@ -18,7 +18,7 @@ from pipeline.backends.ascend.compiler.buffers import (
 from pipeline.backends.ascend.compiler.kernels import Kernels
 from pipeline.backends.ascend.compiler.phases import find_phases
 from pipeline.backends.graph.graph import Value
-from pipeline.backends.graph.tracing import trace_graph
+from pipeline.backends.graph.tracing import make_graph
 from tests.backends.ascend.steps import of
 
 
@@ -56,7 +56,7 @@ def test_channels_follow_element_wise_work() -> None:
         made = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers)
         return jnp.tanh(made + 1.0)
 
-    graph = trace_graph(network, of(2, 3, 8, 8), of(4, 3, 3, 3))
+    graph = make_graph(jax.jit(network).trace(of(2, 3, 8, 8), of(4, 3, 3, 3)))
     kernels = Kernels(graph, find_phases(graph, ()), lambda index: 0.0)
     axes = find_channel_axes(graph, kernels.dataflow)
     assert axes[graph.outputs[0]] == 1

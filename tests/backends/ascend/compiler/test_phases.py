@@ -10,7 +10,7 @@ from jax import Array, lax
 
 from pipeline.backends.ascend.compiler.phases import choose_dtypes, find_phases
 from pipeline.backends.ascend.pricing.traced_step import trace_step
-from pipeline.backends.graph.tracing import trace_graph
+from pipeline.backends.graph.tracing import make_graph
 from tests.backends.ascend.steps import ROWS, WIDTH, macs, of, perceptron
 
 
@@ -25,7 +25,7 @@ def phases_of(traced: Any) -> dict[str, set[str]]:
 
 
 def test_without_a_gradient_everything_is_forward() -> None:
-    graph = trace_graph(lambda x: jnp.exp(x) * 2, of(8))
+    graph = make_graph(jax.jit(lambda x: jnp.exp(x) * 2).trace(of(8)))
     assert set(find_phases(graph, ()).of_node) == {"forward"}
 
 
