@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pipeline.cli.commands.command import CommandResult
-from pipeline.config.foreign.adopt import Adoption, adopt, make_recipe_text
+from pipeline.config.foreign.adopt import Adoption, Row, adopt, make_recipe_text
 from pipeline.config.foreign.mindcv import RULES
 from pipeline.config.foreign.npu_run_config import adopt_npu_run_config
 from pipeline.config.foreign.timm import adopt_timm
@@ -33,21 +34,27 @@ def main(file: Path, out: Path | None = None) -> CommandResult:
         write_whole(target, text)
     except OSError as error:
         raise RunError(f"{target}: can't be written: {system_reason(error)}") from error
-    facts = []
-    for row in adoption.rows:
-        value = show(adoption.settings.get(row.setting))
-        keys = ", ".join(f"{key}={show(value)}" for key, value in row.keys.items())
-        state = "unmapped" if not row.keys else "mapped"
-        state = state if row.setting in adoption.settings else "added"
-        name = printable(row.setting)
-        facts.append({"setting": name, "value": value, "state": state, "recipe": dict(row.keys)})
-        facts[-1]["note"] = row.note
-        texts = filter(None, (keys, row.note))
-        print(f"{state:<9} {name} = {value}: {'; '.join(texts)}")
+    facts = [_describe(row, adoption) for row in adoption.rows]
+    for fact in facts:
+        keys = ", ".join(f"{key}={show(value)}" for key, value in fact["recipe"].items())
+        text = "; ".join(filter(None, (keys, fact["note"])))
+        print(f"{fact['state']:<9} {fact['setting']} = {fact['value']}: {text}")
     num_mapped = sum(fact["state"] == "mapped" for fact in facts)
     print(f"{adoption.origin}: {num_mapped} of {len(adoption.settings)} settings mapped")
     print(f"written: {printable(str(target))}; python -m pipeline +recipe={printable(str(target))}")
     return CommandResult({"file": str(target), "origin": adoption.origin, "settings": facts})
+
+
+def _describe(row: Row, adoption: Adoption) -> dict[str, Any]:
+    """Return a row as facts; `state` is mapped, unmapped, or added for a trainer's default."""
+    is_typed = row.setting in adoption.settings
+    return {
+        "setting": printable(row.setting),
+        "value": show(adoption.settings[row.setting]) if is_typed else "its default",
+        "state": "unmapped" if not row.keys else "mapped" if is_typed else "added",
+        "recipe": dict(row.keys),
+        "note": row.note,
+    }
 
 
 def _read(file: Path) -> Adoption:

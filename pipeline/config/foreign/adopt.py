@@ -69,14 +69,15 @@ def adopt(trainer: str, origin: str, settings: Settings, rules: Iterable[Rule] =
     if problems:
         raise RecipeError(problems)
     for name, value in settings.items():
-        key = table["keys"].get(name)
+        key = table.get("keys", {}).get(name)
         if name not in rows and key and value not in (None, ""):
             rows[name] = Row(name, {key: value})
         elif name not in rows:
             reason = reasons.get(name, "has no counterpart in a recipe")
             rows[name] = Row(name, note="is off" if value in _OFF else reason)
     if not any(key in ("train.passes", "train.steps") for row in rows.values() for key in row.keys):
-        rows["length"] = Row("length", {"train.passes": 1}, "the file has no length")
+        row = Row("length of training", {"train.passes": 1}, "is missing")
+        rows[row.setting] = row
     return Adoption(origin, settings, tuple(rows.values()))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from pipeline.config.foreign.adopt import Adoption, Row, Settings, adopt
 from pipeline.config.profile_spec import MODE, OPTIONS, parse_profiling_variables
@@ -16,7 +16,7 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.files.bounded_read import read_text
 from pipeline.core.files.safe_yaml import parse_yaml
 
-MAX_BYTES = 2**20
+MAX_BYTES = 2**18
 NAME = "NPURunConfig"
 REFUSED = (
     "train_distribute",
@@ -36,16 +36,17 @@ class Script:
 
     def __init__(self, tree: ast.Module) -> None:
         nodes = list(ast.walk(tree))
-        self.calls = [node for node in nodes if isinstance(node, ast.Call)]
         self.assignments = [node for node in nodes if isinstance(node, ast.Assign)]
-        self.contexts = [
-            item.context_expr for node in nodes if isinstance(node, ast.With) for item in node.items
-        ]
-        stored = Counter(
-            node.id
-            for node in nodes
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        )
+        self.contexts = [node.context_expr for node in nodes if isinstance(node, ast.withitem)]
+        self.calls: dict[str, list[ast.Call]] = defaultdict(list)
+        """Calls by the last name of the function."""
+        for node in nodes:
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                self.calls[name].append(node)
+        names = [node.id for node in nodes if _is_stored(node)]
+        names += [node.arg for node in nodes if isinstance(node, ast.arg)]
+        stored = Counter(names)
         self.constants = {
             target.id: node.value
             for node in self.assignments
@@ -55,7 +56,7 @@ class Script:
 
     def find_calls(self, *names: str) -> list[ast.Call]:
         """Return the calls of functions and methods with these names."""
-        return [call for call in self.calls if ast.unparse(call.func).rpartition(".")[2] in names]
+        return [call for name in names for call in self.calls[name]]
 
     def read_value(self, node: ast.expr) -> Any:
         """Return a literal, the keywords of a call, or the text of another expression."""
@@ -75,8 +76,12 @@ class Script:
         for node in self.assignments:
             if any(isinstance(item, ast.Attribute) and item.attr == name for item in node.targets):
                 yield node.value
-        for call in self.calls:
+        for call in self.find_calls(*self.calls):
             yield from (item.value for item in call.keywords if item.arg == name)
+
+
+def _is_stored(node: ast.AST) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
 @dataclass(frozen=True, repr=False)
@@ -154,12 +159,12 @@ def _find_broken_rules(script: Script) -> Iterator[str]:
     for node in script.find_values("disable_model_pruning"):
         if script.read_value(node) is not False:
             yield f"line {node.lineno}: disable_model_pruning must stay off (G-02)"
+    targets = {node.value: node.targets for node in script.assignments}
     closed = {ast.unparse(call.func).removesuffix(".close") for call in script.find_calls("close")}
     closed |= set(map(ast.unparse, script.contexts))
-    entered = [node for context in script.contexts for node in ast.walk(context)]
+    entered = {node for context in script.contexts for node in ast.walk(context)}
     for call in script.find_calls(*SESSIONS):
-        names = [item for node in script.assignments if node.value is call for item in node.targets]
-        if call not in entered and closed.isdisjoint(map(ast.unparse, names)):
+        if call not in entered and closed.isdisjoint(map(ast.unparse, targets.get(call, []))):
             yield f"line {call.lineno}: a session must be in `with`, or end by close() (G-02)"
 
 

@@ -57,6 +57,10 @@ def _translate(settings: Settings) -> dict[str, Any]:
         scale = read_setting(settings, "lr_base_scale", "") or ("sqrt" if is_adaptive else "linear")
         rate = read_setting(settings, "lr_base", 0.1)
         result["lr"] = rate * (ratio**0.5 if scale == "sqrt" else ratio)
+    if settings.get("clip_grad") is None:
+        result.pop("clip_grad", None)
+    for name in ("amp_level", "loss_scale_type"):
+        result.pop(name, None)
     is_bfloat16 = settings.get("amp_dtype") == "bfloat16"
     if settings.get("amp"):
         result["amp_level"] = "bf16" if is_bfloat16 else "O1"
