@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.config.foreign.adopt import TRAINERS, Adoption, Row, Settings, adopt, read_setting
 from pipeline.config.foreign.mindcv import RULES
+from pipeline.core.errors import RecipeError
 
 DEVICES = {"cpu": "cpu", "cuda": "gpu", "npu": "ascend910"}
 WITH_BETAS = ("adabelief", "adam", "adamax", "adamw", "lamb", "lion", "nadam", "radam")
@@ -52,7 +53,10 @@ def _translate(settings: Settings) -> dict[str, Any]:
     if settings.get("lr") is None:
         batch = read_setting(settings, "batch_size", 128)
         batch *= read_setting(settings, "grad_accum_steps", 1)
-        ratio = batch / read_setting(settings, "lr_base_size", 256)
+        base = read_setting(settings, "lr_base_size", 256)
+        if base <= 0 or batch <= 0:
+            raise RecipeError([f"lr_base_size = {base}: must be above 0, as the batch size"])
+        ratio = batch / base
         is_adaptive = "ada" in optimizer or "lamb" in optimizer
         scale = read_setting(settings, "lr_base_scale", "") or ("sqrt" if is_adaptive else "linear")
         rate = read_setting(settings, "lr_base", 0.1)
