@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
@@ -21,11 +21,10 @@ from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.files.value_text import show
 
 Settings = Mapping[str, Any]
-T = TypeVar("T")
 
 TRAINERS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("trainers.yaml"))
 """Of each trainer: keys of the recipe by setting, and unmapped settings by reason."""
-_OFF = (None, False, 0, "", [], {})
+_OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,8 @@ def adopt(trainer: str, origin: str, settings: Settings, rules: Iterable[Rule] =
     rows: dict[str, Row] = {}
     problems: list[str] = []
     complete = {**table.get("defaults", {}), **settings}
-    for rule in (*rules, partial(_map_choices, table.get("choices", {}))):
+    all_rules: list[Rule] = [*rules, partial(_map_choices, table.get("choices", {}))]
+    for rule in all_rules:
         try:
             rows |= {row.setting: row for row in rule(complete)}
         except RecipeError as error:
@@ -141,7 +141,7 @@ def _set_value(tree: dict[str, Any], path: list[str], value: Any) -> None:
         _set_value(tree.setdefault(first, {}), rest, value)
 
 
-def read_setting(settings: Settings, name: str, default: T) -> T:
+def read_setting(settings: Settings, name: str, default: Any) -> Any:
     """Return a value of the default's type, number, text or list; the default for null.
 
     Raises RecipeError for another value.

@@ -174,6 +174,9 @@ def _map_run(settings: Settings) -> Iterator[Row]:
     for name, value in settings.items():
         if isinstance(value, Expression):
             yield Row(name, note=NOT_LITERAL)
+    loop = settings.get("iterations_per_loop")
+    if isinstance(loop, int) and not isinstance(settings.get("max_steps"), int):
+        yield Row("length of training", {"train.steps": loop}, "max_steps is missing: one loop")
     hours = settings.get("keep_checkpoint_every_n_hours")
     if isinstance(hours, int | float) and 0 < hours < 9000:
         yield Row("keep_checkpoint_every_n_hours", {"checkpoint.keep_minutes": round(hours * 60)})

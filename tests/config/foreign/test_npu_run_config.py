@@ -59,6 +59,17 @@ def test_a_full_run_config_becomes_a_recipe(
     assert not (tmp_path / "executed").exists()
 
 
+def test_without_literal_steps_one_loop_is_trained(tmp_path: Path) -> None:
+    text = "config = NPURunConfig(iterations_per_loop=100)\nestimator.train(f, max_steps=FLAGS.n)"
+    assert write_recipe(tmp_path, text).train.steps == 100
+
+
+def test_steps_that_the_loop_does_not_divide_are_refused(tmp_path: Path) -> None:
+    text = "config = NPURunConfig(iterations_per_loop=100)\nestimator.train(f, max_steps=250)"
+    with pytest.raises(RecipeError, match=r"iterations_per_loop = 100: must divide the 250 steps"):
+        write_recipe(tmp_path, text)
+
+
 def test_eager_mode_and_closed_sessions_are_accepted(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, EAGER_RUN)
     assert (recipe.train.mode, recipe.train.sink_size) == ("eager", 1)
