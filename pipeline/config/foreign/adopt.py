@@ -123,7 +123,11 @@ def make_recipe_text(adoption: Adoption, target: Path) -> str:
     with TemporaryDirectory() as folder:
         draft = Path(folder) / "adopted.yaml"
         draft.write_text(text, encoding="utf-8")
-        load_recipe(str(draft))
+        try:
+            load_recipe(str(draft))
+        except RecipeError as error:
+            problems = [problem.removeprefix(f"{draft}: ") for problem in error.problems]
+            raise RecipeError(problems) from error
     return text
 
 

@@ -98,8 +98,8 @@ def map_data(settings: Settings) -> Iterator[Row]:
 def _map_crops(settings: Settings, name: str, size: list[int]) -> Iterator[Row]:
     """Yield the rows of ImageNet's crops, flips, colours and pixel values."""
     share = read_setting(settings, "crop_pct", 0.875)
-    if not 0 < share <= 1:
-        raise RecipeError([f"crop_pct = {share}: must be above 0 and at most 1"])
+    if not 0.01 <= share <= 1:
+        raise RecipeError([f"crop_pct = {share}: must be from 0.01 to 1"])
     crop = f"{OPS}.random_resized_crop"
     whole = [math.floor(edge / share) for edge in size]
     resize = "dataset.image_size" if name == "imagenet" else "dataset.eval.ops.resize.size"
@@ -107,6 +107,8 @@ def _map_crops(settings: Settings, name: str, size: list[int]) -> Iterator[Row]:
     yield Row("dataset", {"dataset": "image_folder" if name == "imagenet" else name})
     yield Row("image_resize", {f"{crop}.size": size})
     yield Row("crop_pct", {resize: whole, "dataset.eval.ops.center_crop.size": size}, note)
+    if name == "imagenet" and not settings.get("data_dir"):
+        yield Row("data_dir", {"dataset.root": "."}, "set dataset.root=DIR")
     for setting in ("scale", "ratio"):
         if settings.get(setting):
             yield Row(setting, {f"{crop}.{setting}": settings[setting]})

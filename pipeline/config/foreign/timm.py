@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from pipeline.config.files import find_groups
 from pipeline.config.foreign.adopt import TRAINERS, Adoption, Row, Settings, adopt, read_setting
 from pipeline.config.foreign.mindcv import RULES
 from pipeline.core.errors import RecipeError
+from pipeline.core.files.safe_yaml import read_yaml
 
 DEVICES = {"cpu": "cpu", "cuda": "gpu", "npu": "ascend910"}
-WITH_BETAS = ("adabelief", "adam", "adamax", "adamw", "lamb", "lion", "nadam", "radam")
 SCALER_START = 65536.0
 """First loss scale of PyTorch's gradient scaler."""
 
@@ -71,16 +72,22 @@ def _translate(settings: Settings) -> dict[str, Any]:
     if settings.get("amp") and not is_bfloat16:
         result |= {"loss_scale_type": "dynamic", "loss_scale": SCALER_START}
     for name in ("mean", "std"):
-        if settings.get(name):
-            result[name] = [255 * channel for channel in read_setting(settings, name, [])]
+        values = enumerate(read_setting(settings, name, []))
+        channels = {f"{name}.{number}": value for number, value in values}
+        if channels:
+            result[name] = [255 * read_setting(channels, key, 0.0) for key in channels]
     return result
 
 
 def _map_own(settings: Settings) -> Iterator[Row]:
     """Yield the rows of settings that mindcv lacks."""
-    if betas := read_setting(settings, "opt_betas", []):
+    choices = TRAINERS["mindcv"]["choices"]["opt"]
+    choice = choices.get(read_setting(settings, "opt", "sgd").lower(), choices["sgd"])
+    fields = read_yaml(find_groups()["optimizer"][choice["sets"]["optimizer"]])
+    betas = read_setting(settings, "opt_betas", [])
+    if betas and "b1" in fields:
         yield Row("opt_betas", {"train.optimizer.b1": betas[0], "train.optimizer.b2": betas[-1]})
-    if settings.get("opt_eps") is not None:
+    if settings.get("opt_eps") is not None and "eps" in fields:
         yield Row("opt_eps", {"train.optimizer.eps": settings["opt_eps"]})
     device, _, index = read_setting(settings, "device", "cpu").partition(":")
     if device in DEVICES:

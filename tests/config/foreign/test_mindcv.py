@@ -123,7 +123,7 @@ def test_microbatches_are_parts_of_a_batch(tmp_path: Path) -> None:
         ({"model": "cait_s24"}, "model = cait_s24: there is no such network"),
         ({"opt": "adan"}, "opt = adan: must be one of adagrad, adam"),
         ({"dataset": "voc"}, "dataset = voc: must be one of imagenet, cifar10"),
-        ({"crop_pct": 0, "dataset": "imagenet"}, "crop_pct = 0: must be above 0"),
+        ({"crop_pct": 0, "dataset": "imagenet"}, "crop_pct = 0: must be from 0.01 to 1"),
         ({"batch_size": "many"}, "batch_size = many: must be a number"),
         ({"model": 3}, "model = 3: must be text"),
     ],
@@ -131,6 +131,11 @@ def test_microbatches_are_parts_of_a_batch(tmp_path: Path) -> None:
 def test_another_training_is_refused(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(RecipeError, match=problem):
         adopt("mindcv", "a file", {**SMALL, **changes}, RULES)
+
+
+def test_imagenet_without_a_folder_names_the_key_to_set(tmp_path: Path) -> None:
+    values = {key: value for key, value in LARGE.items() if key != "data_dir"}
+    assert str(write_recipe(tmp_path, values).dataset.root) == "."
 
 
 def test_unmapped_settings_have_reasons() -> None:
