@@ -60,6 +60,7 @@ MINDCV: dict[str, dict[str, Any]] = {
     "squeezenet1_0": {
         **SMALL,
         "model": "squeezenet1_0",
+        "image_resize": 64,
         "opt": "adam",
         "scheduler": "constant",
         "warmup_epochs": 0,
