@@ -105,7 +105,9 @@ def adopt_npu_run_config(file: Path) -> Adoption:
         problems = [*_find_refused_arguments(script), *_find_broken_rules(script)]
         settings = _read_settings(script) if not problems else {}
     except (SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError(f"isn't Python: {error}") from error
+        # A MemoryError of the parser has no text.
+        reason = str(error) or "it is nested too deeply"
+        raise ValueError(f"isn't Python: {reason}") from error
     if problems:
         raise RecipeError([f"{file}: {problem}" for problem in problems])
     return adopt(NAME, f"{NAME} of {file.name}", settings, [_map_run])
