@@ -156,7 +156,7 @@ def read_setting(settings: Settings, name: str, default: Any) -> Any:
     kind = (int, float) if isinstance(default, int | float) else type(default)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not isinstance(value, kind) or (kind == (int, float) and not is_number):
-        words = {str: "text", list: "a list"}.get(type(default), "a number")
+        words = {"str": "text", "list": "a list"}.get(type(default).__name__, "a number")
         raise RecipeError([f"{name} = {show(value)}: must be {words}"])
     if is_number and not math.isfinite(value):
         raise RecipeError([f"{name} = {value}: must be finite"])
