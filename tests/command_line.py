@@ -8,6 +8,7 @@ from pipeline.cli.commands.root import ROOT
 convert = CONVERT
 convert_records = CONVERT.commands["records"]
 _commands = ROOT.commands
+adopt = _commands["adopt"]
 autopsy = _commands["autopsy"]
 columns = _commands["columns"]
 compare = _commands["compare"]

@@ -132,6 +132,19 @@ RECIPE_COMMANDS = (
         example="columns houses.csv",
     ),
     LazyCommand(
+        "adopt",
+        "settings of mindcv, timm or an Estimator as a recipe",
+        """Write a recipe of the settings of another trainer: a YAML of mindcv, the args.yaml of
+        timm, or a Python script that calls NPURunConfig. Each setting is mapped, or named with the
+        reason. A script is parsed and never run; only literals count. Refused: what Ascend's
+        adapter for TensorFlow refuses, and networks, datasets and optimizers that aren't here.""",
+        [
+            path_argument("file", "A .py script, or a YAML file."),
+            out_option("FILE", "The recipe to write; without it, recipes/ and the file's name."),
+        ],
+        example="adopt resnet18_ascend.yaml --out recipes/mine.yaml",
+    ),
+    LazyCommand(
         "new",
         "a project with custom components",
         "Make a folder with a recipe, a plug-in with a component of each kind, tests and a README.",

@@ -1,0 +1,75 @@
+"""`python -m pipeline adopt FILE`: the settings of another trainer as a recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.cli.commands.command import CommandResult
+from pipeline.config.foreign.adopt import Adoption, Row, adopt, make_recipe_text
+from pipeline.config.foreign.mindcv import RULES
+from pipeline.config.foreign.npu_run_config import adopt_npu_run_config
+from pipeline.config.foreign.timm import adopt_timm
+from pipeline.core.errors import RecipeError, RunError, UsageError, printable, system_reason
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.safe_yaml import read_yaml
+from pipeline.core.files.value_text import show
+
+
+def main(file: Path, out: Path | None = None) -> CommandResult:
+    """Write the file's settings as a recipe, and print what becomes of each.
+
+    Raises UsageError if `out` exists, RecipeError for a file that can't be adopted, and RunError if
+    the recipe can't be written.
+    """
+    target = out or Path("recipes", f"{file.stem}.yaml")
+    if target.suffix != ".yaml":
+        raise UsageError([f"--out {target}"], "must end in .yaml")
+    if target.exists():
+        raise UsageError([f"--out {target}"], "exists already; must be a new file")
+    adoption = _read(file)
+    text = make_recipe_text(adoption, target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(target, text)
+    except OSError as error:
+        raise RunError(f"{target}: can't be written: {system_reason(error)}") from error
+    facts = [_describe(row, adoption) for row in adoption.rows]
+    for fact in facts:
+        keys = ", ".join(f"{key}={show(value)}" for key, value in fact["recipe"].items())
+        text = "; ".join(filter(None, (keys, fact["note"])))
+        print(f"{fact['state']:<9} {fact['setting']} = {fact['value']}: {text}")
+    num_mapped = sum(fact["state"] == "mapped" for fact in facts)
+    print(f"{adoption.origin}: {num_mapped} of {len(adoption.settings)} settings mapped")
+    print(f"written: {printable(str(target))}; python -m pipeline +recipe={printable(str(target))}")
+    return CommandResult({"file": str(target), "origin": adoption.origin, "settings": facts})
+
+
+def _describe(row: Row, adoption: Adoption) -> dict[str, Any]:
+    """Return a row as facts; `state` is mapped, unmapped, or added for a trainer's default."""
+    is_typed = row.setting in adoption.settings
+    return {
+        "setting": printable(row.setting),
+        "value": show(adoption.settings[row.setting]) if is_typed else "its default",
+        "state": "unmapped" if not row.keys else "mapped" if is_typed else "added",
+        "recipe": dict(row.keys),
+        "note": row.note,
+    }
+
+
+def _read(file: Path) -> Adoption:
+    """Map the settings of a file. Raises RecipeError if it is of no known trainer."""
+    try:
+        if file.suffix == ".py":
+            return adopt_npu_run_config(file)
+        settings = read_yaml(file)
+    except OSError as error:
+        raise RecipeError([f"{file}: can't be read: {system_reason(error)}"]) from error
+    except ValueError as error:
+        raise RecipeError([f"{file}: not readable as data: {error}"]) from error
+    keys = settings.keys() if isinstance(settings, dict) else set()
+    if "sched" in keys:
+        return adopt_timm(f"timm's {file.name}", settings)
+    if not keys.isdisjoint(("epoch_size", "scheduler", "amp_level", "image_resize")):
+        return adopt("mindcv", f"mindcv's {file.name}", settings, RULES)
+    raise RecipeError([f"{file}: must be a YAML of mindcv, with epoch_size, or timm, with sched"])

@@ -1,0 +1,1 @@
+"""Recipes from the settings of other trainers."""

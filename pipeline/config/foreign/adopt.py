@@ -1,0 +1,163 @@
+"""Recipes from the settings of other trainers: each setting is mapped, or named with a reason."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from pipeline.config.compose import load_recipe
+from pipeline.config.files import SECTIONS
+from pipeline.core.errors import RecipeError, printable
+from pipeline.core.files.safe_yaml import read_yaml
+from pipeline.core.files.value_text import show
+
+Settings = Mapping[str, Any]
+
+TRAINERS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("trainers.yaml"))
+"""Of each trainer: keys of the recipe by setting, and unmapped settings by reason."""
+_OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
+
+
+@dataclass(frozen=True)
+class Row:
+    """What becomes of a setting. Without `keys` it is unmapped, and `note` has the reason."""
+
+    setting: str
+    keys: Settings = field(default_factory=dict)
+    """Values by key of the recipe: a group, such as `model`, or a dotted path. In a list of map
+    ops, the path has an op's name: `dataset.train.ops.normalize.mean`."""
+    note: str = ""
+
+
+Rule = Callable[[Settings], Iterable[Row]]
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """A foreign file: its settings, and rows for all of them and for defaults that it lacks."""
+
+    origin: str
+    settings: Settings
+    rows: tuple[Row, ...]
+
+
+def adopt(trainer: str, origin: str, settings: Settings, rules: Iterable[Rule] = ()) -> Adoption:
+    """Map all settings by rules and by the trainer's table.
+
+    Raises RecipeError with the problems of all rules.
+    """
+    table = TRAINERS[trainer]
+    reasons = {name: text for text, names in table["reasons"].items() for name in names.split()}
+    rows: dict[str, Row] = {}
+    problems: list[str] = []
+    complete = {**table.get("defaults", {}), **settings}
+    all_rules: list[Rule] = [*rules, partial(_map_choices, table.get("choices", {}))]
+    for rule in all_rules:
+        try:
+            rows |= {row.setting: row for row in rule(complete)}
+        except RecipeError as error:
+            problems += error.problems
+    if problems:
+        raise RecipeError(problems)
+    for name, value in settings.items():
+        key = table.get("keys", {}).get(name)
+        if name not in rows and key and value not in (None, ""):
+            rows[name] = Row(name, {key: value})
+        elif name not in rows:
+            reason = reasons.get(name, "has no counterpart in a recipe")
+            rows[name] = Row(name, note="is off" if value in _OFF else reason)
+    if not any(key in ("train.passes", "train.steps") for row in rows.values() for key in row.keys):
+        row = Row("length of training", {"train.passes": 1}, "is missing")
+        rows[row.setting] = row
+    return Adoption(origin, settings, tuple(rows.values()))
+
+
+def _map_choices(choices: Mapping[str, Any], settings: Settings) -> Iterator[Row]:
+    """Yield the rows of settings with a choice of values, and of settings that the values use."""
+    for name, values in choices.items():
+        choice = values.get(_choice_text(settings.get(name)))
+        if choice is None:
+            continue
+        yield Row(name, choice["sets"])
+        for used, key in choice.get("uses", {}).items():
+            if settings.get(used) is not None:
+                yield Row(used, {key: settings[used]})
+
+
+def _choice_text(value: Any) -> str:
+    return value if isinstance(value, str) else show(value)
+
+
+def make_recipe_text(adoption: Adoption, target: Path) -> str:
+    """Return the recipe as YAML, with a comment for each unmapped setting.
+
+    Raises RecipeError if it isn't a valid recipe.
+    """
+    head = [
+        "# @package _global_",
+        f"# Adopted from {printable(adoption.origin)}",
+        f"# python -m pipeline +recipe={printable(str(target))}",
+    ]
+    for row in adoption.rows:
+        if not row.keys and row.note != "is off":
+            value = show(adoption.settings[row.setting])
+            head.append(f"# Unmapped: {printable(row.setting)} = {value}: {row.note}")
+    name = re.sub(r"[^\w.+-]", "_", target.stem)[:100].lstrip(".+-") or "adopted"
+    keys = {key: value for row in adoption.rows for key, value in row.keys.items()}
+    choices = [{f"override /{key}": keys[key]} for key in SECTIONS if key in keys]
+    tree: dict[str, Any] = {"defaults": choices, "name": name}
+    for key, value in keys.items():
+        if key not in SECTIONS:
+            _set_value(tree, key.split("."), deepcopy(value))
+    body = yaml.safe_dump(tree, default_flow_style=None, sort_keys=False, width=100)
+    text = "\n".join([*head, body])
+    with TemporaryDirectory() as folder:
+        draft = Path(folder) / "adopted.yaml"
+        draft.write_text(text, encoding="utf-8")
+        try:
+            load_recipe(str(draft))
+        except RecipeError as error:
+            problems = [problem.removeprefix(f"{draft}: ") for problem in error.problems]
+            raise RecipeError(problems) from error
+    return text
+
+
+def _set_value(tree: dict[str, Any], path: list[str], value: Any) -> None:
+    """Set a value at a path. An op is found by its name, or added at the end of its list."""
+    first, *rest = path
+    if not rest:
+        tree[first] = value
+    elif first == "ops":
+        ops = tree.setdefault("ops", [])
+        if all(op["name"] != rest[0] for op in ops):
+            ops.append({"name": rest[0]})
+        _set_value(next(op for op in ops if op["name"] == rest[0]), rest[1:], value)
+    else:
+        _set_value(tree.setdefault(first, {}), rest, value)
+
+
+def read_setting(settings: Settings, name: str, default: Any) -> Any:
+    """Return a value of the default's type, number, text or list; the default for null.
+
+    Raises RecipeError for another value.
+    """
+    value = settings.get(name)
+    if value is None:
+        return default
+    kind = (int, float) if isinstance(default, int | float) else type(default)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not isinstance(value, kind) or (kind == (int, float) and not is_number):
+        words = {"str": "text", "list": "a list"}.get(type(default).__name__, "a number")
+        raise RecipeError([f"{name} = {show(value)}: must be {words}"])
+    if is_number and not math.isfinite(value):
+        raise RecipeError([f"{name} = {value}: must be finite"])
+    return value

@@ -1,0 +1,197 @@
+"""Scripts of an Estimator with Ascend's NPURunConfig. A script is parsed and never run."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from pipeline.config.foreign.adopt import Adoption, Row, Settings, adopt
+from pipeline.config.profile_spec import MODE, OPTIONS, parse_profiling_variables
+from pipeline.core.errors import RecipeError
+from pipeline.core.files.bounded_read import read_text
+from pipeline.core.files.safe_yaml import parse_yaml
+
+MAX_BYTES = 2**18
+NAME = "NPURunConfig"
+REFUSED = (
+    "train_distribute",
+    "device_fn",
+    "protocol",
+    "eval_distribute",
+    "experimental_distribute",
+)
+"""Parameters of RunConfig that NPURunConfig refuses (G-01)."""
+NOT_LITERAL = "isn't a literal, and the script isn't run"
+BATCHES = ("batch", "map_and_batch", "padded_batch")
+SESSIONS = ("Session", "InteractiveSession")
+
+
+class Script:
+    """The calls, assignments and constants of a script."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        nodes = list(ast.walk(tree))
+        self.assignments = [node for node in nodes if isinstance(node, ast.Assign)]
+        self.contexts = [node.context_expr for node in nodes if isinstance(node, ast.withitem)]
+        self.calls: dict[str, list[ast.Call]] = defaultdict(list)
+        """Calls by the last name of the function."""
+        for node in nodes:
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                self.calls[name].append(node)
+        names = [node.id for node in nodes if _is_stored(node)]
+        names += [node.arg for node in nodes if isinstance(node, ast.arg)]
+        stored = Counter(names)
+        self.constants = {
+            target.id: node.value
+            for node in self.assignments
+            for target in node.targets
+            if isinstance(target, ast.Name) and stored[target.id] == 1
+        }
+
+    def find_calls(self, *names: str) -> list[ast.Call]:
+        """Return the calls of functions and methods with these names."""
+        return [call for name in names for call in self.calls[name]]
+
+    def read_value(self, node: ast.expr) -> Any:
+        """Return a literal, the keywords of a call, or the text of another expression."""
+        if isinstance(node, ast.Name):
+            node = self.constants.get(node.id, node)
+        if isinstance(node, ast.Call) and not node.args:
+            return {item.arg: self.read_value(item.value) for item in node.keywords if item.arg}
+        try:
+            value = ast.literal_eval(node)
+            json.dumps(value)
+        except (ValueError, TypeError):
+            return Expression(ast.unparse(node))
+        return value
+
+    def find_values(self, name: str) -> Iterator[ast.expr]:
+        """Yield what the script assigns to an attribute, or passes as a keyword, of this name."""
+        for node in self.assignments:
+            if any(isinstance(item, ast.Attribute) and item.attr == name for item in node.targets):
+                yield node.value
+        for call in self.find_calls(*self.calls):
+            yield from (item.value for item in call.keywords if item.arg == name)
+
+
+def _is_stored(node: ast.AST) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+
+
+@dataclass(frozen=True, repr=False)
+class Expression:
+    """An expression that isn't a literal."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def adopt_npu_run_config(file: Path) -> Adoption:
+    """Map the arguments of the script's NPURunConfig, its steps and its batch size.
+
+    Raises OSError, ValueError if the file isn't Python, and RecipeError for everything that the
+    adapter refuses.
+    """
+    try:
+        script = Script(ast.parse(read_text(file, MAX_BYTES)))
+        problems = [*_find_refused_arguments(script), *_find_broken_rules(script)]
+        settings = _read_settings(script) if not problems else {}
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        # A MemoryError of the parser has no text.
+        reason = str(error) or "it is nested too deeply"
+        raise ValueError(f"isn't Python: {reason}") from error
+    if problems:
+        raise RecipeError([f"{file}: {problem}" for problem in problems])
+    return adopt(NAME, f"{NAME} of {file.name}", settings, [_map_run])
+
+
+def _find_refused_arguments(script: Script) -> Iterator[str]:
+    """Yield a problem for each argument that can't be read, or that NPURunConfig refuses (G-01)."""
+    calls = script.find_calls(NAME)
+    if len(calls) != 1:
+        yield f"has {len(calls)} calls of {NAME}; must have one"
+    for call in calls:
+        if call.args or any(item.arg is None for item in call.keywords):
+            yield f"line {call.lineno}: {NAME} must have arguments as NAME=VALUE alone"
+        for item in call.keywords:
+            if item.arg in REFUSED and script.read_value(item.value) is not None:
+                yield f"line {item.value.lineno}: {item.arg}: {NAME} refuses it (G-01)"
+
+
+def _read_settings(script: Script) -> dict[str, Any]:
+    """Return the arguments of NPURunConfig, with the steps and the batch size of the script."""
+    settings = script.read_value(script.find_calls(NAME)[0])
+    for call in script.find_calls("train", "TrainSpec"):
+        for item in call.keywords:
+            if item.arg in ("max_steps", "steps"):
+                settings["max_steps"] = script.read_value(item.value)
+    for call in script.find_calls(*BATCHES):
+        named = [item.value for item in call.keywords if item.arg == "batch_size"]
+        sizes = named or call.args[:1]
+        if sizes and isinstance(size := script.read_value(sizes[0]), int):
+            settings["batch_size"] = size
+    return settings
+
+
+def _find_broken_rules(script: Script) -> Iterator[str]:
+    """Yield a problem for each of the adapter's rules that the script breaks (G-02)."""
+    for call in script.find_calls("device"):
+        if ast.unparse(call.func).startswith(("tf.", "tensorflow.")):
+            yield f"line {call.lineno}: tf.device must be deleted (G-02)"
+    for call in script.find_calls(*BATCHES):
+        drops = [item.value for item in call.keywords if item.arg == "drop_remainder"]
+        drops += call.args[1:2]
+        if not drops or script.read_value(drops[0]) in (False, None):
+            yield f"line {call.lineno}: batches need drop_remainder=True, a static shape (G-02)"
+    for call in script.find_calls("placeholder"):
+        if any(isinstance(node, ast.Constant) and node.value is None for node in ast.walk(call)):
+            yield f"line {call.lineno}: a placeholder needs sizes, a static shape, not None (G-02)"
+    remapping = [ast.unparse(node) for node in script.find_values("remapping")]
+    is_off = remapping and all(text.endswith("OFF") for text in remapping)
+    if not is_off and (remapping or script.find_calls("ConfigProto", *SESSIONS)):
+        yield "rewrite_options.remapping must be set to RewriterConfig.OFF (G-02)"
+    for node in script.find_values("disable_model_pruning"):
+        if script.read_value(node) is not False:
+            yield f"line {node.lineno}: disable_model_pruning must stay off (G-02)"
+    targets = {node.value: node.targets for node in script.assignments}
+    closed = {ast.unparse(call.func).removesuffix(".close") for call in script.find_calls("close")}
+    closed |= set(map(ast.unparse, script.contexts))
+    entered = {node for context in script.contexts for node in ast.walk(context)}
+    for call in script.find_calls(*SESSIONS):
+        if call not in entered and closed.isdisjoint(map(ast.unparse, targets.get(call, []))):
+            yield f"line {call.lineno}: a session must be in `with`, or end by close() (G-02)"
+
+
+def _map_run(settings: Settings) -> Iterator[Row]:
+    """Yield the rows of the device, of values that aren't literals, profiles and dumps."""
+    yield Row("device", {"device": "ascend910"}, f"{NAME} is for an Ascend 910")
+    for name, value in settings.items():
+        if isinstance(value, Expression):
+            yield Row(name, note=NOT_LITERAL)
+    loop = settings.get("iterations_per_loop")
+    if isinstance(loop, int) and not isinstance(settings.get("max_steps"), int):
+        yield Row("length of training", {"train.steps": loop}, "max_steps is missing: one loop")
+    hours = settings.get("keep_checkpoint_every_n_hours")
+    if isinstance(hours, int | float) and 0 < hours < 9000:
+        yield Row("keep_checkpoint_every_n_hours", {"checkpoint.keep_minutes": round(hours * 60)})
+    profiling = settings.get("profiling_config")
+    if isinstance(profiling, dict) and profiling.get("enable_profiling"):
+        options = str(profiling.get("profiling_options") or "{}")
+        overrides = parse_profiling_variables({MODE: "true", OPTIONS: options})
+        keys = {
+            key: parse_yaml(value) for key, _, value in (item.partition("=") for item in overrides)
+        }
+        keys.pop("profile.output", None)
+        yield Row("profiling_config", keys, "the command line sets profile.output")
+    dump = settings.get("dump_config")
+    if isinstance(dump, dict) and dump.get("enable_dump") and dump.get("dump_step"):
+        keys = {"dump.steps": dump["dump_step"], "dump.what": dump.get("dump_mode", "output")}
+        yield Row("dump_config", keys, "the command line sets dump.path")

@@ -1,0 +1,97 @@
+"""The command `adopt`: the file that it writes, its report and its refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pipeline import load_recipe
+from pipeline.core.errors import RecipeError, RunError, UsageError
+from tests.command_line import adopt
+from tests.config.foreign.files import PLAIN_RUN, SMALL, TIMM, to_yaml
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a file of each trainer."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "squeezenet.yaml").write_text(to_yaml({**SMALL, "mystery": 7}))
+    (tmp_path / "args.yaml").write_text(to_yaml(TIMM))
+    (tmp_path / "train.py").write_text(PLAIN_RUN)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["squeezenet.yaml", "args.yaml", "train.py"])
+def test_a_file_becomes_a_recipe_of_its_name(name: str, folder: Path) -> None:
+    assert adopt([name]) == 0
+    stem = Path(name).stem
+    assert (folder / "recipes" / f"{stem}.yaml").exists()
+    assert load_recipe(stem).name == stem
+
+
+def test_the_report_has_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert adopt(["squeezenet.yaml", "--out", "mine.yaml"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "mapped    epoch_size = 2: train.passes=2" in lines
+    assert "unmapped  mystery = 7: has no counterpart in a recipe" in lines
+    assert lines[-2] == "mindcv's squeezenet.yaml: 25 of 33 settings mapped"
+    text = Path("mine.yaml").read_text()
+    assert "# Unmapped: mystery = 7: has no counterpart in a recipe\n" in text
+
+
+def test_facts_are_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert adopt(["train.py", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["file"] == "recipes/train.yaml"
+    states = {fact["setting"]: fact["state"] for fact in facts["settings"]}
+    assert states["iterations_per_loop"] == "mapped"
+    assert states["device"] == "added"
+
+
+def test_a_yaml_that_runs_code_is_refused(folder: Path) -> None:
+    Path("evil.yaml").write_text('epoch_size: !!python/object/apply:os.system ["touch executed"]')
+    with pytest.raises(RecipeError, match=r"evil\.yaml: .*!!python/object/apply:os\.system"):
+        adopt(["evil.yaml"])
+    assert not (folder / "executed").exists()
+    assert not (folder / "recipes").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("- 1", "must be a YAML of mindcv"),
+        ("train: {steps: 3}", "must be a YAML of mindcv"),
+        ("a: *a", "not readable as data"),
+        ("epoch_size: 0\nmodel: resnet18", "train.passes = 0"),
+    ],
+)
+def test_another_yaml_is_refused(text: str, problem: str) -> None:
+    Path("other.yaml").write_text(text)
+    with pytest.raises(RecipeError, match=problem):
+        adopt(["other.yaml"])
+    assert not Path("recipes").exists()
+
+
+def test_files_that_cannot_be_read_are_refused() -> None:
+    with pytest.raises(RecipeError, match=r"nowhere\.yaml: can't be read"):
+        adopt(["nowhere.yaml"])
+    os.mkfifo("pipe.py")
+    with pytest.raises(RecipeError, match=r"pipe\.py: .*isn't a regular file"):
+        adopt(["pipe.py"])
+
+
+def test_nothing_is_replaced() -> None:
+    Path("mine.yaml").write_text("name: mine")
+    with pytest.raises(UsageError, match=r"--out mine\.yaml: exists already; must be a new file"):
+        adopt(["args.yaml", "--out", "mine.yaml"])
+    assert Path("mine.yaml").read_text() == "name: mine"
+    with pytest.raises(UsageError, match=r"--out mine\.txt: must end in \.yaml"):
+        adopt(["args.yaml", "--out", "mine.txt"])
+
+
+def test_a_folder_that_cannot_be_made_is_a_failure() -> None:
+    with pytest.raises(RunError, match=r"args\.yaml/mine\.yaml: can't be written"):
+        adopt(["train.py", "--out", "args.yaml/mine.yaml"])

@@ -1,0 +1,136 @@
+"""Scripts with an NPURunConfig as recipes: parsed, never run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline import load_recipe
+from pipeline.config.foreign.adopt import Adoption, make_recipe_text
+from pipeline.config.foreign.npu_run_config import adopt_npu_run_config
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
+from tests.config.foreign.files import EAGER_RUN, FULL_RUN, PLAIN_RUN, REFUSED_RUN
+
+
+def adopt_script(folder: Path, text: str) -> Adoption:
+    """Adopt the text of a script."""
+    file = folder / "train.py"
+    file.write_text(text)
+    return adopt_npu_run_config(file)
+
+
+def write_recipe(folder: Path, text: str) -> Recipe:
+    """Adopt the text of a script, and return the recipe of the file."""
+    file = folder / "adopted.yaml"
+    file.write_text(make_recipe_text(adopt_script(folder, text), file))
+    return load_recipe(str(file))
+
+
+def find_problems(folder: Path, text: str) -> list[str]:
+    """Return the problems of a script without the file's name."""
+    with pytest.raises(RecipeError) as caught:
+        adopt_script(folder, text)
+    return [problem.partition(".py: ")[2] for problem in caught.value.problems]
+
+
+def test_a_short_run_config_becomes_a_recipe(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, PLAIN_RUN)
+    assert recipe.device.name == "ascend"
+    assert (recipe.train.steps, recipe.train.sink_size, recipe.seed) == (200, 10, 3)
+    assert recipe.checkpoint.every_steps == 100
+
+
+def test_a_full_run_config_becomes_a_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = write_recipe(tmp_path, FULL_RUN)
+    train = recipe.train
+    assert (train.steps, train.sink_size, train.batch_size) == (1000, 10, 16)
+    assert (train.precision, train.sink) == ("O2", True)
+    assert (recipe.autotune, recipe.autotune_search) == ("tune", "ga")
+    assert (recipe.checkpoint.keep, recipe.checkpoint.keep_minutes) == (5, 120)
+    assert (recipe.profile.mode, recipe.profile.task_trace) == ("on", False)
+    assert (recipe.dump.steps, recipe.dump.what) == ("0|5", "all")
+    assert recipe.monitor.loss_every == 50
+    assert not (tmp_path / "executed").exists()
+
+
+def test_without_literal_steps_one_loop_is_trained(tmp_path: Path) -> None:
+    text = "config = NPURunConfig(iterations_per_loop=100)\nestimator.train(f, max_steps=FLAGS.n)"
+    assert write_recipe(tmp_path, text).train.steps == 100
+
+
+def test_steps_that_the_loop_does_not_divide_are_refused(tmp_path: Path) -> None:
+    text = "config = NPURunConfig(iterations_per_loop=100)\nestimator.train(f, max_steps=250)"
+    with pytest.raises(RecipeError, match=r"iterations_per_loop = 100: must divide the 250 steps"):
+        write_recipe(tmp_path, text)
+
+
+def test_eager_mode_and_closed_sessions_are_accepted(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, EAGER_RUN)
+    assert (recipe.train.mode, recipe.train.sink_size) == ("eager", 1)
+
+
+def test_what_the_adapter_refuses_is_in_one_message(tmp_path: Path) -> None:
+    """G-01 and G-02: five parameters, and six rules."""
+    problems = find_problems(tmp_path, REFUSED_RUN)
+    assert problems == [
+        "line 10: train_distribute: NPURunConfig refuses it (G-01)",
+        "line 11: device_fn: NPURunConfig refuses it (G-01)",
+        "line 12: protocol: NPURunConfig refuses it (G-01)",
+        "line 13: eval_distribute: NPURunConfig refuses it (G-01)",
+        "line 14: experimental_distribute: NPURunConfig refuses it (G-01)",
+        "line 5: tf.device must be deleted (G-02)",
+        "line 7: batches need drop_remainder=True, a static shape (G-02)",
+        "line 6: a placeholder needs sizes, a static shape, not None (G-02)",
+        "rewrite_options.remapping must be set to RewriterConfig.OFF (G-02)",
+        "line 4: disable_model_pruning must stay off (G-02)",
+        "line 8: a session must be in `with`, or end by close() (G-02)",
+    ]
+
+
+@pytest.mark.parametrize("value", ["RewriterConfig.ON", "mode", "RewriterConfig.DEFAULT"])
+def test_remapping_must_be_off(value: str, tmp_path: Path) -> None:
+    text = f"{PLAIN_RUN}rewrite.remapping = {value}\n"
+    assert find_problems(tmp_path, text) == [
+        "rewrite_options.remapping must be set to RewriterConfig.OFF (G-02)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        ("print(1)", "has 0 calls of NPURunConfig; must have one"),
+        ("NPURunConfig(); NPURunConfig()", "has 2 calls of NPURunConfig; must have one"),
+        ("NPURunConfig(10)", "line 1: NPURunConfig must have arguments as NAME=VALUE alone"),
+        ("NPURunConfig(**keys)", "line 1: NPURunConfig must have arguments as NAME=VALUE alone"),
+    ],
+)
+def test_arguments_must_be_readable(call: str, problem: str, tmp_path: Path) -> None:
+    assert find_problems(tmp_path, call) == [problem]
+
+
+def test_a_value_that_is_no_literal_is_unmapped(tmp_path: Path) -> None:
+    text = "N = 1\nN = 2\nNPURunConfig(save_checkpoints_steps=N, model_dir=read(1), a=1j)"
+    rows = {row.setting: row for row in adopt_script(tmp_path, text).rows}
+    for name in ("save_checkpoints_steps", "model_dir", "a"):
+        assert rows[name].note == "isn't a literal, and the script isn't run"
+
+
+@pytest.mark.parametrize(
+    "text", ["def", "x = '\0'", "x" * 300_000, "a = a.b" + ".c" * 50_000, "-" * 100_000 + "1"]
+)
+def test_a_hostile_script_is_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises((ValueError, RecipeError)):
+        adopt_script(tmp_path, text)
+
+
+def test_a_constant_of_itself_ends(tmp_path: Path) -> None:
+    limit = sys.getrecursionlimit()
+    with pytest.raises(ValueError, match="isn't Python"):
+        adopt_script(tmp_path, "x = f(k=x)\nNPURunConfig(session_config=x)")
+    assert sys.getrecursionlimit() == limit
