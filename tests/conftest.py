@@ -92,6 +92,16 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "pipeline"
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _kept_bytecode(cache: Path) -> None:
+    """Processes that tests start compile modules to bytecode once for all, not once each.
+
+    It is kept in the session's folder where Python may write none beside the modules.
+    """
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+        os.environ["PYTHONPYCACHEPREFIX"] = str(cache.with_name("bytecode"))
+
+
 @cache_calls
 def compose_tiny(cache: Path, *overrides: str) -> Recipe:
     """The tiny recipe with further overrides; programs are kept in `cache`."""
