@@ -103,6 +103,7 @@ def test_steps_evaluations_and_files_are_logged(
     assert session.calls == ["flush"] * 3 + files
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_the_tracked_one_without_repeating_steps(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
