@@ -21,6 +21,7 @@ from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.plugins import loading
 from tests.compiling import compile_quickly, lightly_optimized, optimized, unoptimized
+from tests.config_files import parse_config_files_once
 from tests.forked import run_forked
 
 # A deadline by the clock fails on a machine that others use too.
@@ -177,8 +178,9 @@ def shared_data() -> Path:
 
 
 def pytest_configure() -> None:
-    """Compile quickly where pytest runs; scripts that import from here compile as a user does."""
+    """Compile and compose quickly where pytest runs; scripts that import from here do as a user."""
     compile_quickly(True)
+    parse_config_files_once()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
