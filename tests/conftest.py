@@ -103,6 +103,14 @@ def _kept_bytecode(cache: Path) -> None:
         os.environ["PYTHONPYCACHEPREFIX"] = str(cache.with_name("bytecode"))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _unsynced_files() -> Iterator[None]:
+    """Files aren't synced to the disk: 5 ms each, and no test cuts the power of this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @cache_calls
 def compose_tiny(cache: Path, *overrides: str) -> Recipe:
     """The tiny recipe with further overrides; programs are kept in `cache`."""
