@@ -56,6 +56,9 @@ TINY = [
 ]
 """LeNet-5 on a few made-up digits: 6 steps an epoch, an evaluation of 3 batches."""
 
+MLP = ("model=mlp", "model.hidden=[8]")
+"""A network that compiles and trains in a moment, for tests of something else."""
+
 STEPS = "train.steps=45"
 """The length of most runs: another one is another program to compile."""
 
