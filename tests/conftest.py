@@ -21,6 +21,7 @@ from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.plugins import loading
 from tests.compiling import compile_quickly, lightly_optimized, optimized, unoptimized
+from tests.config_files import parse_config_files_once
 from tests.forked import run_forked
 
 # A deadline by the clock fails on a machine that others use too.
@@ -54,6 +55,9 @@ TINY = [
     "monitor.sample_images=0",
 ]
 """LeNet-5 on a few made-up digits: 6 steps an epoch, an evaluation of 3 batches."""
+
+MLP = ("model=mlp", "model.hidden=[8]")
+"""A network that compiles and trains in a moment, for tests of something else."""
 
 STEPS = "train.steps=45"
 """The length of most runs: another one is another program to compile."""
@@ -90,6 +94,24 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder / "pipeline"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _kept_bytecode(cache: Path) -> None:
+    """Processes that tests start compile modules to bytecode once for all, not once each.
+
+    It is kept in the session's folder where Python may write none beside the modules.
+    """
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+        os.environ["PYTHONPYCACHEPREFIX"] = str(cache.with_name("bytecode"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _unsynced_files() -> Iterator[None]:
+    """Files aren't synced to the disk: 5 ms each, and no test cuts the power of this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @cache_calls
@@ -167,8 +189,9 @@ def shared_data() -> Path:
 
 
 def pytest_configure() -> None:
-    """Compile quickly where pytest runs; scripts that import from here compile as a user does."""
+    """Compile and compose quickly where pytest runs; scripts that import from here do as a user."""
     compile_quickly(True)
+    parse_config_files_once()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,6 +12,7 @@ from tests import outcome
 from tests.whole_run import run
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("long_runs")
 def test_lenet5_learns_the_digits_of_the_package(cache: Path, tmp_path: Path) -> None:
     """Real data that needs no download: 16 epochs over 1,438 digits."""

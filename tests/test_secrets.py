@@ -91,13 +91,13 @@ def arguments(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_run_writes_no_password_and_goes_on(command: Any, tmp_path: Path) -> None:
+def test_a_run_writes_no_password_and_goes_on(command: Any, forked: Any, tmp_path: Path) -> None:
     base = arguments(tmp_path)
     first = command([*base, "hydra.run.dir=runs/a"])
     assert first.returncode == 0, first.stderr
-    resumed = command([*base, "train.steps=18", "train.resume=runs/a"])
+    resumed = forked([*base, "train.steps=18", "train.resume=runs/a"])
     assert resumed.returncode == 0, resumed.stderr
-    refused = command([*base, "train.steps=6", f"train.api_key={SECRET}", "train.resume=runs/a"])
+    refused = forked([*base, "train.steps=6", f"train.api_key={SECRET}", "train.resume=runs/a"])
     assert refused.returncode == 2
     assert SECRET not in first.stdout + resumed.stdout + refused.stdout + refused.stderr
     assert files_with_secret(tmp_path / "runs") == []
@@ -105,14 +105,16 @@ def test_a_run_writes_no_password_and_goes_on(command: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_sweep_writes_no_password_and_is_known_again(command: Any, tmp_path: Path) -> None:
+def test_a_sweep_writes_no_password_and_is_known_again(
+    command: Any, forked: Any, tmp_path: Path
+) -> None:
     storage = f"hydra.sweeper.storage=sqlite:///{SECRET}.db"
     study = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=1", storage]
     base = ["-m", *arguments(tmp_path), "hydra.sweep.dir=sweep", "train.optimizer.lr=0.01,0.02"]
     first = command([*base, *study])
     assert first.returncode == 0, first.stderr
     assert (tmp_path / f"{SECRET}.db").exists()
-    again = command([*base, *study])
+    again = forked([*base, *study])
     assert again.returncode == 0, again.stderr
     assert SECRET not in first.stdout + again.stdout
     assert files_with_secret(tmp_path / "sweep") == []

@@ -85,6 +85,7 @@ def test_another_epsilon_in_a_recipe_is_named(capsys: pytest.CaptureFixture[str]
     assert "culprit    batch_norm_0 (batch_norm)" in text
 
 
+@pytest.mark.slow
 def test_dumps_are_compared_by_their_files(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.__main__ import main
-from tests.conftest import compose_tiny
+from tests.conftest import MLP, compose_tiny
 from tests.whole_run import run
 
 
@@ -17,8 +17,8 @@ from tests.whole_run import run
 def runs(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two runs of which one has another rate and another seed."""
     one, other = (tmp_path_factory.mktemp("runs") / name for name in ("one", "other"))
-    run(compose_tiny(cache), one)
-    run(compose_tiny(cache, "train.optimizer.lr=0.02", "seed=2"), other)
+    run(compose_tiny(cache, *MLP), one)
+    run(compose_tiny(cache, *MLP, "train.optimizer.lr=0.02", "seed=2"), other)
     return one, other
 
 

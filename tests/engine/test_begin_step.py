@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.core.host.jaxpr import equations_in
 from pipeline.engine.begin_step import begin_step
+from tests.slow_cases import mark_slow_except
 
 
 def make_state(optimizer: optax.GradientTransformation) -> dict[str, Any]:
@@ -49,7 +50,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("jitted", [False, True])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", mark_slow_except([*OPTIMIZERS][:1], OPTIMIZERS))
 def test_the_halves_of_a_step_compute_the_step(name: str, jitted: bool) -> None:
     step = make_step(OPTIMIZERS[name])
     step = jax.jit(step) if jitted else step

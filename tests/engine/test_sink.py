@@ -246,6 +246,7 @@ def flax_step(state: TrainState, batch: Any) -> Any:
     return state.apply_gradients(grads=grads), {"loss": loss}
 
 
+@pytest.mark.slow
 def test_every_size_has_the_same_bits_with_convolutions() -> None:
     draw = np.random.default_rng(0)
     data = draw.normal(size=(48, 8, 8, 1)).astype(np.float32), np.arange(48) % 3
@@ -306,6 +307,7 @@ def test_an_equinox_model_trains(tmp_path: Path) -> None:
         train(step=equinox_step, state=model)
 
 
+@pytest.mark.slow
 def test_a_grain_dataset_goes_on_where_it_stopped(tmp_path: Path) -> None:
     grain = pytest.importorskip("grain", reason="grain is not installed")
     data = make_data()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
@@ -178,7 +179,8 @@ def _nearby(rng: Random, value: Any) -> Any:
     if isinstance(value, int):
         return rng.choice((value + 1, value - 1, -value, value * 1000, value // 2, 2 * value))
     if isinstance(value, float):
-        return rng.choice((-value, value * 1e30, value / 1e30, 1 - value, int(value)))
+        truncated = int(value) if math.isfinite(value) else 0
+        return rng.choice((-value, value * 1e30, value / 1e30, 1 - value, truncated))
     if isinstance(value, str):
         return rng.choice((_misspelt(rng, value), value.upper(), value * 2, value[:1]))
     if isinstance(value, list):

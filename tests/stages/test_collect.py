@@ -58,6 +58,7 @@ def test_losses_are_the_same_bits(collected: tuple[Path, Path]) -> None:
     assert one["metrics"] == other["metrics"]
 
 
+@pytest.mark.slow
 def test_weights_are_those_of_the_state(collected: tuple[Path, Path]) -> None:
     full, kept = events(collected[1]), load_run(collected[1]).parameters
     tags = [tag for tag in full.Tags()["histograms"] if tag.startswith("weights/")]
@@ -69,6 +70,7 @@ def test_weights_are_those_of_the_state(collected: tuple[Path, Path]) -> None:
         assert all(event.histogram_value.num == array.size for event in found)
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_next_step(collected: tuple[Path, Path]) -> None:
     full, steps = events(collected[1]), numbers(collected[1])
     tags = [tag for tag in full.Tags()["histograms"] if tag.startswith("gradients/")]
@@ -80,6 +82,7 @@ def test_gradients_are_those_of_the_next_step(collected: tuple[Path, Path]) -> N
         assert np.sqrt(total) == pytest.approx(steps[step]["grad_norm"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_graph_has_every_layer_and_no_loose_end(collected: tuple[Path, Path]) -> None:
     graph = GraphDef.FromString(events(collected[1]).Graph().SerializeToString())
     names = {node.name for node in graph.node}
@@ -93,6 +96,7 @@ def test_the_graph_has_every_layer_and_no_loose_end(collected: tuple[Path, Path]
     assert [dim.size for dim in shape.dim] == [1, 10]
 
 
+@pytest.mark.slow
 def test_embeddings_are_what_the_last_layer_reads(collected: tuple[Path, Path]) -> None:
     board, trained = collected[1], load_run(collected[1])
     vectors = np.loadtxt(board / "embeddings" / "vectors.tsv", dtype=np.float64)

@@ -154,7 +154,10 @@ def test_few_channels_are_computed_in_chwn_in_layers_and_from_torch(
     assert found["torch"].total() >= 6
 
 
-@pytest.mark.parametrize(("batch_size", "layout"), [(BATCH, "chwn"), (2048, "nhwc")])
+@pytest.mark.parametrize(
+    ("batch_size", "layout"),
+    [(BATCH, "chwn"), pytest.param(2048, "nhwc", marks=pytest.mark.slow)],
+)
 def test_a_custom_step_is_lowered_as_the_layers_of_a_recipe(
     tiny: Compose, tmp_path: Path, batch_size: int, layout: Layout
 ) -> None:

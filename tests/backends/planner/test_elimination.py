@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pipeline.backends.planner.elimination import Choice, Eliminator, Factor, Table, find_fastest
+from tests.slow_cases import mark_slow_except
 
 Arrays = tuple[NDArray[np.float64], NDArray[np.float64]]
 
@@ -48,7 +49,7 @@ def costs_what_it_says(choice: Choice, every: Arrays) -> bool:
     return (every[0][place], every[1][place]) == (choice.time, choice.memory)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", mark_slow_except(range(40), range(200)))
 def test_the_best_of_all_assignments_is_found(seed: int) -> None:
     factors, sizes = random_factors(np.random.default_rng(seed))
     every = time, memory = totals(factors, sizes)

@@ -32,6 +32,7 @@ from pipeline.engine.callbacks.trackers import (
     TrackerSpec,
     Wandb,
 )
+from tests.conftest import MLP
 from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
@@ -91,7 +92,7 @@ def test_steps_evaluations_and_files_are_logged(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = _Session()
-    recipe = tiny("eval.every_steps=15", "train.sink_size=10", "checkpoint.every_steps=20")
+    recipe = tiny(*MLP, "eval.every_steps=15", "train.sink_size=10", "checkpoint.every_steps=20")
     run(recipe, tmp_path / "run", callbacks=[_callback(session, monkeypatch)])
     losses = {step: np.float32(row["train/loss"]) for step, row in session.rows if len(row) == 4}
     assert losses == _losses(tmp_path / "run")
@@ -103,11 +104,12 @@ def test_steps_evaluations_and_files_are_logged(
     assert session.calls == ["flush"] * 3 + files
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_the_tracked_one_without_repeating_steps(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = tmp_path / "run"
-    recipe = tiny("checkpoint.every_steps=10", "train.sink_size=5")
+    recipe = tiny(*MLP, "checkpoint.every_steps=10", "train.sink_size=5")
 
     class _Stop(Callback):
         def on_sink(self, control: Any, report: Any) -> None:
@@ -117,7 +119,9 @@ def test_a_resumed_run_continues_the_tracked_one_without_repeating_steps(
     with pytest.raises(Exception, match="as if killed"):
         run(recipe, run_dir, callbacks=[_callback(_Session(), monkeypatch), _Stop()])
     session = _Session(stored=27)
-    resumed = tiny("checkpoint.every_steps=10", "train.sink_size=5", f"train.resume={run_dir}")
+    resumed = tiny(
+        *MLP, "checkpoint.every_steps=10", "train.sink_size=5", f"train.resume={run_dir}"
+    )
     run(resumed, callbacks=[_callback(session, monkeypatch)])
     assert session.run_id == "new"
     assert [step for step, row in session.rows if "train/loss" in row] == list(range(28, 46))
@@ -151,7 +155,7 @@ def test_a_tracker_that_fails_is_a_warning(
         raise OSError("no connection")
 
     monkeypatch.setattr(session, "log", fail)
-    summary = run(tiny(), tmp_path / "run", callbacks=[_callback(session, monkeypatch)])
+    summary = run(tiny(*MLP), tmp_path / "run", callbacks=[_callback(session, monkeypatch)])
     assert summary.status == "done"
     assert (
         "callback mlflow, on_steps: OSError: no connection"

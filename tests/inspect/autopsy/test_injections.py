@@ -32,6 +32,7 @@ def test_what_is_put_in_is_named(injection: Injection, cache: Path) -> None:
     assert verdict.hit is True, verdict.told
 
 
+@pytest.mark.slow
 def test_every_layer_is_spoilt(cache: Path) -> None:
     paths = layers_of(subject(NETWORK, cache))
     assert len(paths) == len(set(paths)) == 13

@@ -49,8 +49,14 @@ def assert_close(found: Any, expected: Any) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
+OTHER_KERNELS = [(1, 1), (1, 2), (2, 2), (3, 1), (5, 3)]
+
+
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
-@pytest.mark.parametrize(("kernel", "stride"), [(1, 1), (1, 2), (2, 2), (3, 1), (3, 2), (5, 3)])
+@pytest.mark.parametrize(
+    ("kernel", "stride"),
+    [(3, 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHER_KERNELS)],
+)
 def test_results_and_gradients_are_those_of_jax(kernel: int, stride: int, padding: Padding) -> None:
     x, weights = operands(kernel=kernel)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def lenet() -> Arrays:
     return {name: rand(*shape) for name, shape in LENET.items()}
 
 
+@cache
 def lenet_needs() -> NetworkArrays:
     return needs("lenet5", (32, 32, 1))
 
@@ -117,6 +119,7 @@ def norm(name: str, width: int) -> Arrays:
 WIDTHS = [4, 6, 8, 10]
 
 
+@cache
 def resnet_needs() -> NetworkArrays:
     return needs("resnet18", widths=WIDTHS, stem="cifar")
 
@@ -223,6 +226,7 @@ def dense_layers(*names: str, width: int = 8) -> Arrays:
     return arrays
 
 
+@cache
 def mlp_needs(hidden: int, width: int = 8) -> NetworkArrays:
     return needs("mlp", (width, 1, 1), hidden=[width] * hidden)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -29,19 +30,22 @@ VGG = {"convs": [1, 2], "widths": [4, 6], "hidden": 5, "batch_norm": True}
 
 
 @pytest.mark.parametrize(
-    ("theirs", "network"),
+    ("make_theirs", "make_network"),
     [
-        (lenet(), lenet_needs()),
-        (resnet_names(WIDTHS), resnet_needs()),
-        (in_mindspore(resnet_names(WIDTHS)), resnet_needs()),
-        (vgg_names(batch_norm=True), needs("vgg16", **VGG)),
-        (vit_names("torchvision"), needs("vit_tiny", **VIT)),
-        (vit_names("timm"), needs("vit_tiny", **VIT)),
+        (lenet, lenet_needs),
+        (lambda: resnet_names(WIDTHS), resnet_needs),
+        (lambda: in_mindspore(resnet_names(WIDTHS)), resnet_needs),
+        (lambda: vgg_names(batch_norm=True), lambda: needs("vgg16", **VGG)),
+        (lambda: vit_names("torchvision"), lambda: needs("vit_tiny", **VIT)),
+        (lambda: vit_names("timm"), lambda: needs("vit_tiny", **VIT)),
     ],
     ids=["lenet5", "resnet", "resnet in MindSpore", "vgg", "vit", "vit of timm"],
 )
-def test_there_and_back_is_where_it_began(theirs: Arrays, network: NetworkArrays) -> None:
+def test_there_and_back_is_where_it_began(
+    make_theirs: Callable[[], Arrays], make_network: Callable[[], NetworkArrays]
+) -> None:
     """Weights read from a file and put into a file of other values make the first again."""
+    theirs, network = make_theirs(), make_network()
     ours = match_weights("a.pth", theirs, network).arrays
     counters = [name for name in theirs if "num_batches" in name]
     model = {name: a if name in counters else rand(*a.shape) for name, a in theirs.items()}

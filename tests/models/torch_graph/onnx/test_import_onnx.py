@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ from tests.models.torch_graph.onnx.golden_onnx import (
     signature,
     tensor,
 )
+from tests.slow_cases import mark_slow_except
 
 RATE = 0.05
+QUICK = ("perceptron", "tensorflow")
 ROOT = Path(__file__).parents[4]
 ROW = ImportSettings((1, 1, 6))
 
@@ -37,6 +40,12 @@ ROW = ImportSettings((1, 1, 6))
 def evaluate(graph: TorchGraph, images: np.ndarray) -> np.ndarray:
     """Logits in evaluation."""
     return np.asarray(network_of(graph).apply(initial_variables_of(graph), images, train=False))
+
+
+@cache
+def logits_of(name: str) -> np.ndarray:
+    """Logits of the images in tests/golden/onnx."""
+    return evaluate(golden_network(name), golden_arrays(name)["images"])
 
 
 def train(graph: TorchGraph, images: np.ndarray, labels: np.ndarray, steps: int) -> list[float]:
@@ -73,10 +82,9 @@ def test_every_framework_has_a_network() -> None:
     assert {"mindspore", "patches_dynamo", "perceptron", "residual", "tensorflow"} <= set(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mark_slow_except(QUICK, NAMES))
 def test_logits_are_those_of_the_framework(name: str) -> None:
-    arrays = golden_arrays(name)
-    logits = evaluate(golden_network(name), arrays["images"])
+    arrays, logits = golden_arrays(name), logits_of(name)
     if name == "tensorflow":
         # Logarithms of probabilities.
         logits = np.asarray(jax.nn.log_softmax(logits))
@@ -92,14 +100,14 @@ def test_losses_are_those_of_the_framework(name: str) -> None:
     np.testing.assert_allclose(losses, arrays["losses"], rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mark_slow_except(QUICK, NAMES))
 def test_any_batch_size_is_computed(name: str) -> None:
     """Also if the file was exported for one."""
     graph = golden_network(name)
     images = golden_arrays(name)["images"]
     assert graph.input.shape[0] is None
     np.testing.assert_allclose(
-        evaluate(graph, images[:1]), evaluate(graph, images)[:1], rtol=1e-4, atol=1e-5
+        evaluate(graph, images[:1]), logits_of(name)[:1], rtol=1e-4, atol=1e-5
     )
 
 
@@ -128,7 +136,7 @@ def test_batch_norm_and_dropout_train() -> None:
     assert [nodes["aten.dropout.default"][2] for nodes in by_form] == [True, False]
 
 
-@pytest.mark.parametrize("name", operator_cases())
+@pytest.mark.parametrize("name", mark_slow_except([*operator_cases()][::4], operator_cases()))
 def test_an_operator_computes_what_onnx_runtime_does(name: str, tmp_path: Path) -> None:
     case = operator_cases()[name]
     file = tmp_path / "one.onnx"

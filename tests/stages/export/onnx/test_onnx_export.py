@@ -27,6 +27,7 @@ from pipeline.training.step import image_shape
 from tests.command_line import export, infer
 from tests.conftest import compose_tiny
 from tests.outcome import read_summary
+from tests.slow_cases import mark_slow_except
 from tests.whole_run import run
 
 onnx = pytest.importorskip("onnx", reason="not installed: pip install '.[onnx]'")
@@ -83,13 +84,7 @@ def difference(trained: TrainedRun, images: np.ndarray) -> float:
     return float(np.abs(found - expected).max() / max(1.0, np.abs(expected).max()))
 
 
-def some(quick: int, *names: str) -> list[Any]:
-    """The first few cases, and the others as slow ones: each compiles a network."""
-    others = (pytest.param(name, marks=pytest.mark.slow) for name in names[quick:])
-    return [*names[:quick], *others]
-
-
-@pytest.mark.parametrize("model", some(1, *QUICK, *SLOW))
+@pytest.mark.parametrize("model", mark_slow_except(QUICK[:1], [*QUICK, *SLOW]))
 def test_a_network_gives_the_same_logits(model: str) -> None:
     size = SIZES.get(model, 64)
     shape = (size, size, 1 if model in ("lenet5", "mlp", "unet") else 3)
@@ -135,7 +130,7 @@ LAYERS: dict[str, list[str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", some(1, *LAYERS))
+@pytest.mark.parametrize("kind", mark_slow_except([*LAYERS][:1], LAYERS))
 def test_a_layer_gives_the_same_values(kind: str) -> None:
     layers = ", ".join([*LAYERS[kind], "flatten", "{name: dense, features: $classes}"])
     run = fresh(["model=layers", f"model.layers=[{layers}]"], (9, 12, 3))
@@ -155,7 +150,7 @@ OPS = {
 }
 
 
-@pytest.mark.parametrize("kind", some(1, *OPS))
+@pytest.mark.parametrize("kind", mark_slow_except([*OPS][:1], OPS))
 def test_map_ops_are_in_the_graph(kind: str) -> None:
     """From bytes on: rounding is that of the op, to the bit."""
     layers = "model.layers=[flatten, {name: dense, features: $classes}]"
@@ -246,6 +241,7 @@ PATHS = (
 """The script where neither jax nor this package can be imported."""
 
 
+@pytest.mark.slow
 def test_the_script_classifies_as_infer_does(
     exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
