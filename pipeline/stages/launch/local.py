@@ -80,8 +80,9 @@ def run_locally(
         if failed is not None:
             log = run_dir / RANKS / f"{failed.rank}.log"
             message = f"process {failed.rank} of {launch.num_processes} {failed.reason}; log: {log}"
-            is_first = failed.rank == 0 and failed.message
-            raise ProcessError(failed.message if is_first else message, failed)
+            if failed.rank == 0 and failed.message:
+                message = failed.message
+            raise ProcessError(message, failed)
         return read_summary(folder)
 
 
