@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from math import isnan
+from math import isinf, isnan
 
 import numpy as np
 
@@ -90,7 +90,7 @@ class Row:
 
 
 def _format_number(value: float) -> str:
-    return "NaN" if isnan(value) else f"{value:.6g}"
+    return "NaN" if isnan(value) else "Inf" if isinf(value) else f"{value:.6g}"
 
 
 def pair_names(
@@ -98,9 +98,10 @@ def pair_names(
 ) -> list[tuple[TensorName | None, TensorName | None]]:
     """Pair the tensors of two sides by name, or by `mapped`, with a pair for each right layer.
 
-    A tensor without a counterpart is paired with None. Such tensors of the right side come last.
+    A tensor without a counterpart is paired with None. Such tensors of the right side come last, in
+    their order.
     """
-    right_names = set(right)
+    right_names = dict.fromkeys(right)
     pairs = list[tuple[TensorName | None, TensorName | None]]()
     used = set()
     for name in left:
@@ -109,7 +110,7 @@ def pair_names(
         matches = [match for match in matches if match in right_names]
         used.update(matches)
         pairs += [(name, match) for match in matches] or [(name, None)]
-    pairs += [(None, name) for name in sorted(right_names - used)]
+    pairs += [(None, name) for name in right_names if name not in used]
     return pairs
 
 
