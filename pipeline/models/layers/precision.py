@@ -98,6 +98,15 @@ class Precision:
         """All types that layers compute in, without repetitions."""
         return tuple(dict.fromkeys((self.dtype, *(rule.dtype for rule in self.rules))))
 
+    def with_batch_norm(self, *, in_float32: bool) -> Precision:
+        """Return the precision with batch norm in float32, or in the type of the network."""
+        kind = "batch_norm"
+        rule = find_type_rule(self.rules, kind, ())
+        dtype: FloatType = "float32" if in_float32 else self.dtype
+        if dtype == (rule or self).dtype:
+            return self
+        return Precision(self.dtype, (*self.rules, KindRule(frozenset({kind}), dtype)))
+
 
 LEVELS: Mapping[Level, Precision] = MappingProxyType(
     {
