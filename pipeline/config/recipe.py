@@ -233,6 +233,8 @@ class MonitorSpec(Spec):
     embeddings: NonNegativeInt
     """Number of evaluation samples whose inputs of the last layer are written for TensorBoard's
     projector at the end. One more program is compiled for them."""
+    lineage: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    """The user's facts about the run, by name; they are listed with its keys and in its report."""
     early_stop: EarlyStopSpec
 
 

@@ -11,7 +11,6 @@ It is the file `references/NAME.yaml` in the folder of the recipe:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,11 +22,10 @@ from pipeline.core.files.error_text import describe
 from pipeline.core.files.package_paths import RECIPES
 from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.registry import Seq, Spec
-from pipeline.engine.monitors.log_lines import METRICS, read_lines
+from pipeline.engine.monitors.log_lines import METRICS, finite_number, read_lines
 from pipeline.stages.record.summary import Summary
 
 FOLDER = "references"
-MAX_LOSSES = 1000
 
 
 class Reference(Spec):
@@ -39,48 +37,34 @@ class Reference(Spec):
     """Metrics of the last evaluation by name, as in a summary."""
     step_ms: Annotated[float, Field(gt=0)] | None = None
     """Mean time of a step in milliseconds."""
-    losses: Annotated[Seq[float], Field(max_length=MAX_LOSSES)] = ()
+    losses: Seq[float] = ()
     """Losses of the first steps."""
-
-
-@dataclass(frozen=True)
-class RecordedReference:
-    """A reference, and its file."""
-
-    file: Path
-    reference: Reference
 
     def compare(self, summary: Summary, run_dir: Path) -> dict[str, Any]:
         """Return the figures of the reference beside those of a run, for summary.json.
 
         A figure that the run lacks is None. Raises DataError if the log can't be read.
         """
-        reference = self.reference
-        step_ms = {} if reference.step_ms is None else {"step_ms": reference.step_ms}
+        step_ms = {} if self.step_ms is None else {"step_ms": self.step_ms}
         run = {**summary.metrics, "step_ms": summary.time.get("step_ms")}
-        run = {name: v.get("macro") if isinstance(v, Mapping) else v for name, v in run.items()}
         figures = {
-            name: {"reference": value, "run": run.get(name)}
-            for name, value in {**reference.metrics, **step_ms}.items()
+            name: {"reference": value, "run": finite_number(run.get(name))}
+            for name, value in {**self.metrics, **step_ms}.items()
         }
         log = run_dir / METRICS
-        lines = read_lines(log) if log.exists() else ()
-        logged = [line.numbers().get("loss") for line in islice(lines, len(reference.losses))]
-        pairs = zip(logged, reference.losses, strict=False)
+        lines = islice(read_lines(log), len(self.losses)) if log.exists() else ()
+        logged = {line.step: line.numbers().get("loss") for line in lines}
+        pairs = [(logged.get(step), loss) for step, loss in enumerate(self.losses, 1)]
         differences = [abs(loss - expected) for loss, expected in pairs if loss is not None]
         largest = max(differences, default=0.0)
         return {
-            "file": str(self.file),
-            "source": reference.source,
+            "source": self.source,
             "figures": figures,
-            "losses": {
-                "steps": len(differences),
-                "largest_difference": max(differences, default=0),
-            },
+            "losses": {"steps": len(differences), "largest_difference": largest},
         }
 
 
-def find_reference(name: str, recipe_folder: Path | None = None) -> RecordedReference | None:
+def find_reference(name: str, recipe_folder: Path | None = None) -> Reference | None:
     """Read the reference of a recipe; None without one.
 
     It lies in `recipe_folder`, the folder of a recipe file; else in `recipes/` of the working
@@ -98,7 +82,7 @@ def find_reference(name: str, recipe_folder: Path | None = None) -> RecordedRefe
     if not isinstance(tree, dict):
         raise RecipeError([f"{file}: must hold keys and values"])
     try:
-        return RecordedReference(file, Reference.model_validate(tree))
+        return Reference.model_validate(tree)
     except ValidationError as error:
         problems = describe(error, tree)
         raise RecipeError([f"{file}: {problem}" for problem in problems]) from error

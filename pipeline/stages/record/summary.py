@@ -46,7 +46,7 @@ class Summary:
     feed: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     """`image`: shape and dtype of an image before map ops; `classes`: names in label order;
-    `targets`: task, means and deviations; `table`: columns; `text`: format of texts."""
+    `samples`: sizes of splits; `targets`: task, means, deviations; `table`: columns; `text`."""
     parameters: int | None = None
     loss_scale: dict[str, float] = field(default_factory=dict)
     bad_steps: dict[str, Any] = field(default_factory=dict)

@@ -217,6 +217,7 @@ def record_data(
     context.summary.data = {
         "image": {"shape": list(dataset.raw_image.shape), "dtype": dataset.raw_image.dtype},
         "classes": list(dataset.classes),
+        "samples": {"train": len(dataset.train), "eval": len(dataset.whole_eval)},
         "targets": dataset.targets.to_dict(),
         **({} if dataset.table is None else {"table": dataset.table.to_dict()}),
         **({} if text is None else {"text": text.to_dict()}),

@@ -65,7 +65,7 @@ def test_a_file_lies_beside_the_recipe_file(
     write_reference(tmp_path / "mine", yaml.safe_dump({"source": "mine"}))
     found = find_reference("lenet5_digits", tmp_path / "mine")
     assert found is not None
-    assert found.reference.source == "mine"
+    assert found.source == "mine"
     assert find_reference("lenet5_digits", tmp_path) is None
 
 
