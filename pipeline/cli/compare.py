@@ -31,13 +31,13 @@ from pipeline.inspect.compare.tensor_rows import (
     HEADER,
     Mapped,
     Row,
+    TensorSide,
     Thresholds,
     compare_tensors,
     require_mapped,
     to_csv,
     to_text,
 )
-from pipeline.inspect.compare.tensor_side import TensorSide, side_of_dump
 from pipeline.inspect.dumps.dump_files import DumpRecord, find_dump, read_dump
 from pipeline.inspect.dumps.dump_step import compare_losses
 from pipeline.inspect.dumps.tensor_names import is_selected, require_layers
@@ -77,19 +77,23 @@ def main(
         names = [name for name in sides if not (Path(name) / RECIPE).is_file()]
         folders = [find_dump(Path(name)) for name in names]
         if reference is not None:
+            operators = read_reference(reference)
             if folders and folders[0] is not None:
-                tensors = side_of_dump(read_dump(folders[0]))
+                tensors = _open_dump(read_dump(folders[0]))
             else:
                 side = side_of_run(Path(sides[0])) if sides else side_of_recipe(overrides)
                 tensors = capture_tensors(side, step, reporter)
-            return _compare_with_reference(tensors, reference, request, limits, out, reporter)
+            require_mapped(request.mapped, list(tensors.layers), list(operators.layers))
+            tensors, operators, pairs = pair_reference(tensors, operators, request.mapped)
+            request = replace(request, mapped=pairs)
+            return _compare_files((tensors, operators), request, limits, out, reporter)
         if len(sides) == 2 and names == list(sides):
             for name, folder in zip(names, folders, strict=True):
                 if folder is None:
                     raise DataError(f"{name}: must be a run directory or a dump")
             records = [read_dump(folder) for folder in folders if folder is not None]
             _require_same_layers(records[0], records[1], request.mapped)
-            dumps = [side_of_dump(record) for record in records]
+            dumps = [_open_dump(record) for record in records]
             return _compare_files(dumps, request, limits, out, reporter)
         if changes:
             right = side_of_run(Path(sides[0])) if sides else side_of_recipe(overrides)
@@ -159,22 +163,11 @@ def _show_rows(
         reporter.say(f"  ... {len(rows) - SHOWN_ROWS} more rows; --out FILE writes all")
 
 
-def _compare_with_reference(
-    left: TensorSide,
-    folder: Path,
-    request: CompareRequest,
-    limits: Thresholds,
-    out: Path | None,
-    reporter: Reporter,
-) -> CommandResult:
-    """Compare a step with another framework's tensors; the exit status is 1 if a row is marked."""
-    right = read_reference(folder)
-    require_mapped(request.mapped, list(left.layers), list(right.layers))
-    paired = pair_reference(left, right, request.mapped)
-    for note in paired.notes:
-        reporter.stage("note", note)
-    sides = (paired.left, paired.right)
-    return _compare_files(sides, replace(request, mapped=paired.mapped), limits, out, reporter)
+def _open_dump(record: DumpRecord) -> TensorSide:
+    """Return the tensors of a dump of this project."""
+    about = f"{record.about.get('model')}, step {record.about.get('step')}"
+    names = list(record.entries)
+    return TensorSide(str(record.folder), about, record.layers, names, record.read, record.stopped)
 
 
 def _compare_files(

@@ -22,11 +22,10 @@ from pipeline.core.errors import DataError, printable
 from pipeline.core.files.bounded_read import read_text
 from pipeline.core.files.npy import read_npy
 from pipeline.core.files.value_text import join_first
-from pipeline.inspect.compare.tensor_side import TensorSide
+from pipeline.inspect.compare.tensor_rows import TensorSide
 from pipeline.inspect.dumps.tensor_names import ROLES, TensorName
 
 ORDER = "*execution_order*"
-MAX_ORDER_BYTES = 64 << 20
 MAX_FILES = 100_000
 _NAMES = (
     re.compile(
@@ -93,7 +92,7 @@ def _read_order(folder: Path) -> dict[str, int]:
     places: dict[str, int] = {}
     for file in files:
         try:
-            lines = read_text(file, MAX_ORDER_BYTES).splitlines()
+            lines = read_text(file).splitlines()
         except (OSError, ValueError) as error:
             raise DataError(printable(f"{file}: can't be read: {error}")) from error
         for place, line in enumerate(lines):

@@ -21,8 +21,13 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.inspect.compare.accuracy_columns import columns_of
 from pipeline.inspect.compare.forced_layers import ForcedComparison, ReferenceStep
-from pipeline.inspect.compare.tensor_rows import Mapped, Row, compare_tensors, require_mapped
-from pipeline.inspect.compare.tensor_side import TensorSide
+from pipeline.inspect.compare.tensor_rows import (
+    Mapped,
+    Row,
+    TensorSide,
+    compare_tensors,
+    require_mapped,
+)
 from pipeline.inspect.dumps.captured_step import CapturedStep, capture
 from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights, layer_kinds
 from pipeline.inspect.dumps.opened_recipe import (

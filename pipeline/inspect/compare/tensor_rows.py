@@ -40,6 +40,19 @@ Read = Callable[[TensorName], "np.ndarray | None"]
 
 
 @dataclass(frozen=True)
+class TensorSide:
+    """The tensors of one side of a comparison by files, in the order of the forward pass."""
+
+    name: str
+    about: str
+    layers: Mapping[str, str]
+    """Kinds of layers by path."""
+    names: Sequence[TensorName]
+    read: Read
+    warning: str | None = None
+
+
+@dataclass(frozen=True)
 class Thresholds:
     """Limits beyond which a row is marked."""
 

@@ -21,7 +21,7 @@ from pipeline.core.errors import DataError, RecipeError, UsageError
 from pipeline.inspect.compare.accuracy_columns import columns_of
 from pipeline.inspect.compare.pair_reference import pair_reference
 from pipeline.inspect.compare.reference_folder import read_reference
-from pipeline.inspect.compare.tensor_side import TensorSide
+from pipeline.inspect.compare.tensor_rows import TensorSide
 from pipeline.inspect.dumps.dump_files import find_dump, read_dump
 from pipeline.inspect.dumps.tensor_names import TensorName
 from tests.command_line import compare as main
@@ -189,9 +189,9 @@ def test_names_decide_before_order(tmp_path: Path) -> None:
     folder = write_files(tmp_path / "reference", {"b": shape, "a_x": 2 * shape})
     arrays = {TensorName(path, "output"): shape for path in ("a/x", "b")}
     left = TensorSide("left", "", {"a/x": "relu", "b": "relu"}, list(arrays), arrays.get)
-    paired = pair_reference(left, read_reference(folder), {})
-    assert paired.mapped == {"b": ("b",), "a/x": ("a_x",)}
-    assert paired.notes == ()
+    _, reference, pairs = pair_reference(left, read_reference(folder), {})
+    assert pairs == {"b": ("b",), "a/x": ("a_x",)}
+    assert reference.about == "2 tensors of 2 operators"
 
 
 @pytest.mark.parametrize(
