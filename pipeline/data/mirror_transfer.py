@@ -62,9 +62,8 @@ def transfer(file: RemoteFile, mirrors: Sequence[str], path: Path, stall_s: floa
                 reasons.append(f"{url}: {_describe_error(error, stall_s)}")
             else:
                 commit(part, path)
-                folder = printable(str(path.parent))
-                text = f"file is downloaded and saved in the path {folder} after processing"
-                print(f"The {file.name} {text}")
+                text = f"file is downloaded and saved in the path {path.parent} after processing"
+                print(printable(f"The {file.name} {text}"))
                 return
         if _measure_file(part) <= size_before:
             break
