@@ -88,14 +88,15 @@ class GaussianProcessSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Return the values of the candidate with the largest acquisition."""
-        trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        trials = [trial for trial in done if np.isfinite(trial.value or 0.0)]
         if not search_space or len(trials) < self._first_draws:
             return {}
         running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         begun = [other for other in running if other.params.keys() >= search_space.keys()]
         transform = _SearchSpaceTransform(search_space, transform_0_1=True)
         x = np.array([transform.transform(other.params) for other in (*trials, *begun)])
-        values = np.array([done.values[0] for done in trials])
+        values = np.array([trial.value for trial in trials])
         y = values if study.direction == StudyDirection.MAXIMIZE else -values
         y = (y - y.mean()) / (y.std() or 1.0)
         if begun:

@@ -90,15 +90,15 @@ def test_trials_at_once_differ_and_a_seed_repeats_them() -> None:
     assert len(set(asked[0])) == 3
 
 
-def test_equal_values_and_a_single_choice_are_no_error() -> None:
+def test_equal_and_infinite_values_and_a_single_choice_are_no_error() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=GaussianProcessSampler(seed=1, n_startup_trials=1))
     space = {
         "a": optuna.distributions.FloatDistribution(0, 1),
         "b": optuna.distributions.CategoricalDistribution(["only"]),
     }
-    for _ in range(4):
-        study.tell(study.ask(space), 0.5)
+    for value in (0.5, float("inf"), 0.5, 0.5, 0.5):
+        study.tell(study.ask(space), value)
     assert all(trial.params["b"] == "only" for trial in study.trials)
 
 
