@@ -252,8 +252,7 @@ class Trainer:
         frozen = train.freeze
         run = self._make_snapshot()
         if train.unfreeze:
-            steps_per_epoch = self.dataset.train_order.steps_per_epoch
-            for phase in make_phases(train, steps_per_epoch):
+            for phase in make_phases(train, self.dataset.train_order.steps_per_epoch):
                 frozen = phase.frozen if phase.start <= run.step else frozen
         arrays = _Parameters(self)._copy_arrays().items()
         return {p: array for p, array in arrays if not is_frozen(frozen, tuple(p.split("/")))}

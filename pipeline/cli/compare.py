@@ -68,8 +68,7 @@ def main(
     """
     if against and reference is not None:
         raise UsageError(["--against", "--reference"], f"exclude each other; {USAGE}")
-    has_changes = bool(against) or reference is not None
-    sides, overrides = _split_sides(tuple(map(str, words)), has_changes=has_changes)
+    sides, overrides = _split_sides(tuple(map(str, words)), has_changes=bool(against or reference))
     changes = tuple(change for text in against for change in _split_shell_words(text))
     request = CompareRequest(step, tuple(layers), what, _parse_map(mapped))
     limits = Thresholds(**{name: value for name, value in thresholds.items() if value is not None})

@@ -40,18 +40,18 @@ def pair_reference(
     layers_by_op = {flatten_name(path): path for path in (*left.layers, DATA, LOSS)}
     pairs = {layers_by_op[op]: (op,) for op in reference.layers if op in layers_by_op}
     num_required = min(len(left.layers), len(reference.layers)) / 2
-    if len(pairs | dict(mapped)) < num_required:
+    if len({**pairs, **mapped}) < num_required:
         mapped_ops = {op for ops in mapped.values() for op in ops}
         free_heads = {name: head for name, head in heads.items() if name.layer not in mapped}
         free_others = {name: head for name, head in others.items() if name.layer not in mapped_ops}
         pairs = {one.layer: (other.layer,) for one, other in _align(free_heads, free_others)}
         about = f"{reference.about}, paired with layers by order and shape (--map names others)"
         reference = replace(reference, about=about)
-    pairs |= mapped
+    mapped = {**pairs, **mapped}
     found = [
         (name.layer, head.shape, op, others[TensorName(op, "output")].shape)
         for name, head in heads.items()
-        for op in pairs.get(name.layer, ())
+        for op in mapped.get(name.layer, ())
         if TensorName(op, "output") in others
     ]
     shared = {layer for layer, shape, _, other in found if shape == other} - {DATA, LOSS}
@@ -66,7 +66,7 @@ def pair_reference(
             f"{len(left.layers)} layers have a counterpart of the same shape; --map LEFT:RIGHT "
             f"names others{''.join(misshapen[:1])}"
         )
-    return left, reference, pairs
+    return left, reference, mapped
 
 
 def _flatten_channels_first(side: TensorSide) -> TensorSide:

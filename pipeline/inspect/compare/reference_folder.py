@@ -38,12 +38,12 @@ _NAMES = (
 
 
 def read_reference(folder: Path) -> TensorSide:
-    """List the tensors in a folder and the folders below it; links aren't followed.
+    """List the tensors in a folder and the folders below it; links and pipes are left out.
 
     Raises DataError for a folder without tensors, for a name of another form, and if there are
     several files of one tensor.
     """
-    paths = [path for path in sorted(folder.rglob("*.npy")) if not path.is_symlink()]
+    paths = [p for p in sorted(folder.rglob("*.npy")) if p.is_file() and not p.is_symlink()]
     if not paths or len(paths) > MAX_FILES:
         problem = f"must hold 1 to {MAX_FILES:,} .npy files of one step, it has {len(paths):,}"
         raise DataError(printable(f"{folder}: {problem}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,7 @@ def test_folders_below_are_read_and_links_are_not(tmp_path: Path) -> None:
     save(inner, "a.0.1.npy")
     (tmp_path / "b.0.2.npy").symlink_to(inner / "a.0.1.npy")
     (tmp_path / "loop").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "c.0.3.npy")  # reading it would never end
     assert list(read_reference(tmp_path).layers) == ["a"]
 
 
