@@ -26,7 +26,7 @@ from pipeline.inspect.dumps.dump_files import find_dump, read_dump
 from pipeline.inspect.dumps.tensor_names import TensorName
 from tests.command_line import compare as main
 from tests.command_line import dump
-from tests.conftest import compose_tiny
+from tests.conftest import TINY, compose_tiny
 from tests.inspect.dumps.test_dump_step import MLP
 
 OTHER = (
@@ -162,6 +162,23 @@ def test_a_dump_is_compared_by_its_files(
     assert dump([str(plain), "--step=12", f"--out={tmp_path / 'dump'}"]) == 0
     assert main([str(tmp_path / "dump"), f"--reference={folder}"]) == 0
     assert "0 of " in capsys.readouterr().out
+
+
+def test_a_recipe_is_compared_with_the_files_of_a_dump_by_their_names(
+    plain: Path, cache: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "dump").mkdir()
+    assert dump([str(plain), "--step=0", f"--out={tmp_path / 'dump'}"]) == 0
+    folder = tmp_path / "reference"
+    folder.mkdir()
+    for file in (tmp_path / "dump").glob("**/*.npy"):
+        file.rename(folder / file.name)
+    words = ["+recipe=lenet5_digits", *TINY, f"cache.root={cache}", *MLP]
+    status, rows = read_rows([*words, f"--reference={folder}", "--what=all"], tmp_path)
+    assert status == 0
+    distances = [row["RelativeEuclideanDistance"] for row in rows if row["RightOp"] != "*"]
+    assert len(distances) > 15
+    assert set(distances) == {"0"}
 
 
 def test_a_reference_of_another_network_is_refused(
