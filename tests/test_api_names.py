@@ -23,7 +23,7 @@ COMPONENT = re.compile(rf"({'|'.join((*KINDS, 'schedule'))}) (\w+)(?:\(([\w, ]+)
 GROUP = re.compile(r"(device|launch)=(\w+)")
 COMMAND = re.compile(r"python -m pipeline(?: (\w+))?")
 PYTHON = re.compile(r"(pipeline(?:\.\w+)*)\.(\w+)")
-KEY = re.compile(r"[a-z_]+(?:\.[a-z_]+)*(?:=\w+)?")
+KEY = re.compile(r"[a-z_]+(?:\.[a-z0-9_]+)*(?:=\w+)?")
 ELSEWHERE = {"__call__", "jax.custom_vjp", "conv_0/kernel", "smoothing_convention: uniform"}
 """Names of Python, of jax, of parameters, and a key with its value."""
 

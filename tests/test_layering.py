@@ -70,6 +70,7 @@ LAZY_MODULES = {
     "pipeline.cli.train",
     "pipeline.data.download",
     "pipeline.data.tables.fit_table",
+    "pipeline.study.sweep.history",
     "pipeline.engine.sink",
     "pipeline.inspect.dumps.opened_recipe",
     "pipeline.inspect.dumps.run_inspection",

@@ -30,10 +30,12 @@ from pipeline.engine.callbacks.events import SinkReport
 from pipeline.engine.loop import exhaust
 from pipeline.engine.monitors.log_lines import EVALS, METRICS
 from pipeline.inspect.dumps.run_inspection import RunInspection
+from pipeline.models.layers.path_patterns import is_frozen
 from pipeline.stages import run as stages
 from pipeline.stages.data import load_data
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import Samples, TrainedRun, read_trained_run
+from pipeline.stages.fine_tuning import make_phases
 from pipeline.stages.record.compare_steps import read_arrays
 from pipeline.stages.record.summary import Summary
 from pipeline.stages.runner.context import RunOptions
@@ -239,6 +241,21 @@ class Trainer:
         if self._watch.view is None and self._trained is None:
             raise RunError("there are no parameters yet; call fit(), or Trainer.load(RUN_DIR)")
         return _Parameters(self)
+
+    @property
+    def trainable_parameters(self) -> dict[str, np.ndarray]:
+        """Copies of the parameters that the next step updates, by path: all but frozen ones.
+
+        Raises RunError if there are no parameters yet.
+        """
+        train = self.recipe.train
+        frozen = train.freeze
+        run = self._make_snapshot()
+        if train.unfreeze:
+            for phase in make_phases(train, self.dataset.train_order.steps_per_epoch):
+                frozen = phase.frozen if phase.start <= run.step else frozen
+        arrays = _Parameters(self)._copy_arrays().items()
+        return {p: array for p, array in arrays if not is_frozen(frozen, tuple(p.split("/")))}
 
     def tuples(
         self, split: SplitName = "train", epoch: int = 0

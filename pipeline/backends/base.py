@@ -169,6 +169,7 @@ class StepToPrice:
     total_steps: int
     devices: int = 1
     eager: bool = False
+    keep_batchnorm_fp32: bool = False
     choose_sink: Callable[[SinkPrice], SinkChoice] | None = None
     sizes_each: bool = False
     """Whether the recipe's batch size is for each device, not for all together."""

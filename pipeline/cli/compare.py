@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.error_text import nearest
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.compare.cause_hints import cause_hints, layer_lines
+from pipeline.inspect.compare.pair_reference import pair_reference
+from pipeline.inspect.compare.reference_folder import read_reference
 from pipeline.inspect.compare.sides import (
     CompareRequest,
     StepComparison,
+    capture_tensors,
     changed_side,
     compare_step,
     side_of_recipe,
@@ -27,6 +31,7 @@ from pipeline.inspect.compare.tensor_rows import (
     HEADER,
     Mapped,
     Row,
+    TensorSide,
     Thresholds,
     compare_tensors,
     require_mapped,
@@ -38,7 +43,7 @@ from pipeline.inspect.dumps.dump_step import compare_losses
 from pipeline.inspect.dumps.tensor_names import is_selected, require_layers
 from pipeline.stages.record.run_directory import RECIPE
 
-USAGE = "compare takes A B, or A --against CHANGES, or +recipe=NAME --against CHANGES"
+USAGE = "compare takes A B, or A or +recipe=NAME with --against CHANGES or --reference FOLDER"
 SHOWN_ROWS = 60
 SHOWN_LAYERS = 12
 SHOWN_FINDINGS = 5
@@ -52,27 +57,43 @@ def main(
     what: What = "output",
     mapped: str = "",
     out: Path | None = None,
+    reference: Path | None = None,
     **thresholds: float | None,
 ) -> CommandResult:
     """Print the comparison; the exit status is 1 if a layer is named, or a row of dumps marked.
 
-    `words` are two runs or dumps; with `against`, one run or the keys of a recipe. Raises
-    UsageError for other words, DataError if a side can't be read or the networks differ,
+    `words` are two runs or dumps; with `against` or `reference`, one run or the keys of a recipe.
+    Raises UsageError for other words, DataError if a side can't be read or the networks differ,
     RecipeError for a wrong recipe or a pattern that no layer matches.
     """
-    sides, overrides = _split_sides(tuple(map(str, words)), against)
+    if against and reference is not None:
+        raise UsageError(["--against", "--reference"], f"exclude each other; {USAGE}")
+    sides, overrides = _split_sides(tuple(map(str, words)), has_changes=bool(against or reference))
     changes = tuple(change for text in against for change in _split_shell_words(text))
     request = CompareRequest(step, tuple(layers), what, _parse_map(mapped))
     limits = Thresholds(**{name: value for name, value in thresholds.items() if value is not None})
     with Reporter() as reporter:
         names = [name for name in sides if not (Path(name) / RECIPE).is_file()]
         folders = [find_dump(Path(name)) for name in names]
+        if reference is not None:
+            operators = read_reference(reference)
+            if folders and folders[0] is not None:
+                tensors = _open_dump(read_dump(folders[0]))
+            else:
+                side = side_of_run(Path(sides[0])) if sides else side_of_recipe(overrides)
+                tensors = capture_tensors(side, step, reporter)
+            require_mapped(request.mapped, list(tensors.layers), list(operators.layers))
+            tensors, operators, pairs = pair_reference(tensors, operators, request.mapped)
+            request = replace(request, mapped=pairs)
+            return _compare_files((tensors, operators), request, limits, out, reporter)
         if len(sides) == 2 and names == list(sides):
             for name, folder in zip(names, folders, strict=True):
                 if folder is None:
                     raise DataError(f"{name}: must be a run directory or a dump")
             records = [read_dump(folder) for folder in folders if folder is not None]
-            return _compare_dumps(records, request, limits, out, reporter)
+            _require_same_layers(records[0], records[1], request.mapped)
+            dumps = [_open_dump(record) for record in records]
+            return _compare_files(dumps, request, limits, out, reporter)
         if changes:
             right = side_of_run(Path(sides[0])) if sides else side_of_recipe(overrides)
             left = changed_side(right, overrides, changes)
@@ -141,27 +162,36 @@ def _show_rows(
         reporter.say(f"  ... {len(rows) - SHOWN_ROWS} more rows; --out FILE writes all")
 
 
-def _compare_dumps(
-    records: Sequence[DumpRecord],
+def _open_dump(record: DumpRecord) -> TensorSide:
+    """Return the tensors of a dump of this project."""
+    about = f"{record.about.get('model')}, step {record.about.get('step')}"
+    names = list(record.entries)
+    return TensorSide(str(record.folder), about, record.layers, names, record.read, record.stopped)
+
+
+def _compare_files(
+    sides: Sequence[TensorSide],
     request: CompareRequest,
     limits: Thresholds,
     out: Path | None,
     reporter: Reporter,
 ) -> CommandResult:
-    """Compare the files of two dumps; the exit status is 1 if a row is marked."""
-    left, right = records
-    _require_same_layers(left, right, request.mapped)
-    for side, record in (("left", left), ("right", right)):
-        about = f"{record.about.get('model')}, step {record.about.get('step')}"
-        reporter.stage(side, f"{record.folder}: {about}")
-        if record.stopped is not None:
-            reporter.warn(f"{record.folder}: {record.stopped}")
+    """Compare the tensors of two sides; the exit status is 1 if a row is marked."""
+    left, right = sides
+    for label, side in (("left", left), ("right", right)):
+        reporter.stage(label, f"{side.name}: {side.about}")
+        if side.warning is not None:
+            reporter.warn(f"{side.name}: {side.warning}")
     require_layers(request.layers, [*left.layers, *right.layers], "--layers")
-    require_mapped(request.mapped, left.layers, right.layers)
-    left_names, right_names = (
-        [name for name in record.entries if is_selected(name, request.layers, request.what)]
-        for record in records
-    )
+    require_mapped(request.mapped, list(left.layers), list(right.layers))
+    left_names = [name for name in left.names if is_selected(name, request.layers, request.what)]
+    counterparts = {op for name in left_names for op in request.mapped.get(name.layer, ())}
+    right_names = [
+        name
+        for name in right.names
+        if is_selected(name, request.layers, request.what)
+        or (name.layer in counterparts and is_selected(name, (), request.what))
+    ]
     rows = compare_tensors(left_names, right_names, left.read, right.read, request.mapped)
     _show_rows(rows, limits, out, reporter)
     reporter.say("")
@@ -198,7 +228,7 @@ def _split_shell_words(text: str) -> list[str]:
 
 
 def _split_sides(
-    words: Sequence[str], against: Sequence[str]
+    words: Sequence[str], *, has_changes: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the sides, and the keys of a recipe. Raises UsageError for a wrong number of sides."""
     overrides = tuple(word for word in words if "=" in word and not os.path.exists(word))
@@ -206,8 +236,8 @@ def _split_sides(
     from_recipe = any(override.startswith("+recipe=") for override in overrides)
     if overrides and not from_recipe:
         raise UsageError(overrides[:1], f"needs +recipe=NAME, whose key it is; {USAGE}")
-    num_sides = 0 if from_recipe else 1 if against else 2
-    if len(sides) != num_sides or (from_recipe and not against):
+    num_sides = 0 if from_recipe else 1 if has_changes else 2
+    if len(sides) != num_sides or (from_recipe and not has_changes):
         raise UsageError(words, USAGE)
     return sides, overrides
 

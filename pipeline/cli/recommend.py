@@ -22,11 +22,10 @@ def main(
     """Print the values to try next, as commands.
 
     Raises UsageError for an unknown metric, RecipeError for a wrong recipe or range, DataError if
-    the folder can't be read, RunError if Optuna, or torch for `gp`, isn't installed.
+    the folder can't be read, RunError if Optuna isn't installed.
     """
-    _require_module("optuna", "pip install 'recipe-pipeline[sweep]'")
-    if sampler == "gp":
-        _require_module("torch", "--sampler gp needs it: pip install torch, or --sampler tpe")
+    if importlib.util.find_spec("optuna") is None:
+        raise RunError("optuna isn't installed; pip install 'recipe-pipeline[sweep]'")
     import optuna
 
     metrics = directions()
@@ -60,8 +59,3 @@ def main(
         print(printable(line))
     facts = {"summary": summary, "commands": commands, "study": study_command}
     return CommandResult(facts)
-
-
-def _require_module(module: str, advice: str) -> None:
-    if importlib.util.find_spec(module) is None:
-        raise RunError(f"{module} isn't installed; {advice}")

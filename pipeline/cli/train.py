@@ -36,6 +36,7 @@ from pipeline.config.overrides import (
 )
 from pipeline.config.profile_spec import parse_profiling_variables
 from pipeline.config.recipe import Recipe
+from pipeline.config.recipe_file import YAML
 from pipeline.core.errors import (
     RecipeError,
     RunError,
@@ -168,8 +169,10 @@ def train_run(
     from pipeline.stages.run import run as run_stages
     from pipeline.stages.runner.context import RunOptions
 
+    recipe = value_of(words, "recipe") or ""
     options = RunOptions(
         run_dir=run.run_dir,
+        recipe_folder=Path(recipe).parent if recipe.endswith(YAML) else None,
         started_at=started_at,
         how_to_resume=partial(make_resume_run_command, words),
         programs=partial(lower_and_compile, keeps=alone),

@@ -44,6 +44,7 @@ def main(folder: Path) -> int:
 
     options = RunOptions(
         run_dir=Path(request["run_dir"]),
+        recipe_folder=request["recipe_folder"] and Path(request["recipe_folder"]),
         changed=request["changed"],
         started_at=request["started_at"],
         how_to_resume=lambda *_: None,

@@ -86,6 +86,9 @@ class TrainSpec(AdapterWords):
     """The type that layers compute in; weights and loss are float32. O0: float32; O1: convolutions,
     dense layers and ReLU in float16; O2: float16 except batch and layer norm; O3: float16; bf16:
     bfloat16; auto: bf16 on a GPU, O3 on Ascend, O0 on the CPU."""
+    keep_batchnorm_fp32: bool | None = None
+    """Whether batch norm computes in float32, or else in the type of the level's network; null: as
+    the level."""
     to_float: Seq[ToFloat]
     """Types by layer; the last matching rule wins. Only with level O0."""
     loss_scale: LossScale
@@ -146,6 +149,7 @@ class CheckpointSpec(Spec):
     every_passes: PositiveInt | None
     """Epochs between two checkpoints."""
     every_seconds: Seconds | None
+    """Seconds since the last checkpoint, whatever has caused it."""
     keep: PositiveInt
     """Number of newest checkpoints to keep, besides the best."""
     keep_minutes: Annotated[PositiveInt, Field(le=366 * 24 * 60)] | None = None
@@ -158,6 +162,8 @@ class CheckpointSpec(Spec):
     as long as the checkpoint; null: the network's name if `directory` is set."""
     directory: FilePath | None = None
     """The folder of MindSpore's files; null: `ckpt` in the run directory."""
+    optimizer: bool = False
+    """Whether MindSpore's files also have the optimizer's state and the step."""
     best: str | None
     """Also keep the checkpoint with the best value of this metric; null: only the newest."""
     restore: FilePath | None
@@ -227,6 +233,8 @@ class MonitorSpec(Spec):
     embeddings: NonNegativeInt
     """Number of evaluation samples whose inputs of the last layer are written for TensorBoard's
     projector at the end. One more program is compiled for them."""
+    lineage: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    """The user's facts about the run, by name; they are listed with its keys and in its report."""
     early_stop: EarlyStopSpec
 
 

@@ -27,7 +27,7 @@ from urllib.request import (
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, printable
 from pipeline.core.files.atomic_write import commit
 from pipeline.data.checksums import RemoteFile, checksum
 
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 def transfer(file: RemoteFile, mirrors: Sequence[str], path: Path, stall_s: float) -> None:
-    """Download a file to a path from the first mirror that delivers it.
+    """Download a file to a path from the first mirror that delivers it, and print its folder.
 
     Raises DataError with each mirror's reason if no mirror delivers it.
     """
@@ -62,7 +62,8 @@ def transfer(file: RemoteFile, mirrors: Sequence[str], path: Path, stall_s: floa
                 reasons.append(f"{url}: {_describe_error(error, stall_s)}")
             else:
                 commit(part, path)
-                log.info("downloaded %s", path)
+                text = f"file is downloaded and saved in the path {path.parent} after processing"
+                print(printable(f"The {file.name} {text}"))
                 return
         if _measure_file(part) <= size_before:
             break

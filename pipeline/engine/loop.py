@@ -172,6 +172,7 @@ def train(
             callbacks.write_scalars()
             if Event.CHECKPOINT in events or history.step in run.granted.save_at:
                 hooks.saves.save(hooks, run, metrics)
+                saved_at = time.monotonic()
             raise_failure(hooks, run)
         if schedule.dumps_at(history.step):
             hooks.dump(run.state, history.step)

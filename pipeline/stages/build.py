@@ -215,7 +215,7 @@ def build_network(recipe: Recipe, classes: int, features: int | None = None) -> 
         if not hasattr(network, "rules"):
             raise ValueError(
                 f"{recipe.model.name} isn't a list of layers, so all of it computes in one type; "
-                "must be O0, O3 or bf16, and to_float []"
+                "must be O0, O3 or bf16, to_float [] and keep_batchnorm_fp32 null"
             )
     return network.clone(rules=precision.rules)
 

@@ -91,6 +91,7 @@ def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice
         steps_per_epoch=run_schedule.steps_per_epoch,
         total_steps=run_schedule.total,
         eager=train.mode == "eager",
+        keep_batchnorm_fp32=bool(train.keep_batchnorm_fp32),
         choose_sink=choose_sink if chooses_sink(train) else None,
         sizes_each=recipe.parallel.batch_per_device is not None,
     )

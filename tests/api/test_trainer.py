@@ -237,6 +237,26 @@ def test_a_run_is_loaded_with_its_parameters(trainer: Trainer, tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_trainable_parameters_are_those_that_a_step_updates(tiny: Compose, tmp_path: Path) -> None:
+    """M-05, with a bias that is trained from step 16 on; compared with what the steps change."""
+    unfreeze = "train.unfreeze=[{pattern: dense_0/bias, after_steps: 16}]"
+    trainer = Trainer(tiny(*MLP, "train.freeze=[dense_0]", unfreeze), run_dir=tmp_path / "run")
+    with pytest.raises(RunError, match="there are no parameters yet"):
+        _ = trainer.trainable_parameters
+    earlier: dict[str, np.ndarray] = {}
+    trainable: dict[str, np.ndarray] = {}
+    for _ in trainer.sinks():
+        current = dict(trainer.parameters)
+        if earlier:
+            changed = [p for p in current if not np.array_equal(current[p], earlier[p])]
+            assert sorted(changed) == sorted(trainable)
+        earlier = current
+        trainable = trainer.trainable_parameters
+    assert sorted(trainable) == ["dense_0/bias", "dense_1/bias", "dense_1/kernel"]
+    assert list(Trainer.load(tmp_path / "run").trainable_parameters) == list(trainable)
+
+
+@pytest.mark.slow
 def test_predictions_are_of_the_networks_function(trainer: Trainer) -> None:
     """Against numpy; the evaluation ops resize to 32x32 and rescale to 0 to 1."""
     trainer.fit()

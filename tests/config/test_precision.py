@@ -11,9 +11,10 @@ import pytest
 from flax import linen as nn
 
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
-from pipeline.config.precision import resolve_level
+from pipeline.config.precision import resolve_level, resolve_precision
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
+from pipeline.models.layers.precision import find_type_rule
 from tests import outcome
 from tests.conftest import compose_tiny
 from tests.whole_run import run
@@ -58,6 +59,44 @@ def test_a_small_network_trains_in_every_precision(
     assert {
         array.dtype for path, array in arrays.items() if path.startswith(("params", "opt_state"))
     } == {np.dtype("float32")}
+
+
+@pytest.mark.parametrize(
+    ("level", "keep", "dtype"),
+    [
+        *[("O2", None, "float32"), ("O2", True, "float32"), ("O2", False, None)],
+        *[("O3", None, None), ("O3", True, "float32"), ("O3", False, None)],
+        *[("bf16", True, "float32"), ("O0", False, None), ("O0", True, None), ("O1", False, None)],
+    ],
+)
+def test_batch_norm_is_kept_in_float32_or_not(
+    level: str, keep: bool | None, dtype: str | None, tiny: Compose
+) -> None:
+    """P-03: `keep_batchnorm_fp32`; None stands for the type of the network."""
+    keys = () if keep is None else (f"train.keep_batchnorm_fp32={str(keep).lower()}",)
+    precision = resolve_precision(tiny(*NORMED, f"train.precision={level}", *keys))
+    rule = find_type_rule(precision.rules, "batch_norm", ("batch_norm_0",))
+    assert (rule and rule.dtype) == dtype
+    norm = find_type_rule(precision.rules, "layer_norm", ("layer_norm_0",))
+    assert (norm is not None) == (level == "O2")
+
+
+def test_batch_norm_rounds_once_in_either_type(tiny: Compose, tmp_path: Path) -> None:
+    losses_by_key = []
+    for key in ("null", "false"):
+        keys = ("train.precision=O2", f"train.keep_batchnorm_fp32={key}", "train.loss_scale=1024")
+        run(tiny(*NORMED, *keys), tmp_path / key)
+        losses_by_key.append(losses(tmp_path / key))
+    assert losses_by_key[0] == losses_by_key[1]
+
+
+def test_batch_norm_in_float32_takes_time_on_an_ascend(tiny: Compose, tmp_path: Path) -> None:
+    keys = ("device=ascend910", "device.precision=O2", "stages=[data,build,compile]")
+    times = []
+    for value in ("null", "false", "true"):
+        recipe = tiny(*NORMED, *keys, f"train.keep_batchnorm_fp32={value}")
+        times.append(run(recipe, tmp_path / value).modelled["step_ms"])
+    assert times[0] == times[1] < times[2]
 
 
 def test_o2_brings_a_dynamic_loss_scale(tiny: Compose, tmp_path: Path) -> None:

@@ -165,6 +165,17 @@ def test_fetch_brings_the_file(server: Server, tmp_path: Path, kind: str) -> Non
     assert not path.with_name("data.bin.part").exists()
 
 
+def test_a_download_is_printed(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """D-03's line."""
+    fetch(FILE, [server.mirror("good")], tmp_path)
+    fetch(FILE, [server.mirror("good")], tmp_path)
+    printed = capsys.readouterr()
+    line = f"The data.bin file is downloaded and saved in the path {tmp_path} after processing\n"
+    assert (printed.out, printed.err) == (line, "")
+
+
 def test_fetch_leaves_a_file_that_is_there(server: Server, tmp_path: Path) -> None:
     (tmp_path / FILE.name).write_bytes(b"mine")
 

@@ -279,6 +279,16 @@ def test_seconds_save_between_dispatches(play: Play) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("every", "saved"), [(4, [4, 8, 12, 16, 20]), (7, [5, 7, 12, 14, 19, 20])])
+def test_the_first_of_steps_and_seconds_saves(play: Play, every: int, saved: list[int]) -> None:
+    """K-01: seconds count from the last checkpoint, whatever has saved it."""
+    script = Script(step_s=1.0)
+    steps = f"checkpoint.every_steps={every}"
+    play(script, steps, "checkpoint.every_seconds=4.5", "train.dispatch_seconds=1.0")
+    assert list(script.saved) == saved
+
+
+@pytest.mark.slow
 def test_dispatches_last_about_as_long_as_they_may(play: Play) -> None:
     """The first is a single step, to learn what a step takes."""
     script = Script(step_s=0.25)

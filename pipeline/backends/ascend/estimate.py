@@ -206,6 +206,7 @@ def configure_step(proposal: StepToPrice, emulated: EmulatedDevice) -> Execution
         sink_size=proposal.sink_steps,
         devices=proposal.devices,
         data_sink=proposal.sink,
+        keep_batchnorm_fp32=proposal.keep_batchnorm_fp32,
         tune_bank=find_custom_bank(config.tune_bank),
     )
 

@@ -103,10 +103,11 @@ RECIPE_COMMANDS = (
             Option("--count", type=WholeNumber(1, 1000), default=3, help="Runs to propose."),
             Option(
                 "--sampler",
-                type=OneOf(["tpe", "gp", "random"]),
+                type=OneOf(["tpe", "gp", "gp-pi", "gp-ucb", "random"]),
                 default="tpe",
                 help="tpe: tree-structured Parzen estimator; gp: Gaussian process with expected "
-                "improvement, which needs torch; random.",
+                "improvement, gp-pi with the probability of one, gp-ucb with the upper confidence "
+                "bound; random.",
             ),
             seed_option("Seed of the sampler."),
         ],

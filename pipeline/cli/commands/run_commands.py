@@ -207,7 +207,7 @@ RUN_COMMANDS = (
                 type=FilePath(is_folder=True),
                 metavar="A [B] | +recipe=NAME [KEY=VALUE ...]",
                 text="Two runs, or two dumps, of which the files alone are compared; with "
-                "--against one run, or a recipe without a run, with fresh weights.",
+                "--against or --reference one run, or a recipe without a run, with fresh weights.",
             ),
             Option(
                 "--against",
@@ -216,6 +216,13 @@ RUN_COMMANDS = (
                 was="against",
                 help="The left side is A with these overrides, such as 'device=gpu', "
                 "'train.precision=bf16' or 'checkpoint.restore=FILE'; A is the reference.",
+            ),
+            Option(
+                "--reference",
+                type=FilePath(is_folder=True),
+                metavar="FOLDER",
+                help="The right side is a step of another framework, by its .npy files: "
+                "OP.OUTPUT.MICROSECONDS.npy, or as MindSpore names its dumps.",
             ),
             Option(
                 "--step",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -85,6 +86,17 @@ def read_lines(log: Path) -> Iterator[LogLine]:
             if not text.endswith(b"\n"):
                 break
             yield parse_line(text, f"{log}, line {number}")
+
+
+def finite_number(value: Any) -> float | None:
+    """Return a finite number of a log or a summary, or the macro average of a metric by class.
+
+    Returns None for other values, and for whole numbers that are too large for a float.
+    """
+    number = value.get("macro") if isinstance(value, Mapping) else value
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return None
+    return number if abs(number) <= sys.float_info.max else None
 
 
 def last_step(log: Path) -> int | None:

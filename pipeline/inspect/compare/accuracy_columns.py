@@ -8,7 +8,8 @@ sums are in float64. `epsilon` is the float32 epsilon.
     accumulated relative error    sum of |x/y - 1| over elements with |y| > epsilon
     relative Euclidean distance   |x - y| / |y|
     Kullback-Leibler divergence   sum of p log(p / q); p and q are x and y scaled to 0 to 1,
-                                  at least epsilon, divided by their sums
+                                  at least epsilon, divided by their sums; infinite if an element
+                                  of y is 0 and that of x isn't
     standard deviation            mean and standard deviation of either side
     mean absolute error           mean of |x - y|
     root mean square error        root of the mean of (x - y)^2
@@ -18,7 +19,7 @@ sums are in float64. `epsilon` is the float32 epsilon.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from math import nan
+from math import inf, nan
 from typing import NamedTuple
 
 import numpy as np
@@ -53,7 +54,7 @@ class Columns:
     relative_euclidean: float = nan
     """0 if the right side is all 0."""
     divergence: float = nan
-    """NaN if only one side is all 0."""
+    """NaN if only one side is all 0, infinite if the right side alone has a 0 at an element."""
     left: MeanAndDeviation = NEITHER
     right: MeanAndDeviation = NEITHER
     mean_absolute: float = nan
@@ -106,12 +107,17 @@ def cosine_similarity(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def kl_divergence(x: np.ndarray, y: np.ndarray) -> float:
-    """Return the Kullback-Leibler divergence of x and y; NaN if only one is all 0."""
+    """Return the Kullback-Leibler divergence of x and y.
+
+    NaN if only one is all 0; infinite if y is 0 at an element at which x isn't.
+    """
     zeros = norm(x) <= TINY, norm(y) <= TINY
     if all(zeros):
         return 0.0
     if any(zeros):
         return nan
+    if ((y == 0) & (x != 0)).any():
+        return inf
     p = _compute_distribution(x)
     q = _compute_distribution(y)
     result = float((p * np.log(p / q)).sum())

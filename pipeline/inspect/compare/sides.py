@@ -21,7 +21,13 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.inspect.compare.accuracy_columns import columns_of
 from pipeline.inspect.compare.forced_layers import ForcedComparison, ReferenceStep
-from pipeline.inspect.compare.tensor_rows import Mapped, Row, compare_tensors, require_mapped
+from pipeline.inspect.compare.tensor_rows import (
+    Mapped,
+    Row,
+    TensorSide,
+    compare_tensors,
+    require_mapped,
+)
 from pipeline.inspect.dumps.captured_step import CapturedStep, capture
 from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights, layer_kinds
 from pipeline.inspect.dumps.opened_recipe import (
@@ -156,6 +162,18 @@ def compare_step(
         ForcedComparison(errors, blamed),
         tuple(notes),
     )
+
+
+def capture_tensors(side: Side, step: int | None, reporter: Reporter) -> TensorSide:
+    """Compute a step of one side; `step` is as in `CompareRequest`. Raises DataError as there."""
+    state, step = _load_state(side, step, reporter)
+    weights = Weights.of(state)
+    captured = _capture_step(side.opened.programs(step), weights, side.opened.batch(step), step)
+    tensors = captured.merge_passes()
+    arrays = dict(named_tensors(tensors, captured.images))
+    about = f"step {step} on {side.opened.device_name}, loss {tensors.loss:.8g}"
+    layers = layer_kinds(side.opened.built.step_config, side.opened.built.seed)
+    return TensorSide(side.name, about, layers, list(arrays), arrays.get)
 
 
 def _capture_step(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from math import isnan
+from math import isinf, isnan
 
 import numpy as np
 
@@ -37,6 +37,19 @@ HEADER = (
 Mapped = Mapping[str, Sequence[str]]
 """The right side's layers that correspond to each layer of the left side, by path."""
 Read = Callable[[TensorName], "np.ndarray | None"]
+
+
+@dataclass(frozen=True)
+class TensorSide:
+    """The tensors of one side of a comparison by files, in the order of the forward pass."""
+
+    name: str
+    about: str
+    layers: Mapping[str, str]
+    """Kinds of layers by path."""
+    names: Sequence[TensorName]
+    read: Read
+    warning: str | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +103,7 @@ class Row:
 
 
 def _format_number(value: float) -> str:
-    return "NaN" if isnan(value) else f"{value:.6g}"
+    return "NaN" if isnan(value) else "Inf" if isinf(value) else f"{value:.6g}"
 
 
 def pair_names(
@@ -98,9 +111,10 @@ def pair_names(
 ) -> list[tuple[TensorName | None, TensorName | None]]:
     """Pair the tensors of two sides by name, or by `mapped`, with a pair for each right layer.
 
-    A tensor without a counterpart is paired with None. Such tensors of the right side come last.
+    A tensor without a counterpart is paired with None. Such tensors of the right side come last, in
+    their order.
     """
-    right_names = set(right)
+    right_names = dict.fromkeys(right)
     pairs = list[tuple[TensorName | None, TensorName | None]]()
     used = set()
     for name in left:
@@ -109,7 +123,7 @@ def pair_names(
         matches = [match for match in matches if match in right_names]
         used.update(matches)
         pairs += [(name, match) for match in matches] or [(name, None)]
-    pairs += [(None, name) for name in sorted(right_names - used)]
+    pairs += [(None, name) for name in right_names if name not in used]
     return pairs
 
 

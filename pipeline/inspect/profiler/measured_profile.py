@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -83,6 +84,13 @@ def measured_profile(run: ProfiledRun, peaks: Peaks) -> tuple[StepProfile, Trace
     total = sum(time.wall_ns for time in traced.times.values()) + traced.gap_ns
     busy = sum(time.busy_ns for time in traced.times.values())
     named = sum(t.busy_ns for n, t in traced.times.items() if traced.operations[n].is_named)
+    nbytes = sum(op.nbytes for op in operators)
+    untraced = select_untraced(executable.dispatches)
+    cpu_s = sum(dispatch.cpu_s for dispatch in untraced)
+    elapsed_s = sum(dispatch.seconds for dispatch in untraced)
+    shares = {"CPU": cpu_s / elapsed_s / len(os.sched_getaffinity(0)) if elapsed_s else 0.0}
+    if host.step:
+        shares["memory bandwidth"] = 1000 * nbytes / host.step / peaks.bytes_per_s
     profile = StepProfile(
         source="measured",
         device=run.device,
@@ -113,7 +121,8 @@ def measured_profile(run: ProfiledRun, peaks: Peaks) -> tuple[StepProfile, Trace
             busy / (traced.span_ns - traced.gap_ns) if traced.span_ns > traced.gap_ns else 0.0,
         ),
         flops=sum(op.flops for op in operators),
-        nbytes=sum(op.nbytes for op in operators),
+        nbytes=nbytes,
+        shares=shares,
     )
     return profile, traced
 

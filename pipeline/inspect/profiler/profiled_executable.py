@@ -27,6 +27,8 @@ class TimedDispatch:
     wait_s: float = 0.0
     """Part of the call in which it waited for data."""
     traced: bool = False
+    cpu_s: float = 0.0
+    """Processor time of all threads of the process."""
 
     @property
     def steps(self) -> int:
@@ -93,11 +95,13 @@ class ProfiledExecutable:
                 self._tracer.start()
             traced = self._tracer.runs
             waited = self.loader.waited_s
+            cpu_s = time.process_time()
             began = time.perf_counter()
             state, telemetry = self._executable.run(state, begin, end, mechanism)
             ended = time.perf_counter()
+            cpu_s = time.process_time() - cpu_s
             waited = self.loader.waited_s - waited
-            self.dispatches.append(TimedDispatch(begin, end, began, ended, waited, traced))
+            self.dispatches.append(TimedDispatch(begin, end, began, ended, waited, traced, cpu_s))
             joined = telemetry if joined is None else joined.join(telemetry)
             ends_run = telemetry.non_finite_step is not None
             if self._tracer.runs and (end >= self.last or ends_run):

@@ -164,7 +164,8 @@ class StepProfile:
     nbytes: float = 0.0
     """Bytes that the operators of a step read and write, including cache accesses."""
     shares: Mapping[str, float] = field(default_factory=dict)
-    """Shares of the step by the busy part of a device, such as AI Core or AI CPU."""
+    """Modelled: shares of the step by the busy part of a device, such as AI Core or AI CPU.
+    Measured: use of the process's processors, and of the peak bandwidth of the memory."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return a tree for JSON; points are in ns from the first point."""

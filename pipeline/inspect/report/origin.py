@@ -24,6 +24,8 @@ DUMP = "dump"
 ABOUT = "dump.json"
 TABLES = ("phases", "layers")
 """Tables of a profile that a report has."""
+USER_FACTS = "monitor.lineage."
+"""Prefix of the keys with the user's facts about a run."""
 MAX_PROFILES = 4
 MAX_ROWS = 30
 MAX_COLUMNS = 8
@@ -50,6 +52,12 @@ def _list_lineage(run: RecordedRun) -> Iterator[dict[str, str]]:
         return {"what": kind, "name": name, "when": time[:16].replace("T", " ")}
 
     yield row("data", " ".join(filter(None, (data_of(run), run.data))))
+    for split in ("train", "eval"):
+        if (size := run.figures.get(f"{split}_samples")) is not None:
+            yield row(f"{split} samples", f"{size:,.0f}")
+    for key, value in run.keys.items():
+        if key.startswith(USER_FACTS):
+            yield row(key.removeprefix(USER_FACTS), str(value))
     if ops := ops_of(run):
         yield row("map ops", ops)
     if "restored" in run.sources:

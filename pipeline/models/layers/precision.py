@@ -8,7 +8,7 @@ loss are float32.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
@@ -97,6 +97,15 @@ class Precision:
     def dtypes(self) -> tuple[str, ...]:
         """All types that layers compute in, without repetitions."""
         return tuple(dict.fromkeys((self.dtype, *(rule.dtype for rule in self.rules))))
+
+    def with_batch_norm(self, *, in_float32: bool) -> Precision:
+        """Return a level with batch norm in float32, or in the type of the network."""
+        kinds = frozenset({"batch_norm"})
+        others = [rule for rule in self.rules if isinstance(rule, KindRule)]
+        rules = [replace(rule, kinds=rule.kinds - kinds) for rule in others]
+        if in_float32 and self.dtype != "float32":
+            rules.append(KindRule(kinds, "float32"))
+        return Precision(self.dtype, tuple(rules))
 
 
 LEVELS: Mapping[Level, Precision] = MappingProxyType(

@@ -139,6 +139,8 @@ class CopiesPlace:
     """List of the files by step, in the run directory."""
     shared: bool
     """Whether other runs may write to the folder; else it is in the run directory."""
+    optimizer: bool = False
+    """Whether the files also have the optimizer's state and the step."""
 
 
 class MindSporeCopies:
@@ -153,6 +155,7 @@ class MindSporeCopies:
     def __init__(self, place: CopiesPlace, prefix: str, steps_per_sink_epoch: int) -> None:
         self._folder = place.folder.absolute()
         self._shared = place.shared
+        self._has_optimizer = place.optimizer
         # The list holds the path of a shared folder, and None for one in the run directory.
         self._listed_folder = str(self._folder) if place.shared else None
         self._list = place.names
@@ -175,7 +178,16 @@ class MindSporeCopies:
         self._names[step] = name
         self._write_list()
         saved = read_checkpoint(checkpoint)
-        write_weights(self._folder / name, list_weight_arrays(saved, optimizer=False))
+        arrays = list_weight_arrays(saved, optimizer=self._has_optimizer)
+        write_weights(self._folder / name, arrays)
+
+    def write_graph(self, graph: bytes) -> None:
+        """Write a network's graph as `{prefix}-graph.meta`. Raises RunError."""
+        file = self._folder / f"{self._prefix}-graph.meta"
+        try:
+            write_whole(file, graph)
+        except OSError as error:
+            raise RunError(f"{file}: can't be written: {error.strerror}") from error
 
     def remove(self, step: int) -> None:
         """Remove the file of a step, if this run has written one."""

@@ -43,7 +43,7 @@ class Summary:
     feed: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     """`image`: shape and dtype of an image before map ops; `classes`: names in label order;
-    `targets`: task, means and deviations; `table`: columns; `text`: format of texts."""
+    `samples`: sizes of splits; `targets`: task, means, deviations; `table`: columns; `text`."""
     parameters: int | None = None
     loss_scale: dict[str, float] = field(default_factory=dict)
     bad_steps: dict[str, Any] = field(default_factory=dict)
@@ -51,6 +51,8 @@ class Summary:
     metrics: dict[str, Any] = field(default_factory=dict)
     time: dict[str, float | None] = field(default_factory=dict)
     modelled: dict[str, Any] = field(default_factory=dict)
+    reference: dict[str, Any] = field(default_factory=dict)
+    """Figures of the recipe's recorded reference beside those of the run; empty without one."""
     versions: dict[str, str] = field(default_factory=dict)
     resumed_from: dict[str, Any] | None = None
     logs: dict[str, Any] = field(default_factory=dict)

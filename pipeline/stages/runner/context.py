@@ -109,6 +109,8 @@ class RunOptions:
 
     run_dir: Path | None = None
     """Directory of a new run; None makes one under `outputs/`."""
+    recipe_folder: Path | None = None
+    """Folder of the recipe file, in which the recorded reference may lie; None without a file."""
     changed: Mapping[str, Any] = field(default_factory=dict)
     """Values of the keys that differ between the runs of a sweep, by key."""
     started_at: float = field(default_factory=time.perf_counter)

@@ -15,6 +15,7 @@ from pipeline.engine.callbacks.events import Evaluation
 from pipeline.engine.history import History
 from pipeline.engine.monitors.monitors import describe_never_predicted, format_class_table
 from pipeline.engine.monitors.observers import Observers
+from pipeline.engine.monitors.tensorboard import BoardNode
 from pipeline.stages.data import sample_images
 from pipeline.stages.evaluate import EvalOptions, evaluate
 from pipeline.stages.runner.context import CompiledRun
@@ -129,16 +130,21 @@ class Evaluations:
         self.observers.show(lambda board: board.add_images(images, labels))
         if not recipe.monitor.graph or not context.shows_pictures:
             return
+        nodes = self.trace_graph("monitor.graph")
+        if nodes is not None:
+            self.observers.show(lambda board: board.add_graph(nodes))
+
+    def trace_graph(self, key: str) -> list[BoardNode] | None:
+        """Trace the graph of the network for a key; None, after a warning, if it has none."""
         # Imported here, since few runs need it.
         from pipeline.stages.network_graph import trace_network_graph
 
         try:
-            nodes = trace_network_graph(self.run.built.step_config, self.run.built.state)
+            return trace_network_graph(self.run.built.step_config, self.run.built.state)
         except Exception as error:  # training goes on without the graph
             problem = f"{type(error).__name__}: {first_line(error)}"
-            context.reporter.warn(f"monitor.graph: the network has no graph: {problem}")
-            return
-        self.observers.show(lambda board: board.add_graph(nodes))
+            self.run.context.reporter.warn(f"{key}: the network has no graph: {problem}")
+            return None
 
     def _evaluate(
         self, state: TrainState, agree: Agree, is_stopped: Callable[[], bool] = lambda: False

@@ -35,6 +35,7 @@ from pipeline.stages.record.guards import (
     write_summary,
 )
 from pipeline.stages.record.provenance import add_provenance
+from pipeline.stages.record.recorded_reference import describe_standing, find_reference
 from pipeline.stages.record.run_directory import RunFolder, open_folder
 from pipeline.stages.record.summary import Summary, describe_start_up
 from pipeline.stages.runner.context import RunContext, RunOptions
@@ -65,6 +66,7 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
     request = {
         "recipe": _make_worker_tree(fitted, run_dir if folder.resuming else None),
         "run_dir": str(run_dir),
+        "recipe_folder": None if options.recipe_folder is None else str(options.recipe_folder),
         "changed": dict(options.changed),
         # All processes of a machine have the same clock.
         "started_at": options.started_at,
@@ -190,6 +192,7 @@ def conclude_run(context: RunContext) -> Iterator[None]:
     reporter = context.reporter
     run_dir = context.run_dir
     advice = _make_resume_advice(context.recipe, context.options, run_dir)
+    reference = find_reference(context.recipe.name, context.options.recipe_folder)
 
     def has_saved() -> bool:
         # An error before training would occur again.
@@ -209,6 +212,9 @@ def conclude_run(context: RunContext) -> Iterator[None]:
         _report_advice(advice, reporter)
     if summary.time.get("first_step_s") is not None:
         reporter.stage("time", describe_start_up(summary.time))
+    if reference is not None and context.ranks.is_first and summary.metrics:
+        summary.reference = reference.compare(summary, run_dir)
+        reporter.stage("reference", describe_standing(summary.reference))
     reporter.stage(summary.status, f"{summary.reason or 'all stages'}; {run_dir}")
 
 
@@ -251,6 +257,7 @@ def record_data(
     context.summary.data = {
         "image": {"shape": list(dataset.raw_image.shape), "dtype": dataset.raw_image.dtype},
         "classes": list(dataset.classes),
+        "samples": {"train": len(dataset.train), "eval": len(dataset.whole_eval)},
         "targets": dataset.targets.to_dict(),
         **({} if dataset.table is None else {"table": dataset.table.to_dict()}),
         **({} if text is None else {"text": text.to_dict()}),

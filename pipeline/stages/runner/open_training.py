@@ -87,7 +87,7 @@ def open_training(
         save_periods = list_event_periods(recipe, built.run_schedule.steps_per_epoch)[
             Event.CHECKPOINT
         ]
-        checkpoints = _open_checkpoints(run, save_periods, stack)
+        checkpoints = _open_checkpoints(evaluations, save_periods, stack)
         every_seconds = recipe.checkpoint.every_seconds
         saves = Saves(checkpoints, every_seconds, sink.host_entry, observers.log_marks)
         monitors: list[Monitor] = [AdvanceMonitor(context.folder.advanced), observers.monitor]
@@ -217,10 +217,10 @@ def _archive_findings(context: RunContext) -> None:
 
 
 def _open_checkpoints(
-    run: CompiledRun, save_periods: tuple[int, ...], stack: ExitStack
+    evaluations: Evaluations, save_periods: tuple[int, ...], stack: ExitStack
 ) -> Checkpoints | NoCheckpoints | None:
-    context = run.context
-    recipe = run.context.recipe
+    context = evaluations.run.context
+    recipe = context.recipe
     if "checkpoint" not in recipe.stages:
         return None
     if not context.ranks.is_first:
@@ -230,26 +230,33 @@ def _open_checkpoints(
     periods = save_periods if isinstance(recipe.train.on_nan, Rollback) else ()
     holds = partial(is_due, periods=periods)
     retention = Retention(spec.keep, spec.best, holds, spec.keep_minutes)
-    copies = _open_copies(run)
+    copies = _open_copies(evaluations)
     checkpoints = Checkpoints(context.run_dir, retention, tree, hash_recipe(tree), copies)
     return stack.enter_context(checkpoints)
 
 
-def _open_copies(run: CompiledRun) -> Copies | None:
+def _open_copies(evaluations: Evaluations) -> Copies | None:
     """Open the copies as MindSpore's files; None without `checkpoint.prefix` and `.directory`."""
+    run = evaluations.run
     context = run.context
     schedule = run.built.run_schedule
     spec = context.recipe.checkpoint
     if spec.prefix is None and spec.directory is None:
         return None
     # Imported here, since few runs need it.
+    from pipeline.engine.monitors.tensorboard import encode_graph
     from pipeline.stages.export.mindspore_checkpoints import CopiesPlace, MindSporeCopies
 
     folder = spec.directory or context.run_dir / CHECKPOINT_FILES
     names = context.run_dir / CHECKPOINT_NAMES
-    place = CopiesPlace(folder, names, shared=spec.directory is not None)
+    place = CopiesPlace(folder, names, spec.directory is not None, spec.optimizer)
     steps_per_sink_epoch = schedule.sink_steps or schedule.steps_per_epoch
-    return MindSporeCopies(place, spec.prefix or context.recipe.model.name, steps_per_sink_epoch)
+    prefix = spec.prefix or context.recipe.model.name
+    copies = MindSporeCopies(place, prefix, steps_per_sink_epoch)
+    nodes = evaluations.trace_graph("checkpoint.prefix")
+    if nodes is not None:
+        copies.write_graph(encode_graph(nodes))
+    return copies
 
 
 def _make_rollbacks(

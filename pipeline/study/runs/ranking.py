@@ -9,7 +9,8 @@ from pipeline.training.component_specs import Direction, list_metric_directions
 
 TRAIN_LOSS = "train_loss"
 SMALLER_IS_BETTER = frozenset({TRAIN_LOSS, "step_ms", "train_s", "parameters"})
-_COUNTS = frozenset({"parameters", "steps", "step_ms", "median_step_ms", "train_s", "count"})
+_SIZES = frozenset({"train_samples", "eval_samples", "parameters", "steps", "count"})
+_COUNTS = _SIZES | {"step_ms", "median_step_ms", "train_s"}
 _FIRST = ("accuracy", "rmse", "mean_iou", "loss", "train_loss")
 
 

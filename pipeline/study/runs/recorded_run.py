@@ -12,11 +12,11 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
 from pipeline.core.files.tree_diff import dotted_key, leaves
-from pipeline.engine.monitors.log_lines import EVALS, METRICS
+from pipeline.engine.monitors.log_lines import EVALS, METRICS, finite_number
 from pipeline.stages.record.descendants import Descendant, read_descendants
 from pipeline.stages.record.provenance import PROVENANCE, read_provenance
 from pipeline.stages.record.run_directory import FOLDERS, RECIPE, SUMMARY
-from pipeline.study.runs.sampled_log import LoggedCurve, finite_number, sample_log
+from pipeline.study.runs.sampled_log import LoggedCurve, sample_log
 
 MAX_DEPTH = 8
 """Number of folder levels that are searched."""
@@ -177,13 +177,16 @@ def _format_lists(tree: Any) -> Any:
 
 
 def _collect_figures(summary: Mapping[str, Any]) -> dict[str, float]:
-    metrics, times = (
+    data = summary.get("data")
+    samples = data.get("samples") if isinstance(data, Mapping) else None
+    metrics, times, sizes = (
         section if isinstance(section, Mapping) else {}
-        for section in (summary.get("metrics"), summary.get("time"))
+        for section in (summary.get("metrics"), summary.get("time"), samples)
     )
     values = {str(name): value for name, value in metrics.items()}
     values |= {name: summary.get(name) for name in ("parameters", "steps")}
     values |= {name: times.get(name) for name in ("step_ms", "train_s")}
+    values |= {f"{split}_samples": sizes.get(split) for split in ("train", "eval")}
     numbers = {name: finite_number(value) for name, value in values.items()}
     return {name: number for name, number in numbers.items() if number is not None}
 

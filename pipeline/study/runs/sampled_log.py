@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from pipeline.core.errors import DataError
-from pipeline.engine.monitors.log_lines import LogLine, parse_line
+from pipeline.engine.monitors.log_lines import LogLine, finite_number, parse_line
 from pipeline.training.telemetry import PLACES
 
 MAX_POINTS = 48
@@ -25,17 +24,6 @@ class LoggedCurve:
 
     steps: tuple[int, ...]
     values: tuple[float, ...]
-
-
-def finite_number(value: Any) -> float | None:
-    """Return a finite number of a log or a summary, or the macro average of a metric by class.
-
-    Returns None for other values, and for whole numbers that are too large for a float.
-    """
-    number = value.get("macro") if isinstance(value, Mapping) else value
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        return None
-    return number if abs(number) <= sys.float_info.max else None
 
 
 def sample_log(log: Path) -> Mapping[str, LoggedCurve]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
+    from pipeline.study.sweep.gaussian_process import Acquisition
+
 EARLIER = "earlier_run"
 """Attribute of a trial that is an earlier run; its value is the run's directory."""
 FREE_KEYS = ("name", *PLACES, "train.sink", "train.mechanism", "train.feed", "device.", "seed")
@@ -24,6 +26,8 @@ FREE_KEYS = ("name", *PLACES, "train.sink", "train.mechanism", "train.feed", "de
 WEIGHT_KEYS = ("checkpoint.restore", "checkpoint.rules", "checkpoint.renames", "checkpoint.partial")
 """Prefixes of keys that decide the initial weights of a run."""
 
+ACQUISITIONS: Mapping[str, Acquisition] = {"gp": "ei", "gp-pi": "pi", "gp-ucb": "ucb"}
+"""Acquisition of a Gaussian process by the name of its sampler."""
 FIRST_DRAWS = 5
 """Trials that tpe draws at random before it uses results. With Optuna's 10 a search of three keys
 took twice as many trials (docs/runs.md)."""
@@ -114,17 +118,18 @@ def _normalize_value(value: Any) -> Any:
 
 
 def sampler_named(name: str, seed: int) -> BaseSampler:
-    """Return Optuna's sampler tpe, gp, which needs torch, or random.
+    """Return a Gaussian process with one of `ACQUISITIONS`, or Optuna's sampler tpe or random.
 
-    With fewer than `FIRST_DRAWS` results tpe draws at random.
+    With fewer than `FIRST_DRAWS` results, all draw at random.
     """
-    from optuna.samplers import GPSampler, RandomSampler, TPESampler
+    from optuna.samplers import RandomSampler, TPESampler
 
-    match name:
-        case "gp":
-            return GPSampler(seed=seed)
-        case "random":
-            return RandomSampler(seed)
+    if name in ACQUISITIONS:
+        from pipeline.study.sweep.gaussian_process import GaussianProcessSampler
+
+        return GaussianProcessSampler(ACQUISITIONS[name], seed, FIRST_DRAWS)
+    if name == "random":
+        return RandomSampler(seed)
     return TPESampler(seed=seed, constant_liar=True, n_startup_trials=FIRST_DRAWS)
 
 

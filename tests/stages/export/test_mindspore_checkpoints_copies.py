@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tensorboardX.proto.graph_pb2 import GraphDef
 
 from pipeline import load_recipe
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
@@ -46,11 +47,32 @@ def test_a_run_writes_a_file_for_each_checkpoint_that_it_keeps(cache: Path, tmp_
     keys = ("checkpoint.every_steps=10", "checkpoint.keep=2", "checkpoint.prefix=resnet50")
     out, run_dir = tmp_path / "out", tmp_path / "run"
     run(compose_tiny(cache, *mlp, *keys, f"checkpoint.directory={out}"), run_dir)
-    assert names(out) == [".resnet50.claim", "resnet50-2_10.ckpt", "resnet50-3_4.ckpt"]
+    files = ["resnet50-2_10.ckpt", "resnet50-3_4.ckpt", "resnet50-graph.meta"]
+    assert names(out) == [".resnet50.claim", *files]
     arrays, saved = read_weights(out / "resnet50-3_4.ckpt"), outcome.arrays(run_dir)
     assert arrays
     for name, array in arrays.items():
         np.testing.assert_array_equal(array, saved[f"params/{name}"])
+    graph = GraphDef.FromString((out / "resnet50-graph.meta").read_bytes())  # K-03
+    nodes = {node.name: node for node in graph.node}
+    assert {"input", "output", *arrays} <= nodes.keys()
+    assert nodes["dense_0/dot_general"].op == "dot_general"
+
+
+@pytest.mark.slow
+def test_the_optimizer_is_saved_on_request(cache: Path, tmp_path: Path) -> None:
+    """K-02: the content of the files can be selected."""
+    mlp = ("model=mlp", "model.hidden=[8]", "train.steps=24", "train.sink_size=10")
+    run(compose_tiny(cache, *mlp, "checkpoint.prefix=net", "checkpoint.optimizer=true"), tmp_path)
+    arrays, saved = read_weights(tmp_path / "ckpt" / "net-3_4.ckpt"), outcome.arrays(tmp_path)
+    params = [path.removeprefix("params/") for path in saved if path.startswith("params/")]
+    assert params
+    assert {*params, *(f"moments.{path}" for path in params), "global_step"} <= arrays.keys()
+    assert arrays["global_step"].item() == 24
+    moments = {path: array for path, array in saved.items() if "trace" in path}
+    for path in params:
+        (moment,) = (array for name, array in moments.items() if name.endswith(path))
+        np.testing.assert_array_equal(arrays[f"moments.{path}"], moment)
 
 
 def test_as_many_files_are_kept_as_checkpoints(tmp_path: Path) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pipeline.core.errors import DataError
+from pipeline.inspect.report.origin import _list_lineage
 from pipeline.study.runs.lineage import links_of, uses_of_data
+from pipeline.study.runs.ranking import main_metric
 from pipeline.study.runs.recorded_run import (
     common_keys,
     differing_keys,
@@ -40,6 +44,26 @@ def test_a_run_is_what_its_files_tell(tmp_path: Path) -> None:
     assert run.curves["eval accuracy"].values == (0.75,)
     assert run.curves["learning_rate"].values[0] == 0.25
     assert (run.data, run.commits) == ("abababab", ("0123456789",))
+
+
+def test_sizes_of_data_and_facts_of_the_user_are_part_of_the_lineage(tmp_path: Path) -> None:
+    """I-02."""
+    folder = make_run(tmp_path / "a", accuracy=0.75)
+    summary = json.loads((folder / "summary.json").read_text())
+    sizes = {"data": {"samples": {"train": 1438, "eval": 359}}}
+    (folder / "summary.json").write_text(json.dumps({**summary, **sizes}))
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+    facts = {"monitor": {"lineage": {"owner": "me", "attempt": 3}}}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({**recipe, **facts}))
+    run = read_run(folder, tmp_path, curves=False)
+    assert (run.figures["train_samples"], run.figures["eval_samples"]) == (1438, 359)
+    assert main_metric([run.figures]) == "accuracy"
+    rows = {row["what"]: row["name"] for row in _list_lineage(run)}
+    assert (rows["train samples"], rows["eval samples"]) == ("1,438", "359")
+    assert (rows["owner"], rows["attempt"]) == ("me", "3")
+    other = read_run(make_run(tmp_path / "b", accuracy=0.5), tmp_path, curves=False)
+    keys = {**other.keys, "monitor.lineage.owner": "you"}
+    assert "monitor.lineage.owner" in differing_keys([run, replace(other, keys=keys)])
 
 
 def test_a_killed_run_is_unfinished(tmp_path: Path) -> None:

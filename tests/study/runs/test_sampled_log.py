@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.study.runs.sampled_log import MAX_POINTS, LoggedCurve, finite_number, sample_log
+from pipeline.engine.monitors.log_lines import finite_number
+from pipeline.study.runs.sampled_log import MAX_POINTS, LoggedCurve, sample_log
 
 
 def write(path: Path, lines: list[dict[str, Any]]) -> Path:

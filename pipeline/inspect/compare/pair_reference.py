@@ -1,0 +1,145 @@
+"""Operators of another framework's reference, paired with the layers of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.core.errors import DataError
+from pipeline.inspect.compare.accuracy_columns import cosine_similarity
+from pipeline.inspect.compare.reference_folder import flatten_name
+from pipeline.inspect.compare.tensor_rows import Mapped, TensorSide
+from pipeline.inspect.dumps.tensor_names import DATA, LOSS, TensorName
+
+
+def pair_reference(
+    left: TensorSide, reference: TensorSide, mapped: Mapped
+) -> tuple[TensorSide, TensorSide, Mapped]:
+    """Return both sides in one layout, and the operators of the reference by layer.
+
+    An operator has the name of its layer. If less than half of the layers have one by name, the
+    outputs of both sides are aligned in their orders, by shape and by similarity of values.
+    `mapped` takes precedence. Images of a reference with channels first are transposed.
+
+    Raises DataError if less than half of the layers, or of the operators if they are fewer, have a
+    counterpart of the same shape: the reference is of another network or batch.
+    """
+    heads = _read_heads(left)
+    others = _read_heads(reference)
+    shapes = [head.shape for head in heads.values()]
+    images = [head.shape for head in others.values() if len(head.shape) == 4]
+    num_moved = sum((n, height, width, channels) in shapes for n, channels, height, width in images)
+    if num_moved > sum(shape in shapes for shape in images):
+        left = _flatten_channels_first(left)
+        reference = _move_channels_last(reference)
+        heads = _read_heads(left)
+        others = _read_heads(reference)
+    layers_by_op = {flatten_name(path): path for path in (*left.layers, DATA, LOSS)}
+    pairs = {layers_by_op[op]: (op,) for op in reference.layers if op in layers_by_op}
+    num_required = min(len(left.layers), len(reference.layers)) / 2
+    if len({**pairs, **mapped}) < num_required:
+        mapped_ops = {op for ops in mapped.values() for op in ops}
+        free_heads = {name: head for name, head in heads.items() if name.layer not in mapped}
+        free_others = {name: head for name, head in others.items() if name.layer not in mapped_ops}
+        pairs = {one.layer: (other.layer,) for one, other in _align(free_heads, free_others)}
+        about = f"{reference.about}, paired with layers by order and shape (--map names others)"
+        reference = replace(reference, about=about)
+    mapped = {**pairs, **mapped}
+    found = [
+        (name.layer, head.shape, op, others[TensorName(op, "output")].shape)
+        for name, head in heads.items()
+        for op in mapped.get(name.layer, ())
+        if TensorName(op, "output") in others
+    ]
+    shared = {layer for layer, shape, _, other in found if shape == other} - {DATA, LOSS}
+    if len(shared) < num_required:
+        misshapen = [
+            f"; {layer} has shape {shape}, {op} has {other}"
+            for layer, shape, op, other in found
+            if shape != other
+        ]
+        raise DataError(
+            f"{left.name} and {reference.name}: of different networks or batches, {len(shared)} of "
+            f"{len(left.layers)} layers have a counterpart of the same shape; --map LEFT:RIGHT "
+            f"names others{''.join(misshapen[:1])}"
+        )
+    return left, reference, mapped
+
+
+def _flatten_channels_first(side: TensorSide) -> TensorSide:
+    """Return the side with the outputs of its layers `flatten` in the order of channels first."""
+
+    def read(name: TensorName) -> np.ndarray | None:
+        if side.layers.get(name.layer) == "flatten" and name.role == "output":
+            images = side.read(TensorName(name.layer, "input"))
+            if images is not None and images.ndim == 4:
+                return np.moveaxis(images, -1, 1).reshape(len(images), -1)
+        return side.read(name)
+
+    return replace(side, read=read)
+
+
+def _move_channels_last(side: TensorSide) -> TensorSide:
+    """Return the side with the channels of its images moved to the end."""
+
+    def read(name: TensorName) -> np.ndarray | None:
+        array = side.read(name)
+        is_image = array is not None and array.ndim == 4 and name.role != "gradient"
+        return np.moveaxis(array, 1, -1) if array is not None and is_image else array
+
+    about = f"{side.about}, channels first"
+    return replace(side, about=about, read=read)
+
+
+class _Head(NamedTuple):
+    """Shape of an output, and its first sample in float64."""
+
+    shape: tuple[int, ...]
+    sample: np.ndarray
+
+
+def _read_heads(side: TensorSide) -> dict[TensorName, _Head]:
+    """Read the first outputs of all layers; those with statistics only are left out."""
+    names = [name for name in side.names if (name.role, name.index) == ("output", "0")]
+    arrays = ((name, side.read(name)) for name in names)
+    return {
+        name: _Head(array.shape, np.array(array[0] if array.ndim else array, np.float64))
+        for name, array in arrays
+        if array is not None
+    }
+
+
+def _align(
+    left: Mapping[TensorName, _Head], right: Mapping[TensorName, _Head]
+) -> list[tuple[TensorName, TensorName]]:
+    """Pair tensors of the same shape, in the orders of both sides, with the largest total score.
+
+    A pair scores 1, plus its cosine similarity if it is positive. So an operator that makes an
+    error is paired by its place, and one of several operators of the same shape by its values.
+    """
+    left_names = list(left)
+    right_names = list(right)
+    totals = np.zeros((len(left) + 1, len(right) + 1))
+    for i, head in enumerate(left.values()):
+        for j, other in enumerate(right.values()):
+            with_pair = 0.0
+            if head.shape == other.shape:
+                cosine = cosine_similarity(head.sample.ravel(), other.sample.ravel())
+                with_pair = totals[i, j] + 1 + max(0.0, cosine)
+            totals[i + 1, j + 1] = max(totals[i, j + 1], totals[i + 1, j], with_pair)
+    pairs = []
+    i = len(left)
+    j = len(right)
+    while i and j:
+        if totals[i, j] == totals[i - 1, j]:
+            i -= 1
+        elif totals[i, j] == totals[i, j - 1]:
+            j -= 1
+        else:
+            i -= 1
+            j -= 1
+            pairs.append((left_names[i], right_names[j]))
+    return pairs[::-1]
