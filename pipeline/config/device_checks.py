@@ -172,7 +172,7 @@ def check_launcher(recipe: Recipe) -> Iterator[str]:
             rule = "must be null or equal with parallel.reproducible"
             yield f"{least}: {rule} = {recipe.parallel.reproducible}; fewer processes change bits"
         elif launch.min_processes < processes and recipe.parallel.batch_per_device is not None:
-            yield f"{least}: must be null with parallel.batch_per_device, which fewer devices change"
+            yield f"{least}: must be null with parallel.batch_per_device; fewer devices change it"
     if launch.name not in ("auto", "none") and mode == "none":
         yield f"launch = {launch.name}: needs parallel.mode=data; it is none"
     elif launch.name == "local":
