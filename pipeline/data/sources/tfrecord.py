@@ -2,166 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import ClassVar, Literal
 
-import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
-
-from pipeline.core.errors import DataError
-from pipeline.core.registry import Seq, component
-from pipeline.data.columns import RawData, Split
-from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
-from pipeline.data.file_errors import name_file
-from pipeline.data.held_out import Share, hold_out
-from pipeline.data.records.example_images import Examples, ExampleSettings, read_examples
-from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize, require_within
-from pipeline.data.targets import Targets, standardise_targets
-
-MAX_CLASSES = 1 << 20
-
-Pattern = Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]
-ImageShape = Annotated[Seq[PositiveInt], Field(min_length=3, max_length=3)]
+from pipeline.core.registry import component
+from pipeline.data.records.example_images import IndexFile
+from pipeline.data.records.tf_example import index_tfrecord
+from pipeline.data.sources.example_files import ExampleFilesSpec
 
 
 @component("dataset")
-class TFRecord(LocalDatasetSpec):
-    """TFRecord files of images with labels.
-
-    Images are files such as PNG and JPEG, or plain 8-bit pixels. Training files are `train*`,
-    evaluation files `eval*`, `val*` or `test*`. All are read once before training, for labels and
-    checksums. Images are read again on demand.
-    """
+class TFRecord(ExampleFilesSpec):
+    """TFRecord files of images with labels: files such as PNG and JPEG, plain 8-bit pixels, or
+    lists of tokens."""
 
     root_must_be = "a folder with TFRecord files, train* and one of eval*, val* or test*"
+    index_file: ClassVar[IndexFile] = staticmethod(index_tfrecord)
     name: Literal["tfrecord"] = "tfrecord"
-    root: GivenRoot
-    """The folder with the files."""
-    train_files: Pattern = "train*"
-    """The names of the training files; * matches any letters."""
-    eval_files: Pattern | None = None
-    """The names of the evaluation files; null: eval*, val* or test*, unless `split` is set."""
-    split: Share | None = None
-    """The share of each class of the training files for evaluation, in place of `eval_files`."""
-    split_seed: NonNegativeInt = 0
-    image_key: str | None = None
-    """The feature with the image; null: image/encoded, image, image_raw or image/raw."""
-    label_key: str | None = None
-    """The feature with the label, a class or floats; null: image/class/label or label."""
-    first_label: NonNegativeInt = 0
-    """The label of the first class: 1 if 0 is the background, as in ImageNet's files."""
-    classes: Seq[str] | None = None
-    """The names of the classes; null: their numbers."""
-    image_size: ImageSize | None = None
-    """[height, width] that image files are resized to; null: all must have one size."""
-    image_shape: ImageShape | None = None
-    """[height, width, channels] of plain pixels; null: their features height, width and depth."""
-
-    @model_validator(mode="after")
-    def _require_compatible(self) -> Self:
-        if self.split is not None and self.eval_files is not None:
-            raise ValueError(f"split = {self.split}: can't be combined with eval_files")
-        if self.image_size is not None and self.image_shape is not None:
-            raise ValueError(
-                "image_shape: can't be combined with image_size; plain pixels aren't resized"
-            )
-        if self.buckets is not None:
-            raise ValueError("buckets: can't be combined with tfrecord; images have one shape")
-        return self
-
-    def read(self, cache: Path) -> RawData:
-        """Return images on demand, uint8 (n, H, W, C), and labels, int32 (n,) or float32 (n, K)."""
-        train = self._read_matching(self.train_files)
-        if self.split is None:
-            evaluated = self._read_matching(self._find_eval_pattern())
-            both = {file.path for file in train.images.files}
-            both &= {file.path for file in evaluated.images.files}
-            if both:
-                raise DataError(
-                    f"{min(both)}: is both trained on and evaluated; dataset.train_files and "
-                    "dataset.eval_files must name different files"
-                )
-        else:
-            train, evaluated = self._hold_out(train, self.split)
-        if train.images.value_shape != evaluated.images.value_shape:
-            raise DataError(
-                f"{self.root}: images to train on have shape {train.images.value_shape}, those to "
-                f"evaluate {evaluated.images.value_shape}; dataset.image_size=[H,W] resizes PNG, "
-                "JPEG and BMP"
-            )
-        if train.labels.shape[1:] != evaluated.labels.shape[1:]:
-            raise DataError(
-                f"{self.root}: a label to train on has shape {train.labels.shape[1:]}, one to "
-                f"evaluate {evaluated.labels.shape[1:]}"
-            )
-        with name_file(self.root):
-            labels, eval_labels, targets = self._make_targets(train, evaluated)
-        return RawData(
-            train=Split({"image": train.images, "label": labels}, train.images.count_by_file()),
-            eval=Split({"image": evaluated.images, "label": eval_labels}),
-            targets=targets,
-        )
-
-    def _read_matching(self, pattern: str) -> Examples:
-        """Read the examples of the files that match `pattern`, in the order of names."""
-        paths = sorted(path for path in self.root.glob(pattern) if path.is_file())
-        if not paths:
-            raise DataError(f"{self.root}: has no files {pattern}")
-        for path in paths:
-            require_within(path, self.root.resolve())
-        return read_examples(
-            paths,
-            ExampleSettings(self.image_key, self.label_key, self.image_size, self.image_shape),
-        )
-
-    def _find_eval_pattern(self) -> str:
-        """Return the pattern of the evaluation files. Raises DataError without any."""
-        if self.eval_files is not None:
-            return self.eval_files
-        for name in EVAL_FOLDERS:
-            if any(path.is_file() for path in self.root.glob(f"{name}*")):
-                return f"{name}*"
-        raise DataError(
-            f"{self.root}: has no files eval*, val* or test*; name them in dataset.eval_files, or "
-            "hold out a part of the training files by dataset.split=0.2"
-        )
-
-    def _hold_out(self, examples: Examples, share: float) -> tuple[Examples, Examples]:
-        """Split examples by class, or evenly if labels are numbers."""
-        labels = examples.labels
-        with name_file(self.root):
-            groups = np.zeros(len(labels), np.int64)
-            if labels.ndim == 1:
-                self._require_classes(labels, examples.label_key)
-                groups = labels - self.first_label
-            names = [str(n) for n in range(self.first_label, self.first_label + MAX_CLASSES)]
-            train, evaluated = hold_out(groups, names, share, self.split_seed)
-        return examples.at(train), examples.at(evaluated)
-
-    def _make_targets(
-        self, train: Examples, evaluated: Examples
-    ) -> tuple[np.ndarray, np.ndarray, Targets]:
-        """Return the labels of both splits and the targets. Raises ValueError for wrong classes."""
-        if train.labels.ndim > 1:
-            count = train.labels.shape[1]
-            key = train.label_key
-            names = (key,) if count == 1 else tuple(f"{key}_{k}" for k in range(count))
-            return standardise_targets(train.labels, evaluated.labels, names)
-        both = np.concatenate([train.labels, evaluated.labels])
-        first = self.first_label
-        self._require_classes(both, train.label_key)
-        names = self.classes or tuple(str(n) for n in range(first, int(both.max()) + 1))
-        labels = [(half.labels - first).astype(np.int32) for half in (train, evaluated)]
-        return labels[0], labels[1], Targets(tuple(names))
-
-    def _require_classes(self, labels: np.ndarray, key: str) -> None:
-        """Raise ValueError for labels that no class has."""
-        first = self.first_label
-        last = first + (MAX_CLASSES if self.classes is None else len(self.classes)) - 1
-        lowest = int(labels.min())
-        highest = int(labels.max())
-        if lowest < first or highest > last:
-            raise ValueError(
-                f"{key} goes from {lowest} to {highest}; must be {first} to {last}, by "
-                "dataset.classes and dataset.first_label"
-            )
