@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
 
 from pipeline.core.errors import limit_problems
@@ -55,12 +55,24 @@ class FieldSchema(_Model):
     type: Literal["int32", "int64", "float32", "float64", "string", "bytes"]
     shape: Seq[int] | None = None
 
+    @property
+    def is_blob(self) -> bool:
+        """Whether values are bytes or an array."""
+        return self.type == "bytes" or self.shape is not None
+
 
 class SampleSchema(_Model):
     """The fields of a sample, by name, and the names of those in the row of blobs, in order."""
 
     fields: Mapping[str, FieldSchema] = Field(alias="schema")
     blob_fields: Seq[str]
+
+    @model_validator(mode="after")
+    def _require_blobs(self) -> Self:
+        blobs = {name for name, field in self.fields.items() if field.is_blob}
+        if set(self.blob_fields) != blobs or len(self.blob_fields) != len(blobs):
+            raise ValueError("blob_fields: must be the bytes and arrays of the schema")
+        return self
 
 
 class Header(_Model):
@@ -204,7 +216,7 @@ def _parse_scalars(content: bytes, schema: SampleSchema) -> Iterator[tuple[str, 
 
     values = msgpack.unpackb(content)
     for name, field in schema.fields.items():
-        if name in schema.blob_fields:
+        if field.is_blob:
             continue
         value = values.get(name) if isinstance(values, dict) else None
         types = {"s": str, "i": int, "f": (int, float)}[field.type[0]]
@@ -228,9 +240,7 @@ def _parse_blobs(content: bytes, schema: SampleSchema) -> Iterator[tuple[str, Fe
     position = 0
     is_only = len(schema.blob_fields) == 1
     for name in schema.blob_fields:
-        field = schema.fields.get(name)
-        if field is None:
-            raise ValueError(f"the schema lacks {show_name(name)}")
+        field = schema.fields[name]
         length = len(content)
         if not is_only:
             length = int.from_bytes(content[position : position + _LENGTH_BYTES], "big")

@@ -1,15 +1,16 @@
-"""Base of the sources of examples in files: TFRecord and MindRecord."""
+"""Samples in TFRecord files, one tf.train.Example each, and in MindRecord files of MindSpore."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipeline.core.errors import DataError
-from pipeline.core.registry import Seq
+from pipeline.core.registry import Seq, component
 from pipeline.data.columns import RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.file_errors import name_file
@@ -20,6 +21,8 @@ from pipeline.data.records.example_images import (
     IndexFile,
     read_examples,
 )
+from pipeline.data.records.mindrecord_file import index_mindrecord
+from pipeline.data.records.tf_example import index_tfrecord
 from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize, require_within
 from pipeline.data.targets import Targets, standardise_targets
 
@@ -176,3 +179,33 @@ class ExampleFilesSpec(LocalDatasetSpec):
                 f"{key} goes from {lowest} to {highest}; must be {first} to {last}, by "
                 "dataset.classes and dataset.first_label"
             )
+
+
+@component("dataset")
+class TFRecord(ExampleFilesSpec):
+    """TFRecord files of images with labels: files such as PNG and JPEG, plain 8-bit pixels, or
+    lists of tokens."""
+
+    root_must_be = "a folder with TFRecord files, train* and one of eval*, val* or test*"
+    index_file: ClassVar[IndexFile] = staticmethod(index_tfrecord)
+    name: Literal["tfrecord"] = "tfrecord"
+
+
+@component("dataset")
+class MindRecord(ExampleFilesSpec):
+    """MindRecord files with their indices NAME.db.
+
+    The image is a field of bytes, a file such as PNG or JPEG or plain 8-bit pixels, or an array: an
+    image, or tokens. The label is an integer, a number or an array of numbers.
+    """
+
+    root_must_be = "a folder with MindRecord files, train* and one of eval*, val* or test*"
+    index_file: ClassVar[IndexFile] = staticmethod(index_mindrecord)
+    suffix_left_out: ClassVar[str | None] = ".db"
+    name: Literal["mindrecord"] = "mindrecord"
+    image_layout: Literal["hwc", "chw"] = "hwc"
+    """The order of axes of images that are arrays."""
+
+    @property
+    def _settings(self) -> ExampleSettings:
+        return replace(super()._settings, image_layout=self.image_layout)
