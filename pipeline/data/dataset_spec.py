@@ -163,8 +163,8 @@ class TrainSplitSpec(Spec):
     """Number of files to read at a time, one sample of each in turn. The order of files is drawn
     for each epoch, and samples are shuffled within `buffer_size`. null: files don't matter."""
     file_shards: PositiveInt | None = None
-    """Groups of files, with interleave. Each batch has an equal part from each group, so that each
-    of so many processes reads its own files alone. null: one group."""
+    """Number of groups of files, with interleave. Each batch has an equal part from each group, so
+    that each process of as many reads its own files alone. null: one group."""
     select: Selections = ()
     """Rules of which samples are read, each applied to what the one before leaves."""
     host_ops: HostOps = ()

@@ -71,7 +71,7 @@ def apply_selections(
 
 
 @component("selection")
-class Skip(Selection):
+class SkipFirst(Selection):
     """All samples but the first ones."""
 
     name: Literal["skip"] = "skip"
@@ -82,7 +82,7 @@ class Skip(Selection):
 
 
 @component("selection")
-class Take(Selection):
+class TakeFirst(Selection):
     """The first samples, or all if there are fewer."""
 
     name: Literal["take"] = "take"
@@ -105,12 +105,12 @@ class Classes(Selection):
         if raw.targets.task != "classification" or len(labels.shape) != 1:
             raise ValueError("classes: needs samples of one class each")
         numbers = {name: number for number, name in enumerate(raw.classes)}
-        kept = [numbers.get(key, -1) if isinstance(key, str) else key for key in self.keep]
-        for key, number in zip(self.keep, kept, strict=True):
+        classes = [numbers.get(key, -1) if isinstance(key, str) else key for key in self.keep]
+        for key, number in zip(self.keep, classes, strict=True):
             if not 0 <= number < len(numbers):
                 names = ", ".join(raw.classes[:10])
                 raise ValueError(f"keep = {key!r:.60}: there is no such class; they are {names}")
-        return np.flatnonzero(np.isin(labels[:], kept))
+        return np.flatnonzero(np.isin(labels[:], classes))
 
 
 @component("selection")
@@ -153,7 +153,7 @@ class Unique(Selection):
 
 
 def _make_test(column: Any) -> Any:
-    """Return a function that tells whether a sample of a column can be read."""
+    """Return a function of a row: whether a column can read it."""
     read = column.value if isinstance(column, RaggedColumn) else column.sample
 
     def test(row: int) -> bool:

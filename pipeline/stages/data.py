@@ -80,7 +80,7 @@ def _map_on_host(recipe: Recipe, raw: RawData) -> RawData:
     if drawing is not None and recipe.train.feed == "resident":
         raise RecipeError(
             "train.feed = resident: must be auto or stream, since dataset.train.host_ops "
-            f"({drawing.name}) draws anew in each epoch"
+            f"({drawing.name}) draws again in each epoch"
         )
     for key in SPLITS:
         ops = getattr(recipe.dataset, key).host_ops

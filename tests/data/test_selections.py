@@ -11,7 +11,14 @@ import pytest
 from pipeline.api import Selection
 from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData, Split
-from pipeline.data.selections import Classes, Readable, Skip, Take, Unique, apply_selections
+from pipeline.data.selections import (
+    Classes,
+    Readable,
+    SkipFirst,
+    TakeFirst,
+    Unique,
+    apply_selections,
+)
 from pipeline.data.sources.image_folder import ImageFolder
 from pipeline.data.targets import Targets
 from tests.data.section import section
@@ -33,14 +40,14 @@ def select(*rules: Selection, data: RawData | None = None) -> list[int]:
 
 
 def test_rules_apply_to_what_the_one_before_leaves() -> None:
-    assert select(Skip(samples=2), Take(samples=3)) == [2, 2, 4]
-    assert select(Take(samples=3), Skip(samples=2)) == [2]
-    assert select(Take(samples=99)) == select()
-    assert select(Classes(keep=("a", 2)), Take(samples=4)) == [0, 2, 2, 5]
+    assert select(SkipFirst(samples=2), TakeFirst(samples=3)) == [2, 2, 4]
+    assert select(TakeFirst(samples=3), SkipFirst(samples=2)) == [2]
+    assert select(TakeFirst(samples=99)) == select()
+    assert select(Classes(keep=("a", 2)), TakeFirst(samples=4)) == [0, 2, 2, 5]
 
 
 def test_the_log_and_the_files_follow() -> None:
-    raw = apply_selections([Skip(samples=3), Unique()], make_data(), "train")
+    raw = apply_selections([SkipFirst(samples=3), Unique()], make_data(), "train")
     assert raw.notes == (
         "train.select.0 (skip): 9 of 12 images",
         "train.select.1 (unique): 7 of 9 images",
@@ -51,7 +58,7 @@ def test_the_log_and_the_files_follow() -> None:
 
 def test_equal_samples_are_read_once() -> None:
     assert select(Unique()) == [0, 1, 2, 4, 5, 6, 8, 9, 10]
-    raw = apply_selections([Take(samples=5)], make_data(), "train")
+    raw = apply_selections([TakeFirst(samples=5)], make_data(), "train")
     raw = apply_selections([Unique(apart=True)], raw, "eval")
     assert raw.eval.columns["image"][:, 0, 0, 0].tolist() == [5, 6, 8, 9, 10]
 
@@ -80,7 +87,7 @@ def test_a_custom_rule() -> None:
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (Skip(samples=12), r"select.0 \(skip\): leaves none of 12 samples"),
+        (SkipFirst(samples=12), r"select.0 \(skip\): leaves none of 12 samples"),
         (Classes(keep=("x",)), r"select.0 \(classes\): keep = 'x': there is no such class"),
         (Classes(keep=(3,)), r"keep = 3: there is no such class; they are a, b, c"),
         (Unique(column="mask"), "column = mask: there is no such column"),

@@ -168,7 +168,7 @@ def make_loader(
     notify: Notify | None = None,
 ) -> Loader:
     """Make a loader; `auto` is resident if the split fits on the device, and if no host op draws
-    anew in each epoch.
+    again in each epoch.
 
     `notify` is called when training starts to wait for data, and when it no longer waits.
     """

@@ -129,8 +129,8 @@ def make_image_columns(
     """Make a column for each list of image files.
 
     All images are resized to `size` if it is set. Else they keep their sizes if `several_sizes` is
-    true, and must have one size if not. `may_be_damaged` says of each list whether unreadable
-    images stay in its column, which raises DataError when it reads one. Raises DataError that names
+    true, and must have one size if not. With `may_be_damaged`, unreadable images of a list
+    stay in its column, which raises DataError when it reads one. Raises DataError that names
     an image of a wrong size, or an unreadable one.
     """
     damaged: set[str] = set()
