@@ -167,11 +167,13 @@ COVERED = {
         "transfers that are cut and resumed",
     ),
     "pipeline.data.records.*": ("data/sources/test_records.py", "records written and read"),
-    "pipeline.data.records.example_images": ("data/sources/test_tfrecord.py", "images of examples"),
-    "pipeline.data.records.tf_example": ("data/sources/test_tfrecord.py", "examples of TensorFlow"),
-    "pipeline.data.sources.example_files": (
-        "data/sources/test_tfrecord.py",
-        "the base of both sources of examples",
+    "pipeline.data.records.example_images": (
+        "data/sources/test_example_files.py",
+        "images of examples",
+    ),
+    "pipeline.data.records.tf_example": (
+        "data/sources/test_example_files.py",
+        "examples of TensorFlow",
     ),
     "pipeline.data.sources.image_columns": (
         "data/sources/test_image_folder.py",
