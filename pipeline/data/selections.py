@@ -20,6 +20,7 @@ from pipeline.data.columns import (
     LazyColumn,
     RawData,
     Split,
+    SplitKey,
     resolve_indices,
 )
 from pipeline.data.padding.buckets import RaggedColumn
@@ -43,9 +44,7 @@ class Selection(Spec):
         """
 
 
-def apply_selections(
-    selections: Sequence[Selection], raw: RawData, key: Literal["train", "eval"]
-) -> RawData:
+def apply_selections(selections: Sequence[Selection], raw: RawData, key: SplitKey) -> RawData:
     """Return the data with the selected samples of a split, and a line of the log for each rule.
 
     Raises ValueError that begins with the rule's position and name, DataError for a sample that
@@ -65,8 +64,7 @@ def apply_selections(
         if not len(rows):
             raise ValueError(f"{place}: leaves none of {len(split):,} samples")
         note = f"{key}.{place}: {len(rows):,} of {len(split):,} {raw.unit.samples}"
-        selected = {key: select_samples(split, rows), "notes": (*raw.notes, note)}
-        raw = replace(raw, **selected)
+        raw = replace(raw, notes=(*raw.notes, note)).with_split(key, select_samples(split, rows))
     return raw
 
 

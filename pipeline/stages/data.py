@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import total_steps
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
-from pipeline.data.columns import IMAGES, ColumnSpec, RawData, Split
+from pipeline.data.columns import IMAGES, ColumnSpec, RawData, Split, SplitKey
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.group_orders import BalancedOrder, FileShardedOrder, InterleavedOrder
@@ -46,7 +46,7 @@ from pipeline.stages.image_sizes import (
     with_mask_channel,
 )
 
-SPLITS: tuple[Literal["train", "eval"], ...] = ("train", "eval")
+SPLITS: tuple[SplitKey, ...] = ("train", "eval")
 COUNTED_SAMPLES = 1024
 """Samples whose labels are counted at once."""
 
@@ -85,7 +85,7 @@ def _map_on_host(recipe: Recipe, raw: RawData) -> RawData:
     for key in SPLITS:
         ops = getattr(recipe.dataset, key).host_ops
         try:
-            raw = replace(raw, **{key: map_on_host(getattr(raw, key), ops, recipe.seed)})
+            raw = raw.with_split(key, map_on_host(getattr(raw, key), ops, recipe.seed))
         except ValueError as error:
             raise RecipeError(f"dataset.{key}.{error}") from error
     return raw
@@ -219,7 +219,7 @@ def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
 
 
 def _make_map_ops(
-    recipe: Recipe, raw: RawData, key: Literal["train", "eval"], bucket: Bucket | None
+    recipe: Recipe, raw: RawData, key: SplitKey, bucket: Bucket | None
 ) -> tuple[tuple[MapOp, ...], dict[str, ColumnSpec]]:
     """Return the ops of a split, and the column specs after them, for images of a bucket.
 

@@ -38,7 +38,9 @@ Shape = tuple[int, int, int]
 class ExampleFile(Protocol):
     """A file of examples, each of which can be read alone."""
 
-    path: Path
+    @property
+    def path(self) -> Path:
+        """The file."""
 
     def read_example(self, record: int) -> Mapping[str, Feature]:
         """Return the features of an example. Raises OSError and ValueError."""

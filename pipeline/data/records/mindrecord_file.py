@@ -219,7 +219,7 @@ def _parse_scalars(content: bytes, schema: SampleSchema) -> Iterator[tuple[str, 
         if field.is_blob:
             continue
         value = values.get(name) if isinstance(values, dict) else None
-        types = {"s": str, "i": int, "f": (int, float)}[field.type[0]]
+        types = {"s": (str,), "i": (int,), "f": (int, float)}[field.type[0]]
         if not isinstance(value, types) or isinstance(value, bool):
             raise ValueError(f"{show_name(name)} isn't {field.type}")
         if isinstance(value, str):

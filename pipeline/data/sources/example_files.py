@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
@@ -39,8 +40,6 @@ class ExampleFilesSpec(LocalDatasetSpec):
     before training, for labels and damage. Images are read again on demand.
     """
 
-    index_file: ClassVar[IndexFile]
-    """The reader of a file."""
     suffix_left_out: ClassVar[str | None] = None
     """The end of the names of files beside those of examples."""
     root: GivenRoot
@@ -117,7 +116,12 @@ class ExampleFilesSpec(LocalDatasetSpec):
             raise DataError(f"{self.root}: has no files {pattern}")
         for path in paths:
             require_within(path, self.root.resolve())
-        return read_examples(paths, type(self).index_file, self._settings)
+        return read_examples(paths, self.index_file, self._settings)
+
+    @property
+    @abstractmethod
+    def index_file(self) -> IndexFile:
+        """The reader of a file."""
 
     @property
     def _settings(self) -> ExampleSettings:
@@ -187,8 +191,11 @@ class TFRecord(ExampleFilesSpec):
     lists of tokens."""
 
     root_must_be = "a folder with TFRecord files, train* and one of eval*, val* or test*"
-    index_file: ClassVar[IndexFile] = staticmethod(index_tfrecord)
     name: Literal["tfrecord"] = "tfrecord"
+
+    @property
+    def index_file(self) -> IndexFile:
+        return index_tfrecord
 
 
 @component("dataset")
@@ -200,11 +207,14 @@ class MindRecord(ExampleFilesSpec):
     """
 
     root_must_be = "a folder with MindRecord files, train* and one of eval*, val* or test*"
-    index_file: ClassVar[IndexFile] = staticmethod(index_mindrecord)
     suffix_left_out: ClassVar[str | None] = ".db"
     name: Literal["mindrecord"] = "mindrecord"
     image_layout: Literal["hwc", "chw"] = "hwc"
     """The order of axes of images that are arrays."""
+
+    @property
+    def index_file(self) -> IndexFile:
+        return index_mindrecord
 
     @property
     def _settings(self) -> ExampleSettings:
