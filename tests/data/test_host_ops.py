@@ -87,6 +87,7 @@ def test_an_op_that_fails_is_named_with_its_sample(kind: Any, message: str) -> N
 def make_recipe(*overrides: str) -> Recipe:
     ops = "[{name: resize, size: [32, 32]}, {name: rescale, factor: 0.06, shift: 0.0}]"
     base = [f"dataset.train.ops={ops}", "train.passes=null", "train.steps=70", "train.sink_size=-1"]
+    base += ["schedule=constant"]
     base += ["dataset.train.select=[{name: take, samples: 512}]", "eval.every_passes=null"]
     return load_recipe("lenet5_digits", [*base, *overrides])
 

@@ -22,6 +22,8 @@ INHERITED = ("mirrors", "buckets", "padding_mask", "oversized", "ignore_index", 
 
 def _inherit(source: Any, info: ValidationInfo) -> Any:
     """Return the section of a source with the keys that it shares with the dataset."""
+    if isinstance(source, str):
+        source = {"name": source}
     if not isinstance(source, dict):
         return source
     shared = {key: info.data[key] for key in INHERITED if key in info.data}

@@ -51,6 +51,11 @@ def test_concat_reads_one_after_the_other(folder: Path) -> None:
     assert len(raw.eval) == 4
 
 
+def test_a_source_may_be_a_name_alone() -> None:
+    raw = read("dataset=concat", "dataset.sources=[digits,digits]")
+    assert len(raw.train) == 2 * 1438
+
+
 def test_zip_takes_images_and_labels(folder: Path) -> None:
     first, second = source(folder, "a"), source(folder, "b")
     raw = read("dataset=zip", f"dataset.images={first}", f"dataset.labels={second}")
