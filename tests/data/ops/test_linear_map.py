@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline import load_recipe
+from pipeline.core.reporter import Reporter
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.ops.linear_map import LinearMap, compute_zca
+from pipeline.stages.data import load_data
 
+ROOT = Path(__file__).parents[3]
+TWIN = ("dataset.name=synthetic", "+dataset.like=mnist")
 SHAPE = (3, 2, 2)
 
 
@@ -54,3 +61,16 @@ def test_files_that_do_not_fit(op: LinearMap, tmp_path: Path) -> None:
         np.savez(tmp_path / "bad.npz", **arrays)
         with pytest.raises(ValueError, match=r"bad.npz: (lacks matrix|must hold finite floats)"):
             LinearMap(file=tmp_path / "bad.npz").output(ColumnSpec(SHAPE, "float32"))
+
+
+@pytest.mark.slow
+def test_the_example_writes_a_file_that_a_recipe_reads(tmp_path: Path) -> None:
+    file = tmp_path / "zca.npz"
+    script = str(ROOT / "examples" / "zca.py")
+    subprocess.run([sys.executable, script, str(file), "mlp_mnist", *TWIN], cwd=ROOT, check=True)
+    op = f"{{name: linear_map, file: {file}}}"
+    ops = f"[{{name: rescale, factor: 0.00392156862745098, shift: 0.0}}, {op}]"
+    recipe = load_recipe(
+        "mlp_mnist", [*TWIN, f"dataset.train.ops={ops}", f"dataset.eval.ops={ops}"]
+    )
+    assert load_data(recipe, Reporter()).image.shape == (28, 28, 1)
