@@ -17,7 +17,10 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.columns import Split
 from pipeline.data.host_ops import HOST_OP, map_on_host, read_rows
 from pipeline.data.random import seed_words, uniforms
+from pipeline.data.targets import Targets
 from pipeline.stages.data import load_data
+from pipeline.stages.export.prediction import make_predict
+from pipeline.stages.export.trained_run import Samples, TrainedRun
 from tests import outcome
 from tests.whole_run import run
 
@@ -109,6 +112,13 @@ def test_a_resident_split_has_no_draws_of_later_epochs() -> None:
     recipe = make_recipe("dataset.train.host_ops=[test_shift]", "train.feed=resident")
     with pytest.raises(RecipeError, match=r"train.feed = resident: must be auto or stream"):
         load_data(recipe, Reporter())
+
+
+def test_predictions_refuse_host_ops_of_evaluation() -> None:
+    recipe = make_recipe("dataset.eval.host_ops=[test_shift]")
+    samples = Samples((8, 8, 1), "float32", Targets(("a", "b")))
+    with pytest.raises(RecipeError, match=r"dataset.eval.host_ops: must be \[\] for predictions"):
+        make_predict(TrainedRun(recipe, {}, 1, samples))
 
 
 def test_batches_in_python_have_the_draws_of_their_epoch() -> None:
