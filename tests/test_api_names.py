@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 
 DOCUMENT = ROOT / "docs" / "api-names.md"
 KINDS = ("dataset", "initializer", "layer", "loss", "loss_scale", "model", "op", "optimizer")
-COMPONENT = re.compile(rf"({'|'.join((*KINDS, 'schedule'))}) (\w+)(?:\(([\w, ]+)\))?")
+COMPONENT = re.compile(rf"({'|'.join((*KINDS, 'schedule', 'selection'))}) (\w+)(?:\(([\w, ]+)\))?")
 GROUP = re.compile(r"(device|launch)=(\w+)")
 COMMAND = re.compile(r"python -m pipeline(?: (\w+))?")
 PYTHON = re.compile(r"(pipeline(?:\.\w+)*)\.(\w+)")

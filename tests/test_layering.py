@@ -40,7 +40,8 @@ LAZY_PACKAGES = {
     "keras", "matplotlib", "mlflow", "onnx", "onnxruntime", "optuna", "ray", "torch", "trackio",
     "wandb",
     # Formats of data that few runs read.
-    "array_record", "google", "google_crc32c", "grain", "pyarrow", "scipy", "tokenizers",
+    "array_record", "google", "google_crc32c", "grain", "msgpack", "pyarrow", "scipy",
+    "tokenizers",
     # The time until the first step.
     "PIL", "jinja2", "numpy", "orbax", "re2", "rich", "tensorboardX",
     # A module of one version alone.

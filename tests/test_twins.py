@@ -168,8 +168,14 @@ COVERED = {
         "transfers that are cut and resumed",
     ),
     "pipeline.data.records.*": ("data/sources/test_records.py", "records written and read"),
-    "pipeline.data.records.example_images": ("data/sources/test_tfrecord.py", "images of examples"),
-    "pipeline.data.records.tf_example": ("data/sources/test_tfrecord.py", "examples of TensorFlow"),
+    "pipeline.data.records.example_images": (
+        "data/sources/test_example_files.py",
+        "images of examples",
+    ),
+    "pipeline.data.records.tf_example": (
+        "data/sources/test_example_files.py",
+        "examples of TensorFlow",
+    ),
     "pipeline.data.sources.image_columns": (
         "data/sources/test_image_folder.py",
         "columns of folders",

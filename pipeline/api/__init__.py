@@ -14,6 +14,8 @@ from typing import Any
 from pipeline.core.registry import ComponentOf, FilePath, Seq, Spec, component, make_component
 from pipeline.data.columns import ColumnSpec, Facts, RawData, Split
 from pipeline.data.dataset_spec import BatchOp, DatasetSpec, MapOp, Op
+from pipeline.data.host_ops import HostOp
+from pipeline.data.selections import Selection
 from pipeline.data.targets import Targets
 from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.metric_callbacks import CallbackSpec
@@ -42,6 +44,7 @@ __all__ = [
     "Facts",
     "FilePath",
     "GradientSpec",
+    "HostOp",
     "Initializer",
     "InitializerSpec",
     "LabelLoss",
@@ -56,6 +59,7 @@ __all__ = [
     "RawData",
     "RunControl",
     "ScheduleSpec",
+    "Selection",
     "Seq",
     "Spec",
     "Split",

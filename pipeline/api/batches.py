@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeline.config.recipe import Recipe
 from pipeline.data.dataset import Dataset
+from pipeline.data.host_ops import read_rows
 from pipeline.data.random import seed_words
 from pipeline.data.transform import apply_ops, count_choices, draw_choice, select_ops
 
@@ -32,7 +33,10 @@ def dict_batches(
     for step in range(first_step, first_step + order.steps_per_epoch):
         batches = order.batches(step, 1)
         count = int(batches.counts[0])
-        raw = {name: column[batches.rows[0]] for name, column in columns.items()}
+        raw = {
+            name: read_rows(column, batches.rows[0], batches.indices[0], int(batches.epochs[0]))
+            for name, column in columns.items()
+        }
         step_ops = select_ops(ops, int(draw_choice(np, count_choices(ops), seed, step)))
         mapped = apply_ops(np, step_ops, raw, seed, batches.epochs[0], batches.indices[0])
         images = np.asarray(mapped["image"], np.float32)

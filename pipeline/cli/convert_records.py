@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.cli.commands.command import CommandResult
-from pipeline.config.cache import cache_root
 from pipeline.config.chosen import add_train_length
 from pipeline.config.compose import compose_and_check
 from pipeline.core.errors import RecipeError, UsageError
 from pipeline.core.reporter import Reporter
 from pipeline.data.records.record_writer import require_free, write_records
+from pipeline.stages.data import read_selected
 
 
 def main(out: Path, overrides: Sequence[str], *, overwrite: bool = False) -> CommandResult:
@@ -28,7 +28,7 @@ def main(out: Path, overrides: Sequence[str], *, overwrite: bool = False) -> Com
     reporter = Reporter()
     dataset = recipe.dataset
     with reporter.clock(f"reading {dataset.name}"):
-        data = dataset.read(cache_root(recipe.cache))
+        data = read_selected(recipe)
     if data.table is not None or data.text is not None:
         content = "the columns of a table" if data.text is None else "a tokenizer"
         problem = f"records can't hold {content}; must be a dataset of images or arrays"

@@ -35,6 +35,7 @@ from pipeline.core.host.tested_versions import (
     installed_version,
 )
 from pipeline.data.download import DownloadError
+from pipeline.stages.data import read_selected
 from pipeline.stages.record.environment import fingerprint_columns
 from pipeline.stages.record.run_directory import OUTPUTS
 from pipeline.stages.record.summary import list_versions
@@ -185,7 +186,7 @@ def data(recipe: Recipe) -> Iterator[CheckResult]:
     """Check that the data is available and can be read; nothing is downloaded."""
     dataset = recipe.dataset.model_copy(update={"mirrors": ()})
     try:
-        raw = dataset.read(cache_root(recipe.cache))
+        raw = read_selected(recipe.model_copy(update={"dataset": dataset}))
     except DownloadError:
         where = cache_root(recipe.cache) / dataset.name
         mirrors = ", ".join(recipe.dataset.mirrors)

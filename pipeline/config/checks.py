@@ -15,7 +15,7 @@ from pipeline.core.files.value_text import show
 from pipeline.core.registry import Spec
 from pipeline.data.columns import ColumnSpec, Facts
 from pipeline.data.order import Batching, shard_samples
-from pipeline.data.transform import compute_column_specs
+from pipeline.data.transform import compute_column_specs, fit_to_classes
 from pipeline.engine.callbacks.metric_callbacks import ReduceOnPlateau, StopAt
 from pipeline.models.imported.model_specs import ImportedModelSpec
 from pipeline.training import target_metrics
@@ -72,8 +72,10 @@ def rule(check: Check) -> Check:
 
 
 def find_known_facts(recipe: Recipe) -> Facts | None:
-    """Return the sizes that need no data; None if buckets change shapes and batches."""
-    return None if recipe.dataset.buckets else recipe.dataset.facts()
+    """Return the sizes that need no data; None if buckets change shapes and batches, or the
+    host changes samples."""
+    spec = recipe.dataset
+    return None if spec.buckets or spec.is_changed_on_host else spec.facts()
 
 
 @rule
@@ -351,7 +353,8 @@ def check_ops(recipe: Recipe) -> Iterator[str]:
     raw = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
     for key, split in (("train", recipe.dataset.train), ("eval", recipe.dataset.eval)):
         try:
-            images.append(compute_column_specs(split.ops, raw)["image"])
+            ops = fit_to_classes(split.ops, facts.classes)
+            images.append(compute_column_specs(ops, raw)["image"])
         except ValueError as error:
             yield f"dataset.{key}.{error}"
     if len(images) == 2 and images[0].shape != images[1].shape:

@@ -40,6 +40,7 @@ COMPONENT_MODULES = (
     "pipeline.engine.callbacks.metric_callbacks",
     "pipeline.engine.callbacks.trackers",
     "pipeline.data.ops",
+    "pipeline.data.selections",
     "pipeline.data.sources",
     "pipeline.models.imported.model_specs",
     "pipeline.models.layers.initializers",
@@ -265,9 +266,9 @@ class ComponentOf:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        choices = {
-            name: handler.generate_schema(cls) for name, cls in components(self.kind).items()
-        }
+        # A union needs a choice: an empty section, which has no name, fits nothing.
+        specs: Mapping[str, type[Spec]] = components(self.kind) or {"": Spec}
+        choices = {name: handler.generate_schema(cls) for name, cls in specs.items()}
         choice = core_schema.tagged_union_schema(choices, discriminator="name")
         return core_schema.no_info_before_validator_function(self._to_section, choice)
 

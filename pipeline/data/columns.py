@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,6 +15,7 @@ from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets
 from pipeline.data.text.text_format import TextFormat
 
+SplitKey = Literal["train", "eval"]
 DECODING_THREADS = min(8, os.cpu_count() or 1)
 """Threads that read the samples of a `LazyColumn`."""
 
@@ -149,6 +150,10 @@ class RawData:
     """The tokenizer of texts, and what a network predicts from them; None for other samples."""
     notes: tuple[str, ...] = ()
     """Lines of the log about the data, such as files that are left out."""
+
+    def with_split(self, key: SplitKey, split: Split) -> RawData:
+        """Return the data with another training or evaluation split."""
+        return replace(self, train=split) if key == "train" else replace(self, eval=split)
 
     @property
     def classes(self) -> tuple[str, ...]:

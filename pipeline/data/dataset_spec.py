@@ -17,6 +17,8 @@ from pydantic import (
 
 from pipeline.core.registry import ComponentOf, FilePath, Seq, Spec
 from pipeline.data.columns import ColumnSpec, Facts, RawData
+from pipeline.data.host_ops import HostOp
+from pipeline.data.selections import Selection
 
 
 class MapOp(Spec):
@@ -124,11 +126,13 @@ class GeometricOp(Op):
 
 
 class BatchOp(MapOp):
-    """A map op that mixes the samples of a batch, both images and one-hot labels. The samples of a
-    batch are a pure function of (seed, step), and so is the mixture."""
+    """A map op that mixes the samples of a batch, both images and their classes or one-hot labels.
+    The samples of a batch are a pure function of (seed, step), and so is the mixture."""
 
     column: str = "image"
     label: str = "label"
+    classes: PositiveInt | None = None
+    """The number of classes of integer labels, which become one-hot; null: that of the dataset."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -136,6 +140,8 @@ class BatchOp(MapOp):
 
 
 Ops = Seq[Annotated[MapOp, ComponentOf("op")]]
+HostOps = Seq[Annotated[HostOp, ComponentOf("host_op")]]
+Selections = Seq[Annotated[Selection, ComponentOf("selection")]]
 
 
 class TrainSplitSpec(Spec):
@@ -156,6 +162,13 @@ class TrainSplitSpec(Spec):
     interleave: PositiveInt | None = None
     """Number of files to read at a time, one sample of each in turn. The order of files is drawn
     for each epoch, and samples are shuffled within `buffer_size`. null: files don't matter."""
+    file_shards: PositiveInt | None = None
+    """Number of groups of files, with interleave. Each batch has an equal part from each group, so
+    that each process of as many reads its own files alone. null: one group."""
+    select: Selections = ()
+    """Rules of which samples are read, each applied to what the one before leaves."""
+    host_ops: HostOps = ()
+    """Custom ops in Python that map values as they are read, before `ops`."""
 
     @model_validator(mode="after")
     def _require_buffer(self) -> Self:
@@ -168,6 +181,14 @@ class TrainSplitSpec(Spec):
             raise ValueError(
                 "interleave: can't be combined with balance, which draws from all files"
             )
+        if self.file_shards is not None:
+            if self.interleave is None:
+                raise ValueError(f"file_shards = {self.file_shards}: needs interleave")
+            if self.num_shards is not None or not self.drop_remainder:
+                raise ValueError(
+                    f"file_shards = {self.file_shards}: needs drop_remainder = true and no "
+                    "num_shards"
+                )
         return self
 
     @model_validator(mode="after")
@@ -202,6 +223,10 @@ class EvalSplitSpec(Spec):
     ops: Ops
     batch_size: PositiveInt | None
     """null: the training batch size."""
+    select: Selections = ()
+    """Rules of which samples are read, each applied to what the one before leaves."""
+    host_ops: HostOps = ()
+    """Custom ops in Python that map values as they are read, before `ops`."""
 
     @model_validator(mode="after")
     def _require_fixed_ops(self) -> Self:
@@ -269,6 +294,8 @@ class DatasetSpec(Spec):
             raise ValueError(
                 f"buckets: can't be combined with {drawing[0]}, which changes the sizes"
             )
+        if self.train.host_ops or self.eval.host_ops:
+            raise ValueError("buckets: can't be combined with host_ops")
         if self.train.balance:
             raise ValueError(
                 "buckets: can't be combined with train.balance; a class may lack a bucket"
@@ -281,6 +308,13 @@ class DatasetSpec(Spec):
                 "number of batches"
             )
         return self
+
+    @property
+    def is_changed_on_host(self) -> bool:
+        """Whether samples are selected or mapped as they are read, so that sizes and shapes are
+        only known then."""
+        splits: tuple[TrainSplitSpec | EvalSplitSpec, ...] = (self.train, self.eval)
+        return any(split.select or split.host_ops for split in splits)
 
     def facts(self) -> Facts | None:
         """Return the sizes if they are known without reading files, else None."""

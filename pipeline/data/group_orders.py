@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -123,6 +123,47 @@ def _list_interleaved(order: InterleavedOrder, epoch: int) -> np.ndarray:
         samples = samples[compute_epoch_order(order.seed, epoch, len(samples), True, buffer_size)]
     samples.setflags(write=False)
     return samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileShardedOrder(InterleavedOrder):
+    """An order whose batches have an equal part from each of `file_shards` groups of files.
+
+    Group g has every `file_shards`-th file, from g on, in the order of an `InterleavedOrder`. So
+    with as many processes each reads its own files alone. An epoch ends with the smallest group.
+    """
+
+    file_shards: int
+
+    @property
+    def batches_per_repetition(self) -> int:
+        """The number of batches in one repetition of the dataset."""
+        smallest = min(part.shard_samples for part in self._parts)
+        return smallest // (self.batch_size // self.file_shards)
+
+    def batches(self, first_step: int, count: int) -> Batches:
+        """Return `count` batches, from global step `first_step` on; the first step is 0."""
+        steps = np.arange(first_step, first_step + count)
+        epochs, batch = np.divmod(steps, self.batches_per_repetition)
+        size = self.batch_size // self.file_shards
+        positions = batch[:, None] * size + np.arange(size)
+        indices = np.empty((count, self.file_shards, size), np.int32)
+        for epoch in np.unique(epochs).tolist():
+            rows = epochs == epoch
+            for number, part in enumerate(self._parts):
+                indices[rows, number] = part._find_samples(epoch, positions[rows])
+        counts = np.full(count, self.batch_size, np.int32)
+        return Batches(indices.reshape(count, -1), epochs.astype(np.int32), counts)
+
+    @cached_property
+    def _parts(self) -> tuple[InterleavedOrder, ...]:
+        """The order of each group of files."""
+        settings = {f.name: getattr(self, f.name) for f in fields(InterleavedOrder)}
+        settings |= {"num_shards": self.file_shards, "batch_size": 1}
+        return tuple(
+            InterleavedOrder(**{**settings, "shard_id": number})
+            for number in range(self.file_shards)
+        )
 
 
 def interleave(files: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.dataset_spec import GeometricOp, MapOp, Op, WrappedOp
+from pipeline.data.dataset_spec import BatchOp, GeometricOp, MapOp, Op, WrappedOp
 from pipeline.data.random import integers, uniforms
 
 CHOICE_OP = (1 << 30) + 1
@@ -33,6 +33,16 @@ def compute_column_specs(
         except ValueError as error:
             raise ValueError(f"ops.{position} ({op.name}): {error}") from error
     return result
+
+
+def fit_to_classes(ops: Sequence[MapOp], classes: int) -> tuple[MapOp, ...]:
+    """Return ops that know the number of classes of the labels that they mix."""
+    return tuple(
+        op.model_copy(update={"classes": classes})
+        if isinstance(op, BatchOp) and op.classes is None
+        else op
+        for op in ops
+    )
 
 
 def count_choices(ops: Sequence[MapOp]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -14,13 +14,15 @@ from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import total_steps
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
-from pipeline.data.columns import IMAGES, ColumnSpec, RawData, Split
+from pipeline.data.columns import IMAGES, ColumnSpec, RawData, Split, SplitKey
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
-from pipeline.data.group_orders import BalancedOrder, InterleavedOrder
+from pipeline.data.group_orders import BalancedOrder, FileShardedOrder, InterleavedOrder
+from pipeline.data.host_ops import map_on_host, read_rows
 from pipeline.data.order import SampleOrder
 from pipeline.data.padding.buckets import Bucket, compute_canvas, sort_buckets
 from pipeline.data.random import seed_words
+from pipeline.data.selections import apply_selections
 from pipeline.data.tables.encode_table import make_encoding_ops
 from pipeline.data.targets import Targets
 from pipeline.data.transform import (
@@ -28,6 +30,7 @@ from pipeline.data.transform import (
     compute_column_specs,
     count_choices,
     draw_choice,
+    fit_to_classes,
     make_joint_ops,
     select_ops,
 )
@@ -43,6 +46,7 @@ from pipeline.stages.image_sizes import (
     with_mask_channel,
 )
 
+SPLITS: tuple[SplitKey, ...] = ("train", "eval")
 COUNTED_SAMPLES = 1024
 """Samples whose labels are counted at once."""
 
@@ -53,8 +57,38 @@ def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
     Raises DataError for data that can't be read, RecipeError for data that doesn't fit the recipe.
     """
     with reporter.clock(f"reading {recipe.dataset.name}"):
-        raw = recipe.dataset.read(cache_root(recipe.cache))
+        raw = _map_on_host(recipe, read_selected(recipe))
     return _make_dataset(recipe, raw, reporter)
+
+
+def read_selected(recipe: Recipe) -> RawData:
+    """Read the dataset, and select its samples. Raises DataError for data that can't be read,
+    RecipeError for selections that don't fit it."""
+    raw = recipe.dataset.read(cache_root(recipe.cache))
+    for key in SPLITS:
+        try:
+            raw = apply_selections(getattr(recipe.dataset, key).select, raw, key)
+        except ValueError as error:
+            raise RecipeError(f"dataset.{key}.{error}") from error
+    return raw
+
+
+def _map_on_host(recipe: Recipe, raw: RawData) -> RawData:
+    """Return data that host ops map as it is read. Raises RecipeError for ops that don't fit."""
+    ops = recipe.dataset.train.host_ops
+    drawing = next((op for op in ops if op.draws), None)
+    if drawing is not None and recipe.train.feed == "resident":
+        raise RecipeError(
+            "train.feed = resident: must be auto or stream, since dataset.train.host_ops "
+            f"({drawing.name}) draws again in each epoch"
+        )
+    for key in SPLITS:
+        ops = getattr(recipe.dataset, key).host_ops
+        try:
+            raw = raw.with_split(key, map_on_host(getattr(raw, key), ops, recipe.seed))
+        except ValueError as error:
+            raise RecipeError(f"dataset.{key}.{error}") from error
+    return raw
 
 
 def declare_data(recipe: Recipe, reporter: Reporter) -> Dataset | None:
@@ -70,6 +104,7 @@ def declare_data(recipe: Recipe, reporter: Reporter) -> Dataset | None:
         or recipe.train.loss.counts_classes
         or spec.train.balance
         or spec.buckets
+        or spec.is_changed_on_host
     ):
         return None
     raw = spec.declare(cache_root(recipe.cache))
@@ -171,7 +206,10 @@ def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
         # Ops on batches need the whole batch, as in training.
         keys = keys[:count]
         rows = rows[:count]
-    columns = {name: column[rows] for name, column in dataset.train.columns.items()}
+    epoch = int(batches.epochs[0])
+    columns = {
+        name: read_rows(column, rows, keys, epoch) for name, column in dataset.train.columns.items()
+    }
     seed = seed_words(recipe.seed)
     choices = count_choices(dataset.train_ops)
     ops = select_ops(dataset.train_ops, int(draw_choice(np, choices, seed, 0)))
@@ -181,7 +219,7 @@ def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
 
 
 def _make_map_ops(
-    recipe: Recipe, raw: RawData, key: Literal["train", "eval"], bucket: Bucket | None
+    recipe: Recipe, raw: RawData, key: SplitKey, bucket: Bucket | None
 ) -> tuple[tuple[MapOp, ...], dict[str, ColumnSpec]]:
     """Return the ops of a split, and the column specs after them, for images of a bucket.
 
@@ -192,6 +230,8 @@ def _make_map_ops(
     encode = make_encoding_ops(raw.table, recipe.model.table_input)
     specs = split.specs() if bucket is None else fit_specs_to_bucket(bucket, split.specs())
     specs = compute_column_specs(encode, specs)
+    if raw.targets.task == "classification":
+        ops = fit_to_classes(ops, len(raw.targets))
     try:
         ops = make_joint_ops(ops, specs, recipe.dataset.ignore_index)
         return (*encode, *ops), compute_column_specs(ops, specs)
@@ -223,6 +263,12 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
             f"{recipe.dataset.name} doesn't read samples from files one after the other; "
             "tfrecord and records do"
         )
+    groups = spec.file_shards or 1
+    if groups > max(len(files), 1) or recipe.train.batch_size % groups:
+        raise RecipeError(
+            f"dataset.train.file_shards = {groups}: must divide train.batch_size = "
+            f"{recipe.train.batch_size}, and be at most the {len(files)} files"
+        )
     if spec.interleave is not None and len(files) < settings["num_shards"]:
         raise RecipeError(
             f"dataset.train.num_shards = {spec.num_shards}: must be at most {len(files)}, since "
@@ -232,7 +278,10 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
         if spec.interleave is None:
             order = SampleOrder(**settings)
         else:
-            order = InterleavedOrder(**settings, cycle_length=spec.interleave, files=files)
+            settings |= {"cycle_length": spec.interleave, "files": files}
+            order = InterleavedOrder(**settings)
+            if spec.file_shards is not None:
+                order = FileShardedOrder(**settings, file_shards=groups)
     except ValueError as error:
         raise RecipeError(f"train.batch_size: {error}") from error
     if not spec.balance:

@@ -12,8 +12,12 @@ from pipeline.core.registry import components
 from pipeline.data.dataset_spec import DatasetSpec
 
 FILES = sorted((CONF / "dataset").glob("*.yaml"))
-NEEDS_ROOT = {"tfrecord", "numpy", "image_folder", "image_masks", "records", "csv", "parquet"}
+NEEDS_ROOT = {
+    *("tfrecord", "mindrecord", "numpy", "image_folder", "image_masks", "records", "csv"),
+    "parquet",
+}
 NEEDS_TARGET = {"csv", "parquet"}
+NEEDS_SOURCES = {"concat": {"sources": ["digits"]}, "zip": {"images": "digits", "labels": "digits"}}
 
 
 def load(name: str) -> dict[str, Any]:
@@ -23,17 +27,19 @@ def load(name: str) -> dict[str, Any]:
 
 
 def source(name: str) -> DatasetSpec:
-    root = {"root": "somewhere"} if name in NEEDS_ROOT else {}
+    required: dict[str, Any] = dict(NEEDS_SOURCES.get(name, {}))
+    if name in NEEDS_ROOT:
+        required["root"] = "somewhere"
     if name in NEEDS_TARGET:
-        root |= {"target": "price"}
-    built = components("dataset")[name].model_validate({**load(name), **root})
+        required["target"] = "price"
+    built = components("dataset")[name].model_validate({**load(name), **required})
     assert isinstance(built, DatasetSpec)
     return built
 
 
 def test_every_source_has_a_file() -> None:
     assert {file.stem for file in FILES} == set(components("dataset"))
-    assert len(FILES) == 15
+    assert len(FILES) == 18
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -11,7 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.group_orders import BalancedOrder, BucketedOrder, InterleavedOrder, interleave
+from pipeline.data.group_orders import (
+    BalancedOrder,
+    BucketedOrder,
+    FileShardedOrder,
+    InterleavedOrder,
+    interleave,
+)
 from pipeline.data.order import compute_epoch_order
 from pipeline.data.padding.buckets import assign_buckets
 
@@ -326,3 +332,38 @@ def test_without_a_shuffle_every_epoch_is_the_same() -> None:
 def test_a_shard_without_samples_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no samples|can't be filled"):
         interleaved_order((3, 0), num_shards=2, shard_id=1)
+
+
+@given(
+    files=st.lists(st.integers(2, 9), min_size=4, max_size=9),
+    groups=st.sampled_from([1, 2, 4]),
+    shuffle=st.booleans(),
+    first=st.integers(0, 9),
+)
+def test_each_part_of_a_batch_has_its_own_files(
+    files: list[int], groups: int, shuffle: bool, first: int
+) -> None:
+    """D-20: part g of every batch is what a shard g of the files reads (TensorFlow's order)."""
+    settings: dict[str, Any] = {
+        "seed": 5,
+        "samples": sum(files),
+        "shuffle": shuffle,
+        "buffer_size": 4,
+        "drop_remainder": True,
+        "repeat": 1,
+        "cycle_length": 2,
+        "files": tuple(files),
+    }
+    order = FileShardedOrder(**settings, batch_size=groups, file_shards=groups)
+    steps = order.steps_per_epoch
+    assert steps == min(sum(files[number::groups]) for number in range(groups))
+    batches = order.batches(0, 2 * steps)
+    assert (batches.counts == groups).all()
+    for number in range(groups):
+        shard = InterleavedOrder(**settings, batch_size=1, num_shards=groups, shard_id=number)
+        for epoch in (0, 1):
+            rows = batches.indices[epoch * steps : (epoch + 1) * steps, number]
+            np.testing.assert_array_equal(rows, shard._compute_epoch(epoch)[:steps])
+    later = order.batches(first, 3)
+    np.testing.assert_array_equal(later.indices, order.batches(0, first + 3).indices[first:])
+    np.testing.assert_array_equal(later.epochs, np.arange(first, first + 3) // steps)

@@ -21,6 +21,7 @@ from pipeline.backends.loading.stream import StreamedWindows
 from pipeline.backends.loading.window import Window, put_inputs
 from pipeline.backends.loading.window_buffer import Clock, LoaderSource
 from pipeline.data.columns import LazyColumn, Split
+from pipeline.data.host_ops import HostMappedColumn
 
 RESIDENT_LIMIT_BYTES = 2 << 30
 """Largest split on the device, as in MindSpore; a GPU may have room for more."""
@@ -166,7 +167,8 @@ def make_loader(
     kind: Literal["auto", "resident", "stream"] = "auto",
     notify: Notify | None = None,
 ) -> Loader:
-    """Make a loader; `auto` is resident if the split fits on the device.
+    """Make a loader; `auto` is resident if the split fits on the device, and if no host op draws
+    again in each epoch.
 
     `notify` is called when training starts to wait for data, and when it no longer waits.
     """
@@ -176,7 +178,11 @@ def make_loader(
         # Lazy columns are decoded into the host's memory first, so the smaller limit holds.
         lazy = any(isinstance(column, LazyColumn) for column in split.columns.values())
         limit = RESIDENT_LIMIT_BYTES if free is None or lazy else RESIDENT_SHARE * free
-        kind = "resident" if split_bytes(split) <= limit else "stream"
+        is_drawn = any(
+            isinstance(column, HostMappedColumn) and column.draws
+            for column in split.columns.values()
+        )
+        kind = "stream" if is_drawn or split_bytes(split) > limit else "resident"
     if kind == "resident":
         return Loader(ResidentWindows(source, WINDOW_STEPS), notify, source.clock)
     batch_bytes = max(1, split.sample_bytes * source.order.batch_size)

@@ -15,6 +15,7 @@ from pipeline.core.errors import DataError, PipelineError
 from pipeline.core.files.error_text import show_name
 from pipeline.core.files.npy import aligned_zeros
 from pipeline.data.columns import DECODING_THREADS, BatchedColumn, Column, LazyColumn, Split
+from pipeline.data.host_ops import HostMappedColumn
 from pipeline.data.order import Batches, SampleOrder
 from pipeline.training.parallel.placement import DevicePlacement
 
@@ -106,6 +107,8 @@ class WindowBuffer:
         self._early = early
         self._batches: Batches = plan.source.order.batches(span.start, plan.window_steps)
         self._indices = self._batches.rows[:, plan.rows].ravel()
+        keys = self._batches.indices[:, plan.rows].ravel()
+        self._draws = np.stack([keys, np.repeat(self._batches.epochs, plan.batch_rows)], axis=1)
         self._columns = {
             name: aligned_zeros((len(self._indices), *column.shape[1:]), column.dtype)
             for name, column in plan.source.split.columns.items()
@@ -143,7 +146,8 @@ class WindowBuffer:
         started_at = source.clock()
         column = source.split.columns[name]
         out = self._columns[name][rows]
-        slowest = read_into(name, column, self._indices[rows], out, source.clock)
+        draws = self._draws[rows] if isinstance(column, HostMappedColumn) else None
+        slowest = read_into(name, column, self._indices[rows], out, source.clock, draws)
         return PrepareTime({name: source.clock() - started_at}, slowest)
 
     def _transfer(self) -> Window:
@@ -160,10 +164,16 @@ class WindowBuffer:
 
 
 def read_into(
-    name: str, column: Column, indices: np.ndarray, out: np.ndarray, clock: Clock
+    name: str,
+    column: Column,
+    indices: np.ndarray,
+    out: np.ndarray,
+    clock: Clock,
+    draws: np.ndarray | None = None,
 ) -> SlowSample | None:
     """Read samples into `out`; return the slowest of a lazy column.
 
+    `draws` are the key and epoch of the draws of host ops, int (n, 2), if the column has such ops.
     Raises DataError, which names the sample of a lazy column.
     """
     if isinstance(column, np.ndarray):
@@ -174,7 +184,7 @@ def read_into(
             column.read_into(indices, out)
             return None
         if isinstance(column, LazyColumn):
-            return _decode_into(name, column, indices, out, clock)
+            return _decode_into(name, column, indices, out, clock, draws)
         out[:] = column[indices]
     except PipelineError:
         raise
@@ -184,17 +194,25 @@ def read_into(
 
 
 def _decode_into(
-    name: str, column: LazyColumn, indices: np.ndarray, out: np.ndarray, clock: Clock
+    name: str,
+    column: LazyColumn,
+    indices: np.ndarray,
+    out: np.ndarray,
+    clock: Clock,
+    draws: np.ndarray | None,
 ) -> SlowSample | None:
     slowest = None
     for position, sample in enumerate(indices.tolist()):
-        if position and sample == indices[position - 1]:
+        if position and sample == indices[position - 1] and draws is None:
             # A short batch is filled up by repeating one sample.
             out[position] = out[position - 1]
             continue
         started_at = clock()
         try:
-            out[position] = column.sample(sample)
+            if draws is not None and isinstance(column, HostMappedColumn):
+                out[position] = column.sample_at(sample, *draws[position].tolist())
+            else:
+                out[position] = column.sample(sample)
         except PipelineError:
             raise
         except Exception as error:

@@ -80,7 +80,7 @@ def describe(
 
 def no_such(noun: str, name: str, choices: Iterable[str]) -> str:
     """`there is no such model; did you mean lenet5? Choose from layers, lenet5, mlp, resnet`."""
-    names = sorted(choices)
+    names = sorted(filter(None, choices))
     guess = nearest(name, names)
     question = f"; did you mean {show_name(guess)}?" if guess else "."
     listed = f" Choose from {', '.join(map(show_name, names))}" if names else " There are none"

@@ -19,6 +19,7 @@ from pipeline.data.ops.image import (
     require_image,
     require_image_dtype,
 )
+from pipeline.data.ops.values import OneHot
 from pipeline.data.random import integers
 
 
@@ -38,15 +39,14 @@ class MixUp(BatchOp):
     def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
         image, label = values
         require_image_dtype(image.dtype)
-        _require_one_hot(label)
-        return image, label
+        return image, _fit_label(self, label)
 
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
         partner = draw_partners(xp, uniforms[:, 0])
         shares = list_beta_steps(self.alpha)
         # The draw of the first sample is used for the whole batch.
         number = integers(xp, uniforms[:1, 1], len(shares))
-        return mix_up(xp, values, partner, shares, number)
+        return mix_up(xp, _encode_label(xp, self, values), partner, shares, number)
 
 
 def mix_up(
@@ -69,13 +69,24 @@ def _mix_with_partner(values: Any, partner: Any, share: Any) -> Any:
     return (values.astype(np.float32) * share + other * (1 - share)).astype(values.dtype)
 
 
-def _require_one_hot(label: ColumnSpec) -> None:
-    """Raise ValueError for labels that can't be mixed."""
+def _encode_label(xp: Any, op: BatchOp, values: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Return images and one-hot labels, of labels that `_fit_label` has accepted."""
+    images, labels = values
+    if op.classes is not None and labels.ndim == 1:
+        labels = OneHot(classes=op.classes)(xp, labels, None)
+    return images, labels
+
+
+def _fit_label(op: BatchOp, label: ColumnSpec) -> ColumnSpec:
+    """Return the spec of mixed labels. Raises ValueError for labels that can't be mixed."""
+    if op.classes is not None and label.shape == ():
+        return OneHot(classes=op.classes).output(label)
     if len(label.shape) != 1 or label.dtype != "float32":
         raise ValueError(
             f"mixes one-hot float32 labels, not {label.dtype} of shape {label.shape}; list a "
             "one_hot before it"
         )
+    return label
 
 
 def draw_partners(xp: Any, uniforms: Any) -> Any:
@@ -111,11 +122,10 @@ class CutMix(BatchOp):
     def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
         image, label = values
         require_image(image)
-        _require_one_hot(label)
-        return image, label
+        return image, _fit_label(self, label)
 
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
-        images, labels = values
+        images, labels = _encode_label(xp, self, values)
         height, width = images.shape[1:3]
         sides = np.sqrt(1 - list_beta_steps(self.alpha))[:, None] * np.array([height, width])
         extents = draw_rows(xp, uniforms[:, 2], sides.astype(np.int32))

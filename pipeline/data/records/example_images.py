@@ -1,17 +1,18 @@
-"""Images and labels from the features of tf.train.Examples in TFRecord files."""
+"""Images and labels from the features of examples in TFRecord and MindRecord files."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import show_name
+from pipeline.core.registry import MAX_FLOAT, MAX_INT
 from pipeline.data.columns import read_samples
 from pipeline.data.file_errors import name_file
 from pipeline.data.image_file import (
@@ -22,10 +23,9 @@ from pipeline.data.image_file import (
     read_pixels,
     read_upright_size,
 )
-from pipeline.data.records.tf_example import Feature, parse_example
-from pipeline.data.records.tfrecord_file import RecordSpans, scan_records
+from pipeline.data.records.tf_example import Feature
 
-IMAGE_KEYS = ("image/encoded", "image", "image_raw", "image/raw")
+IMAGE_KEYS = ("image/encoded", "image", "image_raw", "image/raw", "data")
 LABEL_KEYS = ("image/class/label", "label")
 SIZE_KEYS = (("height", "width", "depth"), ("image/height", "image/width", "image/channels"))
 """Names of the features with the height, width and channels of plain pixels."""
@@ -33,6 +33,22 @@ _SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"GIF8", b"RIFF")
 """First bytes of image files that `open_image` reads."""
 
 Shape = tuple[int, int, int]
+
+
+class ExampleFile(Protocol):
+    """A file of examples, each of which can be read alone."""
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+
+    def read_example(self, record: int) -> Mapping[str, Feature]:
+        """Return the features of an example. Raises OSError and ValueError."""
+
+
+IndexFile = Callable[[Path, Callable[[int, Mapping[str, Feature]], None]], ExampleFile]
+"""Reads a file once, calls a function with the number and features of each example, and returns the
+access to them."""
 
 
 @dataclass(frozen=True)
@@ -45,41 +61,38 @@ class ExampleSettings:
     """(height, width) that image files are resized to."""
     image_shape: Sequence[int] | None = None
     """(height, width, channels) of plain pixels."""
+    image_layout: Literal["hwc", "chw"] = "hwc"
+    """The order of axes of images that are arrays."""
 
 
 @dataclass(frozen=True)
 class ExampleImages:
     """A column of images of examples, read and decoded on demand."""
 
-    files: Sequence[RecordSpans]
+    files: Sequence[ExampleFile]
     rows: np.ndarray
     """The file of each sample and the record in the file, int64 (n, 2)."""
-    key: str
-    value_shape: Shape
-    encoded: bool
-    """Whether images are files such as PNG, which are decoded as RGB, else plain pixels."""
+    layout: ImageLayout
 
-    dtype = np.dtype(np.uint8)
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """uint8 for files and pixels; float32 or int32 for arrays."""
+        return np.dtype(self.layout.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(samples, height, width, channels)."""
-        return (len(self.rows), *self.value_shape)
+        return (len(self.rows), *self.layout.shape)
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """Return the images at an integer array of indices or a slice, uint8 (n, H, W, C)."""
+        """Return the images at an integer array of indices or a slice, (n, H, W, C)."""
         return read_samples(self, indices)
 
     def sample(self, index: int) -> np.ndarray:
-        """Return one image, uint8 (H, W, C). Raises DataError that names a bad record."""
+        """Return one image, (H, W, C). Raises DataError that names a bad record."""
         file, record = self.rows[index].tolist()
         try:
-            features = parse_example(self.files[file].read(record))
-            content = _find_image(features, self.key)
-            if not self.encoded:
-                return np.frombuffer(content, np.uint8).reshape(self.value_shape)
-            with open_image(content, FORMATS) as image:
-                return read_pixels(image, *self.value_shape[:2])
+            return self.layout.read_image(self.files[file].read_example(record))
         except (*UNREADABLE_IMAGE, KeyError) as error:
             raise DataError(f"{self.sample_name(index)}: {error}") from error
 
@@ -108,58 +121,76 @@ class Examples:
         return replace(self, images=images, labels=self.labels[rows])
 
 
-def read_examples(paths: Sequence[Path], settings: ExampleSettings) -> Examples:
+def read_examples(
+    paths: Sequence[Path], index_file: IndexFile, settings: ExampleSettings
+) -> Examples:
     """Read the labels of all records, the positions of records, and the size of images. Raises
     DataError that names the file, the record and the problem."""
-    spans = []
-    rows = []
+    rows: list[tuple[int, int]] = []
     labels: list[int | np.ndarray] = []
     layout: _Layout | None = None
-    for number, path in enumerate(paths):
-        starts: list[int] = []
-        lengths: list[int] = []
+
+    def visit(record: int, features: Mapping[str, Feature]) -> None:
+        nonlocal layout
+        try:
+            layout = layout or _find_layout(features, settings)
+            layout.image.require(features)
+            labels.append(layout.label(features))
+        except UNREADABLE_IMAGE as error:
+            raise ValueError(f"record {record}: {error}") from error
+        rows.append((len(files), record))
+
+    files: list[ExampleFile] = []
+    for path in paths:
         with name_file(path):
-            for start, content in scan_records(path):
-                record = len(starts)
-                try:
-                    features = parse_example(content)
-                    layout = layout or _find_layout(features, settings)
-                    layout.require(features)
-                    labels.append(layout.label(features))
-                except UNREADABLE_IMAGE as error:
-                    raise ValueError(f"record {record}: {error}") from error
-                starts.append(start)
-                lengths.append(len(content))
-        spans.append(RecordSpans(path, np.array(starts, np.int64), np.array(lengths, np.int64)))
-        rows.append(np.stack([np.full(len(starts), number), np.arange(len(starts))], axis=1))
+            files.append(index_file(path, visit))
     if layout is None:
         raise DataError(f"{paths[0]}: has no records, like all the files of its split")
-    images = ExampleImages(
-        spans, np.concatenate(rows), layout.image_key, layout.shape, layout.encoded
-    )
+    images = ExampleImages(files, np.array(rows, np.int64), layout.image)
     return Examples(images, np.array(labels), layout.label_key)
 
 
 @dataclass(frozen=True)
-class _Layout:
-    """The layout of the first example, which all examples must have."""
+class ImageLayout:
+    """The layout of the first image, which all images must have."""
 
-    image_key: str
-    label_key: str
+    key: str
+    kind: Literal["file", "pixels", "array"]
+    """Files such as PNG are decoded as RGB. Pixels are bytes, arrays have a dtype and a shape."""
     shape: Shape
-    encoded: bool
-    resized: bool
-    num_floats: int | None
-    """Number of floats of a label; None for a class."""
+    """(height, width, channels)."""
+    resized: bool = False
+    dtype: Literal["uint8", "int32", "float32"] = "uint8"
+    moved_axis: int = -1
+    """The axis of channels of an array."""
+
+    def read_image(self, features: Mapping[str, Feature]) -> np.ndarray:
+        """Return the image of an example, (H, W, C). Raises an error of `UNREADABLE_IMAGE`."""
+        if self.kind == "array":
+            values = np.asarray(features[self.key]).astype(self.dtype)
+            return _as_image(values, self.moved_axis).reshape(self.shape)
+        content = _find_bytes(features, self.key)
+        if self.kind == "pixels":
+            return np.frombuffer(content, np.uint8).reshape(self.shape)
+        with open_image(content, FORMATS) as image:
+            return read_pixels(image, *self.shape[:2])
 
     def require(self, features: Mapping[str, Feature]) -> None:
         """Raise an error of `UNREADABLE_IMAGE` if the image has another layout."""
-        content = _find_image(features, self.image_key)
-        if not self.encoded:
+        if self.kind == "array":
+            layout = _find_array_layout(self.key, features.get(self.key), self.moved_axis)
+            if layout != self:
+                raise ValueError(
+                    f"{show_name(self.key)} is {layout.dtype} of shape {layout.shape}, but the "
+                    f"first is {self.dtype} of shape {self.shape}"
+                )
+            return
+        content = _find_bytes(features, self.key)
+        if self.kind == "pixels":
             if len(content) != math.prod(self.shape):
                 height, width, channels = self.shape
                 raise ValueError(
-                    f"{show_name(self.image_key)} has {len(content):,} bytes; {height}x{width} "
+                    f"{show_name(self.key)} has {len(content):,} bytes; {height}x{width} "
                     f"pixels of {channels} channels are {math.prod(self.shape):,}; "
                     "must match dataset.image_shape"
                 )
@@ -171,12 +202,22 @@ class _Layout:
                     "set dataset.image_size=[H,W] to resize all"
                 )
 
+
+@dataclass(frozen=True)
+class _Layout:
+    """The layout of the first example, which all examples must have."""
+
+    image: ImageLayout
+    label_key: str
+    num_floats: int | None
+    """Number of floats of a label; None for a class."""
+
     def label(self, features: Mapping[str, Feature]) -> int | np.ndarray:
         """Return the label of an example. Raises ValueError for another dtype or length."""
         label = features.get(self.label_key)
         expected = "one integer" if self.num_floats is None else f"{self.num_floats} floats"
-        dtype = np.int64 if self.num_floats is None else np.float32
-        if not isinstance(label, np.ndarray) or label.dtype != dtype:
+        kind = "i" if self.num_floats is None else "f"
+        if not isinstance(label, np.ndarray) or label.dtype.kind != kind or label.ndim > 1:
             raise ValueError(f"{show_name(self.label_key)} must hold {expected}")
         if len(label) != (self.num_floats or 1):
             raise ValueError(f"{show_name(self.label_key)} has {len(label)} values, not {expected}")
@@ -184,33 +225,55 @@ class _Layout:
             return int(label[0])
         if not np.isfinite(label).all():
             raise ValueError(f"{show_name(self.label_key)} has {label.tolist()}; must be finite")
-        return label
+        return label.astype(np.float32)
 
 
 def _find_layout(features: Mapping[str, Feature], settings: ExampleSettings) -> _Layout:
     """Return the layout of the first example. Raises ValueError that names a missing feature."""
     image_key = _find_key(features, settings.image_key, IMAGE_KEYS, "image_key")
     label_key = _find_key(features, settings.label_key, LABEL_KEYS, "label_key")
-    content = _find_image(features, image_key)
     label = features[label_key]
     if isinstance(label, tuple):
         raise ValueError(f"{show_name(label_key)} has bytes; a label must be a number")
-    encoded = settings.image_shape is None and content.startswith(_SIGNATURES)
+    num_floats = label.size if label.dtype.kind == "f" else None
+    return _Layout(_find_image_layout(features, image_key, settings), label_key, num_floats)
+
+
+def _find_image_layout(
+    features: Mapping[str, Feature], key: str, settings: ExampleSettings
+) -> ImageLayout:
+    """Return the layout of the image of the first example. Raises ValueError without a size."""
+    value = features[key]
+    if isinstance(value, np.ndarray) and value.size > 1:
+        return _find_array_layout(key, value, -1 if settings.image_layout == "hwc" else 0)
+    content = _find_bytes(features, key)
     if settings.image_shape is not None:
         height, width, channels = settings.image_shape
-    elif encoded:
+        return ImageLayout(key, "pixels", (height, width, channels))
+    if content.startswith(_SIGNATURES):
         height, width = settings.image_size or _read_encoded_size(content)
-        channels = 3
-    else:
-        height, width, channels = _find_plain_shape(features, image_key)
-    return _Layout(
-        image_key,
-        label_key,
-        shape=(height, width, channels),
-        encoded=encoded,
-        resized=encoded and settings.image_size is not None,
-        num_floats=len(label) if label.dtype == np.float32 else None,
-    )
+        resized = settings.image_size is not None
+        return ImageLayout(key, "file", (height, width, 3), resized)
+    return ImageLayout(key, "pixels", _find_plain_shape(features, key))
+
+
+def _find_array_layout(key: str, values: Feature | None, moved_axis: int) -> ImageLayout:
+    """Return the layout of an array. Raises ValueError for one that isn't an image or tokens."""
+    if not isinstance(values, np.ndarray) or not 1 <= values.ndim <= 3 or not values.size:
+        raise ValueError(f"{show_name(key)} must be an image, of at most 3 axes, or tokens")
+    dtype: Literal["int32", "float32"] = "int32" if values.dtype.kind == "i" else "float32"
+    if not (np.abs(values) <= (MAX_INT if dtype == "int32" else MAX_FLOAT)).all():
+        raise ValueError(f"{show_name(key)} has values that {dtype} can't hold")
+    height, width, channels = _as_image(values, moved_axis).shape
+    shape = (height, width, channels)
+    return ImageLayout(key, "array", shape, dtype=dtype, moved_axis=moved_axis)
+
+
+def _as_image(values: np.ndarray, moved_axis: int) -> np.ndarray:
+    """Return an array as (height, width, channels). Tokens (T,) become (T, 1, 1)."""
+    if values.ndim == 3:
+        return np.moveaxis(values, moved_axis, -1)
+    return values.reshape(*values.shape, *(1,) * (3 - values.ndim))
 
 
 def _find_key(
@@ -225,7 +288,7 @@ def _find_key(
     raise ValueError(f"has no feature {names_text}; it has {key_list}; set dataset.{setting}")
 
 
-def _find_image(features: Mapping[str, Feature], key: str) -> bytes:
+def _find_bytes(features: Mapping[str, Feature], key: str) -> bytes:
     """Return the bytes of an image. Raises ValueError if the feature has none or several."""
     values = features.get(key)
     if not isinstance(values, tuple) or len(values) != 1:

@@ -5,11 +5,15 @@ Source of the field numbers: tensorflow/core/example/example.proto and feature.p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from pipeline.data.records.tfrecord_file import RecordSpans, scan_records
 
 _SCHEMA = """
 name: "pipeline/tf_example.proto" package: "pipeline" syntax: "proto3"
@@ -39,7 +43,34 @@ message_type { name: "Int64List"
 """The message's definition, in protobuf's text format."""
 
 Feature = tuple[bytes, ...] | np.ndarray
-"""Values of a feature: bytes, or float32 or int64 (n,)."""
+"""Values of a feature: bytes, or numbers, here float32 or int64 (n,)."""
+
+
+@dataclass(frozen=True)
+class TFRecordFile(RecordSpans):
+    """A TFRecord file of Examples."""
+
+    def read_example(self, record: int) -> Mapping[str, Feature]:
+        """Return the features of a record. Raises OSError, and ValueError if it has changed."""
+        return parse_example(self.read(record))
+
+
+def index_tfrecord(path: Path, visit: Callable[[int, Mapping[str, Feature]], None]) -> TFRecordFile:
+    """Call `visit` with the number and features of each record, and return the access to them.
+
+    Raises OSError, and ValueError for a damaged file.
+    """
+    starts = []
+    lengths = []
+    for record, (start, content) in enumerate(scan_records(path)):
+        try:
+            features = parse_example(content)
+        except ValueError as error:
+            raise ValueError(f"record {record}: {error}") from error
+        visit(record, features)
+        starts.append(start)
+        lengths.append(len(content))
+    return TFRecordFile(path, np.array(starts, np.int64), np.array(lengths, np.int64))
 
 
 def parse_example(content: bytes) -> Mapping[str, Feature]:

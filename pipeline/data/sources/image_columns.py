@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -120,28 +120,39 @@ def _decode(path: str, height: int, width: int, masks: MaskValues | None) -> np.
 
 
 def make_image_columns(
-    paths: Sequence[Sequence[str]], size: Sequence[int] | None, *, several_sizes: bool
+    paths: Sequence[Sequence[str]],
+    size: Sequence[int] | None,
+    *,
+    several_sizes: bool,
+    may_be_damaged: Sequence[bool] = (False, False),
 ) -> list[Column]:
     """Make a column for each list of image files.
 
     All images are resized to `size` if it is set. Else they keep their sizes if `several_sizes` is
-    true, and must have one size if not. Raises DataError that names an image of a wrong size, or an
-    unreadable one.
+    true, and must have one size if not. With `may_be_damaged`, unreadable images of a list
+    stay in its column, which raises DataError when it reads one. Raises DataError that names
+    an image of a wrong size, or an unreadable one.
     """
-    all_paths = [path for listed in paths for path in listed]
-    require_readable(all_paths)
+    damaged: set[str] = set()
+    for listed, is_allowed in zip(paths, may_be_damaged, strict=True):
+        if is_allowed:
+            damaged.update(_find_unreadable(listed))
+        else:
+            require_readable(listed)
     if several_sizes and size is None:
-        return [RaggedImageFiles(listed, read_sizes(listed)) for listed in paths]
-    height, width = size or find_common_size(all_paths)
+        return [RaggedImageFiles(listed, read_sizes(listed, damaged)) for listed in paths]
+    readable = [path for listed in paths for path in listed if path not in damaged]
+    height, width = size or find_common_size(readable or paths[0])
     return [ImageFiles(listed, height, width) for listed in paths]
 
 
-def read_sizes(paths: Sequence[str]) -> np.ndarray:
-    """Return (height, width) of each image, int32 (files, 2)."""
-    sizes = np.empty((len(paths), 2), np.int32)
+def read_sizes(paths: Sequence[str], damaged: Collection[str] = ()) -> np.ndarray:
+    """Return (height, width) of each image, int32 (files, 2); (1, 1) of damaged ones."""
+    sizes = np.ones((len(paths), 2), np.int32)
     for row, path in enumerate(paths):
-        with _open_named(path, FORMATS) as image:
-            sizes[row] = read_upright_size(image)
+        if path not in damaged:
+            with _open_named(path, FORMATS) as image:
+                sizes[row] = read_upright_size(image)
     return sizes
 
 
@@ -188,8 +199,16 @@ def _require_one_channel(image: Image.Image) -> None:
 
 
 def require_readable(paths: Sequence[str], *, masks: bool = False) -> None:
-    """Raise DataError that names the first unreadable file and counts the others. Images must be
-    whole, with 8 bits per channel. Masks must have one channel."""
+    """Raise DataError that names the first unreadable file and counts the others."""
+    errors = list(_find_unreadable(paths, masks=masks).values())
+    if errors:
+        count = f"; nor can {len(errors) - 1:,} of the others" if len(errors) > 1 else ""
+        raise DataError(f"{errors[0]}{count}") from errors[0]
+
+
+def _find_unreadable(paths: Sequence[str], *, masks: bool = False) -> dict[str, DataError]:
+    """Return the errors of unreadable files, by path. Images must be whole, with 8 bits per
+    channel. Masks must have one channel."""
 
     def read(path: str) -> DataError | None:
         try:
@@ -202,10 +221,8 @@ def require_readable(paths: Sequence[str], *, masks: bool = False) -> None:
         return None
 
     with ThreadPoolExecutor(DECODING_THREADS) as pool:
-        errors = [error for error in pool.map(read, paths) if error is not None]
-    if errors:
-        count = f"; nor can {len(errors) - 1:,} of the others" if len(errors) > 1 else ""
-        raise DataError(f"{errors[0]}{count}") from errors[0]
+        errors = pool.map(read, paths)
+        return {path: error for path, error in zip(paths, errors, strict=True) if error is not None}
 
 
 @contextmanager

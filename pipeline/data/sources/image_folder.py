@@ -21,6 +21,7 @@ from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.image_file import KINDS, SUFFIXES
 from pipeline.data.image_table import ImageTable, parse_labels, read_image_table
+from pipeline.data.selections import Readable
 from pipeline.data.sources.image_columns import make_image_columns
 from pipeline.data.targets import Targets, Task
 
@@ -190,8 +191,17 @@ class ImageFolder(LocalDatasetSpec):
             )
 
     def _make_columns(self, paths: Sequence[Sequence[str]]) -> list[Column]:
-        """Make a column for each list of paths, of one size unless there are buckets."""
-        return make_image_columns(paths, self.image_size, several_sizes=self.buckets is not None)
+        """Make the columns of both splits, of one size unless there are buckets."""
+        cleaned = [
+            any(isinstance(rule, Readable) for rule in split.select)
+            for split in (self.train, self.eval)
+        ]
+        return make_image_columns(
+            paths,
+            self.image_size,
+            several_sizes=self.buckets is not None,
+            may_be_damaged=cleaned,
+        )
 
 
 def find_splits(root: Path, content: str = "") -> tuple[Path, Path]:

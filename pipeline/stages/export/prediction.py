@@ -30,9 +30,14 @@ Predict = Callable[[Weights, Array], Array]
 def make_predict(run: TrainedRun) -> Predict:
     """Return the function of a run's evaluation ops and its network.
 
-    Raises RecipeError if the ops don't accept the run's images.
+    Raises RecipeError if the ops don't accept the run's images, and for host ops.
     """
     recipe = run.recipe
+    if recipe.dataset.eval.host_ops:
+        raise RecipeError(
+            "dataset.eval.host_ops: must be [] for predictions, which read other images than the "
+            "dataset's"
+        )
     samples = run.samples
     encode = make_encoding_ops(samples.table, recipe.model.table_input)
     ops = (*encode, *recipe.dataset.eval.ops)

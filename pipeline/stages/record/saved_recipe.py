@@ -45,7 +45,7 @@ def list_changes_of_meaning(saved: Checkpoint, recipe: Mapping[str, Any]) -> lis
     changes = _find_differences(saved, recipe)
     sections: list[tuple[str, ...]] = [("model",)]
     if not any(change.where == ("dataset", "name") for change in changes):
-        sections.append(("dataset", "eval", "ops"))
+        sections += [("dataset", "eval", "host_ops"), ("dataset", "eval", "ops")]
     return [
         str(change)
         for change in changes

@@ -10,7 +10,7 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.ops.mixing import CutMix, MixUp, draw_partners, list_beta_steps
 from pipeline.data.ops.values import OneHot
 from pipeline.data.random import seed_words, uniforms
-from pipeline.data.transform import apply_ops, compute_column_specs
+from pipeline.data.transform import apply_ops, compute_column_specs, fit_to_classes
 
 RNG = np.random.default_rng(0)
 BATCH = 16
@@ -51,6 +51,27 @@ def test_one_hot_comes_first(op):
     assert compute_column_specs((HOT, op), SPECS)["label"] == ColumnSpec((10,), "float32")
     with pytest.raises(ValueError, match=r"^ops\.0 .*not int32 of shape \(\); list a one_hot bef"):
         compute_column_specs((op,), SPECS)
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_integer_labels_are_mixed_as_their_one_hot_labels(op):
+    (fitted,) = fit_to_classes([op], 10)
+    assert compute_column_specs([fitted], SPECS) == compute_column_specs((HOT, op), SPECS)
+    classes = LABELS.argmax(axis=1).astype(np.int32)
+    for mixed, hot in zip(
+        fitted.map(np, (BYTES, classes), drawn(op)),
+        op.map(np, (BYTES, LABELS), drawn(op)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(mixed, hot)
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_labels_of_pixels_and_numbers_are_not_mixed_as_classes(op):
+    (fitted,) = fit_to_classes([op], 10)
+    for label in (ColumnSpec((7, 9), "int32"), ColumnSpec((), "float32")):
+        with pytest.raises(ValueError, match=r"^ops\.0 "):
+            compute_column_specs([fitted], {**SPECS, "label": label})
 
 
 def test_an_unknown_label_column_is_refused():

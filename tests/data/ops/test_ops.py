@@ -129,6 +129,7 @@ def test_every_op_is_registered():
         "cut_mix",
         "cutout",
         "hwc2chw",
+        "linear_map",
         "mix_up",
         "normalize",
         "one_hot",

@@ -24,7 +24,7 @@ from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData
 from pipeline.data.records.tf_example import Feature, make_example_type, parse_example
 from pipeline.data.records.tfrecord_file import compute_masked_checksum, scan_records
-from pipeline.data.sources.tfrecord import TFRecord
+from pipeline.data.sources.example_files import TFRecord
 from tests import outcome
 from tests.data.section import section
 from tests.whole_run import run

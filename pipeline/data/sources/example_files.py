@@ -1,9 +1,11 @@
-"""Images in TFRecord files, one tf.train.Example each."""
+"""Samples in TFRecord files, one tf.train.Example each, and in MindRecord files of MindSpore."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
@@ -14,7 +16,14 @@ from pipeline.data.columns import RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
-from pipeline.data.records.example_images import Examples, ExampleSettings, read_examples
+from pipeline.data.records.example_images import (
+    Examples,
+    ExampleSettings,
+    IndexFile,
+    read_examples,
+)
+from pipeline.data.records.mindrecord_file import index_mindrecord
+from pipeline.data.records.tf_example import index_tfrecord
 from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize, require_within
 from pipeline.data.targets import Targets, standardise_targets
 
@@ -24,17 +33,15 @@ Pattern = Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]
 ImageShape = Annotated[Seq[PositiveInt], Field(min_length=3, max_length=3)]
 
 
-@component("dataset")
-class TFRecord(LocalDatasetSpec):
-    """TFRecord files of images with labels.
+class ExampleFilesSpec(LocalDatasetSpec):
+    """Files of examples with named features, one of which is an image and one its label.
 
-    Images are files such as PNG and JPEG, or plain 8-bit pixels. Training files are `train*`,
-    evaluation files `eval*`, `val*` or `test*`. All are read once before training, for labels and
-    checksums. Images are read again on demand.
+    Training files are `train*`, evaluation files `eval*`, `val*` or `test*`. All are read once
+    before training, for labels and damage. Images are read again on demand.
     """
 
-    root_must_be = "a folder with TFRecord files, train* and one of eval*, val* or test*"
-    name: Literal["tfrecord"] = "tfrecord"
+    suffix_left_out: ClassVar[str | None] = None
+    """The end of the names of files beside those of examples."""
     root: GivenRoot
     """The folder with the files."""
     train_files: Pattern = "train*"
@@ -45,7 +52,7 @@ class TFRecord(LocalDatasetSpec):
     """The share of each class of the training files for evaluation, in place of `eval_files`."""
     split_seed: NonNegativeInt = 0
     image_key: str | None = None
-    """The feature with the image; null: image/encoded, image, image_raw or image/raw."""
+    """The feature with the image; null: image/encoded, image, image_raw, image/raw or data."""
     label_key: str | None = None
     """The feature with the label, a class or floats; null: image/class/label or label."""
     first_label: NonNegativeInt = 0
@@ -66,7 +73,7 @@ class TFRecord(LocalDatasetSpec):
                 "image_shape: can't be combined with image_size; plain pixels aren't resized"
             )
         if self.buckets is not None:
-            raise ValueError("buckets: can't be combined with tfrecord; images have one shape")
+            raise ValueError(f"buckets: can't be combined with {self.name}; images have one shape")
         return self
 
     def read(self, cache: Path) -> RawData:
@@ -83,10 +90,10 @@ class TFRecord(LocalDatasetSpec):
                 )
         else:
             train, evaluated = self._hold_out(train, self.split)
-        if train.images.value_shape != evaluated.images.value_shape:
+        if train.images.layout.shape != evaluated.images.layout.shape:
             raise DataError(
-                f"{self.root}: images to train on have shape {train.images.value_shape}, those to "
-                f"evaluate {evaluated.images.value_shape}; dataset.image_size=[H,W] resizes PNG, "
+                f"{self.root}: images to train on have shape {train.images.layout.shape}, those to "
+                f"evaluate {evaluated.images.layout.shape}; dataset.image_size=[H,W] resizes PNG, "
                 "JPEG and BMP"
             )
         if train.labels.shape[1:] != evaluated.labels.shape[1:]:
@@ -104,22 +111,33 @@ class TFRecord(LocalDatasetSpec):
 
     def _read_matching(self, pattern: str) -> Examples:
         """Read the examples of the files that match `pattern`, in the order of names."""
-        paths = sorted(path for path in self.root.glob(pattern) if path.is_file())
+        paths = self._list_files(pattern)
         if not paths:
             raise DataError(f"{self.root}: has no files {pattern}")
         for path in paths:
             require_within(path, self.root.resolve())
-        return read_examples(
-            paths,
-            ExampleSettings(self.image_key, self.label_key, self.image_size, self.image_shape),
-        )
+        return read_examples(paths, self.index_file, self._settings)
+
+    @property
+    @abstractmethod
+    def index_file(self) -> IndexFile:
+        """The reader of a file."""
+
+    @property
+    def _settings(self) -> ExampleSettings:
+        return ExampleSettings(self.image_key, self.label_key, self.image_size, self.image_shape)
+
+    def _list_files(self, pattern: str) -> list[Path]:
+        """Return the files that match `pattern`, in the order of names."""
+        paths = (path for path in self.root.glob(pattern) if path.suffix != self.suffix_left_out)
+        return sorted(path for path in paths if path.is_file())
 
     def _find_eval_pattern(self) -> str:
         """Return the pattern of the evaluation files. Raises DataError without any."""
         if self.eval_files is not None:
             return self.eval_files
         for name in EVAL_FOLDERS:
-            if any(path.is_file() for path in self.root.glob(f"{name}*")):
+            if self._list_files(f"{name}*"):
                 return f"{name}*"
         raise DataError(
             f"{self.root}: has no files eval*, val* or test*; name them in dataset.eval_files, or "
@@ -165,3 +183,39 @@ class TFRecord(LocalDatasetSpec):
                 f"{key} goes from {lowest} to {highest}; must be {first} to {last}, by "
                 "dataset.classes and dataset.first_label"
             )
+
+
+@component("dataset")
+class TFRecord(ExampleFilesSpec):
+    """TFRecord files of images with labels: files such as PNG and JPEG, plain 8-bit pixels, or
+    lists of tokens."""
+
+    root_must_be = "a folder with TFRecord files, train* and one of eval*, val* or test*"
+    name: Literal["tfrecord"] = "tfrecord"
+
+    @property
+    def index_file(self) -> IndexFile:
+        return index_tfrecord
+
+
+@component("dataset")
+class MindRecord(ExampleFilesSpec):
+    """MindRecord files with their indices NAME.db.
+
+    The image is a field of bytes, a file such as PNG or JPEG or plain 8-bit pixels, or an array: an
+    image, or tokens. The label is an integer, a number or an array of numbers.
+    """
+
+    root_must_be = "a folder with MindRecord files, train* and one of eval*, val* or test*"
+    suffix_left_out: ClassVar[str | None] = ".db"
+    name: Literal["mindrecord"] = "mindrecord"
+    image_layout: Literal["hwc", "chw"] = "hwc"
+    """The order of axes of images that are arrays."""
+
+    @property
+    def index_file(self) -> IndexFile:
+        return index_mindrecord
+
+    @property
+    def _settings(self) -> ExampleSettings:
+        return replace(super()._settings, image_layout=self.image_layout)

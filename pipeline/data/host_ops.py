@@ -1,0 +1,139 @@
+"""Host ops: functions in Python that map single values while they are read."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pipeline.core.errors import DataError, PipelineError
+from pipeline.core.registry import Spec
+from pipeline.data.columns import Column, ColumnSpec, LazyColumn, Split, read_samples
+from pipeline.data.padding.buckets import RaggedColumn
+from pipeline.data.random import seed_words, uniforms
+
+HOST_OP = 1 << 29
+"""Op number in the key of the first host op, larger than any index of a map op."""
+
+
+class HostOp(Spec):
+    """An op that maps one value at a time, in any Python code, before the map ops.
+
+    Reader threads call it, so it must not change itself. Random numbers are `uniforms`, float32
+    (draws,) in [0, 1), a pure function of (seed, epoch, sample, op).
+    """
+
+    name: str
+    column: str = "image"
+
+    @property
+    def draws(self) -> int:
+        """The number of random numbers per sample."""
+        return 0
+
+    def output(self, value: ColumnSpec) -> ColumnSpec:
+        """Return the spec of a mapped value. Raises ValueError if the op can't be applied to it."""
+        return value
+
+    @abstractmethod
+    def __call__(self, value: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+        """Map one value, in the dtype and shape of `output`."""
+
+
+@dataclass(frozen=True)
+class HostMappedColumn:
+    """A column whose values a host op maps as they are read."""
+
+    column: Column
+    op: HostOp
+    place: str
+    """The op's key and name, for messages."""
+    seed: np.ndarray
+    number: int
+    """Op number in the key of the draws."""
+    spec: ColumnSpec
+
+    @property
+    def draws(self) -> int:
+        """The number of random numbers for a sample in each epoch."""
+        return self.op.draws + getattr(self.column, "draws", 0)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(samples, *shape of one mapped value)."""
+        return (self.column.shape[0], *self.spec.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.spec.dtype)
+
+    def __getitem__(self, indices: Any) -> np.ndarray:
+        """Return the mapped values of epoch 0."""
+        return read_samples(self, indices)
+
+    def sample(self, index: int) -> np.ndarray:
+        """Return one mapped value of epoch 0."""
+        return self.sample_at(index, index, 0)
+
+    def sample_at(self, index: int, key: int, epoch: int) -> np.ndarray:
+        """Return one value, mapped with the draws of (key, epoch). Raises DataError that names op
+        and sample if the op fails, or returns another shape or dtype than its `output`."""
+        if isinstance(self.column, HostMappedColumn):
+            value = self.column.sample_at(index, key, epoch)
+        elif isinstance(self.column, LazyColumn):
+            value = self.column.sample(index)
+        else:
+            value = self.column[np.array([index])][0]
+        sample = np.array([key])
+        draws = uniforms(np, self.seed, epoch, sample, self.number, self.op.draws)[0]
+        try:
+            mapped = np.asarray(self.op(value, draws))
+        except PipelineError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"{self.place}: {self.sample_name(index)}: {type(error).__name__}: {error}"
+            ) from error
+        if mapped.shape != self.spec.shape or mapped.dtype != self.dtype:
+            raise DataError(
+                f"{self.place}: {self.sample_name(index)}: returned {mapped.dtype} of shape "
+                f"{mapped.shape}; its output is {self.dtype} of shape {self.spec.shape}"
+            )
+        return mapped
+
+    def sample_name(self, index: int) -> str:
+        """Return the name of a sample for messages."""
+        column = self.column
+        return column.sample_name(index) if isinstance(column, LazyColumn) else f"sample {index}"
+
+
+def map_on_host(split: Split, ops: Sequence[HostOp], seed: int) -> Split:
+    """Return a split with mapped columns. Raises ValueError that begins with the op's position and
+    name if an op can't be applied."""
+    columns = dict(split.columns)
+    for position, op in enumerate(ops):
+        place = f"host_ops.{position} ({op.name})"
+        column = columns.get(op.column)
+        if column is None or isinstance(column, RaggedColumn):
+            problem = "there is no such column" if column is None else "its values differ in size"
+            raise ValueError(f"{place}: column = {op.column}: {problem}")
+        before = ColumnSpec(tuple(column.shape[1:]), np.dtype(column.dtype).name)
+        try:
+            spec = op.output(before)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
+        columns[op.column] = HostMappedColumn(
+            column, op, place, seed_words(seed), HOST_OP + position, spec
+        )
+    return replace(split, columns=columns)
+
+
+def read_rows(column: Column, rows: np.ndarray, keys: np.ndarray, epoch: int) -> np.ndarray:
+    """Return the values at rows, int (n,), as an epoch reads them; `keys` are those of draws."""
+    if not isinstance(column, HostMappedColumn):
+        return column[rows]
+    pairs = zip(rows.tolist(), keys.tolist(), strict=True)
+    return np.stack([column.sample_at(row, key, epoch) for row, key in pairs])

@@ -1,0 +1,143 @@
+"""Columns that view rows of other columns, to select samples and to join datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pipeline.data.columns import Column, LazyColumn, Split, resolve_indices
+from pipeline.data.padding.buckets import Ragged, RaggedColumn, UniformColumn
+
+
+@dataclass(frozen=True)
+class RowView:
+    """Rows of columns with values of one shape and dtype. It is a `BatchedColumn`."""
+
+    columns: Sequence[Any]
+    numbers: np.ndarray
+    """The column of each sample, int64 (n,)."""
+    rows: np.ndarray
+    """The row of each sample in its column, int64 (n,)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(samples, *shape of one value)."""
+        return (len(self.rows), *self.columns[0].shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.columns[0].dtype)
+
+    def __getitem__(self, indices: Any) -> np.ndarray:
+        """Return the values at an integer array of sample indices, or at a slice."""
+        places = resolve_indices(indices, len(self.rows))
+        out = np.empty((len(places), *self.shape[1:]), self.dtype)
+        self.read_into(places, out)
+        return out
+
+    def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
+        """Read the samples at indices, int (n,), into `out`. Raises DataError if it can't."""
+        for number, column in enumerate(self.columns):
+            mask = self.numbers[indices] == number
+            if mask.any():
+                out[mask] = column[self.rows[indices[mask]]]
+
+    def sample(self, index: int) -> np.ndarray:
+        """Return one value. Raises DataError if it can't be read."""
+        column, row = self.locate(index)
+        return column.sample(row) if isinstance(column, LazyColumn) else column[row : row + 1][0]
+
+    def sample_name(self, index: int) -> str:
+        """Return the name of a sample for messages."""
+        column, row = self.locate(index)
+        return column.sample_name(row) if isinstance(column, LazyColumn) else f"sample {row}"
+
+    def locate(self, index: int) -> tuple[Any, int]:
+        """Return the column of a sample and its row there."""
+        return self.columns[self.numbers[index]], int(self.rows[index])
+
+
+@dataclass(frozen=True)
+class RaggedRowView(Ragged):
+    """Rows of columns whose values differ in their leading dimensions."""
+
+    view: RowView
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        sizes = [column.sizes for column in self.view.columns]
+        return RowView(sizes, self.view.numbers, self.view.rows)[:]
+
+    @property
+    def trailing(self) -> tuple[int, ...]:
+        return tuple(self.view.columns[0].trailing)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.view.dtype
+
+    def value(self, index: int) -> np.ndarray:
+        column, row = self.view.locate(index)
+        return column.value(row)
+
+    def sample_name(self, index: int) -> str:
+        column, row = self.view.locate(index)
+        return column.sample_name(row)
+
+
+def select_samples(split: Split, rows: np.ndarray) -> Split:
+    """Return the samples of a split at these rows, int (n,)."""
+    numbers = np.zeros(len(rows), np.int64)
+    columns = {
+        name: column[rows] if isinstance(column, np.ndarray) else _view([column], numbers, rows)
+        for name, column in split.columns.items()
+    }
+    is_in_order = bool((np.diff(rows) > 0).all())
+    ends = np.cumsum((0, *split.files))
+    files = np.diff(np.searchsorted(rows, ends)) if is_in_order and split.files else ()
+    return Split(columns, tuple(int(count) for count in files))
+
+
+def join_splits(splits: Sequence[Split]) -> Split:
+    """Return the samples of all splits, one split after the other. Raises ValueError for columns
+    of different names, shapes or dtypes."""
+    names = [tuple(split.columns) for split in splits]
+    if len(set(names)) > 1:
+        raise ValueError(f"the columns are {' and '.join(map(', '.join, names))}; must be equal")
+    columns = {name: _join([split.columns[name] for split in splits], name) for name in names[0]}
+    has_files = all(split.files for split in splits)
+    files = tuple(count for split in splits for count in split.files) if has_files else ()
+    return Split(columns, files or tuple(map(len, splits)))
+
+
+def _join(columns: Sequence[Column], name: str) -> Column:
+    ragged = next((column for column in columns if isinstance(column, RaggedColumn)), None)
+    if ragged is not None:
+        dimensions = ragged.sizes.shape[1]
+        columns = [
+            column if isinstance(column, RaggedColumn) else UniformColumn(column, dimensions)
+            for column in columns
+        ]
+    kinds = [
+        f"{np.dtype(column.dtype).name} of shape "
+        + str(column.trailing if isinstance(column, RaggedColumn) else tuple(column.shape[1:]))
+        for column in columns
+    ]
+    if len(set(kinds)) > 1:
+        raise ValueError(f"{name} is {' and '.join(kinds)}; must be the same in all sources")
+    arrays = [column for column in columns if isinstance(column, np.ndarray)]
+    if len(arrays) == len(columns):
+        return np.concatenate(arrays)
+    counts = [column.shape[0] for column in columns]
+    numbers = np.repeat(np.arange(len(columns)), counts)
+    return _view(columns, numbers, np.concatenate([np.arange(count) for count in counts]))
+
+
+def _view(columns: Sequence[Column], numbers: np.ndarray, rows: np.ndarray) -> Column:
+    """Return rows of columns."""
+    view = RowView(columns, numbers, rows)
+    return RaggedRowView(view) if isinstance(columns[0], RaggedColumn) else view

@@ -1,0 +1,177 @@
+"""Selections of samples: which samples of a split are read, in a recipe's `select`."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import NonNegativeInt, PositiveInt
+
+from pipeline.core.errors import DataError
+from pipeline.core.registry import Seq, Spec, component
+from pipeline.data.columns import (
+    DECODING_THREADS,
+    Column,
+    LazyColumn,
+    RawData,
+    Split,
+    SplitKey,
+    resolve_indices,
+)
+from pipeline.data.padding.buckets import RaggedColumn
+from pipeline.data.row_views import select_samples
+
+CHUNK_SAMPLES = 256
+"""Samples that are read at once."""
+
+
+class Selection(Spec):
+    """A rule of which samples of a split are read."""
+
+    name: str
+
+    @abstractmethod
+    def select(self, split: Split, raw: RawData) -> np.ndarray:
+        """Return the rows of the samples that are read, int (n,), in their order.
+
+        `raw` has both splits, the evaluation split before its selections. Raises ValueError for
+        settings that don't fit the data, DataError for a sample that can't be read.
+        """
+
+
+def apply_selections(selections: Sequence[Selection], raw: RawData, key: SplitKey) -> RawData:
+    """Return the data with the selected samples of a split, and a line of the log for each rule.
+
+    Raises ValueError that begins with the rule's position and name, DataError for a sample that
+    can't be read.
+    """
+    for position, selection in enumerate(selections):
+        split = raw.train if key == "train" else raw.eval
+        place = f"select.{position} ({selection.name})"
+        try:
+            rows = resolve_indices(selection.select(split, raw), len(split))
+        except DataError:
+            raise
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
+        except Exception as error:  # of a custom rule
+            raise ValueError(f"{place}: {type(error).__name__}: {error}") from error
+        if not len(rows):
+            raise ValueError(f"{place}: leaves none of {len(split):,} samples")
+        note = f"{key}.{place}: {len(rows):,} of {len(split):,} {raw.unit.samples}"
+        raw = replace(raw, notes=(*raw.notes, note)).with_split(key, select_samples(split, rows))
+    return raw
+
+
+@component("selection")
+class SkipFirst(Selection):
+    """All samples but the first ones."""
+
+    name: Literal["skip"] = "skip"
+    samples: NonNegativeInt
+
+    def select(self, split: Split, raw: RawData) -> np.ndarray:
+        return np.arange(self.samples, len(split))
+
+
+@component("selection")
+class TakeFirst(Selection):
+    """The first samples, or all if there are fewer."""
+
+    name: Literal["take"] = "take"
+    samples: PositiveInt
+
+    def select(self, split: Split, raw: RawData) -> np.ndarray:
+        return np.arange(min(self.samples, len(split)))
+
+
+@component("selection")
+class Classes(Selection):
+    """The samples of some classes. Labels and the network's outputs stay those of all classes."""
+
+    name: Literal["classes"] = "classes"
+    keep: Seq[str | int]
+    """The names of classes, or their numbers from 0 on."""
+
+    def select(self, split: Split, raw: RawData) -> np.ndarray:
+        labels = split.columns["label"]
+        if raw.targets.task != "classification" or len(labels.shape) != 1:
+            raise ValueError("classes: needs samples of one class each")
+        numbers = {name: number for number, name in enumerate(raw.classes)}
+        classes = [numbers.get(key, -1) if isinstance(key, str) else key for key in self.keep]
+        for key, number in zip(self.keep, classes, strict=True):
+            if not 0 <= number < len(numbers):
+                names = ", ".join(raw.classes[:10])
+                raise ValueError(f"keep = {key!r:.60}: there is no such class; they are {names}")
+        return np.flatnonzero(np.isin(labels[:], classes))
+
+
+@component("selection")
+class Readable(Selection):
+    """The samples that can be read. Each is read once before training."""
+
+    name: Literal["readable"] = "readable"
+
+    def select(self, split: Split, raw: RawData) -> np.ndarray:
+        mask = np.ones(len(split), bool)
+        for column in split.columns.values():
+            if isinstance(column, LazyColumn | RaggedColumn):
+                with ThreadPoolExecutor(DECODING_THREADS) as pool:
+                    mask &= list(pool.map(_make_test(column), range(len(split))))
+        return np.flatnonzero(mask)
+
+
+@component("selection")
+class Unique(Selection):
+    """The first of samples that are equal byte for byte. Each is read once before training."""
+
+    name: Literal["unique"] = "unique"
+    column: str = "image"
+    apart: bool = False
+    """Whether samples that the training split has are left out too, so that an evaluation measures
+    new samples alone."""
+
+    def select(self, split: Split, raw: RawData) -> np.ndarray:
+        if self.column not in split.columns:
+            raise ValueError(f"column = {self.column}: there is no such column")
+        seen: set[bytes] = set()
+        if self.apart and split is not raw.train:
+            seen.update(_hash_samples(raw.train.columns[self.column]))
+        rows = []
+        for row, digest in enumerate(_hash_samples(split.columns[self.column])):
+            if digest not in seen:
+                seen.add(digest)
+                rows.append(row)
+        return np.array(rows, np.int64)
+
+
+def _make_test(column: Any) -> Any:
+    """Return a function of a row: whether a column can read it."""
+    read = column.value if isinstance(column, RaggedColumn) else column.sample
+
+    def test(row: int) -> bool:
+        try:
+            read(row)
+        except DataError:
+            return False
+        return True
+
+    return test
+
+
+def _hash_samples(column: Column) -> Iterator[bytes]:
+    """Yield a hash of each sample's shape and values, in order."""
+    for first in range(0, column.shape[0], CHUNK_SAMPLES):
+        rows = np.arange(first, min(first + CHUNK_SAMPLES, column.shape[0]))
+        if isinstance(column, RaggedColumn):
+            values: Sequence[np.ndarray] = [column.value(row) for row in rows.tolist()]
+        else:
+            values = list(column[rows])
+        for value in values:
+            content = np.ascontiguousarray(value).tobytes()
+            yield hashlib.blake2b(repr(value.shape).encode() + content, digest_size=16).digest()

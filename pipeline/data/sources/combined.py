@@ -1,0 +1,101 @@
+"""Datasets made of other datasets: one after the other, or side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import BeforeValidator, ValidationInfo, model_validator
+
+from pipeline.core.errors import DataError
+from pipeline.core.registry import ComponentOf, Expected, Seq, component
+from pipeline.data.columns import RawData, Split
+from pipeline.data.dataset_spec import DatasetSpec
+from pipeline.data.file_errors import name_file
+from pipeline.data.row_views import join_splits, select_samples
+
+INHERITED = ("mirrors", "buckets", "padding_mask", "oversized", "ignore_index", "train", "eval")
+"""Keys of a source that it shares with the dataset."""
+
+
+def _inherit(source: Any, info: ValidationInfo) -> Any:
+    """Return the section of a source with the keys that it shares with the dataset."""
+    if isinstance(source, str):
+        source = {"name": source}
+    if not isinstance(source, dict):
+        return source
+    shared = {key: info.data[key] for key in INHERITED if key in info.data}
+    return {"root": None, **shared, **source}
+
+
+Source = Annotated[DatasetSpec, ComponentOf("dataset"), BeforeValidator(_inherit)]
+
+
+class CombinedSpec(DatasetSpec):
+    """Base of the datasets made of others, which have all keys but their own."""
+
+    root: Annotated[None, Expected("null, since each source has its own")] = None
+
+
+@component("dataset")
+class Concat(CombinedSpec):
+    """Datasets with the same classes, one after the other, in both splits."""
+
+    name: Literal["concat"] = "concat"
+    sources: Seq[Source]
+    """The datasets, each by its name, root and the keys that its kind has."""
+
+    @model_validator(mode="after")
+    def _require_sources(self) -> Self:
+        if not self.sources:
+            raise ValueError("sources = []: must have at least one dataset")
+        return self
+
+    def read(self, cache: Path) -> RawData:
+        """Return the samples of all sources; each source is a file for `train.interleave`, unless
+        all have files."""
+        parts = [source.read(cache) for source in self.sources]
+        first = parts[0]
+        for number, part in enumerate(parts):
+            if part.targets != first.targets or part.text != first.text or part.table is not None:
+                raise DataError(
+                    f"dataset.sources.{number}: predicts {part.targets}, and dataset.sources.0 "
+                    f"{first.targets}; must be the same classes, without a table"
+                )
+        with name_file("dataset.sources"):
+            train = join_splits([part.train for part in parts])
+            evaluated = join_splits([part.eval for part in parts])
+        notes = tuple(note for part in parts for note in part.notes)
+        return replace(first, train=train, eval=evaluated, notes=notes)
+
+
+@component("dataset")
+class Zip(CombinedSpec):
+    """The images of one dataset with the labels of another, sample by sample. The longer one is
+    cut at the length of the shorter one."""
+
+    name: Literal["zip"] = "zip"
+    images: Source
+    labels: Source
+
+    def read(self, cache: Path) -> RawData:
+        """Return the images and labels of the same positions."""
+        images = self.images.read(cache)
+        labels = self.labels.read(cache)
+        return replace(
+            images,
+            train=_zip(images.train, labels.train),
+            eval=_zip(images.eval, labels.eval),
+            targets=labels.targets,
+            notes=images.notes + labels.notes,
+        )
+
+
+def _zip(images: Split, labels: Split) -> Split:
+    """Return a split with the image of one split and the label of the other."""
+    rows = np.arange(min(len(images), len(labels)))
+    images = select_samples(images, rows)
+    label = select_samples(labels, rows).columns["label"]
+    return replace(images, columns={**images.columns, "label": label})

@@ -1,0 +1,90 @@
+"""Datasets made of others: concat and zip."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline import load_recipe
+from pipeline.core.errors import DataError, RecipeError
+from pipeline.data.columns import RawData
+
+SIZES = {"a": 6, "b": 4}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number, (name, size) in enumerate(SIZES.items()):
+        images = np.full((size, 4, 4, 1), 100 * number, np.uint8)
+        images[:, 0, 0, 0] = np.arange(size)
+        labels = (np.arange(size) + number) % 2
+        np.savez(
+            tmp_path / f"{name}.npz",
+            x_train=images,
+            y_train=labels,
+            x_test=images[:2],
+            y_test=labels[:2],
+        )
+    return tmp_path
+
+
+def source(folder: Path, name: str) -> str:
+    return f"{{name: numpy, root: {folder / name}.npz, classes: 2}}"
+
+
+def read(*overrides: str) -> RawData:
+    base = ["model=mlp", "schedule=constant", "train.steps=1", "train.batch_size=2"]
+    recipe = load_recipe(overrides=[*base, *overrides])
+    return recipe.dataset.read(Path())
+
+
+def test_concat_reads_one_after_the_other(folder: Path) -> None:
+    raw = read("dataset=concat", f"dataset.sources=[{source(folder, 'a')},{source(folder, 'b')}]")
+    images = raw.train.columns["image"][:]
+    assert images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3]
+    assert images[:, 1, 1, 0].tolist() == [0] * 6 + [100] * 4
+    assert raw.train.columns["label"][:].tolist() == [0, 1, 0, 1, 0, 1, 1, 0, 1, 0]
+    assert raw.train.files == (6, 4)
+    assert len(raw.eval) == 4
+
+
+def test_a_source_may_be_a_name_alone() -> None:
+    raw = read("dataset=concat", "dataset.sources=[digits,digits]")
+    assert len(raw.train) == 2 * 1438
+
+
+def test_zip_takes_images_and_labels(folder: Path) -> None:
+    first, second = source(folder, "a"), source(folder, "b")
+    raw = read("dataset=zip", f"dataset.images={first}", f"dataset.labels={second}")
+    assert raw.train.columns["image"][:, 1, 1, 0].tolist() == [0] * 4
+    assert raw.train.columns["label"][:].tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["dataset=concat"], "must have at least one dataset"),
+        (["dataset=concat", "dataset.sources=[{name: nump}]"], "sources.0.name = nump: there is"),
+        (["dataset=concat", "dataset.sources=[{name: numpy}]"], "sources.0.root: missing"),
+        (["dataset=zip"], "dataset.images = null: must be a section"),
+        (["dataset=concat", "dataset.root=/data", "dataset.sources=[digits]"], "must be null"),
+    ],
+)
+def test_recipes_that_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        read(*overrides)
+
+
+def test_sources_of_other_classes_or_shapes(folder: Path) -> None:
+    other: dict[str, Any] = dict(np.load(folder / "b.npz"))
+    other.update(x_train=other["x_train"][:, :2], x_test=other["x_test"][:, :2])
+    np.savez(folder / "c.npz", **other)
+    first = source(folder, "a")
+    with pytest.raises(DataError, match=r"image is uint8 of shape \(4, 4, 1\) and uint8 of shape"):
+        read("dataset=concat", f"dataset.sources=[{first},{source(folder, 'c')}]")
+    third = source(folder, "b").replace("classes: 2", "classes: 3")
+    with pytest.raises(DataError, match=r"sources.1: predicts 3 classes, and dataset.sources.0 2"):
+        read("dataset=concat", f"dataset.sources=[{first},{third}]")
