@@ -17,6 +17,7 @@ from pipeline.models.torch_graph.computation.torch_network import initial_variab
 from pipeline.models.torch_graph.graph import TorchGraph
 from pipeline.models.torch_graph.onnx.import_onnx import ImportSettings, import_onnx
 from pipeline.models.torch_graph.onnx.node_reader import ONNX_OPERATORS
+from tests.models.build import QUICK
 from tests.models.torch_graph.golden_graphs import network_of
 from tests.models.torch_graph.onnx.golden_onnx import (
     NAMES,
@@ -29,18 +30,22 @@ from tests.models.torch_graph.onnx.golden_onnx import (
     tensor,
 )
 
-RATE = 0.05
+RATES = {5: 0.05, 20: 0.02}
+"""Learning rates of golden losses, by the number of steps."""
 ROOT = Path(__file__).parents[4]
 ROW = ImportSettings((1, 1, 6))
 
 
 def evaluate(graph: TorchGraph, images: np.ndarray) -> np.ndarray:
     """Logits in evaluation."""
-    return np.asarray(network_of(graph).apply(initial_variables_of(graph), images, train=False))
+    network = network_of(graph)
+    apply = jax.jit(lambda v, x: network.apply(v, x, train=False), compiler_options=QUICK)
+    return np.asarray(apply(initial_variables_of(graph), images))
 
 
 def train(graph: TorchGraph, images: np.ndarray, labels: np.ndarray, steps: int) -> list[float]:
     """Losses of steps of SGD."""
+    rate = RATES[steps]
     network = network_of(graph)
     variables = initial_variables_of(graph)
 
@@ -58,7 +63,7 @@ def train(graph: TorchGraph, images: np.ndarray, labels: np.ndarray, steps: int)
             return losses.mean(), changed.get("batch_stats", stats)
 
         (loss, stats_after), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
-        return jax.tree.map(lambda p, g: p - RATE * g, params, gradients), stats_after, loss
+        return jax.tree.map(lambda p, g: p - rate * g, params, gradients), stats_after, loss
 
     params = variables["params"]
     stats = variables["batch_stats"]
@@ -70,10 +75,23 @@ def train(graph: TorchGraph, images: np.ndarray, labels: np.ndarray, steps: int)
 
 
 def test_every_framework_has_a_network() -> None:
-    assert {"mindspore", "patches_dynamo", "perceptron", "residual", "tensorflow"} <= set(NAMES)
+    assert {"mindspore", "patches_dynamo", "perceptron", "swin", "tensorflow"} <= set(NAMES)
+    assert len(NAMES) == 20
 
 
-@pytest.mark.parametrize("name", NAMES)
+LARGE = (
+    "densenet",
+    "efficientnet",
+    "recurrent",
+    "recurrent_dynamo",
+    "regnet",
+    "shufflenet",
+    "swin",
+)
+NETWORKS = [pytest.param(n, marks=[pytest.mark.slow] if n in LARGE else []) for n in NAMES]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
 def test_logits_are_those_of_the_framework(name: str) -> None:
     arrays = golden_arrays(name)
     logits = evaluate(golden_network(name), arrays["images"])
@@ -92,7 +110,7 @@ def test_losses_are_those_of_the_framework(name: str) -> None:
     np.testing.assert_allclose(losses, arrays["losses"], rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_any_batch_size_is_computed(name: str) -> None:
     """Also if the file was exported for one."""
     graph = golden_network(name)
