@@ -96,7 +96,7 @@ def _layer_names(content: bytes) -> list[str]:
 
 def _walk(root: Any, h5py: Any) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
     """Yield the paths and arrays of a group and all groups within it."""
-    pending = [((), root)]
+    pending: list[tuple[tuple[str, ...], Any]] = [((), root)]
     groups = {root}
     while pending:
         path, group = pending.pop()
