@@ -89,9 +89,11 @@ def conv2d(
     return _add_bias(TorchTensor(y, order), bias)
 
 
-def _add_bias(y: TorchTensor, bias: TorchTensor | None) -> TorchTensor:
-    """Add a bias (channels,) to images or sequences."""
-    return y if bias is None else y.with_array(add_bias(y.array, bias.array, y.order.index(1)))
+def _add_bias(y: TorchTensor, bias: TorchTensor | None, axis: int = 1) -> TorchTensor:
+    """Add a bias along PyTorch's axis, by default that of channels; only the sum is rounded."""
+    if bias is None:
+        return y
+    return y.with_array(add_bias(y.array, bias.array, y.order.index(axis), rounds_bias=False))
 
 
 def conv_pads(
@@ -227,7 +229,7 @@ def linear(
         raise ValueError(f"a product of shape {x.shape} with a kernel of {weight.shape}")
     order = x.order if x.order[-1] == x.ndim - 1 else tuple(range(x.ndim))
     y = _product(context, x.transpose(order), weight.transpose(IO).astype(x.dtype))
-    return TorchTensor(y if bias is None else add_bias(y, bias.array), order)
+    return _add_bias(TorchTensor(y, order), bias, x.ndim - 1)
 
 
 def _product(context: OperatorContext, inputs: Array, kernel: Array) -> Array:
