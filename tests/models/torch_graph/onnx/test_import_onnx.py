@@ -21,6 +21,7 @@ from tests.models.build import QUICK
 from tests.models.torch_graph.golden_graphs import network_of
 from tests.models.torch_graph.onnx.golden_onnx import (
     NAMES,
+    encode,
     golden_arrays,
     golden_network,
     model,
@@ -206,6 +207,52 @@ def test_vectors_stored_once_are_separate_and_matrices_are_tied(tmp_path: Path) 
     paths = {spec.path for spec in import_bytes(tmp_path, content).arrays}
     assert {"one/bias", "two/bias"} <= paths
     assert len(paths) == 3
+
+
+def layer_over_time(*inputs: str, attribute: list[bytes] = [], op: str = "RNN") -> bytes:  # noqa: B006
+    """A model of a plain layer of 4 features on x (batch, 3, 2)."""
+    rng = np.random.default_rng(0)
+    arrays = [tensor("w", rng.normal(size=(1, 4, 2)).astype(np.float32))]
+    arrays.append(tensor("r", rng.normal(size=(1, 4, 4)).astype(np.float32)))
+    nodes = [
+        node("Transpose", ["x"], "time", attribute=[integers("perm", 1, 0, 2)]),
+        node(op, [*inputs], "rows", attribute=attribute),
+        node("Transpose", ["rows"], "y", attribute=[integers("perm", 2, 0, 1, 3)]),
+    ]
+    return model(nodes, arrays, input=signature("x", "batch", 3, 2))
+
+
+def integers(name: str, *numbers: int) -> bytes:
+    """An attribute of whole numbers."""
+    return encode({1: name, 8: list(numbers), 20: 7})
+
+
+def test_a_layer_over_time_may_have_the_batch_first(tmp_path: Path) -> None:
+    images = np.random.default_rng(1).normal(size=(5, 1, 1, 6)).astype(np.float32)
+    layout = encode({1: "layout", 3: 1, 20: 2})
+    first = import_bytes(tmp_path, layer_over_time("x", "w", "r", attribute=[layout]))
+    y = evaluate(first, images).transpose(1, 2, 0, 3)  # Undo the last transposition.
+    second = import_bytes(tmp_path, layer_over_time("time", "w", "r"))
+    np.testing.assert_allclose(y, evaluate(second, images), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "attribute", "problem"),
+    [
+        ((), encode({1: "clip", 3: 1, 20: 2}), "its gates are clipped"),
+        ((), encode({1: "direction", 4: "up", 20: 3}), "direction 'up'; must be one of forward"),
+        ((), encode({1: "activations", 9: ["Elu"], 20: 8}), r"activations \('Elu',\); must be"),
+        (("", "", "", "", "w"), b"", "it has peepholes"),
+        (("", "r"), b"", "its sequences have various lengths; all must have 3 steps"),
+    ],
+)
+def test_a_layer_over_time_that_is_not_computed_is_refused(
+    inputs: tuple[str, ...], attribute: bytes, problem: str, tmp_path: Path
+) -> None:
+    names = "time", "w", "r", *inputs
+    attributes = [attribute] if attribute else []
+    with pytest.raises(ValueError, match=rf"RNN, opset 17: {problem}"):
+        import_bytes(tmp_path, layer_over_time(*names, attribute=attributes))
 
 
 def test_images_with_channels_last_are_read(tmp_path: Path) -> None:
