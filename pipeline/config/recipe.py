@@ -169,7 +169,7 @@ class CheckpointSpec(Spec):
     restore: FilePath | None
     """A run directory, its checkpoints folder, one checkpoint or a weight file (.safetensors,
     .ckpt, .pt, .pth, .npz): start from these weights."""
-    rules: Literal["auto", "none", "torch", "mindspore"]
+    rules: Literal["auto", "none", "torch", "mindspore", "tensorflow"]
     """Naming rules and layout of the weights to restore; none: this network's names."""
     renames: Seq[RenameSpec]
     """Renaming rules for entries of the weights to restore; the first matching one applies."""

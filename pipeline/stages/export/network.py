@@ -51,6 +51,9 @@ class NetworkArrays:
     unconverted: str = ""
     """Reason why `flattened` is unknown; "" if it is known. If it is unknown, only weights in this
     package's layout can be loaded."""
+    channels_last: bool = False
+    """Whether the weights to load have output features last, and flattened images pixel by pixel,
+    as TensorFlow's have."""
 
     def resolve(self, name: str) -> str | None:
         """Return the full name of an array, whose collection may be missing.
@@ -194,6 +197,8 @@ def convert_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np
     """
     ndim = len(network.shapes[target])
     path, _, leaf = target.partition("/")[2].rpartition("/")
+    if network.channels_last and leaf == "kernel":
+        array = _to_output_first(array, network.shapes[target])
     if leaf != "kernel":
         while array.ndim > ndim and array.shape[0] == 1:
             array = array[0]
@@ -208,9 +213,19 @@ def convert_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np
         return array.transpose(_OIHW_TO_HWIO)
     if array.ndim != 2:
         return array
-    channels = network.flattened.get(path)
+    channels = None if network.channels_last else network.flattened.get(path)
     if channels is not None and array.shape[1] % channels == 0:
         outputs, inputs = array.shape
         by_channel = array.reshape(outputs, channels, inputs // channels)
         array = by_channel.swapaxes(1, 2).reshape(outputs, inputs)
     return array.T
+
+
+def _to_output_first(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a kernel of TensorFlow, whose output features are last, in PyTorch's layout.
+
+    A depthwise kernel, for a network's kernel of this shape, is (height, width, in, multiplier).
+    """
+    if array.ndim == 4 and len(shape) == 4 and array.shape[2] > shape[2] == 1:
+        array = array.reshape((*array.shape[:2], 1, -1))
+    return array.transpose(3, 2, 0, 1) if array.ndim == 4 else array.T
