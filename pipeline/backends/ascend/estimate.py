@@ -27,7 +27,7 @@ from pipeline.backends.ascend.pricing.traced_step import (
 )
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.text import Recommendation, format_report, name_devices
-from pipeline.backends.ascend.tune.autotune import find_custom_bank
+from pipeline.backends.ascend.tune.autotune import find_custom_bank, should_repeat
 from pipeline.backends.base import StepToPrice
 from pipeline.backends.sink_choice import SinkChoice
 from pipeline.core.errors import RecipeError, RunError
@@ -207,6 +207,7 @@ def configure_step(proposal: StepToPrice, emulated: EmulatedDevice) -> Execution
         devices=proposal.devices,
         data_sink=proposal.sink,
         tune_bank=find_custom_bank(config.tune_bank),
+        repeat_tune=should_repeat(config.repeat_tune),
     )
 
 

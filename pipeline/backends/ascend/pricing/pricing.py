@@ -44,6 +44,7 @@ from pipeline.backends.ascend.tune.autotune import (
     TuneResult,
     TuneSettings,
     find_custom_bank,
+    should_repeat,
     tune,
 )
 
@@ -109,6 +110,7 @@ def _check_options(options: PriceOptions) -> ExecutionConfig:
     switches = {
         name: check_switch(name, value) for name, value in options.items() if name in SWITCHES
     }
+    switches["repeat_tune"] = should_repeat(switches.get("repeat_tune", DEFAULTS.repeat_tune))
     return replace(
         DEFAULTS,
         precision=options.get("precision", DEFAULTS.precision),
@@ -319,4 +321,4 @@ class Pricing:
 
 def _uses_tuning(config: ExecutionConfig) -> bool:
     """Return whether tiles come from AutoTune or from its bank."""
-    return bool(config.auto_tune or config.tune_bank)
+    return bool(config.auto_tune or config.tune_bank or config.repeat_tune)
