@@ -107,7 +107,7 @@ class AscendEstimate:
         proposal = self._proposal
         batch = proposal.batch(batch_size)
         traced = trace_step(proposal.step, proposal.state, batch, get_params)
-        return Pricing(traced, self._emulated.chip)
+        return Pricing(traced, self._emulated.chip, exchange_bytes=proposal.exchange_bytes)
 
     def _with_recipe_keys(self, change: Recommendation) -> Recommendation:
         """Return a change with the recipe's key for the batch."""
