@@ -139,7 +139,7 @@ class _Evaluation:
         nhwc = images.transpose(numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1])
         sizes = equation.invars[1].aval.shape
         window = make_window(
-            nhwc.shape[1:3],
+            (nhwc.shape[1], nhwc.shape[2]),
             (sizes[numbers.rhs_spec[2]], sizes[numbers.rhs_spec[3]]),
             tuple(params["window_strides"]),
             tuple(map(tuple, params["padding"])),

@@ -100,7 +100,7 @@ def find_layout(
 
     tuned = reuse_or_search(banked, time_layouts, repeat=mode == "repeat")
     if tuned.status != "bank_hit":
-        banks.add({key: dict(tuned.best.times_us)})
+        banks.add({key: dict(tuned.best.times_us.items())})
     return replace(tuned.best, status=tuned.status)
 
 
