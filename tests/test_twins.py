@@ -109,10 +109,6 @@ COVERED = {
         "backends/ascend/simulate/test_launch_modes.py",
         "timelines of each launch mode",
     ),
-    "pipeline.backends.ascend.tune.tile_search": (
-        "backends/ascend/tune/test_autotune.py",
-        "every search of AutoTune",
-    ),
     # Devices, programs and plans.
     "pipeline.backends.base": ("backends/test_xla.py", "types"),
     "pipeline.backends.compile_program": (
