@@ -51,8 +51,8 @@ def fit_to_processes(recipe: Recipe, processes: int) -> Recipe:
     parallel = recipe.parallel
     if parallel.devices is None and parallel.mesh is None:
         if processes > MAX_DEVICES:
-            rule = f"must be less than or equal to {MAX_DEVICES}"
-            raise RecipeError([f"parallel.devices = {processes}: {rule}"])
+            limit = f"must be less than or equal to {MAX_DEVICES}"
+            raise RecipeError([f"parallel.devices = {processes}: {limit}"])
         sections: dict[str, Spec] = {"parallel": parallel.model_copy(update={"devices": processes})}
         if parallel.batch_per_device is not None:
             batch_size = parallel.batch_per_device * processes
@@ -72,8 +72,10 @@ def rule(check: Check) -> Check:
 
 
 def find_known_facts(recipe: Recipe) -> Facts | None:
-    """Return the sizes that need no data; None if buckets change shapes and batches, or the
-    host changes samples."""
+    """Return the dataset's sizes if they are known before it is read, else None.
+
+    Buckets change shapes and batches, and operations on the host change samples.
+    """
     spec = recipe.dataset
     return None if spec.buckets or spec.is_changed_on_host else spec.facts()
 
@@ -410,8 +412,8 @@ def check_warmup_length(recipe: Recipe) -> Iterator[str]:
     for key, schedule in recipe.train.schedules.items():
         warmup = schedule.warmup(steps_per_epoch)
         if warmup >= total:
-            rule = f"must be shorter than the {total} steps of training"
-            yield f"{key}: warmup of {warmup} steps {rule}"
+            limit = f"must be shorter than the {total} steps of training"
+            yield f"{key}: warmup of {warmup} steps {limit}"
 
 
 @rule

@@ -93,7 +93,7 @@ def _name_run(overrides: list[str]) -> str:
         group: value_of(overrides, group) or component
         for group, component in DEFAULT_COMPONENTS.items()
     }
-    # In a sweep, the interpolation is replaced by the component's name in each job.
+    # In each job of a sweep, the component's name replaces the interpolation.
     names = (
         option if _OPTION.fullmatch(option) else f"${{{group}.name}}"
         for group, option in options.items()
@@ -140,7 +140,7 @@ def _register_custom_components() -> None:
 
 
 def _register_component_files(override: str) -> str:
-    """Register the files of an override with Hydra; return the override with names instead."""
+    """Register the files of an override with Hydra; return the override with their names."""
     group = key_of(override)
     options = override.partition("=")[2].split(",")
     if group not in SECTIONS or not any(option.endswith(YAML) for option in options):
@@ -185,8 +185,8 @@ def _register_recipe(name: str, file: Path, groups: Collection[str]) -> tuple[bo
     tree = {"name": name, **with_component_files(read_recipe_file(file), register_component)}
     defaults = tree["defaults"] if isinstance(tree.get("defaults"), list) else []
     bases = [item.removesuffix(".yaml") for item in defaults if isinstance(item, str)]
-    complete = names_every_component(tree)
-    if complete:
+    is_complete = names_every_component(tree)
+    if is_complete:
         tree = fill_missing(drop_foreign_keys(tree))
     if problems := [f"{file}: {problem}" for problem in find_user_keys(tree)]:
         raise RecipeError(problems)
@@ -196,4 +196,4 @@ def _register_recipe(name: str, file: Path, groups: Collection[str]) -> tuple[bo
         if isinstance(section, dict):
             section.pop(last, None)
     store_option(group="recipe", name=name, package="_global_", node=tree)
-    return complete, bases
+    return is_complete, bases

@@ -204,8 +204,10 @@ def _explain_keys(overrides: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _find_mistaken_kinds(overrides: list[str]) -> list[str]:
-    """Return a problem for each list in a recipe file in place of a section, or the reverse, which
-    Hydra doesn't name."""
+    """Return a problem for each list of a recipe file that must be a section, or the reverse.
+
+    Hydra's errors don't name such keys.
+    """
     recipe = value_of(overrides, "recipe")
     keys = stored_option("recipe", recipe) if recipe else None
     if recipe is None or not keys:
@@ -222,7 +224,10 @@ def _find_mistaken_kinds(overrides: list[str]) -> list[str]:
 
 
 def _list_mistaken_kinds(below: Any, keys: Any, where: Where) -> Iterator[str]:
-    """Yield the problems of keys that replace those `below` them, at and inside of a path."""
+    """Yield the problems of a recipe's keys at and inside of a path.
+
+    `below` is the config that the recipe's keys replace.
+    """
     if isinstance(below, dict) and isinstance(keys, dict):
         for key in (key for key in keys if key in below):
             yield from _list_mistaken_kinds(below[key], keys[key], (*where, key))
@@ -233,7 +238,7 @@ def _list_mistaken_kinds(below: Any, keys: Any, where: Where) -> Iterator[str]:
 
 
 def _find_culprit(overrides: list[str]) -> tuple[str | None, Exception | None]:
-    """Return the first override that can't be composed, and Hydra's error; None, None if all can.
+    """Return the first override that can't be composed, and Hydra's error; None if all can be.
 
     Overrides of groups come first, since keys depend on them.
     """

@@ -158,14 +158,14 @@ def check_launcher(recipe: Recipe) -> Iterator[str]:
         if launch.name != "local" and value:
             yield f"launch.{key} = {value}: needs launch=local; it is {launch.name}"
     if launch.min_processes is not None:
-        least = f"launch.min_processes = {launch.min_processes}"
+        setting = f"launch.min_processes = {launch.min_processes}"
         if launch.min_processes > processes:
-            yield f"{least}: must be at most launch.processes = {processes}"
+            yield f"{setting}: must be at most launch.processes = {processes}"
         elif launch.min_processes < processes and recipe.parallel.reproducible != "exact":
             rule = "must be null or equal with parallel.reproducible"
-            yield f"{least}: {rule} = {recipe.parallel.reproducible}; fewer processes change bits"
+            yield f"{setting}: {rule} = {recipe.parallel.reproducible}; fewer processes change bits"
         elif launch.min_processes < processes and recipe.parallel.batch_per_device is not None:
-            yield f"{least}: must be null with parallel.batch_per_device; fewer devices change it"
+            yield f"{setting}: must be null with parallel.batch_per_device; fewer devices change it"
     if launch.name not in ("auto", "none") and mode == "none":
         yield f"launch = {launch.name}: needs parallel.mode=data; it is none"
     elif launch.name == "local":

@@ -16,7 +16,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("train", "optimizer"),
     "schedule": ("train", "schedule"),
 }
-"""Path of a group's component in a recipe, by group."""
+"""Path in a recipe of each group's component."""
 
 
 def find_recipes(working_folder: Path) -> Mapping[str, Path]:
@@ -26,7 +26,7 @@ def find_recipes(working_folder: Path) -> Mapping[str, Path]:
 
 
 def find_groups() -> Mapping[str, Mapping[str, Path]]:
-    """Return files under conf/ by group and option."""
+    """Return the files under conf/, by group and then by option."""
     groups: dict[str, dict[str, Path]] = {}
     for file in sorted(CONF.glob("*/*.yaml")):
         groups.setdefault(file.parent.name, {})[file.stem] = file

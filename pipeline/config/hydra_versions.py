@@ -31,7 +31,7 @@ __all__ = [
 _IS_1_3 = hydra.__version__.startswith("1.3.")
 
 HYDRA_DEFAULTS: Mapping[str, str] = {"version_base": "1.3"} if _IS_1_3 else {}
-"""Arguments that select the defaults of Hydra 1.3. Later versions have no others."""
+"""Arguments that select the defaults of Hydra 1.3, which later versions have without arguments."""
 
 
 def store_option(group: str, name: str, package: str, node: Any) -> None:

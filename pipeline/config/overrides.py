@@ -32,7 +32,7 @@ MAX_QUOTED_LENGTH = 200
 """Longest value that is shown in quotes: a list of 4,000 quoted texts takes seconds to parse."""
 
 _WORDS = tuple(re.compile(rf"""[^\[\](){{}},'"{mark}]+""") for mark in ("", ":"))
-"""Words of a value: between the punctuation of lists and functions, or also of sections."""
+"""Patterns of the words of a value: between the punctuation of lists, or also of sections."""
 _UNQUOTED = re.compile(r"[\w\s/+.$%*@?|:-]*", re.ASCII)
 """Text that Hydra's grammar reads without quotes."""
 _STRUCTURE = re.compile(r"""[\[{'"]|\$\{|\w+\(""")
@@ -66,8 +66,8 @@ def hide_secret_values(args: Iterable[str]) -> list[str]:
 def require_hydra_keys(args: Sequence[str]) -> None:
     """Raise RecipeError if one of Hydra's keys is misused.
 
-    An override may set a section to an option's name, or Hydra may write a password into a file
-    with its config.
+    An option's name isn't the value of a section, and a password must not be in the config that
+    Hydra writes to a file.
     """
     problems = [
         f"{key} = {value}: is a section; an option of it is chosen by "
@@ -92,8 +92,8 @@ def quote_value(text: str) -> str:
 def sets_key(override: str) -> bool:
     """Return whether an override sets a key of the recipe, not a group or one of Hydra's keys."""
     key = key_of(override)
-    grouped = key in {*SECTIONS, "recipe", "train"} or "/" in key or "@" in override.split("=")[0]
-    return not grouped and not key.startswith("hydra.")
+    is_group = key in {*SECTIONS, "recipe", "train"} or "/" in key or "@" in override.split("=")[0]
+    return not is_group and not key.startswith("hydra.")
 
 
 def find_parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -126,8 +126,8 @@ def _explain_refusal(override: str) -> str | None:
 def _quote_for_shell(override: str) -> str | None:
     """Return an override for a shell, with quotes around text that Hydra can't read.
 
-    Returns None if quotes don't help. Quotes are double, since a shell's single quotes can hold
-    them, unless the text has double quotes.
+    Returns None if quotes don't help. The quotes are double, as those of the shell are single,
+    unless the text has double quotes.
     """
     key, _, value = override.partition("=")
     if len(value) > MAX_QUOTED_LENGTH:

@@ -101,7 +101,7 @@ def find_component_file(recipe: Path, path: str) -> Path:
 
 
 def drop_foreign_keys(tree: Tree) -> Tree:
-    """Return the recipe of a run with the keys of `USER_KEYS`, such as folders, made harmless."""
+    """Return the recipe of a run with harmless values of the keys of `USER_KEYS`."""
     copy = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
     for (section, key), harmless in USER_KEYS.items():
         if isinstance(copy.get(section), dict) and key in copy[section]:
@@ -132,7 +132,10 @@ def find_user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def _read(file: Path, key: str, package: str) -> Tree:
-    """Read the keys and values of a YAML file. Raises RecipeError for any other file."""
+    """Read the keys and values of a YAML file, which `key` names in messages.
+
+    Raises RecipeError for any other file, and for a `@package` other than `package`.
+    """
     try:
         text = read_text(file, MAX_BYTES)
         tree = parse_yaml(text)
@@ -154,7 +157,7 @@ def _read(file: Path, key: str, package: str) -> Tree:
 
 
 def _require_data(file: Path, tree: Tree, problems: list[str]) -> Tree:
-    """Return the tree of a file. Raises RecipeError for the problems, and if it can run code."""
+    """Return the tree of a file. Raises RecipeError for `problems`, and if it can run code."""
     if "hydra" in tree:
         problems.append("hydra: must not be in a file; set it on the command line")
     problems += [

@@ -77,7 +77,7 @@ def _require_bounds(where: Where, resolved: _Resolved) -> None:
 
 
 class _Measurements:
-    """The sizes of all subtrees of a tree with references resolved. Each is measured once."""
+    """The sizes of a tree's subtrees with references resolved. Each is measured once."""
 
     def __init__(self, tree: dict[str, Any]) -> None:
         self._tree = tree

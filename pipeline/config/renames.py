@@ -15,7 +15,7 @@ _GROUP = re.compile(r"\\([1-9])")
 
 
 class RenameSpec(Spec):
-    """A rule that replaces names which `match` matches entirely by `to`.
+    """A rule that renames entries: `to` replaces a name that `match` matches entirely.
 
     A regex's groups are `\\1` to `\\9` in `to`; in a glob each `*` and `?` is a group. Regular
     expressions are RE2's, which have no lookaround and no backreferences. RE2 needs time linear in

@@ -33,7 +33,7 @@ def total_steps(train: TrainSpec, steps_per_epoch: int) -> int:
     """Return a run's length in steps; a sink epoch is a sink if `sink_size` > 0, else an epoch.
 
     With `sink: false`, and with a sink size of auto, a sink epoch is an epoch too: the length of a
-    run must not depend on a measurement. Raises ValueError without a length, and for more than
+    run must not depend on a measurement. Raises ValueError for a missing length, and for more than
     `MAX_STEPS` steps.
     """
     sink_steps = _get_sink_batches(train) if train.sink else None

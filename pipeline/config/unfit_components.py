@@ -19,9 +19,8 @@ def find_unfit_components(
 ) -> Mapping[Where, str]:
     """Return the problems of sections whose keys belong to another component, by path.
 
-    Each problem advises how to choose the named component with its keys. An extra key that no other
-    component has is a misspelling, which isn't reported here. `override_keys`, which the command
-    line sets, aren't reported either.
+    Each problem has the advice to choose the named component with its keys. A key that no component
+    has is a misspelling, which isn't reported here, nor are `override_keys` of the command line.
     """
     problems = {
         where: _find_problem(group, where, value_at(tree, where), override_keys)

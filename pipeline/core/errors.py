@@ -205,6 +205,6 @@ def report_errors(action: Callable[[], int], *, debug: bool) -> int:
 
 
 def discard(stream: IO[str]) -> None:
-    """Redirect a stream to the null device; otherwise Python fails when it flushes it at exit."""
+    """Redirect a stream to the null device; otherwise Python fails to flush the stream at exit."""
     with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())

@@ -278,7 +278,7 @@ class ComponentOf:
         return {"anyOf": [{"enum": list(components(self.kind))}, handler(schema)]}
 
     def _to_section(self, value: Any) -> Any:
-        """Return `{name: relu}` for `relu`. Raises PydanticCustomError for one without name."""
+        """Return `{name: relu}` for `relu`. Raises PydanticCustomError for an unnamed section."""
         if isinstance(value, str):
             return {"name": value}
         if isinstance(value, Mapping) and "name" not in value:

@@ -28,8 +28,8 @@ class Reporter:
     """Prints lines to the console and to `run.log`, and shows bars and clocks on a terminal.
 
     Any thread may call it. If the console or `run.log` can't be written any more, the run goes on
-    with the other, which gets a warning. A reporter without a `run.log` raises the OSError. If
-    `held`, lines for `run.log` are kept in memory until `write_held_lines`.
+    with the other output, which gets a warning. A reporter without a `run.log` raises the OSError.
+    If `held`, lines for `run.log` are kept in memory until `write_held_lines`.
     """
 
     level = logging.WARNING

@@ -19,7 +19,7 @@ from pipeline.checkpoint.restore import tell_user
 from pipeline.checkpoint.retention import Retention
 from pipeline.core.errors import PipelineError, RunError
 from pipeline.core.files.folder_lock import Lock
-from pipeline.core.host.signals import Signals, heard
+from pipeline.core.host.signals import Signals, handle_signals
 from pipeline.data.columns import SampleUnit
 from pipeline.engine.batches import BatchSource, open_source
 from pipeline.engine.callbacks.events import Monitor, SinkReport
@@ -136,7 +136,7 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
     source = prepared.source
     signals = Signals()
     placement = DevicePlacement((default_device(),))
-    with heard(signals), ExitStack() as stack:
+    with handle_signals(signals), ExitStack() as stack:
         before = _open_folder(prepared, stack)
         saved = before.saved
         state = prepared.state if saved is None else saved.state

@@ -13,7 +13,7 @@ from pipeline.checkpoint.parse_host_state import parse_host_state
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import schedule_events
 from pipeline.core.errors import RunError
-from pipeline.core.host.signals import Signals, heard
+from pipeline.core.host.signals import Signals, handle_signals
 from pipeline.engine import loop as stage
 from pipeline.engine.callbacks.events import Evaluation, SinkReport
 from pipeline.engine.history import MAX_TIMED_DISPATCHES, History
@@ -155,7 +155,7 @@ def play(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Histor
         schedule = schedule_events(recipe, run_schedule)
         state, kept = state_at(first), parse_host_state(host or {})
         history = History(first)
-        with heard(script.signals), script.signals.held():
+        with handle_signals(script.signals), script.signals.held():
             state = exhaust(train(program, state, schedule, hooks, kept, history))
         assert int(state.step) == history.step
         return history

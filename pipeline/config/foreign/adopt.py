@@ -23,13 +23,13 @@ from pipeline.core.files.value_text import show
 Settings = Mapping[str, Any]
 
 TRAINERS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("trainers.yaml"))
-"""Of each trainer: keys of the recipe by setting, and unmapped settings by reason."""
+"""Tables by trainer: the recipe's key of each setting, and the unmapped settings by reason."""
 _OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 
 
 @dataclass(frozen=True)
 class Row:
-    """What becomes of a setting. Without `keys` it is unmapped, and `note` has the reason."""
+    """A setting and its keys. Without keys it is unmapped, and `note` has the reason."""
 
     setting: str
     keys: Settings = field(default_factory=dict)
@@ -43,7 +43,7 @@ Rule = Callable[[Settings], Iterable[Row]]
 
 @dataclass(frozen=True)
 class Adoption:
-    """A foreign file: its settings, and rows for all of them and for defaults that it lacks."""
+    """A foreign file: its settings, and rows for them and for the defaults that it omits."""
 
     origin: str
     settings: Settings
@@ -82,7 +82,7 @@ def adopt(trainer: str, origin: str, settings: Settings, rules: Iterable[Rule] =
 
 
 def _map_choices(choices: Mapping[str, Any], settings: Settings) -> Iterator[Row]:
-    """Yield the rows of settings with a choice of values, and of settings that the values use."""
+    """Yield the rows of settings whose value is a choice, and of settings that the choice uses."""
     for name, values in choices.items():
         choice = values.get(_choice_text(settings.get(name)))
         if choice is None:
@@ -133,22 +133,22 @@ def make_recipe_text(adoption: Adoption, target: Path) -> str:
 
 def _set_value(tree: dict[str, Any], path: list[str], value: Any) -> None:
     """Set a value at a path. An op is found by its name, or added at the end of its list."""
-    first, *rest = path
-    if not rest:
-        tree[first] = value
-    elif first == "ops":
+    key, *inner = path
+    if not inner:
+        tree[key] = value
+    elif key == "ops":
         ops = tree.setdefault("ops", [])
-        if all(op["name"] != rest[0] for op in ops):
-            ops.append({"name": rest[0]})
-        _set_value(next(op for op in ops if op["name"] == rest[0]), rest[1:], value)
+        if all(op["name"] != inner[0] for op in ops):
+            ops.append({"name": inner[0]})
+        _set_value(next(op for op in ops if op["name"] == inner[0]), inner[1:], value)
     else:
-        _set_value(tree.setdefault(first, {}), rest, value)
+        _set_value(tree.setdefault(key, {}), inner, value)
 
 
 def read_setting(settings: Settings, name: str, default: Any) -> Any:
-    """Return a value of the default's type, number, text or list; the default for null.
+    """Return a setting, or `default` if it is missing or null.
 
-    Raises RecipeError for another value.
+    Raises RecipeError unless it has the type of `default`: a number, a text or a list.
     """
     value = settings.get(name)
     if value is None:

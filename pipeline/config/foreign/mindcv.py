@@ -14,7 +14,7 @@ from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.files.value_text import show
 
 IMAGENET = {"mean": [123.675, 116.28, 103.53], "std": [58.395, 57.12, 57.375]}
-"""Mean and standard deviation of pixels from 0 to 255."""
+"""Mean and standard deviation of pixels from 0 to 255, which are defaults of mindcv."""
 CIFAR = {"normalize.mean": [0.4914, 0.4822, 0.4465], "normalize.std": [0.2023, 0.1994, 0.2010]}
 MNIST = {"normalize.mean": [0.1307], "normalize.std": [0.3081]}
 SMALL_IMAGES = {"cifar10": CIFAR, "cifar100": CIFAR, "mnist": MNIST}
@@ -27,7 +27,7 @@ CIFAR_OPS = {
 }
 INTERPOLATIONS = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
 WITHOUT_NORMS = ("alexnet", "squeezenet", "vgg")
-"""Beginnings of the names of networks without norms, but for names with `_bn`."""
+"""Beginnings of the names of networks without norms; a name with `_bn` is of one with norms."""
 
 
 def map_model(settings: Settings) -> Iterator[Row]:
@@ -101,12 +101,12 @@ def _map_crops(settings: Settings, name: str, size: list[int]) -> Iterator[Row]:
     if not 0.01 <= share <= 1:
         raise RecipeError([f"crop_pct = {share}: must be from 0.01 to 1"])
     crop = f"{OPS}.random_resized_crop"
-    whole = [math.floor(edge / share) for edge in size]
+    resized = [math.floor(edge / share) for edge in size]
     resize = "dataset.image_size" if name == "imagenet" else "dataset.eval.ops.resize.size"
     note = "all images are resized, whatever their shape"
     yield Row("dataset", {"dataset": "image_folder" if name == "imagenet" else name})
     yield Row("image_resize", {f"{crop}.size": size})
-    yield Row("crop_pct", {resize: whole, "dataset.eval.ops.center_crop.size": size}, note)
+    yield Row("crop_pct", {resize: resized, "dataset.eval.ops.center_crop.size": size}, note)
     if name == "imagenet" and not settings.get("data_dir"):
         yield Row("data_dir", {"dataset.root": "."}, "set dataset.root=DIR")
     for setting in ("scale", "ratio"):
@@ -132,7 +132,7 @@ def _map_crops(settings: Settings, name: str, size: list[int]) -> Iterator[Row]:
 
 
 def _ops_of_splits(fields: Settings) -> dict[str, Any]:
-    """Return the keys of ops of both splits, by op and field such as `normalize.mean`."""
+    """Return `fields`, by op and field such as `normalize.mean`, as keys of both splits."""
     splits = ("train", "eval")
     return {f"dataset.{split}.ops.{key}": fields[key] for split in splits for key in fields}
 

@@ -47,6 +47,7 @@ class Script:
         names = [node.id for node in nodes if _is_stored(node)]
         names += [node.arg for node in nodes if isinstance(node, ast.arg)]
         stored = Counter(names)
+        # Names that are assigned once.
         self.constants = {
             target.id: node.value
             for node in self.assignments
@@ -72,7 +73,7 @@ class Script:
         return value
 
     def find_values(self, name: str) -> Iterator[ast.expr]:
-        """Yield what the script assigns to an attribute, or passes as a keyword, of this name."""
+        """Yield the values of attributes and keywords of this name."""
         for node in self.assignments:
             if any(isinstance(item, ast.Attribute) and item.attr == name for item in node.targets):
                 yield node.value

@@ -19,7 +19,7 @@ SCALER_START = 65536.0
 
 def adopt_timm(origin: str, settings: Settings) -> Adoption:
     """Map all settings. Raises RecipeError with the problems of all rules."""
-    return adopt("timm", origin, settings, [_map_translated, _map_own])
+    return adopt("timm", origin, settings, [_map_translated, _map_untranslated])
 
 
 def _map_translated(settings: Settings) -> Iterator[Row]:
@@ -79,7 +79,7 @@ def _translate(settings: Settings) -> dict[str, Any]:
     return result
 
 
-def _map_own(settings: Settings) -> Iterator[Row]:
+def _map_untranslated(settings: Settings) -> Iterator[Row]:
     """Yield the rows of settings that mindcv lacks."""
     choices = TRAINERS["mindcv"]["choices"]["opt"]
     choice = choices.get(read_setting(settings, "opt", "sgd").lower(), choices["sgd"])

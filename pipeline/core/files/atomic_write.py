@@ -55,7 +55,7 @@ def _is_device(path: Path) -> bool:
 
 
 def _open_device(path: Path) -> IO[bytes]:
-    """Open a device, or the process's own stream, whose file isn't truncated, to write."""
+    """Open a device for writing. If it is stdout or stderr, its file isn't truncated."""
     status = path.stat()
     for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
         if os.path.samestat(status, os.fstat(descriptor)):
@@ -77,8 +77,8 @@ def _write_to_device(path: Path, content: bytes) -> None:
 def commit(draft: Path, path: Path) -> None:
     """Rename a finished draft, a file or a folder, to `path`; an existing file is replaced.
 
-    A power cut meanwhile leaves the previous file or the complete draft at `path`; a later one
-    leaves the draft. Raises OSError.
+    After a power cut during the call, `path` is the previous file or the complete new one; after a
+    later power cut, it is the new one. Raises OSError.
     """
     sync_tree(draft)
     draft.replace(path)

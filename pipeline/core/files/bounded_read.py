@@ -54,8 +54,8 @@ def read_json(path: Path, at_most_bytes: int = MAX_BYTES) -> Any:
 def _is_deeper(document: Any, levels: int) -> bool:
     """Return whether lists and objects are nested more than `levels` deep.
 
-    Callers walk the document with one call per level, and Python allows fewer nested calls than
-    its parser allows levels.
+    Callers walk the document recursively. Python allows fewer nested calls than its JSON parser
+    allows levels.
     """
     level = [[document]]
     for _ in range(levels + 2):

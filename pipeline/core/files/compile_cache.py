@@ -26,10 +26,9 @@ from pipeline.core.host.jax_private import (
     with_names_in_cache_key,
 )
 
-_SHORTEST_S = "jax_persistent_cache_min_compile_time_secs"
 _SUFFIX = ".program"
-OWN = stat.S_IRUSR | stat.S_IWUSR
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_OWNER_ONLY = stat.S_IRUSR | stat.S_IWUSR
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 Report = Callable[[str], None]
@@ -42,7 +41,7 @@ def enable_compile_cache(folder: Path | None, report: Report) -> None:
     If a folder or an entry can't be used, `report` is called, and the program is compiled.
     """
     jax.config.update("jax_compilation_cache_dir", None if folder is None else str(folder))
-    jax.config.update(_SHORTEST_S, 0)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     use_program_files(lambda path: (ProgramFiles(Path(path), report), path))
 
@@ -64,7 +63,7 @@ def no_compile_cache() -> AbstractContextManager[None]:
 
 
 def opened_cache(device: jax.Device) -> ProgramFiles | None:
-    """Return the cache of programs for a device; None without one."""
+    """Return the cache of programs for a device; None if there is no cache."""
     cache = opened_program_files(device.client)
     return cache if isinstance(cache, ProgramFiles) else None
 
@@ -117,7 +116,7 @@ class ProgramFiles:
         self._newest.key = key
         try:
             make_private(self._path)
-            write_whole(self._path / f"{key}{_SUFFIX}", _digest(key, value) + value, OWN)
+            write_whole(self._path / f"{key}{_SUFFIX}", _digest(key, value) + value, _OWNER_ONLY)
         except OSError as error:
             self._report_once(f"{self._path}: compiled programs can't be kept: {error.strerror}")
 
@@ -149,7 +148,7 @@ def _read_own(file: Path) -> bytes:
     """
     if file.is_symlink():
         raise _NotOwnError("was a link")
-    with open(file, "rb", opener=lambda path, _: os.open(path, _READ)) as opened:
+    with open(file, "rb", opener=lambda path, _: os.open(path, _READ_FLAGS)) as opened:
         status = os.fstat(opened.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise _NotOwnError("was no file")

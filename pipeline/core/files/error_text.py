@@ -30,7 +30,7 @@ SYNONYMS: Mapping[str, str] = {
 }
 """Keys and components by their names in other frameworks."""
 
-_NO_SECTIONS: Mapping[Where, str] = {}
+_NO_LINES: Mapping[Where, str] = {}
 _LARGEST = {MAX_INT: f"{MAX_INT:,}", MAX_FLOAT: f"{MAX_FLOAT:.4g}, the largest of float32"}
 _EXPECTED = {
     "int_type": "a whole number",
@@ -53,7 +53,7 @@ _EXPECTED = {
 def describe(
     error: ValidationError,
     tree: Mapping[str, Any],
-    unfit: Mapping[Where, str] = _NO_SECTIONS,
+    unfit: Mapping[Where, str] = _NO_LINES,
 ) -> list[str]:
     """Return every problem that pydantic found in `tree`, one line each.
 
@@ -79,7 +79,7 @@ def describe(
 
 
 def no_such(noun: str, name: str, choices: Iterable[str]) -> str:
-    """`there is no such model; did you mean lenet5? Choose from layers, lenet5, mlp, resnet`."""
+    """Return, for example, `there is no such model; did you mean mlp? Choose from lenet5, mlp`."""
     names = sorted(filter(None, choices))
     guess = nearest(name, names)
     question = f"; did you mean {show_name(guess)}?" if guess else "."
@@ -88,7 +88,7 @@ def no_such(noun: str, name: str, choices: Iterable[str]) -> str:
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice that is a synonym of `name`, or is spelled most like it; None if none."""
+    """Return the choice that is a synonym of `name` or is spelled like it; None if none is."""
     choices = set(choices)
     if len(name) > MAX_NAME_LENGTH:
         return None

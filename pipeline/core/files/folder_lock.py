@@ -130,9 +130,9 @@ def lock_folder(folder: Path) -> Iterator[None]:
 def owned_folder(folder: Path) -> Iterator[Lock | None]:
     """Hold the lock on a folder without waiting; None if another process holds it.
 
-    The folder itself is locked besides the file in it, since that lock can't be removed. The
-    machines of a network file system don't see the folder's lock. A process on another machine can
-    acquire the lock between the removal of the file and the holder's next `Lock.keep`.
+    The folder itself is locked too, since its lock can't be removed with the file. Other machines
+    of a network file system don't see the folder's lock: if the file is removed, they can acquire
+    its lock until the holder's next `Lock.keep`.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

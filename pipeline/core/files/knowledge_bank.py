@@ -49,10 +49,10 @@ def format_rounds(rounds: Sequence[Round]) -> list[str]:
     return [str(round_) for round_ in rounds]
 
 
-def read_bank(path: Path, checked: Callable[[Entry], Entry]) -> dict[str, Entry]:
-    """Return the entries of a knowledge bank by key; empty without a file.
+def read_bank(path: Path, check_entry: Callable[[Entry], Entry]) -> dict[str, Entry]:
+    """Return the entries of a knowledge bank by key; empty if the file is missing.
 
-    `checked` returns a validated entry, and raises ValueError, LookupError or TypeError for an
+    `check_entry` returns a validated entry, and raises ValueError, LookupError or TypeError for an
     invalid one. Raises RunError if the file can't be read or isn't a bank. A run doesn't go on
     without the bank's entries, since other lowerings give other losses.
     """
@@ -60,7 +60,7 @@ def read_bank(path: Path, checked: Callable[[Entry], Entry]) -> dict[str, Entry]
         document = read_json(path)
         if document["version"] != BANK_VERSION:
             raise ValueError(f"version {document['version']}; must be {BANK_VERSION}")
-        return {str(key): checked(entry) for key, entry in document["entries"].items()}
+        return {str(key): check_entry(entry) for key, entry in document["entries"].items()}
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -74,7 +74,7 @@ def read_bank(path: Path, checked: Callable[[Entry], Entry]) -> dict[str, Entry]
 
 
 def add_to_bank(
-    path: Path, entries: Mapping[str, Entry], checked: Callable[[Entry], Entry]
+    path: Path, entries: Mapping[str, Entry], check_entry: Callable[[Entry], Entry]
 ) -> None:
     """Add entries to a bank, keeping those that other processes have added meanwhile.
 
@@ -82,7 +82,7 @@ def add_to_bank(
     """
     try:
         with lock_folder(path.parent):
-            write_bank(path, {**read_bank(path, checked), **entries})
+            write_bank(path, {**read_bank(path, check_entry), **entries})
     except OSError as error:
         raise _make_write_error(path, error) from error
 
@@ -120,12 +120,12 @@ def write_result(result: Mapping[str, Any], folder: Path, now: datetime) -> Path
 class Banks:
     """Paths of the user's knowledge bank and of the built-in one, None for an absent bank.
 
-    `checked` is as for `read_bank`.
+    `check_entry` is as for `read_bank`.
     """
 
     custom: Path | None
     built_in: Path | None
-    checked: Callable[[Entry], Entry]
+    check_entry: Callable[[Entry], Entry]
 
     def read(self) -> dict[str, Entry]:
         """Return the entries of both banks by key. The user's bank takes precedence.
@@ -135,7 +135,7 @@ class Banks:
         """
         entries: dict[str, Entry] = {}
         for path in (self.built_in, self.custom):
-            bank = {} if path is None else read_bank(path, self.checked)
+            bank = {} if path is None else read_bank(path, self.check_entry)
             entries |= {
                 key: entry
                 for key, entry in bank.items()
@@ -149,7 +149,7 @@ class Banks:
         Raises RunError if it can't be read or written, or isn't a bank.
         """
         if self.custom is not None:
-            add_to_bank(self.custom, entries, self.checked)
+            add_to_bank(self.custom, entries, self.check_entry)
 
 
 class TimedResult(Protocol):

@@ -30,6 +30,7 @@ ALIGNMENT_BYTES = 64
 """XLA uses a host buffer in place if its address is a multiple of this, and copies any other."""
 MAX_AXES = 32
 MAX_ENTRIES = 100_000
+"""Most entries of an .npz file: zipfile makes an object for each."""
 
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 _SUFFIX = ".npy"
@@ -82,10 +83,10 @@ def open_archive(path: Path) -> Iterator[ArrayArchive]:
 
 def read_npy(path: Path) -> np.ndarray:
     """Return the array of a .npy file. Raises OSError, and ValueError if it isn't valid."""
-    size = path.stat().st_size
-    require_room(size, "its array")
+    size_bytes = path.stat().st_size
+    require_room(size_bytes, "its array")
     with path.open("rb") as file:
-        return _read_array(path.stem, file, size)
+        return _read_array(path.stem, file, size_bytes)
 
 
 def parse_npy(name: str, content: bytes) -> np.ndarray:
@@ -93,9 +94,9 @@ def parse_npy(name: str, content: bytes) -> np.ndarray:
     return _read_array(name, io.BytesIO(content), len(content))
 
 
-def _read_array(name: str, file: IO[bytes], size: int) -> np.ndarray:
+def _read_array(name: str, file: IO[bytes], size_bytes: int) -> np.ndarray:
     with _report_damage():
-        check_header(name, file, size)
+        check_header(name, file, size_bytes)
         file.seek(0)
         return npy.read_array(file, allow_pickle=False)
 
@@ -117,8 +118,10 @@ def _read_aligned(
     return array.T if in_fortran_order else array
 
 
-def check_header(name: str, file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Read the header in an entry of `size` bytes: shape, whether in Fortran's order, and dtype.
+def check_header(
+    name: str, file: IO[bytes], size_bytes: int
+) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Read the header of an entry: shape, whether in Fortran's order, and dtype.
 
     Raises ValueError unless the array fills the entry exactly.
     """
@@ -128,7 +131,7 @@ def check_header(name: str, file: IO[bytes], size: int) -> tuple[tuple[int, ...]
     shape, in_fortran_order, dtype = read_header(file)
     if dtype.hasobject:
         raise ValueError(f"{show_name(name)} holds objects; must be plain numbers")
-    if not dtype.itemsize or array_bytes(name, dtype, shape) != size - file.tell():
+    if not dtype.itemsize or array_bytes(name, dtype, shape) != size_bytes - file.tell():
         raise ValueError(
             f"{show_name(name)} has shape {shape}, which doesn't match the file's size"
         )

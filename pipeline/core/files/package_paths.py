@@ -8,7 +8,8 @@ PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def _find_shipped(name: str) -> Path:
-    """Return the path of a folder or a file that a wheel has in the package, a checkout beside."""
+    """Return the path of a file or folder, which is beside the package in a checkout, and in the
+    package in a wheel."""
     path_in_wheel = PACKAGE / name
     return path_in_wheel if path_in_wheel.exists() else PACKAGE.parent / name
 

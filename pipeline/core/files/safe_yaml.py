@@ -34,8 +34,8 @@ _COMMAND_LINE = {
         r"|\d(_?\d)*[eE][+-]?\d(_?\d)*|\.(inf|Inf|INF))|\.(nan|NaN|NAN)"
     ),
 }
-"""Pattern of each type's values on the command line. YAML 1.1 has others, which an override reads
-as texts: 017 is 15, 1:30 is 90 and `no` is false."""
+"""Pattern of each type's values on the command line. In YAML 1.1 some texts are values too: 017 is
+15, 1:30 is 90 and `no` is false."""
 _MALFORMED = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError)
 """Errors that PyYAML raises, also for values that don't fit an explicit tag."""
 
@@ -125,7 +125,7 @@ class _PlainLoader(yaml.SafeLoader):
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._depth = self._nodes = 0
-        self._nodes_of: dict[str, int] = {}
+        self._nodes_by_anchor: dict[str, int] = {}
         """Number of nodes of each anchor whose node is complete."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -142,7 +142,7 @@ class _PlainLoader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         self._depth -= 1
         if event.anchor is not None:
-            self._nodes_of[event.anchor] = self._nodes - nodes_before
+            self._nodes_by_anchor[event.anchor] = self._nodes - nodes_before
         _require_plain(node)
         return node
 
@@ -158,9 +158,9 @@ class _PlainLoader(yaml.SafeLoader):
 
     def _count_alias(self, alias: yaml.AliasEvent) -> int:
         """Return the number of nodes of an alias; 0 for one that PyYAML reports as undefined."""
-        if alias.anchor in self.anchors and alias.anchor not in self._nodes_of:
+        if alias.anchor in self.anchors and alias.anchor not in self._nodes_by_anchor:
             raise ValueError(f"{_format_line(alias)}*{alias.anchor} contains itself")
-        return self._nodes_of.get(alias.anchor, 0)
+        return self._nodes_by_anchor.get(alias.anchor, 0)
 
     def _add_nodes(self, count: int) -> None:
         self._nodes += count

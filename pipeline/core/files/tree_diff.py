@@ -1,4 +1,4 @@
-"""Trees of keys and values: their leaves, the value at a path, and differences of two."""
+"""Trees of keys and values: their leaves, the value at a path, and differences of two trees."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Where = tuple[int | str, ...]
 
 @dataclass(frozen=True)
 class Difference:
-    """A leaf in which two trees differ: its path, and its value in each (None if it is missing)."""
+    """A leaf in which two trees differ: its path, and its value in each tree; None if missing."""
 
     where: Where
     one: Any

@@ -1,4 +1,4 @@
-"""Values in messages."""
+"""Values, lists and tables as the text of messages."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def show(value: Any) -> str:
 def join_first(
     texts: Sequence[str], most: int, separator: str = ", ", before_more: str = " and "
 ) -> str:
-    """Return the first `most` texts, joined, with the number of the remaining ones."""
+    """Return the first `most` texts, joined; then `before_more` and the number of further texts."""
     num_left = len(texts) - most
     ending = f"{before_more}{num_left:,} more" if num_left > 0 else ""
     return separator.join(texts[:most]) + ending
 
 
 def first_lines(lines: Sequence[str], most: int) -> list[str]:
-    """Return the first `most` lines, and a line with the number of the remaining ones."""
+    """Return the first `most` lines, and a line with the number of further lines."""
     num_left = len(lines) - most
     return [*lines[:most], *([f"{num_left:,} more"] if num_left > 0 else [])]
 

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 PLUGINS = ("jax-cuda13-pjrt", "jax-cuda12-pjrt")
 """Distributions of JAX's plug-in for CUDA, in the order in which JAX prefers them."""
 MODULES = ("jax_cuda13_plugin._versions", "jax_cuda12_plugin._versions")
+"""Modules of the plug-ins that return the versions of CUDA's libraries."""
 DRIVER = "libcuda.so.1"
 INSTALL = (
     "install the `gpu` extra, pip install '.[gpu]', or '.[gpu13]' for CUDA 13, which needs a "

@@ -8,7 +8,7 @@ import numpy as np
 KEY_BYTES = 8
 """Size of a random key, whose type is `key<...>`."""
 MASK_BYTES = 1 / 8
-"""Size of a bool in device memory: the chip packs masks, one bit each."""
+"""Size of a bool in the memory of an Ascend, which packs masks, one bit each."""
 
 
 def item_bytes(dtype: str) -> int:

@@ -22,8 +22,8 @@ COMPILE_LOGGER = "jax._src.interpreters.pxla"
 # The logger of plug-ins that can't start, which JAX then leaves out without an error.
 PLUGIN_LOGGER = "jax._src.xla_bridge"
 
-# They write and read a compiled program with its trees. The public `serialize` also writes the
-# machine code, which is incomplete if XLA has read the program from a file.
+# They write and read a compiled program with the trees of its arguments and results. The public
+# `serialize` also writes the machine code, which is incomplete if XLA read the program from a file.
 ExecutablePickler: Any = serialize_executable._JaxPjrtPickler
 ExecutableUnpickler: Any = serialize_executable._JaxPjrtUnpickler
 
@@ -38,9 +38,9 @@ def num_joined_processes() -> int:
 
 
 def read_joined_process() -> tuple[int, int] | None:
-    """Return rank and number of the processes that `jax.distributed` connects; None if it doesn't.
+    """Return this process's rank and the number of processes that `jax.distributed` connects.
 
-    `jax.process_index` opens the devices.
+    None if it connects no others. The public `jax.process_index` would open the devices.
     """
     state = distributed.global_state
     if state.client is None or state.num_processes < 2:
@@ -79,12 +79,12 @@ def opened_program_files(client: Any) -> object:
 
 
 def with_names_in_cache_key() -> AbstractContextManager[None]:
-    """Inside, this thread (`jax.config`: all threads) finds programs by names and lines too."""
+    """Inside, this thread finds programs by names and lines too; `jax.config` sets all threads."""
     return config.compilation_cache_include_metadata_in_key(True)
 
 
 def with_least_compile_s(seconds: float) -> AbstractContextManager[None]:
-    """Inside, this thread (`jax.config`: all threads) keeps programs with longer compilations."""
+    """Inside, this thread keeps only programs whose compilation takes longer than `seconds`."""
     return config.persistent_cache_min_compile_time_secs(seconds)
 
 

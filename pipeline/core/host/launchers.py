@@ -18,7 +18,7 @@ MAX_PORT = 65_535
 DEFAULT_PORT = 29_500
 """Port of launchers that name a host alone: the one that torchrun and Kubeflow use."""
 NUM_PORTS = 4_096
-"""Ports at the end of the range from which a job's port follows from its number."""
+"""Number of the highest ports, of which a job's number selects one."""
 MACHINE_START_S = 60.0
 """Seconds in which processes of one machine meet."""
 CLUSTER_START_S = 1_800.0
@@ -159,7 +159,7 @@ def _join_address(host: str, port: int) -> str:
 
 
 def _find_coordinator(environment: Environment) -> str:
-    """Kubeflow's runtime `jax-distributed` sets host and port."""
+    """Return the host and port that Kubeflow's runtime `jax-distributed` sets."""
     address = environment["JAX_COORDINATOR_ADDRESS"]
     if not re.fullmatch(r".+:\d+", address) or not 0 < int(address.rpartition(":")[2]) <= MAX_PORT:
         raise ValueError(f"JAX_COORDINATOR_ADDRESS = {address}: must be HOST:PORT")
@@ -167,7 +167,7 @@ def _find_coordinator(environment: Environment) -> str:
 
 
 def _find_mpi_host(environment: Environment) -> str:
-    """MASTER_ADDR and MASTER_PORT if they are set, else this machine if it has all processes.
+    """Return MASTER_ADDR and MASTER_PORT, or else this machine if it has all processes.
 
     mpirun's own address isn't used: its machine needn't have the first process.
     """
@@ -316,7 +316,7 @@ def _find_ray_worker() -> Place | None:
 
 
 def _require_size(environment: Environment) -> None:
-    """An indexed Job of Kubernetes sets no number of processes."""
+    """Raise RecipeError in an indexed Job of Kubernetes, which sets no number of processes."""
     index = environment.get("JOB_COMPLETION_INDEX", "0")
     sizes = ("WORLD_SIZE", "JAX_NUM_PROCESSES")
     if index != "0" and not any(name in environment for name in sizes):

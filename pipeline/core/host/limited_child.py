@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 REQUEST = struct.Struct("<cQQQ")
-"""Head of a request: its kind (a letter), the limits of addresses in bytes and of processor time in
-seconds, and the size of the content, which follows."""
+"""Head of a request: its kind (a letter), the limits of the address space in bytes and of processor
+time in seconds, and the size of the content, which follows."""
 ANSWER = struct.Struct("<cQ")
 """Head of an answer: its status, and the size of the content, which follows."""
 DONE = b"a"

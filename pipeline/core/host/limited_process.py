@@ -23,7 +23,7 @@ from pipeline.core.host.limited_child import ANSWER, DONE, NOT_INSTALLED, REQUES
 from pipeline.core.host.memory import available_bytes
 
 _SETTINGS: Mapping[str, str] = {
-    "ARROW_DEFAULT_MEMORY_POOL": "system",  # others reserve a GiB of addresses
+    "ARROW_DEFAULT_MEMORY_POOL": "system",  # other pools reserve a GiB of address space
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "PYTHONSAFEPATH": "1",
@@ -46,7 +46,7 @@ class ChildLimits:
     """The limits of a child process."""
 
     memory_bytes: int
-    """Size of its addresses."""
+    """Size of its address space."""
     cpu_s: int
     """Processor time since its start."""
 

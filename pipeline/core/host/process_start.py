@@ -72,7 +72,7 @@ def reexec_with_malloc_tunables() -> None:
 def collect_less_while_starting() -> None:
     """Collect garbage rarely while imports and tracing create millions of lasting objects.
 
-    Repeated collections took about 0.25 of the 3 s until the first step.
+    Repeated collections took about 0.25 s of the 3 s until the first step.
     """
     gc.set_threshold(WHILE_STARTING, YOUNG_COLLECTIONS, OLD_COLLECTIONS)
 

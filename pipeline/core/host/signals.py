@@ -77,7 +77,7 @@ class Signals:
 
 
 @contextmanager
-def heard(signals: Signals) -> Iterator[None]:
+def handle_signals(signals: Signals) -> Iterator[None]:
     """Inside, `signals` handles the signals of this process.
 
     Has no effect outside the main thread, since Python delivers signals to the main thread.

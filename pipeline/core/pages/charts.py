@@ -16,6 +16,7 @@ LEFT = 52
 RIGHT = 12
 TOP = 26
 BOTTOM = 34
+"""Size of a chart, and its margins, in pixels."""
 MAX_POINTS = 240
 """Most points of a curve, since a chart has few pixels."""
 MAX_DOTS = 1500
@@ -28,7 +29,7 @@ PALE = ("gap", "pale-sand", "pale-blue", "pale-red")
 WIDE = 1056.0
 LABELS = 150.0
 NOTES = 70.0
-"""Room for the labels of lanes and for the notes at their ends."""
+"""Width of a chart of lanes, and the room for labels before and notes after the lanes."""
 LANE = 22.0
 LANE_GAP = 6.0
 LETTER = 7.0
@@ -264,7 +265,7 @@ def round_values(low: float, high: float, max_intervals: int = 5) -> list[float]
 
 
 def _find_bounds(values: np.ndarray, margin: float) -> tuple[float, float]:
-    """Return the bounds of an axis for values; `margin` is a share of their range."""
+    """Return the bounds of an axis for values, with a margin: a share of the values' range."""
     low = float(values.min())
     high = float(values.max())
     reach = high - low or abs(high) or 1.0

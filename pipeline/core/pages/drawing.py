@@ -15,7 +15,10 @@ NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 class Drawing:
-    """An SVG drawing of `width` x `height` pixels; `label` describes it to a screen reader."""
+    """An SVG drawing of `width` x `height` pixels, of the CSS class `kind`.
+
+    `label` describes it to a screen reader.
+    """
 
     def __init__(self, width: float, height: float, label: str, kind: str = "") -> None:
         self.width = width
@@ -29,7 +32,7 @@ class Drawing:
     ) -> None:
         """Add the SVG element `name` of the CSS classes `kind`, with words.
 
-        `tip` is shown when the pointer is over it. Numbers of attributes have six digits.
+        `tip` is shown when the pointer is over the element. Numbers of attributes have six digits.
         """
         element = SubElement(self.marks, name, {"class": kind} if kind else {})
         for key, value in attributes.items():

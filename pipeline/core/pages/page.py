@@ -19,7 +19,7 @@ MAX_ROWS = 100
 HEADS = {"f1": "F1", "mae": "MAE", "rmse": "RMSE", "r2": "R²"}
 """Heads of columns whose spelling differs from their keys."""
 GENERATOR = '<meta name="generator" content="recipe-pipeline {}">'
-"""Element by which the program recognizes a page of a kind."""
+"""Element by which a command recognizes its earlier page; `{}` is the kind of the page."""
 
 
 @dataclass(frozen=True)

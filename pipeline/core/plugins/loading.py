@@ -93,10 +93,10 @@ def name_for_all(sources: Sequence[str]) -> None:
     Raises RecipeError for a path that the variable can't hold.
     """
     for source in sources:
-        if os.pathsep in _absolute(source):
+        if os.pathsep in _to_absolute(source):
             raise RecipeError([f"{FLAG} {source}: must have no {os.pathsep} in its path"])
     previous = _read_environment()
-    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*previous, *map(_absolute, sources)]))
+    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*previous, *map(_to_absolute, sources)]))
 
 
 def load_named() -> Iterator[Plugin]:
@@ -160,14 +160,14 @@ def missing_flag_hint() -> str:
 def _read_environment() -> list[str]:
     """Return the plug-ins that are named, without repetitions, files by their absolute paths."""
     named = os.environ.get(VARIABLE, "").split(os.pathsep)
-    return list(dict.fromkeys(_absolute(name) for name in named if name))
+    return list(dict.fromkeys(_to_absolute(name) for name in named if name))
 
 
 def _is_file(source: str) -> bool:
     return source.endswith(".py") or os.sep in source
 
 
-def _absolute(source: str) -> str:
+def _to_absolute(source: str) -> str:
     return os.path.abspath(source) if _is_file(source) else source
 
 

@@ -17,7 +17,7 @@ from pipeline.checkpoint.restore import FOLDER, saved_steps
 from pipeline.config.checks import fit_to_processes
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.core.host.signals import Signals, heard
+from pipeline.core.host.signals import Signals, handle_signals
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.data.text.text_format import write_tokenizer
@@ -74,7 +74,7 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
     }
     advice = _make_resume_advice(fitted, options, run_dir)
     try:
-        with heard(options.signals):
+        with handle_signals(options.signals):
             summary = _run_with_restarts(fitted, request, run_dir, options.signals)
     except BaseException:
         if saved_steps(run_dir / FOLDER):
@@ -140,7 +140,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
     recipe, folder = _place_run(recipe, options, ranks, ranks.size)
     run_dir = folder.path
     summary = Summary(recipe.name, recipe.device.name, recipe.seed, recipe.stages, str(run_dir))
-    with heard(options.signals), ExitStack() as stack:
+    with handle_signals(options.signals), ExitStack() as stack:
         stack.enter_context(convert_os_errors(run_dir))
         if not ranks.is_first:
             stack.enter_context(convert_out_of_memory())

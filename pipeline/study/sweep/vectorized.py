@@ -17,7 +17,7 @@ from rich.console import Console
 from pipeline.config.hydra_versions import BasicSweeper
 from pipeline.config.overrides import value_of
 from pipeline.core.errors import RecipeError, printable, report_errors
-from pipeline.core.host.signals import Signals, heard
+from pipeline.core.host.signals import Signals, handle_signals
 from pipeline.engine.callbacks.events import Pruner
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.stages.run import run
@@ -229,7 +229,7 @@ def run_in_places(runs: Sequence[MemberRun], places: int) -> str | None:
         if signals.stop is None:
             run(member_signal)
 
-    with signals.held(), heard(signals), ThreadPoolExecutor(places, "member") as threads:
+    with signals.held(), handle_signals(signals), ThreadPoolExecutor(places, "member") as threads:
         waiting: set[Future[None]] = {
             threads.submit(run_unless_stopped, run, member_signal)
             for run, member_signal in zip(runs, member_signals, strict=True)

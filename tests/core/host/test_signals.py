@@ -18,7 +18,7 @@ from pipeline.checkpoint import checkpointer
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.checkpoint.manifest import verify_files
 from pipeline.config.recipe import Recipe
-from pipeline.core.host.signals import Interrupted, Signals, heard
+from pipeline.core.host.signals import Interrupted, Signals, handle_signals
 from pipeline.stages import run as run_module
 from tests import outcome
 from tests.conftest import TINY
@@ -31,7 +31,7 @@ STOP = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 @pytest.fixture
 def signals() -> Iterator[Signals]:
     made = Signals()
-    with heard(made):
+    with handle_signals(made):
         yield made
 
 
@@ -80,10 +80,10 @@ def test_a_signal_after_the_end_of_a_command_leaves_its_status(number: signal.Si
 
 @pytest.mark.parametrize("listens", ["a run", "a command"])
 def test_what_nohup_ignores_stays_ignored(listens: str) -> None:
-    listen = {"a run": "heard(Signals()).__enter__()", "a command": "interrupt_command()"}[listens]
+    calls = {"a run": "handle_signals(Signals()).__enter__()", "a command": "interrupt_command()"}
     script = (
-        "import signal; from pipeline.core.host.signals import Signals, heard, interrupt_command;"
-        f"{listen}; signal.raise_signal(signal.SIGHUP); print('alive');"
+        "import signal; from pipeline.core.host.signals import *; "
+        f"{calls[listens]}; signal.raise_signal(signal.SIGHUP); print('alive');"
         "signal.raise_signal(signal.SIGTERM)"
     )
     said = subprocess.run(
@@ -158,7 +158,7 @@ def test_signals_to_save_are_counted(signals: Signals) -> None:
 def test_handlers_are_put_back() -> None:
     numbers = [*STOP, signal.SIGUSR1]
     before = [signal.getsignal(number) for number in numbers]
-    with heard(Signals()):
+    with handle_signals(Signals()):
         assert [signal.getsignal(number) for number in numbers] != before
     assert [signal.getsignal(number) for number in numbers] == before
 
