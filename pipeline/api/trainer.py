@@ -42,7 +42,7 @@ from pipeline.stages.runner.context import RunOptions
 from pipeline.training.state import TrainState
 
 PREDICT_BATCH = 64
-"""Samples per call of the network. Each other number would compile the network again."""
+"""Samples per call of the network, which is compiled again for each other number."""
 
 
 def run(recipe: Recipe, run_dir: Path | None = None, callbacks: Sequence[Callback] = ()) -> Summary:
@@ -136,7 +136,7 @@ class Trainer:
             callbacks=(*self._callbacks, self._watch),
             inspection=RunInspection(),
         )
-        steps = stages.run_in_sinks(self.recipe, options)
+        reports = stages.run_in_sinks(self.recipe, options)
         has_ended = False
         is_exiting = False
 
@@ -146,13 +146,13 @@ class Trainer:
             is_exiting = True
             # A save would need a new thread, and none can be started any more.
             with suppress(StopIteration):
-                steps.throw(Interrupted("the process ended inside the loop over sinks"))
+                reports.throw(Interrupted("the process ended inside the loop over sinks"))
 
         atexit.register(end_with_process)
         try:
             while True:
                 try:
-                    report = next(steps)
+                    report = next(reports)
                 except BaseException as end:
                     has_ended = True
                     if not isinstance(end, StopIteration):
@@ -166,7 +166,7 @@ class Trainer:
                 atexit.unregister(end_with_process)
             if not has_ended:
                 self._signals.stop = "the loop over its sinks was left"
-                self.summary = exhaust(steps)
+                self.summary = exhaust(reports)
 
     @property
     def control(self) -> RunControl:
@@ -174,7 +174,7 @@ class Trainer:
 
         Raises RunError if no training is in progress.
         """
-        if self._watch.view is None or not self._watch.trains:
+        if self._watch.view is None or not self._watch.is_training:
             raise RunError("no training is in progress; use this in a loop over sinks()")
         return self._watch.view
 
@@ -331,16 +331,16 @@ class _Watch(Callback):
     def __init__(self) -> None:
         self.run_dir: Path | None = None
         self.view: RunView | None = None
-        self.trains = False
+        self.is_training = False
 
     def on_begin(self, run: RunControl) -> None:
         assert isinstance(run, RunView), "the training loop passes a RunView"
         self.view = run
         self.run_dir = run.run_dir
-        self.trains = True
+        self.is_training = True
 
     def on_end(self, run: RunControl, status: str) -> None:
-        self.trains = False
+        self.is_training = False
 
 
 class _Parameters(MutableMapping[str, np.ndarray]):

@@ -1,8 +1,8 @@
 """Folder of a run's checkpoints: names and kinds of its entries.
 
 A checkpoint is a folder named by its step, in decimal digits without leading zeros. It holds a
-manifest, which shows whether it is sound; those of old versions hold only arrays. A stranger is any
-other entry with such a name, which a run may need, or with another spelling of a number. A draft is
+manifest, which shows whether it is sound; checkpoints of old versions hold only arrays. A stranger
+is any other entry whose name is a number in any spelling, since a run may need the name. A draft is
 an incomplete checkpoint, or one that is being removed; its name has the suffix `DRAFT`.
 """
 
@@ -32,8 +32,8 @@ DRAFT = ".orbax-checkpoint-tmp"
 _MISSING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO))
 _UNREADABLE = frozenset((errno.EIO, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN))
 LOST = _MISSING | _UNREADABLE
-"""Error numbers of a file that is missing, of another kind, or unreadable by the disk. Other errors
-are about the process or its rights, and show no damage."""
+"""Error numbers of a file that is missing or of another kind, or that the disk can't read. Other
+errors are about the process or its rights, and show no damage."""
 STEP = re.compile(r"(0|[1-9][0-9]*)")
 
 

@@ -43,7 +43,7 @@ class PendingBoundary:
 
 @dataclass(frozen=True)
 class SinkState:
-    """The chosen sinks."""
+    """The sinks that were measured to be the fastest: steps, None without sinks, and mechanism."""
 
     size: Annotated[int, Ge(1), Le(MAX_COUNT)] | None
     mechanism: Literal["loop", "soft", "none"]
@@ -68,7 +68,7 @@ class RateChange:
 
 @dataclass(frozen=True)
 class Requests:
-    """Requests of callbacks."""
+    """Requests of callbacks: to stop, to change rates, to evaluate and to save at steps."""
 
     stop: Line | None = None
     """Reason to end training; None: it continues."""

@@ -62,7 +62,7 @@ def write_manifest(folder: Path, recipe_digest: str) -> None:
 def verify_files(folder: Path) -> None:
     """Read every file and compare it with the manifest.
 
-    Raises the first DamagedError of a file that is missing, not listed or changed, and RunError as
+    Raises DamagedError for the first file that is missing, not listed or changed, and RunError as
     in `make_read_error`.
     """
     with ThreadPoolExecutor(HASHING_THREADS) as threads:

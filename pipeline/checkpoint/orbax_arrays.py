@@ -36,7 +36,7 @@ FILE_BYTES = 1 << 28
 
 
 def silence_orbax() -> None:
-    """Silence the logs of orbax, which logs errors that it also raises, and harmless files.
+    """Silence orbax, which logs harmless files, and errors that it also raises.
 
     If a write fails, Python also warns of coroutines that were never awaited, asyncio logs the
     errors of the other arrays, and tensorstore prints a message for each. These are silenced too.

@@ -42,7 +42,7 @@ T = TypeVar("T")
 Warn = Callable[[str], None]
 
 
-def tell_user(text: str) -> None:
+def warn_on_stderr(text: str) -> None:
     """Warn on stderr, for commands without a run log."""
     print(printable_lines(f"warning: {text}"), file=sys.stderr)
 
@@ -93,9 +93,9 @@ def read_to_resume(run_dir: Path, warn: Warn) -> Checkpoint | None:
 
 
 def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
-    """Rename the damaged checkpoints after `step` and the strangers, with a warning for each.
+    """Rename strangers and the damaged checkpoints after `step`, so that the run can save there.
 
-    Then the run can save later checkpoints.
+    Each has a warning.
     """
     root = run_dir / FOLDER
     for path in [checkpoint_path(root, saved) for saved in saved_steps(root) if saved > step]:
@@ -104,7 +104,7 @@ def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
         warn(f"{path}: isn't a checkpoint; set aside as {rename_aside(path, 'foreign').name}")
 
 
-def read_saved(folder: Path, warn: Warn = tell_user) -> Checkpoint:
+def read_saved(folder: Path, warn: Warn = warn_on_stderr) -> Checkpoint:
     """Read a checkpoint: `folder` is a run directory, its `checkpoints` or a checkpoint in there.
 
     Reads the newest sound checkpoint, and warns of newer damaged ones. Raises DataError if there is
@@ -175,7 +175,10 @@ def join_problems(problems: Sequence[str]) -> str:
 
 
 def _read_newest(root: Path, warn: Warn) -> Checkpoint:
-    """Read the newest sound checkpoint of a folder, and warn of newer ones. Raises DamagedError."""
+    """Read the newest sound checkpoint of a folder, and warn of damaged newer ones.
+
+    Raises DamagedError if none is sound.
+    """
     faults = []
     for step in reversed(saved_steps(root)):
         try:

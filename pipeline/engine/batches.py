@@ -126,7 +126,7 @@ def _name_leaves(tree: Any, root: str) -> list[str]:
 
 
 class ArrayBatches(BatchSource):
-    """Batches of examples in the project's order: a function of seed, epoch and position.
+    """Batches of examples in an order that is a function of seed, epoch and position.
 
     The examples after the last whole batch of an epoch are dropped, since all batches have one
     shape. Without a seed the examples keep the order of the arrays. Raises DataError for arrays of
@@ -192,7 +192,7 @@ class _ReadWindow:
     failure: Exception | None = None
     """Error that ended the reading after these batches."""
     seconds: float = 0.0
-    """Seconds that the iterator took for them."""
+    """Seconds that the iterator took for these batches."""
 
     @property
     def steps(self) -> int:
@@ -228,7 +228,10 @@ class IteratorBatches(BatchSource):
         return Loader(self._windows, None)
 
     def position(self, step: int) -> dict[str, Any]:
-        """Return the iterator's `state` and the batches to `skip`; or `skip` and their `sha256`."""
+        """Return the iterator's `state` and the number of batches to `skip` after it.
+
+        Without a state: the batches to `skip` from the start, and the `sha256` of the last one.
+        """
         assert self._windows is not None, "the loader is open"
         window = self._windows.find_window(step)
         if window is None:

@@ -236,10 +236,7 @@ class Callbacks(NoCallbacks):
         self.view.scalars = dict(state.scalars)
 
     def state(self, granted: Requests) -> CallbackState:
-        """Return the content of a checkpoint, with the requests that were granted.
-
-        It has no state of a callback whose `state` fails.
-        """
+        """Return the content of a checkpoint, but no state of a callback whose `state` fails."""
         states: dict[str, Any] = {}
         for key, callback in list(self._active):
             state = self._attempt(callback, "state", partial(_read_state, callback))
@@ -288,7 +285,7 @@ class Callbacks(NoCallbacks):
             self._add_scalars(self.view.step, scalars)
 
     def _attempt(self, callback: Callback, what: str, call: Callable[[], Any]) -> Any:
-        """Call a callback; if it fails, end the run or warn, as its `on_failure` is set."""
+        """Call a callback; if it fails, end the run or warn, by its `on_failure`."""
         try:
             return call()
         except (Exception, SystemExit) as error:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class EarlyStop:
-    """Ends training after `patience` evaluations without an improvement; never without a metric."""
+    """Ends training if `metric` is set and doesn't improve in `patience` evaluations."""
 
     metric: str | None = None
     better: Direction = "min"

@@ -76,7 +76,7 @@ class Progress:
     state: TrainState
     history: History
     granted: Requests = field(default_factory=Requests)
-    """Requests of callbacks that are in effect, or for a later step."""
+    """Requests of callbacks that are in effect, or will be at a later step."""
     pending: PendingBoundary | None = None
     """Boundary of this step if its evaluation was interrupted."""
     verdict: str | None = None

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pipeline.training.state import TrainState
 
 UNFINISHED = "unfinished_boundary"
-"""Key in a checkpoint of the interrupted evaluation of its step."""
+"""Key in a checkpoint for the interrupted evaluation at its step."""
 CALLBACKS = "callbacks"
-"""Key in a checkpoint of the states of callbacks and their requests."""
+"""Key in a checkpoint for the states of callbacks and their requests."""
 
 
 @dataclass(frozen=True)
@@ -120,4 +120,4 @@ class Hooks:
     signals: Signals = field(default_factory=Signals)
     """Requests from outside the process, which training checks after every dispatch."""
     agree: Agree = decide_alone
-    """Returns the decision of the first of several processes, if it depends on time."""
+    """Returns the first process's decision, if a decision depends on time."""

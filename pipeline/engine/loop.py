@@ -234,7 +234,7 @@ def dispatch(program: Program, segment: Segment, run: Progress) -> tuple[Telemet
 
 
 def decide(hooks: Hooks, run: Progress, max_steps: int, *, is_last: bool) -> Decision:
-    """Return the decision of the first process; a run at its end is never pruned."""
+    """Return the first process's decision; a run at its end is never pruned."""
     can_prune = not is_last and run.pending is None
 
     def make_decision() -> list[Any]:
@@ -273,18 +273,18 @@ def exhaust(steps: Generator[Any, None, T]) -> T:
             return result
 
 
-def grant_requests(program: Program, hooks: Hooks, progress: Progress) -> None:
+def grant_requests(program: Program, hooks: Hooks, run: Progress) -> None:
     """Grant the requests of callbacks, in all processes of the run."""
     requests = hooks.callbacks.take_requests(hooks.agree)
     if requests is not None:
-        progress.granted = add_requests(progress.granted, requests, progress.history.step)
+        run.granted = add_requests(run.granted, requests, run.history.step)
         if requests.rates:
-            set_rates(program, hooks, progress.granted)
+            set_rates(program, hooks, run.granted)
     parameters = hooks.callbacks.take_parameters()
     if parameters is not None:
-        progress.state = program.executable.put(with_parameters(progress.state, parameters))
-        hooks.callbacks.show_state(progress.state)
-        progress.history.evaluated = {}
+        run.state = program.executable.put(with_parameters(run.state, parameters))
+        hooks.callbacks.show_state(run.state)
+        run.history.evaluated = {}
 
 
 def add_requests(granted: Requests, requests: Requests, step: int) -> Requests:
@@ -310,11 +310,11 @@ def set_rates(program: Program, hooks: Hooks, granted: Requests) -> None:
         program.executable.set_learning_rates(table)
 
 
-def raise_failure(hooks: Hooks, progress: Progress) -> None:
+def raise_failure(hooks: Hooks, run: Progress) -> None:
     """Raise the error of a callback that ends the run, once the state is saved."""
     if hooks.callbacks.failure is not None:
-        if progress.history.step > 0:
-            hooks.saves.save(hooks, progress)
+        if run.history.step > 0:
+            hooks.saves.save(hooks, run)
         raise hooks.callbacks.failure
 
 
@@ -322,7 +322,7 @@ def answer_non_finite_step(
     program: Program,
     run_schedule: RunSchedule,
     hooks: Hooks,
-    progress: Progress,
+    run: Progress,
     telemetry: Telemetry,
 ) -> None:
     """Roll back if the last step was non-finite.
@@ -332,27 +332,27 @@ def answer_non_finite_step(
     step = telemetry.non_finite_step
     if step is None:
         return
-    history = progress.history
+    history = run.history
     history.step = step
     problem = ""
     try:
-        restored = hooks.rollbacks.go_back(step, progress.state)
+        restored = hooks.rollbacks.go_back(step, run.state)
         if restored is not None:
             for monitor in hooks.monitors:
                 monitor.on_rollback(step, hooks.rollbacks.done[-1].to)
-            progress.state = program.executable.put(restored)
+            run.state = program.executable.put(restored)
             return
     except RunError as error:
         problem = f"; {error}"
     history.step = step - 1
-    history.left_out = count_skipped(progress.state)
+    history.left_out = count_skipped(run.state)
     # Without the non-finite step: a resumed run repeats it, and then notifies callbacks.
     finite_steps = telemetry.head(len(telemetry) - 1)
     if len(finite_steps):
-        hooks.callbacks.notify("on_steps", progress.state, history.step, finite_steps)
-    hooks.saves.save(hooks, progress)
-    examined = hooks.examine(progress.state, step)
-    cause = progress.recent.explain(examined)
+        hooks.callbacks.notify("on_steps", run.state, history.step, finite_steps)
+    hooks.saves.save(hooks, run)
+    examined = hooks.examine(run.state, step)
+    cause = run.recent.explain(examined)
     saved = f"; the state of step {step - 1} is saved" if hooks.saves.writer is not None else ""
     place = run_schedule.place(step)
     text = (  # MindSpore's words first

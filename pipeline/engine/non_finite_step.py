@@ -10,14 +10,14 @@ import numpy as np
 from pipeline.core.errors import RunError
 from pipeline.training.telemetry import Telemetry
 
-WINDOW_STEPS = 20
+RECENT_STEPS = 20
 """Number of newest steps that are searched for an explosion."""
 GROWTH = 100.0
-"""Factor by which a loss or gradient norm explodes; between batches they vary by less."""
+"""Least factor of an explosion of the loss or the gradient norm; batches differ by less."""
 LEAST_LOSS = 10.0
 LEAST_NORM = 1e3
 LEAST_WEIGHT = 1e3
-"""Magnitudes below which values haven't exploded: small losses vary by any factor."""
+"""Least magnitudes of exploded values: small losses vary by any factor."""
 
 
 class NonFiniteStepError(RunError):
@@ -47,12 +47,12 @@ class RecentSteps:
     """The loss, gradient norm and learning rate of the newest finite steps of this process."""
 
     def __init__(self) -> None:
-        self._parts: deque[np.ndarray] = deque(maxlen=WINDOW_STEPS)
+        self._parts: deque[np.ndarray] = deque(maxlen=RECENT_STEPS)
 
     def add(self, telemetry: Telemetry) -> None:
         """Add steps."""
         columns = (telemetry.loss, telemetry.grad_norm, telemetry.learning_rate)
-        rows = np.stack([np.asarray(column[-WINDOW_STEPS:], np.float64) for column in columns], 1)
+        rows = np.stack([np.asarray(column[-RECENT_STEPS:], np.float64) for column in columns], 1)
         last = telemetry.start + len(telemetry)
         steps = np.arange(last - len(rows) + 1, last + 1, dtype=np.float64)[:, None]
         self._parts.append(np.concatenate([steps, rows], 1))
@@ -60,7 +60,7 @@ class RecentSteps:
     def explain(self, examined: Examined) -> str:
         """Return a text about the learning rate if the newest steps have exploded; "" if not."""
         rows = np.concatenate([np.empty((0, 4)), *self._parts])
-        rows = rows[np.isfinite(rows).all(1)][-WINDOW_STEPS:]
+        rows = rows[np.isfinite(rows).all(1)][-RECENT_STEPS:]
         if examined.in_data or not len(rows) or rows[-1, 3] == 0:
             return ""
         symptom = (

@@ -3,8 +3,8 @@
 The batches since the checkpoint are skipped: training continues with the batch after the non-finite
 one. Steps keep their numbers, and the learning rate follows the number of remaining updates. Only
 checkpoints at the recipe's steps are used (`checkpoint.every_steps`, `every_passes`, and the
-start), not those by a signal or a clock, so that a resumed run goes back to the same step as an
-uninterrupted one. A checkpoint is used once: if training diverges again, an older one is used.
+start), and none that a signal or a clock has caused, so that a resumed run goes back to the same
+step as an uninterrupted one. If training diverges again, an older checkpoint is used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipeline.training.state import TrainState
 
 ROLLBACKS = "rollbacks"
-"""Key in a checkpoint of the rollbacks before it."""
+"""Key in a checkpoint for the rollbacks before it."""
 
 
 @dataclass(frozen=True)

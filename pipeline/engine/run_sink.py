@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.backends.loading.loader import Loader
 from pipeline.checkpoint.checkpointer import Checkpoints
 from pipeline.checkpoint.host_state import LOGS, HostState
-from pipeline.checkpoint.restore import tell_user
+from pipeline.checkpoint.restore import warn_on_stderr
 from pipeline.checkpoint.retention import Retention
 from pipeline.core.errors import PipelineError, RunError
 from pipeline.core.files.folder_lock import Lock
@@ -153,7 +153,7 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
         stack.callback(loader.close)
         program, choice = compile_sink(prepared, state, loader, before.record)
         size = choose_size(settings, before.record, program, state, loader)
-        lengths = RunSchedule(settings.steps, source.steps_per_epoch or settings.steps, size)
+        run = RunSchedule(settings.steps, source.steps_per_epoch or settings.steps, size)
         if settings.save is not None and before.record is None:
             write_record(settings.save, SinkRecord(before.identity, choice, size))
         outputs = _open_outputs(prepared, before, start, stack)
@@ -163,11 +163,11 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
         saves = Saves(outputs.checkpoints, period_s, log_marks=outputs.marks)
         hooks = Hooks(monitors=outputs.monitors, saves=saves, signals=signals, agree=limit.decide)
         periods = {Event.CHECKPOINT: (settings.save_every,)} if settings.save_every else {}
-        schedule = Schedule(lengths, periods, dispatch_seconds=DISPATCH_SECONDS)
-        executable = Program(cast(Any, program), "soft" if program.single_steps else "loop")
+        schedule = Schedule(run, periods, dispatch_seconds=DISPATCH_SECONDS)
+        loop = Program(cast(Any, program), "soft" if program.single_steps else "loop")
         host = HostState() if saved is None else saved.host
         with signals.held():
-            reports: Any = train(executable, cast(Any, state), schedule, hooks, host, history)
+            reports: Any = train(loop, cast(Any, state), schedule, hooks, host, history)
             yield from _read_reports(reports, prepared, program, outputs.metrics, signals)
         if limit.failure is not None:
             raise _make_early_end_error(limit.failure, history.step, settings)
@@ -210,7 +210,7 @@ def _read_reports(
 
 @dataclass(frozen=True)
 class _Before:
-    """The state of a directory before a run; `lock` is None without a directory."""
+    """The content of a run's directory before the run; `lock` is None if it has no directory."""
 
     identity: SinkIdentity
     record: SinkRecord | None = None
@@ -230,13 +230,13 @@ def _open_folder(prepared: PreparedSink, stack: ExitStack) -> _Before:
     if record is None:
         return _Before(identity, lock=lock)
     require_same(folder, record.identity, identity)
-    return _Before(identity, record, restore_sink(folder, prepared.state, tell_user), lock)
+    return _Before(identity, record, restore_sink(folder, prepared.state, warn_on_stderr), lock)
 
 
 def compile_sink(
     prepared: PreparedSink, state: CustomState, loader: Loader, record: SinkRecord | None
 ) -> tuple[SinkProgram, LoweringChoice]:
-    """Compile the step with the lowerings of the run so far, or the fastest."""
+    """Compile the step with the lowerings that `record` has, or else the fastest."""
     device = default_device()
     single = has_slow_loop(prepared.step, prepared.spec, device)
     before = None if record is None else record.choice
@@ -256,7 +256,8 @@ def choose_size(
     state: CustomState,
     loader: Loader,
 ) -> int:
-    """Return the steps of a sink; for "auto" about a second's, measured on a copy of the state."""
+    """Return the steps of a sink; for "auto" the steps of about a second, which are measured on a
+    copy of the state."""
     if settings.size == "all":
         return settings.steps
     if settings.size != "auto":
@@ -311,9 +312,9 @@ def _open_outputs(
     marks = None if before.saved is None else before.saved.host.logs
     log = MetricsLog(folder, None, start, marks)
     for findings in log.findings:
-        tell_user(str(findings))
+        warn_on_stderr(str(findings))
     board = BestEffortMonitor(
-        TensorBoard(folder, start, batch_size=1, unit=STEPS), "TensorBoard", tell_user
+        TensorBoard(folder, start, batch_size=1, unit=STEPS), "TensorBoard", warn_on_stderr
     )
     assert before.lock is not None, "the directory is held"
     monitor = BackgroundMonitor([LockMonitor(folder, before.lock), log, board])
@@ -393,7 +394,7 @@ def _examine(prepared: PreparedSink, program: SinkProgram) -> str:
         batch = program.read_non_finite_batch()
         finding = examine_step(prepared.step.function, _arrange(prepared, state), batch)
     except Exception as error:  # the step's failure matters more than any error here
-        tell_user(f"no autopsy of the step: {type(error).__name__}: {error}")
+        warn_on_stderr(f"no autopsy of the step: {type(error).__name__}: {error}")
         return ""
     return f"; {finding}"
 

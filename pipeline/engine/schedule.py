@@ -101,7 +101,7 @@ class Schedule:
     at: Mapping[Event, Collection[int]] = field(default_factory=dict)
     """Further steps at which an event is due."""
     dispatch_seconds: float = 1.0
-    """Longest time of a dispatch, since a signal waits for its end."""
+    """Longest time of a dispatch, since a signal takes effect at its end."""
 
     def dumps_at(self, step: int) -> bool:
         """Return whether a dump is due after `step` steps."""

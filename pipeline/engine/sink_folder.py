@@ -29,7 +29,7 @@ RECORD = "sink.json"
 """Name of the file with the identity of the run and the choices at its start."""
 LOGS = ("metrics.jsonl", "evals.jsonl")
 DATA = "data"
-"""Key in a checkpoint of the position in the data."""
+"""Key in a checkpoint for the position in the data."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class SinkSettings:
-    """Settings of a custom loop."""
+    """Settings of a custom loop, as the arguments of `pipeline.sink`."""
 
     steps: int
     size: int | Literal["auto", "all"] = "auto"

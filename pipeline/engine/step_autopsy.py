@@ -29,8 +29,8 @@ MAX_EXAMPLES = 8
 def examine_step(step: Callable[[Any, Any], Any], state: Any, batch: Any) -> str:
     """Describe the first value that isn't finite in the computation of a step's loss.
 
-    The step is computed again from the state before it, one operation at a time. Rounding may
-    differ from that of the compiled step.
+    The step is computed again from the state before it, one operation at a time. The compiled step
+    may round differently.
     """
     closed, results = jax.make_jaxpr(step, return_shape=True)(state, batch)
     inputs = [*_name_leaves("state", state), *_name_leaves("batch", batch)]
@@ -82,7 +82,7 @@ def _describe_origin(origin: Origin, batch_size: int) -> str:
 
 
 def _list_examples(origin: Origin, batch_size: int) -> str:
-    """Return the examples whose part of the result isn't finite; "" if all are or none is known."""
+    """Return the examples whose part of the result isn't finite; "" if these are all or unknown."""
     rows = find_non_finite(origin.array, batch_size) if batch_size > 1 else None
     if not rows or len(rows) == batch_size:
         return ""

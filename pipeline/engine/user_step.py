@@ -55,6 +55,7 @@ class CustomState:
     step: Any
     state: dict[str, Any]
 
+    # Fields of TrainState that the loop reads.
     bad_steps: ClassVar[None] = None
     overflows: ClassVar[None] = None
 
@@ -240,7 +241,7 @@ def has_slow_loop(step: UserStep, state: Any, device: jax.Device) -> bool:
 
 
 class SinkProgram:
-    """A compiled custom step, of which a dispatch runs any number of steps."""
+    """A compiled custom step. A dispatch runs many steps, by one call each if `single_steps`."""
 
     def __init__(
         self,

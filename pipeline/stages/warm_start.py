@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pipeline.checkpoint.restore import Warn, join_problems, read_saved, tell_user
+from pipeline.checkpoint.restore import Warn, join_problems, read_saved, warn_on_stderr
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.core.host.tree_paths import leaves_by_path
@@ -79,7 +79,7 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
     return Restored(state, step, f"{origin}: {matching.counts()}")
 
 
-def read_source(source: Path, warn: Warn = tell_user) -> tuple[Arrays, int | None]:
+def read_source(source: Path, warn: Warn = warn_on_stderr) -> tuple[Arrays, int | None]:
     """Read the arrays of a weight file, or the weights and the step of a run's checkpoint.
 
     Raises DataError.

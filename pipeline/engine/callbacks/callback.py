@@ -18,9 +18,9 @@ OnFailure = Literal["end", "warn"]
 class RunControl(Protocol):
     """A run, as its callbacks see it between two dispatches.
 
-    A request takes effect at the boundary of the event. Inside a sink it takes effect at the next
-    boundary, since a running sink isn't changed; at the end of a sink, before the evaluation. A
-    resumed run keeps it, also without the callback.
+    A request takes effect at the boundary of the event: at the end of a sink, before the
+    evaluation. A request inside a sink waits for the next boundary, since a running sink isn't
+    changed. A resumed run keeps a request, also without the callback.
     """
 
     run_dir: Path
@@ -42,7 +42,7 @@ class RunControl(Protocol):
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate of all updates from the next boundary on.
 
-        Raises ValueError if it is negative or beyond float32.
+        Raises ValueError if the rate is negative or beyond float32.
         """
 
     def scale_learning_rate(self, factor: float) -> None:

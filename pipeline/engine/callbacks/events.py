@@ -20,13 +20,13 @@ TRAINED = "train_"
 
 def metric_tag(name: str) -> str:
     """Return the tag of an evaluation's metric in TensorBoard and trackers, `train/` or `eval/`."""
-    trained = name.startswith(TRAINED)
-    return f"train/{name.removeprefix(TRAINED)}" if trained else f"eval/{name}"
+    is_train = name.startswith(TRAINED)
+    return f"train/{name.removeprefix(TRAINED)}" if is_train else f"eval/{name}"
 
 
 @dataclass(frozen=True)
 class SinkReport:
-    """A sink that ended at boundary `step`; without sinks, a step."""
+    """A sink, or a step without sinks, that ended at `step`, with its last loss and rate."""
 
     step: int
     loss: float

@@ -47,7 +47,7 @@ class ReduceOnPlateau(CallbackSpec):
 
 
 class _MetricCallback(Callback):
-    """Base of the callbacks that compare a metric of evaluations."""
+    """Base of the callbacks that compare a metric with its earlier values or with a number."""
 
     def __init__(self, spec: ReduceOnPlateau | StopAt) -> None:
         self.on_failure = spec.on_failure

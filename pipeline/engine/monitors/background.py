@@ -13,7 +13,7 @@ from pipeline.core.errors import PipelineError
 from pipeline.engine.callbacks.events import Monitor, MonitorRelay
 
 PERIOD_S = 0.1
-"""Period at which queued calls are made, so long that many steps are written at once."""
+"""Time between two batches of calls, so long that many steps are written at once."""
 LIMIT_BYTES = 64 << 20
 """Queued bytes above which training waits."""
 CALL_BYTES = 1 << 10
@@ -26,8 +26,8 @@ M = TypeVar("M", bound=Monitor)
 class BackgroundMonitor(MonitorRelay):
     """Passes every event on to other monitors, in the same order, on another thread.
 
-    The monitors are flushed after each batch of queued calls. After a monitor has raised an error,
-    it makes no further call, and the next method called raises the error, `close` at the latest.
+    The monitors are flushed after each batch of queued calls. After an error of a monitor no call
+    is made any more, and the next method that is called raises the error, `close` at the latest.
     """
 
     def __init__(self, monitors: Iterable[Monitor]) -> None:

@@ -34,8 +34,8 @@ VALUE = b"\x0a"
 TAG = b"\x0a"
 SIMPLE_VALUE = b"\x15"
 EVENTS_TO_PURGE = 3
-"""Events with which a file begins that purges those of earlier files: two with the version, and the
-start of a session."""
+"""Number of events at the start of a file that purges the events of earlier files: two with the
+version, and the start of a session."""
 MOST_BYTES = 1000
 """Upper bound of the bytes of such an event."""
 POLYNOMIAL = 0x82F63B78
@@ -86,7 +86,7 @@ class EventFile:
 
 
 def find_purging(folder: Path, step: int, suffix: str) -> list[Path]:
-    """Return the event files with a suffix in their names that purge the events after a step."""
+    """Return the event files, by the suffix of their names, that purge the events after a step."""
     from google.protobuf.message import DecodeError
     from tensorboardX.proto.event_pb2 import Event, SessionLog
 
@@ -185,7 +185,10 @@ def _view_bytes(numbers: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def masked_crc(data: np.ndarray) -> np.ndarray:
-    """Return the masked CRC-32C of each row of uint8 (n, length), uint32 (n,)."""
+    """Return the masked CRC-32C of each row of uint8 (n, length), uint32 (n,).
+
+    The mask, a rotation and a sum, is TFRecord's (tensorflow/core/lib/hash/crc32c.h).
+    """
     table = _make_crc_table()
     crc = np.full(len(data), 0xFFFFFFFF, np.uint32)
     for column in np.ascontiguousarray(data.T):

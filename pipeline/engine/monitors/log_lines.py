@@ -1,4 +1,4 @@
-"""The lines of metrics.jsonl, evals.jsonl and scalars.jsonl, perhaps a stranger's, and flaws."""
+"""Lines and flaws of metrics.jsonl, evals.jsonl and scalars.jsonl, which may be a stranger's."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ TAIL_BYTES = 4096
 """Most bytes of a line of metrics.jsonl."""
 MAX_STEP = 2**63 - 1
 MAX_NUMBER = float(np.finfo(np.float32).max)
-
-
 MAX_RANGES = 20
 """Most ranges of missing steps that are listed."""
 Ranges = tuple[tuple[int, int], ...]
+"""First and last steps of ranges."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class LogLine:
     fields: Mapping[str, Any]
 
     def numbers(self) -> dict[str, float | None]:
-        """Return the float32 numbers of a step; None if not finite, True for a flag.
+        """Return the float32 numbers of a step by name; None if not finite, True for a flag.
 
         Raises DataError for a value that isn't a number.
         """
@@ -125,10 +124,10 @@ def _open_log(log: Path) -> Iterator[BinaryIO]:
 
 @dataclass(frozen=True)
 class Flaws:
-    """Differences of a log from what was written into it, which all later checkpoints have."""
+    """Differences between a log and what was written into it; all later checkpoints record them."""
 
     missing: Ranges = ()
-    """First ranges of missing steps, both ends included."""
+    """First ranges of missing steps."""
     missing_lines: int = 0
     """Number of all missing lines."""
     verified: bool = True
@@ -150,7 +149,7 @@ class Flaws:
         return asdict(self)
 
 
-WHOLE = Flaws()
+NO_FLAWS = Flaws()
 
 
 def read_flaws(tree: Any) -> Flaws:

@@ -13,7 +13,7 @@ import numpy as np
 from pipeline.core.files.strict_json import json_text
 from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, SCALARS, read_lines
-from pipeline.engine.monitors.monitors import writing
+from pipeline.engine.monitors.monitors import convert_write_errors
 from pipeline.engine.monitors.verified_log import LogFindings, VerifiedLog, open_log, read_mark
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry, concatenate_columns
@@ -35,8 +35,8 @@ class MetricsLog(Monitor):
     """Appends to the files. Lines that a killed run wrote after boundary `first` are removed.
 
     `marks` are from the checkpoint at `first`, by file; None if the run begins there. The files are
-    repaired by the marks, with reports in `findings`. With `scalars` there is a scalars.jsonl. If
-    boundary `first` is `unfinished`, its scalars are logged again. Without `run_schedule` lines
+    repaired by the marks, with reports in `findings`. If `scalars`, there is a scalars.jsonl. If
+    boundary `first` is `unfinished`, its scalars are logged again. If `run_schedule` is None, lines
     have neither `pass` nor `sink`.
 
     Raises DataError if an existing file can't be read, RunError if it can't be written, or another
@@ -63,7 +63,7 @@ class MetricsLog(Monitor):
             # The checkpoint of an unfinished boundary has its scalars, which a process that
             # continued from it may have written before it was killed.
             last = first - 1 if name == SCALARS and unfinished else first
-            with writing(path):
+            with convert_write_errors(path):
                 return open_log(
                     path, last, mark, every_step=name == METRICS, resumed=marks is not None
                 )
@@ -96,7 +96,7 @@ class MetricsLog(Monitor):
     def _append(
         self, log: VerifiedLog, step: int, values: Mapping[str, Any], *, replace: bool
     ) -> None:
-        with writing(log.path):
+        with convert_write_errors(log.path):
             if replace:
                 log.truncate(step - 1)
             log.append((json_text({"step": step, **values}) + "\n").encode())
@@ -107,10 +107,10 @@ class MetricsLog(Monitor):
         self._unwritten = []
         if unwritten:
             log = self._logs[METRICS]
-            with writing(log.path):
+            with convert_write_errors(log.path):
                 log.append(metrics_lines(unwritten, self._run_schedule).encode())
         for log in self._logs.values():
-            with writing(log.path):
+            with convert_write_errors(log.path):
                 log.flush()
 
     def marks(self, step: int) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class MetricsLog(Monitor):
         """Write the remaining lines and close the files."""
         with ExitStack() as logs:
             for log in self._logs.values():
-                logs.enter_context(writing(log.path))
+                logs.enter_context(convert_write_errors(log.path))
                 logs.enter_context(closing(log))
             self.flush()
 

@@ -32,12 +32,12 @@ MOST_NAMED = 5
 WIDEST_NAME = 30
 """Most characters of a class name in a table."""
 BANNER = f"{14 * '='} Starting Training {14 * '='}"
-EVERY = 100
+EVERY_BATCHES = 100
 """Batches between two lines of the functional loop, counted from 0 in every epoch."""
 
 
 @contextmanager
-def writing(file: str | Path) -> Iterator[None]:
+def convert_write_errors(file: str | Path) -> Iterator[None]:
     """Raise RunError if the system refuses to write a file during the block."""
     try:
         yield
@@ -210,12 +210,12 @@ class NonFiniteStepMonitor(Monitor):
 class FunctionalMonitor(Monitor):
     """Prints a banner, `loss: 2.302585 [100/1875]` every 100 batches, and the results of a test.
 
-    With `every_batches` 0 no losses are printed.
+    If `every_batches` is 0, no losses are printed.
     """
 
     say: Callable[[str], None]
     run_schedule: RunSchedule
-    every_batches: int = EVERY
+    every_batches: int = EVERY_BATCHES
     has_begun: bool = False
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:

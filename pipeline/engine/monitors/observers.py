@@ -17,7 +17,7 @@ from pipeline.engine.callbacks.events import Monitor
 from pipeline.engine.monitors.background import BackgroundMonitor, BestEffortMonitor
 from pipeline.engine.monitors.metrics_log import MetricsLog
 from pipeline.engine.monitors.monitors import (
-    EVERY,
+    EVERY_BATCHES,
     EvalMonitor,
     FunctionalMonitor,
     LockMonitor,
@@ -122,7 +122,7 @@ def open_observers(
         EvalMonitor(reporter),
     ]
     if settings.lines == "functional":
-        every_batches = EVERY if settings.loss_every else 0
+        every_batches = EVERY_BATCHES if settings.loss_every else 0
         lines = [FunctionalMonitor(reporter.say, run_schedule, every_batches)]
     monitors: list[Monitor] = [
         *([LockMonitor(run_dir, settings.lock)] if settings.lock is not None else []),

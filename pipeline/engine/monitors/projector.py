@@ -24,8 +24,8 @@ PICTURE_PIXELS = 64
 """Longest side of a picture on the sheet."""
 CAPTION_PIXELS = 16
 """Height of a caption."""
-LEAST_SIDE = 96
-"""Least width, in pixels, of a picture with a caption."""
+LEAST_WIDTH_PIXELS = 96
+"""Least width of a picture with a caption."""
 MAX_CHARACTERS = 15
 """Most characters of a caption."""
 WRONG = (179, 38, 30)
@@ -36,7 +36,7 @@ RIGHT = (29, 36, 41)
 def write_embeddings(
     board: Path, vectors: np.ndarray, labels: Sequence[str], images: np.ndarray | None
 ) -> None:
-    """Write vectors, float32 (n, features), with a label each and images (n, H, W, C) or None.
+    """Write vectors, float32 (n, features), their labels, and images (n, H, W, C) or None.
 
     Earlier files are replaced. Images with other than 1, 3 or 4 channels are left out. Raises
     OSError if the files can't be written.
@@ -106,7 +106,7 @@ def add_captions(
     from PIL import Image, ImageDraw
 
     count, height, width, channels = images.shape
-    scale = max(1, -(-LEAST_SIDE // width))
+    scale = max(1, -(-LEAST_WIDTH_PIXELS // width))
     result = np.full((count, height * scale + CAPTION_PIXELS, width * scale, 3), 255, np.uint8)
     wrong = wrong or [False] * count
     for number, (image, caption, is_wrong) in enumerate(zip(images, captions, wrong, strict=True)):

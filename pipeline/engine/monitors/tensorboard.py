@@ -21,7 +21,7 @@ from pipeline.core.errors import printable
 from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.engine.callbacks.events import TRAINED, Evaluation, Monitor, SinkReport, metric_tag
 from pipeline.engine.monitors.event_file import EventFile, find_purging
-from pipeline.engine.monitors.monitors import writing
+from pipeline.engine.monitors.monitors import convert_write_errors
 from pipeline.engine.monitors.projector import add_captions, stretch_range, write_embeddings
 from pipeline.training.telemetry import Telemetry, concatenate_columns
 
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 ROLLBACK_TAGS = ("train/updates_undone",)
 CELL_PIXELS = 24
 PICTURED_CHANNELS = (1, 3, 4)
-PICTURED_CLASSES = 1000
+MAX_PICTURED_CLASSES = 1000
+"""Most classes of a confusion matrix that is drawn."""
 MAX_NAMES = 10_000
 """Most names of classes in the text."""
 BINS = 64
@@ -54,7 +55,7 @@ class BoardNode:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of finite values by bin, and their moments."""
+    """Counts of finite values by bin, and the sums of the values and of their squares."""
 
     low: float
     high: float
@@ -76,7 +77,7 @@ class Histogram:
 class TensorBoard(Monitor):
     """Writes the events of a run. A resumed run hides earlier events after boundary `first`.
 
-    With `unfinished`, the evaluation of boundary `first` was interrupted. Files of killed processes
+    If `unfinished`, the evaluation of boundary `first` was interrupted. Files of killed processes
     that repeated it are removed: all of their events are purged or written again.
 
     Steps and sinks are collected, and written together by `flush`. The libraries for pictures and
@@ -107,9 +108,9 @@ class TensorBoard(Monitor):
 
     @cached_property
     def _file(self) -> EventFile:
-        # By the suffix, a run that is resumed within a second has a new file name.
+        # The suffix makes the name new if a run is resumed within a second.
         suffix = f".{self._first}"
-        with writing(self._folder):
+        with convert_write_errors(self._folder):
             repeated = []
             if self._first and self._is_unfinished:
                 repeated = find_purging(self._folder, self._first, suffix)
@@ -132,7 +133,7 @@ class TensorBoard(Monitor):
         """Add scalars of callbacks."""
         tags = [f"callback/{name}" for name in scalars]
         values = list(scalars.values())
-        with writing(self._folder):
+        with convert_write_errors(self._folder):
             now = np.array([time.time()])
             self._file.add_scalars(tags, np.array([step]), now, np.array([values], np.float64))
 
@@ -148,7 +149,7 @@ class TensorBoard(Monitor):
         self._sinks = []
         rollbacks = self._rollbacks
         self._rollbacks = []
-        with writing(self._folder):
+        with convert_write_errors(self._folder):
             if steps:
                 self._write_steps(steps)
             if sinks:
@@ -195,10 +196,10 @@ class TensorBoard(Monitor):
         scalars.pop(f"{TRAINED}loss", None)
         tags = [metric_tag(name) for name in scalars]
         values = np.array([list(scalars.values())])
-        with writing(self._folder):
+        with convert_write_errors(self._folder):
             self._file.add_scalars(tags, np.array([step]), now, values)
         confusion = evaluation.confusion
-        if confusion is not None and len(confusion) <= PICTURED_CLASSES:
+        if confusion is not None and len(confusion) <= MAX_PICTURED_CLASSES:
             picture = draw_confusion(confusion)
             self._add(image("eval/confusion", picture, dataformats="HWC"), step)
 
@@ -283,7 +284,7 @@ class TensorBoard(Monitor):
         """Add the graph of the network."""
         from tensorboardX.proto.event_pb2 import Event
 
-        with writing(self._folder):
+        with convert_write_errors(self._folder):
             encoded = encode_graph(nodes)
             self._file.add(Event(wall_time=time.time(), graph_def=encoded))
 
@@ -292,7 +293,7 @@ class TensorBoard(Monitor):
     ) -> None:
         """Write files for the projector: vectors, float32 (n, features), their labels, and images
         (n, H, W, C) or None."""
-        with writing(self._folder):
+        with convert_write_errors(self._folder):
             write_embeddings(self._folder, vectors, labels, images)
 
     def add_hparams(self, parameters: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
@@ -311,7 +312,7 @@ class TensorBoard(Monitor):
     def _add(self, summary: Summary, step: int) -> None:
         from tensorboardX.proto.event_pb2 import Event
 
-        with writing(self._folder):
+        with convert_write_errors(self._folder):
             self._file.add(Event(wall_time=time.time(), step=step, summary=summary))
 
     def close(self) -> None:
@@ -319,7 +320,7 @@ class TensorBoard(Monitor):
         try:
             self.flush()
         finally:
-            with writing(self._folder):
+            with convert_write_errors(self._folder):
                 self._file.close()
 
 

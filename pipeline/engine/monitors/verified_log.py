@@ -28,7 +28,7 @@ from pipeline.core.files.real_files import open_unshared
 from pipeline.engine.monitors.log_lines import (
     LONGEST_BYTES,
     MAX_RANGES,
-    WHOLE,
+    NO_FLAWS,
     Flaws,
     LogLine,
     Ranges,
@@ -53,7 +53,7 @@ class Mark:
     sha256: str
     tail: bytes
     """The last lines, up to `TAIL_BYTES`."""
-    flaws: Flaws = WHOLE
+    flaws: Flaws = NO_FLAWS
     """Flaws that the log had at the checkpoint."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Mark:
 
 
 def read_mark(tree: Any, step: int) -> Mark | None:
-    """Return the mark in a checkpoint of `step`, perhaps a stranger's; None without a valid one."""
+    """Return the mark in a checkpoint of `step`, perhaps a stranger's; None if it is invalid."""
     if not isinstance(tree, Mapping):
         return None
     size_bytes, lines, sha256, tail = map(tree.get, ("size_bytes", "lines", "sha256", "tail"))
@@ -96,7 +96,7 @@ class VerifiedLog:
 
     def __init__(self, path: Path, *, every_step: bool) -> None:
         self.path = path
-        self.flaws = WHOLE
+        self.flaws = NO_FLAWS
         self._every_step = every_step
         self._file = _open(path)
         self._size_bytes = 0
@@ -196,8 +196,8 @@ class VerifiedLog:
     def truncate(self, step: int) -> Flaws:
         """Remove everything after the last whole line whose step is at most `step`.
 
-        Returns the gaps of a log of every step. Raises DataError for an invalid line, without
-        removing anything.
+        Returns the gaps, if the log has every step. Raises DataError for an invalid line, and then
+        removes nothing.
         """
         self._file.flush()
         self._size_bytes = 0
@@ -205,7 +205,7 @@ class VerifiedLog:
         self._tail.clear()
         self._digest = hashlib.sha256()
         last = 0
-        flaws = WHOLE
+        flaws = NO_FLAWS
         for line in read_lines(self.path):
             if line.step > step:
                 break
@@ -263,7 +263,7 @@ class LogFindings:
     """Findings about a log when its run was resumed."""
 
     path: Path
-    flaws: Flaws = WHOLE
+    flaws: Flaws = NO_FLAWS
     restored: Ranges = ()
     """Ranges of steps whose lines were lost or changed, and are restored."""
     set_aside: str | None = None
@@ -297,16 +297,16 @@ def open_log(
 ) -> tuple[VerifiedLog, LogFindings]:
     """Open a log to be continued after boundary `step`, and return the findings about it.
 
-    `mark` is from the checkpoint; without a mark, the lines after `step` are removed. Gaps are
-    reported if the run itself has done the steps before (`resumed`). Raises OSError, and DataError
-    for a log without a mark that can't be read.
+    `mark` is from the checkpoint; if it is None, the lines after `step` are removed. Gaps are
+    reported if the run has done the earlier steps (`resumed`). Raises OSError, and DataError for a
+    log that has no mark and can't be read.
     """
     with ExitStack() as on_failure:
         log = VerifiedLog(path, every_step=every_step)
         on_failure.callback(log.release)
         if mark is None:
             flaws = log.truncate(step)
-            log.flaws = flaws if resumed else WHOLE
+            log.flaws = flaws if resumed else NO_FLAWS
             findings = LogFindings(path, log.flaws)
         elif log.continue_from(mark, step):
             findings = LogFindings(path, log.flaws)
@@ -325,7 +325,7 @@ def _rebuild(path: Path, mark: Mark, step: int, *, every_step: bool) -> tuple[Ma
     begin, end = (tail[0].step, tail[-1].step) if tail else (step + 1, step)
     intact: set[int] = set()
     further_lines: list[bytes] = []
-    flaws = WHOLE
+    flaws = NO_FLAWS
     last = 0
     draft_path = path.with_name(f"{path.name}.{os.getpid()}.part")
     draft_path.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from pipeline.config.recipe import CacheSpec
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.host.platforms import platform_of
 from pipeline.engine.batches import IteratorBatches
-from pipeline.engine.monitors.monitors import writing
+from pipeline.engine.monitors.monitors import convert_write_errors
 from pipeline.engine.run_sink import choose_size, compile_sink, prepare_sink
 from pipeline.engine.schedule import RunSchedule
 from pipeline.engine.sink_settings import SinkSettings
@@ -90,7 +90,7 @@ def profile_step(
             raise RunError(f"profile: {platform} can't be traced; a cpu, gpu or tpu can")
         report = _trace_and_decide(opened)
     if output is not None:
-        with writing(output):
+        with convert_write_errors(output):
             write_profile(report, Path(output))
     return report
 

@@ -20,7 +20,7 @@ from pipeline.config.run_length import list_event_periods
 from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.host.platforms import platform_of
 from pipeline.data.dataset import Dataset
-from pipeline.engine.monitors.monitors import writing
+from pipeline.engine.monitors.monitors import convert_write_errors
 from pipeline.engine.schedule import Event, RunSchedule
 from pipeline.inspect.profiler.ascend_profile import modelled_profile
 from pipeline.inspect.profiler.compilations import Compilations, watch_compilations
@@ -228,7 +228,7 @@ class RunProfiler(Profile):
             profiles.append(modelled)
         report = ProfileReport(tuple(profiles), verdict, operations, dispatches)
         folder = recipe.profile.output or self.run.context.run_dir / "profile"
-        with writing(folder):
+        with convert_write_errors(folder):
             write_profile(report, folder)
         self._reporter.say(str(report))
         self._reporter.stage("profile", f"table, profile.json, trace.json and picture in {folder}")
