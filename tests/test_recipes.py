@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from pipeline import load_recipe
-from pipeline.config.chosen import DEFAULT_RECIPE
 from pipeline.config.files import read_description
+from pipeline.config.hydra_options import DEFAULT_RECIPE
 from pipeline.core.files.package_paths import RECIPES
 from tests import outcome
 from tests.conftest import ROOT

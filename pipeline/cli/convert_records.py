@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.cli.commands.command import CommandResult
-from pipeline.config.chosen import add_train_length
 from pipeline.config.compose import compose_and_check
+from pipeline.config.hydra_options import add_train_length
 from pipeline.core.errors import RecipeError, UsageError
 from pipeline.core.reporter import Reporter
 from pipeline.data.records.record_writer import require_free, write_records

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.cli.commands.command import CommandResult
-from pipeline.config.chosen import add_train_length
 from pipeline.config.compose import compose_and_check
+from pipeline.config.hydra_options import add_train_length
 from pipeline.config.overrides import value_of
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import UsageError, printable

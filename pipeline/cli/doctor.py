@@ -21,8 +21,8 @@ from pipeline.backends.loading.loader import split_bytes
 from pipeline.cli.commands.command import CommandResult
 from pipeline.cli.commands.root import DISTRIBUTION
 from pipeline.config.cache import PROGRAMS, cache_root, find_exposure
-from pipeline.config.chosen import add_train_length
 from pipeline.config.compose import compose_and_check
+from pipeline.config.hydra_options import add_train_length
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import PipelineError, printable
 from pipeline.core.files.folder_lock import lock_refusal

@@ -23,8 +23,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config.chosen import resolve_recipe
 from pipeline.config.compose import UNCOMPOSABLE, check, compose_and_check
+from pipeline.config.hydra_options import resolve_recipe
 from pipeline.config.hydra_versions import HYDRA_DEFAULTS, allow_lazy_help, get_args_parser
 from pipeline.config.overrides import (
     expand_sweeps,

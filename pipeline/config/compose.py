@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from pipeline.config.checks import find_conflicts
-from pipeline.config.chosen import DEFAULT_RECIPE, LENGTHS, resolve_recipe
+from pipeline.config.hydra_options import DEFAULT_RECIPE, LENGTHS, resolve_recipe
 from pipeline.config.hydra_versions import HYDRA_DEFAULTS, store_option, stored_option
 from pipeline.config.overrides import find_parse_problems, key_of, sets_key, value_of
 from pipeline.config.recipe import Recipe

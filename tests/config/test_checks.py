@@ -10,7 +10,7 @@ import pytest
 from pipeline import load_recipe
 from pipeline.config import device_checks
 from pipeline.config.checks import CHECKS
-from pipeline.config.chosen import resolve_recipe
+from pipeline.config.hydra_options import resolve_recipe
 from pipeline.core.errors import RecipeError
 
 

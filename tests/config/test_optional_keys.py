@@ -8,9 +8,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from pipeline.config.chosen import resolve_recipe
 from pipeline.config.compose import check
 from pipeline.config.files import SECTIONS, find_groups
+from pipeline.config.hydra_options import resolve_recipe
 from pipeline.config.hydra_versions import HYDRA_DEFAULTS
 from pipeline.config.optional_keys import mark_optional_keys
 from pipeline.config.overrides import list_swept_keys

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import load_recipe
-from pipeline.config.chosen import resolve_recipe
+from pipeline.config.hydra_options import resolve_recipe
 from pipeline.config.overrides import quote_value
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.package_paths import CONF

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from pipeline import load_recipe
-from pipeline.config.chosen import DEFAULT_COMPONENTS, resolve_recipe
 from pipeline.config.compose import compose_and_check
+from pipeline.config.hydra_options import DEFAULT_COMPONENTS, resolve_recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.package_paths import CONF
 
