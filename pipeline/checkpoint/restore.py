@@ -93,10 +93,7 @@ def read_to_resume(run_dir: Path, warn: Warn) -> Checkpoint | None:
 
 
 def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
-    """Rename strangers and the damaged checkpoints after `step`, so that the run can save there.
-
-    Each has a warning.
-    """
+    """Rename strangers and damaged checkpoints after `step`, whose names a run needs, and warn."""
     root = run_dir / FOLDER
     for path in [checkpoint_path(root, saved) for saved in saved_steps(root) if saved > step]:
         warn(f"{path}: set aside as {rename_aside(path, 'damaged').name}")

@@ -63,7 +63,7 @@ class Exposure:
 
 
 def find_exposure(root: Path) -> Exposure | None:
-    """Return how other users can add programs to a cache; None if they can't.
+    """Return the folder in which other users can add programs to a cache; None if they can't.
 
     A cache folder with the sticky bit, such as /tmp, is accepted: other users can't remove or
     rename this user's files there, and programs are in a folder inside it.

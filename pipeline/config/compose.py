@@ -204,10 +204,7 @@ def _explain_keys(overrides: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _find_mistaken_kinds(overrides: list[str]) -> list[str]:
-    """Return a problem for each list of a recipe file that must be a section, or the reverse.
-
-    Hydra's errors don't name such keys.
-    """
+    """Return a problem for each list of a recipe file that must be a section, or the reverse."""
     recipe = value_of(overrides, "recipe")
     keys = stored_option("recipe", recipe) if recipe else None
     if recipe is None or not keys:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt
 from pipeline.core.registry import FilePath, Seq, Spec
 
 MAX_DUMPED = 10_000
-"""Most steps of a run that are dumped."""
+"""Most dumped steps of a run."""
 _PART = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 What = Literal["input", "output", "all"]

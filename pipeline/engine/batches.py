@@ -61,7 +61,7 @@ class BatchSource(ABC):
         return {}
 
     def position(self, step: int) -> dict[str, Any]:
-        """Return the position after `step` from which a resumed run continues, as JSON."""
+        """Return the position in the data after `step`, as JSON, for a resumed run."""
         return {}
 
     @abstractmethod

@@ -319,11 +319,7 @@ def raise_failure(hooks: Hooks, run: Progress) -> None:
 
 
 def answer_non_finite_step(
-    program: Program,
-    run_schedule: RunSchedule,
-    hooks: Hooks,
-    run: Progress,
-    telemetry: Telemetry,
+    program: Program, run_schedule: RunSchedule, hooks: Hooks, run: Progress, telemetry: Telemetry
 ) -> None:
     """Roll back if the last step was non-finite.
 

@@ -82,7 +82,6 @@ class SinkMetrics(Monitor):
         self._parts: list[Telemetry] = []
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Add steps."""
         self._parts.append(telemetry)
 
     @property

@@ -76,7 +76,7 @@ class SavedSink:
 
 
 def identify(step: UserStep, state: CustomState, data: Mapping[str, Any]) -> SinkIdentity:
-    """Return the identity of a run."""
+    """Return the identity of a run, whose data `data` describes."""
     batch = {
         jax.tree_util.keystr(path) or "batch": describe(leaf)
         for path, leaf in jax.tree.leaves_with_path(step.batch.spec)

@@ -84,17 +84,14 @@ def adopt(trainer: str, origin: str, settings: Settings, rules: Iterable[Rule] =
 def _map_choices(choices: Mapping[str, Any], settings: Settings) -> Iterator[Row]:
     """Yield the rows of settings whose value is a choice, and of settings that the choice uses."""
     for name, values in choices.items():
-        choice = values.get(_choice_text(settings.get(name)))
+        value = settings.get(name)
+        choice = values.get(value if isinstance(value, str) else show(value))
         if choice is None:
             continue
         yield Row(name, choice["sets"])
         for used, key in choice.get("uses", {}).items():
             if settings.get(used) is not None:
                 yield Row(used, {key: settings[used]})
-
-
-def _choice_text(value: Any) -> str:
-    return value if isinstance(value, str) else show(value)
 
 
 def make_recipe_text(adoption: Adoption, target: Path) -> str:

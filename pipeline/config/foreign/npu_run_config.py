@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from pipeline.config.foreign.adopt import Adoption, Row, Settings, adopt
 from pipeline.config.profile_spec import MODE, OPTIONS, parse_profiling_variables
@@ -44,7 +44,7 @@ class Script:
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "attr", getattr(node.func, "id", ""))
                 self.calls[name].append(node)
-        names = [node.id for node in nodes if _is_stored(node)]
+        names = [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
         names += [node.arg for node in nodes if isinstance(node, ast.arg)]
         stored = Counter(names)
         # Names that are assigned once.
@@ -79,10 +79,6 @@ class Script:
                 yield node.value
         for call in self.find_calls(*self.calls):
             yield from (item.value for item in call.keywords if item.arg == name)
-
-
-def _is_stored(node: ast.AST) -> TypeGuard[ast.Name]:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
 @dataclass(frozen=True, repr=False)

@@ -51,9 +51,7 @@ _EXPECTED = {
 
 
 def describe(
-    error: ValidationError,
-    tree: Mapping[str, Any],
-    unfit: Mapping[Where, str] = _NO_LINES,
+    error: ValidationError, tree: Mapping[str, Any], unfit: Mapping[Where, str] = _NO_LINES
 ) -> list[str]:
     """Return every problem that pydantic found in `tree`, one line each.
 

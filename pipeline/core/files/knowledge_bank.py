@@ -88,10 +88,7 @@ def add_to_bank(
 
 
 def write_bank(path: Path, entries: Mapping[str, Entry]) -> None:
-    """Write the bank atomically: a reader sees the old file or the new one.
-
-    Raises RunError if it can't be written.
-    """
+    """Write the bank atomically. Raises RunError if it can't be written."""
     document = {"version": BANK_VERSION, "entries": dict(sorted(entries.items()))}
     try:
         make_private(path.parent)

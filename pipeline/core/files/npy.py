@@ -30,7 +30,6 @@ ALIGNMENT_BYTES = 64
 """XLA uses a host buffer in place if its address is a multiple of this, and copies any other."""
 MAX_AXES = 32
 MAX_ENTRIES = 100_000
-"""Most entries of an .npz file: zipfile makes an object for each."""
 
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 _SUFFIX = ".npy"

@@ -8,8 +8,7 @@ PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def _find_shipped(name: str) -> Path:
-    """Return the path of a file or folder, which is beside the package in a checkout, and in the
-    package in a wheel."""
+    """Return the path of a file or folder: in the package in a wheel, beside it in a checkout."""
     path_in_wheel = PACKAGE / name
     return path_in_wheel if path_in_wheel.exists() else PACKAGE.parent / name
 

@@ -40,7 +40,7 @@ class TraceRow:
 def write_trace_file(
     path: Path, events: Iterable[TraceEvent], about: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a trace, and facts about it. Raises OSError, and ValueError for a NaN."""
+    """Write a trace, and the facts `about` it. Raises OSError, and ValueError for a NaN."""
     other_data = {} if about is None else {"otherData": dict(about)}
     trace = {"displayTimeUnit": "ms", **other_data, "traceEvents": list(events)}
     write_whole(path, json.dumps(trace, allow_nan=False, separators=(",", ":")))

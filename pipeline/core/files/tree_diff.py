@@ -58,7 +58,7 @@ def value_at(tree: Any, where: Sequence[int | str], default: Any = None) -> Any:
 
 
 def differences(tree: Any, other: Any) -> list[Difference]:
-    """Return the leaves that differ, in the order of the first tree, then of the second."""
+    """Return the leaves that differ, in the order of `tree`, then those that only `other` has."""
     values = dict(leaves(tree))
     other_values = dict(leaves(other))
     return [

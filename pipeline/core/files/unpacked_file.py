@@ -27,7 +27,7 @@ _DAMAGED = (
 def open_unpacked(path: Path) -> Iterator[IO[bytes]]:
     """Open a file, or the content of a gzip file or of a zip file of one file, under any name.
 
-    Raises OSError if the file can't be opened, and ValueError for a damaged zip file and one of
+    Raises OSError if the file can't be opened, and ValueError for a zip file that is damaged or has
     several files. Reading raises ValueError for damage, and for content beyond the limit.
     """
     with ExitStack() as stack:

@@ -38,9 +38,9 @@ def num_joined_processes() -> int:
 
 
 def read_joined_process() -> tuple[int, int] | None:
-    """Return this process's rank and the number of processes that `jax.distributed` connects.
+    """Return this process's rank and the number of processes; None without `jax.distributed`.
 
-    None if it connects no others. The public `jax.process_index` would open the devices.
+    The public `jax.process_index` would open the devices.
     """
     state = distributed.global_state
     if state.client is None or state.num_processes < 2:

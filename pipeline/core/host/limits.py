@@ -47,7 +47,7 @@ def _read_soft_limit(kind: int) -> int | None:
 
 
 def _read_quota(group: Path) -> float | None:
-    """Return the cores that a control group, of version 2 or 1, can use; None without a limit."""
+    """Return the cores that a control group, of version 2 or 1, can use; None if not limited."""
     words = _read_words(group / "cpu.max")
     if not words:
         words = _read_words(group / "cpu.cfs_quota_us") + _read_words(group / "cpu.cfs_period_us")

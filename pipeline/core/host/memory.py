@@ -57,7 +57,7 @@ def _read_free_bytes(group: Path, files: _LimitFiles) -> int | None:
 
 
 def _read_number(file: Path, pattern: str) -> int:
-    """Return the number that a pattern finds in a file; 0 without a match."""
+    """Return the number that the group of a pattern matches in a file; 0 if it matches nothing."""
     try:
         match = re.search(pattern, file.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:

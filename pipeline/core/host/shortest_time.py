@@ -12,7 +12,7 @@ LEAST_CALLS = 3
 
 
 def shortest_s(call: Callable[..., Any], *arguments: Any, budget_s: float) -> float:
-    """Return the shortest time of at least three compiled calls, within about `budget_s`."""
+    """Return the shortest time in seconds of at least three calls, in about `budget_s` seconds."""
     jax.block_until_ready(call(*arguments))
     times_s: list[float] = []
     end_s = time.perf_counter() + budget_s

@@ -15,10 +15,7 @@ NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 class Drawing:
-    """An SVG drawing of `width` x `height` pixels, of the CSS class `kind`.
-
-    `label` describes it to a screen reader.
-    """
+    """An SVG drawing, `width` x `height` pixels; `label` is for screen readers, `kind` for CSS."""
 
     def __init__(self, width: float, height: float, label: str, kind: str = "") -> None:
         self.width = width

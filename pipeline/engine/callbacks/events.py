@@ -95,7 +95,7 @@ class MonitorRelay(Monitor, ABC):
 
     @abstractmethod
     def relay(self, event: Callable[[Any], None], size_bytes: int = 0) -> None:
-        """Call `event(monitor)` for each monitor; the event has arrays of `size_bytes`."""
+        """Call `event(monitor)` for each monitor; `size_bytes` are the bytes of its arrays."""
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         self.relay(lambda monitor: monitor.on_steps(telemetry, seconds), telemetry.nbytes)

@@ -176,7 +176,7 @@ class _MlflowSession:
             self._client.log_batch(self._run_id, metrics=chunk, synchronous=True)
 
     def flush(self) -> None:
-        """Return at once: every call has stored its rows."""
+        """Do nothing: every call has stored its rows."""
 
     def save_file(self, path: Path) -> None:
         if path.is_dir():
@@ -333,7 +333,6 @@ class TrackerCallback(Callback):
             self._tracker.log(new_rows)
 
     def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
-        """Log the metrics of an evaluation."""
         scalars = evaluation.scalars()
         self._tracker.log([(step, {metric_tag(name): float(scalars[name]) for name in scalars})])
 

@@ -75,7 +75,7 @@ def _make_line_error(where: str) -> DataError:
 
 
 def read_lines(log: Path) -> Iterator[LogLine]:
-    """Yield the lines of a log, without an incomplete last line of a killed run.
+    """Yield the lines of a log, except an incomplete last line of a killed run.
 
     Raises DataError if the file can't be read, and for an invalid line.
     """

@@ -58,7 +58,6 @@ class LossMonitor(Monitor):
     every_steps: int
 
     def on_sink(self, report: SinkReport) -> None:
-        """Print the loss of the sink's last step."""
         start = report.step - report.steps
         if self.every_steps and report.step // self.every_steps > start // self.every_steps:
             position = self.run_schedule.place(report.step)
@@ -87,7 +86,6 @@ class TimeMonitor(Monitor):
     """Steps since the last line."""
 
     def on_sink(self, report: SinkReport) -> None:
-        """Print the time of a sink, or of an epoch without sinks."""
         self.seconds += report.seconds
         self.steps += report.steps
         self.steps_done += report.steps
@@ -129,7 +127,6 @@ class EvalMonitor(Monitor):
     reporter: Reporter
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
-        """Print accuracy and loss."""
         self.reporter.stage("eval", f"step {step}: {evaluation}")
 
 
@@ -140,11 +137,9 @@ class ProgressMonitor(Monitor):
     bar: Bar
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Advance the bar."""
         self.bar.advance_to(telemetry.start + len(telemetry), float(telemetry.loss[-1]))
 
     def close(self) -> None:
-        """Remove the bar."""
         self.bar.close()
 
 
@@ -186,12 +181,10 @@ class NonFiniteStepMonitor(Monitor):
     """Steps since the last warning."""
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Collect the skipped steps."""
         skipped = telemetry.outcome(skips_overflow=self.skips_overflow).skipped_non_finite
         self.skipped += (telemetry.start + 1 + np.flatnonzero(skipped)).tolist()
 
     def on_sink(self, report: SinkReport) -> None:
-        """Warn of the skipped steps."""
         if self.skipped:
             numbers = join_first(list(map(str, self.skipped)), MAX_NAMED_STEPS)
             noun = "step" if len(self.skipped) == 1 else "steps"
@@ -199,7 +192,6 @@ class NonFiniteStepMonitor(Monitor):
             self.skipped.clear()
 
     def on_rollback(self, step: int, to: int) -> None:
-        """Warn of the rollback."""
         self.reporter.warn(
             f"step {step}: not finite; back to the weights of step {to}, on with the data after "
             f"step {step}"
@@ -219,7 +211,6 @@ class FunctionalMonitor(Monitor):
     has_begun: bool = False
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Print the lines of steps."""
         if not self.has_begun:
             self.has_begun = True
             self.say(BANNER)
@@ -269,13 +260,11 @@ def describe_never_predicted(evaluation: Evaluation) -> str | None:
     confusion = evaluation.confusion
     if confusion is None or not names:
         return None
-    actual = confusion.sum(axis=1)
-    predicted = confusion.sum(axis=0)
+    actual = confusion.sum(axis=1).tolist()
+    predicted = confusion.sum(axis=0).tolist()
     missed = [
         f"{name} ({count:,} {evaluation.counted})"
-        for name, count, num_predicted in zip(
-            names, actual.tolist(), predicted.tolist(), strict=True
-        )
+        for name, count, num_predicted in zip(names, actual, predicted, strict=True)
         if count and not num_predicted
     ]
     if not missed:

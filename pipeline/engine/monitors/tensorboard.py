@@ -130,7 +130,6 @@ class TensorBoard(Monitor):
         self._sinks.append((time.time(), report))
 
     def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
-        """Add scalars of callbacks."""
         tags = [f"callback/{name}" for name in scalars]
         values = list(scalars.values())
         with convert_write_errors(self._folder):
@@ -138,7 +137,6 @@ class TensorBoard(Monitor):
             self._file.add_scalars(tags, np.array([step]), now, np.array([values], np.float64))
 
     def on_rollback(self, step: int, to: int) -> None:
-        """Add the number of undone updates."""
         self._rollbacks.append((time.time(), step, step - to))
 
     def flush(self) -> None:
