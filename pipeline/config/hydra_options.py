@@ -47,7 +47,7 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
 
     A recipe file is replaced by a name, and optional keys that conf/ lacks get a `++`. If overrides
     without a recipe choose a dataset or a model, there is no recipe: the length and the name of the
-    default recipe don't fit. Then the run is named after both.
+    default recipe don't fit. Then the run is named after its model and dataset.
 
     Recipes, and files of components as in `device=./mine.yaml`, are registered with Hydra before it
     composes. Raises RecipeError if one that is named can't be read.

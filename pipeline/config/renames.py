@@ -18,8 +18,8 @@ class RenameSpec(Spec):
     """A rule that renames entries: `to` replaces a name that `match` matches entirely.
 
     A regex's groups are `\\1` to `\\9` in `to`; in a glob each `*` and `?` is a group. Regular
-    expressions are RE2's, which have no lookaround and no backreferences. RE2 needs time linear in
-    a name's length for any expression; Python's `re` can need centuries for 30 letters.
+    expressions are RE2's, which have no lookaround and no backreferences. RE2's time is linear in
+    a name's length for any expression; Python's `re` can take centuries for 30 letters.
     """
 
     match: Annotated[str, Field(max_length=MAX_LENGTH)]

@@ -39,6 +39,7 @@ _BY_NAME = (
     re.compile(rf"(?i)((?<!\w){_NAMES}\s*=\s*){_VALUE}()"),
     re.compile(rf"""(?i)([{{,]\s*["']?{_NAMES}["']?\s*:\s*){_VALUE}()"""),
 )
+"""Patterns of secrets. The text between the two groups of a pattern is replaced."""
 
 
 class PipelineError(Exception):

@@ -20,7 +20,7 @@ from pipeline.core.files.real_files import open_unshared
 MARGIN = 10
 """Width of the margin, in characters, that has the name of a stage."""
 SILENCE_S = 4.0
-"""Seconds without a line after which one names the work of the stage."""
+"""Seconds without a line until a line names the work of the stage."""
 WARNING = f"{'warning':<{MARGIN}}"
 
 

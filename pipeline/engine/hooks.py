@@ -51,16 +51,14 @@ class Saves:
             and seconds >= self.every_seconds
         )
 
-    def save(
-        self, hooks: Hooks, progress: Progress, metrics: Mapping[str, float] | None = None
-    ) -> None:
+    def save(self, hooks: Hooks, run: Progress, metrics: Mapping[str, float] | None = None) -> None:
         """Save the current state, after callbacks are notified and the logs are written."""
         if self.writer is None:
             return
-        step = progress.history.step
-        if progress.saved_step != step:
-            progress.saved_step = step
-            hooks.callbacks.notify("on_checkpoint", progress.state, step, step)
+        step = run.history.step
+        if run.saved_step != step:
+            run.saved_step = step
+            hooks.callbacks.notify("on_checkpoint", run.state, step, step)
         # Before the checkpoint, since a resumed run appends to the logs after its step.
         for monitor in hooks.monitors:
             monitor.flush()
@@ -68,12 +66,12 @@ class Saves:
         if self.log_marks is not None:
             host_state |= self.log_marks(step)
         host_state |= hooks.rollbacks.state()
-        if progress.pending is not None:
-            host_state[UNFINISHED] = asdict(progress.pending)
-        callbacks = hooks.callbacks.state(progress.granted)
+        if run.pending is not None:
+            host_state[UNFINISHED] = asdict(run.pending)
+        callbacks = hooks.callbacks.state(run.granted)
         if callbacks != CallbackState():
             host_state[CALLBACKS] = asdict(callbacks)
-        self.writer.save(step, progress.state, host_state, metrics)
+        self.writer.save(step, run.state, host_state, metrics)
 
 
 def evaluate_nothing(state: TrainState) -> Evaluation | None:

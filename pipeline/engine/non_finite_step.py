@@ -58,7 +58,7 @@ class RecentSteps:
         self._parts.append(np.concatenate([steps, rows], 1))
 
     def explain(self, examined: Examined) -> str:
-        """Return a text that blames the learning rate if the newest steps have exploded, else ""."""
+        """Return a text on the learning rate if the newest steps have exploded, else ""."""
         rows = np.concatenate([np.empty((0, 4)), *self._parts])
         rows = rows[np.isfinite(rows).all(1)][-RECENT_STEPS:]
         if examined.in_data or not len(rows) or rows[-1, 3] == 0:
