@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def _to_dict(run: RecordedRun) -> dict[str, Any]:
         "data": run.data,
         "code": list(run.commits),
         "problem": run.problem,
-        "live": None if run.live is None else run.live.model_dump(mode="json"),
+        "live": None if run.live is None else asdict(run.live),
     }
 
 

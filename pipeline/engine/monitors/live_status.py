@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, NonNegativeInt
-
 from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.strict_json import json_text
 from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.training.telemetry import Telemetry
@@ -21,17 +18,15 @@ STATUS = "status.json"
 INTERVAL_S = 1.0
 """Least seconds between two writes."""
 MOST_LEFT_S = 1e9
-LIVE_S = 60.0
-"""Age of a status above which its run counts as dead. A step may take long."""
+"""Longest time that is printed, 32 years."""
 
 
-class LiveStatus(BaseModel):
+@dataclass(frozen=True)
+class LiveStatus:
     """The content of the file."""
 
-    model_config = ConfigDict(frozen=True)
-
-    step: NonNegativeInt
-    steps: NonNegativeInt
+    step: int
+    steps: int
     loss: float | None
     """The last step's loss; None if it isn't finite."""
     step_ms: float
@@ -40,7 +35,8 @@ class LiveStatus(BaseModel):
     """Seconds until the end at the speed since the start, with evaluations and checkpoints."""
     evaluation: Mapping[str, float | None] | None
     """Metrics of the last evaluation, and its `step`."""
-    written: AwareDatetime
+    written: str
+    """Time of the write, ISO 8601."""
 
     def __str__(self) -> str:
         left = timedelta(seconds=max(0, round(min(self.left_s, MOST_LEFT_S))))
@@ -53,19 +49,6 @@ class LiveStatus(BaseModel):
         if shown and at is not None:
             parts.append(f"{', '.join(shown[:2])} at step {at:,.0f}")
         return ", ".join([*parts, f"{left} left"])
-
-
-def read_live_status(run_dir: Path) -> LiveStatus | None:
-    """Read the status of a run; None if there is none, or none of the last minute.
-
-    Raises OSError and ValueError if the file can't be read or isn't valid.
-    """
-    try:
-        status = LiveStatus.model_validate(read_json(run_dir / STATUS))
-    except FileNotFoundError:
-        return None
-    age_s = (datetime.now(UTC) - status.written).total_seconds()
-    return status if abs(age_s) < LIVE_S else None
 
 
 @dataclass
@@ -96,9 +79,9 @@ class StatusMonitor(Monitor):
             step_ms=1000 * seconds / len(telemetry),
             left_s=elapsed_s / max(step - self.first, 1) * (self.total - step),
             evaluation=self.evaluation,
-            written=datetime.now(UTC),
+            written=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        text = json_text(status.model_dump(mode="json"))
+        text = json_text(asdict(status))
         write_whole(self.run_dir / STATUS, text + "\n")
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:

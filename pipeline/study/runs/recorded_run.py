@@ -12,11 +12,12 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
 from pipeline.core.files.tree_diff import dotted_key, leaves
-from pipeline.engine.monitors.live_status import STATUS, LiveStatus, read_live_status
+from pipeline.engine.monitors.live_status import STATUS, LiveStatus
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, finite_number
 from pipeline.stages.record.descendants import Descendant, read_descendants
 from pipeline.stages.record.provenance import PROVENANCE, read_provenance
 from pipeline.stages.record.run_directory import FOLDERS, RECIPE, SUMMARY
+from pipeline.study.runs.live_runs import read_live_status
 from pipeline.study.runs.sampled_log import LoggedCurve, sample_log
 
 MAX_DEPTH = 8

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +10,8 @@ import numpy as np
 import pytest
 
 from pipeline.engine.monitors import live_status
-from pipeline.engine.monitors.live_status import StatusMonitor, read_live_status
+from pipeline.engine.monitors.live_status import StatusMonitor
+from pipeline.study.runs.live_runs import read_live_status
 
 
 class Steps(SimpleNamespace):
@@ -56,20 +55,3 @@ def test_status_is_written_at_most_once_a_second(tmp_path: Path, clock: SimpleNa
     monitor.close()
     assert list(tmp_path.iterdir()) == []
     monitor.close()
-
-
-def test_status_of_a_dead_run_does_not_count(tmp_path: Path) -> None:
-    assert read_live_status(tmp_path) is None
-    StatusMonitor(tmp_path, total=9, first=0).on_steps(steps(0, 1.0), seconds=1.0)
-    assert read_live_status(tmp_path) is not None
-    content = json.loads((tmp_path / "status.json").read_text())
-    old = datetime.now(UTC) - timedelta(seconds=61)
-    (tmp_path / "status.json").write_text(json.dumps({**content, "written": old.isoformat()}))
-    assert read_live_status(tmp_path) is None
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"step": -1}', '{"step": 1e400}'])
-def test_damaged_status_is_a_value_error(tmp_path: Path, content: str) -> None:
-    (tmp_path / "status.json").write_text(content)
-    with pytest.raises(ValueError):
-        read_live_status(tmp_path)
