@@ -21,9 +21,20 @@ Size = Annotated[
 ]
 
 
+VolumeSize = Annotated[
+    PositiveInt | Annotated[tuple[PositiveInt, PositiveInt, PositiveInt], Strict(False)],
+    Expected("a whole number above 0, or [depth, height, width]"),
+]
+
+
 def pair(size: Size) -> tuple[int, int]:
     """Return a size as height and width."""
     return (size, size) if isinstance(size, int) else size
+
+
+def triple(size: VolumeSize) -> tuple[int, int, int]:
+    """Return a size as depth, height and width."""
+    return (size, size, size) if isinstance(size, int) else size
 
 
 Count = Annotated[PositiveInt, Field(le=1000)]

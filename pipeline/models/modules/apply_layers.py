@@ -14,14 +14,16 @@ import jax
 from flax import linen as nn
 from jax import Array
 
+from pipeline.models.layers.fields import Padding
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.path_patterns import is_frozen
 from pipeline.models.layers.precision import TypeRule, find_type_rule
 from pipeline.models.layers.standard import name_scopes
 from pipeline.models.layers.tokens import Lookup
+from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
-from pipeline.models.modules.layout import shape_nhwc
+from pipeline.models.modules.layout import compute_pads, shape_nhwc
 
 Computation = TypeVar("Computation", bound=Callable[..., Any])
 """A class of flax modules or a function."""
@@ -212,3 +214,25 @@ def require_groups(x: Array, groups: int, context: LayerContext) -> int:
             f"{context}: groups {groups} does not divide the {shape[-1]} channels of shape {shape}"
         )
     return shape[-1]
+
+
+def find_pads(
+    x: Array,
+    window: tuple[int, ...],
+    strides: tuple[int, ...],
+    padding: Padding,
+    context: LayerContext,
+) -> tuple[Pair, ...]:
+    """Return the pads (before, after) of each axis between the batch and the channels.
+
+    Raises ValueError if no window fits.
+    """
+    sizes = x.shape[1:-1]
+    pads = compute_pads(sizes, window, strides, padding)
+    if any(n + sum(pad) < size for n, pad, size in zip(sizes, pads, window, strict=True)):
+        raise ValueError(
+            f"{context}: a window of {'x'.join(map(str, window))} does not fit into shape "
+            f"{shape_nhwc(x, context.layout)}; the images are too small for this network, "
+            "or the layers before shrink them too much"
+        )
+    return pads

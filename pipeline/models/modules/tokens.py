@@ -8,15 +8,19 @@ from flax import linen as nn
 from jax import Array
 
 from pipeline.models.layers import tokens
+from pipeline.models.lowerings.conv2d import conv2d
 from pipeline.models.lowerings.dense import dense_product
 from pipeline.models.modules.apply_layers import (
     LayerContext,
     apply_layers,
     computes,
+    find_pads,
+    require_groups,
     require_images,
     require_number,
 )
-from pipeline.models.modules.dense import DenseModule
+from pipeline.models.modules.dense import DenseModule, add_bias
+from pipeline.models.modules.layout import reach
 
 _TABLE_INIT = nn.initializers.truncated_normal(0.02)
 """Initializer of learned tables and tokens (Devlin et al. 2019, reference code)."""
@@ -177,6 +181,37 @@ class _SelfAttention(nn.Module):
             dot_general=dense_product(self.context.policy),
             name=name,
         )
+
+
+@computes(tokens.Conv1d)
+class _Conv1d(nn.Module):
+    layer: tokens.Conv1d
+    context: LayerContext
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        _require_tokens(x, self.context)
+        layer = self.layer
+        init = self.context.initializers
+        channels = require_groups(x, layer.groups, self.context)
+        features = require_number(layer.features, self.context)
+        shape = (layer.kernel, channels // layer.groups, features)
+        kernel = self.param("kernel", (layer.kernel_init or init.conv).build(), shape, jnp.float32)
+        window = reach((layer.kernel,), (layer.dilation,))
+        pads = find_pads(x, window, (layer.stride,), layer.padding, self.context)
+        y = conv2d(
+            x[:, None],
+            kernel[None].astype(self.context.dtype),
+            strides=(1, layer.stride),
+            padding=((0, 0), *pads),
+            dilation=(1, layer.dilation),
+            groups=layer.groups,
+            policy=self.context.policy,
+        )[:, 0]
+        if layer.bias:
+            bias_init = (layer.bias_init or init.bias).build()
+            y = add_bias(y, self.param("bias", bias_init, (features,), jnp.float32))
+        return y
 
 
 @computes(tokens.FirstToken)
