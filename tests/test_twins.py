@@ -215,6 +215,14 @@ COVERED = {
         "models/lowerings/problem/test_lowering.py",
         "problems and their lowerings",
     ),
+    "pipeline.models.modules.convolution": (
+        "models/modules/test_standard.py",
+        "convolutions by loops",
+    ),
+    "pipeline.models.modules.recurrent": (
+        "models/modules/test_layers_golden.py",
+        "values and gradients of PyTorch",
+    ),
     "pipeline.models.modules.wide_deep": (
         "models/networks/test_wide_deep.py",
         "the network with its description",

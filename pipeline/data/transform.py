@@ -11,6 +11,7 @@ import numpy as np
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import GeometricOp, MapOp, Op, WrappedOp
 from pipeline.data.random import integers, uniforms
+from pipeline.data.targets import Targets
 
 CHOICE_OP = (1 << 30) + 1
 """Op number in the key of a step's choice, larger than any index of a map op."""
@@ -33,6 +34,13 @@ def compute_column_specs(
         except ValueError as error:
             raise ValueError(f"ops.{position} ({op.name}): {error}") from error
     return result
+
+
+def replace_targets(ops: Sequence[MapOp], targets: Targets) -> Targets:
+    """Return the targets after all ops."""
+    for op in ops:
+        targets = op.replace_targets(targets)
+    return targets
 
 
 def count_choices(ops: Sequence[MapOp]) -> int:

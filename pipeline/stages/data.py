@@ -29,6 +29,7 @@ from pipeline.data.transform import (
     count_choices,
     draw_choice,
     make_joint_ops,
+    replace_targets,
     select_ops,
 )
 from pipeline.stages.image_sizes import (
@@ -111,6 +112,7 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
         drop_remainder=False,
         repeat=1,
     )
+    raw = replace(raw, targets=replace_targets(spec.eval.ops, raw.targets))
     targets = raw.targets
     if recipe.train.loss.counts_classes:
         targets = _count_classes(raw, spec.ignore_index)

@@ -40,6 +40,11 @@ def triple(size: VolumeSize) -> tuple[int, int, int]:
 Count = Annotated[PositiveInt, Field(le=1000)]
 """Number of repetitions of layers, limited because each repetition is traced."""
 
+AdaptiveSize = Annotated[
+    Count | Annotated[tuple[Count, Count], Strict(False)],
+    Expected("a whole number from 1 to 1000, or [height, width]"),
+]
+
 Edges = Annotated[tuple[NonNegativeInt, NonNegativeInt], Strict(False)]
 Padding = Annotated[
     Literal["same", "valid", "symmetric"]

@@ -16,7 +16,15 @@ from pydantic import (
 )
 
 from pipeline.core.registry import Seq, component
-from pipeline.models.layers.fields import CLASSES, Count, Features, Padding, Size, VolumeSize
+from pipeline.models.layers.fields import (
+    CLASSES,
+    AdaptiveSize,
+    Count,
+    Features,
+    Padding,
+    Size,
+    VolumeSize,
+)
 from pipeline.models.layers.model_spec import Initializer, Layers, LayerSpec
 
 
@@ -230,7 +238,7 @@ class AdaptivePool(LayerSpec):
     Of n pixels, window i of k has those from floor(i n / k) to ceil((i + 1) n / k), as in PyTorch.
     """
 
-    size: Size
+    size: AdaptiveSize
     """Height and width of the result."""
 
 
@@ -349,6 +357,26 @@ class DualPath(LayerSpec):
     body: Layers
     added: PositiveInt
     shortcut: Layers = ()
+
+
+@component("layer")
+class Adversarial(LayerSpec):
+    """A generator and the discriminator of its images (Goodfellow et al. 2014).
+
+    Images like x are generated from `latent` normal numbers. The result (batch, 3) are the
+    discriminator's scores of x, of the generated images as constants, which train only the
+    discriminator, and of the generated images by a constant discriminator, which train only the
+    generator. In evaluation the numbers of a sample are drawn by a hash of x.
+    """
+
+    name: Literal["adversarial"] = "adversarial"
+    latent: PositiveInt
+    generator: Annotated[Layers, Field(min_length=1)]
+    """Layers from (batch, latent) to the shape of x."""
+    discriminator: Annotated[Layers, Field(min_length=1)]
+    """Layers from x to a score, (batch, 1)."""
+    scores: Features = CLASSES
+    """Always 3, the number of labels of the map op `constant_labels`."""
 
 
 def name_scopes(layers: Iterable[LayerSpec]) -> list[str]:

@@ -14,16 +14,14 @@ import jax
 from flax import linen as nn
 from jax import Array
 
-from pipeline.models.layers.fields import Padding
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.path_patterns import is_frozen
 from pipeline.models.layers.precision import TypeRule, find_type_rule
 from pipeline.models.layers.standard import name_scopes
 from pipeline.models.layers.tokens import Lookup
-from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
-from pipeline.models.modules.layout import compute_pads, shape_nhwc
+from pipeline.models.modules.layout import shape_nhwc
 
 Computation = TypeVar("Computation", bound=Callable[..., Any])
 """A class of flax modules or a function."""
@@ -216,23 +214,22 @@ def require_groups(x: Array, groups: int, context: LayerContext) -> int:
     return shape[-1]
 
 
-def find_pads(
-    x: Array,
-    window: tuple[int, ...],
-    strides: tuple[int, ...],
-    padding: Padding,
-    context: LayerContext,
-) -> tuple[Pair, ...]:
-    """Return the pads (before, after) of each axis between the batch and the channels.
-
-    Raises ValueError if no window fits.
-    """
-    sizes = x.shape[1:-1]
-    pads = compute_pads(sizes, window, strides, padding)
-    if any(n + sum(pad) < size for n, pad, size in zip(sizes, pads, window, strict=True)):
+def require_tokens(x: Array, context: LayerContext) -> None:
+    """Raise ValueError if x isn't (batch, tokens, features)."""
+    if x.ndim != 3:
         raise ValueError(
-            f"{context}: a window of {'x'.join(map(str, window))} does not fit into shape "
-            f"{shape_nhwc(x, context.layout)}; the images are too small for this network, "
-            "or the layers before shrink them too much"
+            f"{context}: shape {x.shape} reaches the layer; must be (batch, tokens, features): "
+            "put tokens or embedding before it"
         )
-    return pads
+
+
+def require_mask(shape: tuple[int, ...], context: LayerContext) -> Array | None:
+    """Return the mask of padding, if there is one. Raises ValueError if it hasn't the shape of the
+    tokens (batch, tokens)."""
+    mask = context.token_mask
+    if mask is not None and mask.shape != shape:
+        raise ValueError(
+            f"{context}: the mask of padding has shape {mask.shape}, and the tokens are {shape}; "
+            "no layer before may add or drop tokens"
+        )
+    return mask

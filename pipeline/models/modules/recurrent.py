@@ -13,7 +13,13 @@ from jax import Array
 from pipeline.models.layers import tokens
 from pipeline.models.layers.initializers import Uniform
 from pipeline.models.lowerings.dense import dense_product
-from pipeline.models.modules.apply_layers import LayerContext, computes, require_number
+from pipeline.models.modules.apply_layers import (
+    LayerContext,
+    computes,
+    require_mask,
+    require_number,
+    require_tokens,
+)
 from pipeline.models.modules.dense import add_bias
 
 State = tuple[Array, ...]
@@ -35,17 +41,8 @@ class _Recurrent(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        if x.ndim != 3:
-            raise ValueError(
-                f"{self.context}: shape {x.shape} reaches the layer; must be (batch, tokens, "
-                "features): put tokens, embedding or reshape before it"
-            )
-        mask = self.context.token_mask
-        if mask is not None and mask.shape != x.shape[:2]:
-            raise ValueError(
-                f"{self.context}: the mask of padding has shape {mask.shape}, and the tokens are "
-                f"{x.shape[:2]}; no layer before may add or drop tokens"
-            )
+        require_tokens(x, self.context)
+        mask = require_mask(x.shape[:2], self.context)
         results = [self._read_tokens(x, mask, "")]
         if self.layer.bidirectional:
             results.append(self._read_tokens(x, mask, "reverse_"))

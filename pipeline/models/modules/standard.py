@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from math import prod
 from typing import ClassVar
 
@@ -13,20 +12,19 @@ from flax import linen as nn
 from jax import Array
 
 from pipeline.models.layers import standard
-from pipeline.models.layers.fields import pair, triple
+from pipeline.models.layers.fields import pair
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.precision import TypeRule
 from pipeline.models.layers.tokens import Lookup
-from pipeline.models.lowerings.conv2d import conv2d
-from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
-from pipeline.models.lowerings.conv2d_transpose import conv2d_transpose
 from pipeline.models.lowerings.dense import dense_product
 from pipeline.models.lowerings.formulas.adaptive_pools import average_windows, max_windows
 from pipeline.models.lowerings.max_pool import pool_max
 from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.lowerings.problem.image_layout import Layout, swap_layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
+from pipeline.models.modules import adversarial as adversarial
 from pipeline.models.modules import composite as composite
+from pipeline.models.modules import convolution as convolution
 from pipeline.models.modules import recurrent as recurrent
 from pipeline.models.modules import tokens as tokens
 from pipeline.models.modules.activations import activate
@@ -34,17 +32,16 @@ from pipeline.models.modules.apply_layers import (
     LayerContext,
     apply_layers,
     computes,
-    find_pads,
     require_groups,
     require_images,
     require_number,
 )
 from pipeline.models.modules.batch_norm import BatchNormModule
-from pipeline.models.modules.dense import DenseModule, add_bias
+from pipeline.models.modules.convolution import find_pads
+from pipeline.models.modules.dense import DenseModule
 from pipeline.models.modules.layout import (
     channel_axis,
     find_layer_without_chwn,
-    reach,
     to_nhwc,
 )
 
@@ -136,98 +133,6 @@ def _require_batch_last(stack: tuple[LayerSpec, ...], images: Array) -> None:
         raise ValueError(
             f"the layout chwn is for images, and the input has shape {images.shape}; must be nhwc"
         )
-
-
-@computes(standard.Conv)
-class _Conv(nn.Module):
-    layer: standard.Conv
-    context: LayerContext
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        layer = self.layer
-        init = self.context.initializers
-        require_images(x, self.context)
-        size, strides, dilation = (pair(x) for x in (layer.kernel, layer.stride, layer.dilation))
-        pads = find_pads(x, reach(size, dilation), strides, layer.padding, self.context)
-        channels = require_groups(x, layer.groups, self.context)
-        features = require_number(layer.features, self.context)
-        shape = (*size, channels // layer.groups, features)
-        kernel = self.param("kernel", (layer.kernel_init or init.conv).build(), shape, jnp.float32)
-        if self.context.layout == "chwn":
-            convolve = conv2d_chwn
-        else:
-            convolve = functools.partial(conv2d, groups=layer.groups, policy=self.context.policy)
-        kernel = kernel.astype(self.context.dtype)
-        y = convolve(x, kernel, strides=strides, padding=pads, dilation=dilation)
-        if layer.bias:
-            bias_init = (layer.bias_init or init.bias).build()
-            bias = self.param("bias", bias_init, (features,), jnp.float32)
-            y = add_bias(y, bias, channel_axis(y, self.context.layout))
-        return y
-
-
-@computes(standard.Conv3d)
-class _Conv3d(nn.Module):
-    layer: standard.Conv3d
-    context: LayerContext
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        layer = self.layer
-        init = self.context.initializers
-        if x.ndim != 5:
-            raise ValueError(
-                f"{self.context}: shape {x.shape} reaches the layer; must be volumes (batch, "
-                "depth, height, width, channels): put reshape before it"
-            )
-        size, strides, dilation = map(triple, (layer.kernel, layer.stride, layer.dilation))
-        pads = find_pads(x, reach(size, dilation), strides, layer.padding, self.context)
-        channels = require_groups(x, layer.groups, self.context)
-        features = require_number(layer.features, self.context)
-        shape = (*size, channels // layer.groups, features)
-        kernel = self.param("kernel", (layer.kernel_init or init.conv).build(), shape, jnp.float32)
-        y = jax.lax.conv_general_dilated(
-            x,
-            kernel.astype(self.context.dtype),
-            strides,
-            pads,
-            rhs_dilation=dilation,
-            dimension_numbers=("NDHWC", "DHWIO", "NDHWC"),
-            feature_group_count=layer.groups,
-        )
-        if layer.bias:
-            bias_init = (layer.bias_init or init.bias).build()
-            y = add_bias(y, self.param("bias", bias_init, (features,), jnp.float32))
-        return y
-
-
-@computes(standard.ConvTranspose)
-class _ConvTranspose(nn.Module):
-    layer: standard.ConvTranspose
-    context: LayerContext
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        layer = self.layer
-        init = self.context.initializers
-        require_images(x, self.context)
-        channels = require_groups(x, layer.groups, self.context)
-        features = require_number(layer.features, self.context)
-        shape = (*pair(layer.kernel), channels // layer.groups, features)
-        kernel = self.param("kernel", (layer.kernel_init or init.conv).build(), shape, jnp.float32)
-        y = conv2d_transpose(
-            x,
-            kernel.astype(self.context.dtype),
-            strides=pair(layer.stride),
-            padding="SAME" if layer.padding == "same" else "VALID",
-            groups=layer.groups,
-            policy=self.context.policy,
-        )
-        if layer.bias:
-            bias_init = (layer.bias_init or init.bias).build()
-            y = add_bias(y, self.param("bias", bias_init, (features,), jnp.float32))
-        return y
 
 
 @computes(standard.Dense)

@@ -8,19 +8,17 @@ from flax import linen as nn
 from jax import Array
 
 from pipeline.models.layers import tokens
-from pipeline.models.lowerings.conv2d import conv2d
 from pipeline.models.lowerings.dense import dense_product
 from pipeline.models.modules.apply_layers import (
     LayerContext,
     apply_layers,
     computes,
-    find_pads,
-    require_groups,
     require_images,
+    require_mask,
     require_number,
+    require_tokens,
 )
-from pipeline.models.modules.dense import DenseModule, add_bias
-from pipeline.models.modules.layout import reach
+from pipeline.models.modules.dense import DenseModule
 
 _TABLE_INIT = nn.initializers.truncated_normal(0.02)
 """Initializer of learned tables and tokens (Devlin et al. 2019, reference code)."""
@@ -77,7 +75,7 @@ class _ClassToken(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        _require_tokens(x, self.context)
+        require_tokens(x, self.context)
         token = self.param("token", _TABLE_INIT, (1, 1, x.shape[-1]), jnp.float32)
         first = jnp.broadcast_to(token.astype(x.dtype), (x.shape[0], 1, x.shape[-1]))
         return jnp.concatenate([first, x], axis=1)
@@ -90,7 +88,7 @@ class _PositionEmbedding(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        _require_tokens(x, self.context)
+        require_tokens(x, self.context)
         if self.context.position is not None:
             table: Array = self.get_variable("params", "table")
             return x + jax.lax.dynamic_index_in_dim(table, self.context.position).astype(x.dtype)
@@ -112,7 +110,7 @@ class _SelfAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        _require_tokens(x, self.context)
+        require_tokens(x, self.context)
         batch, count, features = x.shape
         if features % self.layer.heads:
             raise ValueError(
@@ -161,14 +159,9 @@ class _SelfAttention(nn.Module):
 
         With -inf, the softmax of a sample of only padding would be NaN.
         """
-        mask = self.context.token_mask
+        mask = require_mask((scores.shape[0], scores.shape[-1]), self.context)
         if mask is None:
             return scores
-        if mask.shape != (scores.shape[0], scores.shape[-1]):
-            raise ValueError(
-                f"{self.context}: the mask of padding has shape {mask.shape}, and the tokens are "
-                f"{(scores.shape[0], scores.shape[-1])}; no layer before may add or drop tokens"
-            )
         return jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
 
     def _make_dense(self, features: int, name: str) -> DenseModule:
@@ -183,47 +176,7 @@ class _SelfAttention(nn.Module):
         )
 
 
-@computes(tokens.Conv1d)
-class _Conv1d(nn.Module):
-    layer: tokens.Conv1d
-    context: LayerContext
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        _require_tokens(x, self.context)
-        layer = self.layer
-        init = self.context.initializers
-        channels = require_groups(x, layer.groups, self.context)
-        features = require_number(layer.features, self.context)
-        shape = (layer.kernel, channels // layer.groups, features)
-        kernel = self.param("kernel", (layer.kernel_init or init.conv).build(), shape, jnp.float32)
-        window = reach((layer.kernel,), (layer.dilation,))
-        pads = find_pads(x, window, (layer.stride,), layer.padding, self.context)
-        y = conv2d(
-            x[:, None],
-            kernel[None].astype(self.context.dtype),
-            strides=(1, layer.stride),
-            padding=((0, 0), *pads),
-            dilation=(1, layer.dilation),
-            groups=layer.groups,
-            policy=self.context.policy,
-        )[:, 0]
-        if layer.bias:
-            bias_init = (layer.bias_init or init.bias).build()
-            y = add_bias(y, self.param("bias", bias_init, (features,), jnp.float32))
-        return y
-
-
 @computes(tokens.FirstToken)
 def _compute_first_token(layer: tokens.FirstToken, x: Array, context: LayerContext) -> Array:
-    _require_tokens(x, context)
+    require_tokens(x, context)
     return x[:, 0]
-
-
-def _require_tokens(x: Array, context: LayerContext) -> None:
-    """Raise ValueError if x isn't (batch, tokens, features)."""
-    if x.ndim != 3:
-        raise ValueError(
-            f"{context}: shape {x.shape} reaches the layer; must be (batch, tokens, features): "
-            "put tokens or embedding before it"
-        )

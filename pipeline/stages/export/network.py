@@ -18,7 +18,8 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.host.tree_paths import leaves_by_path
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.tables.encode_table import count_encoded_features, make_encoding_ops
-from pipeline.data.transform import compute_column_specs
+from pipeline.data.targets import Targets
+from pipeline.data.transform import compute_column_specs, replace_targets
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.model_spec import LayerSpec, ModelSpec
 from pipeline.models.layers.standard import (
@@ -160,13 +161,14 @@ def trace_network_arrays(recipe: Recipe) -> NetworkArrays:
     model = recipe.model
     if facts is not None:
         columns = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
-        classes = facts.classes
+        targets = Targets(tuple(map(str, range(facts.classes))))
     else:
         raw = recipe.dataset.read(cache_root(recipe.cache))
-        classes = len(raw.classes)
+        targets = raw.targets
         encode = make_encoding_ops(raw.table, model.table_input)
         columns = compute_column_specs(encode, raw.eval.specs())
         model = model.fit_to_table(count_encoded_features(encode))
+    classes = len(replace_targets(recipe.dataset.eval.ops, targets))
     try:
         image = compute_column_specs(recipe.dataset.eval.ops, columns)["image"]
     except ValueError as error:

@@ -179,10 +179,14 @@ def _skip_dropout(layer: standard.Dropout, x: NodeOutput, graph: GraphBuilder) -
 
 @register_translation(standard.Relu, standard.Tanh, standard.Sigmoid, standard.Relu6)
 @register_translation(standard.HardSigmoid, standard.HardSwish, standard.Swish, standard.Gelu)
+@register_translation(standard.LeakyRelu)
 def _add_activation(layer: standard.Activation, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     match layer.name:
         case "relu" | "tanh" | "sigmoid":
             return replace(x, name=graph.add_node(layer.name.title(), [x.name]))
+        case "leaky_relu":
+            slope = getattr(layer, "slope", 0.0)
+            return replace(x, name=graph.add_node("LeakyRelu", [x.name], alpha=slope))
         case "relu6":
             bounds = graph.add_scalar(0.0), graph.add_scalar(6.0)
             return replace(x, name=graph.add_node("Clip", [x.name, *bounds]))
@@ -202,11 +206,6 @@ def _add_activation(layer: standard.Activation, x: NodeOutput, graph: GraphBuild
             shifted = graph.add_node("Add", [curve, graph.add_scalar(1.0)])
             gate = graph.add_node("Mul", [shifted, graph.add_scalar(0.5)])
     return replace(x, name=graph.add_node("Mul", [x.name, gate]))
-
-
-@register_translation(standard.LeakyRelu)
-def _add_leaky_relu(layer: standard.LeakyRelu, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    return replace(x, name=graph.add_node("LeakyRelu", [x.name], alpha=layer.slope))
 
 
 @register_translation(standard.MaxPool, standard.AvgPool)
@@ -233,29 +232,20 @@ def _add_global_avg_pool(
 def _add_adaptive_pool(
     layer: standard.AdaptivePool, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
-    """Add a pool of equal windows, or multiply by a matrix of means, or take maxima of windows."""
+    """Multiply height and width by matrices of means, or take maxima of their windows."""
     x = graph.to_order(x, "nchw")
     size = pair(layer.size)
-    is_max = isinstance(layer, standard.AdaptiveMaxPool)
-    shape = (*size, x.shape[-1])
-    if not any(n % count for n, count in zip(x.shape[:2], size, strict=True)):
-        window = [n // count for n, count in zip(x.shape[:2], size, strict=True)]
-        kind = "MaxPool" if is_max else "AveragePool"
-        name = graph.add_node(kind, [x.name], kernel_shape=window, strides=window)
-        return NodeOutput(name, shape, "nchw")
     name = x.name
-    if is_max:
+    if isinstance(layer, standard.AdaptiveMaxPool):
         for axis, (n, count) in enumerate(zip(x.shape[:2], size, strict=True), start=2):
             indices = graph.add_constant("windows", index_windows(n, count))
             windows = graph.add_node("Gather", [name, indices], axis=axis)
             name = graph.add_node("ReduceMax", [windows], axes=[axis + 1], keepdims=0)
-        return NodeOutput(name, shape, "nchw")
-    rows, columns = (
-        graph.add_constant("means", matrix)
-        for matrix in (weigh_windows(x.shape[0], size[0]), weigh_windows(x.shape[1], size[1]).T)
-    )
-    product = graph.add_node("MatMul", [graph.add_node("MatMul", [rows, name]), columns])
-    return NodeOutput(product, shape, "nchw")
+    else:
+        rows = graph.add_constant("means", weigh_windows(x.shape[0], size[0]))
+        columns = graph.add_constant("means", weigh_windows(x.shape[1], size[1]).T)
+        name = graph.add_node("MatMul", [graph.add_node("MatMul", [rows, name]), columns])
+    return NodeOutput(name, (*size, x.shape[-1]), "nchw")
 
 
 @register_translation(standard.Upsample)

@@ -122,9 +122,13 @@ LAYERS: dict[str, list[str]] = {
         "{name: dropout, rate: 0.5}",
     ],
     "activations": ["relu6", "gelu", "tanh", "sigmoid", "swish", "hard_sigmoid", "hard_swish"],
+    "leaky": ["{name: leaky_relu, slope: 0.3}"],
     "transposed groups": [
         "{name: conv, features: 6, kernel: 1}",
         "{name: conv_transpose, features: 4, kernel: 3, stride: 2, groups: 2, bias: true}",
+    ],
+    "joined inputs": [
+        "{name: branches, shapes: [[9, 12, 2], [108]], branches: [[flatten], [tanh]]}",
     ],
     "adaptive pools": [
         "{name: adaptive_avg_pool, size: [5, 12]}",
