@@ -88,7 +88,7 @@ def test_both_networks_learn_by_their_optimizers(cache: Path, tmp_path: Path) ->
 
 def test_a_pattern_of_an_optimizer_names_parameters(cache: Path, tmp_path: Path) -> None:
     optimizers = f"train.optimizers=[{{pattern: conv_7, optimizer: {ADAM}}}]"
-    with pytest.raises(RecipeError, match="train.optimizers: conv_7"):
+    with pytest.raises(RecipeError, match=r"train\.optimizers: conv_7"):
         run(compose(cache, optimizers, "stages=[data,build]"), tmp_path)
 
 
