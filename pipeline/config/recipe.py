@@ -136,7 +136,10 @@ class TrainSpec(AdapterWords):
     @property
     def schedules(self) -> dict[str, ScheduleSpec]:
         """The main schedule and the schedules of `optimizers` and `lr_rules`, by key."""
-        rules = {"optimizers": self.optimizers, "lr_rules": self.lr_rules}
+        rules: dict[str, Seq[OptimizerRule | RateRule]] = {
+            "optimizers": self.optimizers,
+            "lr_rules": self.lr_rules,
+        }
         return {"train.schedule": self.schedule} | {
             f"train.{key}.{number}.schedule": rule.schedule
             for key, entries in rules.items()

@@ -264,9 +264,9 @@ def make_learning_rates(train: TrainSpec, run: RunSchedule) -> np.ndarray:
     if not train.rate_columns:
         return main
     columns = [main]
-    for number, rule in enumerate(train.optimizers):
+    for number, group in enumerate(train.optimizers):
         key = f"train.optimizers.{number}.schedule"
-        columns.append(make_table(key, rule.schedule or train.schedule, rule.optimizer.lr))
+        columns.append(make_table(key, group.schedule or train.schedule, group.optimizer.lr))
     for number, rule in enumerate(train.lr_rules):
         key = f"train.lr_rules.{number}.schedule"
         table = main if rule.schedule is None else make_table(key, rule.schedule, lr)

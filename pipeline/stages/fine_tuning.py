@@ -65,9 +65,11 @@ def add_fine_tuning(
         require_trainable(params, train.freeze)
     with blaming_key("train.unfreeze"):
         _require_new_parameters(train, phases, params)
-    for key, rules in {"optimizers": train.optimizers, "lr_rules": train.lr_rules}.items():
+    for key, patterns in {
+        "optimizers": [rule.pattern for rule in train.optimizers],
+        "lr_rules": [rule.pattern for rule in train.lr_rules],
+    }.items():
         with blaming_key(f"train.{key}"):
-            patterns = [rule.pattern for rule in rules]
             require_covered(patterns, list_paths(params), "parameters")
     if train.optimizers:
         with blaming_key("train.optimizers"):

@@ -176,8 +176,13 @@ def make_generated_drawer(
 
     @jax.jit
     def generate(variables: Any) -> Any:
-        keeps = {"capture_intermediates": lambda module, _: module.name == GENERATOR}
-        captured = network.apply(variables, inputs, train=False, mutable=["intermediates"], **keeps)
+        captured: Any = network.apply(
+            variables,
+            inputs,
+            train=False,
+            mutable=["intermediates"],
+            capture_intermediates=lambda module, _: module.name == GENERATOR,
+        )
         return jax.tree.leaves(captured[1])[0].astype(jnp.float32)
 
     return lambda state: _stretch_to_rgb(

@@ -30,7 +30,7 @@ def _compare_scores(scores: jax.Array, labels: jax.Array, weights: tuple[float, 
     import optax
 
     entropies = optax.sigmoid_binary_cross_entropy(scores, labels)
-    return (entropies * np.float32(weights)).sum(axis=-1)
+    return (entropies * np.asarray(weights, np.float32)).sum(axis=-1)
 
 
 @component("loss")

@@ -375,7 +375,7 @@ class Adversarial(LayerSpec):
     """Layers from (batch, latent) to the shape of x."""
     discriminator: Annotated[Layers, Field(min_length=1)]
     """Layers from x to a score, (batch, 1)."""
-    scores: Features = CLASSES
+    scores: Features = "$classes"
     """Always 3, the number of labels of the map op `constant_labels`."""
 
 

@@ -75,7 +75,7 @@ class _Adversarial(nn.Module):
         words = jax.lax.bitcast_convert_type(pixels, jnp.uint32)
         words = (words ^ (words >> 16)) * np.uint32(2146121005)
         words ^= words >> 15
-        factors = np.arange(1, 2 * words.shape[1], 2, np.uint32) * np.uint32(2654435761)
+        factors = np.arange(1, 2 * words.shape[1], 2, dtype=np.uint32) * np.uint32(2654435761)
         hashes = jnp.sum(words * factors, axis=1, dtype=jnp.uint32)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), hashes)
         draw = jax.vmap(lambda key: jax.random.normal(key, (self.layer.latent,)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -76,7 +75,8 @@ class _Recurrent(nn.Module):
             )
             if is_token is not None:
                 kept = is_token[:, None]
-                after = tuple(map(partial(jnp.where, kept), after, state))
+                pairs = zip(after, state, strict=True)
+                after = tuple(jnp.where(kept, new, old) for new, old in pairs)
             return after, None if self.layer.output == "last" else after[0]
 
         last, results = jax.lax.scan(

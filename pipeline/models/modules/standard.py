@@ -274,9 +274,10 @@ def _compute_reshape(layer: standard.Reshape, x: Array, context: LayerContext) -
 
 def _find_windows(
     layer: standard.Pool, x: Array, context: LayerContext
-) -> tuple[Pair, Pair, tuple[Pair, ...]]:
+) -> tuple[Pair, Pair, tuple[Pair, Pair]]:
     """Return window, strides and pads."""
     require_images(x, context)
     window = pair(layer.kernel)
     strides = window if layer.stride is None else pair(layer.stride)
-    return window, strides, find_pads(x, window, strides, layer.padding, context)
+    rows, columns = find_pads(x, window, strides, layer.padding, context)
+    return window, strides, (rows, columns)

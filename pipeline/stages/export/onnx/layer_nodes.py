@@ -252,8 +252,13 @@ def _add_adaptive_pool(
 def _add_upsample(layer: standard.Upsample, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     scales = graph.add_constant("scales", np.array([1, 1, layer.factor, layer.factor], np.float32))
-    modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    name = graph.add_node("Resize", [x.name, "", scales], mode="nearest", **modes)
+    name = graph.add_node(
+        "Resize",
+        [x.name, "", scales],
+        mode="nearest",
+        coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    )
     height, width, channels = x.shape
     return NodeOutput(name, (height * layer.factor, width * layer.factor, channels), "nchw")
 
