@@ -50,8 +50,7 @@ def add_hparams(observers: Observers, parameters: dict[str, int]) -> None:
     observers.show(lambda board: board.add_hparams(parameters, EVALUATION.scalars()))
 
 
-STATUS_FILE = BestEffortMonitor
-ALWAYS = [MetricsLog, LossMonitor, TimeMonitor, EvalMonitor, NonFiniteStepMonitor, STATUS_FILE]
+ALWAYS = [
     MetricsLog,
     LossMonitor,
     TimeMonitor,
