@@ -14,6 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from pipeline.models.lowerings.formulas.adaptive_pools import (
+    average_windows,
+    max_windows,
+    multiply_axis,
+)
 from pipeline.models.lowerings.max_pool import pool_max
 from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten, plain
@@ -157,48 +162,27 @@ def adaptive_avg_pool2d(x: TorchTensor, output_size: Sequence[int | None]) -> To
     order = choose_image_order(x)
     images = x.transpose(order)
     for axis, target in zip((1, 2), output_size, strict=True):
-        images = _average_axis(images, axis, images.shape[axis] if target is None else target)
+        count = images.shape[axis] if target is None else target
+        _require_side(count)
+        images = average_windows(images, axis, count)
     return TorchTensor(images, order)
-
-
-def _average_axis(images: Array, axis: int, target: int) -> Array:
-    size = images.shape[axis]
-    _require_side(target)
-    if target == size:
-        return images
-    if target == 1:
-        return images.mean(axis, keepdims=True)
-    if size % target == 0:
-        shape = images.shape
-        parts = images.reshape((*shape[:axis], target, size // target, *shape[axis + 1 :]))
-        return parts.mean(axis + 1)
-    # Window i covers the rows from floor(i * size / target) to ceil((i + 1) * size / target).
-    weights = np.zeros((target, size), np.float32)
-    for row in range(target):
-        start = row * size // target
-        end = -(-(row + 1) * size // target)
-        weights[row, start:end] = 1 / (end - start)
-    return _multiply_axis(images, axis, weights)
-
-
-def _multiply_axis(images: Array, axis: int, weights: np.ndarray) -> Array:
-    """Multiply an axis by a matrix (new size, old size)."""
-    product = jnp.tensordot(images, jnp.asarray(weights, images.dtype), axes=((axis,), (1,)))
-    return jnp.moveaxis(product, -1, axis)
 
 
 @aten("adaptive_max_pool2d.default")
 def adaptive_max_pool2d(
     context: OperatorContext, x: TorchTensor, output_size: Sequence[int]
 ) -> tuple[TorchTensor, ...]:
-    """Return maxima of windows; the size of x must be a multiple of the output size."""
+    """Return maxima of windows that cover the images, for an output size."""
     sizes = x.shape[2], x.shape[3]
-    if any(size % target for size, target in zip(sizes, output_size, strict=True)):
-        raise ValueError(
-            f"adaptive maxima of size {tuple(output_size)}; must divide the images' size {sizes}"
-        )
-    window = sizes[0] // output_size[0], sizes[1] // output_size[1]
-    return (max_pool2d(context, x, MaxPoolSettings(window)),)
+    if not any(size % target for size, target in zip(sizes, output_size, strict=True)):
+        window = sizes[0] // output_size[0], sizes[1] // output_size[1]
+        return (max_pool2d(context, x, MaxPoolSettings(window)),)
+    order = choose_image_order(x)
+    images = x.transpose(order)
+    for axis, target in zip((1, 2), output_size, strict=True):
+        _require_side(target)
+        images = max_windows(images, axis, target)
+    return (TorchTensor(images, order),)
 
 
 @aten("upsample_nearest2d.vec", "upsample_nearest2d.default")
@@ -309,7 +293,7 @@ def _resize(x: TorchTensor, target: Pair, weigh: Callable[[int, int], np.ndarray
     order = choose_image_order(x)
     images = x.transpose(order)
     for axis, size in zip((1, 2), target, strict=True):
-        images = _multiply_axis(images, axis, weigh(images.shape[axis], size))
+        images = multiply_axis(images, axis, weigh(images.shape[axis], size))
     return TorchTensor(images, order)
 
 
