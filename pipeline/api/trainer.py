@@ -244,7 +244,7 @@ class Trainer:
 
     @property
     def trainable_parameters(self) -> dict[str, np.ndarray]:
-        """Copies of the parameters that the next step updates, by path: all but frozen ones.
+        """Copies of the parameters that the next step updates, by path: all that aren't frozen.
 
         Raises RunError if there are no parameters yet.
         """

@@ -43,7 +43,7 @@ class PendingBoundary:
 
 @dataclass(frozen=True)
 class SinkState:
-    """The sinks that were measured to be the fastest: steps, None without sinks, and mechanism."""
+    """The sinks that were measured to be fastest; `size` in steps, None if sinks are slower."""
 
     size: Annotated[int, Ge(1), Le(MAX_COUNT)] | None
     mechanism: Literal["loop", "soft", "none"]

@@ -37,7 +37,7 @@ from pipeline.core.host.tree_paths import leaves_by_path
 
 WEIGHTS = ("params", "batch_stats")
 MAX_LISTED = 5
-"""Most problems in one message."""
+"""Most problems in a message."""
 T = TypeVar("T")
 Warn = Callable[[str], None]
 
@@ -79,9 +79,9 @@ class Checkpoint:
 
 
 def read_to_resume(run_dir: Path, warn: Warn) -> Checkpoint | None:
-    """Read the newest sound checkpoint of a run; None without any.
+    """Read the newest sound checkpoint of a run; None if it has no checkpoint.
 
-    Warns of newer ones that are damaged. Raises DataError if no checkpoint can be read.
+    Warns of damaged newer checkpoints. Raises DataError if no checkpoint can be read.
     """
     root = run_dir / FOLDER
     if not saved_steps(root):
@@ -104,8 +104,8 @@ def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
 def read_saved(folder: Path, warn: Warn = warn_on_stderr) -> Checkpoint:
     """Read a checkpoint: `folder` is a run directory, its `checkpoints` or a checkpoint in there.
 
-    Reads the newest sound checkpoint, and warns of newer damaged ones. Raises DataError if there is
-    no checkpoint, and RunError as in `make_read_error`.
+    Reads the newest sound checkpoint, and warns of damaged newer checkpoints. Raises DataError if
+    there is no checkpoint, and RunError as in `make_read_error`.
     """
     try:
         if checkpoint_step(folder) in saved_steps(folder.parent):
@@ -167,7 +167,7 @@ def _format_type(array: Any) -> str:
 
 
 def join_problems(problems: Sequence[str]) -> str:
-    """Join the first few problems on one line, with the number of the others."""
+    """Join the first `MAX_LISTED` problems on one line, with the number of further problems."""
     return join_first(problems, MAX_LISTED, "; ")
 
 

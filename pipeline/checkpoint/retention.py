@@ -72,7 +72,7 @@ def _select_spaced(root: Path, steps: Sequence[int], seconds: float) -> Iterator
 
 
 def _find_best_step(root: Path, steps: Sequence[int], metric: str) -> int | None:
-    """Return the step with the best value, the newest if several are equal; None without values."""
+    """Return the newest step with the best value; None if no step has a value."""
     sign = 1 if list_metric_directions([metric])[metric] == "max" else -1
     readings = {
         step: _read_number(checkpoint_path(root, step) / METRICS / METRICS, metric)

@@ -264,7 +264,7 @@ def check_profiled_stages(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def check_stages(recipe: Recipe) -> Iterator[str]:
-    """Stages run in a fixed order, and each needs certain earlier ones."""
+    """Stages run in a fixed order, and most need an earlier stage."""
     stages = recipe.stages
     in_order = tuple(stage for stage in STAGES if stage in stages)
     if tuple(stages) != in_order:

@@ -43,7 +43,7 @@ UNCOMPOSABLE = (
 """Errors that Hydra raises for overrides that it can't compose."""
 
 MAX_ROUNDS = 10
-"""Attempts to compose, each without the problems found before, to find the remaining ones."""
+"""Most attempts to compose; each omits the problems that earlier attempts met, to find others."""
 
 SEVERAL_VALUES = "Ambiguous value for argument"
 """Beginning of Hydra's message for `key=1,2`."""

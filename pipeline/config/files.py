@@ -34,7 +34,7 @@ def find_groups() -> Mapping[str, Mapping[str, Path]]:
 
 
 def read_description(file: Path) -> str:
-    """Return the first comment line of a YAML file that isn't a directive; "" without one."""
+    """Return the first comment line of a YAML file that isn't a directive; "" if none is."""
     try:
         head = read_bytes(file).decode(errors="replace")
     except (OSError, ValueError):

@@ -105,9 +105,9 @@ def _register_recipes(files: Mapping[str, Path], requested: str, groups: Collect
     """Register recipes with Hydra; return whether the requested recipe names all components.
 
     `requested` is a name, or several separated by commas. Only requested recipes and their bases
-    are read, since reading all takes long; the others are registered by name, for messages. All are
-    read if a requested one doesn't exist. Raises RecipeError if the requested one can't be read;
-    other unreadable recipes are skipped.
+    are read, since reading all takes long; other recipes are registered by name, for messages. All
+    are read if a requested one doesn't exist. Raises RecipeError if the requested one can't be
+    read; other unreadable recipes are skipped.
     """
     names = requested.split(",")
     queue = names if files.keys() >= set(names) else list(files)

@@ -45,7 +45,7 @@ def key_of(override: str) -> str:
 
 
 def value_of(overrides: Iterable[str], key: str) -> str | None:
-    """Return the value of the last override of a key, as text; None without an override."""
+    """Return the value of the last override of a key, as text; None if it has none."""
     values = [item.partition("=")[2] for item in overrides if key_of(item) == key]
     return values[-1] if values else None
 
@@ -155,8 +155,8 @@ def list_swept_keys(overrides: Iterable[str]) -> list[str]:
 def find_unparsable(overrides: Sequence[str]) -> Iterator[str]:
     """Yield a problem for every override beyond the bounds of Hydra's parser.
 
-    Longer or deeper ones would take it minutes or overflow its stack. Keys are bounded too, since
-    Hydra looks for a file named after each.
+    A longer or deeper override would take minutes or overflow the parser's stack. Keys are bounded
+    too, since Hydra looks for a file named after each.
     """
     if len(overrides) > MAX_OVERRIDES:
         yield (

@@ -16,7 +16,7 @@ MAX_STEPS = 100_000_000
 def schedule_run(train: TrainSpec, steps_per_epoch: int) -> RunSchedule:
     """Return the schedule of a run over a dataset of `steps_per_epoch` steps an epoch.
 
-    With a `sink_size` of auto a sink is an epoch until its size is chosen.
+    If `sink_size` is auto, a sink is an epoch until its size is chosen.
     """
     size = _get_sink_batches(train) or steps_per_epoch
     total = total_steps(train, steps_per_epoch)
@@ -32,9 +32,8 @@ def _get_sink_batches(train: TrainSpec) -> int | None:
 def total_steps(train: TrainSpec, steps_per_epoch: int) -> int:
     """Return a run's length in steps; a sink epoch is a sink if `sink_size` > 0, else an epoch.
 
-    With `sink: false`, and with a sink size of auto, a sink epoch is an epoch too: the length of a
-    run must not depend on a measurement. Raises ValueError for a missing length, and for more than
-    `MAX_STEPS` steps.
+    If `sink` is false or `sink_size` is auto, a sink epoch is an epoch too: a run's length must not
+    depend on a measurement. Raises ValueError for no length, and for more than `MAX_STEPS` steps.
     """
     sink_steps = _get_sink_batches(train) if train.sink else None
     if train.steps is not None:
@@ -51,10 +50,7 @@ def total_steps(train: TrainSpec, steps_per_epoch: int) -> int:
 
 
 def list_event_periods(recipe: Recipe, steps_per_epoch: int) -> dict[Event, tuple[int, ...]]:
-    """Return the periods, in steps, of evaluations, checkpoints and collections for TensorBoard.
-
-    Without the checkpoint stage nothing is saved.
-    """
+    """Return the periods, in steps, of evaluations, checkpoints and collections for TensorBoard."""
 
     def to_steps(steps: int | None, epochs: int | None) -> tuple[int, ...]:
         return tuple(n for n in (steps, epochs and epochs * steps_per_epoch) if n)

@@ -124,7 +124,7 @@ def system_reason(error: Exception) -> str:
 
 
 def limit_problems(problems: Sequence[str]) -> list[str]:
-    """Return the first MAX_PROBLEMS problems, and a line with the number of further ones."""
+    """Return the first MAX_PROBLEMS problems, and a line with the number of further problems."""
     num_left = len(problems) - MAX_PROBLEMS
     return [*problems[:MAX_PROBLEMS], *([f"... and {num_left:,} more"] if num_left > 0 else [])]
 

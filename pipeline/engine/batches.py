@@ -129,8 +129,8 @@ class ArrayBatches(BatchSource):
     """Batches of examples in an order that is a function of seed, epoch and position.
 
     The examples after the last whole batch of an epoch are dropped, since all batches have one
-    shape. Without a seed the examples keep the order of the arrays. Raises DataError for arrays of
-    different lengths, and if there are too few examples for a batch.
+    shape. If `seed` is None, the examples keep the order of the arrays. Raises DataError for arrays
+    of different lengths, and if there are too few examples for a batch.
     """
 
     def __init__(self, arrays: Any, batch_size: int, seed: int | None) -> None:
@@ -230,7 +230,7 @@ class IteratorBatches(BatchSource):
     def position(self, step: int) -> dict[str, Any]:
         """Return the iterator's `state` and the number of batches to `skip` after it.
 
-        Without a state: the batches to `skip` from the start, and the `sha256` of the last one.
+        If it has no state: the batches to `skip` from the start, and the `sha256` of the last one.
         """
         assert self._windows is not None, "the loader is open"
         window = self._windows.find_window(step)

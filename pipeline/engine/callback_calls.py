@@ -254,7 +254,7 @@ class Callbacks(NoCallbacks):
             self._attempt(callback, event, partial(getattr(callback, event), self.view, *args))
 
     def show_state(self, state: TrainState) -> None:
-        """Show callbacks the state with parameters that one of them has set."""
+        """Show callbacks the state with the parameters that a callback has set."""
         self.view.state = state
 
     def show_rates(self, rates: np.ndarray, changes: tuple[RateChange, ...]) -> None:
@@ -263,7 +263,7 @@ class Callbacks(NoCallbacks):
         self.view.granted_rates = changes
 
     def take_requests(self, agree: Agree) -> Requests | None:
-        """Return the first process's requests since the last call; None without any."""
+        """Return the first process's requests since the last call; None if it has none."""
         tree = agree(self._take_requests_as_json)
         return None if tree is None else Requests.from_json(tree)
 

@@ -79,7 +79,7 @@ class RecentSteps:
 
 
 def _describe_rise(name: str, steps: np.ndarray, values: np.ndarray, least: float) -> str:
-    """Return a text about a rise by orders of magnitude; "" without one."""
+    """Return a text about a rise by orders of magnitude; "" if there is none."""
     high = len(values) - 1 - int(values[::-1].argmax())
     low = int(values[: high + 1].argmin())
     if values[high] < max(least, GROWTH * values[low]):

@@ -50,7 +50,7 @@ class StepPosition:
 
 @dataclass(frozen=True)
 class RunSchedule:
-    """The steps of a run; `sink_steps` is the length of a sink, or None without sinks."""
+    """The steps of a run; `sink_steps` is the length of a sink, None if there are no sinks."""
 
     total: int
     steps_per_epoch: int
@@ -75,8 +75,8 @@ class RunSchedule:
     ) -> Iterator[Segment]:
         """Split the steps after boundary `first` at each event and at each end of a sink.
 
-        `every` has the periods, in steps, at which an event is due, and `at` further steps. Without
-        sinks every step is a segment.
+        `every` has the periods, in steps, at which an event is due, and `at` further steps. Every
+        step is a segment if there are no sinks.
         """
         periods = {**every, Event.SINK_END: (self.sink_steps or 1,)}
         while first < self.total:

@@ -151,7 +151,7 @@ class UserTelemetry(Telemetry):
 
     @cached_property
     def non_finite_step(self) -> int | None:
-        """The first step, counted from 1, whose loss isn't finite; None without one."""
+        """The first step, counted from 1, whose loss isn't finite; None if all are finite."""
         if self.finite_loss.all():
             return None
         return self.start + int(self.finite_loss.argmin()) + 1

@@ -17,7 +17,7 @@ from pipeline.core.plugins.loading import missing_flag_hint
 from pipeline.core.registry import MAX_FLOAT, MAX_INT, find_components, find_kind
 
 MAX_NAME_LENGTH = 255
-"""Longest name, in characters, that is compared with known ones as a possible misspelling."""
+"""Longest name, in characters, for which a similar valid name is searched."""
 
 SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("learning_rate", "init_lr", "base_lr"), "lr"),
@@ -186,7 +186,7 @@ def locate(loc: Where, tree: Mapping[str, Any]) -> tuple[Where, tuple[str, ...]]
 
 
 class _KeyGuesser(NamedTuple):
-    """Proposes valid keys in place of unknown ones."""
+    """Proposes valid keys for unknown keys."""
 
     tree: Mapping[str, Any]
     tags: Sequence[str]

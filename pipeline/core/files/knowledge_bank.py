@@ -76,7 +76,7 @@ def read_bank(path: Path, check_entry: Callable[[Entry], Entry]) -> dict[str, En
 def add_to_bank(
     path: Path, entries: Mapping[str, Entry], check_entry: Callable[[Entry], Entry]
 ) -> None:
-    """Add entries to a bank, keeping those that other processes have added meanwhile.
+    """Add entries to a bank, whose entries by other processes are kept.
 
     Raises RunError if the file isn't a bank, and if it can't be written.
     """

@@ -38,7 +38,7 @@ def find_foreign_owner(status: os.stat_result) -> str | None:
 
 
 def find_writers(status: os.stat_result) -> str | None:
-    """Return the users besides the owner who may write a folder or a file, as text; None for none.
+    """Return who, besides the owner, may write a folder or a file, as text; None if nobody may.
 
     The sticky bit makes no difference: it prevents removals, but allows additions.
     """

@@ -36,7 +36,7 @@ def open_real(path: str | Path, flags: int) -> int:
 
 
 def open_unshared(path: str | Path, flags: int) -> int:
-    """Open a file to change its content in place, as `open_real` does.
+    """Open a file as `open_real` does, to change its content in place.
 
     Raises OSError also for a file with several hard links: a backup, or a file of somebody else,
     would change with it.

@@ -38,7 +38,7 @@ def num_joined_processes() -> int:
 
 
 def read_joined_process() -> tuple[int, int] | None:
-    """Return this process's rank and the number of processes; None without `jax.distributed`.
+    """Return this process's rank and the number of processes; None if `jax.distributed` is off.
 
     The public `jax.process_index` would open the devices.
     """
@@ -74,7 +74,7 @@ def use_program_files(open_folder: Callable[[str], tuple[Any, str]]) -> None:
 
 
 def opened_program_files(client: Any) -> object:
-    """Return JAX's cache of programs for a client of devices; None without a cache."""
+    """Return JAX's cache of programs for a client of devices; None if there is no cache."""
     return compilation_cache._get_cache(client)
 
 

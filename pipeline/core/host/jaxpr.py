@@ -72,7 +72,7 @@ class While:
 def _split_operands(
     operands: Sequence[T], first: int, second: int
 ) -> tuple[list[T], list[T], list[T]]:
-    """Split operands into `first` ones, `second` ones, and the remaining ones."""
+    """Split off the first `first` operands, the next `second` operands, and the remaining ones."""
     end = first + second
     return list(operands[:first]), list(operands[first:end]), list(operands[end:])
 

@@ -64,7 +64,7 @@ class Place:
         return MACHINE_START_S if self.is_on_one_machine else CLUSTER_START_S
 
     def find_local_device(self, environment: Environment) -> int | None:
-        """Return the number of this process's GPU; None if all visible ones are its own.
+        """Return the number of this process's GPU; None if it uses all visible GPUs.
 
         Slurm shows a task its GPU alone with `--gpus-per-task`.
         """

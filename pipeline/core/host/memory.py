@@ -48,7 +48,7 @@ def require_room(size_bytes: int, what: str) -> None:
 
 
 def _read_free_bytes(group: Path, files: _LimitFiles) -> int | None:
-    """Return the bytes that a control group can still use; None without a group or a limit."""
+    """Return the bytes that a control group can still use; None if it's missing or not limited."""
     try:
         unused = int((group / files.limit).read_text()) - int((group / files.usage).read_text())
     except (OSError, ValueError):

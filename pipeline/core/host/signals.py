@@ -60,7 +60,7 @@ class Signals:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Inside, a signal to stop interrupts despite `held`; a noted one interrupts at once."""
+        """Inside, a signal to stop interrupts despite `held`; an earlier signal does so at once."""
         was_held = self._held
         self._held = False
         try:
@@ -70,7 +70,7 @@ class Signals:
             self._held = was_held
 
     def check(self) -> None:
-        """Raise Interrupted if a signal to stop was noted, or a library caught its exception."""
+        """Raise Interrupted if a signal to stop has arrived, also if a library caught its error."""
         if self.stop is not None:
             self._interrupted = True
             raise Interrupted(self.stop)

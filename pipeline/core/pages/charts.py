@@ -76,7 +76,7 @@ class LaneBar:
 
 @dataclass(frozen=True)
 class Lane:
-    """Blocks beside each other, with a label before them and a note after them."""
+    """A row of blocks, with a label before the blocks and a note after them."""
 
     label: str
     blocks: Sequence[LaneBar]

@@ -100,7 +100,7 @@ Block = Words | Charts | Legend | RowTable | Matrix | Beside | SampleGrid
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, a sentence and blocks. Without blocks it isn't shown."""
+    """A heading, a sentence and blocks; it is shown if it has blocks."""
 
     title: str
     about: str = ""

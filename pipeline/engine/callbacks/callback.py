@@ -79,7 +79,7 @@ class Callback:
     It is notified of each step, sink, evaluation and checkpoint once, also if a run is killed and
     resumed: a resumed run restores `state` from a checkpoint, and repeats the events after it.
     `on_steps` is called with a part of a sink, whose length depends on time. The evaluation of the
-    eval stage, after training, isn't an event. Of several processes, the first calls callbacks.
+    eval stage, after training, isn't an event. Only the first of several processes calls callbacks.
     """
 
     on_failure: OnFailure = "end"

@@ -23,7 +23,7 @@ MOST_LEFT_S = 1e9
 
 @dataclass(frozen=True)
 class LiveStatus:
-    """The content of the file."""
+    """The content of the file, after `step` of the `steps` of a run."""
 
     step: int
     steps: int

@@ -130,8 +130,8 @@ class MetricsLog(Monitor):
 def metrics_lines(parts: Sequence[Telemetry], run_schedule: RunSchedule | None) -> str:
     """Return the lines of metrics.jsonl: for each step its position, numbers and flags.
 
-    Without a schedule the position is the step. A flag is a bool column; only steps at which it is
-    true have its key.
+    If there is no schedule, the position is the step. A flag is a bool column; only steps at which
+    it is true have its key.
     """
     steps = np.concatenate([part.steps for part in parts])
     places = {"step": steps}

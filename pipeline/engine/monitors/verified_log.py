@@ -90,7 +90,7 @@ def read_mark(tree: Any, step: int) -> Mark | None:
 class VerifiedLog:
     """Log to which whole lines are appended; the file is created if it is missing.
 
-    With `every_step`, it has a line for each step from 1. Raises OSError if the file can't be
+    If `every_step`, it has a line for each step from 1. Raises OSError if the file can't be
     opened, is a link, or isn't a regular file.
     """
 
