@@ -18,7 +18,7 @@ EARLIER_AUTOPSY = "earlier_autopsy"
 
 
 def set_aside_autopsy(run_dir: Path) -> Path | None:
-    """Move the files of an autopsy into the archive; return its folder, None if there are no files.
+    """Move the files of an autopsy into the archive; return its folder, None if none exists.
 
     `python -m pipeline autopsy` accepts that folder like a run directory. Raises OSError.
     """

@@ -126,8 +126,8 @@ def _explain_refusal(override: str) -> str | None:
 def _quote_for_shell(override: str) -> str | None:
     """Return an override for a shell, with quotes around text that Hydra can't read.
 
-    Returns None if quotes don't help. The quotes are double, as those of the shell are single,
-    unless the text has double quotes.
+    Returns None if quotes don't help. The quotes are double, since the shell's are single, unless
+    the text has double quotes.
     """
     key, _, value = override.partition("=")
     if len(value) > MAX_QUOTED_LENGTH:

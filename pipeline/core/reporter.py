@@ -164,7 +164,7 @@ class Reporter:
             yield
 
     def bar(self, total: int, done: int) -> Bar | None:
-        """Open a bar over `total` steps, which the caller closes; None if there is no terminal."""
+        """Open a bar over `total` steps, which the caller closes; None if it can't be shown."""
         return Bar(self.console, total, done) if self.console.is_terminal else None
 
     def __enter__(self) -> Self:

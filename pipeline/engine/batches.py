@@ -129,8 +129,8 @@ class ArrayBatches(BatchSource):
     """Batches of examples in an order that is a function of seed, epoch and position.
 
     The examples after the last whole batch of an epoch are dropped, since all batches have one
-    shape. If `seed` is None, the examples keep the order of the arrays. Raises DataError for arrays
-    of different lengths, and if there are too few examples for a batch.
+    shape. A `seed` of None keeps the order of the arrays. Raises DataError for arrays of different
+    lengths, and if there are too few examples for a batch.
     """
 
     def __init__(self, arrays: Any, batch_size: int, seed: int | None) -> None:

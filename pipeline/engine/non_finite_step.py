@@ -37,7 +37,7 @@ class Examined:
 
     repeats: bool = True
     """Whether the step is non-finite a second time."""
-    in_data: bool = False
+    is_in_data: bool = False
     """Whether a value of the dataset is not finite."""
     largest_weight: float = 0.0
     """Greatest magnitude in the parameters before the step."""
@@ -61,7 +61,7 @@ class RecentSteps:
         """Return a text on the learning rate if the newest steps have exploded, else ""."""
         rows = np.concatenate([np.empty((0, 4)), *self._parts])
         rows = rows[np.isfinite(rows).all(1)][-RECENT_STEPS:]
-        if examined.in_data or not len(rows) or rows[-1, 3] == 0:
+        if examined.is_in_data or not len(rows) or rows[-1, 3] == 0:
             return ""
         symptom = (
             _describe_rise("the loss", rows[:, 0], rows[:, 1], LEAST_LOSS)
@@ -79,7 +79,7 @@ class RecentSteps:
 
 
 def _describe_rise(name: str, steps: np.ndarray, values: np.ndarray, least: float) -> str:
-    """Return a text about a rise by orders of magnitude; "" if there is none."""
+    """Return a text about a rise by orders of magnitude; "" if values didn't rise."""
     high = len(values) - 1 - int(values[::-1].argmax())
     low = int(values[: high + 1].argmin())
     if values[high] < max(least, GROWTH * values[low]):
@@ -106,7 +106,7 @@ def advise(examined: Examined, cause: str, step: int, policy: str) -> str:
         return ""
     if cause:
         change = "a smaller train.optimizer.lr"
-    elif examined.in_data:
+    elif examined.is_in_data:
         change = "corrected data"
     else:
         change = "another train.optimizer.lr or train.precision"

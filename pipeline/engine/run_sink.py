@@ -209,7 +209,7 @@ def _read_reports(
 
 @dataclass(frozen=True)
 class _Before:
-    """The content of a run's directory before the run; `lock` is None if it has no directory."""
+    """The content of a run's directory before the run; without a directory it has no lock."""
 
     identity: SinkIdentity
     record: SinkRecord | None = None

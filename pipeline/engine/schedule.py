@@ -50,7 +50,7 @@ class StepPosition:
 
 @dataclass(frozen=True)
 class RunSchedule:
-    """The steps of a run; `sink_steps` is the length of a sink, None if there are no sinks."""
+    """The steps of a run; `sink_steps` is the length of a sink, None if the run doesn't sink."""
 
     total: int
     steps_per_epoch: int
@@ -76,7 +76,7 @@ class RunSchedule:
         """Split the steps after boundary `first` at each event and at each end of a sink.
 
         `every` has the periods, in steps, at which an event is due, and `at` further steps. Every
-        step is a segment if there are no sinks.
+        step is a segment if the run doesn't sink.
         """
         periods = {**every, Event.SINK_END: (self.sink_steps or 1,)}
         while first < self.total:

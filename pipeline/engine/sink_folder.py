@@ -160,7 +160,7 @@ def _list_changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def restore_sink(folder: Path, state: CustomState, warn: Warn) -> SavedSink | None:
-    """Read the newest sound checkpoint; None if there are none. Raises DataError if none is."""
+    """Read the newest sound checkpoint; None if none was saved. Raises DataError if all are bad."""
     if not saved_steps(folder / FOLDER):
         return None
     saved = read_saved(folder, warn)

@@ -223,8 +223,8 @@ def open_run_observers(
         return Observers([], None)
     settings = replace(
         make_observer_settings(recipe),
-        scalars=bool(recipe.train.callbacks or context.options.callbacks),
-        unfinished=host.unfinished_boundary is not None,
+        has_scalars=bool(recipe.train.callbacks or context.options.callbacks),
+        is_unfinished=host.unfinished_boundary is not None,
         unit=run.dataset.unit,
         estimate=estimate,
         lock=context.lock,

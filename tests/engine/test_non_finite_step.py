@@ -50,7 +50,7 @@ def test_weights_that_the_first_step_has_made_huge() -> None:
     ("losses", "rate", "examined"),
     [
         ([2.3, 2.2, 2.4, math.nan], RATE, Examined(largest_weight=3.0)),
-        ([2.3, 1e12, math.nan], RATE, Examined(in_data=True)),
+        ([2.3, 1e12, math.nan], RATE, Examined(is_in_data=True)),
         ([2.3, 1e12, math.nan], 0.0, Examined()),
         ([1e-6, 1e-3, math.nan], RATE, Examined()),
         ([1e12, 2.3, math.nan], RATE, Examined()),
@@ -71,8 +71,8 @@ def test_an_old_rise_is_no_cause() -> None:
     ("examined", "cause", "policy", "advice"),
     [
         (Examined(), "it rose", "stop", "a smaller train.optimizer.lr"),
-        (Examined(in_data=True), "", "stop", "corrected data, or train.on_nan=skip"),
-        (Examined(in_data=True), "", "skip", "corrected data"),
+        (Examined(is_in_data=True), "", "stop", "corrected data, or train.on_nan=skip"),
+        (Examined(is_in_data=True), "", "skip", "corrected data"),
         (Examined(), "", "rollback", "another train.optimizer.lr or train.precision"),
     ],
 )

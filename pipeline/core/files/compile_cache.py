@@ -63,7 +63,7 @@ def no_compile_cache() -> AbstractContextManager[None]:
 
 
 def opened_cache(device: jax.Device) -> ProgramFiles | None:
-    """Return the cache of programs for a device; None if there is no cache."""
+    """Return the cache of programs for a device; None if the cache is off."""
     cache = opened_program_files(device.client)
     return cache if isinstance(cache, ProgramFiles) else None
 

@@ -74,7 +74,7 @@ def use_program_files(open_folder: Callable[[str], tuple[Any, str]]) -> None:
 
 
 def opened_program_files(client: Any) -> object:
-    """Return JAX's cache of programs for a client of devices; None if there is no cache."""
+    """Return JAX's cache of programs for a client of devices; None if the cache is off."""
     return compilation_cache._get_cache(client)
 
 

@@ -95,8 +95,8 @@ def handle_signals(signals: Signals) -> Iterator[None]:
 
 def find_stops() -> tuple[signal.Signals, ...]:
     """Return the signals that stop this process, without SIGHUP if `nohup` ignores it."""
-    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return tuple(number for number in STOP if number != signal.SIGHUP or not ignored)
+    is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return tuple(number for number in STOP if number != signal.SIGHUP or not is_ignored)
 
 
 def interrupt_command() -> None:

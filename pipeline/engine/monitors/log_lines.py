@@ -99,7 +99,7 @@ def finite_number(value: Any) -> float | None:
 
 
 def last_step(log: Path) -> int | None:
-    """Return the step of the last whole line of metrics.jsonl; None if there is no line or file.
+    """Return the step of the last whole line of metrics.jsonl; None if it is missing or empty.
 
     Raises DataError if the file can't be read or the line isn't valid.
     """

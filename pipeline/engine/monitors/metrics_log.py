@@ -35,9 +35,9 @@ class MetricsLog(Monitor):
     """Appends to the files. Lines that a killed run wrote after boundary `first` are removed.
 
     `marks` are from the checkpoint at `first`, by file; None if the run begins there. The files are
-    repaired by the marks, with reports in `findings`. If `scalars`, there is a scalars.jsonl. If
-    boundary `first` is `unfinished`, its scalars are logged again. If `run_schedule` is None, lines
-    have neither `pass` nor `sink`.
+    repaired by the marks, with reports in `findings`. There is a scalars.jsonl if `has_scalars`. If
+    the evaluation of `first` `is_unfinished`, its scalars are logged again. If `run_schedule` is
+    None, lines have neither `pass` nor `sink`.
 
     Raises DataError if an existing file can't be read, RunError if it can't be written, or another
     process removes or changes it meanwhile.
@@ -50,8 +50,8 @@ class MetricsLog(Monitor):
         first: int,
         marks: Mapping[str, Any] | None = None,
         *,
-        scalars: bool = False,
-        unfinished: bool = False,
+        has_scalars: bool = False,
+        is_unfinished: bool = False,
     ) -> None:
         self._run_schedule = run_schedule
         self._first = first
@@ -62,16 +62,16 @@ class MetricsLog(Monitor):
             mark = read_mark((marks or {}).get(name), first)
             # The checkpoint of an unfinished boundary has its scalars, which a process that
             # continued from it may have written before it was killed.
-            last = first - 1 if name == SCALARS and unfinished else first
+            last = first - 1 if name == SCALARS and is_unfinished else first
             with convert_write_errors(path):
                 return open_log(
-                    path, last, mark, every_step=name == METRICS, resumed=marks is not None
+                    path, last, mark, has_all_steps=name == METRICS, resumed=marks is not None
                 )
 
         self._logs: dict[str, VerifiedLog] = {}
         self.findings: list[LogFindings] = []
         with ExitStack() as on_failure:
-            for name in (METRICS, EVALS, *([SCALARS] if scalars else [])):
+            for name in (METRICS, EVALS, *([SCALARS] if has_scalars else [])):
                 self._logs[name], findings = open_by_name(name)
                 on_failure.callback(self._logs[name].release)
                 self.findings += [findings] if findings else []
@@ -83,21 +83,22 @@ class MetricsLog(Monitor):
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """Append a line for an evaluation, or replace the line of its step before a resume."""
-        replace = step == self._first
-        self._append(self._logs[EVALS], step, evaluation.metrics, replace=replace)
+        is_again = step == self._first
+        self._append(self._logs[EVALS], step, evaluation.metrics, replaces_line=is_again)
 
     def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
         """Append a line of the scalars that callbacks have logged up to a boundary.
 
         Only at step 0 may there be an earlier line of the same step, which is replaced.
         """
-        self._append(self._logs[SCALARS], step, scalars, replace=step == self._first == 0)
+        is_again = step == self._first == 0
+        self._append(self._logs[SCALARS], step, scalars, replaces_line=is_again)
 
     def _append(
-        self, log: VerifiedLog, step: int, values: Mapping[str, Any], *, replace: bool
+        self, log: VerifiedLog, step: int, values: Mapping[str, Any], *, replaces_line: bool
     ) -> None:
         with convert_write_errors(log.path):
-            if replace:
+            if replaces_line:
                 log.truncate(step - 1)
             log.append((json_text({"step": step, **values}) + "\n").encode())
 
@@ -130,8 +131,8 @@ class MetricsLog(Monitor):
 def metrics_lines(parts: Sequence[Telemetry], run_schedule: RunSchedule | None) -> str:
     """Return the lines of metrics.jsonl: for each step its position, numbers and flags.
 
-    If there is no schedule, the position is the step. A flag is a bool column; only steps at which
-    it is true have its key.
+    The position is the step if the schedule is missing. A flag is a bool column; only steps at
+    which it is true have its key.
     """
     steps = np.concatenate([part.steps for part in parts])
     places = {"step": steps}

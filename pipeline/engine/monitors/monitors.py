@@ -255,7 +255,7 @@ def format_class_table(evaluation: Evaluation) -> list[str]:
 
 
 def describe_never_predicted(evaluation: Evaluation) -> str | None:
-    """Return a warning of classes that have labels but no predictions; None if there are none."""
+    """Return a warning of classes that have labels but no predictions; None if all have some."""
     names = _list_classes(evaluation)
     confusion = evaluation.confusion
     if confusion is None or not names:
@@ -273,6 +273,6 @@ def describe_never_predicted(evaluation: Evaluation) -> str | None:
 
 
 def _list_classes(evaluation: Evaluation) -> Sequence[str]:
-    """Return the names of the classes in the order of their labels; empty if there are none."""
+    """Return the names of the classes in the order of their labels; empty if it has none."""
     recall = evaluation.metrics.get("recall")
     return list(recall.get("per_class", ())) if isinstance(recall, dict) else []

@@ -46,9 +46,9 @@ class ObserverSettings:
     """Whether the loss scale skips overflows, which are then not reported."""
     board: Mapping[str, Any] | None
     """Recipe that TensorBoard shows; None: nothing is written for TensorBoard."""
-    scalars: bool = False
+    has_scalars: bool = False
     """Whether callbacks may log scalars."""
-    unfinished: bool = False
+    is_unfinished: bool = False
     """Whether the evaluation of the first boundary was interrupted, and is repeated."""
     unit: SampleUnit = IMAGES
     """Unit of the speed."""
@@ -112,8 +112,8 @@ def open_observers(
         run_schedule,
         first,
         marks,
-        scalars=settings.scalars,
-        unfinished=settings.unfinished,
+        has_scalars=settings.has_scalars,
+        is_unfinished=settings.is_unfinished,
     )
     for findings in log.findings:
         reporter.warn(str(findings))
@@ -145,7 +145,7 @@ def open_observers(
             settings.batch_size,
             settings.estimate,
             settings.unit,
-            unfinished=settings.unfinished,
+            is_unfinished=settings.is_unfinished,
         )
         tensorboard = BestEffortMonitor(board, "TensorBoard", reporter.warn)
         monitors.append(tensorboard)

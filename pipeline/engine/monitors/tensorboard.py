@@ -77,8 +77,8 @@ class Histogram:
 class TensorBoard(Monitor):
     """Writes the events of a run. A resumed run hides earlier events after boundary `first`.
 
-    If `unfinished`, the evaluation of boundary `first` was interrupted. Files of killed processes
-    that repeated it are removed: all of their events are purged or written again.
+    If `is_unfinished`, the evaluation of boundary `first` was interrupted. Files of processes that
+    repeated it and were killed are removed: their events are purged or written again.
 
     Steps and sinks are collected, and written together by `flush`. The libraries for pictures and
     protocol buffers are imported when they are first needed, on the thread that writes. Methods
@@ -93,13 +93,13 @@ class TensorBoard(Monitor):
         estimate: Estimate | None = None,
         unit: SampleUnit = IMAGES,
         *,
-        unfinished: bool = False,
+        is_unfinished: bool = False,
     ) -> None:
         self._folder = folder
         self._first = first
         self._per_step = batch_size * unit.per_sample
         self._estimate = estimate
-        self._is_unfinished = unfinished
+        self._is_unfinished = is_unfinished
         self._speed_tags = (f"train/{unit.counted}_per_s",)
         self._steps: list[tuple[float, Telemetry]] = []
         self._sinks: list[tuple[float, SinkReport]] = []

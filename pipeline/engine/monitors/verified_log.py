@@ -90,14 +90,14 @@ def read_mark(tree: Any, step: int) -> Mark | None:
 class VerifiedLog:
     """Log to which whole lines are appended; the file is created if it is missing.
 
-    If `every_step`, it has a line for each step from 1. Raises OSError if the file can't be
+    If `has_all_steps`, it has a line for each step from 1. Raises OSError if the file can't be
     opened, is a link, or isn't a regular file.
     """
 
-    def __init__(self, path: Path, *, every_step: bool) -> None:
+    def __init__(self, path: Path, *, has_all_steps: bool) -> None:
         self.path = path
         self.flaws = NO_FLAWS
-        self._every_step = every_step
+        self._has_all_steps = has_all_steps
         self._file = _open(path)
         self._size_bytes = 0
         self._lines = 0
@@ -217,7 +217,7 @@ class VerifiedLog:
 
     def add_gap(self, flaws: Flaws, last: int, step: int) -> Flaws:
         """Return flaws with the gap between the lines of steps `last` and `step`, if any."""
-        if not self._every_step or step <= last + 1:
+        if not self._has_all_steps or step <= last + 1:
             return flaws
         ranges = (*flaws.missing, (last + 1, step - 1))[:MAX_RANGES]
         missing_lines = flaws.missing_lines + step - last - 1
@@ -268,19 +268,19 @@ class LogFindings:
     """Ranges of steps whose lines were lost or changed, and are restored."""
     set_aside: str | None = None
     """New name of the damaged file."""
-    changed: bool = False
+    is_changed: bool = False
     """Whether the file differs from what was written."""
 
     def __bool__(self) -> bool:
-        return bool(self.flaws) or self.changed
+        return bool(self.flaws) or self.is_changed
 
     def __str__(self) -> str:
-        texts = [f"{self.path.name}: differs from what was written"] if self.changed else []
+        texts = [f"{self.path.name}: differs from what was written"] if self.is_changed else []
         if self.restored:
             texts.append(f"lines of {format_steps(self.restored)} are restored from the checkpoint")
         if self.flaws:
             texts.append(str(self.flaws) if texts else f"{self.path.name}: {self.flaws}")
-        elif self.changed:
+        elif self.is_changed:
             texts.append("it is complete again")
         if self.set_aside:
             texts.append(f"the damaged file is kept as {self.set_aside}")
@@ -293,16 +293,16 @@ class LogFindings:
 
 
 def open_log(
-    path: Path, step: int, mark: Mark | None, *, every_step: bool, resumed: bool
+    path: Path, step: int, mark: Mark | None, *, has_all_steps: bool, resumed: bool
 ) -> tuple[VerifiedLog, LogFindings]:
     """Open a log to be continued after boundary `step`, and return the findings about it.
 
-    `mark` is from the checkpoint; if it is None, the lines after `step` are removed. Gaps are
+    `mark` is from the checkpoint; if it is missing, the lines after `step` are removed. Gaps are
     reported if the run has done the earlier steps (`resumed`). Raises OSError, and DataError for a
     log that has no mark and can't be read.
     """
     with ExitStack() as on_failure:
-        log = VerifiedLog(path, every_step=every_step)
+        log = VerifiedLog(path, has_all_steps=has_all_steps)
         on_failure.callback(log.release)
         if mark is None:
             flaws = log.truncate(step)
@@ -311,14 +311,14 @@ def open_log(
         elif log.continue_from(mark, step):
             findings = LogFindings(path, log.flaws)
         else:
-            rebuilt_mark, findings = _rebuild(path, mark, step, every_step=every_step)
+            rebuilt_mark, findings = _rebuild(path, mark, step, has_all_steps=has_all_steps)
             log.reopen()
             log.continue_from(rebuilt_mark, step)
         on_failure.pop_all()
     return log, findings
 
 
-def _rebuild(path: Path, mark: Mark, step: int, *, every_step: bool) -> tuple[Mark, LogFindings]:
+def _rebuild(path: Path, mark: Mark, step: int, *, has_all_steps: bool) -> tuple[Mark, LogFindings]:
     """Rebuild a log; return the mark of the result, and the findings."""
     tail = [parse_line(line, "") for line in mark.tail.splitlines(keepends=True)]
     text_by_step = {line.step: line.text for line in tail}
@@ -329,7 +329,7 @@ def _rebuild(path: Path, mark: Mark, step: int, *, every_step: bool) -> tuple[Ma
     last = 0
     draft_path = path.with_name(f"{path.name}.{os.getpid()}.part")
     draft_path.unlink(missing_ok=True)
-    draft = VerifiedLog(draft_path, every_step=every_step)
+    draft = VerifiedLog(draft_path, has_all_steps=has_all_steps)
 
     def add(line: LogLine) -> None:
         nonlocal flaws, last
@@ -361,13 +361,13 @@ def _rebuild(path: Path, mark: Mark, step: int, *, every_step: bool) -> tuple[Ma
         set_aside = None
     else:
         flaws = replace(flaws, verified=False)
-        if not every_step:
+        if not has_all_steps:
             num_lost = max(0, mark.lines - rebuilt.lines)
             flaws = Flaws((), mark.flaws.missing_lines + num_lost, verified=False)
         set_aside = _set_aside(path)
     commit(draft_path, path)
     restored = find_ranges(text_by_step.keys() - intact)
-    findings = LogFindings(path, flaws, restored, set_aside, changed=True)
+    findings = LogFindings(path, flaws, restored, set_aside, is_changed=True)
     return replace(rebuilt, flaws=flaws), findings
 
 

@@ -54,8 +54,8 @@ def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> E
         reporter.warn(f"no autopsy of step {step}: {type(error).__name__}: {error}")
         return Examined(largest_weight=largest_weight)
     finding = autopsy.finding
-    in_data = finding is not None and finding.phase == "data"
-    return Examined(not autopsy.is_fault_of_machine, in_data, largest_weight)
+    is_in_data = finding is not None and finding.phase == "data"
+    return Examined(not autopsy.is_fault_of_machine, is_in_data, largest_weight)
 
 
 def _repeat_or_examine(run: CompiledRun, state: TrainState, step: int) -> Autopsy:

@@ -161,12 +161,12 @@ def test_scalars_of_an_unfinished_boundary_are_replaced(
     unfinished: bool, values: list[float], tmp_path: Path
 ) -> None:
     """Those after the last checkpoint of a boundary that is done stay."""
-    with closing(MetricsLog(tmp_path, COURSE, 0, scalars=True)) as log:
+    with closing(MetricsLog(tmp_path, COURSE, 0, has_scalars=True)) as log:
         log.on_scalars(4, {"value": 1.0})
         marks = log.marks(8)
     for value in (2.0, 3.0):
         with closing(
-            MetricsLog(tmp_path, COURSE, 8, marks, scalars=True, unfinished=unfinished)
+            MetricsLog(tmp_path, COURSE, 8, marks, has_scalars=True, is_unfinished=unfinished)
         ) as log:
             log.on_scalars(8, {"value": value})
     assert [line["value"] for line in read(tmp_path / "scalars.jsonl")] == values
@@ -189,7 +189,7 @@ def test_truncation_leaves_whole_lines_of_earlier_steps(
 ) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text(text)
-    with closing(VerifiedLog(file, every_step=True)) as verified_log:
+    with closing(VerifiedLog(file, has_all_steps=True)) as verified_log:
         verified_log.truncate(2)
     assert file.read_text() == "".join(line + "\n" for line in text.split("\n")[:kept])
 

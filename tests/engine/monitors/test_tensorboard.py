@@ -34,7 +34,7 @@ EVERYTHING = {"scalars": 0, "images": 0, "tensors": 0}
 def board(folder: Path, first: int = 0, *, unfinished: bool = False) -> Iterator[TensorBoard]:
     if not folder.parent.is_file():
         folder.mkdir(exist_ok=True)
-    opened = TensorBoard(folder, first, batch_size=32, unfinished=unfinished)
+    opened = TensorBoard(folder, first, batch_size=32, is_unfinished=unfinished)
     try:
         yield opened
     finally:

@@ -23,7 +23,7 @@ def lines(first: int, last: int) -> bytes:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[VerifiedLog]:
-    with closing(VerifiedLog(tmp_path / "metrics.jsonl", every_step=True)) as opened:
+    with closing(VerifiedLog(tmp_path / "metrics.jsonl", has_all_steps=True)) as opened:
         yield opened
 
 
@@ -70,7 +70,7 @@ def test_a_log_goes_on_from_a_mark(
     mark = log.mark(10)
     log.append(lines(11, 20) + b'{"step": 2')
     log._file.flush()
-    with closing(VerifiedLog(log.path, every_step=True)) as resumed:
+    with closing(VerifiedLog(log.path, has_all_steps=True)) as resumed:
         assert resumed.continue_from(mark, 10)
         assert log.path.read_bytes() == lines(1, 10)
         assert resumed.mark(10) == mark
@@ -83,12 +83,12 @@ def test_a_log_goes_on_from_a_mark(
 
 def test_an_evaluation_after_the_last_checkpoint_is_kept(tmp_path: Path) -> None:
     """The end of a run is evaluated once all is saved."""
-    log = VerifiedLog(tmp_path / "evals.jsonl", every_step=False)
+    log = VerifiedLog(tmp_path / "evals.jsonl", has_all_steps=False)
     log.append(line(10) + line(20))
     mark = log.mark(20)
     log.append(line(30) + line(40) + line(35))
     log.close()
-    with closing(VerifiedLog(log.path, every_step=False)) as resumed:
+    with closing(VerifiedLog(log.path, has_all_steps=False)) as resumed:
         assert resumed.continue_from(mark, 30)
         resumed.flush()
         assert log.path.read_bytes() == line(10) + line(20) + line(30)
@@ -148,6 +148,6 @@ def test_going_on_parses_the_tail_alone(log: VerifiedLog, monkeypatch: pytest.Mo
     monkeypatch.setattr(
         verified_log, "parse_line", lambda text, where: parsed.append(text) or parse(text, where)
     )
-    with closing(VerifiedLog(log.path, every_step=True)) as resumed:
+    with closing(VerifiedLog(log.path, has_all_steps=True)) as resumed:
         assert resumed.continue_from(mark, 5000)
     assert len(parsed) <= 5

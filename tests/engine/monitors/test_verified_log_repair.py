@@ -19,13 +19,13 @@ TAIL = 3
 def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mark:
     """That of ten steps; the file is there."""
     monkeypatch.setattr(verified_log, "TAIL_BYTES", len(lines(8, 10)) + 2)
-    with closing(VerifiedLog(tmp_path / "metrics.jsonl", every_step=True)) as log:
+    with closing(VerifiedLog(tmp_path / "metrics.jsonl", has_all_steps=True)) as log:
         log.append(lines(1, 10))
         return log.mark(10)
 
 
 def reopen(folder: Path, mark: Mark | None, step: int = 10) -> LogFindings:
-    log, found = open_log(folder / "metrics.jsonl", step, mark, every_step=True, resumed=True)
+    log, found = open_log(folder / "metrics.jsonl", step, mark, has_all_steps=True, resumed=True)
     with closing(log):
         return found
 
@@ -123,7 +123,7 @@ def test_numbers_that_were_changed_are_named_though_nobody_knows_which(
 def test_what_is_missing_is_named_by_every_life_to_come(mark: Mark, tmp_path: Path) -> None:
     """Else the run would end done, and only the life before would have said it."""
     (tmp_path / "metrics.jsonl").write_bytes(lines(5, 10))
-    log, first = open_log(tmp_path / "metrics.jsonl", 10, mark, every_step=True, resumed=True)
+    log, first = open_log(tmp_path / "metrics.jsonl", 10, mark, has_all_steps=True, resumed=True)
     with closing(log):
         log.append(lines(11, 12))
         mark = log.mark(12)
@@ -146,17 +146,17 @@ def test_without_a_mark_gaps_are_named(tmp_path: Path) -> None:
 
 def test_evaluations_that_are_missing_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "evals.jsonl"
-    with closing(VerifiedLog(path, every_step=False)) as log:
+    with closing(VerifiedLog(path, has_all_steps=False)) as log:
         log.append(line(5) + line(10) + line(15))
         mark = log.mark(15)
     path.write_bytes(line(10))
-    log, found = open_log(path, 15, mark, every_step=False, resumed=True)
+    log, found = open_log(path, 15, mark, has_all_steps=False, resumed=True)
     log.close()
     assert path.read_bytes() == line(5) + line(10) + line(15)
     assert found.restored == ((5, 5), (15, 15))
     mark = Mark(mark.size_bytes, 3, mark.sha256, line(15))
     path.write_bytes(line(10) + line(20))
-    log, found = open_log(path, 20, mark, every_step=False, resumed=True)
+    log, found = open_log(path, 20, mark, has_all_steps=False, resumed=True)
     log.close()
     assert path.read_bytes() == line(10) + line(15) + line(20)
     assert "a line is missing" in str(found)
