@@ -239,5 +239,5 @@ def _rotate_groups(array: np.ndarray, group_inputs: int) -> np.ndarray:
     inputs, outputs, *window = array.shape
     if inputs % group_inputs:
         return array
-    grouped = array.reshape(-1, group_inputs, outputs, *window).transpose(3, 4, 1, 0, 2)
-    return grouped.reshape(*window, group_inputs, -1)[::-1, ::-1]
+    grouped = array.reshape((-1, group_inputs, outputs, *window)).transpose(3, 4, 1, 0, 2)
+    return grouped.reshape((*window, group_inputs, -1))[::-1, ::-1]

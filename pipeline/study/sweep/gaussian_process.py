@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import numpy as np
 from optuna import Study
-from optuna._transform import _SearchSpaceTransform
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.search_space import IntersectionSearchSpace
@@ -20,6 +19,8 @@ from optuna.trial import FrozenTrial, TrialState
 from scipy.linalg import cho_factor, cho_solve
 from scipy.spatial.distance import cdist
 from scipy.stats import norm
+
+from pipeline.study.sweep.storage import SearchSpaceTransform
 
 Acquisition = Literal["ei", "pi", "ucb"]
 CANDIDATES = 2000
@@ -94,7 +95,7 @@ class GaussianProcessSampler(BaseSampler):
             return {}
         running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         begun = [other for other in running if other.params.keys() >= search_space.keys()]
-        transform = _SearchSpaceTransform(search_space, transform_0_1=True)
+        transform = SearchSpaceTransform(search_space, transform_0_1=True)
         x = np.array([transform.transform(other.params) for other in (*trials, *begun)])
         values = np.array([trial.value for trial in trials])
         y = values if study.direction == StudyDirection.MAXIMIZE else -values
