@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import optuna
-from optuna._transform import _SearchSpaceTransform
 from optuna.storages import BaseStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.storages.journal import JournalFileBackend, JournalStorage
@@ -32,7 +31,6 @@ MAX_JOURNAL_BYTES = 2**30
 """Largest journal, which every process of a study reads: some million reports of trials."""
 GRACE_BEATS = 3
 """Number of missed heartbeats after which a trial counts as dead."""
-SearchSpaceTransform = _SearchSpaceTransform
 StaleCallback = Callable[[optuna.Study, FrozenTrial], None]
 
 
