@@ -38,12 +38,12 @@ LETTER = 7.0
 
 @dataclass(frozen=True)
 class Curve:
-    """Values over steps, both of shape (n,); `has_dots` draws a dot at each value."""
+    """Values over steps, both of shape (n,); `marked` draws a dot at each value."""
 
     name: str
     steps: np.ndarray
     values: np.ndarray
-    has_dots: bool = False
+    marked: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def curve_chart(title: str, curves: Sequence[Curve]) -> Drawing | None:
     right = WIDTH - RIGHT
     for (curve, groups), colour in reversed(list(zip(groups_by_curve, SERIES, strict=False))):
         pixels = [(x.place(step), *map(y.place, values)) for step, *values in groups]
-        _draw_curve(chart, np.array(pixels), colour, curve.has_dots)
+        _draw_curve(chart, np.array(pixels), colour, curve.marked)
         if len(groups_by_curve) > 1:
             chart.add("text", "end", curve.name, x=right, y=14)
             right -= 7 * len(curve.name) + 6
@@ -144,7 +144,7 @@ def curve_chart(title: str, curves: Sequence[Curve]) -> Drawing | None:
     return chart
 
 
-def _draw_curve(chart: Drawing, pixels: np.ndarray, colour: str, has_dots: bool) -> None:
+def _draw_curve(chart: Drawing, pixels: np.ndarray, colour: str, marked: bool) -> None:
     """Draw the pixels (groups, 4) of steps, means, least and greatest values."""
     x, mean, low, high = pixels.T
     if (low != high).any():
@@ -153,7 +153,7 @@ def _draw_curve(chart: Drawing, pixels: np.ndarray, colour: str, has_dots: bool)
     points = list(zip(x, mean, strict=True))
     if len(points) > 1:
         chart.add("polyline", f"curve {colour}", points=format_points(points))
-    if has_dots or len(points) == 1:
+    if marked or len(points) == 1:
         for cx, cy in points:
             chart.add("circle", colour, cx=cx, cy=cy, r=2.6)
 

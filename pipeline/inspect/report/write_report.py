@@ -243,14 +243,14 @@ def _list_train_and_eval_curves(
 ) -> list[Curve]:
     """Return the curves of a metric in training and in evaluation."""
     train = _list_curves("train", steps, name)
-    in_evaluation = _list_curves("train", evaluations, f"train_{name}", has_dots=True)
-    return [*(train or in_evaluation), *_list_curves("eval", evaluations, name, has_dots=True)]
+    in_evaluation = _list_curves("train", evaluations, f"train_{name}", marked=True)
+    return [*(train or in_evaluation), *_list_curves("eval", evaluations, name, marked=True)]
 
 
 def _list_curves(
-    label: str, log: Mapping[str, np.ndarray], name: str, *, has_dots: bool = False
+    label: str, log: Mapping[str, np.ndarray], name: str, *, marked: bool = False
 ) -> list[Curve]:
-    return [Curve(label, log["step"], log[name], has_dots)] if name in log else []
+    return [Curve(label, log["step"], log[name], marked)] if name in log else []
 
 
 def _list_worst_samples(predictions: Predictions, names: Sequence[str]) -> Iterator[WorstSample]:

@@ -39,7 +39,7 @@ def test_ticks_are_few_even_and_within_the_axis(end: float) -> None:
 def test_curves_are_where_their_values_are() -> None:
     curves = [
         Curve("train", np.arange(1, 4), np.array([1.0, np.nan, 3.0])),
-        Curve("eval", np.arange(2, 4), np.array([2.0, 2.0]), has_dots=True),
+        Curve("eval", np.arange(2, 4), np.array([2.0, 2.0]), marked=True),
     ]
     chart = curve_chart("loss", curves)
     assert chart is not None
