@@ -59,7 +59,7 @@ def test_what_the_checkpoint_knows_is_restored(how: str, mark: Mark, tmp_path: P
     file.write_bytes(change(lines(1, 10)))
     found = reopen(tmp_path, mark)
     assert file.read_bytes() == lines(1, 10)
-    assert found.changed
+    assert found.is_changed
     assert not found.flaws
     assert text in str(found)
     assert not reopen(tmp_path, mark)
