@@ -239,7 +239,11 @@ CASES = {
         "stages = ['data', 'build']: must have train, whose steps are traced",
     ),
     "separate optimizers beside one that looks into layers": (
-        ["optimizer=thor", "train.optimizers=[{pattern: conv_0, optimizer: {name: sgd, lr: 0.1}}]"],
+        [
+            "optimizer=thor",
+            "train.optimizers=[{pattern: conv_0, optimizer: "
+            "{name: sgd, lr: 0.1, weight_decay: 0.0, decay_rules: []}}]",
+        ],
         "train.optimizers: must be [] with thor, which looks into layers",
     ),
     "unreadable interpolation": (["seed=${nowhere}"], "seed: Interpolation key 'nowhere'"),
