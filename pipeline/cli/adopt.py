@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cli.commands.command import CommandResult
-from pipeline.config.foreign.adopt import Adoption, Row, adopt, make_recipe_text
+from pipeline.config.foreign.adopt import Adoption, KeyRow, adopt, make_recipe_text
 from pipeline.config.foreign.mindcv import RULES
 from pipeline.config.foreign.npu_run_config import adopt_npu_run_config
 from pipeline.config.foreign.timm import adopt_timm
@@ -45,7 +45,7 @@ def main(file: Path, out: Path | None = None) -> CommandResult:
     return CommandResult({"file": str(target), "origin": adoption.origin, "settings": facts})
 
 
-def _describe(row: Row, adoption: Adoption) -> dict[str, Any]:
+def _describe(row: KeyRow, adoption: Adoption) -> dict[str, Any]:
     """Return a row as facts; `state` is mapped, unmapped, or added for a trainer's default."""
     is_typed = row.setting in adoption.settings
     return {

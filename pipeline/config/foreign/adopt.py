@@ -28,7 +28,7 @@ _OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 
 
 @dataclass(frozen=True)
-class Row:
+class KeyRow:
     """A setting and its keys. Without keys it is unmapped, and `note` has the reason."""
 
     setting: str
@@ -38,7 +38,7 @@ class Row:
     note: str = ""
 
 
-Rule = Callable[[Settings], Iterable[Row]]
+Rule = Callable[[Settings], Iterable[KeyRow]]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Adoption:
 
     origin: str
     settings: Settings
-    rows: tuple[Row, ...]
+    rows: tuple[KeyRow, ...]
 
 
 def adopt(trainer: str, origin: str, settings: Settings, rules: Iterable[Rule] = ()) -> Adoption:
@@ -57,7 +57,7 @@ def adopt(trainer: str, origin: str, settings: Settings, rules: Iterable[Rule] =
     """
     table = TRAINERS[trainer]
     reasons = {name: text for text, names in table["reasons"].items() for name in names.split()}
-    rows: dict[str, Row] = {}
+    rows: dict[str, KeyRow] = {}
     problems: list[str] = []
     complete = {**table.get("defaults", {}), **settings}
     all_rules: list[Rule] = [*rules, partial(_map_choices, table.get("choices", {}))]
@@ -71,27 +71,27 @@ def adopt(trainer: str, origin: str, settings: Settings, rules: Iterable[Rule] =
     for name, value in settings.items():
         key = table.get("keys", {}).get(name)
         if name not in rows and key and value not in (None, ""):
-            rows[name] = Row(name, {key: value})
+            rows[name] = KeyRow(name, {key: value})
         elif name not in rows:
             reason = reasons.get(name, "has no counterpart in a recipe")
-            rows[name] = Row(name, note="is off" if value in _OFF else reason)
+            rows[name] = KeyRow(name, note="is off" if value in _OFF else reason)
     if not any(key in ("train.passes", "train.steps") for row in rows.values() for key in row.keys):
-        row = Row("length of training", {"train.passes": 1}, "is missing")
+        row = KeyRow("length of training", {"train.passes": 1}, "is missing")
         rows[row.setting] = row
     return Adoption(origin, settings, tuple(rows.values()))
 
 
-def _map_choices(choices: Mapping[str, Any], settings: Settings) -> Iterator[Row]:
+def _map_choices(choices: Mapping[str, Any], settings: Settings) -> Iterator[KeyRow]:
     """Yield the rows of settings whose value is a choice, and of settings that the choice uses."""
     for name, values in choices.items():
         value = settings.get(name)
         choice = values.get(value if isinstance(value, str) else show(value))
         if choice is None:
             continue
-        yield Row(name, choice["sets"])
+        yield KeyRow(name, choice["sets"])
         for used, key in choice.get("uses", {}).items():
             if settings.get(used) is not None:
-                yield Row(used, {key: settings[used]})
+                yield KeyRow(used, {key: settings[used]})
 
 
 def make_recipe_text(adoption: Adoption, target: Path) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.config.files import find_groups
-from pipeline.config.foreign.adopt import TRAINERS, Row, Settings, read_setting
+from pipeline.config.foreign.adopt import TRAINERS, KeyRow, Settings, read_setting
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.error_text import no_such
 from pipeline.core.files.safe_yaml import read_yaml
@@ -30,7 +30,7 @@ WITHOUT_NORMS = ("alexnet", "squeezenet", "vgg")
 """Beginnings of the names of networks without norms; a name with `_bn` is of one with norms."""
 
 
-def map_model(settings: Settings) -> Iterator[Row]:
+def map_model(settings: Settings) -> Iterator[KeyRow]:
     """Yield the rows of the network. Raises RecipeError if there is no such network here."""
     name = read_setting(settings, "model", "")
     files = find_groups()["model"]
@@ -38,19 +38,19 @@ def map_model(settings: Settings) -> Iterator[Row]:
     if option not in files:
         hint = "`convert model` writes a network of PyTorch as a recipe"
         raise RecipeError([f"model = {show(name)}: {no_such('network', name, files)}; {hint}"])
-    yield Row("model", {"model": option})
+    yield KeyRow("model", {"model": option})
     rate = read_setting(settings, "drop_rate", 0.0)
     if rate and "dropout" in read_yaml(files[option]):
-        yield Row("drop_rate", {"model.dropout": rate})
+        yield KeyRow("drop_rate", {"model.dropout": rate})
     has_norms = "_bn" in name or not name.startswith(WITHOUT_NORMS)
     patterns = ["*/bias", "*/scale"] if has_norms else ["*/bias"]
     rules = [{"pattern": pattern, "weight_decay": 0.0} for pattern in patterns]
     for setting, value in (("weight_decay_filter", "norm_and_bias"), ("filter_bias_and_bn", True)):
         if settings.get(setting) == value:
-            yield Row(setting, {"train.optimizer.decay_rules": rules})
+            yield KeyRow(setting, {"train.optimizer.decay_rules": rules})
 
 
-def map_training(settings: Settings) -> Iterator[Row]:
+def map_training(settings: Settings) -> Iterator[KeyRow]:
     """Yield the rows of the optimizer, the batch, warmup, the last learning rate and the loss.
 
     Raises RecipeError if there is no such optimizer here.
@@ -62,20 +62,20 @@ def map_training(settings: Settings) -> Iterator[Row]:
         raise RecipeError([f"opt = {show(optimizer)}: must be one of {choices}"])
     microbatches = read_setting(settings, "gradient_accumulation_steps", 1)
     batch_size = read_setting(settings, "batch_size", 64) * microbatches
-    yield Row("batch_size", {"train.batch_size": batch_size})
+    yield KeyRow("batch_size", {"train.batch_size": batch_size})
     if warmup := read_setting(settings, "warmup_epochs", 0.0):
         note = "W steps; each adds lr / W"
-        yield Row("warmup_epochs", {"train.schedule.warmup_passes": warmup}, note)
+        yield KeyRow("warmup_epochs", {"train.schedule.warmup_passes": warmup}, note)
     lr = read_setting(settings, "lr", 0.0)
     if "cosine" in str(settings.get("scheduler")) and lr > 0:
         end = read_setting(settings, "min_lr", 1e-6) / lr
-        yield Row("min_lr", {"train.schedule.end_factor": end}, "min_lr / lr, at the last step")
+        yield KeyRow("min_lr", {"train.schedule.end_factor": end}, "min_lr / lr, at the last step")
     if smoothing := read_setting(settings, "label_smoothing", 0.0):
         keys = {"train.loss.smoothing": smoothing, "train.loss.smoothing_convention": "uniform"}
-        yield Row("label_smoothing", keys)
+        yield KeyRow("label_smoothing", keys)
 
 
-def map_data(settings: Settings) -> Iterator[Row]:
+def map_data(settings: Settings) -> Iterator[KeyRow]:
     """Yield the rows of the dataset and its map ops. Raises RecipeError for an unknown one."""
     name = read_setting(settings, "dataset", "imagenet") or "imagenet"
     if name != "imagenet" and name not in SMALL_IMAGES:
@@ -86,16 +86,16 @@ def map_data(settings: Settings) -> Iterator[Row]:
         yield from _map_crops(settings, name, size)
     else:
         ops = {"resize.size": size, "rescale.factor": 1 / 255, "rescale.shift": 0.0}
-        yield Row("dataset", {"dataset": name, **(CIFAR_OPS if name != "mnist" else {})})
-        yield Row("image_resize", _ops_of_splits({**ops, **SMALL_IMAGES[name]}))
+        yield KeyRow("dataset", {"dataset": name, **(CIFAR_OPS if name != "mnist" else {})})
+        yield KeyRow("image_resize", _ops_of_splits({**ops, **SMALL_IMAGES[name]}))
     for setting, op in (("mixup", "mix_up"), ("cutmix", "cut_mix")):
         if alpha := read_setting(settings, setting, 0.0):
             classes = read_setting(settings, "num_classes", 1000)
-            yield Row(setting, {f"{OPS}.one_hot.classes": classes, f"{OPS}.{op}.alpha": alpha})
+            yield KeyRow(setting, {f"{OPS}.one_hot.classes": classes, f"{OPS}.{op}.alpha": alpha})
             break
 
 
-def _map_crops(settings: Settings, name: str, size: list[int]) -> Iterator[Row]:
+def _map_crops(settings: Settings, name: str, size: list[int]) -> Iterator[KeyRow]:
     """Yield the rows of ImageNet's crops, flips, colours and pixel values."""
     share = read_setting(settings, "crop_pct", 0.875)
     if not 0.01 <= share <= 1:
@@ -104,31 +104,31 @@ def _map_crops(settings: Settings, name: str, size: list[int]) -> Iterator[Row]:
     resized = [math.floor(edge / share) for edge in size]
     resize = "dataset.image_size" if name == "imagenet" else "dataset.eval.ops.resize.size"
     note = "all images are resized, whatever their shape"
-    yield Row("dataset", {"dataset": "image_folder" if name == "imagenet" else name})
-    yield Row("image_resize", {f"{crop}.size": size})
-    yield Row("crop_pct", {resize: resized, "dataset.eval.ops.center_crop.size": size}, note)
+    yield KeyRow("dataset", {"dataset": "image_folder" if name == "imagenet" else name})
+    yield KeyRow("image_resize", {f"{crop}.size": size})
+    yield KeyRow("crop_pct", {resize: resized, "dataset.eval.ops.center_crop.size": size}, note)
     if name == "imagenet" and not settings.get("data_dir"):
-        yield Row("data_dir", {"dataset.root": "."}, "set dataset.root=DIR")
+        yield KeyRow("data_dir", {"dataset.root": "."}, "set dataset.root=DIR")
     for setting in ("scale", "ratio"):
         if settings.get(setting):
-            yield Row(setting, {f"{crop}.{setting}": settings[setting]})
+            yield KeyRow(setting, {f"{crop}.{setting}": settings[setting]})
     if interpolation := INTERPOLATIONS.get(str(settings.get("interpolation"))):
-        yield Row("interpolation", {f"{crop}.interpolation": interpolation})
+        yield KeyRow("interpolation", {f"{crop}.interpolation": interpolation})
     if prob := read_setting(settings, "hflip", 0.5):
-        yield Row("hflip", {f"{OPS}.random_horizontal_flip.prob": prob})
+        yield KeyRow("hflip", {f"{OPS}.random_horizontal_flip.prob": prob})
     if prob := read_setting(settings, "vflip", 0.0):
-        yield Row("vflip", {f"{OPS}.random_vertical_flip.prob": prob})
+        yield KeyRow("vflip", {f"{OPS}.random_vertical_flip.prob": prob})
     policy = settings.get("auto_augment")
     if policy in ("autoaug", "original"):
-        yield Row("auto_augment", {f"{OPS}.auto_augment.policy": "imagenet"})
+        yield KeyRow("auto_augment", {f"{OPS}.auto_augment.policy": "imagenet"})
     elif not policy and (strength := read_setting(settings, "color_jitter", 0.0)):
         factors = [max(1 - strength, 0), 1 + strength]
         colors = ("brightness", "contrast", "saturation")
         keys = {f"{OPS}.random_color_adjust.{color}": factors for color in colors}
-        yield Row("color_jitter", keys)
+        yield KeyRow("color_jitter", keys)
     for setting, default in IMAGENET.items():
         pixels = settings.get(setting) or default
-        yield Row(setting, _ops_of_splits({f"normalize.{setting}": pixels}))
+        yield KeyRow(setting, _ops_of_splits({f"normalize.{setting}": pixels}))
 
 
 def _ops_of_splits(fields: Settings) -> dict[str, Any]:

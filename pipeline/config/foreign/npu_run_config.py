@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.foreign.adopt import Adoption, Row, Settings, adopt
+from pipeline.config.foreign.adopt import Adoption, KeyRow, Settings, adopt
 from pipeline.config.profile_spec import MODE, OPTIONS, parse_profiling_variables
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.bounded_read import read_text
@@ -169,18 +169,20 @@ def _find_broken_rules(script: Script) -> Iterator[str]:
             yield f"line {call.lineno}: a session must be in `with`, or end by close()"
 
 
-def _map_run(settings: Settings) -> Iterator[Row]:
+def _map_run(settings: Settings) -> Iterator[KeyRow]:
     """Yield the rows of the device, of values that aren't literals, profiles and dumps."""
-    yield Row("device", {"device": "ascend910"}, f"{NAME} is for an Ascend 910")
+    yield KeyRow("device", {"device": "ascend910"}, f"{NAME} is for an Ascend 910")
     for name, value in settings.items():
         if isinstance(value, Expression):
-            yield Row(name, note=NOT_LITERAL)
+            yield KeyRow(name, note=NOT_LITERAL)
     loop = settings.get("iterations_per_loop")
     if isinstance(loop, int) and not isinstance(settings.get("max_steps"), int):
-        yield Row("length of training", {"train.steps": loop}, "max_steps is missing: one loop")
+        yield KeyRow("length of training", {"train.steps": loop}, "max_steps is missing: one loop")
     hours = settings.get("keep_checkpoint_every_n_hours")
     if isinstance(hours, int | float) and 0 < hours < 9000:
-        yield Row("keep_checkpoint_every_n_hours", {"checkpoint.keep_minutes": round(hours * 60)})
+        yield KeyRow(
+            "keep_checkpoint_every_n_hours", {"checkpoint.keep_minutes": round(hours * 60)}
+        )
     profiling = settings.get("profiling_config")
     if isinstance(profiling, dict) and profiling.get("enable_profiling"):
         options = str(profiling.get("profiling_options") or "{}")
@@ -189,8 +191,8 @@ def _map_run(settings: Settings) -> Iterator[Row]:
             key: parse_yaml(value) for key, _, value in (item.partition("=") for item in overrides)
         }
         keys.pop("profile.output", None)
-        yield Row("profiling_config", keys, "the command line sets profile.output")
+        yield KeyRow("profiling_config", keys, "the command line sets profile.output")
     dump = settings.get("dump_config")
     if isinstance(dump, dict) and dump.get("enable_dump") and dump.get("dump_step"):
         keys = {"dump.steps": dump["dump_step"], "dump.what": dump.get("dump_mode", "output")}
-        yield Row("dump_config", keys, "the command line sets dump.path")
+        yield KeyRow("dump_config", keys, "the command line sets dump.path")

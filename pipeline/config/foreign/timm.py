@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.config.files import find_groups
-from pipeline.config.foreign.adopt import TRAINERS, Adoption, Row, Settings, adopt, read_setting
+from pipeline.config.foreign.adopt import TRAINERS, Adoption, KeyRow, Settings, adopt, read_setting
 from pipeline.config.foreign.mindcv import RULES
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.safe_yaml import read_yaml
@@ -22,7 +22,7 @@ def adopt_timm(origin: str, settings: Settings) -> Adoption:
     return adopt("timm", origin, settings, [_map_translated, _map_untranslated])
 
 
-def _map_translated(settings: Settings) -> Iterator[Row]:
+def _map_translated(settings: Settings) -> Iterator[KeyRow]:
     """Yield the rows of mindcv's settings, under timm's names."""
     names = TRAINERS["timm"]["names"]
     timm_names = {
@@ -79,17 +79,17 @@ def _translate(settings: Settings) -> dict[str, Any]:
     return result
 
 
-def _map_untranslated(settings: Settings) -> Iterator[Row]:
+def _map_untranslated(settings: Settings) -> Iterator[KeyRow]:
     """Yield the rows of settings that mindcv lacks."""
     choices = TRAINERS["mindcv"]["choices"]["opt"]
     choice = choices.get(read_setting(settings, "opt", "sgd").lower(), choices["sgd"])
     fields = read_yaml(find_groups()["optimizer"][choice["sets"]["optimizer"]])
     betas = read_setting(settings, "opt_betas", [])
     if betas and "b1" in fields:
-        yield Row("opt_betas", {"train.optimizer.b1": betas[0], "train.optimizer.b2": betas[-1]})
+        yield KeyRow("opt_betas", {"train.optimizer.b1": betas[0], "train.optimizer.b2": betas[-1]})
     if settings.get("opt_eps") is not None and "eps" in fields:
-        yield Row("opt_eps", {"train.optimizer.eps": settings["opt_eps"]})
+        yield KeyRow("opt_eps", {"train.optimizer.eps": settings["opt_eps"]})
     device, _, index = read_setting(settings, "device", "cpu").partition(":")
     if device in DEVICES:
         note = f"device {index} is the environment's choice" if index else ""
-        yield Row("device", {"device": DEVICES[device]}, note)
+        yield KeyRow("device", {"device": DEVICES[device]}, note)

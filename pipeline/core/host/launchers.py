@@ -28,7 +28,7 @@ Environment = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Process `rank` of the `size` processes of a run."""
 
     rank: int
@@ -113,7 +113,7 @@ class Launcher:
             raise RecipeError(f"{names[0]} = {rank}: must be from 0 to {size - 1}")
         return rank, size
 
-    def open_place(self, environment: Environment) -> Place:
+    def open_place(self, environment: Environment) -> RankPlace:
         """Return the place of this process among several. Raises RecipeError."""
         rank, size = self.read_place(environment)
         try:
@@ -128,7 +128,7 @@ class Launcher:
         local_rank = None
         if self.local_rank in environment:
             local_rank = _read_number(environment, self.local_rank)
-        return Place(rank, size, address, local_rank, self.title)
+        return RankPlace(rank, size, address, local_rank, self.title)
 
 
 def _read_number(environment: Environment, name: str) -> int:
@@ -253,7 +253,7 @@ LAUNCHERS = (
 """The first launcher whose variables are set counts."""
 
 
-def find_place(launch: str, environment: Environment) -> Place | None:
+def find_place(launch: str, environment: Environment) -> RankPlace | None:
     """Return the place of this process by a launcher's variables; None for a single process.
 
     `launch` is "auto" or a launcher's name. Raises RecipeError if its variables are missing or
@@ -290,7 +290,7 @@ def _require_one_place(launchers: Sequence[Launcher], environment: Environment) 
         raise RecipeError(f"launch = auto: the process has several ranks: {seen}; set {names}")
 
 
-def _find_ray_worker() -> Place | None:
+def _find_ray_worker() -> RankPlace | None:
     """Return the place of a worker of Ray Train, which sets no variables on CPUs.
 
     The workers agree on the address of the first one; all must call this.
@@ -312,7 +312,7 @@ def _find_ray_worker() -> Place | None:
         probe.bind(("", 0))
         address = _join_address(get_node_ip_address(), probe.getsockname()[1])
     rank = context.get_world_rank()
-    return Place(rank, size, broadcast_from_rank_zero(address), context.get_local_rank(), "Ray")
+    return RankPlace(rank, size, broadcast_from_rank_zero(address), context.get_local_rank(), "Ray")
 
 
 def _require_size(environment: Environment) -> None:

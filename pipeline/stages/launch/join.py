@@ -13,7 +13,7 @@ from itertools import count
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError, exit_status_of, first_line
 from pipeline.core.files.strict_json import json_text
-from pipeline.core.host.launchers import Place, find_place
+from pipeline.core.host.launchers import RankPlace, find_place
 from pipeline.core.plugins.loading import FLAG, loaded_plugins
 from pipeline.stages.launch.meeting import meet
 from pipeline.stages.record.summary import find_version, list_versions
@@ -102,7 +102,7 @@ def _require_parallel_mode(recipe: Recipe, reason: str) -> None:
         )
 
 
-def _connect(place: Place, launch: LaunchSpec) -> Ranks:
+def _connect(place: RankPlace, launch: LaunchSpec) -> Ranks:
     """Connect to the other processes. Raises RunError if that fails."""
     meet(place, launch.start_seconds or place.start_s)
     proxies = {name: os.environ.pop(name) for name in PROXIES if name in os.environ}

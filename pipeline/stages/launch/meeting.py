@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from pipeline.core.errors import RunError, printable, system_reason
-from pipeline.core.host.launchers import Place
+from pipeline.core.host.launchers import RankPlace
 
 MAX_LINE_BYTES = 4_096
 HELLO_S = 2.0
@@ -25,7 +25,7 @@ MAX_NAMES = 20
 """Most missing ranks in a message."""
 
 
-def meet(place: Place, limit_s: float) -> None:
+def meet(place: RankPlace, limit_s: float) -> None:
     """Wait until all processes are there.
 
     Raises RunError, in all processes that can be reached, if some are missing after `limit_s`, if
@@ -36,7 +36,7 @@ def meet(place: Place, limit_s: float) -> None:
         raise RunError(problem)
 
 
-def _gather(place: Place, limit_s: float) -> str:
+def _gather(place: RankPlace, limit_s: float) -> str:
     """Wait for the others, and send them the result: empty, or the problem."""
     with ExitStack() as stack:
         try:
@@ -50,7 +50,7 @@ def _gather(place: Place, limit_s: float) -> str:
     return problem
 
 
-def _listen(place: Place) -> socket.socket:
+def _listen(place: RankPlace) -> socket.socket:
     """Listen at this machine's address if all processes are on it, else at all addresses.
 
     The name of the first process may resolve to an address that only the others reach.
@@ -71,7 +71,7 @@ def _listen(place: Place) -> socket.socket:
 class _Guests:
     """The processes that have reported. Their connections stay open until they get the answer."""
 
-    place: Place
+    place: RankPlace
     stack: ExitStack
     guests: dict[int, socket.socket] = field(default_factory=dict)
 
@@ -133,7 +133,7 @@ class _Guests:
         )
 
 
-def _report(place: Place, limit_s: float) -> str:
+def _report(place: RankPlace, limit_s: float) -> str:
     """Report to the first process, whose name may not resolve yet, and return its answer."""
     deadline = time.monotonic() + limit_s
     while True:

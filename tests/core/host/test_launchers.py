@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.core.errors import RecipeError, RunError
-from pipeline.core.host.launchers import LAUNCHERS, Place, find_place, require_one_process
+from pipeline.core.host.launchers import LAUNCHERS, RankPlace, find_place, require_one_process
 
 TORCHRUN = {
     "RANK": "1",
@@ -46,14 +46,14 @@ SKYPILOT = {
 @pytest.mark.parametrize(
     ("variables", "place"),
     [
-        (TORCHRUN, Place(1, 4, "node7:29500", 0, "torchrun")),
-        (KUBEFLOW, Place(2, 4, "job-node-0-0.job:29500", None, "Kubeflow or Kubernetes")),
-        (SKYPILOT, Place(1, 2, "10.0.0.4:29500", None, "SkyPilot")),
-        (SLURM, Place(3, 8, f"node01:{61_440 + 1234}", 1, "Slurm")),
+        (TORCHRUN, RankPlace(1, 4, "node7:29500", 0, "torchrun")),
+        (KUBEFLOW, RankPlace(2, 4, "job-node-0-0.job:29500", None, "Kubeflow or Kubernetes")),
+        (SKYPILOT, RankPlace(1, 2, "10.0.0.4:29500", None, "SkyPilot")),
+        (SLURM, RankPlace(3, 8, f"node01:{61_440 + 1234}", 1, "Slurm")),
     ],
     ids=["torchrun", "kubeflow", "skypilot", "slurm"],
 )
-def test_place_by_each_launcher(variables: dict[str, str], place: Place) -> None:
+def test_place_by_each_launcher(variables: dict[str, str], place: RankPlace) -> None:
     assert find_place("auto", variables) == place
     (name,) = {row.name for row in LAUNCHERS if row.title == place.launcher}
     assert find_place(name, variables) == place
@@ -64,7 +64,7 @@ def test_place_by_mindspore() -> None:
     variables = {**TORCHRUN, "RANK_ID": "1", "RANK_SIZE": "4", "DEVICE_ID": "5"}
     del variables["RANK"], variables["WORLD_SIZE"]
     place = find_place("env", variables)
-    assert place == Place(1, 4, "node7:29500", 5, "MindSpore's launcher")
+    assert place == RankPlace(1, 4, "node7:29500", 5, "MindSpore's launcher")
 
 
 def test_rank_of_an_indexed_job() -> None:
@@ -166,16 +166,16 @@ def test_invalid_variables(launch: str, variables: dict[str, str], problem: str)
     ],
 )
 def test_machine_and_cluster(host: str, is_local: bool) -> None:
-    place = Place(0, 2, f"{host}:80")
+    place = RankPlace(0, 2, f"{host}:80")
     assert (place.is_on_one_machine, place.start_s) == (is_local, 60.0 if is_local else 1_800.0)
 
 
 def test_gpu_of_a_process() -> None:
-    place = Place(1, 2, "a:1", 1)
+    place = RankPlace(1, 2, "a:1", 1)
     assert place.find_local_device({}) == 1
     assert place.find_local_device({"CUDA_VISIBLE_DEVICES": "4,5"}) == 1
     assert place.find_local_device({"CUDA_VISIBLE_DEVICES": "4"}) is None
-    assert Place(1, 2, "a:1").find_local_device({}) is None
+    assert RankPlace(1, 2, "a:1").find_local_device({}) is None
 
 
 def test_one_process_is_required() -> None:
@@ -195,7 +195,7 @@ def test_worker_of_ray_train(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray.train.collective", answers)
     node = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.3")
     monkeypatch.setitem(sys.modules, "ray.util", node)
-    assert find_place("auto", {}) == Place(2, 3, "10.0.0.1:7000", 0, "Ray")
+    assert find_place("auto", {}) == RankPlace(2, 3, "10.0.0.1:7000", 0, "Ray")
     context.get_world_size = lambda: 1
     assert find_place("auto", {}) is None
 

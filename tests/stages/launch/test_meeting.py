@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pipeline.core.errors import RunError
-from pipeline.core.host.launchers import Place
+from pipeline.core.host.launchers import RankPlace
 from pipeline.stages.launch.meeting import meet
 
 
@@ -21,10 +21,10 @@ def address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-def gather(places: Iterable[Place], limit_s: float = 20.0) -> list[str]:
+def gather(places: Iterable[RankPlace], limit_s: float = 20.0) -> list[str]:
     """Return the problem of each process; empty if it has met the others."""
 
-    def attend(place: Place) -> str:
+    def attend(place: RankPlace) -> str:
         try:
             meet(place, limit_s)
         except RunError as problem:
@@ -37,13 +37,13 @@ def gather(places: Iterable[Place], limit_s: float = 20.0) -> list[str]:
 
 
 def test_all_meet_in_any_order(address: str) -> None:
-    places = [Place(rank, 6, address) for rank in (3, 1, 5, 0, 2, 4)]
+    places = [RankPlace(rank, 6, address) for rank in (3, 1, 5, 0, 2, 4)]
     assert gather(places) == [""] * 6
     assert gather(places) == [""] * 6  # at the same port
 
 
 def test_missing_processes_are_named(address: str) -> None:
-    problems = gather([Place(rank, 5, address) for rank in (0, 2)], limit_s=1.0)
+    problems = gather([RankPlace(rank, 5, address) for rank in (0, 2)], limit_s=1.0)
     missing = (
         f"after 1 s, of the 5 processes these have not reported to process 0 at {address}: 1, 3, 4"
     )
@@ -51,33 +51,40 @@ def test_missing_processes_are_named(address: str) -> None:
 
 
 def test_many_missing_processes_are_counted(address: str) -> None:
-    (problem,) = gather([Place(0, 16_384, address)], limit_s=0.2)
+    (problem,) = gather([RankPlace(0, 16_384, address)], limit_s=0.2)
     assert problem.endswith(
         ": 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20 and 16363 more"
     )
 
 
 def test_without_a_first_process(address: str) -> None:
-    (problem,) = gather([Place(1, 2, address)], limit_s=0.5)
+    (problem,) = gather([RankPlace(1, 2, address)], limit_s=0.5)
     assert problem == (
         f"process 1 of 2: no answer from process 0 at {address} in 0.5 s (Connection refused)"
     )
 
 
 def test_name_that_does_not_resolve() -> None:
-    (problem,) = gather([Place(1, 2, "no-such-host.invalid:80")], limit_s=0.5)
+    (problem,) = gather([RankPlace(1, 2, "no-such-host.invalid:80")], limit_s=0.5)
     assert "process 1 of 2: no answer from process 0 at no-such-host.invalid:80" in problem
 
 
 @pytest.mark.parametrize(
     ("third", "problem"),
     [
-        (Place(1, 3, "127.0.0.1:1"), "two processes of 3 have rank 1: their ranks must differ"),
-        (Place(2, 4, "127.0.0.1:1"), "process 2 of 4 can't meet process 0 of 3: the sizes differ"),
+        (RankPlace(1, 3, "127.0.0.1:1"), "two processes of 3 have rank 1: their ranks must differ"),
+        (
+            RankPlace(2, 4, "127.0.0.1:1"),
+            "process 2 of 4 can't meet process 0 of 3: the sizes differ",
+        ),
     ],
 )
-def test_processes_of_other_ranks_or_sizes(address: str, third: Place, problem: str) -> None:
-    places = [Place(0, 3, address), Place(1, 3, address), Place(third.rank, third.size, address)]
+def test_processes_of_other_ranks_or_sizes(address: str, third: RankPlace, problem: str) -> None:
+    places = [
+        RankPlace(0, 3, address),
+        RankPlace(1, 3, address),
+        RankPlace(third.rank, third.size, address),
+    ]
     problems = gather(places, limit_s=3.0)
     # A process that comes later finds nobody.
     assert problems[0] == problem
@@ -88,7 +95,7 @@ def test_processes_of_other_ranks_or_sizes(address: str, third: Place, problem: 
 def test_port_that_is_taken(address: str) -> None:
     host, port = address.split(":")
     with socket.create_server((host, int(port))):
-        (problem,) = gather([Place(0, 2, address)])
+        (problem,) = gather([RankPlace(0, 2, address)])
     assert problem == f"process 0 of 2: can't listen at {address}: Address already in use"
 
 
@@ -113,13 +120,13 @@ def test_strangers_and_processes_that_died_do_not_count(address: str) -> None:
                     time.sleep(0.02)
 
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(gather, [Place(0, 3, address)])
+        first = pool.submit(gather, [RankPlace(0, 3, address)])
         pool.submit(disturb).result()
-        assert gather([Place(1, 3, address), Place(2, 3, address)]) == ["", ""]
+        assert gather([RankPlace(1, 3, address), RankPlace(2, 3, address)]) == ["", ""]
         assert first.result() == [""]
 
 
 def test_first_process_listens_at_all_addresses_under_its_name(address: str) -> None:
     name = socket.gethostname()
     port = address.split(":")[1]
-    assert gather([Place(rank, 2, f"{name}:{port}") for rank in (0, 1)]) == ["", ""]
+    assert gather([RankPlace(rank, 2, f"{name}:{port}") for rank in (0, 1)]) == ["", ""]
