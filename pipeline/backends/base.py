@@ -42,7 +42,7 @@ class ProgramReport:
     lines: tuple[str, ...] = ()
     """The figures as text."""
     calls_onednn: bool = False
-    """Whether it calls oneDNN, so that no cache on disk can hold it."""
+    """Whether the program calls oneDNN. Caches on disk can't hold such a program."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class StepToPrice:
     eager: bool = False
     keep_batchnorm_fp32: bool = False
     choose_sink: Callable[[SinkPrice], SinkChoice] | None = None
-    sizes_each: bool = False
+    is_batch_per_device: bool = False
     """Whether the recipe's batch size is for each device, not for all together."""
 
     @property
@@ -238,8 +238,8 @@ class Backend(Protocol):
     def estimate(self, proposal: StepToPrice) -> Estimate | None:
         """Return the modelled time of a run on an emulated device; None on a real device.
 
-        Raises RunError if the device can't run it, and RecipeError for an option that the model
-        doesn't have.
+        Raises RunError if the device can't run the step, and RecipeError for an option that the
+        model doesn't have.
         """
 
     def mechanism(

@@ -10,7 +10,7 @@ from pipeline.backends.ascend.chip.tasks import Phase
 from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import VIEWS_OF_SCAN, Graph, Node
 
-CARRIERS = frozenset({"view", "elementwise", "move", "loop_view", "reduce", "collective"})
+GRADIENT_CARRIERS = frozenset({"view", "elementwise", "move", "loop_view", "reduce", "collective"})
 """Kinds of nodes between the computation of a gradient and the optimizer."""
 
 REFORMS = ("convert_element_type", "transpose", "rev")
@@ -110,7 +110,7 @@ def _choose_phase(node: Node, before: set[Phase | None], read_by_marked: set[int
 
 
 def _find_accumulating_loops(graph: Graph) -> frozenset[int]:
-    """Return loops with a backward pass whose iterations don't update what the next one reads."""
+    """Return loops whose iterations run a backward pass and read nothing that it updates."""
     late: set[int] = set()
     for node in graph.nodes:
         if node.mark == "backward" or not late.isdisjoint(node.inputs):
@@ -130,7 +130,8 @@ def _find_gradients(graph: Graph, of_node: Sequence[Phase]) -> frozenset[int]:
     elsewhere: set[int] = set()
     for node, phase in zip(reversed(graph.nodes), reversed(of_node), strict=True):
         if phase != "optimizer":
-            carries = phase == "backward" and classify_primitive(node.primitive) in CARRIERS
+            kind = classify_primitive(node.primitive)
+            carries = phase == "backward" and kind in GRADIENT_CARRIERS
             if not carries or not elsewhere.isdisjoint(node.outputs):
                 elsewhere.update(node.inputs)
     return frozenset(_collect_outputs(graph, of_node, "backward") - elsewhere)

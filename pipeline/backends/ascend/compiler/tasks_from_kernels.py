@@ -164,25 +164,25 @@ class _Lowering:
 
     def _list_gradients(self) -> tuple[tuple[str, int, int], ...]:
         """Return (parameter name, bytes, last writer) of each gradient, sorted by writer."""
-        above = [b.index if b.within is None else b.within for b in self.buffers.all]
+        arrays = [b.index if b.within is None else b.within for b in self.buffers.all]
 
-        def find_owner(buffer: int) -> int:
-            while above[buffer] != buffer:
-                buffer = above[buffer]
+        def find_array(buffer: int) -> int:
+            while arrays[buffer] != buffer:
+                buffer = arrays[buffer]
             return buffer
 
         writers: dict[int, int] = {}
         for place, task in enumerate(self.inserted.tasks):
             if task.phase == "backward":
-                writers.update(dict.fromkeys(map(find_owner, task.writes), place))
+                writers.update(dict.fromkeys(map(find_array, task.writes), place))
         values = find_gradients(self.graph, self.signature, self.phases, self.dataflow)
         gradients = []
         for parameter, value in values.items():
             if value not in self.buffers.index:
                 continue
             buffer = self.buffers.get(value)
-            buffer = self.inserted.laid_out.get(buffer, buffer)
-            writer = writers.get(find_owner(buffer))
+            buffer = self.inserted.unconverted.get(buffer, buffer)
+            writer = writers.get(find_array(buffer))
             if writer is not None:
                 name = self.signature.parameters[parameter]
                 gradients.append((name, self.buffers.all[buffer].nbytes, writer))
@@ -363,7 +363,7 @@ class _Lowering:
         return buffer if is_free(moved) else self.inserted.permute(value, buffer, moved, kernel)
 
     def _add_pool(self, kernel: Kernel, node: Node) -> None:
-        """Add a pooling. A maximum may have a mask of its position."""
+        """Add a pooling. A max pooling may write a mask of the maxima's positions too."""
         backward = kernel.phase == "backward"
         values = self.graph.values
         sizes = [values[index].size for index in (*node.inputs, *node.outputs)]
@@ -425,7 +425,7 @@ class _Lowering:
         )
 
     def _find_permutation(self, node: Node) -> Permutation:
-        """Return the permutation of a transpose, without the part that a product includes."""
+        """Return the permutation of a transpose, from the order that its product can best write."""
         maker = self.makers.get(node.inputs[0])
         if maker is not None and maker.primitive == "dot_general":
             return find_result_permutation(self.graph, maker, node)

@@ -28,7 +28,8 @@ TIGHT = 0.1
 
 Pool = Literal["parameters", "feature maps", "communication"]
 POOLS: tuple[Pool, ...] = get_args(Pool)
-"""GE's pools of 5, 26 and 1 GiB (CANN `variable_memory_max_size`, `graph_memory_max_size`)."""
+"""Pools of the graph engine GE, 5, 26 and 1 GiB on a chip of 32 GiB (CANN's
+`variable_memory_max_size` and `graph_memory_max_size`)."""
 Verdict = Literal["fits", "tight", "out of memory"]
 Component = Literal[
     "parameters",
@@ -130,7 +131,7 @@ class MemoryPlan:
 class _Chunk:
     """Adjacent buffers, with `guard_bytes` free at both ends."""
 
-    members: tuple[int, ...]
+    buffers: tuple[int, ...]
     block: Block
     guard_bytes: int
     pool: Pool
@@ -198,7 +199,7 @@ def _lay_out(
         live += pool_bytes
         for chunk, offset in zip(inside, packing.offsets, strict=True):
             start = offset + chunk.guard_bytes
-            for index in chunk.members:
+            for index in chunk.buffers:
                 birth = chunk.block.birth
                 death = chunk.block.death
                 placements.append(
@@ -244,9 +245,9 @@ def explain_out_of_memory(
 ) -> str:
     """Return the message for a plan whose verdict is "out of memory", in MindSpore's form.
 
-    It names the first kernel without memory and the size of its request, then the ten largest
-    tensors that are live at the peak. If `batch`, the batch size of a device, is known, it names
-    the largest batch size that fits.
+    The message names the first kernel without memory and the size of its request, then the ten
+    largest tensors that are live at the peak, and the largest batch size that fits if `batch`, the
+    batch size of a device, is known.
     """
     limit = plan.tightest
     victim = _find_first_excess(plan, limit)
@@ -280,8 +281,8 @@ def estimate_largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> in
     """Return the largest batch size that fits, estimated from a plan for `batch`; 0 if none fits.
 
     Some feature maps at the peak grow with the batch, all other memory is fixed:
-    floor(batch * (1 + (limit - used) / growing)), where `growing` includes its share of the pool's
-    fragmentation. The estimate is good if the peak stays in the same task.
+    floor(batch * (1 + (limit - used) / growing)). `growing` is the bytes of these maps and of their
+    share of the pool's gaps. The estimate is good if the peak stays in the same task.
     """
     pool = plan.pools["feature maps"]
     if any(use.used_bytes > use.limit_bytes for use in plan.pools.values() if use is not pool):
@@ -294,7 +295,7 @@ def estimate_largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> in
 
 
 def _sum_growing_bytes(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
-    """Return the bytes live at the peak of buffers with the batch as first axis.
+    """Return the bytes of buffers that are live at the peak and have the batch as first axis.
 
     In a scan's stacked outputs the batch is the second axis.
     """
@@ -328,7 +329,7 @@ def _find_batched(graph: TaskGraph) -> set[int]:
 def _find_first_excess(plan: MemoryPlan, limit: PoolUse) -> Placement:
     """Return the largest buffer of the first task whose live bytes exceed the limit.
 
-    If only gaps between buffers exceed it, return the largest buffer that ends above the limit.
+    If the pool exceeds its limit only by gaps, return the largest buffer that ends above the limit.
     """
     inside = [placed for placed in plan.placements if placed.pool == limit.what]
     blocks = [Block(placed.nbytes, placed.birth, placed.death) for placed in inside]

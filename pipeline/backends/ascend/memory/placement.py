@@ -101,13 +101,13 @@ def _place_blocks(
 
 
 def _find_offset(starts: np.ndarray, ends: np.ndarray, nbytes: int, fit: Fit) -> int:
-    """Return the offset of a block among its rivals, the blocks `starts` .. `ends`, by start."""
+    """Return a free offset between blocks `starts` .. `ends`, sorted by start, that live too."""
     tops = np.maximum.accumulate(ends)
     gaps = starts[1:] - tops[:-1]
-    wide = (gaps >= nbytes).nonzero()[0]
-    if not wide.size:
+    fitting = (gaps >= nbytes).nonzero()[0]
+    if not fitting.size:
         return int(tops[-1])
-    return int(tops[wide[gaps[wide].argmin()] if fit == "best" else wide[0]])
+    return int(tops[fitting[gaps[fitting].argmin()] if fit == "best" else fitting[0]])
 
 
 def find_overlap(blocks: tuple[Block, ...], offsets: tuple[int, ...]) -> tuple[int, int] | None:
@@ -165,10 +165,9 @@ def find_lifetimes(graph: TaskGraph) -> dict[int, Lifetime]:
 
 
 def find_owners(graph: TaskGraph) -> list[int]:
-    """Return, for each buffer, the buffer whose memory it uses.
+    """Return each buffer's owner: itself, or the buffer that it updates in place or is a part of.
 
-    That is itself, or the buffer that it updates in place or is a part of. Raises ValueError if
-    buffers are parts of each other.
+    Raises ValueError if buffers are parts of each other.
     """
     above = [graph.aliases.get(buffer.index, buffer.within) for buffer in graph.buffers]
     owner_of = []

@@ -165,7 +165,7 @@ _cached_trace = lru_cache(maxsize=MAX_TRACES)(_trace)
 
 
 def _check_same(before: Mapping[str, str], after: Mapping[str, str]) -> None:
-    """Raise RunError unless the leaves of a new state replace the old ones."""
+    """Raise RunError unless a new state has the leaves of the old state."""
     if list(after.items()) == list(before.items()):
         return
     problem = "in another order"
@@ -212,7 +212,7 @@ def _find_trained(
     updates: Mapping[int, int],
     parameters: Callable[[Any], Any] | None,
 ) -> set[int]:
-    """Return the leaves from `parameters`, else those that the loss reads and the step changes."""
+    """Return the leaves from `parameters`, else all that the loss reads and the step changes."""
     if parameters is not None:
         numbered = jax.tree.unflatten(jax.tree.structure(state), list(state_names))
         picked = set(jax.tree.leaves(parameters(numbered)))

@@ -66,7 +66,7 @@ class ExplainedTask:
     """One kernel of a layer: its time in us, with all repetitions, and the terms of its price.
 
     `log_sd` is the spread of log(measured / modelled) of its class. `provenance` and `source` are
-    those of the class's rate.
+    for the rate of the class.
     """
 
     type: str

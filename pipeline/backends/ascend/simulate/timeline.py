@@ -23,7 +23,7 @@ Bound = Literal[
     "host data",
     "pcie",
 ]
-"""Resources that limit a step. `interval` is GetNext and loop control between steps."""
+"""Resources that limit a step, or a part of it. `interval` is GetNext and loop control."""
 
 STREAMS: tuple[tuple[Stream, str], ...] = (
     ("host", "Host"),
@@ -80,13 +80,13 @@ class IterationTrace:
 
     @property
     def iteration_us(self) -> float:
-        """Microseconds of the whole iteration."""
+        """Microseconds of the iteration."""
         return self.interval_us + self.fp_bp_us + self.tail_us
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """One steady step, from the end of the previous step to its own end.
+    """One steady step, from the end of the previous step to the end of this step.
 
     `spans` are sorted by start within a stream, and include a step's share of a sink's launch.
     `device_us` is the step's work on the device without waits for the host, `host_us` the host's
