@@ -1,10 +1,10 @@
 """The cheapest choice of a state for each variable of a sum of tables, under a bound on memory.
 
 Variables are eliminated one after the other, those with the smallest tables first (OptCNN's node
-and edge elimination; Viterbi on a chain). The tables with a variable are added, and for each state
-of its neighbours its best state is chosen. Two branches between the same blocks become one table,
-as tables are added before elimination. If memory is bounded, a table has, for each state, several
-points of time and memory.
+and edge elimination; Viterbi on a chain). The tables of a variable are added, and the variable's
+best state is chosen for each state of its neighbours. Two branches between the same blocks become
+one table, as tables are added before elimination. If memory is bounded, a table has, for each
+state, several points of time and memory.
 
 Sums of equal tables are computed once, so repeated blocks cost nothing.
 """
@@ -57,7 +57,7 @@ class _Added:
 
 @dataclass(frozen=True)
 class _Eliminated:
-    """Origin of a table without a variable: for each point, the variable's state and point."""
+    """Origin of a table after an elimination: for each point, the variable's state and point."""
 
     state: NDArray[Any]
     point: NDArray[Any]
@@ -203,7 +203,7 @@ class Eliminator:
         return np.where(np.isfinite(time), time + self.slope * memory, np.inf)
 
     def _thin(self, time: Floats, memory: Floats) -> tuple[Floats, Floats, NDArray[Any]]:
-        """Return time and memory of the points of each state that stay, and their old indices."""
+        """Return the points that are kept for each state: time, memory, and old indices."""
         time = np.where(memory <= self.most_memory, time, np.inf)
         if self.points == 1:
             cost = self._compute_cost(time, memory)
@@ -236,8 +236,8 @@ def _thin_by_levels(
 ) -> NDArray[Any]:
     """Return a mask of at most `most` points of each state.
 
-    If a state has more, the mask has the first point, with the least memory, the last, the fastest,
-    and the cheapest of each of `most - 2` levels of memory.
+    If a state has more, the mask has the points with the least memory and with the least time, and
+    the cheapest point of each of `most - 2` levels of memory.
     """
     counts = undominated.sum(axis=-1)
     if counts.max(initial=0) <= most:
@@ -269,29 +269,29 @@ def find_fastest(
     """Return the fastest choice whose memory is within a bound; None if none was found.
 
     First the slope, a Lagrange multiplier, is varied: the least time + slope x (memory -
-    `most_memory`) is a lower bound on the time of choices that fit, and for some slopes the choice
-    itself fits. The gap is the difference between the best of these choices and the best bound. The
-    search that follows drops points beyond the gap. The result is exact unless a state has more
+    `most_memory`) is a lower bound on the time of choices that fit. For some slopes the choice
+    fits. The gap is the difference between the fastest of these choices and the best lower bound.
+    The search that follows drops points beyond the gap. The result is exact unless a state has more
     than `points` points.
     """
-    if (free := Eliminator().find_best(factors, sizes)) is None:
+    if (unbounded := Eliminator().find_best(factors, sizes)) is None:
         return None
-    if free.memory <= most_memory:
-        return free
+    if unbounded.memory <= most_memory:
+        return unbounded
     best = Eliminator(slope=np.inf).find_best(factors, sizes)
     if best is None or best.memory > most_memory:
         return None
-    bound = free.time
+    bound = unbounded.time
     slope_of_bound = 0.0
     low = 0.0
     high = np.inf
-    slope = free.time / free.memory
+    slope = unbounded.time / unbounded.memory
     for _ in range(MAX_SLOPES):
         choice = Eliminator(slope=slope).find_best(factors, sizes)
         assert choice is not None
-        below = choice.time + slope * (choice.memory - most_memory)
-        if below > bound:
-            bound = below
+        lower_bound = choice.time + slope * (choice.memory - most_memory)
+        if lower_bound > bound:
+            bound = lower_bound
             slope_of_bound = slope
         if choice.memory <= most_memory:
             high = slope

@@ -33,7 +33,7 @@ from pipeline.backends.planner.traced_loss import LossToPlan, TracedLoss
 from pipeline.models.modules.name_stack import find_layer
 
 PASSES = 3
-"""Products of a training step for each product of the forward pass: with its two gradients."""
+"""Products of a training step for each product of the forward pass: itself and two gradients."""
 
 Groups = tuple[int, ...]
 
@@ -152,16 +152,16 @@ class _Finder:
         )
 
     def _locate_on_leaf(self, dim: OperatorDim, weight: int, leaf: int) -> OperatorDim | None:
-        """Return a dimension with its position in the parameter, as the weight may be a view of it.
+        """Return a dimension with its position in the parameter, which the weight may be a view of.
 
-        Returns None for a dimension that the parameter doesn't have, or that is never sharded.
+        Returns None for a dimension that the parameter doesn't have, or that is indivisible.
         """
         if dim.weight is None:
             return dim
         groups = self.regions.groups
         group = groups.get(weight)[dim.weight]
         leaf_groups = groups.get(leaf)
-        if group is None or group not in leaf_groups or groups.is_whole(group):
+        if group is None or group not in leaf_groups or groups.is_indivisible(group):
             return None
         return replace(dim, weight=leaf_groups.index(group))
 
@@ -184,10 +184,10 @@ class _Finder:
     def _list_reader_outputs(self, leaf: int) -> Iterator[int]:
         for node in self.graph.nodes:
             if any(leaf in self.loss.made_of.get(value, ()) for value in node.inputs):
-                yield from (out for out in node.outputs if out in self.loss.moving)
+                yield from (out for out in node.outputs if out in self.loss.varying)
 
     def _add_products(self) -> None:
-        """Add products of two activations, and the partial sums of these and their gradients."""
+        """Add products of two activations, and partial sums of the products and their gradients."""
         for index in sorted(self.loss.forward - set(self.loss.operators)):
             node = self.graph.nodes[index]
             region = self.regions.find_region(node.outputs[0])
@@ -237,7 +237,7 @@ class _Finder:
             if index in self.loss.forward:
                 # A reduction reads its operand, and its gradient writes an array of the same size.
                 items.moved[_sort_groups(local)] += 2 * self.loss.count_bytes(value) * node.repeat
-            if value not in self.loss.moving or not gradients.isdisjoint(node.outputs):
+            if value not in self.loss.varying or not gradients.isdisjoint(node.outputs):
                 continue
             summed = _sort_groups(
                 local[dim] for dim in axes if not self._is_local_sum(value, dim, result)
@@ -258,7 +258,7 @@ class _Finder:
         for index in sorted(self.loss.forward):
             node = self.graph.nodes[index]
             out = node.outputs[0]
-            if out in self.loss.moving and self.loss.get_shape(out):
+            if out in self.loss.varying and self.loss.get_shape(out):
                 last[find_layer(node.scope)] = out
         layers = dict.fromkeys(path.rpartition("/")[0] for path in self.loss.params.values())
         for layer in layers:
@@ -270,7 +270,7 @@ class _Finder:
 def _can_shard(dim: OperatorDim, operand: Array, result: Array) -> bool:
     """Return whether a dimension of an operator can be sharded in the regions of its arrays.
 
-    If not, XLA would copy whole arrays.
+    If not, XLA would copy the arrays to all devices.
     """
     places = ((dim.operand, operand), (dim.result, result))
     return all(place is None or array.groups[place] is not None for place, array in places)
