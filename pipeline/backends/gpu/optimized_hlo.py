@@ -49,7 +49,7 @@ def read_hlo(text: str) -> HloFacts:
     program = read_hlo_text(text)
     lines = list(program.lines())
     moving_computations = {
-        name for name, body in program.computations.items() if _is_moving(body.values())
+        name for name, body in program.computations.items() if _only_moves(body.values())
     }
     main = program.computations.get(program.entry, {})
     bodies = {
@@ -92,7 +92,7 @@ def read_hlo(text: str) -> HloFacts:
     )
 
 
-def _is_moving(lines: Iterable[HloLine]) -> bool:
+def _only_moves(lines: Iterable[HloLine]) -> bool:
     opcodes = {line.opcode for line in lines}
     return bool(opcodes & MOVES) and opcodes <= MOVES | VIEWS
 

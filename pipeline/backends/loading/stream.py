@@ -1,9 +1,9 @@
-"""Windows of a split that is larger than the device: samples are transferred with their window.
+"""Windows of a split that doesn't fit on the device: samples are transferred with their window.
 
 grain reads one window ahead, in several threads if samples are decoded one by one (`ReadingThreads`
 chooses the number). The threads read parts of a window into its buffer, and the thread that
-completes the window transfers it. A part is a pure function of its number, so a jump to a step
-opens a reader there, which skips no samples.
+completes the window transfers it. A part is a pure function of its number, so a reader can start at
+any step without reading the samples before it.
 """
 
 from __future__ import annotations
