@@ -118,7 +118,7 @@ class Values:
 def find_draws(computation: ClosedJaxpr) -> list[Draw | Fill | None]:
     """Describe each result of a computation on the seed, uint32 (2,).
 
-    A result that is neither drawn value by value nor of one constant is None.
+    None describes a result that isn't drawn value by value, and has several values.
     """
     avals: Any = computation.in_avals
     inputs: list[Any] = [
@@ -185,9 +185,9 @@ def _describe_result(equation: JaxprEqn, operands: list[Any]) -> Any:
     if name in _UNCHANGED or (name in _RESHAPES and _is_single(equation.invars[0])):
         return operands[0]
     atoms: Any = equation.invars
-    is_whole = all(_is_single(atom) or atom.aval.shape == aval.shape for atom in atoms)
+    is_elementwise = all(_is_single(atom) or atom.aval.shape == aval.shape for atom in atoms)
     draws = {(values.folds, values.shape) for values in operands if values.folds is not None}
-    if name not in _ELEMENTWISE or not is_whole or len(draws) > 1:
+    if name not in _ELEMENTWISE or not is_elementwise or len(draws) > 1:
         return None
     formulas = [values.formula for values in operands]
     formula = _fold_constants(name, formulas, aval.dtype)

@@ -1,7 +1,7 @@
 """Choice of the length and the mechanism of sinks from measured costs, with the reason.
 
 A dispatch of n steps takes `dispatch_ms + n * step_ms`. A sink is one dispatch, unless an event or
-the longest wait of a signal splits it. So a longer sink divides the host's cost among more steps,
+the time limit of a dispatch splits it. So a longer sink divides the host's cost among more steps,
 until something else ends its dispatches.
 """
 
@@ -96,7 +96,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class SinkChoice:
-    """A sink, its predicted times per step, and the reason for it. Without sinks `size` is None."""
+    """A sink, its predicted times per step, and the reason for it; `size` None: no sinks."""
 
     size: int | None
     mechanism: Literal["loop", "soft", "none"]
