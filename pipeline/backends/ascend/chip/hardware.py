@@ -74,7 +74,7 @@ class Hardware:
     host_worker_images_per_s: float
     """224 x 224 JPEG images that one worker of the host decodes and augments."""
     host_images_per_s: float
-    """224 x 224 JPEG images that the whole host decodes and augments, for all its devices."""
+    """224 x 224 JPEG images that a host decodes and augments for all its devices."""
 
     devices_per_server_count: float
     hccs_bus_gb_per_s: float

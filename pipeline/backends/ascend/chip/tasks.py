@@ -15,34 +15,11 @@ Provenance = Literal["measured", "derived", "assumed"]
 Role = Literal["parameter", "state", "gradient", "activation", "input", "output", "constant"]
 
 CostClass = Literal[
-    "conv",
-    "conv_input_grad",
-    "conv_kernel_grad",
-    "matmul",
-    "depthwise",
-    "depthwise_input_grad",
-    "depthwise_kernel_grad",
-    "elementwise",
-    "cast",
-    "optimizer",
-    "bn_reduce",
-    "bn_update",
-    "bias_grad",
-    "reduce",
-    "rows",
-    "max_pool",
-    "max_pool_grad",
-    "avg_pool",
-    "trans_data",
-    "transpose",
-    "copy",
-    "fill",
-    "gather",
-    "scatter",
-    "sort",
-    "ai_cpu",
-    "all_reduce",
-]
+    "conv", "conv_input_grad", "conv_kernel_grad", "matmul", "depthwise", "depthwise_input_grad",
+    "depthwise_kernel_grad", "elementwise", "cast", "optimizer", "bn_reduce", "bn_update",
+    "bias_grad", "reduce", "rows", "max_pool", "max_pool_grad", "avg_pool", "trans_data",
+    "transpose", "copy", "fill", "gather", "scatter", "sort", "ai_cpu", "all_reduce",
+]  # fmt: skip
 """Classes of kernels that share one efficiency.
 
 `rows` works along the minor axis (softmax, layer norm), `reduce` across rows. `bn_reduce` and
@@ -128,7 +105,7 @@ class Permutation:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether the minor axis stays last, so that whole rows move."""
+        """Whether the minor axis stays last, so that rows move in one piece."""
         return self.keeps_bytes or self.order[-1] == len(self.order) - 1
 
 

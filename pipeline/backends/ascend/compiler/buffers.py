@@ -57,7 +57,7 @@ class Buffers:
         self.outputs = {self.alias[index] for index in graph.outputs}
         self.all: list[Buffer] = []
         self.index: dict[int, int] = {}
-        self.replaced = {self.alias[out]: into for out, into in signature.updates.items()}
+        self.replaced_inputs = {self.alias[out]: into for out, into in signature.updates.items()}
         self.within = _find_sliced_arrays(graph, dataflow)
         self._roles = _assign_roles(signature, phases, self.outputs)
         self._names = {**signature.inputs, **signature.state, **signature.parameters}
@@ -123,8 +123,8 @@ class Buffers:
             return "ND"
         if value in self.axes:
             return "NC1HWC0"
-        if value in self.replaced and self.replaced[value] != value:
-            return self._choose_layout(self.replaced[value])
+        if self.replaced_inputs.get(value, value) != value:
+            return self._choose_layout(self.replaced_inputs[value])
         producer = self.dataflow.producer.get(value)
         kind = (
             classify_primitive(self.graph.nodes[producer].primitive)
@@ -399,7 +399,7 @@ class InsertedOps:
             self.unconverted[copy] = source
 
     def cast_biases(self, kernel: Kernel, reads: tuple[int, ...]) -> tuple[int, ...]:
-        """Cast a float32 bias before it is added to a float16 feature map."""
+        """Return the read buffers, with float16 copies of biases for a float16 feature map."""
         if self.precision not in ("O2", "O3") or kernel.elements <= 1:
             return reads
         weights = self.buffers.phases.weights
@@ -412,7 +412,7 @@ class InsertedOps:
         )
 
     def convert_to_plain(self, kernel: Kernel, reads: tuple[int, ...]) -> tuple[int, ...]:
-        """Convert blocked operands for kernels that read plain layouts, such as BiasAddGrad."""
+        """Return the read buffers in plain layouts, for kernels such as BiasAddGrad."""
         return tuple(
             self.convert(index, buffer, "ND", kernel, self.buffers.dtypes[index])
             if index in self.buffers.axes and self.buffers.all[buffer].layout == "NC1HWC0"

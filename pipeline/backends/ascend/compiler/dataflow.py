@@ -170,8 +170,8 @@ def find_gradients(
 ) -> dict[int, int]:
     """Return parameter -> the value of the backward pass that its update is computed from.
 
-    The search back from the update follows values of the parameter's size, so that it doesn't
-    follow a norm over all gradients. If it finds nothing, it follows all values.
+    The search back from the update follows values of the parameter's size, not a norm over all
+    gradients. If there are none, the search follows all values.
     """
     gradients = {}
     for out, into in signature.updates.items():

@@ -1,8 +1,8 @@
 """Fusion of products with kernels of the vector unit.
 
-With buffer fusion a kernel reads a product's result before it reaches memory. FusedDbnDw is the
-reverse: a weight gradient reads the gradient of a batch normalisation's input before it reaches
-memory, and also writes it for the input gradient (MindSpore's and CANN's pass
+With buffer fusion a kernel reads a product's result before the result reaches memory. FusedDbnDw is
+the reverse: a weight gradient reads the gradient of a batch normalisation's input before that
+gradient reaches memory, and writes the gradient for the input gradient (MindSpore's and CANN's pass
 bn_reduce_grad_conv2d_backprop_filter_fusion).
 """
 

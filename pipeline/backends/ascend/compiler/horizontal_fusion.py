@@ -1,7 +1,7 @@
 """Join kernels that read the same values, and order all kernels.
 
 A kernel's level is one above the highest level of its producers. A join puts two kernels on one
-level. It is allowed only if all other kernels can keep their levels, so that no kernel waits for
+level, and is allowed only if all other kernels can keep their levels, so that no kernel waits for
 itself.
 """
 
@@ -92,7 +92,7 @@ def _merge_kernels(kernels: list[Kernel], is_large: Callable[[int], bool]) -> li
 def _has_nested_sources(kernel: Kernel, other: Kernel, is_large: Callable[[int], bool]) -> bool:
     """Return whether the large sources of one kernel are all sources of the other.
 
-    Two normalisations that share a gradient aren't joined, as each reads its own feature map.
+    Two normalisations that share a gradient aren't joined, as each reads another feature map.
     """
     large, other_large = (set(filter(is_large, k.sources)) for k in (kernel, other))
     return large <= other_large or other_large <= large

@@ -44,7 +44,8 @@ MAX_SEARCHED_NODES = 300
 class Kernels:
     """Groups of nodes that become a graph's kernels. Nodes are positions, values are indices.
 
-    `nbytes` returns the bytes of a value. With `by_op` each op of the framework has its own kernel.
+    `nbytes` returns the bytes of a value. `by_op` makes a kernel of each op of the framework.
+    `stored` are the fusable values that kernels write to memory.
     """
 
     def __init__(
@@ -179,7 +180,7 @@ class Kernels:
         return any(_identify_op(self.graph.nodes[user]) != _identify_op(node) for user in users)
 
     def _is_expensive(self, out: int, sources: set[int]) -> bool:
-        """Return whether computing a value from its sources reads much more than its own bytes."""
+        """Return whether computing a value reads many more bytes than the value has."""
         limit = RECOMPUTE_RATIO * self.nbytes(out)
         if sum(map(self.nbytes, sources)) <= limit:
             return False

@@ -130,7 +130,7 @@ def count_window_positions(node: Node) -> int:
 
 
 def find_absorbed_transposes(graph: Graph) -> frozenset[int]:
-    """Return the transposes that cost nothing, as a product reads or writes the other order."""
+    """Return the transposes that are part of how a product reads an operand or writes a result."""
     makers = {out: node for node in graph.nodes for out in node.outputs}
     users: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:

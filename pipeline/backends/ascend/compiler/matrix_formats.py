@@ -126,8 +126,8 @@ class _Conversion:
     def _add_copy(self, index: int, matrices: Matrices) -> int:
         """Add the copy of a buffer in FRACTAL_NZ with the shape (batch, rows, columns).
 
-        The cube reads either order. If one edge alone is a multiple of 16, such as the features of
-        attention's heads, it becomes the columns.
+        The cube reads either order. If only one edge is a multiple of 16, such as the features of
+        attention's heads, this edge becomes the columns.
         """
         buffer = self.buffers[index]
         batch, rows, columns = matrices

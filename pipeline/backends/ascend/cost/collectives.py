@@ -153,7 +153,7 @@ def all_reduce(nbytes: int, devices: int, hw: Hardware) -> tuple[float, float]:
 def check_devices(devices: int, hw: Hardware) -> None:
     """Check the number of devices of a cluster.
 
-    Raises OptionError for a number below 1, or one that doesn't fill whole servers.
+    Raises OptionError for a number below 1, or if the devices don't fill all their servers.
     """
     per_server = int(hw.devices_per_server_count)
     if devices < 1:
@@ -210,12 +210,12 @@ def _compute_ring_us(nbytes: float, devices: int, hw: Hardware) -> float:
 
 
 def _compute_all_to_all_us(nbytes: float, group: Group, hw: Hardware) -> float:
-    near = group.per_server - 1
-    far = group.size - group.per_server
+    num_near = group.per_server - 1
+    num_far = group.size - group.per_server
     hop_us = hw.hccs_pair_hop_us if group.size == 2 else hw.hccs_hop_us
     part = nbytes / group.size
-    near_us = near * (hop_us + part / (hw.hccs_pair_gb_per_s * 1e3))
-    return near_us + far * (hw.roce_hop_us + part / (hw.roce_gb_per_s * 1e3))
+    near_us = num_near * (hop_us + part / (hw.hccs_pair_gb_per_s * 1e3))
+    return near_us + num_far * (hw.roce_hop_us + part / (hw.roce_gb_per_s * 1e3))
 
 
 def form_buckets(gradients: Sequence[Gradient], fusion: Sequence[int] | None) -> tuple[Bucket, ...]:

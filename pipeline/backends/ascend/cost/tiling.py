@@ -65,7 +65,8 @@ class Tiling:
 def pad_product(work: CubeWork, cost_class: str, out_bytes: int = 2, images: int = 1) -> Product:
     """Return a task in padded fractals. The channels of each tap are padded separately.
 
-    A 1 x 1 input gradient skips the zeros that a stride puts between rows, others multiply them.
+    A 1 x 1 input gradient skips the zeros that a stride puts between rows. Other input gradients
+    multiply the zeros.
     `images` is the batch size, which a weight gradient sums over.
     """
     m, k, n = map(_count_blocks, (work.m, work.k, work.n))

@@ -42,7 +42,7 @@ multiply-add, and so are the sums. The backward pass has two multiply-adds and a
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Time of a task without an empty kernel's, the limit of the time, and the cores in use."""
+    """Time of a task in addition to an empty kernel's, its limit, and the cores in use."""
 
     us: float
     bound: TaskBound
@@ -150,7 +150,7 @@ def _price_chunks(chunks: float, cores: float, chunk_cycles: float, hw: Hardware
 
 
 def _price_stream(task: Task, traffic: Traffic, context: CostContext) -> VectorTime:
-    """Price a kernel that works element by element by its lanes. Traffic overlaps them."""
+    """Return the time of the lanes of element-wise work, which overlaps its traffic."""
     return _compute_lanes_us(task, context), _count_cores(traffic, context)
 
 
@@ -341,7 +341,7 @@ def _price_transpose(task: Task, traffic: Traffic, context: CostContext) -> Vect
 def _guess_permutation(source: Buffer, output: Buffer) -> Permutation:
     """Return a permutation that leads from one shape to the other, for a kernel of a trace.
 
-    Of the orders that fit the shapes, it is the first that moves elements.
+    The permutation is the first that fits the shapes and moves elements.
     """
     orders = permutations(range(len(source.shape)))
     fitting = [order for order in orders if tuple(source.shape[a] for a in order) == output.shape]

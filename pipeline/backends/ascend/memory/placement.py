@@ -39,13 +39,13 @@ class Packing:
     heuristic: str
 
 
-def sum_live_bytes(blocks: Iterable[Block], tasks: int) -> np.ndarray:
-    """Return the bytes live during each of `tasks` tasks: int64, shape (tasks,)."""
-    change = np.zeros(tasks + 1, np.int64)
+def sum_live_bytes(blocks: Iterable[Block], num_tasks: int) -> np.ndarray:
+    """Return the bytes live during each task: int64, shape (num_tasks,)."""
+    change = np.zeros(num_tasks + 1, np.int64)
     for block in blocks:
         change[block.birth] += block.nbytes
         change[block.death] -= block.nbytes
-    return np.cumsum(change[:tasks])
+    return np.cumsum(change[:num_tasks])
 
 
 def pack_blocks(blocks: tuple[Block, ...], bound_bytes: int) -> Packing:
@@ -94,14 +94,14 @@ def _place_blocks(
         if limit is not None and offset + nbytes >= limit:
             return None
         offsets[index] = offset
-        at = int(starts.searchsorted(offset, side="right"))
-        placed[:, at + 1 : count + 1] = placed[:, at:count]
-        placed[:, at] = (offset, offset + nbytes, birth, death)
+        place = int(starts.searchsorted(offset, side="right"))
+        placed[:, place + 1 : count + 1] = placed[:, place:count]
+        placed[:, place] = (offset, offset + nbytes, birth, death)
     return offsets
 
 
 def _find_offset(starts: np.ndarray, ends: np.ndarray, nbytes: int, fit: Fit) -> int:
-    """Return a free offset between blocks `starts` .. `ends`, sorted by start, that live too."""
+    """Return a free offset beside blocks `starts` .. `ends`, sorted by start."""
     tops = np.maximum.accumulate(ends)
     gaps = starts[1:] - tops[:-1]
     fitting = (gaps >= nbytes).nonzero()[0]
@@ -121,11 +121,11 @@ def find_overlap(blocks: tuple[Block, ...], offsets: tuple[int, ...]) -> tuple[i
     live: list[tuple[int, int, int]] = []
     for _, is_birth, index in sorted(born + died):
         span = (offsets[index], offsets[index] + blocks[index].nbytes, index)
-        at = bisect_left(live, span)
+        place = bisect_left(live, span)
         if not is_birth:
-            del live[at]
+            del live[place]
             continue
-        for start, end, other in live[max(at - 1, 0) : at + 1]:
+        for start, end, other in live[max(place - 1, 0) : place + 1]:
             if start < span[1] and span[0] < end:
                 return min(index, other), max(index, other)
         insort(live, span)
@@ -137,7 +137,7 @@ def find_lifetimes(graph: TaskGraph) -> dict[int, Lifetime]:
 
     A task's inputs live until the task ends. Parameters, state and constants always live. Inputs
     live from the start of a step, outputs to its end. A value that crosses the border of a loop
-    lives through the whole loop, whose tasks are in the graph once and run many times. A buffer
+    lives through all of the loop, whose tasks are in the graph once and run many times. A buffer
     that no task touches has no lifetime. A buffer in the memory of another (see `find_owners`)
     extends the other's lifetime.
     """

@@ -231,7 +231,7 @@ def load_left_out() -> Mapping[str, Calibration]:
 def configure_row(row: Published) -> ExecutionConfig:
     """Return the options of a published row's run.
 
-    TensorFlow's graphs are priced as MindSpore's, as the same engine compiles them.
+    TensorFlow's graphs are priced as MindSpore's, as both are compiled by the same engine.
     """
     software: Software = "mindspore_graph"
     if row.mode == "op_by_op":

@@ -87,7 +87,7 @@ class ExplainedTask:
 class LayerExplanation:
     """Explanation of a layer's time. `str` returns it as text.
 
-    `interval_sources` are the log standard deviations that make the interval of the step.
+    `interval_sources` are the log standard deviations that the step's 80 % interval comes from.
     """
 
     layer: str

@@ -103,9 +103,9 @@ def _draw_lanes(timeline: Timeline, graph: TaskGraph) -> Drawing:
 def _draw_blocks(spans: Sequence[Span], timeline: Timeline, graph: TaskGraph) -> Iterator[LaneBar]:
     for span, count in _merge_thin(spans, timeline.step_us / (WIDE - LABEL_WIDTH)):
         scope = graph.tasks[span.task].scope if span.task is not None and count == 1 else ""
-        what = f"{span.name} {scope}".strip() if count == 1 else f"{count} x {LABELS[span.kind]}"
+        label = f"{span.name} {scope}".strip() if count == 1 else f"{count} x {LABELS[span.kind]}"
         words = f"{span.name} {_format_ms(span.duration_us)}" if count == 1 else ""
-        tip = f"{what}, {span.duration_us:.1f} us"
+        tip = f"{label}, {span.duration_us:.1f} us"
         yield LaneBar(span.start_us / 1e3, span.end_us / 1e3, COLOURS[span.kind], tip, words)
 
 

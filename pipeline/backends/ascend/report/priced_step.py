@@ -219,7 +219,7 @@ def compute_interval(
     """Return the 80 % interval of a step in us, log-normal around the modelled time.
 
     The error of a class is common to all its kernels, errors of classes are independent. The spread
-    of whole steps (`log_sd`) is added, and the sum is scaled by `interval_scale`, so that the
+    of published steps (`log_sd`) is added, and the sum is scaled by `interval_scale`, so that the
     interval covers 80 % of the published steps of families that the fit left out.
     """
     spread = math.hypot(

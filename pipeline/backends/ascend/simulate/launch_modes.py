@@ -41,11 +41,8 @@ from pipeline.backends.ascend.simulate.timeline import (
 )
 
 TASK_BOUNDS: dict[str, Bound] = {
-    "cube": "cube",
-    "vector": "vector",
-    "memory": "memory",
-    "l2": "memory",
-}
+    "cube": "cube", "vector": "vector", "memory": "memory", "l2": "memory",
+}  # fmt: skip
 """Bounds of a slice of time by `TaskTime.bound`."""
 IDLE_KINDS: dict[Cause, tuple[Kind, Bound]] = {
     "host": ("host", "host launch"),
@@ -59,7 +56,7 @@ REFERENCE_PIXELS = 224 * 224
 
 @dataclass(frozen=True, slots=True)
 class LoaderTimes:
-    """Times of a batch's stages before it is on the device. The stages run in parallel."""
+    """Times to prepare a batch on the host and to copy it to the device, which run in parallel."""
 
     host_us: float
     pcie_us: float

@@ -181,12 +181,12 @@ class LaunchTimes:
     end_us: float
 
     def shift_earlier(self, us: float, hw: Hardware) -> LaunchTimes:
-        """Return the launches `us` earlier, but none before the device can get the first one."""
+        """Return the launches `us` earlier, but not before the first one can reach the device."""
         least_us = hw.graph_launch_us
         return replace(
             self,
-            tasks_us=tuple(max(least_us, at - us) for at in self.tasks_us),
-            buckets_us=tuple(max(least_us, at - us) for at in self.buckets_us),
+            tasks_us=tuple(max(least_us, launch_us - us) for launch_us in self.tasks_us),
+            buckets_us=tuple(max(least_us, launch_us - us) for launch_us in self.buckets_us),
         )
 
 
@@ -195,8 +195,8 @@ def compute_launch_times(
 ) -> LaunchTimes:
     """Return op-by-op launch times. The first launch takes at least as long as a graph's launch.
 
-    Each iteration of a scan is a launch, and each all-reduce after its last gradient. Getting the
-    batch isn't a launch: the host copies it between steps. Neither is a conversion inside an op.
+    Each iteration of a scan is a launch, and each all-reduce after its last gradient. GetNext isn't
+    a launch, as the host copies the batch between steps, nor is a conversion inside an op.
     """
     tasks_us = [0.0] * len(graph.tasks)
     buckets_us = [0.0] * len(plan.costs_us)
@@ -254,7 +254,7 @@ class Run:
     """Times of a step's tasks and all-reduces (start, end), from the earliest start of the step.
 
     `compute_us[i]` is the time for which task i keeps the AI Cores busy, with the gap before each
-    kernel. `idle_us` is the idle time of the AI Cores by cause. Both add up to `end_us`.
+    kernel. `idle_us` is the AI Cores' idle time by cause. Busy and idle time add up to `end_us`.
     """
 
     starts_us: Sequence[float]
@@ -319,10 +319,10 @@ class _Device:
 
     def run_compute(self, index: int) -> None:
         """Run a task on the AI Cores."""
-        at, cause = self.find_start(index)
-        if at > self.compute_free:
-            self.idle[cause] += at - self.compute_free
-            self.compute_free = at
+        start_us, cause = self.find_start(index)
+        if start_us > self.compute_free:
+            self.idle[cause] += start_us - self.compute_free
+            self.compute_free = start_us
         one_us = self.times[index].us + self.hw.task_gap_us
         self.starts[index] = self.compute_free + self.hw.task_gap_us
         self.busy[index] = one_us * self.tasks[index].repeat
@@ -333,18 +333,18 @@ class _Device:
 
     def run_ai_cpu(self, index: int) -> None:
         """Run a task on an AI CPU stream."""
-        at, _ = self.find_start(index)
+        start_us, _ = self.find_start(index)
         free, lane = heapq.heappop(self.ai_cpu_free)
-        end = max(at, free) + self.sum_iterations_us(index, self.times[index].us)
+        end = max(start_us, free) + self.sum_iterations_us(index, self.times[index].us)
         heapq.heappush(self.ai_cpu_free, (end, lane))
         self.ai_cpu_lanes[index] = lane
-        self.starts[index] = max(at, free)
+        self.starts[index] = max(start_us, free)
         self.ends[index] = end
 
     def run_collective(self, index: int) -> None:
         """Run a collective that is a task of the graph on the links."""
-        at, _ = self.find_start(index)
-        self.starts[index] = max(at + self.hw.collective_launch_us, self.hccl_free)
+        start_us, _ = self.find_start(index)
+        self.starts[index] = max(start_us + self.hw.collective_launch_us, self.hccl_free)
         self.hccl_free = self.starts[index] + self.sum_iterations_us(index, self.times[index].us)
         self.ends[index] = self.hccl_free
 
@@ -354,23 +354,23 @@ class _Device:
         return one_us + (self.tasks[index].repeat - 1) * max(one_us, op_us)
 
     def find_start(self, index: int) -> tuple[float, Cause]:
-        """Return the earliest start of a task, and the cause that it isn't earlier."""
-        at = self.launches.tasks_us[index] if self.launches else 0.0
+        """Return the earliest start of a task, and the cause of the wait until then."""
+        start_us = self.launches.tasks_us[index] if self.launches else 0.0
         cause: Cause = "host"
         for producer in self.plan.waits[index]:
             # The step's interval includes the handover from GetNext.
             fetches = self.tasks[producer].phase == "data"
             ready = self.ends[producer] + (0.0 if fetches else self.hw.event_handover_us)
-            if ready > at:
-                at = ready
+            if ready > start_us:
+                start_us = ready
                 cause = CAUSES.get(self.plan.streams[producer], "host")
         need = self.plan.needs[index]
         if need >= 0:
             self.reduce_until(need)
             ready = self.buckets[need][1] + self.hw.event_handover_us
-            if ready > at:
+            if ready > start_us:
                 return ready, "communication"
-        return at, cause
+        return start_us, cause
 
     def reduce_until(self, last: int) -> None:
         """Run the all-reduces up to number `last` that haven't run yet."""

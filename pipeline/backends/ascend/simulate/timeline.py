@@ -12,17 +12,9 @@ from pipeline.backends.ascend.chip.tasks import Phase, Task
 Stream = Literal["host", "feed", "pcie", "get_next", "compute", "ai_cpu", "hccl"]
 Kind = Literal["cube", "vector", "format", "communication", "ai_cpu", "data", "host"]
 Bound = Literal[
-    "cube",
-    "vector",
-    "memory",
-    "format",
-    "communication",
-    "ai_cpu",
-    "interval",
-    "host launch",
-    "host data",
-    "pcie",
-]
+    "cube", "vector", "memory", "format", "communication", "ai_cpu", "interval", "host launch",
+    "host data", "pcie",
+]  # fmt: skip
 """Resources that limit a step, or a part of it. `interval` is GetNext and loop control."""
 
 STREAMS: tuple[tuple[Stream, str], ...] = (
@@ -71,7 +63,7 @@ class IterationTrace:
     """An iteration in the terms of MindInsight's step trace.
 
     `interval_us` is the time before the first forward task (data, launch). `fp_bp_us` is the
-    forward and backward pass. `tail_us` is the time after them, of all-reduces and updates.
+    forward and backward pass. `tail_us` is the time of all-reduces and updates after both passes.
     """
 
     interval_us: float
