@@ -105,7 +105,7 @@ class Executable(Protocol):
 
     @property
     def program_text(self) -> str:
-        """The training loop as it was compiled; empty in eager mode."""
+        """The text of the compiled training loop; empty in eager mode."""
 
     @property
     def loader(self) -> Loader:
@@ -196,7 +196,7 @@ class Estimate(Protocol):
 
     @property
     def interval_ms(self) -> tuple[float, float]:
-        """Bounds that hold the true time of a step in 80 % of all cases."""
+        """Bounds of the true time of a step, in 80 % of all cases."""
 
     @property
     def samples_per_s(self) -> float:
@@ -204,7 +204,7 @@ class Estimate(Protocol):
 
     @property
     def communication(self) -> Communication | None:
-        """The all-reduces of several devices; None for one."""
+        """The all-reduces of several devices; None for one device."""
 
     @property
     def choice(self) -> SinkChoice | None:

@@ -177,9 +177,9 @@ def compile_later(
     devices: Sequence[jax.Device],
     notify: Callable[[ProgramReport], None] | None,
 ) -> tuple[Any, ProgramReport | None]:
-    """Return a program and its report: from disk, compiled now if `notify` is None, or a future.
+    """Return a program and its report, from disk or compiled now, or a `LaterProgram` and None.
 
-    The future is a `LaterProgram`, which calls `notify` with its report. It has no report yet.
+    A `LaterProgram` needs `notify`, which it calls with the report.
     """
     if notify is None:
         return compile_program(spec, watch, devices)

@@ -76,7 +76,7 @@ def compile_initialisation(
         compile_on_devices(partial(_select_leaves, init, undrawn)) if undrawn else None
     )
     by_formula: dict[Formula, dict[int, Draw]] = {}
-    # Keys are texts, since 0.0 and -0.0 differ in them.
+    # Keys are texts, as 0.0 == -0.0 but their texts differ.
     fills: dict[str, tuple[Fill, list[int]]] = {}
     for position, array in enumerate(arrays):
         if isinstance(array, Draw):

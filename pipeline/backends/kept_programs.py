@@ -141,8 +141,8 @@ def _file_key(key: str, args: tuple[Any, ...]) -> str:
 class _Writer(ExecutablePickler):  # type: ignore[misc]
     """Writes the key of JAX's cache in place of machine code.
 
-    If XLA has itself loaded a program from a file, it writes the machine code again without some
-    functions (jaxlib 0.10.2).
+    XLA can't write machine code that it has read from a file: some functions are lost (jaxlib
+    0.10.2).
     """
 
     def __init__(self, file: io.BytesIO, code: str) -> None:

@@ -1,4 +1,4 @@
-"""Rates of devices, and the modelled communication of emulated ones."""
+"""Rates of devices, and the modelled communication of emulated devices."""
 
 from __future__ import annotations
 

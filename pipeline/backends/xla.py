@@ -214,7 +214,7 @@ class XlaExecutable:
         return carry.state, self._read_telemetry(start, carry, rows)
 
     def _put_once(self, state: TrainState) -> TrainState:
-        """Return the state on the device; here it is there already."""
+        """Return the state, which is on the device already. A subclass may copy it."""
         return state
 
     def _run_window(

@@ -149,7 +149,7 @@ class GpuBackend(XlaBackend):
         )
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
-        """Compile initialisation, steps and evaluation. Raises RunError if XLA refuses one."""
+        """Compile initialisation, steps and evaluation. Raises RunError if XLA can't."""
         if len(self.placement.devices) > 1 or work.eager or work.sharding_rules is not None:
             return super().compile(work, watch)
         chip = Chip(self.device, _find_host())
@@ -188,7 +188,7 @@ class AbsentGpuBackend(XlaBackend):
     def choose_lowerings(
         self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
     ) -> LoweringChoice:
-        """Return XLA's lowerings: all others are only for CPUs."""
+        """Return XLA's lowerings, as other lowerings are only for CPUs."""
         return LoweringChoice()
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:

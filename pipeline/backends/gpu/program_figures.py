@@ -28,7 +28,7 @@ GB = 1e9
 THUNK_FILES = ("*thunk_sequence_after_thunk_passes.txt", "*thunk_sequence.txt")
 """Files of thunks, with CUDA graphs (if the program has any) and without. The first one is read."""
 NO_TILE_MESSAGE = "output tile sizes"
-"""Phrase of XLA's error for a product whose tile it could only choose by timing on a GPU."""
+"""Phrase of XLA's error for a product whose tile can only be chosen by timing on a GPU."""
 WITHOUT_TRITON: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
 UNTUNED_NOTE = (
     "compiled without Triton: XLA can't choose the tile of a product without timing it on a GPU"

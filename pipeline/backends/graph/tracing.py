@@ -31,7 +31,7 @@ OPAQUE_CALLS = frozenset({"max_pool"})
 
 @dataclass(frozen=True)
 class _Place:
-    """Place of an equation: its scope, the jitted calls and the loop around it, and repeats."""
+    """Scope of an equation, and the calls and loop around it. Fields are as in `Node`."""
 
     scope: str = ""
     calls: tuple[str, ...] = ()
@@ -170,7 +170,7 @@ class _Tracer:
         return index
 
     def add_while(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
-        """Add the body of a loop that counts to a constant; raise UnboundedLoopError for others."""
+        """Add a loop's body. Raises UnboundedLoopError unless the loop counts to a constant."""
         count = count_iterations(eqn)
         if count is None:
             raise UnboundedLoopError(

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 STARVED_SHARE = 0.05
-"""Training starves if it waited for a window for more than this share of its time."""
+"""Training starves if it waits for a window for more than this share of its time."""
 
 RECOVERED_SHARE = 0.01
-"""Starvation ends if training waited for a window for less than this share."""
+"""Starvation ends if training waits for a window for less than this share of its time."""
 
 NOISE_S = 1e-3
 """Shortest wait that counts: the operating system may take as long to wake a thread."""
@@ -82,8 +82,8 @@ class LoaderReport:
     starved: bool
     """Whether training has starved at any time."""
     first_wait_ms: float
-    """Wait for windows that couldn't be prepared ahead: the first one, one that doesn't follow the
-    window before it (a jump), and the short windows after these."""
+    """Wait for windows that couldn't be prepared ahead: the run's first window, windows that don't
+    follow the window before them, and the short windows after these."""
     first_window_ms: float
     """Wait for the run's first window, before which nothing can be compiled."""
     wait_ms_per_step: float | None

@@ -79,7 +79,7 @@ class Reader:
         return min(steps, self._part_source.num_unclaimed * steps // self._plan.parts)
 
     def take(self) -> tuple[Window, PrepareTime]:
-        """Return the next window. As its parts are taken, threads read the window after it."""
+        """Return the next window. Meanwhile threads read the window after it."""
         parts = []
         for _ in range(self._plan.parts):
             part = next(self._parts)
@@ -121,7 +121,7 @@ class PartSource:
         self._parts_read = self._parts_claimed = 0
 
     def __len__(self) -> int:
-        """Number of parts up to the run's last step; a huge number if the start is after it."""
+        """Number of parts up to the run's last step; huge if the first step is a later one."""
         plan = self._plan
         if plan.source.stop is None or self._step >= plan.source.stop:
             return sys.maxsize

@@ -237,7 +237,10 @@ def is_data_parallel_sharding(use: OperatorUse, sharding: Layout) -> bool:
 
 
 class Decisions:
-    """Variables of one mesh: regions first, operators next, then weights with several uses."""
+    """Variables of one mesh: regions, then operators, then weights with several uses.
+
+    The states of a variable are layouts, or an operator's shardings.
+    """
 
     def __init__(
         self,

@@ -99,7 +99,7 @@ def _tie_elementwise(groups: DimensionGroups, node: Node) -> None:
     for value in values:
         shape = groups.shapes[value]
         if len(shape) != len(target) or any(
-            size not in (1, wide) for size, wide in zip(shape, target, strict=True)
+            size not in (1, target_size) for size, target_size in zip(shape, target, strict=True)
         ):
             groups.mark_all_indivisible((*node.inputs, *node.outputs))
             return
@@ -235,7 +235,7 @@ def _tie_windows(groups: DimensionGroups, node: Node) -> None:
 
 
 def _tie_gathered(groups: DimensionGroups, node: Node) -> None:
-    """Tie dimensions that a gather copies in full, and batch dimensions. Mark the others."""
+    """Tie batch dimensions and dimensions that are copied in full. Others are indivisible."""
     operand, indices = node.inputs[:2]
     target = node.outputs[0]
     numbers = node.params["dimension_numbers"]

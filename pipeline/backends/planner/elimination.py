@@ -103,8 +103,8 @@ class Eliminator:
     def find_best(self, factors: Sequence[Factor], sizes: Sequence[int]) -> Choice | None:
         """Return the fastest choice within the bound; None if nothing fits.
 
-        `sizes` are the numbers of states of the variables. Of equally fast choices, it returns the
-        one with the first states, so the result is always the same.
+        `sizes` are the numbers of states of the variables. Of equally fast choices, the choice with
+        the first states is returned, so the result is always the same.
         """
         choices = self.find_frontier(factors, sizes)
         return min(choices, key=lambda choice: choice.time, default=None)
@@ -114,23 +114,23 @@ class Eliminator:
         pending: dict[int, Factor] = dict(enumerate(factors))
         for variable, size in enumerate(sizes):
             pending[len(pending)] = Factor((variable,), self._make_zeros(size))
-        near: dict[int, set[int]] = {variable: {variable} for variable in range(len(sizes))}
+        adjacent: dict[int, set[int]] = {variable: {variable} for variable in range(len(sizes))}
         for factor in factors:
             for variable in factor.scope:
-                near[variable].update(factor.scope)
-        width = {v: prod(sizes[n] for n in neighbours) for v, neighbours in near.items()}
+                adjacent[variable].update(factor.scope)
+        table_sizes = {v: prod(sizes[n] for n in neighbours) for v, neighbours in adjacent.items()}
         number = len(pending)
-        while width:
-            variable = min(width, key=lambda v: (width[v], len(near[v]), v))
+        while table_sizes:
+            variable = min(table_sizes, key=lambda v: (table_sizes[v], len(adjacent[v]), v))
             keys = [key for key, factor in pending.items() if variable in factor.scope]
             total = self._add_all([pending.pop(key) for key in keys])
             pending[number] = self._eliminate(total, variable)
             number += 1
-            del width[variable]
-            neighbours = near.pop(variable) - {variable}
+            del table_sizes[variable]
+            neighbours = adjacent.pop(variable) - {variable}
             for other in neighbours:
-                near[other] = (near[other] | neighbours) - {variable}
-                width[other] = prod(sizes[n] for n in near[other])
+                adjacent[other] = (adjacent[other] | neighbours) - {variable}
+                table_sizes[other] = prod(sizes[n] for n in adjacent[other])
         remaining = list(pending.values())
         total = self._add_all(remaining) if remaining else Factor((), Table.from_arrays(0.0))
         return tuple(
@@ -222,7 +222,7 @@ class Eliminator:
         if self.gap < np.inf:
             undominated &= cost <= cost.min(axis=-1, keepdims=True) + self.gap
         undominated = _thin_by_levels(undominated, memory, cost, self.points)
-        # Move these points to the front. The state with the most of them sets the array's size.
+        # Move these points to the front. The state with the most points sets the array's size.
         front = np.argsort(~undominated, axis=-1, kind="stable")
         front = front[..., : max(1, int(undominated.sum(axis=-1).max(initial=1)))]
         exists = np.take_along_axis(undominated, front, -1)

@@ -1,8 +1,8 @@
 """Find the blocks of a step in its traced loss and gradients.
 
 A cotangent is sharded like its value, as with `with_sharding_constraint`, so the backward pass adds
-prices but no choices. It is traced for the values that it reads, which need memory, and for its
-sums, which are all-reduced.
+prices but no choices. The backward pass is traced for the values that it reads, which need memory,
+and for its sums, which are all-reduced.
 """
 
 from __future__ import annotations
@@ -124,14 +124,14 @@ class _Finder:
                 yield OperatorUse(operator, source, target, self.weights[leaf])
 
     def _make_operator(self, node: Node, operand: int, weight: int, leaf: int) -> Operator:
-        read, written = (
+        operand_array, result_array = (
             Array(self.loss.count_bytes(value) * node.repeat, self.regions.to_local(value))
             for value in (operand, node.outputs[0])
         )
         dims = tuple(
             located
             for dim in list_dims(node, self.graph, operand, weight)
-            if _can_shard(dim, read, written)
+            if _can_shard(dim, operand_array, result_array)
             and (located := self._locate_on_leaf(dim, weight, leaf)) is not None
         )
         groups = self.regions.groups.get(operand)
@@ -142,8 +142,8 @@ class _Finder:
         ]
         return Operator(
             kind="look_up" if node.primitive == "gather" else "product",
-            operand=read,
-            result=written,
+            operand=operand_array,
+            result=result_array,
             dims=dims,
             weight_bytes=self.loss.count_bytes(leaf),
             flops=count_flops(node, self.graph, weight) * node.repeat,
@@ -221,7 +221,7 @@ class _Finder:
                 self.items[region].moved[groups] += 2 * nbytes
 
     def _add_sums(self) -> None:
-        """Add reductions of both passes, except those that compute parameters' gradients."""
+        """Add reductions of both passes, except reductions to parameters' gradients."""
         gradients = self.loss.find_gradients()
         for index, node in enumerate(self.graph.nodes):
             if node.primitive not in REDUCTIONS:
@@ -247,7 +247,7 @@ class _Finder:
                 items.sums[groups, summed].append(self.loss.count_bytes(result) * node.repeat)
 
     def _is_local_sum(self, value: int, dim: int, result: int) -> bool:
-        """Return whether each device sums over its own samples, as in batch norm."""
+        """Return whether each device sums over only its samples, as in batch norm."""
         if self.sync_batch_norm or self.graph.values[result].size == 1:
             return False
         return self.regions.groups.get(value)[dim] in self.regions.sample_groups

@@ -109,9 +109,9 @@ def find_transfer(
 def _is_involuntary(source: Layout, target: Layout) -> bool:
     """Return whether XLA copies an array to all devices to change its layout.
 
-    It does ("involuntary full rematerialization") if both axes shard the same dimension in one
-    layout, and in the other layout `data`, the outer axis, has neither that dimension nor the
-    dimension of `model`.
+    XLA copies ("involuntary full rematerialization") if both axes shard the same dimension in one
+    layout, and in the other layout `data`, the outer axis, shards neither that dimension nor the
+    dimension that `model` shards.
     """
 
     def splits(stacked: Layout, other: Layout) -> bool:

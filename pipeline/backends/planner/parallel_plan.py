@@ -126,7 +126,7 @@ def make_plan(
     }
     largest = find_largest_region(blocks)
     axes = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
-    data_parallel = not any(map(any, axes_by_path.values())) and all(
+    is_data_parallel = not any(map(any, axes_by_path.values())) and all(
         all(sharding[axis] == use.operator.samples for axis in axes)
         for use, sharding in zip(blocks.operators, plan_layouts.shardings, strict=True)
     )
@@ -134,7 +134,7 @@ def make_plan(
         mesh=mesh,
         batch=find_sample_axes(blocks.regions[largest], plan_layouts.regions[largest]),
         specs=tuple(make_rules(axes_by_path, only_sharded=True)),
-        constraints=() if data_parallel else tuple(make_rules(outputs)),
+        constraints=() if is_data_parallel else tuple(make_rules(outputs)),
         step_ms=step_us / 1e3,
         memory_bytes=memory_bytes,
         collective_bytes=dict(collective_bytes),

@@ -90,8 +90,8 @@ class MeasuredRates:
     """Two measured rates of a CPU or GPU, and rates of its links.
 
     A kernel takes the longer of the times of its operations and of its bytes (the roofline).
-    Groups within `per_server` adjacent devices use `links`, others `far_links`. If devices share
-    `cores`, the rates are those of one core.
+    Groups within `per_server` adjacent devices use `links`, other groups `far_links`. If devices
+    share `cores`, the rates are for one core.
     """
 
     flops_per_us: float

@@ -60,7 +60,7 @@ class RegionGroups:
         return tuple(None if group is None else numbers.get(group) for group in groups)
 
     def find_sample_group(self, region: int) -> int | None:
-        """Return the group of the batch dimension in a region; None without one."""
+        """Return the group of the batch dimension in a region; None if the region has none."""
         local = self._local[region]
         return next((local[group] for group in local if group in self.sample_groups), None)
 

@@ -104,15 +104,15 @@ def search_blocks(
         raise RecipeError(
             [_explain_nothing_fits(blocks, one_device, devices, state_ratio, memory_bytes, leanest)]
         )
-    data = find_data_parallel_plan(blocks, devices, rates, state_ratio)
-    fits = data is not None and data.memory_bytes <= memory_bytes
-    ranked = _rank_plans(plans, data if fits else None)
+    data_parallel = find_data_parallel_plan(blocks, devices, rates, state_ratio)
+    fits = data_parallel is not None and data_parallel.memory_bytes <= memory_bytes
+    ranked = _rank_plans(plans, data_parallel if fits else None)
     return SearchedPlans(
         name=step.name,
         devices=devices,
         best=ranked[0],
         runners_up=tuple(ranked[1 : 1 + RUNNERS_UP]),
-        data_parallel=data,
+        data_parallel=data_parallel,
         one_device=one_device,
         memory_bytes=memory_bytes,
         blocks=len(blocks.regions) + len(blocks.operators),
@@ -120,16 +120,18 @@ def search_blocks(
     )
 
 
-def _rank_plans(plans: list[ParallelPlan], data: ParallelPlan | None) -> list[ParallelPlan]:
+def _rank_plans(
+    plans: list[ParallelPlan], data_parallel: ParallelPlan | None
+) -> list[ParallelPlan]:
     """Return distinct plans, the fastest first, but data parallelism before plans of small gain."""
-    candidates = [*plans, data] if data is not None else plans
+    candidates = [*plans, data_parallel] if data_parallel is not None else plans
     distinct: list[ParallelPlan] = []
     for plan in candidates:
         if not any(_is_equal(plan, other) for other in distinct):
             distinct.append(plan)
     ranked = sorted(distinct, key=lambda plan: plan.step_ms)
-    if data is not None and data.step_ms <= (1 + SIMPLER) * ranked[0].step_ms:
-        ranked = [data, *(plan for plan in ranked if not plan.is_data_parallel)]
+    if data_parallel is not None and data_parallel.step_ms <= (1 + SIMPLER) * ranked[0].step_ms:
+        ranked = [data_parallel, *(plan for plan in ranked if not plan.is_data_parallel)]
     return ranked
 
 
@@ -224,9 +226,10 @@ def _list_rows(plans: SearchedPlans) -> Iterator[tuple[ParallelPlan, str]]:
     yield plans.best, "  <- chosen"
     for plan in plans.runners_up:
         yield plan, ""
-    data = plans.data_parallel
-    if data is not None and data not in (plans.best, *plans.runners_up):
-        yield data, "" if data.memory_bytes <= plans.memory_bytes else "  does not fit"
+    data_parallel = plans.data_parallel
+    if data_parallel is not None and data_parallel not in (plans.best, *plans.runners_up):
+        fits = data_parallel.memory_bytes <= plans.memory_bytes
+        yield data_parallel, "" if fits else "  does not fit"
     if plans.devices > 1:
         yield plans.one_device, ""
 
@@ -259,7 +262,7 @@ def price_shardings(
 ) -> PricedShardings | None:
     """Price a step with fixed shardings of the batch, the weights and layers' outputs.
 
-    The layouts of other activations are chosen for the least time. XLA may choose others. Biases
+    The layouts of other activations are chosen for the least time. XLA may choose otherwise. Biases
     and scales are sharded like the arrays that they are added to. Returns None if the planner finds
     no computation with these shardings.
     """

@@ -120,7 +120,7 @@ class TracedLoss:
                     self.varying.add(out)
 
     def _find_forward_nodes(self) -> set[int]:
-        """Return the nodes that the loss depends on, and those that JAX marks as forward."""
+        """Return the nodes that the loss depends on, and the nodes that JAX marks as forward."""
         nodes = self.graph.nodes
         maker = {out: index for index, node in enumerate(nodes) for out in node.outputs}
         forward = {index for index, node in enumerate(nodes) if node.mark == "forward"}

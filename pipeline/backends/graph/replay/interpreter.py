@@ -43,7 +43,7 @@ class ReplayValue:
     constant: bool = False
     """Whether the tensor is computed from constants alone."""
     origin: Origin | None = None
-    """Origin of a non-finite value; None for a finite one and for a constant of the program."""
+    """Origin of a non-finite value; None for finite values and for constants of the program."""
 
     @property
     def source(self) -> str:
@@ -195,7 +195,7 @@ class Interpreter:
     def _find_origin(
         self, eqn: Any, scope: str, operands: list[ReplayValue], array: Any
     ) -> Origin | None:
-        """Return the origin of a result that isn't finite; None for a finite one."""
+        """Return the origin of a result that isn't finite; None for a finite result."""
         primitive = eqn.primitive.name
         if not is_float(array):
             return self._find_origin_of_bits(primitive, scope, operands, array)

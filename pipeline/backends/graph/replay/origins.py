@@ -11,21 +11,9 @@ COLUMN = "input column"
 """The kind of a tensor that is a column of the dataset."""
 
 MOVES = frozenset(
-    {
-        "broadcast_in_dim",
-        "concatenate",
-        "copy",
-        "dynamic_update_slice",
-        "gather",
-        "max",
-        "pad",
-        "reduce_max",
-        "reduce_window_max",
-        "reshape",
-        "scatter",
-        "select_n",
-    }
-)
+    {"broadcast_in_dim", "concatenate", "copy", "dynamic_update_slice", "gather", "max", "pad",
+     "reduce_max", "reduce_window_max", "reshape", "scatter", "select_n"}
+)  # fmt: skip
 """Primitives that pass on intended minus infinities, such as the padding of a maximum or the mask
 of a softmax."""
 
