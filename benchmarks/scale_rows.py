@@ -248,7 +248,7 @@ def single_read(samples: int) -> float:
 
 def _record_column(samples: int) -> tuple[Any, Any]:
     from pipeline import load_recipe
-    from pipeline.cli.convert_records import main
+    from pipeline.cli.convert.records import main
     from pipeline.core.reporter import Reporter
     from pipeline.stages.data import load_data
 

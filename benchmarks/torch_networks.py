@@ -140,7 +140,7 @@ def main() -> None:
 
 def compare(name: str, side: int, rounds: int) -> Comparison:
     """Compare an imported network with PyTorch's."""
-    module, rate = _module(name, side), RATES.get(name, RATE)
+    module, rate = make_module(name, side), RATES.get(name, RATE)
     example = torch.zeros(2, 3, side, side)
     timed = {
         "export": lambda: _seconds(lambda: _export_both(module, example)),
@@ -151,12 +151,13 @@ def compare(name: str, side: int, rounds: int) -> Comparison:
     graph = export_module(module, (3, side, side), origin=name)
     network, variables = TorchNetwork(graph, "float32"), initial_variables_of(graph)
     images = np.random.default_rng(1).normal(size=(4, 3, side, side)).astype(np.float32)
-    own = jax.jit(lambda v, x: network.apply(v, x, train=False))(variables, _nhwc(images))
+    own = jax.jit(lambda v, x: network.apply(v, x, train=False))(variables, to_nhwc(images))
     with torch.no_grad():
         theirs = module.eval()(torch.from_numpy(images)).numpy()
-    losses = np.array(_train_jax(network, variables, side, rate))
-    in_64_bits = np.array(_train_torch(copy.deepcopy(module).double(), side, rate, torch.float64))
-    in_32_bits = np.array(_train_torch(module, side, rate, torch.float32))
+    batches = list(_batches(side))
+    losses = np.array(train_jax(network, variables, batches, rate))
+    in_64_bits = np.array(train_torch(copy.deepcopy(module).double(), batches, rate, torch.float64))
+    in_32_bits = np.array(train_torch(module, batches, rate, torch.float32))
     return Comparison(
         name,
         side,
@@ -187,13 +188,18 @@ def _export_both(module: nn.Module, example: torch.Tensor) -> None:
         torch.export.export(module.train(train), (example,), dynamic_shapes=dims, strict=False)
 
 
-def _module(name: str, side: int) -> nn.Module:
-    """Make the network, without anything random in training."""
+def make_module(name: str, side: int) -> nn.Module:
+    """Make a network of torchvision, or else of timm, without anything random in training."""
     torch.manual_seed(0)
     options: dict[str, Any] = {"image_size": side} if name.startswith("vit") else {}
     if name == "googlenet":
         options = {"aux_logits": False, "init_weights": False}
-    module = getattr(torchvision.models, name)(weights=None, num_classes=CLASSES, **options)
+    if hasattr(torchvision.models, name):
+        module = getattr(torchvision.models, name)(weights=None, num_classes=CLASSES, **options)
+    else:
+        import timm
+
+        module = timm.create_model(name, num_classes=CLASSES)
     for each in module.modules():
         if isinstance(each, nn.Dropout) or type(each).__name__ == "StochasticDepth":
             each.p = 0.0
@@ -211,6 +217,10 @@ def _warm_statistics(module: nn.Module, side: int) -> None:
             module(torch.randn(BATCH, 3, side, side))
 
 
+Batches = Sequence[tuple[np.ndarray, np.ndarray]]
+"""Images NCHW and labels of each step."""
+
+
 def _batches(side: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     random = np.random.default_rng(0)
     images = random.normal(size=(BATCHES, BATCH, 3, side, side)).astype(np.float32)
@@ -219,14 +229,17 @@ def _batches(side: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield images[step % BATCHES], labels[step % BATCHES]
 
 
-def _nhwc(images: np.ndarray) -> np.ndarray:
+def to_nhwc(images: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(images.transpose(0, 2, 3, 1))
 
 
-def _train_torch(module: nn.Module, side: int, rate: float, dtype: torch.dtype) -> list[float]:
+def train_torch(
+    module: nn.Module, batches: Batches, rate: float, dtype: torch.dtype
+) -> list[float]:
+    """Train a module, and return the loss of each step."""
     optimizer = torch.optim.SGD(module.train().parameters(), lr=rate, momentum=0.9)
     losses = []
-    for images, labels in _batches(side):
+    for images, labels in batches:
         optimizer.zero_grad()
         logits = module(torch.from_numpy(images).to(dtype))
         loss = nn.functional.cross_entropy(logits, torch.from_numpy(labels))
@@ -236,7 +249,8 @@ def _train_torch(module: nn.Module, side: int, rate: float, dtype: torch.dtype) 
     return losses
 
 
-def _train_jax(network: TorchNetwork, variables: Any, side: int, rate: float) -> list[float]:
+def train_jax(network: TorchNetwork, variables: Any, batches: Batches, rate: float) -> list[float]:
+    """Train an imported network, and return the loss of each step."""
     optimizer = optax.sgd(rate, momentum=0.9)
 
     @jax.jit
@@ -258,8 +272,8 @@ def _train_jax(network: TorchNetwork, variables: Any, side: int, rate: float) ->
 
     params, stats = variables["params"], variables["batch_stats"]
     state, losses = optimizer.init(params), []
-    for images, labels in _batches(side):
-        inputs = jnp.asarray(_nhwc(images)), jnp.asarray(labels)
+    for images, labels in batches:
+        inputs = jnp.asarray(to_nhwc(images)), jnp.asarray(labels)
         params, stats, state, loss = step(params, stats, state, *inputs)
         losses.append(float(loss))
     return losses

@@ -85,25 +85,28 @@ LONGEST = (
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache of compiled programs for the whole session, in the folder that XDG names.
-
-    All processes of pytest-xdist share it.
-    """
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
+def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of pytest-xdist share."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "cache"
     folder.mkdir(mode=0o700, exist_ok=True)
-    return folder / "pipeline"
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cache(session_folder: Path) -> Path:
+    """One cache of compiled programs for the whole session, in the folder that XDG names."""
+    return session_folder / "pipeline"
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _kept_bytecode(cache: Path) -> None:
+def _kept_bytecode(session_folder: Path) -> None:
     """Processes that tests start compile modules to bytecode once for all, not once each.
 
     It is kept in the session's folder where Python may write none beside the modules.
     """
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-        os.environ["PYTHONPYCACHEPREFIX"] = str(cache.with_name("bytecode"))
+        os.environ["PYTHONPYCACHEPREFIX"] = str(session_folder / "bytecode")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -121,7 +121,8 @@ def test_a_run_of_the_readme_is_a_valid_recipe(command: str) -> None:
 
 ELSEWHERE = {
     "JOB/overrides.yaml", "amortisation.html", "args.yaml", "autopsy.json", "classes.csv",
-    "compiled.json", "confusion.csv",
+    "compiled.json", "status.json",
+    "confusion.csv",
     "dump.json", "explain.json", "index.html", "labels.csv", "lowerings.json", "manifest.json",
     "mine/sweep.csv", "model.json", "numbers.csv", "peaks.json", "predict.py",
     "predictions.csv", "price.json", "profile.json", "provenance.json", "recipe.yaml", "sink.json",

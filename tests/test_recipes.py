@@ -53,6 +53,9 @@ TEXTS = {
 """Recipes of texts that ship, and what makes them small; their networks are made small below."""
 
 
+ADVERSARIAL = ("gan_mnist",)
+"""Recipes without classes: `stages/test_adversarial_runs.py` trains them."""
+
 TABLES = ("breast_cancer_mlp", "diabetes_mlp")
 """Recipes that train on a table of the package, in a second or two."""
 
@@ -80,12 +83,12 @@ def header_of(name: str) -> list[str]:
 
 def test_every_recipe_is_accounted_for() -> None:
     shipped = {file.stem for file in RECIPES.glob("*.yaml")}
-    assert shipped == {*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES}
-    assert len(shipped) == 18
+    assert shipped == {*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES, *ADVERSARIAL}
+    assert len(shipped) == 19
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES])
+@pytest.mark.parametrize("name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES, *ADVERSARIAL])
 def test_a_recipe_resolves_to_what_it_did(name: str, golden: Callable[[Path, str], str]) -> None:
     """Rewritten with `pytest --update-golden`, to be read in the diff."""
     tree = load_recipe(name).model_dump(mode="json")
@@ -93,7 +96,7 @@ def test_a_recipe_resolves_to_what_it_did(name: str, golden: Callable[[Path, str
     assert text == golden(GOLDEN / f"recipe_{name}.yaml", text)
 
 
-@pytest.mark.parametrize("name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES])
+@pytest.mark.parametrize("name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES, *ADVERSARIAL])
 def test_the_header_gives_the_command_and_says_what_it_is(name: str) -> None:
     header = header_of(name)
     recipe = "" if name == DEFAULT_RECIPE else f" +recipe={name}"
@@ -106,7 +109,14 @@ def test_the_document_lists_the_recipes_as_their_headers_do() -> None:
     document = (ROOT / "docs" / "recipes.md").read_text()
     shipped = document.partition("## Shipped recipes")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \|$", shipped, re.MULTILINE)
-    assert {name for name, *_ in rows} == {*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES}
+    assert {name for name, *_ in rows} == {
+        *TRAINED,
+        *BUILT,
+        *TABLES,
+        *TEXTS,
+        *OF_FILES,
+        *ADVERSARIAL,
+    }
     for name, what, measured in rows:
         header = header_of(name)
         command = next(index for index, line in enumerate(header) if "python -m pipeline" in line)

@@ -109,10 +109,6 @@ COVERED = {
         "backends/ascend/simulate/test_launch_modes.py",
         "timelines of each launch mode",
     ),
-    "pipeline.backends.ascend.tune.tile_search": (
-        "backends/ascend/tune/test_autotune.py",
-        "every search of AutoTune",
-    ),
     # Devices, programs and plans.
     "pipeline.backends.base": ("backends/test_xla.py", "types"),
     "pipeline.backends.compile_program": (
@@ -222,6 +218,14 @@ COVERED = {
         "models/lowerings/problem/test_lowering.py",
         "problems and their lowerings",
     ),
+    "pipeline.models.modules.convolution": (
+        "models/modules/test_standard.py",
+        "convolutions by loops",
+    ),
+    "pipeline.models.modules.recurrent": (
+        "models/modules/test_layers_golden.py",
+        "values and gradients of PyTorch",
+    ),
     "pipeline.models.modules.wide_deep": (
         "models/networks/test_wide_deep.py",
         "the network with its description",
@@ -285,8 +289,10 @@ CROSS_CUTTING = frozenset(
         "engine/test_left_out.py",
         "inspect/autopsy/test_injections.py",
         "models/lowerings/tune/test_runs.py",
+        "models/modules/test_layers_golden.py",
         "models/test_conf.py",
         "models/test_trainable.py",
+        "stages/test_adversarial_runs.py",
         "stages/test_image_runs.py",
         "stages/test_learning_rates.py",
         "stages/test_parameters.py",

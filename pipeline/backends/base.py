@@ -173,6 +173,8 @@ class StepToPrice:
     choose_sink: Callable[[SinkPrice], SinkChoice] | None = None
     sizes_each: bool = False
     """Whether the recipe's batch size is for each device, not for all together."""
+    exchange_bytes: tuple[int, ...] = ()
+    """Bytes of each all-reduce of the devices besides those of the gradients."""
 
     @property
     def device_batch(self) -> int:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,8 @@ from pipeline.study.runs.recorded_run import RecordedRun, differing_keys, read_r
 PAGE = "runs.html"
 MOST_KEYS = 4
 MOST_ROWS = 50
+WATCH_S = 2.0
+"""Seconds between two tables of --watch."""
 
 
 def main(
@@ -32,11 +37,19 @@ def main(
     out: Path | None = None,
     as_json: bool = False,
     is_whole: bool = False,
+    watches: bool = False,
 ) -> int:
     """Print the runs, or write their page; the exit status is 0.
 
     Raises UsageError for `out` without `html`, DataError if the folder can't be read or has no run.
     """
+    if watches:
+        with suppress(KeyboardInterrupt):
+            while True:
+                Console().clear()
+                main(folder, metric, is_whole=is_whole)
+                time.sleep(WATCH_S)
+        return 0
     if out is not None and not html:
         raise UsageError([f"--out {out}"], "needs --html, which writes the page")
     runs = read_runs(folder, curves=html)
@@ -86,6 +99,7 @@ def _to_dict(run: RecordedRun) -> dict[str, Any]:
         "data": run.data,
         "code": list(run.commits),
         "problem": run.problem,
+        "live": None if run.live is None else asdict(run.live),
     }
 
 
@@ -122,6 +136,8 @@ def _print_table(runs: Sequence[RecordedRun], metric: str | None, *, is_whole: b
     if metric is not None and unranked:
         console.print(f"ranked by {metric}, which {len(unranked)} of {len(runs)} runs don't have")
     for run in runs:
+        if run.live is not None:
+            console.print(printable(f"{run.name}: {run.live}"))
         if run.problem:
             console.print(printable(f"{run.name}: {run.problem}"))
     hidden = []

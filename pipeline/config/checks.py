@@ -226,6 +226,18 @@ def check_freezing(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
+def check_optimizers(recipe: Recipe) -> Iterator[str]:
+    """Separate optimizers update parameters that are trained from the first step on."""
+    train = recipe.train
+    if train.optimizers and train.unfreeze:
+        yield "train.optimizers: must be [] with train.unfreeze, which begins optimizers later"
+    specs = (train.optimizer, *(rule.optimizer for rule in train.optimizers))
+    for spec in specs if train.optimizers else ():
+        if spec.observes_layers:
+            yield f"train.optimizers: must be [] with {spec.name}, which looks into layers"
+
+
+@rule
 def check_rollback(recipe: Recipe) -> Iterator[str]:
     """A rollback needs checkpoints at steps that are known in advance."""
     checkpoint = recipe.checkpoint

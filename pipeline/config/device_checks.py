@@ -110,13 +110,6 @@ def check_features(recipe: Recipe) -> Iterator[str]:
     if parallel.mode == "none":
         return
     mode = f"parallel.mode = {parallel.mode}"
-    if train.optimizer.observes_layers and parallel.mode != "data":
-        yield f"{mode}: must be none or data with {train.optimizer.name}, which looks into layers"
-    if train.optimizer.observes_layers and recipe.device.is_emulated:
-        yield (
-            f"{mode}: must be none with {train.optimizer.name} on an emulated device, which "
-            "doesn't model the exchange of curvature"
-        )
     if train.loss.hardest_share < 1:
         yield (
             f"train.loss.hardest_share = {train.loss.hardest_share}: must be 1.0 with {mode}; the "

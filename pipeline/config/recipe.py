@@ -32,6 +32,7 @@ from pipeline.training.component_specs import (
     GradientSpec,
     LossSpec,
     MetricSpec,
+    OptimizerRule,
     OptimizerSpec,
     RateRule,
     ScheduleSpec,
@@ -129,17 +130,30 @@ class TrainSpec(AdapterWords):
     """Objects that are called at events, and may stop the run or change its learning rate."""
     loss: Annotated[LossSpec, ComponentOf("loss")]
     optimizer: Annotated[OptimizerSpec, ComponentOf("optimizer")]
+    optimizers: Seq[OptimizerRule] = ()
+    """Separate optimizers by pattern; the last matching rule wins. Other parameters have
+    `optimizer`. All gradients are clipped together. `lr_rules` multiply the rate of `optimizer`."""
     schedule: Annotated[ScheduleSpec, ComponentOf("schedule")]
     clip: ClipSpec
 
     @property
     def schedules(self) -> dict[str, ScheduleSpec]:
-        """The main schedule and the schedules of `lr_rules`, by key."""
+        """The main schedule and the schedules of `optimizers` and `lr_rules`, by key."""
+        rules: dict[str, Seq[OptimizerRule | RateRule]] = {
+            "optimizers": self.optimizers,
+            "lr_rules": self.lr_rules,
+        }
         return {"train.schedule": self.schedule} | {
-            f"train.lr_rules.{number}.schedule": rule.schedule
-            for number, rule in enumerate(self.lr_rules)
+            f"train.{key}.{number}.schedule": rule.schedule
+            for key, entries in rules.items()
+            for number, rule in enumerate(entries)
             if rule.schedule is not None
         }
+
+    @property
+    def rate_columns(self) -> tuple[OptimizerRule | RateRule, ...]:
+        """The rules with a column in the table of learning rates, after the main schedule's."""
+        return *self.optimizers, *self.lr_rules
 
 
 class CheckpointSpec(Spec):
@@ -169,7 +183,7 @@ class CheckpointSpec(Spec):
     restore: FilePath | None
     """A run directory, its checkpoints folder, one checkpoint or a weight file (.safetensors,
     .ckpt, .pt, .pth, .npz): start from these weights."""
-    rules: Literal["auto", "none", "torch", "mindspore"]
+    rules: Literal["auto", "none", "torch", "mindspore", "tensorflow"]
     """Naming rules and layout of the weights to restore; none: this network's names."""
     renames: Seq[RenameSpec]
     """Renaming rules for entries of the weights to restore; the first matching one applies."""

@@ -47,6 +47,7 @@ COMPONENT_MODULES = (
     "pipeline.models.layers.standard",
     "pipeline.models.networks",
     "pipeline.models.layers.tokens",
+    "pipeline.training.adversarial",
     "pipeline.training.non_finite_steps",
     "pipeline.training.gradient_rules",
     "pipeline.training.loss_scales",

@@ -19,6 +19,7 @@ from pipeline.core.registry import ComponentOf, FilePath, Seq, Spec
 from pipeline.data.columns import ColumnSpec, Facts, RawData
 from pipeline.data.host_ops import HostOp
 from pipeline.data.selections import Selection
+from pipeline.data.targets import Targets
 
 
 class MapOp(Spec):
@@ -53,6 +54,10 @@ class MapOp(Spec):
     @abstractmethod
     def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
         """Return the specs of the mapped columns. Raises ValueError if the op can't be applied."""
+
+    def replace_targets(self, targets: Targets) -> Targets:
+        """Return the targets of the mapped labels. By default they stay the same."""
+        return targets
 
     @abstractmethod
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:

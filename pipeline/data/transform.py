@@ -11,6 +11,7 @@ import numpy as np
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import BatchOp, GeometricOp, MapOp, Op, WrappedOp
 from pipeline.data.random import integers, uniforms
+from pipeline.data.targets import Targets
 
 CHOICE_OP = (1 << 30) + 1
 """Op number in the key of a step's choice, larger than any index of a map op."""
@@ -43,6 +44,13 @@ def fit_to_classes(ops: Sequence[MapOp], classes: int) -> tuple[MapOp, ...]:
         else op
         for op in ops
     )
+
+
+def replace_targets(ops: Sequence[MapOp], targets: Targets) -> Targets:
+    """Return the targets after all ops."""
+    for op in ops:
+        targets = op.replace_targets(targets)
+    return targets
 
 
 def count_choices(ops: Sequence[MapOp]) -> int:

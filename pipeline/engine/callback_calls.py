@@ -21,11 +21,12 @@ from pipeline.core.files.value_text import show
 from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.events import Evaluation
 from pipeline.engine.schedule import RunSchedule
+from pipeline.training.component_specs import RateRule
 from pipeline.training.parallel.ranks import Agree
 from pipeline.training.telemetry import count_updates
 
 if TYPE_CHECKING:
-    from pipeline.training.component_specs import RateRule
+    from pipeline.training.component_specs import OptimizerRule
     from pipeline.training.state import TrainState
 
 BOUNDARY = ("on_begin", "on_sink", "on_eval")
@@ -339,12 +340,13 @@ def combine_changes(changes: Sequence[RateChange]) -> tuple[RateChange, ...]:
 
 
 def change_rates(
-    rates: np.ndarray, changes: Sequence[RateChange], rules: Sequence[RateRule] = ()
+    rates: np.ndarray, changes: Sequence[RateChange], rules: Sequence[OptimizerRule | RateRule] = ()
 ) -> np.ndarray:
     """Return a table of learning rates, a row for each update, after changes.
 
     All rows are changed, also for past updates, which a rollback may repeat. A new rate
-    replaces the main schedule; columns of rules without a schedule are the rate times their factor.
+    replaces the main schedule; columns of `lr_rules` without a schedule are the rate times their
+    factor. Separate optimizers keep their rate.
     """
     for change in changes:
         if change.factor is None:
@@ -352,7 +354,7 @@ def change_rates(
             columns = rates.reshape(len(rates), -1)
             columns[:, 0] = change.rate
             for column, rule in enumerate(rules, start=1):
-                if rule.schedule is None:
+                if isinstance(rule, RateRule) and rule.schedule is None:
                     columns[:, column] = columns[:, 0] * np.float32(rule.factor)
         else:
             with np.errstate(over="ignore"):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pipeline.backends.base import Executable, Mechanism
-    from pipeline.training.component_specs import RateRule
+    from pipeline.training.component_specs import OptimizerRule, RateRule
     from pipeline.training.state import TrainState
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class Program:
     mechanism: Mechanism = "loop"
     learning_rates: np.ndarray | None = None
     """Table, float32, with a row for each update; None if it can't be changed."""
-    rate_rules: Sequence[RateRule] = ()
+    rate_rules: Sequence[OptimizerRule | RateRule] = ()
     """Rules of the columns after the first."""
 
 

@@ -19,6 +19,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import MapOp
+from pipeline.data.ops.values import has_constant_labels
 from pipeline.data.padding.buckets import sort_buckets
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import count_encoded_features
@@ -176,11 +177,11 @@ def make_step_config(
         init_rules=recipe.model.init.rules,
         frozen=train.freeze,
         fix_statistics=train.freeze_statistics == "frozen",
-        rate_groups=tuple(rule.pattern for rule in train.lr_rules),
+        rate_groups=tuple(rule.pattern for rule in train.rate_columns),
         accumulate=train.accumulate_steps,
         gradients=gradients,
         metrics=(
-            *list_metrics(targets, ignore_index),
+            *(() if has_constant_labels(eval_ops) else list_metrics(targets, ignore_index)),
             *(metric.ignoring(ignore_index) for metric in recipe.eval.metrics),
         ),
         average=None if train.ema.decay is None else train.ema,
@@ -246,25 +247,29 @@ def _format_line(recipe: Recipe, built: Built) -> str:
 
 
 def make_learning_rates(train: TrainSpec, run: RunSchedule) -> np.ndarray:
-    """Return the rates of each update: float32 (total,), or (total, 1 + rules) with `lr_rules`.
+    """Return the rates of each update: float32 (total,), or (total, 1 + rules) with rules.
 
-    The first column is the main schedule. The column of a rule is its schedule, or else the main
-    one, times `factor`. Raises RecipeError if a schedule can't be tabulated.
+    The first column is the main schedule. A rule's is its schedule, or else the main one: of its
+    optimizer's rate, or times `factor`. Raises RecipeError if a schedule can't be tabulated.
     """
 
-    def make_table(key: str, schedule: ScheduleSpec) -> np.ndarray:
+    def make_table(key: str, schedule: ScheduleSpec, lr: float) -> np.ndarray:
         try:
-            return schedule.table(train.optimizer.lr, run.total, run.steps_per_epoch)
+            return schedule.table(lr, run.total, run.steps_per_epoch)
         except ValueError as error:
             raise RecipeError(_format_rate_problem(key, error)) from error
 
-    main = make_table("train.schedule", train.schedule)
-    if not train.lr_rules:
+    lr = train.optimizer.lr
+    main = make_table("train.schedule", train.schedule, lr)
+    if not train.rate_columns:
         return main
     columns = [main]
+    for number, group in enumerate(train.optimizers):
+        key = f"train.optimizers.{number}.schedule"
+        columns.append(make_table(key, group.schedule or train.schedule, group.optimizer.lr))
     for number, rule in enumerate(train.lr_rules):
         key = f"train.lr_rules.{number}.schedule"
-        table = main if rule.schedule is None else make_table(key, rule.schedule)
+        table = main if rule.schedule is None else make_table(key, rule.schedule, lr)
         columns.append(table * np.float32(rule.factor))
     return np.stack(columns, axis=1)
 

@@ -25,7 +25,6 @@ from pipeline.data.columns import Split
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp
 from pipeline.data.transform import count_choices, select_ops
-from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.layers.path_patterns import Path, require_covered
 from pipeline.models.layers.precision import PathListing
 from pipeline.models.layers.tokens import Lookup
@@ -186,19 +185,6 @@ def check_jit_layers(draft: StepDraft) -> None:
         require_covered(patterns, list(paths), "layers")
 
 
-def check_curvature(draft: StepDraft) -> None:
-    """Refuse an optimizer that reads the inputs of layers for an imported network."""
-    recipe = draft.recipe
-    if draft.step_config.curvature is not None and isinstance(
-        draft.step_config.network, ImportedNetwork
-    ):
-        optimizer = recipe.train.optimizer.name
-        raise RecipeError(
-            f"train.optimizer.name = {optimizer}: reads the inputs of a list of layers, and "
-            f"{recipe.model.name} isn't a list of layers; must be another one, such as momentum"
-        )
-
-
 def check_shardings(draft: StepDraft) -> None:
     """Require that the shardings of parameters fit the mesh."""
     parallel = draft.recipe.parallel
@@ -293,6 +279,16 @@ def check_gradients(draft: StepDraft) -> None:
             raise ValueError(f"returns gradients of shapes {shapes}; must be like the parameters")
         if jax.tree.map(np.shape, returned) != jax.tree.map(np.shape, result):
             raise ValueError("must return the other results of the backward pass too")
+
+
+def check_curvature(draft: StepDraft) -> None:
+    """Require layers that the optimizer can observe, in a network that isn't a list of layers."""
+    step_config = replace(draft.step_config, shards=None)
+    if step_config.curvature is None or isinstance(step_config.network, Network):
+        return
+    batch = _make_batch_shapes(draft.dataset.train, step_config.accumulate)
+    with blaming_key(f"train.optimizer.name = {draft.recipe.train.optimizer.name}"):
+        jax.eval_shape(partial(compute_step_gradients, step_config), _get_state(draft), batch)
 
 
 def check_mixtures(draft: StepDraft) -> None:
@@ -391,9 +387,10 @@ def _get_state(draft: StepDraft) -> TrainState:
 
 
 LAYER_CHECKS = (check_labels, check_vocabulary, check_to_float, check_jit_layers)
-TASK_CHECKS = (check_curvature, check_shardings, check_constraints, check_task)
+TASK_CHECKS = (check_shardings, check_constraints, check_task)
 STATE_CHECKS = (
     check_gradients,
+    check_curvature,
     check_statistics,
     check_mixtures,
     check_buckets,

@@ -32,6 +32,7 @@ from pipeline.data.transform import (
     draw_choice,
     fit_to_classes,
     make_joint_ops,
+    replace_targets,
     select_ops,
 )
 from pipeline.stages.image_sizes import (
@@ -146,6 +147,7 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
         drop_remainder=False,
         repeat=1,
     )
+    raw = replace(raw, targets=replace_targets(spec.eval.ops, raw.targets))
     targets = raw.targets
     if recipe.train.loss.counts_classes:
         targets = _count_classes(raw, spec.ignore_index)

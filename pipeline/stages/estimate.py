@@ -21,9 +21,15 @@ from pipeline.stages.autosink.choose_sink import (
 from pipeline.stages.build import Built
 from pipeline.stages.plan_devices import describe_shardings
 from pipeline.stages.record.run_directory import RunFolder
+from pipeline.training.curvature import group_layers
 from pipeline.training.parallel.devices import num_devices
 from pipeline.training.parallel.microbatches import compute_batch_multiple
-from pipeline.training.step import image_shape, make_update_only_step
+from pipeline.training.step import (
+    compute_gradients,
+    image_shape,
+    make_update_only_step,
+    mask_batch,
+)
 
 
 def estimate_cost(
@@ -94,7 +100,28 @@ def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice
         keep_batchnorm_fp32=bool(train.keep_batchnorm_fp32),
         choose_sink=choose_sink if chooses_sink(train) else None,
         sizes_each=recipe.parallel.batch_per_device is not None,
+        exchange_bytes=_count_exchange_bytes(built, make_batch(train.batch_size)),
     )
+
+
+def _count_exchange_bytes(built: Built, batch: tuple[Any, Any]) -> tuple[int, ...]:
+    """Return the bytes of each group of layers whose curvature devices exchange."""
+    config = built.step_config
+    if config.curvature is None:
+        return ()
+
+    def sum_layers(state: Any, batch: tuple[Any, Any]) -> Any:
+        images, labels = batch
+        count = images.shape[0]
+        mapped = mask_batch(images, labels, count, jax.random.key(0))
+        return compute_gradients(config, state, mapped, count, 1.0).layers
+
+    layers = jax.eval_shape(sum_layers, built.state, batch)
+    moments = [
+        jax.tree.leaves([layers[path].moments for path in group])
+        for group in group_layers(config.curvature, layers)
+    ]
+    return tuple(sum(leaf.size * leaf.dtype.itemsize for leaf in group) for group in moments)
 
 
 def _count_devices(recipe: Recipe) -> int:

@@ -64,9 +64,15 @@ def add_fine_tuning(
         require_trainable(params, train.freeze)
     with blaming_key("train.unfreeze"):
         _require_new_parameters(train, phases, params)
-    with blaming_key("train.lr_rules"):
-        patterns = [rule.pattern for rule in train.lr_rules]
-        require_covered(patterns, list_paths(params), "parameters")
+    for key, patterns in {
+        "optimizers": [rule.pattern for rule in train.optimizers],
+        "lr_rules": [rule.pattern for rule in train.lr_rules],
+    }.items():
+        with blaming_key(f"train.{key}"):
+            require_covered(patterns, list_paths(params), "parameters")
+    if train.optimizers:
+        with blaming_key("train.optimizers"):
+            step_config = replace(step_config, optimizer=_make_grouped_optimizer(train))
     if phases:
         with blaming_key("train.optimizer"):
             optimizer = _make_phased_optimizer(train, phases, params)
@@ -93,6 +99,15 @@ def compute_depth_rates(
     return tuple(
         (scope, decay ** (last - depth)) for depth, group in enumerate(scopes) for scope in group
     )
+
+
+def _make_grouped_optimizer(train: TrainSpec) -> optax.GradientTransformation:
+    """Return clipping, followed by the optimizer of each group of parameters. A parameter has the
+    optimizer of the last rule that covers it, which is the first not followed by such a rule."""
+    patterns = tuple(rule.pattern for rule in train.optimizers)
+    optimizers = (train.optimizer, *(rule.optimizer for rule in train.optimizers))
+    groups = [(patterns[number:], spec.build()) for number, spec in enumerate(optimizers)]
+    return optimize_by_phase(train.clip.build(), groups)
 
 
 def _make_phased_optimizer(

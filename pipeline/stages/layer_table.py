@@ -20,7 +20,7 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import make_encoding_ops
 from pipeline.data.targets import Targets
-from pipeline.data.transform import compute_column_specs
+from pipeline.data.transform import compute_column_specs, replace_targets
 from pipeline.models.layers.path_patterns import Path, is_frozen
 from pipeline.models.modules.apply_layers import record_layers
 from pipeline.models.modules.observe_modules import observe_modules
@@ -161,6 +161,7 @@ def _make_config(recipe: Recipe, reporter: Reporter) -> tuple[StepConfig, int]:
     # Weights of classes change no layer.
     counts = (1,) * facts.classes
     targets = Targets(tuple(map(str, range(facts.classes))), counts=counts)
+    targets = replace_targets(recipe.dataset.eval.ops, targets)
     steps_per_epoch = make_batching(recipe, facts.train_size).steps_per_epoch
     return make_step_config(recipe, targets, image, (), ()), steps_per_epoch
 

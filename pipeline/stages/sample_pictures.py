@@ -16,16 +16,19 @@ from pipeline.data.columns import IMAGES
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp
 from pipeline.data.image_file import draw_masks
+from pipeline.data.ops.values import has_constant_labels
 from pipeline.data.padding.buckets import SIZE
 from pipeline.data.random import seed_words
 from pipeline.data.targets import Targets
 from pipeline.data.transform import apply_ops
+from pipeline.models.layers.standard import Adversarial
+from pipeline.models.modules.adversarial import GENERATOR
 from pipeline.models.modules.layout import to_nhwc
 from pipeline.models.modules.observe_modules import observe_modules
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built
 from pipeline.training.state import StepConfig, TrainState, merge_params
-from pipeline.training.step import make_network_inputs
+from pipeline.training.step import image_shape, make_network_inputs
 
 MASK_GAP = 2
 """White pixels between an image, its mask and the predicted mask."""
@@ -57,7 +60,8 @@ class EmbeddedSamples:
 
 def format_sample_labels(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:
     """Return the labels of the images of `sample_images`; () if an image has several labels."""
-    if any(isinstance(op, BatchOp) for op in dataset.train_ops) or dataset.label_positions:
+    mixes = any(isinstance(op, BatchOp) for op in dataset.train_ops)
+    if mixes or dataset.label_positions or has_constant_labels(dataset.eval_ops):
         return ()
     rows = dataset.train_order.batches(0, 1).rows[0][: recipe.monitor.sample_images]
     labels = np.asarray(dataset.train.columns["label"][rows])
@@ -81,11 +85,14 @@ def predict_samples(
 ) -> SamplePredictions | None:
     """Predict `monitor.sample_predictions` samples, spread over the evaluation split.
 
-    Returns None if samples aren't images, have a label for each position, or are padded. A caption
+    Returns None if samples aren't images, have a label for each position, or the same labels, or
+    are padded. A caption
     is the prediction, followed by the true label if it differs. Predicted numbers are never wrong.
     """
     count = min(recipe.monitor.sample_predictions, len(dataset.eval))
-    has_no_caption = dataset.label_positions or recipe.dataset.buckets
+    has_no_caption = (
+        dataset.label_positions or recipe.dataset.buckets or has_constant_labels(dataset.eval_ops)
+    )
     if not count or not _has_images(dataset) or has_no_caption:
         return None
     rows = np.arange(count) * len(dataset.eval) // count
@@ -149,6 +156,39 @@ def make_mask_drawer(
         return np.concatenate([images, gap, truth, gap, predicted], axis=2)
 
     return draw
+
+
+def make_generated_drawer(
+    recipe: Recipe, dataset: Dataset, built: Built
+) -> Callable[[TrainState], np.ndarray] | None:
+    """Return a function (state) -> `monitor.sample_images` generated images, uint8 (n, H, W, 3).
+
+    Returns None for a network without the layer `adversarial`, and for a state on several devices.
+    """
+    network = built.step_config.network
+    layers = network.layers if isinstance(network, Network) else ()
+    count = recipe.monitor.sample_images
+    is_adversarial = any(isinstance(layer, Adversarial) for layer in layers)
+    if not count or not is_adversarial or recipe.parallel.mode != "none":
+        return None
+    # The numbers of the generator depend on the images that a discriminator compares with its.
+    shape = (count, *image_shape(dataset.image))
+    inputs = np.broadcast_to(np.arange(count, dtype=np.float32).reshape(-1, 1, 1, 1), shape)
+
+    @jax.jit
+    def generate(variables: Any) -> Any:
+        captured: Any = network.apply(
+            variables,
+            inputs,
+            train=False,
+            mutable=["intermediates"],
+            capture_intermediates=lambda module, _: module.name == GENERATOR,
+        )
+        return jax.tree.leaves(captured[1])[0].astype(jnp.float32)
+
+    return lambda state: _stretch_to_rgb(
+        np.asarray(generate({"params": _get_eval_params(state), "batch_stats": state.batch_stats}))
+    )
 
 
 def _stretch_to_rgb(images: np.ndarray) -> np.ndarray:

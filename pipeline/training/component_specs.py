@@ -201,6 +201,15 @@ class UnfreezeRule(Spec):
         return self.after_steps
 
 
+class OptimizerRule(Spec):
+    """A separate optimizer, with its learning rate, for the parameters that a pattern covers."""
+
+    pattern: Annotated[str, Field(min_length=1)]
+    optimizer: Annotated[OptimizerSpec, ComponentOf("optimizer")]
+    schedule: Annotated[ScheduleSpec, ComponentOf("schedule")] | None = None
+    """A schedule of this optimizer's rate; null: the main one."""
+
+
 class RateRule(Spec):
     """The learning rate of the parameters that a pattern covers: `factor` times a schedule's."""
 

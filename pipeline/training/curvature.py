@@ -102,6 +102,14 @@ def sum_layers(
     }
 
 
+def group_layers(rule: CurvatureRule, layers: Mapping[str, LayerSums]) -> list[list[str]]:
+    """Return the paths of the layers that devices exchange together, in the network's order."""
+    groups: list[list[str]] = [[] for _ in range(len(rule.groups) + 1)]
+    for path in sorted(layers, key=lambda path: layers[path].number):
+        groups[sum(end < layers[path].number for end in rule.groups)].append(path)
+    return [group for group in groups if group]
+
+
 @jax.named_scope(UPDATE)
 def exchange_moments(
     rule: CurvatureRule,
@@ -112,13 +120,10 @@ def exchange_moments(
 ) -> dict[str, LayerSums]:
     """Return the sums of all devices. `add` sums the moments of a group; `rows` are sums already.
     Nothing is exchanged at an update that doesn't refresh."""
-    groups: list[list[str]] = [[] for _ in range(len(rule.groups) + 1)]
-    for path in sorted(layers, key=lambda path: layers[path].number):
-        groups[sum(end < layers[path].number for end in rule.groups)].append(path)
 
     def exchange() -> dict[str, Moments]:
         total: dict[str, Moments] = {}
-        for paths in filter(None, groups):
+        for paths in group_layers(rule, layers):
             sums = add([layers[path].moments for path in paths])
             total |= dict(zip(paths, sums, strict=True))
         return total

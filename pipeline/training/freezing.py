@@ -52,11 +52,13 @@ def optimize_by_phase(
     clip: optax.GradientTransformation,
     phases: Sequence[tuple[tuple[str, ...], optax.GradientTransformation]],
 ) -> optax.GradientTransformation:
-    """Use a separate optimizer for the new parameters of each phase.
+    """Use a separate optimizer for the new parameters of each phase, or for groups of parameters.
 
     `phases` are the frozen patterns of each phase, and the optimizer for its new parameters. Until
     a phase begins, its state, including the count of updates, stays as `init` made it. So its
-    parameters start as in a new run. All gradients are clipped together.
+    parameters start as in a new run. The optimizers of groups are phases that begin together: each
+    updates what the ones before it left and its patterns don't cover. All gradients are clipped
+    together.
     """
 
     def split_groups(tree: Any) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import parity, quickstart, thor_resnet
+from benchmarks import parity, quickstart, thor_gain
 
 
 def test_the_quick_start_has_a_row_for_each_framework_and_initialiser() -> None:
@@ -63,32 +63,34 @@ def test_the_best_setting_of_each_optimizer_is_trained_with_the_other_seeds(
 ) -> None:
     """And what is done is not done again."""
     results = tmp_path / "results.jsonl"
-    slow, fast, never = thor_resnet.SETTINGS["momentum"]
-    thors = thor_resnet.SETTINGS["thor"]
+    slow, fast, never = thor_gain.SETTINGS["momentum"]
+    thors = thor_gain.SETTINGS["thor"]
     lines = [done(slow, 300, 0.8), done(fast, 200, 0.8), done(never, None, 0.79)]
     lines += [
         done(setting, None, end) for setting, end in zip(thors, (0.5, 0.7, 0.6), strict=False)
     ]
     results.write_text("\n".join(lines) + "\n")
-    assert next(thor_resnet._open(asked(results), [1, 2])) == (thors[3], 1)
+    assert next(thor_gain._open(asked(results), [1, 2])) == (thors[3], 1)
     lines.append(done(thors[3], None, float("nan")))
     results.write_text("\n".join(lines) + "\n")
-    assert list(thor_resnet._open(asked(results), [1, 2])) == [(fast, 2), (thors[1], 2)]
+    assert list(thor_gain._open(asked(results), [1, 2])) == [(fast, 2), (thors[1], 2)]
     results.write_text("\n".join([*lines, done(fast, 250, 0.8, 2), done(thors[1], 90, 0.8, 2)]))
-    assert list(thor_resnet._open(asked(results), [1, 2])) == []
-    rows = list(thor_resnet.table(thor_resnet._lines(asked(results))))
+    assert list(thor_gain._open(asked(results), [1, 2])) == []
+    _, momentum, thor = thor_gain.compare_medians(thor_gain._lines(asked(results)))
+    assert (momentum.split(), thor.split()) == (["momentum", "2.25"], ["thor", "inf"])
+    rows = list(thor_gain.table(thor_gain._lines(asked(results))))
     assert rows[3] == "| momentum, lr=0.1 | 1, 2 | 2.00, 2.50 | 0.8000, 0.8000 | 7 |"
     # To another accuracy nothing has been trained.
-    assert thor_resnet._lines(asked(results, accuracy=0.6)) == []
+    assert thor_gain._lines(asked(results, accuracy=0.6)) == []
 
 
 def test_nothing_is_done_before_anything_is(tmp_path: Path) -> None:
     none = asked(tmp_path / "none")
-    assert thor_resnet._lines(none) == []
-    first = next(thor_resnet._open(none, [1]))
-    assert first == (thor_resnet.SETTINGS["momentum"][0], 1)
+    assert thor_gain._lines(none) == []
+    first = next(thor_gain._open(none, [1]))
+    assert first == (thor_gain.SETTINGS["momentum"][0], 1)
 
 
 @pytest.mark.parametrize("name", ["momentum", "thor"])
 def test_settings_differ(name: str) -> None:
-    assert len(set(thor_resnet.SETTINGS[name])) == len(thor_resnet.SETTINGS[name])
+    assert len(set(thor_gain.SETTINGS[name])) == len(thor_gain.SETTINGS[name])

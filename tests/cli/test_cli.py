@@ -138,7 +138,7 @@ def test_versions_are_those_of_this_package(say: Say) -> None:
 UNKNOWN = {
     "a misspelled command": (
         ["repot", "x"],
-        "error: repot: there is no such command; did you mean report? Choose from autopsy, ",
+        "error: repot: there is no such command; did you mean report? Choose from adopt, ",
     ),
     "a key without a value": (["seed"], ", summary; a key is typed as KEY=VALUE\n"),
     "training": (["train", "train.steps=3"], "train: must be left out; arguments without a com"),

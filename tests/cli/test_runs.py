@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from html import unescape
 from pathlib import Path
 
@@ -80,3 +81,26 @@ def test_other_arguments_are_refused(args: list[str]) -> None:
 def test_an_unknown_metric_names_the_nearest(outputs: Path) -> None:
     with pytest.raises(DataError, match="did you mean accuracy"):
         main([str(outputs), "--metric=accuracies"])
+
+
+def test_running_runs_are_printed_with_their_status(
+    outputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--watch prints them until it is interrupted."""
+    status = {"step": 3, "steps": 9, "loss": 0.5, "step_ms": 2.0, "left_s": 61.0}
+    written = {"evaluation": None, "written": datetime.now(UTC).isoformat()}
+    (outputs / "killed/status.json").write_text(json.dumps({**status, **written}))
+    line = "killed: step 3 of 9, 2 ms a step, loss 0.5, 0:01:01 left"
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pipeline.cli.runs.time.sleep", interrupt)
+    assert main([str(outputs), "--watch"]) == 0
+    assert line in capsys.readouterr().out
+    assert main([str(outputs), "--json"]) == 0
+    rows = [json.loads(row) for row in capsys.readouterr().out.splitlines()]
+    assert [row["live"] and row["live"]["step"] for row in rows].count(3) == 1
+    (outputs / "killed/status.json").write_text("[")
+    assert main([str(outputs)]) == 0
+    assert "killed: status.json: " in capsys.readouterr().out

@@ -36,14 +36,6 @@ REFUSED = {
         [DATA, "parallel.devices=5", "parallel.reproducible=layout"],
         "train.batch_size = 32: must be a multiple of the 5 devices",
     ),
-    "thor": (
-        ["parallel.mode=semi_auto", "optimizer=thor"],
-        "parallel.mode = semi_auto: must be none or data with thor, which looks into layers",
-    ),
-    "thor, emulated": (
-        [DATA, "optimizer=thor", "device=ascend910"],
-        "parallel.mode = data: must be none with thor on an emulated device",
-    ),
     "eager": ([DATA, "train.mode=eager"], "train.mode = eager: must be graph with parallel.mode"),
     "hardest": (
         [DATA, "train.loss.hardest_share=0.5"],

@@ -18,7 +18,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 FILE = Path(__file__).parent / "onnx" / "operators.npz"
-IMAGE, ROW, TOKENS = (2, 5, 6), (6,), (4, 6)
+IMAGE, ROW, TOKENS, VOLUME = (2, 5, 6), (6,), (4, 6), (2, 3, 4, 5)
 Case = tuple[str, int, tuple[int, ...], list[Any], dict[str, Any]]
 random = np.random.default_rng(3)
 
@@ -141,7 +141,39 @@ def cases() -> list[Case]:
         case("Resize", IMAGE, np.zeros(0, np.float32), SCALES, mode="linear", opset=11),
         case("Resize", IMAGE, "", np.float32([1, 1, 1.5, 2]), **CORNERS),
         case("Resize", IMAGE, "", SCALES, mode="cubic"),
+        case("MaxPool", VOLUME, kernel_shape=[2, 3, 3], strides=[1, 2, 2], pads=[0, 1, 1, 1, 1, 1]),
+        case("MaxPool", VOLUME, kernel_shape=[2, 2, 2], strides=[2, 2, 2], ceil_mode=1),
+        case("MaxPool", VOLUME, kernel_shape=[2, 2, 2], dilations=[1, 2, 2]),
+        case("AveragePool", VOLUME, kernel_shape=[2, 3, 3], pads=[1, 1, 1, 1, 1, 1]),
+        case("AveragePool", VOLUME, kernel_shape=[2, 2, 3], strides=[2, 2, 2], ceil_mode=1),
+        case("AveragePool", VOLUME, kernel_shape=[1, 2, 2], pads=[0, 0, 1, 0, 1, 1]),
+        case("GlobalAveragePool", VOLUME),
+        *recurrent_cases(),
     ]
+
+
+def recurrent_cases() -> list[Case]:
+    """Recurrent layers of six features, with and without biases and initial states."""
+    cases = []
+    for op, gates in (("LSTM", 4), ("GRU", 3), ("RNN", 1)):
+        for direction in ("forward", "reverse", "bidirectional"):
+            count = 2 if direction == "bidirectional" else 1
+            options = {"hidden_size": 6, "direction": direction}
+            rows = gates * 6
+            weights = [weight(count, rows, 6) / 2, weight(count, rows, 6) / 2]
+            bias = weight(count, 2 * rows) / 2
+            cases.append(case(op, TOKENS, *weights, bias, **options))
+            states = [STATE] * (2 if op == "LSTM" else 1)
+            if op == "GRU":
+                options["linear_before_reset"] = 1
+            cases.append(case(op, TOKENS, *weights, "", "", *states, **options))
+            cases.append(case(op, TOKENS, *weights, bias, "", *states, **options))
+    relu = {"hidden_size": 6, "activations": ["Relu"]}
+    return [*cases, case("RNN", TOKENS, weight(1, 6, 6) / 4, weight(1, 6, 6) / 4, **relu)]
+
+
+STATE = "state"
+"""An initial state: the mean of x over time."""
 
 
 SCALES = np.float32([1, 1, 2, 2])
@@ -153,17 +185,39 @@ def build(op: str, opset: int, shape: tuple[int, ...], others: list[Any], option
     """A model of one operator, with a cast of its result."""
     names, constants = ["x"], []
     for place, other in enumerate(others):
-        names.append("" if isinstance(other, str) else f"w{place}")
-        if names[-1]:
+        names.append(other if isinstance(other, str) else f"w{place}")
+        if not isinstance(other, str):
             constants.append(numpy_helper.from_array(np.asarray(other), names[-1]))
     if op == "Where":
         names = ["w1", "x", "w0"]
     count = 2 if op == "Split" else 1
     outputs = [f"r{place}" for place in range(count)]
+    if op in ("LSTM", "GRU", "RNN"):
+        return build_recurrent(opset, (op, names, options), shape, constants)
     nodes = [
         helper.make_node(op, names, outputs, **options),
         helper.make_node("Cast", [outputs[-1]], ["y"], to=TensorProto.FLOAT),
     ]
+    return make_model(nodes, opset, shape, constants)
+
+
+def build_recurrent(opset: int, call: Any, shape: tuple[int, ...], constants: list[Any]) -> Any:
+    """A model of one layer over time, which returns the sum of its outputs and last states."""
+    op, names, options = call
+    outputs = ["r0", "r1", "r2"][: 3 if op == "LSTM" else 2]
+    copies = 2 if options.get("direction") == "bidirectional" else 1
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["time"], perm=[1, 0, 2]),
+        helper.make_node("ReduceMean", ["time"], ["mean"], axes=[0]),
+        helper.make_node("Concat", ["mean"] * copies, [STATE], axis=0),
+        helper.make_node(op, ["time", *names[1:]], outputs, **options),
+        helper.make_node("Sum", outputs, ["y"]),
+    ]
+    return make_model(nodes, opset, shape, constants)
+
+
+def make_model(nodes: list[Any], opset: int, shape: tuple[int, ...], constants: list[Any]) -> Any:
+    """A model from x (batch, *shape) to y."""
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", *shape])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     graph = helper.make_graph(nodes, "operator", [x], [y], constants)

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from pipeline import load_recipe
+from pipeline.checkpoint.host_state import RateChange
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import schedule_run
 from pipeline.core.errors import DataError, RecipeError
+from pipeline.engine.callback_calls import change_rates
 from pipeline.stages.build import make_learning_rates
 from pipeline.stages.record.provenance import read_provenance
 from tests import outcome
@@ -47,6 +49,25 @@ def test_a_column_for_each_rule_follows_that_of_the_schedule(tiny: Compose) -> N
     assert table_of(tiny()).shape == (STEPS,)
 
 
+ADAM = (
+    "{name: adam, lr: 0.002, b1: 0.9, b2: 0.999, eps: 1.0e-8, weight_decay: 0.0, decay_rules: []}"
+)
+OPTIMIZERS = (
+    f"train.optimizers=[{{pattern: conv_*, optimizer: {ADAM}}},"
+    f"{{pattern: dense_2, optimizer: {ADAM}, schedule: {{name: polynomial, power: 2.0}}}}]"
+)
+
+
+def test_separate_optimizers_have_columns_of_their_rates_before_rules(tiny: Compose) -> None:
+    recipe = tiny(OPTIMIZERS, "train.lr_rules=[{pattern: dense_1, factor: 3.0}]")
+    share = np.arange(STEPS) / STEPS
+    ones = np.ones(STEPS)
+    columns = [0.01 * ones, 0.002 * ones, 0.002 * (1 - share) ** 2, 0.03 * ones]
+    np.testing.assert_allclose(table_of(recipe), np.stack(columns, axis=1), rtol=3e-7)
+    scaled = change_rates(table_of(recipe), [RateChange(rate=0.5)], recipe.train.rate_columns)
+    np.testing.assert_allclose(scaled[0], [0.5, 0.002, 0.002, 1.5], rtol=3e-7)
+
+
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
@@ -61,6 +82,14 @@ def test_a_column_for_each_rule_follows_that_of_the_schedule(tiny: Compose) -> N
         (
             ["train.lr_rules=[{pattern: conv_0, schedule: {name: cosinus}}]"],
             "train.lr_rules.0.schedule.name = cosinus: there is no such schedule; did you mean cos",
+        ),
+        (
+            [
+                f"train.optimizers=[{{pattern: conv_0, optimizer: {ADAM}}}]",
+                "train.freeze=[conv_0]",
+                "train.unfreeze=[{pattern: conv_0, after_passes: 1}]",
+            ],
+            "train.optimizers: must be [] with train.unfreeze",
         ),
         (
             ["schedule=table"],

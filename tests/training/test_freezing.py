@@ -223,3 +223,21 @@ def test_rates_fall_with_depth(decay: float, count: int) -> None:
     assert factors[str(count - 1)] == 1.0
     for depth in range(count - 1):
         assert factors[str(depth)] == pytest.approx(decay * factors[str(depth + 1)])
+
+
+def test_groups_have_separate_optimizers_that_begin_together() -> None:
+    """Each parameter moves as by its optimizer alone, of the last pattern that covers it."""
+    params = {name: np.linspace(1, 2, 3, dtype=np.float32) for name in "abc"}
+    gradients = {name: 0.3 * value for name, value in params.items()}
+    adam, sign = optax.scale_by_adam(), optax.scale_by_sign()
+    groups = [(("b", "c"), adam), (("c",), sign), ((), optax.identity())]
+    optimizer = optimize_by_phase(optax.identity(), groups)
+    state = optimizer.init(params)
+    for _ in range(2):
+        directions, state = optimizer.update(gradients, state, params)
+    alone = adam.init({"a": params["a"]})
+    for _ in range(2):
+        expected, alone = adam.update({"a": gradients["a"]}, alone)
+    np.testing.assert_array_equal(directions["a"], expected["a"])
+    np.testing.assert_array_equal(directions["b"], np.ones(3))
+    np.testing.assert_array_equal(directions["c"], gradients["c"])

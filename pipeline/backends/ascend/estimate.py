@@ -27,7 +27,7 @@ from pipeline.backends.ascend.pricing.traced_step import (
 )
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.text import Recommendation, format_report, name_devices
-from pipeline.backends.ascend.tune.autotune import find_custom_bank
+from pipeline.backends.ascend.tune.autotune import find_custom_bank, should_repeat
 from pipeline.backends.base import StepToPrice
 from pipeline.backends.sink_choice import SinkChoice
 from pipeline.core.errors import RecipeError, RunError
@@ -107,7 +107,7 @@ class AscendEstimate:
         proposal = self._proposal
         batch = proposal.batch(batch_size)
         traced = trace_step(proposal.step, proposal.state, batch, get_params)
-        return Pricing(traced, self._emulated.chip)
+        return Pricing(traced, self._emulated.chip, exchange_bytes=proposal.exchange_bytes)
 
     def _with_recipe_keys(self, change: Recommendation) -> Recommendation:
         """Return a change with the recipe's key for the batch."""
@@ -208,6 +208,7 @@ def configure_step(proposal: StepToPrice, emulated: EmulatedDevice) -> Execution
         data_sink=proposal.sink,
         keep_batchnorm_fp32=proposal.keep_batchnorm_fp32,
         tune_bank=find_custom_bank(config.tune_bank),
+        repeat_tune=should_repeat(config.repeat_tune),
     )
 
 

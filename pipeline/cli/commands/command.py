@@ -111,7 +111,7 @@ class LazyCommand(click.Command):
             context_settings=dict(SETTINGS),
         )
         self.words = words
-        self.module = words.replace(" ", "_")
+        self.module = words.replace(" ", ".")
         self.example = example
 
     def __call__(self, args: Sequence[str]) -> int:  # type: ignore[override]

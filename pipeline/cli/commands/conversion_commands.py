@@ -39,20 +39,20 @@ CONVERT = CommandGroup(
     [
         LazyCommand(
             "convert weights",
-            "weights of PyTorch or MindSpore, renamed",
+            "weights of other frameworks, renamed",
             """Read weights, give them the names and layout of a recipe's network, and write them.
             Without a recipe they are written as they are.""",
             [
                 path_argument(
                     "source",
-                    ".safetensors, .ckpt, .pt, .pth or .npz, or a run directory, whose "
-                    "recipe counts.",
+                    ".safetensors, .ckpt, .pt, .pth, .npz, .index, .keras or .h5, or a run "
+                    "directory, whose recipe counts.",
                 ),
                 path_argument("target", ".safetensors, .ckpt or .npz."),
                 overrides(text="The recipe whose network they are for, and its keys."),
                 Option(
                     "--rules",
-                    type=OneOf(["auto", "none", "torch", "mindspore"]),
+                    type=OneOf(["auto", "none", "torch", "mindspore", "tensorflow"]),
                     was="rules",
                     help="Whose names SOURCE has; as checkpoint.rules.",
                 ),

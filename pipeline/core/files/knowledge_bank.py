@@ -23,11 +23,13 @@ BANK_VERSION = 1
 Status = Literal["bank_append", "bank_hit", "bank_reserved", "bank_update"]
 """How a result relates to the bank.
 
-bank_append: stored for the first time. bank_hit: used from the bank. bank_reserved: still the best
-after a new search. bank_update: replaced by a better result.
+bank_append: stored for the first time. bank_hit: used from the bank. bank_reserved: in the bank,
+and still the best after a new search. bank_update: in the bank, and replaced by a better result.
 """
 
 Entry = Mapping[str, Any]
+UNTIMED = "default"
+"""Key of an entry that has only a default, which nothing was compared with."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +130,18 @@ class Banks:
     def read(self) -> dict[str, Entry]:
         """Return the entries of both banks by key. The user's bank takes precedence.
 
-        Raises RunError for a file that can't be read or isn't a bank.
+        Only a default that was stored without a time doesn't replace a built-in entry. Raises
+        RunError for a file that can't be read or isn't a bank.
         """
-        paths = (path for path in (self.built_in, self.custom) if path is not None)
-        return {
-            key: entry for path in paths for key, entry in read_bank(path, self.checked).items()
-        }
+        entries: dict[str, Entry] = {}
+        for path in (self.built_in, self.custom):
+            bank = {} if path is None else read_bank(path, self.checked)
+            entries |= {
+                key: entry
+                for key, entry in bank.items()
+                if key not in entries or UNTIMED not in entry
+            }
+        return entries
 
     def add(self, entries: Mapping[str, Entry]) -> None:
         """Write entries into the user's bank, if there is one.
@@ -184,12 +192,14 @@ def operator_record(
 ) -> dict[str, Any]:
     """Return the entry of one operator in a result file.
 
-    Times are in microseconds; the status is a boolean for each name of `Status`.
+    Times are in microseconds; the status is a boolean for each name of `Status`. `bank_hit` is true
+    for every result that was in a bank, also if it was searched again.
     """
     names: tuple[Status, ...] = get_args(Status)
+    true_names = {status} if status == "bank_append" else {status, "bank_hit"}
     return {
         "op": list(op),
         "key": key,
         "result_data": {"before_tune": before_us, "after_tune": after_us},
-        "status_data": {name: status == name for name in names},
+        "status_data": {name: name in true_names for name in names},
     }

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from pipeline.core.registry import Seq, component
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.dataset_spec import Op
+from pipeline.data.dataset_spec import MapOp, Op
 from pipeline.data.ops.image import Probability, require_image
+from pipeline.data.targets import Targets
 
 
 @component("op")
@@ -145,3 +148,60 @@ class Whiten(Op):
         centred = values - values.mean(axis=(1, 2, 3), keepdims=True)
         variance = (centred * centred).mean(axis=(1, 2, 3), keepdims=True)
         return centred / xp.maximum(xp.sqrt(variance), np.float32(count**-0.5))
+
+
+@component("op")
+class Join(MapOp):
+    """Join columns, the inputs of a network, to one: "image" is float32 (values, 1, 1) then.
+
+    The layer `branches` with `shapes` separates them again. Whole numbers above 2^24 are rounded.
+    """
+
+    name: Literal["join"] = "join"
+    inputs: Annotated[Seq[str], Field(min_length=2)]
+    """Columns in the order of their values, such as [image, age]."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(("image", *self.inputs)))
+
+    def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
+        specs = dict(zip(self.columns, values, strict=True))
+        if any(specs[name].layout != "hwc" for name in self.inputs):
+            raise ValueError("needs channels last; leave out hwc2chw before it")
+        count = sum(math.prod(specs[name].shape) for name in self.inputs)
+        return ColumnSpec((count, 1, 1), "float32"), *values[1:]
+
+    def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
+        columns = dict(zip(self.columns, values, strict=True))
+        rows = [columns[name].astype(np.float32) for name in self.inputs]
+        joined = xp.concatenate([row.reshape(row.shape[0], -1) for row in rows], axis=1)
+        return joined[:, :, None, None], *values[1:]
+
+
+@component("op")
+class ConstantLabels(Op):
+    """Labels that are the same for all samples, float32 (B, labels), in place of the dataset's.
+
+    They are what the discriminator of the layer `adversarial` should tell apart.
+    """
+
+    name: Literal["constant_labels"] = "constant_labels"
+    column: Literal["label"] = "label"
+    values: Annotated[dict[str, Probability], Field(min_length=1)]
+    """The value of each label, by its name, 0 to 1."""
+
+    def replace_targets(self, targets: Targets) -> Targets:
+        return Targets(tuple(self.values), "multi_label")
+
+    def output(self, value: ColumnSpec) -> ColumnSpec:
+        return ColumnSpec((len(self.values),), "float32")
+
+    def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
+        row = xp.asarray(list(self.values.values()), np.float32)
+        return xp.broadcast_to(row, (values.shape[0], len(self.values)))
+
+
+def has_constant_labels(ops: Sequence[MapOp]) -> bool:
+    """Return whether all samples have the same labels, which metrics of labels can't measure."""
+    return any(isinstance(op, ConstantLabels) for op in ops)

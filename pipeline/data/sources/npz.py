@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from pipeline.core.files.error_text import show_name
 from pipeline.core.files.npy import open_archive
-from pipeline.core.registry import component
+from pipeline.core.registry import Seq, component
 from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
-from pipeline.data.padding.buckets import RaggedArray, RaggedColumn, make_ragged_array
+from pipeline.data.padding.buckets import SIZE, RaggedArray, RaggedColumn, make_ragged_array
 from pipeline.data.targets import Targets, Task, standardise_targets
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 SIZES = ("x_train_sizes", "x_test_sizes", "y_train_sizes", "y_test_sizes")
 """Sizes of images, or labels, that are stored one after the other."""
+
+TAKEN = frozenset({"x", "y", "image", "label", SIZE})
+"""Names of other arrays and columns."""
 
 MAX_INFERRED_CLASSES = 10_000
 """The most classes that are inferred from labels, since larger labels may be prices or times."""
@@ -53,34 +56,81 @@ class NumpyArchive(LocalDatasetSpec):
     classes: Annotated[PositiveInt, Field(le=MAX_CLASSES)] | None
     """The number of classes; null: one more than the largest label, at most 10,000."""
 
+    columns: Seq[Annotated[str, Field(pattern=r"^\w+$")]] = ()
+    """Names of further inputs: `age` is read from the arrays age_train and age_test, numbers of any
+    shape (n, ...), to a column of that name. The map op `join` makes them inputs."""
+
+    @model_validator(mode="after")
+    def _require_plain_columns(self) -> Self:
+        if len(set(self.columns)) < len(self.columns):
+            raise ValueError(f"columns = {list(self.columns)}: must be different")
+        if taken := sorted(TAKEN & {*self.columns}):
+            raise ValueError(f"columns: {', '.join(taken)} exists already; must have other names")
+        if self.columns and self.buckets:
+            raise ValueError("columns: can't be combined with buckets; must be []")
+        return self
+
     def read(self, cache: Path) -> RawData:
-        """Return images, uint8 or float32 (n, H, W, C), and labels, int32 (n, ...) or float32 (n,
-        K)."""
+        """Return images, uint8 or float32 (n, H, W, C), labels, int32 (n, ...) or float32 (n, K),
+        and further columns."""
         with name_file(self.root, SIZED_BY_FILE):
-            arrays = load_arrays(self.root)
+            arrays = load_arrays(self.root, self.columns)
+            columns = [_read_columns(arrays, self.columns, split) for split in ("train", "test")]
             task = self.task
             if task == "auto":
                 kinds = {arrays[name].dtype.kind for name in ("y_train", "y_test")}
                 task = "regression" if "f" in kinds else "classification"
             if task != "classification":
-                return split_numbers(arrays, task)
-            return split_arrays(arrays, self.classes, self.ignore_index)
+                raw = split_numbers(arrays, task)
+            else:
+                raw = split_arrays(arrays, self.classes, self.ignore_index)
+            if not columns[0]:
+                return raw
+            return replace(
+                raw,
+                train=Split({**raw.train.columns, **columns[0]}),
+                eval=Split({**raw.eval.columns, **columns[1]}),
+            )
 
 
-def load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Read the arrays of an .npz file. Raises ValueError that names a missing or damaged array."""
+def load_arrays(path: Path, columns: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """Read the arrays of an .npz file, also those of further columns. Raises ValueError that names
+    a missing or damaged array."""
     arrays = {}
+    required = (*ARRAYS, *(f"{name}_{split}" for name in columns for split in ("train", "test")))
     with open_archive(path) as archive:
-        missing = [name for name in ARRAYS if name not in archive.names]
+        missing = [name for name in required if name not in archive.names]
         if missing:
             names = ", ".join(map(show_name, archive.names[:10])) or "nothing"
             raise ValueError(f"lacks {', '.join(missing)}; it has {names}")
-        for name in (*ARRAYS, *(name for name in SIZES if name in archive.names)):
+        for name in (*required, *(name for name in SIZES if name in archive.names)):
             try:
                 arrays[name] = archive.read(name)
             except ValueError as error:
                 raise ValueError(f"{name} can't be read: {error}") from error
     return arrays
+
+
+def _read_columns(
+    arrays: Mapping[str, np.ndarray], names: Sequence[str], split: str
+) -> dict[str, np.ndarray]:
+    """Return further columns of a split, with at most 4 bytes a value. Raises ValueError that names
+    the array."""
+    samples = len(arrays[f"x_{split}_sizes" if f"x_{split}_sizes" in arrays else f"x_{split}"])
+    columns = {}
+    for name in names:
+        array = f"{name}_{split}"
+        values = arrays[array]
+        if values.dtype.kind not in "iufb":
+            raise ValueError(f"{array} is {values.dtype}; must be numbers")
+        if values.ndim == 0 or 0 in values.shape or len(values) != samples:
+            raise ValueError(f"{array} has shape {values.shape}; must be ({samples}, ...)")
+        if not _has_finite_values(values):
+            raise ValueError(f"{array} has values that are not finite")
+        if values.dtype.itemsize > 4:
+            values = values.astype(np.float32)
+        columns[name] = values
+    return columns
 
 
 def split_arrays(

@@ -15,6 +15,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.engine.callbacks.events import Monitor
 from pipeline.engine.monitors.background import BackgroundMonitor, BestEffortMonitor
+from pipeline.engine.monitors.live_status import STATUS, StatusMonitor
 from pipeline.engine.monitors.metrics_log import MetricsLog
 from pipeline.engine.monitors.monitors import (
     EVERY,
@@ -130,6 +131,9 @@ def open_observers(
         *lines,
         NonFiniteStepMonitor(reporter, skips_overflow=settings.skips_overflow),
     ]
+    if settings.trains:
+        status = StatusMonitor(run_dir, run_schedule.total, first)
+        monitors.append(BestEffortMonitor(status, STATUS, reporter.warn))
     bar = reporter.bar(run_schedule.total, first) if settings.trains else None
     if bar is not None:
         monitors.append(BestEffortMonitor(ProgressMonitor(bar), "the progress bar", reporter.warn))

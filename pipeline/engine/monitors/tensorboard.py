@@ -260,6 +260,12 @@ class TensorBoard(Monitor):
         for number, picture in enumerate(pictures):
             self._add(image(f"eval/masks/{number}", picture, dataformats="HWC"), step)
 
+    def add_generated(self, step: int, pictures: np.ndarray) -> None:
+        """Add a grid of generated images, uint8 (n, H, W, 3)."""
+        from tensorboardX.summary import image
+
+        self._add(image("eval/generated", pictures, dataformats="NHWC"), step)
+
     def add_histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         """Add histograms after `step` steps, by name."""
         from tensorboardX.proto.summary_pb2 import HistogramProto, Summary

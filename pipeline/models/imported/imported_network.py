@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -13,6 +14,8 @@ from flax.traverse_util import flatten_dict
 from jax import Array
 
 from pipeline.models.imported.calls import blame
+from pipeline.models.imported.observed_layers import apply_observed
+from pipeline.models.modules.layer_capture import is_observing
 
 PARAMS = "params"
 STATISTICS = "batch_stats"
@@ -116,8 +119,11 @@ def _compute_logits(
         images, inputs[PARAMS] = jax.tree.map(
             lambda leaf: leaf.astype(module.dtype), (images, inputs[PARAMS])
         )
+    apply: Callable[..., Any] = partial(module.network.apply, train=train)
+    if is_observing():
+        apply = partial(apply_observed, apply)
     with blame(module.reference):
-        logits, statistics = module.network.apply(inputs, images, key, train=train)
+        logits, statistics = apply(inputs, images, key)
     if not isinstance(logits, jax.Array) or logits.ndim < 2:
         is_array = isinstance(logits, jax.Array)
         actual = f"shape {logits.shape}" if is_array else type(logits).__name__

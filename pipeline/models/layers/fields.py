@@ -21,13 +21,29 @@ Size = Annotated[
 ]
 
 
+VolumeSize = Annotated[
+    PositiveInt | Annotated[tuple[PositiveInt, PositiveInt, PositiveInt], Strict(False)],
+    Expected("a whole number above 0, or [depth, height, width]"),
+]
+
+
 def pair(size: Size) -> tuple[int, int]:
     """Return a size as height and width."""
     return (size, size) if isinstance(size, int) else size
 
 
+def triple(size: VolumeSize) -> tuple[int, int, int]:
+    """Return a size as depth, height and width."""
+    return (size, size, size) if isinstance(size, int) else size
+
+
 Count = Annotated[PositiveInt, Field(le=1000)]
 """Number of repetitions of layers, limited because each repetition is traced."""
+
+AdaptiveSize = Annotated[
+    Count | Annotated[tuple[Count, Count], Strict(False)],
+    Expected("a whole number from 1 to 1000, or [height, width]"),
+]
 
 Edges = Annotated[tuple[NonNegativeInt, NonNegativeInt], Strict(False)]
 Padding = Annotated[

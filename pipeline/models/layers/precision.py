@@ -18,10 +18,12 @@ from pipeline.models.layers.path_patterns import Path, covers
 Level = Literal["O0", "O1", "O2", "O3", "bf16"]
 FloatType = Literal["float32", "float16", "bfloat16"]
 
-WHITE_LIST = frozenset({"conv", "conv_transpose", "dense", "relu", "self_attention"})
-"""Kinds of layers that O1 computes in float16: `AMP_WHITE_LIST` (`nn.Conv2d`,
-`nn.Conv2dTranspose`, `nn.Dense`, `P.ReLU`; the products of attention are `nn.Dense` and
-`P.BatchMatMul`)."""
+WHITE_LIST = frozenset(
+    {"conv", "conv1d", "conv3d", "conv_transpose", "dense", "gru", "lstm", "relu", "self_attention"}
+)
+"""Kinds of layers that O1 computes in float16: `AMP_WHITE_LIST` (`nn.Conv1d` to `nn.Conv3d`,
+`nn.Conv2dTranspose`, `nn.Dense`, `nn.GRUCell`, `nn.LSTMCell`, `P.ReLU`; the products of attention
+are `nn.Dense` and `P.BatchMatMul`)."""
 
 BLACK_LIST = frozenset({"batch_norm", "layer_norm"})
 """Kinds of layers that O2 computes in float32: `AMP_BLACK_LIST`."""

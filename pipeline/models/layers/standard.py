@@ -4,13 +4,38 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from pipeline.core.registry import Seq, component
-from pipeline.models.layers.fields import CLASSES, Count, Features, Padding, Size
+from pipeline.models.layers.fields import (
+    CLASSES,
+    AdaptiveSize,
+    Count,
+    Features,
+    Padding,
+    Size,
+    VolumeSize,
+)
 from pipeline.models.layers.model_spec import Initializer, Layers, LayerSpec
+
+
+def require_even_groups(layer: Any) -> Any:
+    """Return a convolution. Raises ValueError if its groups would differ in their features."""
+    if layer.features != CLASSES and layer.features % layer.groups:
+        raise ValueError(
+            f"features {layer.features} is not a multiple of groups {layer.groups}; "
+            "every group must have the same number of features"
+        )
+    return layer
 
 
 @component("layer")
@@ -28,14 +53,25 @@ class Conv(LayerSpec):
     kernel_init: Initializer | None = None
     bias_init: Initializer | None = None
 
-    @model_validator(mode="after")
-    def _check_groups(self) -> Self:
-        if self.features != CLASSES and self.features % self.groups:
-            raise ValueError(
-                f"features {self.features} is not a multiple of groups {self.groups}; "
-                "every group must have the same number of features"
-            )
-        return self
+    _check_groups = model_validator(mode="after")(require_even_groups)
+
+
+@component("layer")
+class Conv3d(LayerSpec):
+    """Three-dimensional convolution of volumes (batch, depth, height, width, channels)."""
+
+    name: Literal["conv3d"] = "conv3d"
+    features: Features
+    kernel: VolumeSize
+    stride: VolumeSize = 1
+    padding: Literal["same", "valid", "symmetric"] | NonNegativeInt = "same"
+    dilation: VolumeSize = 1
+    groups: PositiveInt = 1
+    bias: bool = False
+    kernel_init: Initializer | None = None
+    bias_init: Initializer | None = None
+
+    _check_groups = model_validator(mode="after")(require_even_groups)
 
 
 @component("layer")
@@ -50,9 +86,12 @@ class ConvTranspose(LayerSpec):
     kernel: Size
     stride: Size = 1
     padding: Literal["same", "valid"] = "same"
+    groups: PositiveInt = 1
     bias: bool = False
     kernel_init: Initializer | None = None
     bias_init: Initializer | None = None
+
+    _check_groups = model_validator(mode="after")(require_even_groups)
 
 
 @component("layer")
@@ -111,6 +150,14 @@ class Relu6(Activation):
     """min(max(x, 0), 6)."""
 
     name: Literal["relu6"] = "relu6"
+
+
+@component("layer")
+class LeakyRelu(Activation):
+    """x for x >= 0, `slope` times x below."""
+
+    name: Literal["leaky_relu"] = "leaky_relu"
+    slope: NonNegativeFloat = 0.2
 
 
 @component("layer")
@@ -185,6 +232,30 @@ class GlobalAvgPool(LayerSpec):
     name: Literal["global_avg_pool"] = "global_avg_pool"
 
 
+class AdaptivePool(LayerSpec):
+    """Base of layers that reduce an image to `size` windows.
+
+    Of n pixels, window i of k has those from floor(i n / k) to ceil((i + 1) n / k), as in PyTorch.
+    """
+
+    size: AdaptiveSize
+    """Height and width of the result."""
+
+
+@component("layer")
+class AdaptiveAvgPool(AdaptivePool):
+    """Mean of every window, with windows that cover an image of any size."""
+
+    name: Literal["adaptive_avg_pool"] = "adaptive_avg_pool"
+
+
+@component("layer")
+class AdaptiveMaxPool(AdaptivePool):
+    """Largest value of every window, with windows that cover an image of any size."""
+
+    name: Literal["adaptive_max_pool"] = "adaptive_max_pool"
+
+
 @component("layer")
 class Upsample(LayerSpec):
     """Repeat every pixel `factor` times in height and in width (nearest neighbour)."""
@@ -206,6 +277,15 @@ class Flatten(LayerSpec):
     """Flatten each sample: (batch, ...) -> (batch, features)."""
 
     name: Literal["flatten"] = "flatten"
+
+
+@component("layer")
+class Reshape(LayerSpec):
+    """Arrange the values of each sample in another shape: (batch, ...) -> (batch, *shape)."""
+
+    name: Literal["reshape"] = "reshape"
+    shape: Annotated[Seq[PositiveInt], Field(min_length=1, max_length=4)]
+    """Such as [tokens, features], [height, width, channels] or [depth, height, width, channels]."""
 
 
 @component("layer")
@@ -238,12 +318,24 @@ class Residual(LayerSpec):
 class Branches(LayerSpec):
     """Concatenate the channels of several branches of x; an empty branch is the identity.
 
-    With `split` each branch reads an equal share of the channels instead of all channels.
+    With `split` each branch reads an equal share of the channels instead of all channels. With
+    `shapes` each reads the next values of a sample, the inputs that the map op `join` joined.
     """
 
     name: Literal["branches"] = "branches"
     branches: Annotated[Seq[Layers], Field(min_length=1)]
     split: bool = False
+    shapes: Seq[Seq[PositiveInt]] = ()
+    """Shape of the values of each branch, such as [28, 28, 1]."""
+
+    @model_validator(mode="after")
+    def _check_shapes(self) -> Self:
+        if self.shapes and (self.split or len(self.shapes) != len(self.branches)):
+            raise ValueError(
+                f"shapes has {len(self.shapes)} shapes for {len(self.branches)} branches; must "
+                "have one for each, and split must be false"
+            )
+        return self
 
 
 @component("layer")
@@ -265,6 +357,26 @@ class DualPath(LayerSpec):
     body: Layers
     added: PositiveInt
     shortcut: Layers = ()
+
+
+@component("layer")
+class Adversarial(LayerSpec):
+    """A generator and the discriminator of its images (Goodfellow et al. 2014).
+
+    Images like x are generated from `latent` normal numbers. The result (batch, 3) are the
+    discriminator's scores of x, of the generated images as constants, which train only the
+    discriminator, and of the generated images by a constant discriminator, which train only the
+    generator. In evaluation the numbers of a sample are drawn by a hash of x.
+    """
+
+    name: Literal["adversarial"] = "adversarial"
+    latent: PositiveInt
+    generator: Annotated[Layers, Field(min_length=1)]
+    """Layers from (batch, latent) to the shape of x."""
+    discriminator: Annotated[Layers, Field(min_length=1)]
+    """Layers from x to a score, (batch, 1)."""
+    scores: Features = "$classes"
+    """Always 3, the number of labels of the map op `constant_labels`."""
 
 
 def name_scopes(layers: Iterable[LayerSpec]) -> list[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipeline.core.registry import component
 from pipeline.models.layers.fields import Features
-from pipeline.models.layers.model_spec import Layers, LayerSpec
+from pipeline.models.layers.model_spec import Initializer, Layers, LayerSpec
+from pipeline.models.layers.standard import require_even_groups
 
 
 class Lookup(LayerSpec):
@@ -80,6 +81,55 @@ class SelfAttention(LayerSpec):
     heads: PositiveInt
     causal: bool = False
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+@component("layer")
+class Conv1d(LayerSpec):
+    """One-dimensional convolution of tokens (batch, tokens, features)."""
+
+    name: Literal["conv1d"] = "conv1d"
+    features: Features
+    kernel: PositiveInt
+    stride: PositiveInt = 1
+    padding: Literal["same", "valid", "symmetric"] | NonNegativeInt = "same"
+    dilation: PositiveInt = 1
+    groups: PositiveInt = 1
+    bias: bool = False
+    kernel_init: Initializer | None = None
+    bias_init: Initializer | None = None
+
+    _check_groups = model_validator(mode="after")(require_even_groups)
+
+
+class Recurrent(LayerSpec):
+    """Base of layers that read tokens one after the other and keep a state of `features` values.
+
+    Gates, their order and biases are PyTorch's. Weights start uniform within 1 / sqrt(features), as
+    in PyTorch and MindSpore. Tokens that a mask marks as padding don't change the state.
+    """
+
+    features: Features
+    bidirectional: bool = False
+    """Whether a second layer reads the tokens from the last to the first. The results of both are
+    joined, so there are twice as many features."""
+    output: Literal["tokens", "last"] = "tokens"
+    """tokens: the state after each token, (batch, tokens, features); last: the state after all
+    tokens, (batch, features)."""
+    bias: bool = True
+
+
+@component("layer")
+class Lstm(Recurrent):
+    """Long short-term memory (Hochreiter and Schmidhuber 1997; Gers et al. 2000)."""
+
+    name: Literal["lstm"] = "lstm"
+
+
+@component("layer")
+class Gru(Recurrent):
+    """Gated recurrent unit (Cho et al. 2014), with the reset gate after the product."""
+
+    name: Literal["gru"] = "gru"
 
 
 @component("layer")

@@ -33,21 +33,22 @@ def conv2d_transpose(
     *,
     strides: Pair = (1, 1),
     padding: Padding = "SAME",
+    groups: int = 1,
     policy: LoweringPolicy = DEFAULTS,
 ) -> Array:
     """Spread images (batch, height, width, channels) by the strides and slide a kernel over them.
 
-    The kernel is HWIO, of the same dtype, and not rotated, as for `jax.lax.conv_transpose`. The
-    result has size * stride positions with "SAME", and all that the kernel reaches with "VALID".
-    `policy` chooses how it and its gradients are computed. It is differentiable only in reverse
-    mode.
+    The kernel is (height, width, channels // groups, features), of the same dtype, and not rotated,
+    as for `jax.lax.conv_transpose`. The result has size * stride positions with "SAME", and all
+    that the kernel reaches with "VALID". `policy` chooses how it and its gradients are computed. It
+    is differentiable only in reverse mode.
     """
     rows, columns, _, _ = kernel.shape
     height, width = (
         size * stride + (max(reach - stride, 0) if padding == "VALID" else 0)
         for size, stride, reach in zip(x.shape[1:3], strides, (rows, columns), strict=True)
     )
-    window = make_window((height, width), (rows, columns), strides, padding, (1, 1), 1)
+    window = make_window((height, width), (rows, columns), strides, padding, (1, 1), groups)
     return transpose_window(window, x, kernel, policy)
 
 

@@ -212,3 +212,24 @@ def require_groups(x: Array, groups: int, context: LayerContext) -> int:
             f"{context}: groups {groups} does not divide the {shape[-1]} channels of shape {shape}"
         )
     return shape[-1]
+
+
+def require_tokens(x: Array, context: LayerContext) -> None:
+    """Raise ValueError if x isn't (batch, tokens, features)."""
+    if x.ndim != 3:
+        raise ValueError(
+            f"{context}: shape {x.shape} reaches the layer; must be (batch, tokens, features): "
+            "put tokens or embedding before it"
+        )
+
+
+def require_mask(shape: tuple[int, ...], context: LayerContext) -> Array | None:
+    """Return the mask of padding, if there is one. Raises ValueError if it hasn't the shape of the
+    tokens (batch, tokens)."""
+    mask = context.token_mask
+    if mask is not None and mask.shape != shape:
+        raise ValueError(
+            f"{context}: the mask of padding has shape {mask.shape}, and the tokens are {shape}; "
+            "no layer before may add or drop tokens"
+        )
+    return mask

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+from math import prod
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -18,7 +20,7 @@ from pipeline.models.modules.apply_layers import (
 )
 
 
-class _Scope(nn.Module):
+class Scope(nn.Module):
     """A sequence of layers in a separate scope."""
 
     layers: tuple[LayerSpec, ...]
@@ -31,7 +33,7 @@ class _Scope(nn.Module):
 
 @computes(standard.Sequence)
 def _compute_sequence(layer: standard.Sequence, x: Array, context: LayerContext) -> Array:
-    return _Scope(layer.body * layer.repeat, context, name=context.name)(x)
+    return Scope(layer.body * layer.repeat, context, name=context.name)(x)
 
 
 @computes(standard.Residual)
@@ -44,7 +46,7 @@ class _Residual(nn.Module):
     def __call__(self, x: Array) -> Array:
         body = apply_layers(self.layer.body, x, self.context)
         inside = self.context.inside("shortcut")
-        shortcut = _Scope(self.layer.shortcut, inside, name=inside.name)(x)
+        shortcut = Scope(self.layer.shortcut, inside, name=inside.name)(x)
         if body.shape != shortcut.shape:
             raise ValueError(
                 f"{self.context}: the body returns shape {body.shape} and the shortcut "
@@ -62,11 +64,14 @@ class _Branches(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         branches = self.layer.branches
+        parts = [x] * len(branches)
         if self.layer.split:
             require_groups(x, len(branches), self.context)
-        parts = jnp.split(x, len(branches), -1) if self.layer.split else [x] * len(branches)
+            parts = jnp.split(x, len(branches), -1)
+        if self.layer.shapes:
+            parts = self._split_inputs(x)
         results = [
-            _Scope(branch, self.context.inside(f"branch_{index}"), name=f"branch_{index}")(part)
+            Scope(branch, self.context.inside(f"branch_{index}"), name=f"branch_{index}")(part)
             for index, (branch, part) in enumerate(zip(branches, parts, strict=True))
         ]
         shapes = [result.shape for result in results]
@@ -76,6 +81,19 @@ class _Branches(nn.Module):
                 "channels are joined, so all other sizes must be equal"
             )
         return jnp.concatenate(results, axis=-1)
+
+    def _split_inputs(self, x: Array) -> list[Array]:
+        """Return the values of each branch, (batch, *shape)."""
+        shapes = self.layer.shapes
+        ends = list(accumulate(prod(shape) for shape in shapes))
+        rows = x.reshape(x.shape[0], -1)
+        if rows.shape[1] != ends[-1]:
+            raise ValueError(
+                f"{self.context}: {rows.shape[1]:,} values a sample reach the layer; shapes "
+                f"{[list(shape) for shape in shapes]} must have as many, not {ends[-1]:,}"
+            )
+        parts = jnp.split(rows, ends[:-1], 1)
+        return [part.reshape(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 @computes(standard.Gate)
@@ -106,7 +124,7 @@ class _DualPath(nn.Module):
         added = self.layer.added
         body = apply_layers(self.layer.body, x, self.context)
         inside = self.context.inside("shortcut")
-        shortcut = _Scope(self.layer.shortcut, inside, name=inside.name)(x)
+        shortcut = Scope(self.layer.shortcut, inside, name=inside.name)(x)
         shapes = body.shape, shortcut.shape
         if shapes[0][:-1] != shapes[1][:-1] or min(shape[-1] for shape in shapes) < added:
             raise ValueError(

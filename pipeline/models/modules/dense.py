@@ -27,8 +27,10 @@ class DenseModule(nn.Dense):
         return product if bias is None else add_bias(product, bias)
 
 
-def add_bias(x: Array, bias: Array, axis: int = -1) -> Array:
-    """Add a float32 bias (features,) along an axis of x, in the type of x.
+def add_bias(x: Array, bias: Array, axis: int = -1, *, rounds_bias: bool = True) -> Array:
+    """Add a float32 bias (features,) along an axis of x; the result has the type of x.
+
+    With `rounds_bias` the bias is rounded to that type first, as MindSpore's layers do.
 
     The gradient of the bias is summed in float32. In bfloat16 every addition would be rounded, and
     slow: XLA:CPU takes 6 ms for 4160 rows of 768 on 2 cores, and 0.2 ms in float32. If the types
@@ -37,23 +39,24 @@ def add_bias(x: Array, bias: Array, axis: int = -1) -> Array:
     axis %= x.ndim
     if x.dtype == bias.dtype:
         return x + _spread(bias, x.ndim, axis)
-    return _add(axis, x, bias)
+    return _add(axis, rounds_bias, x, bias)
 
 
 def _spread(bias: Array, dimensions: int, axis: int) -> Array:
     return bias.reshape([-1 if position == axis else 1 for position in range(dimensions)])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _add(axis: int, x: Array, bias: Array) -> Array:
-    return x + _spread(bias.astype(x.dtype), x.ndim, axis)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _add(axis: int, rounds_bias: bool, x: Array, bias: Array) -> Array:
+    addend = bias.astype(x.dtype) if rounds_bias else bias
+    return (x + _spread(addend, x.ndim, axis)).astype(x.dtype)
 
 
-def _forward(axis: int, x: Array, bias: Array) -> tuple[Array, None]:
-    return _add(axis, x, bias), None
+def _forward(axis: int, rounds_bias: bool, x: Array, bias: Array) -> tuple[Array, None]:
+    return _add(axis, rounds_bias, x, bias), None
 
 
-def _backward(axis: int, _: None, cotangent: Array) -> tuple[Array, Array]:
+def _backward(axis: int, rounds_bias: bool, _: None, cotangent: Array) -> tuple[Array, Array]:
     axes = tuple(position for position in range(cotangent.ndim) if position != axis)
     return cotangent, cotangent.astype(jnp.float32).sum(axes)
 

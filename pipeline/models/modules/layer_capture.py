@@ -1,15 +1,18 @@
 """Capture the input of every dense and convolutional layer, and the gradient at its output.
 
-Second-order optimizers need both. The interceptor `_Taps`, to which flax passes every call of a
-module, passes a layer's output through an identity. This has a second, unused argument of the same
-shape, which gets the same gradient. Without the interceptor the network's program is unchanged.
+Second-order optimizers need both. An observer passes a layer's output through an identity. This has
+a second, unused argument of the same shape, which gets the same gradient. Without an observer the
+network's program is unchanged.
 
-`nn.Dense` and the layer `conv` with one group are captured; other layers are not.
+Flax passes every call of a module to the observer. It captures `nn.Dense` and the layer `conv` with
+one group; other layers are not captured. Networks of other kinds call `observe_layer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +51,37 @@ Loss = Callable[..., tuple[Array, Any]]
 Observations = Mapping[str, LayerCapture]
 """Captures by the path of the layer's scope, such as `stage_0/conv_1`."""
 
+_observer: ContextVar[_Taps | None] = ContextVar("observer", default=None)
+"""Observer of the networks that are being traced."""
+
+
+def is_observing() -> bool:
+    """Return whether layers are captured."""
+    return _observer.get() is not None
+
+
+def observe_layer(
+    path: str, inputs: Array, outputs: Array, window: ConvWindow | None, layout: Layout = "nhwc"
+) -> Array:
+    """Return the outputs of a layer, which the observer captures with the inputs, if there is one.
+
+    `path` is that of the layer's kernel without its last name. The rest is as in `LayerCapture`.
+    Raises ValueError if the layer is applied twice.
+    """
+    observer = _observer.get()
+    return outputs if observer is None else observer.tap(path, inputs, outputs, window, layout)
+
+
+@contextmanager
+def with_observer(observer: _Taps | None) -> Iterator[None]:
+    """Let an observer capture the layers of networks that are traced inside; None: nothing."""
+    token = _observer.set(observer)
+    try:
+        with nullcontext() if observer is None else nn.intercept_methods(observer):
+            yield
+    finally:
+        _observer.reset(token)
+
 
 def grad_observing_layers(
     function: Callable[[Any], tuple[Array, Any]],
@@ -63,7 +97,7 @@ def grad_observing_layers(
 
     def find_outputs(params: Any) -> dict[str, Array]:
         taps = _Taps(None)
-        with nn.intercept_methods(taps):
+        with with_observer(taps):
             function(params)
         return taps.outputs
 
@@ -73,8 +107,8 @@ def grad_observing_layers(
             raise RecipeError(
                 [
                     "train.optimizer: reads the inputs of dense and convolutional layers, and the "
-                    "network has none that can be observed; must be another optimizer, "
-                    "or a network that lists layers"
+                    "network has none that can be observed; must be another optimizer, or a "
+                    "network with parameters named kernel, used outside of loops"
                 ]
             )
         slots = {path: jnp.zeros(shape.shape, shape.dtype) for path, shape in shapes.items()}
@@ -82,7 +116,7 @@ def grad_observing_layers(
 
         def apply_tapped(params: Any, slots: dict[str, Array]) -> tuple[Array, tuple[Any, Any]]:
             taps = _Taps(slots)
-            with nn.intercept_methods(taps):
+            with with_observer(taps):
                 value, auxiliary = function(params)
             windows.update(taps.windows)
             return value, (auxiliary, taps.inputs)
@@ -99,7 +133,7 @@ def grad_observing_layers(
 
 
 class _Taps:
-    """Interceptor that collects inputs and outputs of the captured layers, by path.
+    """Observer that collects inputs and outputs of the captured layers, by path.
 
     Make one for each trace: its arrays are tracers, which must not outlive the trace.
     """
@@ -121,17 +155,24 @@ class _Taps:
         module = context.module
         layer = getattr(module, "layer", None)
         is_conv = isinstance(layer, standard.Conv) and layer.groups == 1
-        if context.method_name != "__call__" or not (is_conv or isinstance(module, nn.Dense)):
+        is_layer = context.method_name == "__call__" and (is_conv or isinstance(module, nn.Dense))
+        if not is_layer or _observer.get() is not self:
             return outputs
-        path = "/".join(module.path)
+        window, layout = _read_window(module, args[0])
+        return self.tap("/".join(module.path), args[0], outputs, window, layout)
+
+    def tap(
+        self, path: str, inputs: Array, outputs: Array, window: ConvWindow | None, layout: Layout
+    ) -> Array:
+        """Collect a layer, and return its outputs with their slot. Raises ValueError."""
         if path in self.inputs:
             raise ValueError(
                 f"{path}: is applied twice in a step; must be applied once, as only one input of "
                 "its weights can be observed"
             )
-        self.inputs[path] = args[0]
+        self.inputs[path] = inputs
         self.outputs[path] = outputs
-        self.windows[path] = _read_window(module, args[0])
+        self.windows[path] = (window, layout)
         return outputs if self._slots is None else tap(outputs, self._slots[path])
 
 

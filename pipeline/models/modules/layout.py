@@ -7,7 +7,8 @@ width are axes 1 and 2 in both. Parameters are the same, so checkpoints are inte
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Protocol, TypeVar, cast, runtime_checkable
 
 from jax import Array, lax
 
@@ -17,8 +18,11 @@ from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.lowerings.problem.image_layout import Layout
 
+Sizes = TypeVar("Sizes", bound=tuple[int, ...])
+
 _CHWN_LAYERS = (
     standard.Activation,
+    standard.AdaptivePool,
     standard.AvgPool,
     standard.BatchNorm,
     standard.Conv,
@@ -69,22 +73,23 @@ def find_layer_without_chwn(stack: tuple[LayerSpec, ...]) -> LayerSpec | None:
     return None
 
 
-def reach(kernel: Pair, dilation: Pair) -> Pair:
-    """Return the height and width from a kernel's first to its last row and column."""
-    return (kernel[0] - 1) * dilation[0] + 1, (kernel[1] - 1) * dilation[1] + 1
+def reach(kernel: Sizes, dilation: Sizes) -> Sizes:
+    """Return the size from a kernel's first to its last row, column and so on."""
+    spans = [(size - 1) * step + 1 for size, step in zip(kernel, dilation, strict=True)]
+    return cast(Sizes, tuple(spans))
 
 
-def compute_pads(sizes: Pair, window: Pair, strides: Pair, padding: Padding) -> tuple[Pair, Pair]:
-    """Return the pads (before, after) of the height and the width of images of these sizes.
+def compute_pads(
+    sizes: Sequence[int], window: Sequence[int], strides: Sequence[int], padding: Padding
+) -> tuple[Pair, ...]:
+    """Return the pads (before, after) of each axis of images or volumes of these sizes.
 
     `window` is the size that the kernel covers, dilation included.
     """
     if padding == "symmetric":
-        rows, columns = (((size - 1) // 2,) * 2 for size in window)
-    elif isinstance(padding, str):
-        rows, columns = lax.padtype_to_pads(sizes, window, strides, padding.upper())
-    elif isinstance(padding, int):
-        rows = columns = (padding, padding)
-    else:
-        rows, columns = padding
-    return rows, columns
+        return tuple(((size - 1) // 2,) * 2 for size in window)
+    if isinstance(padding, str):
+        return tuple(lax.padtype_to_pads(sizes, window, strides, padding.upper()))
+    if isinstance(padding, int):
+        return ((padding, padding),) * len(sizes)
+    return padding

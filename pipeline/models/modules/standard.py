@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+from math import prod
 from typing import ClassVar
 
 import jax
@@ -16,15 +16,16 @@ from pipeline.models.layers.fields import pair
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec
 from pipeline.models.layers.precision import TypeRule
 from pipeline.models.layers.tokens import Lookup
-from pipeline.models.lowerings.conv2d import conv2d
-from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
-from pipeline.models.lowerings.conv2d_transpose import conv2d_transpose
 from pipeline.models.lowerings.dense import dense_product
+from pipeline.models.lowerings.formulas.adaptive_pools import average_windows, max_windows
 from pipeline.models.lowerings.max_pool import pool_max
 from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.lowerings.problem.image_layout import Layout, swap_layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
+from pipeline.models.modules import adversarial as adversarial
 from pipeline.models.modules import composite as composite
+from pipeline.models.modules import convolution as convolution
+from pipeline.models.modules import recurrent as recurrent
 from pipeline.models.modules import tokens as tokens
 from pipeline.models.modules.activations import activate
 from pipeline.models.modules.apply_layers import (
@@ -36,13 +37,11 @@ from pipeline.models.modules.apply_layers import (
     require_number,
 )
 from pipeline.models.modules.batch_norm import BatchNormModule
-from pipeline.models.modules.dense import DenseModule, add_bias
+from pipeline.models.modules.convolution import find_pads
+from pipeline.models.modules.dense import DenseModule
 from pipeline.models.modules.layout import (
     channel_axis,
-    compute_pads,
     find_layer_without_chwn,
-    reach,
-    shape_nhwc,
     to_nhwc,
 )
 
@@ -136,60 +135,6 @@ def _require_batch_last(stack: tuple[LayerSpec, ...], images: Array) -> None:
         )
 
 
-@computes(standard.Conv)
-class _Conv(nn.Module):
-    layer: standard.Conv
-    context: LayerContext
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        layer = self.layer
-        init = self.context.initializers
-        size, strides, dilation = (pair(x) for x in (layer.kernel, layer.stride, layer.dilation))
-        pads = _find_pads(x, reach(size, dilation), strides, layer.padding, self.context)
-        channels = require_groups(x, layer.groups, self.context)
-        features = require_number(layer.features, self.context)
-        shape = (*size, channels // layer.groups, features)
-        kernel = self.param("kernel", (layer.kernel_init or init.conv).build(), shape, jnp.float32)
-        if self.context.layout == "chwn":
-            convolve = conv2d_chwn
-        else:
-            convolve = functools.partial(conv2d, groups=layer.groups, policy=self.context.policy)
-        kernel = kernel.astype(self.context.dtype)
-        y = convolve(x, kernel, strides=strides, padding=pads, dilation=dilation)
-        if layer.bias:
-            bias_init = (layer.bias_init or init.bias).build()
-            bias = self.param("bias", bias_init, (features,), jnp.float32)
-            y = add_bias(y, bias, channel_axis(y, self.context.layout))
-        return y
-
-
-@computes(standard.ConvTranspose)
-class _ConvTranspose(nn.Module):
-    layer: standard.ConvTranspose
-    context: LayerContext
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        layer = self.layer
-        init = self.context.initializers
-        require_images(x, self.context)
-        features = require_number(layer.features, self.context)
-        shape = (*pair(layer.kernel), x.shape[-1], features)
-        kernel = self.param("kernel", (layer.kernel_init or init.conv).build(), shape, jnp.float32)
-        y = conv2d_transpose(
-            x,
-            kernel.astype(self.context.dtype),
-            strides=pair(layer.stride),
-            padding="SAME" if layer.padding == "same" else "VALID",
-            policy=self.context.policy,
-        )
-        if layer.bias:
-            bias_init = (layer.bias_init or init.bias).build()
-            y = add_bias(y, self.param("bias", bias_init, (features,), jnp.float32))
-        return y
-
-
 @computes(standard.Dense)
 def _compute_dense(layer: standard.Dense, x: Array, context: LayerContext) -> Array:
     if x.ndim not in (2, 3):
@@ -250,6 +195,12 @@ def _compute_activation(layer: standard.Activation, x: Array, context: LayerCont
         return activate(layer.name, x)
 
 
+@computes(standard.LeakyRelu)
+def _compute_leaky_relu(layer: standard.LeakyRelu, x: Array, context: LayerContext) -> Array:
+    with jax.named_scope(context.name):
+        return jnp.where(x >= 0, x, x * jnp.asarray(layer.slope, x.dtype))
+
+
 @computes(standard.MaxPool)
 def _compute_max_pool(layer: standard.MaxPool, x: Array, context: LayerContext) -> Array:
     window, strides, pads = _find_windows(layer, x, context)
@@ -273,6 +224,16 @@ def _compute_global_avg_pool(
     with jax.named_scope(context.name):
         mean = x.mean((1, 2))
         return mean if context.layout == "nhwc" else mean.T
+
+
+@computes(standard.AdaptivePool)
+def _compute_adaptive_pool(layer: standard.AdaptivePool, x: Array, context: LayerContext) -> Array:
+    require_images(x, context)
+    is_max = isinstance(layer, standard.AdaptiveMaxPool)
+    with jax.named_scope(context.name):
+        for axis, count in zip((1, 2), pair(layer.size), strict=True):
+            x = max_windows(x, axis, count) if is_max else average_windows(x, axis, count)
+        return x
 
 
 @computes(standard.Upsample)
@@ -301,26 +262,22 @@ def _compute_flatten(layer: standard.Flatten, x: Array, context: LayerContext) -
     return x.reshape(x.shape[0], -1)
 
 
+@computes(standard.Reshape)
+def _compute_reshape(layer: standard.Reshape, x: Array, context: LayerContext) -> Array:
+    if prod(x.shape[1:]) != prod(layer.shape):
+        raise ValueError(
+            f"{context}: shape {x.shape} reaches the layer, {prod(x.shape[1:]):,} values a sample; "
+            f"shape {list(layer.shape)} must have as many"
+        )
+    return x.reshape(x.shape[0], *layer.shape)
+
+
 def _find_windows(
     layer: standard.Pool, x: Array, context: LayerContext
 ) -> tuple[Pair, Pair, tuple[Pair, Pair]]:
     """Return window, strides and pads."""
+    require_images(x, context)
     window = pair(layer.kernel)
     strides = window if layer.stride is None else pair(layer.stride)
-    return window, strides, _find_pads(x, window, strides, layer.padding, context)
-
-
-def _find_pads(
-    x: Array, window: Pair, strides: Pair, padding: standard.Padding, context: LayerContext
-) -> tuple[Pair, Pair]:
-    """Return the pads (before, after) of height and width. Raises ValueError if no window fits."""
-    require_images(x, context)
-    sizes = (x.shape[1], x.shape[2])
-    rows, columns = compute_pads(sizes, window, strides, padding)
-    if sizes[0] + sum(rows) < window[0] or sizes[1] + sum(columns) < window[1]:
-        raise ValueError(
-            f"{context}: a window of {window[0]}x{window[1]} does not fit into shape "
-            f"{shape_nhwc(x, context.layout)}; the images are too small for this network, "
-            "or the layers before shrink them too much"
-        )
-    return rows, columns
+    rows, columns = find_pads(x, window, strides, layer.padding, context)
+    return window, strides, (rows, columns)

@@ -14,7 +14,9 @@ from pipeline.models.modules.apply_layers import (
     apply_layers,
     computes,
     require_images,
+    require_mask,
     require_number,
+    require_tokens,
 )
 from pipeline.models.modules.dense import DenseModule
 
@@ -73,7 +75,7 @@ class _ClassToken(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        _require_tokens(x, self.context)
+        require_tokens(x, self.context)
         token = self.param("token", _TABLE_INIT, (1, 1, x.shape[-1]), jnp.float32)
         first = jnp.broadcast_to(token.astype(x.dtype), (x.shape[0], 1, x.shape[-1]))
         return jnp.concatenate([first, x], axis=1)
@@ -86,7 +88,7 @@ class _PositionEmbedding(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        _require_tokens(x, self.context)
+        require_tokens(x, self.context)
         if self.context.position is not None:
             table: Array = self.get_variable("params", "table")
             return x + jax.lax.dynamic_index_in_dim(table, self.context.position).astype(x.dtype)
@@ -108,7 +110,7 @@ class _SelfAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        _require_tokens(x, self.context)
+        require_tokens(x, self.context)
         batch, count, features = x.shape
         if features % self.layer.heads:
             raise ValueError(
@@ -157,14 +159,9 @@ class _SelfAttention(nn.Module):
 
         With -inf, the softmax of a sample of only padding would be NaN.
         """
-        mask = self.context.token_mask
+        mask = require_mask((scores.shape[0], scores.shape[-1]), self.context)
         if mask is None:
             return scores
-        if mask.shape != (scores.shape[0], scores.shape[-1]):
-            raise ValueError(
-                f"{self.context}: the mask of padding has shape {mask.shape}, and the tokens are "
-                f"{(scores.shape[0], scores.shape[-1])}; no layer before may add or drop tokens"
-            )
         return jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
 
     def _make_dense(self, features: int, name: str) -> DenseModule:
@@ -181,14 +178,5 @@ class _SelfAttention(nn.Module):
 
 @computes(tokens.FirstToken)
 def _compute_first_token(layer: tokens.FirstToken, x: Array, context: LayerContext) -> Array:
-    _require_tokens(x, context)
+    require_tokens(x, context)
     return x[:, 0]
-
-
-def _require_tokens(x: Array, context: LayerContext) -> None:
-    """Raise ValueError if x isn't (batch, tokens, features)."""
-    if x.ndim != 3:
-        raise ValueError(
-            f"{context}: shape {x.shape} reaches the layer; must be (batch, tokens, features): "
-            "put tokens or embedding before it"
-        )

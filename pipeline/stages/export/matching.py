@@ -17,7 +17,7 @@ from pipeline.models.weights.rules.syntax import Framework
 from pipeline.stages.export.naming import NamedEntry, guess_framework, name_entries
 from pipeline.stages.export.network import NetworkArrays, convert_layout
 
-Rules = Literal["auto", "none", "torch", "mindspore"]
+Rules = Literal["auto", "none", "torch", "mindspore", "tensorflow"]
 Status = Literal["matched", "missing", "extra", "misshapen", "skipped", "added", "tied"]
 """missing: an array without an entry; extra: an entry without an array; misshapen: of another shape
 or type; skipped: by a rule; added: to another array; tied: equal to an earlier entry."""
@@ -109,6 +109,7 @@ def match_weights(
             f"{file}: has names of {framework}, and its weights can't be converted for model "
             f"{network.model}: {network.unconverted}"
         )
+    network = replace(network, channels_last=framework == "tensorflow")
     renamed = _rename_entries(file, arrays, renames)
     rows: list[MatchRow] = []
     matched: Arrays = {}

@@ -6,16 +6,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
+from pathlib import Path
 
 import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import show_name
 from pipeline.models.weights.files.named_arrays import Arrays, make_natural_key
-from pipeline.models.weights.files.weight_files import keeps_order
+from pipeline.models.weights.files.weight_files import TENSORFLOW_SUFFIXES, keeps_order
 from pipeline.models.weights.rules import find_layer_rules
 from pipeline.models.weights.rules.syntax import (
     CONVENTIONS,
+    KERNELS,
     MINDSPORE,
     SKIPPED,
     TORCH,
@@ -52,6 +54,8 @@ def guess_framework(file: str, arrays: Arrays, network: NetworkArrays) -> Framew
     """
     if 2 * sum(network.resolve(name) is not None for name in arrays) >= len(arrays):
         return None
+    if Path(file).suffix.lower() in TENSORFLOW_SUFFIXES:
+        return "tensorflow"
     leaves = {name.rpartition(".")[2] for name in arrays} - {"weight", "bias"}
     if leaves & set(MINDSPORE.leaves):
         return "mindspore"
@@ -270,7 +274,7 @@ def _guess_kind(shapes: Shapes) -> str:
     """Return the kind of layer that has these arrays."""
     if {"running_mean", "moving_mean"} & set(shapes):
         return "batch_norm"
-    axes = len(shapes.get("weight", (1,)))
+    axes = max((len(shape) for leaf, shape in shapes.items() if leaf in KERNELS), default=1)
     return {4: "conv", 2: "dense"}.get(axes, "layer_norm")
 
 

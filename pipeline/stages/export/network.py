@@ -18,7 +18,8 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.host.tree_paths import leaves_by_path
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.tables.encode_table import count_encoded_features, make_encoding_ops
-from pipeline.data.transform import compute_column_specs
+from pipeline.data.targets import Targets
+from pipeline.data.transform import compute_column_specs, replace_targets
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.layers.model_spec import LayerSpec, ModelSpec
 from pipeline.models.layers.standard import (
@@ -51,6 +52,9 @@ class NetworkArrays:
     unconverted: str = ""
     """Reason why `flattened` is unknown; "" if it is known. If it is unknown, only weights in this
     package's layout can be loaded."""
+    channels_last: bool = False
+    """Whether the weights to load have output features last, and flattened images pixel by pixel,
+    as TensorFlow's have."""
 
     def resolve(self, name: str) -> str | None:
         """Return the full name of an array, whose collection may be missing.
@@ -160,13 +164,14 @@ def trace_network_arrays(recipe: Recipe) -> NetworkArrays:
     model = recipe.model
     if facts is not None:
         columns = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
-        classes = facts.classes
+        targets = Targets(tuple(map(str, range(facts.classes))))
     else:
         raw = recipe.dataset.read(cache_root(recipe.cache))
-        classes = len(raw.classes)
+        targets = raw.targets
         encode = make_encoding_ops(raw.table, model.table_input)
         columns = compute_column_specs(encode, raw.eval.specs())
         model = model.fit_to_table(count_encoded_features(encode))
+    classes = len(replace_targets(recipe.dataset.eval.ops, targets))
     try:
         image = compute_column_specs(recipe.dataset.eval.ops, columns)["image"]
     except ValueError as error:
@@ -174,18 +179,16 @@ def trace_network_arrays(recipe: Recipe) -> NetworkArrays:
     return trace_model_arrays(model, classes, image)
 
 
-_OIHW_TO_HWIO = (2, 3, 1, 0)
-_IOHW_TO_HWIO = (2, 3, 0, 1)
-
-
 def convert_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np.ndarray:
     """Convert an array of PyTorch or MindSpore to the layout of the network's array `target`.
 
     Layouts, of the frameworks -> of this package:
 
-        convolution             (out, in, height, width) -> (height, width, in, out)
-        transposed convolution  (in, out, height, width) -> (height, width, in, out), rotated by 180
-        dense layer             (out, in) -> (in, out)
+        convolution             (out, in, height, width) -> (height, width, in, out), in 1-D and 3-D
+                                likewise; MindSpore's in 1-D have a height of 1
+        transposed convolution  (in, out, height, width) -> (height, width, in, out), rotated by
+                                180; with groups, out and in are those of a group
+        dense layer, LSTM, GRU  (out, in) -> (in, out)
         flattened images        channel by channel -> pixel by pixel
 
     The frameworks' transposed convolution has the kernel of the convolution that is transposed.
@@ -194,23 +197,47 @@ def convert_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np
     """
     ndim = len(network.shapes[target])
     path, _, leaf = target.partition("/")[2].rpartition("/")
-    if leaf != "kernel":
+    if network.channels_last and leaf == "kernel":
+        array = _to_output_first(array, network.shapes[target])
+    if not leaf.endswith("kernel"):
         while array.ndim > ndim and array.shape[0] == 1:
             array = array[0]
         return array
     if path.rpartition("/")[2].startswith("conv_transpose"):
-        return array.transpose(_IOHW_TO_HWIO)[::-1, ::-1] if array.ndim == 4 else array
+        return array if array.ndim != 4 else _rotate_groups(array, network.shapes[target][2])
     if array.ndim == 4 and ndim == 2:
         array = array.reshape(len(array), -1)  # a convolution over a whole image is a dense layer
     elif array.ndim == 2 and ndim == 4:
         array = array[:, :, None, None]
-    if array.ndim == 4:
-        return array.transpose(_OIHW_TO_HWIO)
+    elif array.ndim == 4 and ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if array.ndim > 2 and array.ndim == ndim:
+        return array.transpose(*range(2, ndim), 1, 0)
     if array.ndim != 2:
         return array
-    channels = network.flattened.get(path)
+    channels = None if network.channels_last else network.flattened.get(path)
     if channels is not None and array.shape[1] % channels == 0:
         outputs, inputs = array.shape
         by_channel = array.reshape(outputs, channels, inputs // channels)
         array = by_channel.swapaxes(1, 2).reshape(outputs, inputs)
     return array.T
+
+
+def _to_output_first(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a kernel of TensorFlow, whose output features are last, in PyTorch's layout.
+
+    A depthwise kernel, for a network's kernel of this shape, is (height, width, in, multiplier).
+    """
+    if array.ndim == 4 and len(shape) == 4 and array.shape[2] > shape[2] == 1:
+        array = array.reshape((*array.shape[:2], 1, -1))
+    return array if array.ndim < 2 else array.transpose(-1, -2, *range(array.ndim - 2))
+
+
+def _rotate_groups(array: np.ndarray, group_inputs: int) -> np.ndarray:
+    """Convert a transposed convolution (in, out of a group, height, width) whose groups have
+    `group_inputs` inputs: (height, width, group_inputs, out), rotated by 180 degrees."""
+    inputs, outputs, *window = array.shape
+    if inputs % group_inputs:
+        return array
+    grouped = array.reshape(-1, group_inputs, outputs, *window).transpose(3, 4, 1, 0, 2)
+    return grouped.reshape(*window, group_inputs, -1)[::-1, ::-1]

@@ -16,6 +16,7 @@ from pipeline.core.host.cuda import plugin
 from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets, Task
 from pipeline.data.text.text_format import TextFormat, read_text_format
+from pipeline.data.transform import replace_targets
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, find_run_dir, require_run_dir
 from pipeline.stages.record.saved_recipe import list_changes
@@ -137,4 +138,6 @@ def _read_samples(summary: Path, recipe: Recipe) -> Samples:
                 f"{summary}: lacks the images and classes of the run; finish the run with "
                 f"train.resume={summary.parent}"
             ) from error
-        return Samples(facts.image, "uint8", Targets(tuple(map(str, range(facts.classes)))))
+        targets = Targets(tuple(map(str, range(facts.classes))))
+        targets = replace_targets(recipe.dataset.eval.ops, targets)
+        return Samples(facts.image, "uint8", targets)

@@ -4,6 +4,7 @@ outputs/<date>/<time>_<recipe>/
     recipe.yaml, provenance.json, lowerings.json, summary.json, run.log, .lock
     metrics.jsonl, evals.jsonl, checkpoints/, events of TensorBoard
     scalars.jsonl                 scalars that callbacks log
+    status.json                   what the run does now
     tokenizer.json                tokenizer of texts
     report/, profile/, dump/      results of the command `report`, of profiles and of dumps
     ckpt/, ckpt.json              with `checkpoint.prefix`
@@ -31,6 +32,7 @@ from pipeline.core.files.folder_lock import LOCK, Lock, owned_folder
 from pipeline.core.files.real_files import require_real, require_real_trees
 from pipeline.core.files.value_text import join_first
 from pipeline.data.text.text_format import TOKENIZER
+from pipeline.engine.monitors.live_status import STATUS
 from pipeline.stages.record.descendants import DESCENDANTS
 from pipeline.training.parallel.ranks import Ranks
 
@@ -57,7 +59,7 @@ CHECKPOINT_NAMES = "ckpt.json"
 BOARD_FOLDER = "embeddings"
 BOARD_CONFIG = "projector_config.pbtxt"
 """Folder and configuration of TensorBoard's projector."""
-JSON_FILES = (SUMMARY, "provenance.json", LOWERINGS, AUTOPSY, CHECKPOINT_NAMES, COMPILED)
+JSON_FILES = (SUMMARY, "provenance.json", LOWERINGS, AUTOPSY, CHECKPOINT_NAMES, COMPILED, STATUS)
 REPLACED = (RECIPE, PLAN, OVERRIDES, TOKENIZER, BOARD_CONFIG, *JSON_FILES)
 """Files that are written as a whole, besides those of an emulated device."""
 PRICES = ("price.json", "trace.json", "timeline.html")

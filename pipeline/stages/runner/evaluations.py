@@ -22,6 +22,7 @@ from pipeline.stages.runner.context import CompiledRun
 from pipeline.stages.sample_pictures import (
     embed_samples,
     format_sample_labels,
+    make_generated_drawer,
     make_mask_drawer,
     predict_samples,
 )
@@ -43,13 +44,20 @@ class Evaluations:
             return None
         return make_mask_drawer(context.recipe, self.run.dataset, self.run.built)
 
+    @cached_property
+    def _draw_generated(self) -> Callable[[TrainState], np.ndarray] | None:
+        context = self.run.context
+        if not context.shows_pictures:
+            return None
+        return make_generated_drawer(context.recipe, self.run.dataset, self.run.built)
+
     def evaluate_unless_stopped(self, state: TrainState) -> Evaluation | None:
         """Evaluate a state of training; None if a signal to stop comes first."""
         agree = self.run.context.ranks.agree
         signals = self.run.context.options.signals
         evaluation = self._evaluate(state, agree, lambda: agree(lambda: signals.stop is not None))
         if evaluation is not None:
-            self._show_masks(state)
+            self._show_pictures(state)
         return evaluation
 
     def evaluate_alone(self, state: TrainState) -> Evaluation | None:
@@ -68,7 +76,7 @@ class Evaluations:
         if evaluation is None:
             evaluation = self._evaluate(state, context.ranks.agree)
             assert evaluation is not None, "is_stopped is always False"
-            self._show_masks(state)
+            self._show_pictures(state)
             observers.monitor.on_eval(history.step, evaluation)
         self._show_classes(evaluation)
         # `train_loss` is already the loss of the last step.
@@ -158,11 +166,15 @@ class Evaluations:
         )
         return evaluate(run.executable, state, run.dataset, options, is_stopped, agree)
 
-    def _show_masks(self, state: TrainState) -> None:
+    def _show_pictures(self, state: TrainState) -> None:
+        """Show predicted masks, and images that a generator makes."""
+        step = int(state.step)
         if self._draw_masks is not None:
-            step = int(state.step)
             pictures = self._draw_masks(state)
             self.observers.show(lambda board: board.add_masks(step, pictures))
+        if self._draw_generated is not None:
+            images = self._draw_generated(state)
+            self.observers.show(lambda board: board.add_generated(step, images))
 
 
 def _list_main_parameters(recipe: Recipe) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def open_training(
             agree=context.ranks.agree,
         )
         training = Training(
-            Program(executable, sink.mechanism, built.learning_rates, recipe.train.lr_rules),
+            Program(executable, sink.mechanism, built.learning_rates, recipe.train.rate_columns),
             schedule_events(recipe, built.run_schedule, () if dumps is None else dumps.steps),
             hooks,
         )

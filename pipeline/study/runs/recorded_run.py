@@ -12,10 +12,12 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
 from pipeline.core.files.tree_diff import dotted_key, leaves
+from pipeline.engine.monitors.live_status import STATUS, LiveStatus
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, finite_number
 from pipeline.stages.record.descendants import Descendant, read_descendants
 from pipeline.stages.record.provenance import PROVENANCE, read_provenance
 from pipeline.stages.record.run_directory import FOLDERS, RECIPE, SUMMARY
+from pipeline.study.runs.live_runs import read_live_status
 from pipeline.study.runs.sampled_log import LoggedCurve, sample_log
 
 MAX_DEPTH = 8
@@ -53,6 +55,8 @@ class RecordedRun:
     """Names of files that could not be read, with reasons."""
     made: tuple[Descendant, ...] = ()
     """Exports and runs that use this run."""
+    live: LiveStatus | None = None
+    """What the run does now; None if it has a summary or has written no status lately."""
 
 
 def find_runs(root: Path) -> list[Path]:
@@ -104,6 +108,9 @@ def read_run(run_dir: Path, root: Path, *, curves: bool) -> RecordedRun:
     processes = _read_or(problems, PROVENANCE, lambda: list(read_provenance(run_dir)), [])
     logged = _read_or(problems, METRICS, lambda: _read_curves(run_dir), {}) if curves else {}
     first = processes[0] if processes else {}
+    live = None
+    if not summary:
+        live = _read_or(problems, STATUS, lambda: read_live_status(run_dir), None)
     name = os.path.relpath(run_dir, root)
     return RecordedRun(
         name=run_dir.resolve().name if name == "." else name,
@@ -118,6 +125,7 @@ def read_run(run_dir: Path, root: Path, *, curves: bool) -> RecordedRun:
         sources=dict(_list_sources(recipe, summary, str(first.get("folder", "")))),
         problem="; ".join(problems),
         made=tuple(read_descendants(run_dir)),
+        live=live,
     )
 
 

@@ -233,3 +233,37 @@ def test_root_is_required() -> None:
         ValidationError, match=r"missing; it must be an .npz file with x_train, y_t"
     ):
         NumpyArchive(**section(root=None, classes=None))
+
+
+def test_further_columns_are_read_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    ages = np.arange(7.0)
+    np.savez(path, **arrays(), age_train=ages[:5], age_test=ages[5:])
+    spec = NumpyArchive(**section(root=path, classes=None), columns=("age",))
+    data = spec.read(tmp_path)
+    assert set(data.train.columns) == {"image", "label", "age"}
+    np.testing.assert_array_equal(data.train.columns["age"][:], ages[:5])
+    np.testing.assert_array_equal(data.eval.columns["age"][:], ages[5:])
+    assert data.eval.columns["age"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"age_train": np.zeros(5)}, r"lacks age_test"),
+        ({"age_train": np.zeros(4), "age_test": np.zeros(2)}, r"age_train has shape \(4,\)"),
+        ({"age_train": np.array(list("abcde")), "age_test": np.zeros(2)}, "must be numbers"),
+        ({"age_train": np.full(5, np.nan), "age_test": np.zeros(2)}, "not finite"),
+    ],
+)
+def test_a_wrong_column_is_named(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+    path = tmp_path / "mine.npz"
+    np.savez(path, **arrays(), **changes)
+    with pytest.raises(DataError, match=problem):
+        NumpyArchive(**section(root=path, classes=None), columns=("age",)).read(tmp_path)
+
+
+@pytest.mark.parametrize("columns", [("label",), ("x",), ("a", "a")])
+def test_names_of_columns_are_checked(tmp_path: Path, columns: tuple[str, ...]) -> None:
+    with pytest.raises(ValidationError, match="columns"):
+        NumpyArchive(**section(root=tmp_path, classes=None), columns=columns)

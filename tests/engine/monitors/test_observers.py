@@ -50,7 +50,14 @@ def add_hparams(observers: Observers, parameters: dict[str, int]) -> None:
     observers.show(lambda board: board.add_hparams(parameters, EVALUATION.scalars()))
 
 
-ALWAYS = [MetricsLog, LossMonitor, TimeMonitor, EvalMonitor, NonFiniteStepMonitor]
+ALWAYS = [
+    MetricsLog,
+    LossMonitor,
+    TimeMonitor,
+    EvalMonitor,
+    NonFiniteStepMonitor,
+    BestEffortMonitor,
+]
 
 
 def test_a_run_is_watched_as_its_recipe_says(tiny: Compose, tmp_path: Path) -> None:
@@ -66,7 +73,7 @@ def test_a_terminal_gets_a_bar_where_there_are_steps(tiny: Compose, tmp_path: Pa
     stages = "stages=[data,build,compile,eval]"
     evaluates = tiny(stages, "checkpoint.restore=somewhere")
     with opened(evaluates, tmp_path, terminal=True) as observers:
-        assert kinds(observers) == ALWAYS
+        assert kinds(observers) == ALWAYS[:-1]
 
 
 def test_everything_is_closed_also_when_the_run_fails(tiny: Compose, tmp_path: Path) -> None:

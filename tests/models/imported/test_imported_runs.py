@@ -21,6 +21,7 @@ from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
 from tests import outcome
 from tests.models.imported.conftest import IMPORTED_NETWORKS
+from tests.training.optimizers.thor.same_bits import require_same_bits
 from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
@@ -134,6 +135,17 @@ def test_it_trains_in_every_mode(how: tuple[str, ...], tiny: Compose, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("network", [CONV, NNX], ids=["linen", "nnx"])
+@pytest.mark.usefixtures("optimized_programs")
+def test_thor_has_the_same_bits_in_every_sink_and_on_any_devices(
+    network: list[str], tiny: Compose, tmp_path: Path
+) -> None:
+    keys = [*network, "parallel.mode=data", "parallel.devices=1"]
+    others = (["train.sink_size=7"], ["train.sink_size=-1", "parallel.devices=4"])
+    require_same_bits(tiny, tmp_path, keys, others)
+
+
+@pytest.mark.slow
 def test_an_emulated_device_prices_its_layers_by_name(tiny: Compose, tmp_path: Path) -> None:
     summary = run(tiny(*CONV, "device=ascend910", "stages=[data,build,compile]"), tmp_path / "run")
     assert summary.modelled["step_ms"] > 0
@@ -154,7 +166,6 @@ def test_an_autopsy_names_its_layer(tiny: Compose, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (["optimizer=thor"], "train.optimizer.name = thor: reads the inputs of a list of layers"),
         (["train.precision=O1"], "flax isn't a list of layers, so all of it computes in one"),
         (["train.to_float=[{pattern: Conv_0, dtype: float16}]"], "isn't a list of layers"),
         (["model.arguments.classes=7"], "7 outputs, and the dataset has 10 classes"),
@@ -178,6 +189,12 @@ def test_code_that_is_not_there_is_a_problem_of_the_recipe(
 ) -> None:
     with pytest.raises(RecipeError, match=said):
         tiny(*keys)
+
+
+@pytest.mark.slow
+def test_thor_needs_a_parameter_that_is_named_kernel(tiny: Compose) -> None:
+    with pytest.raises(RecipeError, match="network with parameters named kernel"):
+        reported(tiny(*FUNCTION, "optimizer=thor"))
 
 
 @pytest.mark.slow

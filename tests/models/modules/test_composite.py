@@ -113,3 +113,15 @@ def test_what_does_not_fit_together_is_named(layer: LayerSpec, message: str) -> 
 def test_there_is_at_least_one_branch() -> None:
     with pytest.raises(ValidationError, match="at least 1 item"):
         Branches(branches=())
+
+
+def test_branches_read_joined_inputs() -> None:
+    layer = Branches(branches=((Flatten(), Tanh()), (Relu(),)), shapes=((2, 2, 1), (1,)))
+    y, _ = out(layer, ROWS.reshape(-1)[:20].reshape(4, 5, 1, 1))
+    rows = ROWS.reshape(-1)[:20].reshape(4, 5)
+    expected = np.concatenate([np.tanh(rows[:, :4]), np.maximum(rows[:, 4:], 0)], 1)
+    np.testing.assert_allclose(y, expected, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"branches_0: 4 values a sample reach .* not 5"):
+        out(layer, ROWS)
+    with pytest.raises(ValidationError, match="shapes has 1 shapes for 2 branches"):
+        Branches(branches=((), ()), shapes=((2,),))

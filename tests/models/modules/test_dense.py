@@ -50,3 +50,11 @@ def test_a_bias_along_the_first_axis_of_images() -> None:
     added: Array = add_bias(jnp.asarray(images), jnp.asarray([1.0, 2.0]), 0)
     np.testing.assert_array_equal(added[:, 0, 0, 0], [1.0, 2.0])
     assert added.shape == images.shape
+
+
+def test_a_bias_that_is_not_rounded_reaches_the_sum() -> None:
+    """2^-8 + 2^-16 is 2^-8 in bfloat16, and 1 + 2^-8 lies between 1 and 1 + 2^-7."""
+    x = jnp.ones((1, 1), jnp.bfloat16)
+    bias = jnp.asarray([2**-8 + 2**-16], jnp.float32)
+    sums = [float(add_bias(x, bias, rounds_bias=rounds)[0, 0]) for rounds in (True, False)]
+    assert sums == [1, 1 + 2**-7]

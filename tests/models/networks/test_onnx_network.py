@@ -14,6 +14,7 @@ from pipeline.models.torch_graph.computation.torch_network import TorchNetwork
 from pipeline.models.torch_graph.onnx.onnx_source import OnnxFile
 from tests.models.build import conf_model
 from tests.models.torch_graph.onnx.golden_onnx import encode, model, node, signature, tensor
+from tests.training.optimizers.thor.same_bits import require_same_bits
 from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
@@ -72,6 +73,16 @@ def test_a_network_is_trained_lowered_and_resumed(tiny: Compose, file: Path) -> 
         assert summary.status == "done"
         losses.append(summary.metrics["loss"])
     assert losses[0] == losses[1]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("optimized_programs")
+def test_thor_has_the_same_bits_in_every_sink_and_on_any_devices(
+    tiny: Compose, file: Path, tmp_path: Path
+) -> None:
+    keys = ["model=onnx", f"model.file={file}", "parallel.mode=data", "parallel.devices=1"]
+    others = (["train.sink_size=7"], ["train.sink_size=-1", "parallel.devices=4"])
+    require_same_bits(tiny, tmp_path / "runs", keys, others)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, 
 from pipeline.models.torch_graph.conversion.sources import ImportedModule, with_classes
 from tests.models.build import conf_model
 from tests.models.torch_graph.golden_graphs import FOLDER, golden_graph
+from tests.training.optimizers.thor.same_bits import require_same_bits
 from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
@@ -91,10 +92,13 @@ def test_images_of_another_size_are_refused(tiny: Compose, graph_file: Path) -> 
 
 
 @pytest.mark.slow
-def test_an_optimizer_that_observes_layers_is_refused(tiny: Compose, tmp_path: Path) -> None:
-    file = ten_classes(tmp_path)
-    with pytest.raises(RecipeError, match="reads the inputs of dense and convolutional layers"):
-        run(tiny(*of_images(file, "optimizer=thor", "train.optimizer.lr=0.01")))
+@pytest.mark.usefixtures("optimized_programs")
+def test_thor_has_the_same_bits_in_every_sink_and_on_any_devices(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    keys = of_images(ten_classes(tmp_path), "parallel.mode=data", "parallel.devices=1")
+    others = (["train.sink_size=7"], ["train.sink_size=-1", "parallel.devices=4"])
+    require_same_bits(tiny, tmp_path / "runs", keys, others)
 
 
 @pytest.mark.slow

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from pipeline.config.renames import RenameSpec
 from pipeline.data.columns import ColumnSpec
 from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.models.weights.files.named_arrays import Arrays
-from pipeline.stages.export.matching import match_weights
+from pipeline.models.weights.files.weight_files import read_weights
+from pipeline.stages.export.matching import Matching, match_weights
 from pipeline.stages.export.network import trace_model_arrays
 from pipeline.stages.warm_start import replace_leaves
 from tests.conftest import ROOT
@@ -40,17 +43,33 @@ def state_dict(golden: dict[str, Any]) -> Arrays:
 
 
 def logits(model: ModelSpec, framework: str, state: Arrays, images: np.ndarray) -> np.ndarray:
-    spec = ColumnSpec(images.shape[1:], "float32")
     file = {"torch": "golden.pth", "mindspore": "golden.ckpt"}[framework]
-    matching = match_weights(file, state, trace_model_arrays(model, 10, spec))
-    matching.require(partial=False)
+    matching = match(file, model, state, images)
     assert matching.rules == framework
+    return apply(model, matching, images)
+
+
+def match(
+    file: str,
+    model: ModelSpec,
+    state: Arrays,
+    images: np.ndarray,
+    renames: Sequence[RenameSpec] = (),
+) -> Matching:
+    spec = ColumnSpec(images.shape[1:], "float32")
+    matching = match_weights(file, state, trace_model_arrays(model, 10, spec), renames)
+    matching.require(partial=False)
+    return matching
+
+
+def apply(model: ModelSpec, matching: Matching, images: np.ndarray) -> np.ndarray:
+    spec = ColumnSpec(images.shape[1:], "float32")
     module = model.build(10, "float32")
     # What the file lacked would stay zero.
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes(module, spec.shape))
     variables = replace_leaves(zeros, matching.arrays)
-    apply = jax.jit(lambda v, x: module.apply(v, x, train=False), compiler_options=QUICK)
-    return np.asarray(apply(variables, images))
+    program = jax.jit(lambda v, x: module.apply(v, x, train=False), compiler_options=QUICK)
+    return np.asarray(program(variables, images))
 
 
 @pytest.mark.slow
@@ -67,3 +86,36 @@ def test_golden_logits_are_met(framework: str, name: str, changes: dict[str, Any
     assert np.abs(expected).max() > 0.1
     assert np.ptp(expected, axis=0).max() > 0.01
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+LAYERS = [
+    {"name": "conv", "features": 6, "kernel": 3, "bias": True},
+    {"name": "batch_norm", "epsilon": 1e-3},
+    "relu",
+    {"name": "conv", "features": 6, "kernel": 3, "groups": 6, "bias": True},
+    {"name": "conv_transpose", "features": 4, "kernel": 2, "stride": 2, "bias": True},
+    "flatten",
+    {"name": "dense", "features": 5},
+    "relu",
+    *({"name": "dense", "features": features} for features in (5, 5, "$classes")),
+]
+"""The network of tests/golden/make_weights_tensorflow.py."""
+FILES = ["keras2.h5", "keras2.index", "keras3.index", "keras3.keras", "keras3.weights.h5"]
+
+
+@pytest.mark.parametrize("name", [*FILES, "saved_model.index", "names.index"])
+def test_tensorflow_weights_have_tensorflows_logits(name: str) -> None:
+    if name.endswith(("h5", "keras")):
+        pytest.importorskip("h5py")
+    with np.load(GOLDEN / "tensorflow" / "logits.npz") as golden:
+        images, expected = golden["images"], golden["logits"]
+    model = conf_model("layers", layers=LAYERS, blocks={})
+    renames: list[RenameSpec] = []
+    if name == "names.index":
+        pairs = {r"stem\.(.*)": r"0.\1", r"wise\.(depthwise_)?(.*)": r"1.\2"}
+        pairs[r"up\.(.*)"] = r"conv_transpose_0/\1"
+        renames = [RenameSpec(match=pattern, to=to) for pattern, to in pairs.items()]
+    state = read_weights(GOLDEN / "tensorflow" / name)
+    matching = match(name, model, state, images, renames)
+    assert matching.rules == "tensorflow"
+    np.testing.assert_allclose(apply(model, matching, images), expected, rtol=1e-4, atol=1e-5)

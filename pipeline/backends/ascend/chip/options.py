@@ -84,6 +84,8 @@ class StepOptions:
     devices: int = 1
     fusion: tuple[int, ...] | None = None
     """MindSpore's `all_reduce_fusion_config`; None: one all-reduce."""
+    exchange_bytes: tuple[int, ...] = ()
+    """Bytes of each all-reduce between the gradients and the update, such as of curvature."""
     overlap: bool = True
     """Whether an all-reduce may start before the backward pass ends."""
     batch_size: int = 1

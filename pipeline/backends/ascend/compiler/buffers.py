@@ -185,7 +185,9 @@ def find_channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
                 if index in axes and len(graph.values[index].shape) == rank:
                     axes.update(dict.fromkeys(node.outputs, axes[index]))
                     break
-    return axes
+    # A reshape has the value of its source, which may have fewer axes.
+    ranks = {index: len(graph.values[index].shape) for index in axes}
+    return {index: axis for index, axis in axes.items() if axis < ranks[index]}
 
 
 def is_aligned(shape: Sequence[int]) -> bool:

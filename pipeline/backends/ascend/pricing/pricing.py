@@ -44,6 +44,7 @@ from pipeline.backends.ascend.tune.autotune import (
     TuneResult,
     TuneSettings,
     find_custom_bank,
+    should_repeat,
     tune,
 )
 
@@ -109,6 +110,7 @@ def _check_options(options: PriceOptions) -> ExecutionConfig:
     switches = {
         name: check_switch(name, value) for name, value in options.items() if name in SWITCHES
     }
+    switches["repeat_tune"] = should_repeat(switches.get("repeat_tune", DEFAULTS.repeat_tune))
     return replace(
         DEFAULTS,
         precision=options.get("precision", DEFAULTS.precision),
@@ -158,13 +160,19 @@ def _load_chipset(name_or_path: str, written_ns: int | None) -> PricedChip:
 class Pricing:
     """A traced step on a chip, priced under any options.
 
+    `exchange_bytes` are the sizes of the all-reduces besides those of the gradients.
     Results are cached with the traced step for its next price on the same chip.
     """
 
     def __init__(
-        self, traced: TracedStep, chip: PricedChip, calibration: Calibration | None = None
+        self,
+        traced: TracedStep,
+        chip: PricedChip,
+        calibration: Calibration | None = None,
+        exchange_bytes: tuple[int, ...] = (),
     ) -> None:
         self.traced = traced
+        self.exchange_bytes = exchange_bytes
         self.chip = chip
         self.calibration = calibration or load_calibration()
         self._shared = traced.get_results((chip.hardware, chip.dtypes), self.calibration)
@@ -198,6 +206,7 @@ class Pricing:
             graph=graph,
             times=times,
             timeline=self.make_timeline(config),
+            exchange_bytes=self.exchange_bytes,
             calibration=self.calibration,
             hardware=self.chip.hardware,
             sources=self.chip.sources,
@@ -278,6 +287,7 @@ class Pricing:
             sink_size=config.sink_size,
             devices=config.devices,
             fusion=config.fusion,
+            exchange_bytes=self.exchange_bytes,
             batch_size=self.traced.batch_size,
             batch_bytes=self.traced.batch_bytes,
             host_images_per_s=rate,
@@ -314,9 +324,10 @@ class Pricing:
                 f"hardware figure {unknown[0]!r}: must be one of {', '.join(sorted(names))}"
             )
         hardware = replace(self.chip.hardware, **figures)
-        return Pricing(self.traced, replace(self.chip, hardware=hardware), self.calibration)
+        chip = replace(self.chip, hardware=hardware)
+        return Pricing(self.traced, chip, self.calibration, self.exchange_bytes)
 
 
 def _uses_tuning(config: ExecutionConfig) -> bool:
     """Return whether tiles come from AutoTune or from its bank."""
-    return bool(config.auto_tune or config.tune_bank)
+    return bool(config.auto_tune or config.tune_bank or config.repeat_tune)

@@ -71,6 +71,7 @@ class PricedStep:
     graph: TaskGraph
     times: tuple[TaskTime, ...]
     timeline: Timeline
+    exchange_bytes: tuple[int, ...]
     calibration: Calibration
     hardware: Hardware
     sources: Mapping[str, str]
@@ -105,7 +106,7 @@ class PricedStep:
 
     @cached_property
     def communication(self) -> Communication | None:
-        """All-reduces of the gradients; None on one device."""
+        """All-reduces of the gradients and of curvature; None on one device."""
         on_links = (span for span in self.timeline.spans if span.stream == "hccl")
         spans = [span for span in on_links if span.task is None]
         if not spans:
@@ -113,7 +114,7 @@ class PricedStep:
         return Communication(
             devices=self.config.devices,
             count=len(spans),
-            nbytes=sum(nbytes for _, nbytes, _ in self.graph.gradients),
+            nbytes=sum(nbytes for _, nbytes, _ in self.graph.gradients) + sum(self.exchange_bytes),
             all_reduce_ms=sum(span.duration_us for span in spans) / 1e3,
             exposed_ms=self.timeline.exposed_us["communication"] / 1e3,
             step_ms=self.step_ms,

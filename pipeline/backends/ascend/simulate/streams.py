@@ -82,7 +82,17 @@ def assign_streams(graph: TaskGraph, options: StepOptions, hw: Hardware) -> Stre
     sources = tuple(
         tuple(sorted({gradients[index][2] for index in bucket.gradients})) for bucket in all_reduces
     )
+    costs_us = [all_reduce_us(piece.nbytes, options.devices, hw) for piece in all_reduces]
+    exchanges = options.exchange_bytes if sources else ()
+    sources += sources[-1:] * len(exchanges)
+    costs_us += [all_reduce_us(nbytes, options.devices, hw) for nbytes in exchanges]
     needs = _find_needs(tasks, producers, sources, rounds)
+    if exchanges:
+        # Curvature is used by all updates.
+        needs = tuple(
+            len(sources) - 1 if task.phase in TAIL else need
+            for task, need in zip(tasks, needs, strict=True)
+        )
     issued: list[tuple[int, ...]] = [()] * len(tasks)
     for number, writers in enumerate(sources):
         issued[writers[-1]] += (number,)
@@ -101,7 +111,7 @@ def assign_streams(graph: TaskGraph, options: StepOptions, hw: Hardware) -> Stre
             for lane, writers in zip(lanes, producers, strict=True)
         ),
         needs=needs,
-        costs_us=tuple(all_reduce_us(piece.nbytes, options.devices, hw) for piece in all_reduces),
+        costs_us=tuple(costs_us),
         sources=sources,
         issued_after=tuple(issued),
     )

@@ -1,10 +1,13 @@
 """AutoTune, emulated: a search for the tiling of every product, with a knowledge bank.
 
-As in CANN, an operator is looked up in the custom bank, then in the built-in bank. A stored tiling
-is used unless tuning is repeated (REPEAT_TUNE). Other operators are tuned, and the better of the
-tuned and the default tiling is stored in the custom bank. With tuning off, the default tiling is
-stored. The modes are CANN's GA (genetic search over tilings), RL (a tree search over a chain of
-decisions, guided by a policy that learns from its walks), both ("RL,GA"), and an exhaustive search.
+The flow is CANN's. An operator, with those fused into it, is looked up in the custom bank, then in
+the built-in bank. A stored tiling is used if neither tuning nor REPEAT_TUNE is on. Else the
+operator is tuned again, and the better tiling is stored in the custom bank. An operator in no bank
+is tuned, and the better of the tuned and the default tiling is stored. With tuning off, the default
+tiling is stored.
+
+The modes are CANN's GA (genetic search over tilings), RL (a tree search over a chain of
+decisions, guided by a network that learns from the tree), both ("RL,GA"), and an exhaustive search.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import Any, get_args
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.options import OptionError, TuneMode
-from pipeline.backends.ascend.chip.tasks import TaskGraph
+from pipeline.backends.ascend.chip.tasks import Task, TaskGraph
 from pipeline.backends.ascend.cost.efficiency import Efficiency, load_efficiency
 from pipeline.backends.ascend.cost.task_time import (
     CUBE_CLASSES,
@@ -50,6 +53,10 @@ CORE_FIGURES = (
 )  # fmt: skip
 """Figures of the core that a tiling depends on. A bank's entries are for one set of figures."""
 BANK_VARIABLE = "TUNE_BANK_PATH"
+REPEAT_VARIABLE = "REPEAT_TUNE"
+SWITCH_WORDS = {"true": True, "1": True, "false": False, "0": False}
+REPEAT_MODE: TuneMode = "rl,ga"
+"""Mode in which stored operators are tuned again if REPEAT_TUNE is on and no mode is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,7 @@ class TunedTask:
     index: int
     type: str
     scope: str
+    fused: tuple[str, ...]
     key: str
     before_us: float
     after_us: float
@@ -117,7 +125,7 @@ class TuneSettings:
     builtin_path: Path | None = None
     seed: int = 0
     repeat: bool = False
-    """Whether entries of the custom bank are tuned again."""
+    """Whether the banks' operators are tuned again, also without a mode."""
 
 
 def tune(
@@ -141,7 +149,7 @@ def tune(
         task = graph.tasks[index]
         assert task.cube is not None
         product = to_product(task, task.cube, graph.buffers)
-        key = make_bank_key(task.cost_class, product, hw)
+        key = make_bank_key(task, product, hw)
         keys[index] = key
         if key not in outcomes:
             objectives[key] = Objective(product, hw, overlap)
@@ -167,6 +175,7 @@ def tune(
                 index=index,
                 type=graph.tasks[index].type,
                 scope=graph.tasks[index].scope,
+                fused=graph.tasks[index].fused,
                 key=key,
                 before_us=before[index].us,
                 after_us=min(after[index].us, before[index].us),
@@ -193,22 +202,24 @@ class _Outcome:
 def _tune_product(
     key: str, entry: Mapping[str, Any] | None, objective: Objective, settings: TuneSettings
 ) -> _Outcome:
-    """Return the bank's tiling, a search's tiling, or the better of both if tuning is repeated."""
-    mode = settings.mode
+    """Return the bank's tiling, a search's tiling, or the better of both if it is tuned again."""
     banked = None
     if entry is not None:
         banked = _Outcome(Tiling(*entry["tiling"]), float(entry["us"]), 0, "bank_hit", ())
 
+    searches = settings.mode is not None or (settings.repeat and banked is not None)
+
     def search() -> _Outcome:
         default = objective.choose_default_tiling()
-        if mode is None:
+        if not searches:
             default_us = objective.times_us(to_row(default))
             return _Outcome(default, float(default_us[0]), 0, "bank_append", ())
+        mode = settings.mode or REPEAT_MODE
         result = search_tiles(objective, default, mode, settings.seed, key)
         us = result.rounds[-1].best_us
         return _Outcome(result.tiling, us, result.trials, "bank_append", result.rounds)
 
-    tuned = reuse_or_search(banked, search, repeat=settings.repeat and mode is not None)
+    tuned = reuse_or_search(banked, search, repeat=searches)
     source = tuned.searched or tuned.best
     return replace(tuned.best, trials=source.trials, status=tuned.status, rounds=source.rounds)
 
@@ -222,13 +233,14 @@ def find_tunable_tasks(graph: TaskGraph) -> tuple[int, ...]:
     )
 
 
-def make_bank_key(cost_class: str, product: Product, hw: Hardware) -> str:
-    """Return a bank's key: op class, shape in fractals, and a digest of the core's figures."""
+def make_bank_key(task: Task, product: Product, hw: Hardware) -> str:
+    """Return a bank's key: the fused operators, the shape in fractals, a digest of the core."""
     figures = json.dumps([getattr(hw, name) for name in CORE_FIGURES])
     chip = hashlib.sha256(figures.encode()).hexdigest()[:12]
     p = product
     shape = f"{p.batch}x{p.m}x{p.k}x{p.n}"
-    return f"{cost_class} {shape} /{p.expansion:g} out{p.out_bytes} images{p.images} core{chip}"
+    operators = f"{task.cost_class} [{', '.join((task.type, *task.fused))}]"
+    return f"{operators} {shape} /{p.expansion:g} out{p.out_bytes} images{p.images} core{chip}"
 
 
 def check_tile_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,17 +253,11 @@ def check_tile_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _to_operator(task: TunedTask, mode: TuneMode | None) -> dict[str, Any]:
-    """Return an operator of the result file, named by its scope and type.
-
-    Several booleans of the status may be true: a hit that is tuned again is also reserved or
-    updated.
-    """
-    op = [part for part in (task.scope, task.type) if part]
-    record = operator_record(op, task.key, task.before_us, task.after_us, task.status)
-    record["status_data"]["bank_hit"] = task.status != "bank_append"
+    """Return an operator of the result file, named by its scope, type and fused operators."""
+    op = [part for part in (task.scope, task.type, *task.fused) if part]
     return {
-        **record,
-        "mode": mode or "off",
+        **operator_record(op, task.key, task.before_us, task.after_us, task.status),
+        "mode": (mode or REPEAT_MODE) if task.trials else "off",
         "gain": task.gain,
         "tiling": asdict(task.tiling),
         "trials": task.trials,
@@ -282,3 +288,14 @@ def find_custom_bank(file: str | Path | None) -> str | None:
     if writers is not None:
         raise OptionError(f"{problem} must be writable by you alone; {writers} can write it")
     return str(folder / "custom_bank.json")
+
+
+def should_repeat(option: bool) -> bool:
+    """Return whether stored operators are tuned again, by an option or CANN's REPEAT_TUNE.
+
+    Raises OptionError if the variable is neither true nor false.
+    """
+    value = os.environ.get(REPEAT_VARIABLE) or "false"
+    if value.lower() not in SWITCH_WORDS:
+        raise OptionError(f"{REPEAT_VARIABLE} = {value}: must be true or false")
+    return option or SWITCH_WORDS[value.lower()]

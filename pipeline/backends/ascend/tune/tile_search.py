@@ -1,13 +1,13 @@
 """Searches of the tilings of one product.
 
-Searches are exhaustive, genetic, in a tree of decisions with a learned policy, or both of the last.
+Searches are exhaustive, genetic, in a tree of decisions that a network guides, or both of the last.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -26,6 +26,12 @@ from pipeline.backends.ascend.cost.tiling import (
     to_row,
     to_tiling,
 )
+from pipeline.backends.ascend.tune.decision_network import (
+    DECISIONS_COUNT,
+    DecisionNetwork,
+    make_inputs,
+)
+from pipeline.backends.ascend.tune.experience import rate_tilings
 from pipeline.core.files.knowledge_bank import Round
 
 POPULATION_COUNT = 24
@@ -34,12 +40,14 @@ ELITE_COUNT = 6
 MUTATION_CHANCE = 0.3
 ROUNDS_COUNT = 10
 WALKS_PER_ROUND = 20
-EXPLORATION = 0.5
+EXPLORATION = 1.0
 """Weight of the upper confidence bound. Rewards are in 0..1, and 1/2 for the default tiling."""
-DECISIONS_COUNT = 5
-FEATURES_COUNT = 3
-LEARNING_RATE = 0.3
-MEAN_RATE = 0.05
+TEMPERATURE = 0.05
+"""Difference of rewards at which an option's share in the network's target falls to 1/e."""
+PRUNED_FACTOR = 4.0
+"""Experience rules out tilings that it rates above this multiple of the best."""
+CHILD_TRIES = 8
+"""Children that are bred in place of one, until experience doesn't rule it out."""
 
 Genes = tuple[int, int, int, int, int]
 """Cores of the batch, m, k, n, and the index of the block."""
@@ -121,13 +129,23 @@ class _Ledger:
         new_genes = sorted(set(genes) - self.times_us.keys())
         if not new_genes:
             return
-        rows = np.array([(*g[:4], *self.blocks[g[4]]) for g in new_genes], dtype=np.float64)
+        rows = self.to_rows(new_genes)
         times_us = self.objective.times_us(rows)
         self.times_us.update(zip(new_genes, times_us.tolist(), strict=True))
         best = int(np.argmin(times_us))
         if times_us[best] < self.best_us:
             self.best_us = float(times_us[best])
             self.best_row = rows[best]
+
+    def to_rows(self, genes: Sequence[Genes]) -> NDArray[np.float64]:
+        """Return genes as rows of tilings."""
+        return np.array([(*g[:4], *self.blocks[g[4]]) for g in genes], dtype=np.float64)
+
+    def rate(self, genes: Sequence[Genes]) -> NDArray[np.float64]:
+        """Return the rating of each by experience; less is better."""
+        return rate_tilings(
+            self.objective.limits, self.objective.hw.ai_cores_count, self.to_rows(genes)
+        )
 
     def end_round(self) -> None:
         """Record the best time so far for a round."""
@@ -150,26 +168,48 @@ def _clip_genes(genes: Sequence[int], objective: Objective) -> Genes:
 
 
 def _search_genes(objective: Objective, default: Tiling, generator: np.random.Generator) -> Search:
-    """Search by generations of crossings and mutations of the fastest genes."""
+    """Search by generations of crossings and mutations of the fastest genes.
+
+    The first generation has the best of all combinations of the levels by experience. Experience
+    also prunes the children.
+    """
     ledger = _Ledger(objective, default)
-    blocks = len(ledger.blocks)
-    cores = math.log2(max(objective.hw.ai_cores_count, 1))
-    population = []
-    for _ in range(POPULATION_COUNT):
-        values = [round(2**share) for share in generator.dirichlet(np.ones(4)) * cores]
-        values.append(int(generator.integers(blocks)))
-        population.append(_clip_genes(values, objective))
+    combinations = sorted(set(_combine_levels([], objective, len(ledger.blocks))))
+    ratings = ledger.rate(combinations)
+    limit = PRUNED_FACTOR * ratings.min()
+    ranked = [combinations[place] for place in np.argsort(ratings, kind="stable")]
+    population = ranked[: min(POPULATION_COUNT, int((ratings <= limit).sum()))]
     for _ in range(GENERATIONS_COUNT):
         ledger.price(population)
         ledger.end_round()
         ranked = sorted(set(population), key=lambda genes: (ledger.times_us[genes], genes))
         elite = ranked[:ELITE_COUNT]
-        children = [
-            _make_child(elite, objective, generator, blocks)
+        children = (
+            _make_useful_child(elite, ledger, limit, generator)
             for _ in range(POPULATION_COUNT - len(elite))
-        ]
-        population = [*elite, *children]
+        )
+        population = [*elite, *(child for child in children if child is not None)]
     return ledger.make_result()
+
+
+def _combine_levels(choices: list[int], objective: Objective, blocks: int) -> Iterator[Genes]:
+    """Yield the combinations of all decisions after some choices."""
+    if len(choices) == DECISIONS_COUNT:
+        yield _clip_genes(choices, objective)
+        return
+    for option in _list_options(choices, objective, blocks):
+        yield from _combine_levels([*choices, option], objective, blocks)
+
+
+def _make_useful_child(
+    elite: Sequence[Genes], ledger: _Ledger, limit: float, generator: np.random.Generator
+) -> Genes | None:
+    """Return a new child that experience rates at most `limit`; None after `CHILD_TRIES` tries."""
+    for _ in range(CHILD_TRIES):
+        child = _make_child(elite, ledger.objective, generator, len(ledger.blocks))
+        if child not in ledger.times_us and ledger.rate([child])[0] <= limit:
+            return child
+    return None
 
 
 def _make_child(
@@ -187,127 +227,98 @@ def _make_child(
 
 @dataclass(slots=True)
 class _Node:
-    """A decision in the tree: its visits, the sum of their rewards, and the next decisions."""
+    """A decision in the tree: its visits, their best reward, and the next decisions.
+
+    A closed node has no tiling that wasn't visited.
+    """
 
     visits: int = 0
-    reward: float = 0.0
+    best: float = 0.0
+    is_closed: bool = False
     children: dict[int, _Node] = field(default_factory=dict)
 
 
-class _Policy:
-    """Chances of a decision's options, log-linear in features, learned from the rewards of walks.
-
-    The gradient is REINFORCE's (Williams 1992): that of the log of the chance, times the reward
-    minus the mean reward. The chances guide the tree, as in AlphaGo (Silver et al. 2016).
-    """
-
-    def __init__(self) -> None:
-        self.weights = np.zeros((DECISIONS_COUNT, FEATURES_COUNT))
-        self.mean_reward = 0.5
-
-    def compute_chances(self, depth: int, features: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the chance of each option, from features (options, FEATURES_COUNT)."""
-        scores = features @ self.weights[depth]
-        powers = np.exp(scores - scores.max())
-        return np.asarray(powers / powers.sum())
-
-    def learn(self, decisions: Sequence[_Decision], reward: float) -> None:
-        """Make one step of gradient ascent on the reward of a walk."""
-        gain = LEARNING_RATE * (reward - self.mean_reward)
-        for depth, features, place in decisions:
-            expected = self.compute_chances(depth, features) @ features
-            self.weights[depth] += gain * (features[place] - expected)
-        self.mean_reward += MEAN_RATE * (reward - self.mean_reward)
-
-
-_Decision = tuple[int, NDArray[np.float64], int]
-"""Depth of a decision, the features of its options, and the place of the chosen option."""
-
-
 def _search_tree(objective: Objective, default: Tiling, generator: np.random.Generator) -> Search:
-    """Search by walks down a chain of decisions, each by its upper confidence bound."""
+    """Search by walks down a chain of decisions, guided by a network that the walks train.
+
+    A round ends with the network's own choice.
+    """
     ledger = _Ledger(objective, default)
     root = _Node()
-    policy = _Policy()
+    network = DecisionNetwork(generator)
     for _ in range(ROUNDS_COUNT):
         for _ in range(WALKS_PER_ROUND):
-            _walk_tree(root, policy, ledger, objective, generator)
+            if not root.is_closed:
+                _walk_tree(root, network, ledger)
+        ledger.price([choose_by_network(network, objective, len(ledger.blocks))])
         ledger.end_round()
     return ledger.make_result()
 
 
-def _walk_tree(
-    root: _Node,
-    policy: _Policy,
-    ledger: _Ledger,
-    objective: Objective,
-    generator: np.random.Generator,
-) -> None:
-    node = root
+def _walk_tree(root: _Node, network: DecisionNetwork, ledger: _Ledger) -> None:
+    """Walk to a tiling, price it, and train the network on the decisions of the walk."""
+    objective = ledger.objective
     path = [root]
-    decisions: list[_Decision] = []
     choices: list[int] = []
-    for depth in range(DECISIONS_COUNT):
-        options = _list_options(depth, choices, objective, len(ledger.blocks))
-        features = _featurize(depth, options, objective)
-        place = _choose_option(node, options, policy.compute_chances(depth, features), generator)
-        decisions.append((depth, features, place))
-        choices.append(options[place])
-        node = node.children.setdefault(options[place], _Node())
-        path.append(node)
+    decisions: list[tuple[_Node, list[int], NDArray[np.float64]]] = []
+    for _ in range(DECISIONS_COUNT):
+        node = path[-1]
+        options = _list_options(choices, objective, len(ledger.blocks))
+        inputs = make_inputs(choices, options, objective.limits, objective.hw.ai_cores_count)
+        decisions.append((node, options, inputs))
+        choices.append(_choose_option(node, options, network.compute_chances(inputs)))
+        path.append(node.children.setdefault(choices[-1], _Node()))
     genes = _clip_genes(choices, objective)
     ledger.price([genes])
     reward = 1 / (1 + ledger.times_us[genes] / ledger.default_us)
-    policy.learn(decisions, reward)
+    path[-1].is_closed = True
     for node in path:
         node.visits += 1
-        node.reward += reward
+        node.best = max(node.best, reward)
+    for node, options, inputs in reversed(decisions):
+        visited = [place for place, option in enumerate(options) if option in node.children]
+        children = [node.children[options[place]] for place in visited]
+        node.is_closed = len(children) == len(options) and all(c.is_closed for c in children)
+        weights = np.exp([(child.best - node.best) / TEMPERATURE for child in children])
+        network.learn(inputs[visited], weights / weights.sum())
 
 
-def _featurize(depth: int, options: Sequence[int], objective: Objective) -> NDArray[np.float64]:
-    """Return features of each option: share, its square, and whether the option divides its limit.
-
-    The shape is (options, FEATURES_COUNT). The share is of the cores, or of the blocks.
-    """
-    sizes = np.array(options, dtype=np.float64)
-    if depth == DECISIONS_COUNT - 1:
-        share = (sizes + 1) / len(options)
-        return np.stack([share, share**2, np.zeros_like(share)], axis=1)
-    limit = objective.limits[depth]
-    share = np.log2(sizes + 1) / math.log2(objective.hw.ai_cores_count + 1)
-    return np.stack([share, share**2, (limit % sizes == 0).astype(np.float64)], axis=1)
+def choose_by_network(network: DecisionNetwork, objective: Objective, blocks: int) -> Genes:
+    """Return the genes of the options with the largest chances."""
+    choices: list[int] = []
+    for _ in range(DECISIONS_COUNT):
+        options = _list_options(choices, objective, blocks)
+        chances = network.compute_chances(
+            make_inputs(choices, options, objective.limits, objective.hw.ai_cores_count)
+        )
+        choices.append(options[int(chances.argmax())])
+    return _clip_genes(choices, objective)
 
 
-def _list_options(
-    depth: int, choices: Sequence[int], objective: Objective, blocks: int
-) -> list[int]:
+def _list_options(choices: Sequence[int], objective: Objective, blocks: int) -> list[int]:
     """Return powers of two of the remaining cores, and all of them; at the last depth, blocks."""
-    if depth == 4:
+    depth = len(choices)
+    if depth == DECISIONS_COUNT - 1:
         return list(range(blocks))
     remaining = int(objective.hw.ai_cores_count) // math.prod(choices)
     most = min(remaining, objective.limits[depth])
-    if depth == 3:
+    if depth == DECISIONS_COUNT - 2:
         return [max(most, 1)]
     powers = {2**power for power in range(most.bit_length()) if 2**power <= most}
     return sorted(powers | {max(most, 1)})
 
 
-def _choose_option(
-    node: _Node,
-    options: Sequence[int],
-    chances: NDArray[np.float64],
-    generator: np.random.Generator,
-) -> int:
-    """Return the place of an unvisited option, drawn by chance, or of the best bound if none is."""
-    unvisited = [place for place, option in enumerate(options) if option not in node.children]
-    if unvisited:
-        weights = chances[unvisited] / chances[unvisited].sum()
-        return int(generator.choice(unvisited, p=weights))
+def _choose_option(node: _Node, options: Sequence[int], chances: NDArray[np.float64]) -> int:
+    """Return the option of the largest upper confidence bound, in which its chance has a part.
+
+    An option without visits counts as good as the best one. Closed options are left out.
+    """
 
     def compute_bound(place: int) -> float:
-        child = node.children[options[place]]
-        bonus = math.sqrt(math.log(node.visits + 1) / child.visits)
-        bonus *= 0.5 + 0.5 * chances[place] * len(options)
-        return child.reward / child.visits + EXPLORATION * bonus
+        child = node.children.get(options[place], _Node(best=node.best))
+        bonus = chances[place] * math.sqrt(node.visits) / (1 + child.visits)
+        return child.best + EXPLORATION * float(bonus)
 
-    return max(range(len(options)), key=compute_bound)
+    places = range(len(options))
+    is_open = [not node.children.get(options[place], _Node()).is_closed for place in places]
+    return options[max(filter(is_open.__getitem__, places), key=compute_bound)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -13,6 +13,7 @@ import jax
 
 from pipeline.core.errors import RunError
 from pipeline.core.files.knowledge_bank import (
+    UNTIMED,
     Banks,
     Entry,
     Round,
@@ -67,11 +68,15 @@ class TimedLayout:
         """The fastest layout."""
         return min(LAYOUTS, key=self.times_us.__getitem__)
 
+    @property
+    def us(self) -> float:
+        """Time of the fastest layout, in microseconds."""
+        return self.times_us[self.best]
+
     def to_operator(self) -> Mapping[str, Any]:
         """Return an entry of AutoTune's result file; `before_tune` is NHWC."""
         op = ("network", "layout")
-        best_us = self.times_us[self.best]
-        record = operator_record(op, self.key, self.times_us["nhwc"], best_us, self.status)
+        record = operator_record(op, self.key, self.times_us["nhwc"], self.us, self.status)
         return {**record, "layout": self.best}
 
 
@@ -84,13 +89,19 @@ def find_layout(
     """
     banks = Banks(folder / "layouts.json", BUILT_IN_LAYOUTS, check_layout_entry)
     entry = banks.read().get(key)
-    if mode != "repeat" and (entry is not None or mode == "bank"):
-        if entry is None:
-            return None
-        return TimedLayout(key, {layout: entry[layout] for layout in LAYOUTS}, "bank_hit")
-    times_us = {layout: clock(layout) for layout in LAYOUTS}
-    banks.add({key: dict(times_us.items())})
-    return TimedLayout(key, times_us, "bank_append" if entry is None else "bank_update")
+    if entry is None and mode == "bank":
+        return None
+    banked = None
+    if entry is not None:
+        banked = TimedLayout(key, {layout: entry[layout] for layout in LAYOUTS}, "bank_hit")
+
+    def time_layouts() -> TimedLayout:
+        return TimedLayout(key, {layout: clock(layout) for layout in LAYOUTS}, "bank_append")
+
+    tuned = reuse_or_search(banked, time_layouts, repeat=mode == "repeat")
+    if tuned.status != "bank_hit":
+        banks.add({key: dict(tuned.best.times_us.items())})
+    return replace(tuned.best, status=tuned.status)
 
 
 def check_layout_entry(entry: Entry) -> Entry:
@@ -201,6 +212,9 @@ def choose_lowerings(
 ) -> LoweringChoice:
     """Choose a lowering for every problem. `watch` is entered around the tuning of each problem.
 
+    The user's bank gets what was tuned, and without tuning the rule's choices for problems in no
+    bank. These have no time, so that tuning doesn't take them for results.
+
     Raises RunError for a file that isn't a bank, and for a fixed lowering that can't be computed.
     """
     requested = tuple(problems)
@@ -213,22 +227,31 @@ def choose_lowerings(
     entries = _find_entries(banks.read(), requested, scopes, tuning.mode)
     # The probe of oneDNN is a process of almost a second.
     needs_engines = tuning.mode != "bank" or any(
-        is_worth_a_call(problem) or (entry is not None and _parse_after(entry).engine == "onednn")
+        is_worth_a_call(problem) or (entry is not None and _parse_best(entry).engine == "onednn")
         for problem, entry in entries.items()
     )
     engines = _find_engines(requested, device, tuning.folder) if needs_engines else {}
     results = []
     ruled = []
+    defaults: dict[str, Entry] = {}
     for problem, entry in entries.items():
+        key = f"{problem} on {scopes[0]}"
         available = engines.get(problem.dtype, frozenset(("xla",)))
         result = _tune_problem(problem, entry, available, device, tuning, watch)
         if result is None:
-            ruled.append((str(problem), choose_by_rule(problem, available)))
+            lowering = _choose_untimed(problem, entry, available)
+            ruled.append((str(problem), lowering))
+            if entry is None:
+                defaults[key] = {UNTIMED: str(lowering)}
             continue
         results.append(result)
-        if result.status in ("bank_append", "bank_update"):
+        if result.status != "bank_hit":
             # Stored at once: a large network takes minutes, and the run may be stopped.
-            banks.add({f"{problem} on {scopes[0]}": _make_entry(result)})
+            banks.add({key: _make_entry(result)})
+    if defaults:
+        # A run doesn't need to write: the next one makes the same choices by the rule.
+        with suppress(RunError):
+            banks.add(defaults)
     return _make_choice(tuple(results), tuple(ruled))
 
 
@@ -237,16 +260,18 @@ def _find_entries(
 ) -> dict[Problem, Entry | None]:
     """Return the entry of each problem, or without tuning a lesser instruction set's entry.
 
+    An entry without a time is returned if none has one.
     On a processor whose AMX can't be used, entries of AVX-512 are 5 to 10 % faster in ResNet-18
     than the rule's choices.
     """
     scopes = scopes if mode == "bank" else scopes[:1]
-    return {
-        problem: next(
-            (bank[key] for scope in scopes if (key := f"{problem} on {scope}") in bank), None
-        )
-        for problem in problems
-    }
+
+    def find(problem: Problem) -> Entry | None:
+        keys = (f"{problem} on {scope}" for scope in scopes)
+        entries = sorted((bank[key] for key in keys if key in bank), key=_is_untimed)
+        return next(iter(entries), None)
+
+    return {problem: find(problem) for problem in problems}
 
 
 def _find_engines(
@@ -296,7 +321,9 @@ def _tune_problem(
 
     tuned = reuse_or_search(banked, search_candidates, repeat=tuning.mode == "repeat")
     rounds = tuned.searched.rounds if tuned.searched is not None else ()
-    return replace(tuned.best, status=tuned.status, rounds=rounds)
+    is_replaced = entry is not None and _is_untimed(entry)
+    status: Status = "bank_update" if is_replaced else tuned.status
+    return replace(tuned.best, status=status, rounds=rounds)
 
 
 def _search(
@@ -316,17 +343,35 @@ def _search(
     )
 
 
-def _parse_after(entry: Entry) -> Lowering:
-    return Lowering.parse(entry["after"]["lowering"])
+def _is_untimed(entry: Entry) -> bool:
+    return UNTIMED in entry
+
+
+def _parse_best(entry: Entry) -> Lowering:
+    return Lowering.parse(entry[UNTIMED] if _is_untimed(entry) else entry["after"]["lowering"])
+
+
+def _choose_untimed(problem: Problem, entry: Entry | None, engines: frozenset[Engine]) -> Lowering:
+    """Return the bank's choice without a time, else the rule's.
+
+    The rule decides again if oneDNN, which is worth a call, wasn't available before.
+    """
+    if entry is None or not _is_untimed(entry):
+        return choose_by_rule(problem, engines)
+    lowering = _parse_best(entry)
+    may_call = "onednn" in engines and is_worth_a_call(problem)
+    is_usable = can_compute(problem, lowering, engines)
+    is_usable &= lowering.engine == "onednn" or not may_call
+    return lowering if is_usable else choose_by_rule(problem, engines)
 
 
 def _read_entry(
     problem: Problem, entry: Entry | None, engines: frozenset[Engine]
 ) -> TunedProblem | None:
-    """Return the result of a bank; None if this machine can't compute its lowerings."""
-    if entry is None:
+    """Return the result of a bank; None without a time, and if this machine can't compute it."""
+    if entry is None or _is_untimed(entry):
         return None
-    after = Timed(_parse_after(entry), entry["after"]["us"])
+    after = Timed(_parse_best(entry), entry["after"]["us"])
     plain = Timed(Lowering.parse(entry["plain"]["lowering"]), entry["plain"]["us"])
     if not all(can_compute(problem, timed.lowering, engines) for timed in (after, plain)):
         return None
@@ -356,6 +401,8 @@ def _make_entry(result: TunedProblem) -> Entry:
 
 def check_lowering_entry(entry: Entry) -> Entry:
     """Return the entry. Raises ValueError if its lowerings or its times are invalid."""
+    if _is_untimed(entry):
+        return {UNTIMED: str(Lowering.parse(entry[UNTIMED]))}
     valid_entry: dict[str, Any] = {"before_us": float(entry["before_us"])}
     for name in ("after", "plain"):
         Lowering.parse(entry[name]["lowering"])

@@ -15,6 +15,8 @@ from jax import Array
 from pipeline.core.errors import first_line
 from pipeline.models.layers.precision import find_type_rule
 from pipeline.models.lowerings.problem.image_layout import Layout
+from pipeline.models.modules.layer_capture import is_observing
+from pipeline.models.torch_graph.computation.observed_nodes import OBSERVED, observe_node
 from pipeline.models.torch_graph.graph import (
     INPUT,
     ArrayOf,
@@ -147,13 +149,21 @@ class _Run:
             return argument
 
         kwargs = {name: read(value) for name, value in node.kwargs}
-        result = operator(context, *map(read, node.args), **kwargs)
+        args = tuple(map(read, node.args))
+        result = operator(context, *args, **kwargs)
+        if is_observing() and node.op in OBSERVED and self._has_batch(args[0]):
+            result = observe_node(self.graph, node, args[0], result, context.layout)
         if isinstance(result, NormResult):
             self._keep_statistics(node, result)
             result = result.y
         if rule is not None and rule.casts_back:
             result = _cast(result, self.context.dtype)
         return result
+
+    def _has_batch(self, x: Any) -> bool:
+        """Return whether the first axis of a tensor is the batch, in PyTorch's order."""
+        batch_size = self.values[INPUT].shape[0]
+        return isinstance(x, TorchTensor) and x.ndim > 1 and x.shape[0] == batch_size
 
     def _keep_statistics(self, node: GraphNode, result: NormResult) -> None:
         for argument, array in zip(node.args[3:5], (result.mean, result.var), strict=True):

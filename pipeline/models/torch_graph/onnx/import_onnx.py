@@ -31,6 +31,7 @@ from pipeline.models.torch_graph.graph import (
     ValueOf,
 )
 from pipeline.models.torch_graph.onnx import layer_nodes as layer_nodes
+from pipeline.models.torch_graph.onnx import recurrent_nodes as recurrent_nodes
 from pipeline.models.torch_graph.onnx import shape_nodes as shape_nodes
 from pipeline.models.torch_graph.onnx import value_nodes as value_nodes
 from pipeline.models.torch_graph.onnx.graph_builder import TRAINING, OnnxValue, TorchGraphBuilder

@@ -254,7 +254,7 @@ def _group_norm(
 
 @onnx_operators(("MaxPool", "AveragePool"))
 def read_pool(reader: OnnxNodeReader) -> Results:
-    """Read pooling of images, or of sequences as images of height 1."""
+    """Read pooling of images, of volumes, or of sequences as images of height 1."""
     graph = reader.graph
     x = reader.value(0)
     window = _read_padded_window(reader, reader.attribute("kernel_shape", ()))
@@ -266,7 +266,7 @@ def read_pool(reader: OnnxNodeReader) -> Results:
         return graph.call(
             "squeeze.dim", _pool(reader, graph.call("unsqueeze.default", x, 2), flat), 2
         )
-    if len(window.kernel) != 2 or x.ndim != 4:
+    if len(window.kernel) not in (2, 3) or x.ndim != len(window.kernel) + 2:
         raise ValueError(f"a window of {window.kernel} on {x.ndim} axes; must be of images")
     return _pool(reader, x, window)
 
@@ -274,27 +274,29 @@ def read_pool(reader: OnnxNodeReader) -> Results:
 def _pool(reader: OnnxNodeReader, x: OnnxValue, window: OnnxWindow) -> OnnxValue:
     graph = reader.graph
     is_ceil = bool(reader.attribute("ceil_mode", 0))
+    axes = len(window.kernel)
+    zeros = (0,) * axes
     if reader.node.op == "MaxPool":
         pads = window.symmetric_pads
         if not window.is_symmetric:
             x = _pad(reader, x, window.pads, -math.inf)
-            pads = (0, 0)
-        op = "max_pool2d.default"
+            pads = zeros
+        op = f"max_pool{axes}d.default"
         return graph.call(op, x, window.kernel, window.strides, pads, window.dilations, is_ceil)
     if set(window.dilations) != {1}:
         raise ValueError("the windows of its means are dilated")
     counts_pads = bool(reader.attribute("count_include_pad", 0))
-    op = "avg_pool2d.default"
+    op = f"avg_pool{axes}d.default"
     if window.is_symmetric:
         pads = window.symmetric_pads
         return graph.call(op, x, window.kernel, window.strides, pads, is_ceil, counts_pads)
     padded = _pad(reader, x, window.pads)
     if counts_pads:
-        return graph.call(op, padded, window.kernel, window.strides, (0, 0), is_ceil, True)
+        return graph.call(op, padded, window.kernel, window.strides, zeros, is_ceil, True)
     ones = graph.constant(np.ones((1, 1, *graph.fixed_shape(x)[2:]), np.float32))
 
     def sum_windows(values: OnnxValue) -> OnnxValue:
-        return graph.call(op, values, window.kernel, window.strides, (0, 0), is_ceil, True, 1)
+        return graph.call(op, values, window.kernel, window.strides, zeros, is_ceil, True, 1)
 
     counts = sum_windows(_pad(reader, ones, window.pads))
     return graph.call("div.Tensor", sum_windows(padded), counts)

@@ -2,7 +2,8 @@
 
 An ONNX file doesn't say what is trained. Here a parameter is a float initializer of more than one
 value that a layer reads as a weight, or from which such a weight is computed; `Sub`, `Div` and
-`Where`, by which inputs are normalised and masked, keep constants.
+`Where`, by which inputs are normalised and masked, and `ScatterND`, by which masks are made, keep
+constants.
 """
 
 from __future__ import annotations
@@ -21,17 +22,22 @@ STATISTICS = (3, 4)
 """Places of the running mean and variance among the inputs of batch norm."""
 _LEAVES = {1: "weight", 2: "bias", 3: "running_mean", 4: "running_var"}
 """PyTorch's names of the inputs of a layer, for weights that have no name of a module."""
+_RECURRENT = ("LSTM", "GRU", "RNN")
+_RECURRENT_LEAVES = {1: "weight_ih", 2: "weight_hh", 3: "bias"}
 _WEIGHT_INPUTS: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("Conv", "ConvTranspose", "BatchNormalization", "LayerNormalization"), (1, 2)),
     **dict.fromkeys(("InstanceNormalization", "GroupNormalization"), (1, 2)),
     "PRelu": (1,),
     **dict.fromkeys(("Add", "Mul", "MatMul"), (0, 1)),
     "Gemm": (0, 1, 2),
+    **dict.fromkeys(_RECURRENT, (1, 2, 3)),
     "Gather": (0,),
     "Concat": tuple(range(64)),
     "Einsum": tuple(range(8)),
 }
 """Inputs that are weights if they don't depend on the network's input."""
+_CONSTANT = frozenset(("Shape", "Size", "ScatterND"))
+"""Operators whose results are constants, such as masks, and never weights."""
 _LAYERS = frozenset(op for op, places in _WEIGHT_INPUTS.items() if 0 not in places)
 """Operators whose weights may be of one value; a number that is added is a constant."""
 
@@ -116,7 +122,7 @@ class NetworkWeights:
                 is_number = array.size == 1 and not is_layer
                 if not is_number and _is_float(array) and np.isfinite(array).all():
                     trained.add(name)
-            elif name in self._producers and self._producers[name].op not in ("Shape", "Size"):
+            elif name in self._producers and self._producers[name].op not in _CONSTANT:
                 inner = {(source, False) for source in self._producers[name].inputs}
                 pending += inner - seen
                 seen |= inner
@@ -160,7 +166,9 @@ class NetworkWeights:
         names: dict[WeightTensor, str] = {}
         for (number, place), tensor in self._by_input.items():
             if tensor not in names:
-                leaf = _LEAVES.get(place, f"input_{place}")
+                is_recurrent = self.nodes[number].op in _RECURRENT
+                leaves = _RECURRENT_LEAVES if is_recurrent else _LEAVES
+                leaf = leaves.get(place, f"input_{place}")
                 name = _clean(tensor.name)
                 if tensor.node is not None or "." not in name:
                     layer = _node_path(self.nodes[number])

@@ -9,7 +9,7 @@ Messages by field number, as onnx/onnx.proto of ONNX 1.19 defines them:
     NodeProto       1: repeated input   2: repeated output   3: name   4: op_type
                     5: repeated attribute   7: domain
     AttributeProto  1: name   2: f   3: i   4: s   5: t   7: repeated floats   8: repeated ints
-                    20: type
+                    9: repeated strings   20: type
     TensorProto     1: repeated dims   2: data_type   4: float_data   5: int32_data   7: int64_data
                     8: name   9: raw_data   10: double_data   11: uint64_data
                     13: repeated external_data   14: data_location
@@ -56,7 +56,7 @@ _DTYPES: Mapping[int, np.dtype] = {
 """Types of tensors by ONNX's number."""
 DTYPE_NAMES = {number: dtype.name for number, dtype in _DTYPES.items()}
 
-Attribute = float | int | str | tuple[float, ...] | tuple[int, ...] | np.ndarray
+Attribute = float | int | str | tuple[float, ...] | tuple[int, ...] | tuple[str, ...] | np.ndarray
 
 
 @dataclass(frozen=True)
@@ -230,6 +230,8 @@ def _read_attribute(message: _Message) -> Attribute | None:
             return tuple(map(float, message.numbers(7, "<f4")))
         case 7:
             return tuple(message.integers(8))
+        case 8:
+            return message.texts(9)
     return None
 
 

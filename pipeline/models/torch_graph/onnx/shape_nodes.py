@@ -142,7 +142,12 @@ def read_gather(reader: OnnxNodeReader) -> Results:
     if places.ndim == 0 and not x.is_constant:
         return graph.call("select.int", x, axis, graph.fixed_integers(places)[0])
     sizes = [array.shape[axis] for array in x.arrays]
-    pairs = zip(places.arrays, sizes, strict=True)
+    pairs = list(zip(places.arrays, sizes, strict=True))
+    if not places.is_fixed() and all(np.array_equal(a.ravel(), np.arange(n)) for a, n in pairs):
+        # PyTorch exports `as_strided` so, which squeezes axes.
+        shape = graph.shape(x)
+        shape = (*shape[:axis], *graph.shape(places), *shape[axis + 1 :])
+        return graph.call("view.default", x, shape)
     arrays = tuple(np.where(array < 0, array + size, array) for array, size in pairs)
     if any(((a < 0) | (a >= n)).any() for a, n in zip(arrays, sizes, strict=True)):
         raise ValueError(f"places outside of an axis of size {sizes[0]}")
@@ -196,6 +201,9 @@ def read_expand(reader: OnnxNodeReader) -> Results:
     shape = [
         old[at - offset] if size == 1 and at >= offset else size for at, size in enumerate(new)
     ]
+    if x.is_number():
+        number = x.arrays[0].item()
+        return graph.call("full.default", tuple(shape), number, dtype=TypeOf(x.dtype))
     return graph.call("expand.default", x, tuple(shape))
 
 

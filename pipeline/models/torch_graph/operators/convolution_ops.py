@@ -32,6 +32,12 @@ def as_pair(sizes: int | Sequence[int]) -> Pair:
     return sizes[0], sizes[1] if len(sizes) > 1 else sizes[0]
 
 
+def as_triple(sizes: int | Sequence[int]) -> tuple[int, ...]:
+    """Return one or three numbers as depth, height and width."""
+    numbers = (sizes,) if isinstance(sizes, int) else tuple(sizes)
+    return numbers * 3 if len(numbers) == 1 else numbers
+
+
 @dataclass(frozen=True)
 class Convolution:
     """Settings of a convolution, in ATen's order."""
@@ -83,9 +89,11 @@ def conv2d(
     return _add_bias(TorchTensor(y, order), bias)
 
 
-def _add_bias(y: TorchTensor, bias: TorchTensor | None) -> TorchTensor:
-    """Add a bias (channels,) to images or sequences."""
-    return y if bias is None else y.with_array(add_bias(y.array, bias.array, y.order.index(1)))
+def _add_bias(y: TorchTensor, bias: TorchTensor | None, axis: int = 1) -> TorchTensor:
+    """Add a bias along PyTorch's axis, by default that of channels; only the sum is rounded."""
+    if bias is None:
+        return y
+    return y.with_array(add_bias(y.array, bias.array, y.order.index(axis), rounds_bias=False))
 
 
 def conv_pads(
@@ -134,17 +142,17 @@ def conv3d(
     if x.ndim != 5 or weight.ndim != 5:
         raise ValueError(f"a convolution of shape {x.shape} with a kernel of {weight.shape}")
     kernel = weight.plain().astype(x.dtype)
-    dilation = _as_triple(settings.dilation)
+    dilation = as_triple(settings.dilation)
     if settings.padding == "same":
         totals = [(n - 1) * step for n, step in zip(kernel.shape[2:], dilation, strict=True)]
         pads = [(total // 2, total - total // 2) for total in totals]
     else:
-        sizes = _as_triple(0 if isinstance(settings.padding, str) else settings.padding)
+        sizes = as_triple(0 if isinstance(settings.padding, str) else settings.padding)
         pads = [(size, size) for size in sizes]
     y = lax.conv_general_dilated(
         x.plain(),
         kernel,
-        _as_triple(settings.stride),
+        as_triple(settings.stride),
         pads,
         rhs_dilation=dilation,
         feature_group_count=settings.groups,
@@ -167,12 +175,6 @@ def im2col(
         x.plain(), window, as_pair(stride), pads, rhs_dilation=as_pair(dilation)
     )
     return to_tensor(columns.reshape((*columns.shape[:2], -1)))
-
-
-def _as_triple(sizes: int | Sequence[int]) -> tuple[int, ...]:
-    """Return one or three numbers as depth, height and width."""
-    numbers = (sizes,) if isinstance(sizes, int) else tuple(sizes)
-    return numbers * 3 if len(numbers) == 1 else numbers
 
 
 @aten(
@@ -227,7 +229,7 @@ def linear(
         raise ValueError(f"a product of shape {x.shape} with a kernel of {weight.shape}")
     order = x.order if x.order[-1] == x.ndim - 1 else tuple(range(x.ndim))
     y = _product(context, x.transpose(order), weight.transpose(IO).astype(x.dtype))
-    return TorchTensor(y if bias is None else add_bias(y, bias.array), order)
+    return _add_bias(TorchTensor(y, order), bias, x.ndim - 1)
 
 
 def _product(context: OperatorContext, inputs: Array, kernel: Array) -> Array:

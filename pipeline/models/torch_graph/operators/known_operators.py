@@ -56,7 +56,7 @@ def draws(node: GraphNode) -> bool:
             return node.args[2] is not False and node.args[1] != 0
         case "scaled_dot_product_attention":
             return len(node.args) > 4 and node.args[4] != 0
-        case "lstm" | "gru" | "rnn_tanh" | "rnn_relu":
+        case "lstm" | "gru" | "gru_reset_first" | "rnn_tanh" | "rnn_relu":
             # Arguments 5 and 6 are the dropout rate and whether it is training.
             return node.args[6] is not False and node.args[5] != 0
         case _:

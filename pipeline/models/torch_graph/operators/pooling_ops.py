@@ -1,19 +1,29 @@
-"""Pooling and resizing of images, in NHWC or CHWN, with height and width as axes 1 and 2."""
+"""Pooling and resizing of images, in NHWC or CHWN, with height and width as axes 1 and 2.
+
+Volumes (batch, channels, depth, height, width) are pooled in PyTorch's order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from pipeline.models.lowerings.formulas.adaptive_pools import (
+    average_windows,
+    max_windows,
+    multiply_axis,
+)
 from pipeline.models.lowerings.max_pool import pool_max
 from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten, plain
-from pipeline.models.torch_graph.operators.convolution_ops import as_pair
-from pipeline.models.torch_graph.tensor import TorchTensor, choose_image_order
+from pipeline.models.torch_graph.operators.convolution_ops import as_pair, as_triple
+from pipeline.models.torch_graph.tensor import TorchTensor, choose_image_order, to_tensor
 
 Sizes = int | Sequence[int]
 
@@ -49,22 +59,41 @@ def max_pool2d(context: OperatorContext, x: TorchTensor, settings: MaxPoolSettin
     """Return the largest value of every window, by the lowering that the policy chooses."""
     window = as_pair(settings.kernel_size)
     dilation = as_pair(settings.dilation)
-    strides = _strides(settings.stride, settings.kernel_size)
+    strides = as_pair(settings.stride or window)
     order = choose_image_order(x)
     images = x.transpose(order)
-    pads = _pads(images, window, strides, as_pair(settings.padding), dilation, settings.ceil_mode)
+    rows, columns = _pads(images.shape[1:3], window, dilation, settings)
     if dilation == (1, 1):
-        return TorchTensor(pool_max(images, window, strides, pads, context.policy), order)
+        y = pool_max(images, window, strides, (rows, columns), context.policy)
+        return TorchTensor(y, order)
     y = lax.reduce_window(
         images,
         -jnp.inf,
         lax.max,
         (1, *window, 1),
         (1, *strides, 1),
-        ((0, 0), *pads, (0, 0)),
+        ((0, 0), rows, columns, (0, 0)),
         window_dilation=(1, *dilation, 1),
     )
     return TorchTensor(y, order)
+
+
+@aten("max_pool3d.default", kind="max_pool", settings=MaxPoolSettings)
+def max_pool3d(x: TorchTensor, settings: MaxPoolSettings) -> TorchTensor:
+    """Return the largest value of every window of volumes."""
+    window = as_triple(settings.kernel_size)
+    dilation = as_triple(settings.dilation)
+    pads = _pads(x.shape[2:], window, dilation, settings)
+    y = lax.reduce_window(
+        x.plain(),
+        -jnp.inf,
+        lax.max,
+        (1, 1, *window),
+        (1, 1, *as_triple(settings.stride or window)),
+        ((0, 0), (0, 0), *pads),
+        window_dilation=(1, 1, *dilation),
+    )
+    return to_tensor(y)
 
 
 @aten("max_pool2d_with_indices.default", kind="max_pool", settings=MaxPoolSettings)
@@ -78,28 +107,42 @@ def max_pool2d_with_indices(
 @aten("avg_pool2d.default", kind="avg_pool", settings=AvgPoolSettings)
 def avg_pool2d(x: TorchTensor, settings: AvgPoolSettings) -> TorchTensor:
     """Return the mean of every window; padding counts by default."""
-    window = as_pair(settings.kernel_size)
-    padding = as_pair(settings.padding)
-    strides = _strides(settings.stride, settings.kernel_size)
     order = choose_image_order(x)
-    images = x.transpose(order)
-    pads = _pads(images, window, strides, padding, (1, 1), settings.ceil_mode)
+    return TorchTensor(_average(x.transpose(order), 1, as_pair, settings), order)
+
+
+@aten("avg_pool3d.default", kind="avg_pool", settings=AvgPoolSettings)
+def avg_pool3d(x: TorchTensor, settings: AvgPoolSettings) -> TorchTensor:
+    """Return the mean of every window of volumes; padding counts by default."""
+    return to_tensor(_average(x.plain(), 2, as_triple, settings))
+
+
+def _average(
+    x: Array, first: int, as_sizes: Callable[[Sizes], tuple[int, ...]], settings: AvgPoolSettings
+) -> Array:
+    """Return means of windows over the axes from `first` on, one for each size of the window."""
+    window = as_sizes(settings.kernel_size)
+    strides = as_sizes(settings.stride or window)
+    padding = as_sizes(settings.padding if settings.count_include_pad else 0)
+    axes = len(window)
+    sizes = x.shape[first : first + axes]
+    pads = _pads(sizes, window, (1,) * axes, settings)
+
+    def spread(numbers: Sequence[Any], other: Any) -> tuple[Any, ...]:
+        return (other,) * first + tuple(numbers) + (other,) * (x.ndim - first - axes)
+
     # A numpy array: with a JAX array, the sum would have no gradient.
-    zero = np.zeros((), images.dtype)
-    edges = ((0, 0), *pads, (0, 0))
-    total = lax.reduce_window(images, zero, lax.add, (1, *window, 1), (1, *strides, 1), edges)
+    zero = np.zeros((), x.dtype)
+    edges = spread(pads, (0, 0))
+    total = lax.reduce_window(x, zero, lax.add, spread(window, 1), spread(strides, 1), edges)
     if settings.divisor_override is not None:
-        return TorchTensor(total / settings.divisor_override, order)
-    counted = padding if settings.count_include_pad else (0, 0)
-    sizes = images.shape[1:3]
-    counts = [
-        _counts(sizes[axis], window[axis], strides[axis], pads[axis], counted[axis])
-        for axis in (0, 1)
-    ]
-    divisor = (counts[0][:, None, None] * counts[1][None, :, None]).astype(np.float32)
+        return total / settings.divisor_override
+    counts = map(_counts, sizes, window, strides, pads, padding)
+    divisor = np.asarray(reduce(np.multiply.outer, counts), np.float32)
     if (divisor == divisor.flat[0]).all():
-        return TorchTensor(total / np.asarray(divisor.flat[0], total.dtype), order)
-    return TorchTensor(total / jnp.asarray(divisor, total.dtype), order)
+        return total / np.asarray(divisor.flat[0], total.dtype)
+    shape = spread(divisor.shape, 1)[first:]
+    return total / jnp.asarray(divisor.reshape(shape), total.dtype)
 
 
 def _counts(size: int, window: int, stride: int, pads: Pair, counted: int) -> np.ndarray:
@@ -119,48 +162,27 @@ def adaptive_avg_pool2d(x: TorchTensor, output_size: Sequence[int | None]) -> To
     order = choose_image_order(x)
     images = x.transpose(order)
     for axis, target in zip((1, 2), output_size, strict=True):
-        images = _average_axis(images, axis, images.shape[axis] if target is None else target)
+        count = images.shape[axis] if target is None else target
+        _require_side(count)
+        images = average_windows(images, axis, count)
     return TorchTensor(images, order)
-
-
-def _average_axis(images: Array, axis: int, target: int) -> Array:
-    size = images.shape[axis]
-    _require_side(target)
-    if target == size:
-        return images
-    if target == 1:
-        return images.mean(axis, keepdims=True)
-    if size % target == 0:
-        shape = images.shape
-        parts = images.reshape((*shape[:axis], target, size // target, *shape[axis + 1 :]))
-        return parts.mean(axis + 1)
-    # Window i covers the rows from floor(i * size / target) to ceil((i + 1) * size / target).
-    weights = np.zeros((target, size), np.float32)
-    for row in range(target):
-        start = row * size // target
-        end = -(-(row + 1) * size // target)
-        weights[row, start:end] = 1 / (end - start)
-    return _multiply_axis(images, axis, weights)
-
-
-def _multiply_axis(images: Array, axis: int, weights: np.ndarray) -> Array:
-    """Multiply an axis by a matrix (new size, old size)."""
-    product = jnp.tensordot(images, jnp.asarray(weights, images.dtype), axes=((axis,), (1,)))
-    return jnp.moveaxis(product, -1, axis)
 
 
 @aten("adaptive_max_pool2d.default")
 def adaptive_max_pool2d(
     context: OperatorContext, x: TorchTensor, output_size: Sequence[int]
 ) -> tuple[TorchTensor, ...]:
-    """Return maxima of windows; the size of x must be a multiple of the output size."""
+    """Return maxima of windows that cover the images, for an output size."""
     sizes = x.shape[2], x.shape[3]
-    if any(size % target for size, target in zip(sizes, output_size, strict=True)):
-        raise ValueError(
-            f"adaptive maxima of size {tuple(output_size)}; must divide the images' size {sizes}"
-        )
-    window = sizes[0] // output_size[0], sizes[1] // output_size[1]
-    return (max_pool2d(context, x, MaxPoolSettings(window)),)
+    if not any(size % target for size, target in zip(sizes, output_size, strict=True)):
+        window = sizes[0] // output_size[0], sizes[1] // output_size[1]
+        return (max_pool2d(context, x, MaxPoolSettings(window)),)
+    order = choose_image_order(x)
+    images = x.transpose(order)
+    for axis, target in zip((1, 2), output_size, strict=True):
+        _require_side(target)
+        images = max_windows(images, axis, target)
+    return (TorchTensor(images, order),)
 
 
 @aten("upsample_nearest2d.vec", "upsample_nearest2d.default")
@@ -271,7 +293,7 @@ def _resize(x: TorchTensor, target: Pair, weigh: Callable[[int, int], np.ndarray
     order = choose_image_order(x)
     images = x.transpose(order)
     for axis, size in zip((1, 2), target, strict=True):
-        images = _multiply_axis(images, axis, weigh(images.shape[axis], size))
+        images = multiply_axis(images, axis, weigh(images.shape[axis], size))
     return TorchTensor(images, order)
 
 
@@ -294,26 +316,28 @@ def _require_side(size: int) -> None:
         raise ValueError(f"a height or width of {size}; must be 1 to {MAX_SIDE:,}")
 
 
-def _strides(stride: Sizes, kernel_size: Sizes) -> Pair:
-    return as_pair(kernel_size) if stride in ((), []) else as_pair(stride)
-
-
 def _pads(
-    images: Array, window: Pair, strides: Pair, padding: Pair, dilation: Pair, ceil_mode: bool
-) -> tuple[Pair, Pair]:
-    """Return the pads (before, after) of height and width.
+    sizes: Sequence[int],
+    window: Sequence[int],
+    dilation: Sequence[int],
+    settings: MaxPoolSettings | AvgPoolSettings,
+) -> tuple[Pair, ...]:
+    """Return the pads (before, after) of each axis of positions.
 
     With `ceil_mode`, a last window may reach beyond the trailing padding, if it starts before it.
     """
+    as_sizes = as_pair if len(window) == 2 else as_triple
+    strides = as_sizes(settings.stride or window)
+    padding = as_sizes(settings.padding)
     pads = []
-    for axis in (0, 1):
-        padded = images.shape[axis + 1] + padding[axis]
-        room = padded + padding[axis] - (window[axis] - 1) * dilation[axis] - 1
+    for size, reach, step, pad, gap in zip(sizes, window, strides, padding, dilation, strict=True):
+        padded = size + pad
+        room = padded + pad - (reach - 1) * gap - 1
         if room < 0:
-            raise ValueError(f"a window of {window} does not fit into images {images.shape[1:3]}")
-        extra = -room % strides[axis] if ceil_mode else 0
-        pads.append((padding[axis], padding[axis] + (extra if room + extra < padded else 0)))
-    return pads[0], pads[1]
+            raise ValueError(f"a window of {window} does not fit into images {tuple(sizes)}")
+        extra = -room % step if settings.ceil_mode else 0
+        pads.append((pad, pad + (extra if room + extra < padded else 0)))
+    return tuple(pads)
 
 
 @aten("pixel_unshuffle.default")

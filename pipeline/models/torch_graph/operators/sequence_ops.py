@@ -98,6 +98,18 @@ def gru_cell(state: State, inputs: Array, kernel: Array, bias: Array | None) -> 
     return ((1 - update) * new + update * hidden,)
 
 
+def gru_reset_first_cell(state: State, inputs: Array, kernel: Array, bias: Array | None) -> State:
+    """Compute a GRU as its paper does, with the reset before the product of the new state."""
+    (hidden,) = state
+    x_gates, x_new = jnp.split(inputs, [2 * hidden.shape[-1]], -1)
+    gate_kernel, new_kernel = jnp.split(kernel, [2 * hidden.shape[-1]])
+    biases = (None, None) if bias is None else jnp.split(bias, [2 * hidden.shape[-1]])
+    gates = jax.nn.sigmoid(x_gates + _multiply(hidden, gate_kernel, biases[0]))
+    reset, update = jnp.split(gates, 2, -1)
+    new = jnp.tanh(x_new + _multiply(reset * hidden, new_kernel, biases[1]))
+    return ((1 - update) * new + update * hidden,)
+
+
 def _make_plain_cell(activation: Callable[[Array], Array]) -> Cell:
     def cell(state: State, inputs: Array, kernel: Array, bias: Array | None) -> State:
         return (activation(inputs + _multiply(state[0], kernel, bias)),)
@@ -113,6 +125,7 @@ def _multiply(hidden: Array, kernel: Array, bias: Array | None) -> Array:
 CELLS: Mapping[str, Cell] = {
     "lstm": lstm_cell,
     "gru": gru_cell,
+    "gru_reset_first": gru_reset_first_cell,
     "rnn_tanh": _make_plain_cell(jnp.tanh),
     "rnn_relu": _make_plain_cell(jax.nn.relu),
 }

@@ -19,6 +19,7 @@ from pipeline.core.files.atomic_write import commit
 from pipeline.core.files.error_text import show_name
 from pipeline.core.files.npy import open_archive
 from pipeline.core.host.memory import require_room
+from pipeline.models.weights.files.keras_file import read_keras
 from pipeline.models.weights.files.mindspore_file import read_mindspore, write_mindspore
 from pipeline.models.weights.files.named_arrays import (
     BFLOAT16,
@@ -27,6 +28,7 @@ from pipeline.models.weights.files.named_arrays import (
     decode_array,
     make_natural_key,
 )
+from pipeline.models.weights.files.tensorflow_checkpoint import read_tensorflow
 from pipeline.models.weights.files.torch_file import read_torch
 
 _ZIP = b"PK\x03\x04"
@@ -36,6 +38,7 @@ _UNREADABLE = (
 )
 """Errors that the readers and their libraries raise for damaged files."""
 
+TENSORFLOW_SUFFIXES = (".index", ".h5", ".hdf5", ".keras")
 _SAFETENSORS_DTYPES = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -111,9 +114,9 @@ def is_weight_file(path: Path) -> bool:
 def keeps_order(file: str) -> bool:
     """Return whether a file with this name has its entries in the order of writing.
 
-    A .safetensors sorts them by dtype and name.
+    A .safetensors sorts them by dtype and name, and TensorFlow's files by name.
     """
-    return Path(file).suffix.lower() != ".safetensors"
+    return Path(file).suffix.lower() not in (".safetensors", *TENSORFLOW_SUFFIXES)
 
 
 def _read_safetensors(path: Path) -> Arrays:
@@ -172,6 +175,8 @@ _READERS: dict[str, Callable[[Path], Arrays]] = {
     ".pt": read_torch,
     ".pth": read_torch,
     ".npz": read_npz,
+    ".index": read_tensorflow,
+    **dict.fromkeys(TENSORFLOW_SUFFIXES[1:], read_keras),
 }
 _WRITERS: dict[str, Callable[[Path, Mapping[str, np.ndarray]], None]] = {
     ".safetensors": _write_safetensors,

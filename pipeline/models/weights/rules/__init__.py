@@ -1,4 +1,4 @@
-"""Names of arrays in PyTorch, MindSpore and their model collections, for this package's networks.
+"""Names of arrays in other frameworks and their model collections, for this package's networks.
 
 A name has two parts: the framework's name for an array of a layer (`CONVENTIONS`), and the
 collection's name for the layer (rules of the other modules, in the language of `syntax`).
@@ -13,6 +13,8 @@ from pipeline.models.weights.rules.syntax import Framework, LayerRules
 
 IN_ORDER: LayerRules = ((r".+", "{kind}_#"),)
 """Rules for networks without blocks: layers are counted by kind, in order."""
+TENSORFLOW: LayerRules = ((r".*conv2d_transpose.*", "conv_transpose_#"), *IN_ORDER)
+"""Keras's names, which begin with a layer's class."""
 VGG: LayerRules = (
     (r"pre_logits\.fc(\d)", r"dense_<\1-1>"),
     (r"head\.fc", "dense_2"),
@@ -56,7 +58,12 @@ BY_MODEL: Mapping[str, Mapping[Framework, LayerRules]] = {
 
 
 def find_layer_rules(model: str, framework: Framework, *, blocks: bool) -> LayerRules:
-    """Return a model's rules. Other models have `IN_ORDER`, or no rules if they have blocks."""
+    """Return a model's rules. Other models have `IN_ORDER`, or no rules if they have blocks.
+
+    TensorFlow's files have rules for networks without blocks alone.
+    """
+    if framework == "tensorflow":
+        return () if blocks else TENSORFLOW
     if model in BY_MODEL:
         return BY_MODEL[model].get(framework, ())
     return () if blocks else IN_ORDER

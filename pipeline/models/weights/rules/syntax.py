@@ -60,7 +60,7 @@ def _parse_path(text: str) -> Place:
     )
 
 
-Framework = Literal["torch", "mindspore"]
+Framework = Literal["torch", "mindspore", "tensorflow"]
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,32 @@ MINDSPORE = Convention(
         r"|last_overflow_iterator_step|scale_sense|loss_scale|beta1_power|beta2_power"
     ),
 )
-CONVENTIONS: dict[Framework, Convention] = {"torch": TORCH, "mindspore": MINDSPORE}
+TENSORFLOW = Convention(
+    {
+        **dict.fromkeys(("kernel", "weights", "depthwise_kernel", "embeddings"), "kernel"),
+        **dict.fromkeys(("bias", "biases", "beta"), "bias"),
+        "gamma": "scale",
+        "moving_mean": "mean",
+        "moving_variance": "var",
+    },
+    re.compile(
+        r"(.*\.)?(optimizer|keras_api)\..*|(.*\.)?(save_counter|iterations?|learning_rate)"
+        r"|_all_variables\..*|global_step|beta[12]_power"
+        r"|.*\.(Momentum|(Adam|RMSProp)(_1)?|ExponentialMovingAverage)"
+    ),
+)
+CONVENTIONS: dict[Framework, Convention] = {
+    "torch": TORCH,
+    "mindspore": MINDSPORE,
+    "tensorflow": TENSORFLOW,
+}
+KERNELS = frozenset(
+    leaf
+    for convention in CONVENTIONS.values()
+    for leaf, name in convention.leaves.items()
+    if name == "kernel"
+)
+"""The frameworks' names of kernels."""
 
 WRAPPERS = ("module.", "_orig_mod.", "network.", "_backbone.", "backbone.")
 """Prefixes that wrappers of a network add to every name."""

@@ -23,14 +23,15 @@ class NodeOutput:
 
     name: str
     shape: tuple[int, ...]
-    """Shape without the batch; of images always (height, width, channels)."""
+    """Shape without the batch; of images always (height, width, channels), of tokens (tokens,
+    features)."""
     order: Order = "nhwc"
-    """Actual order of the axes of images; meaningless for other tensors."""
+    """Actual order of the axes: channels last or first, also of tokens and volumes."""
 
     @property
-    def is_image(self) -> bool:
-        """Whether it has height, width and channels."""
-        return len(self.shape) == 3
+    def has_positions(self) -> bool:
+        """Whether it has axes besides the channels, such as height and width."""
+        return len(self.shape) > 1
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,15 @@ class GraphBuilder:
         """Return a builder of the same graph for an inner layer."""
         return replace(self, path=(*self.path, name))
 
-    def add_node(self, kind: str, inputs: Sequence[str], **attributes: Any) -> str:
-        """Add a node; return the name of its output."""
+    def add_node(
+        self, kind: str, inputs: Sequence[str], outputs: int = 1, **attributes: Any
+    ) -> str:
+        """Add a node; return the name of its output. Names of more outputs end in _2 and so on."""
         from onnx import helper
 
         output = f"{kind.lower()}_{next(self._numbers)}"
-        self.nodes.append(helper.make_node(kind, list(inputs), [output], **attributes))
+        names = [output, *(f"{output}_{number}" for number in range(2, outputs + 1))]
+        self.nodes.append(helper.make_node(kind, list(inputs), names, **attributes))
         return output
 
     def add_constant(self, name: str, array: np.ndarray) -> str:
@@ -83,10 +87,11 @@ class GraphBuilder:
         )
 
     def to_order(self, value: NodeOutput, order: Order) -> NodeOutput:
-        """Transpose the images of a value to an order of axes; return other tensors unchanged."""
-        if not value.is_image or value.order == order:
+        """Transpose a value with positions to an order of axes; return others unchanged."""
+        if not value.has_positions or value.order == order:
             return value
-        perm = (0, 3, 1, 2) if order == "nchw" else (0, 2, 3, 1)
+        last = len(value.shape)
+        perm = (0, last, *range(1, last)) if order == "nchw" else (0, *range(2, last + 1), 1)
         return replace(value, name=self.add_node("Transpose", [value.name], perm=perm), order=order)
 
     def reshape(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from math import prod, sqrt
 from typing import Any
 
 import numpy as np
 
 from pipeline.core.errors import RecipeError
-from pipeline.models.layers import standard
+from pipeline.models.layers import standard, tokens
 from pipeline.models.layers.fields import pair
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import name_scopes
+from pipeline.models.lowerings.formulas.adaptive_pools import index_windows, weigh_windows
 from pipeline.models.modules.layout import compute_pads, reach
 from pipeline.stages.export.onnx.graph_builder import GraphBuilder, NodeOutput
 
@@ -39,7 +41,7 @@ def add_layers(layers: Sequence[LayerSpec], x: NodeOutput, graph: GraphBuilder) 
     return x
 
 
-def _register_translation(*kinds: type[LayerSpec]) -> Callable[[Translation], Translation]:
+def register_translation(*kinds: type[LayerSpec]) -> Callable[[Translation], Translation]:
     def register(translation: Translation) -> Translation:
         _TRANSLATIONS.update(dict.fromkeys(kinds, translation))
         return translation
@@ -47,17 +49,26 @@ def _register_translation(*kinds: type[LayerSpec]) -> Callable[[Translation], Tr
     return register
 
 
-@_register_translation(standard.Conv)
-def _add_conv(layer: standard.Conv, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+@register_translation(standard.Conv, standard.Conv3d, tokens.Conv1d)
+def _add_conv(
+    layer: standard.Conv | standard.Conv3d | tokens.Conv1d, x: NodeOutput, graph: GraphBuilder
+) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     kernel = graph.read_weight("kernel")
-    strides = pair(layer.stride)
-    dilation = pair(layer.dilation)
-    pads, sizes = _compute_windows(x, reach(pair(layer.kernel), dilation), strides, layer.padding)
+    axes = kernel.ndim - 2
+    strides, dilation = (
+        (n,) * axes if isinstance(n, int) else n for n in (layer.stride, layer.dilation)
+    )
+    size = kernel.shape[:axes]
+    pads, sizes = _compute_windows(x, reach(size, dilation), strides, layer.padding)
     name = graph.add_node(
         "Conv",
-        [x.name, graph.add_weight("kernel", kernel.transpose(3, 2, 0, 1)), *_add_bias(graph)],
-        kernel_shape=pair(layer.kernel),
+        [
+            x.name,
+            graph.add_weight("kernel", kernel.transpose(axes + 1, axes, *range(axes))),
+            *_add_bias(graph),
+        ],
+        kernel_shape=size,
         strides=strides,
         dilations=dilation,
         group=layer.groups,
@@ -66,7 +77,7 @@ def _add_conv(layer: standard.Conv, x: NodeOutput, graph: GraphBuilder) -> NodeO
     return NodeOutput(name, (*sizes, kernel.shape[-1]), "nchw")
 
 
-@_register_translation(standard.ConvTranspose)
+@register_translation(standard.ConvTranspose)
 def _add_conv_transpose(
     layer: standard.ConvTranspose, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
@@ -95,20 +106,25 @@ def _add_conv_transpose(
         ends.append(max(0, window - 1 - pad_after))
         output_padding.append(max(0, pad_after - window + 1))
         sizes.append((length - 1) * stride + 1 + total - window + 1)
-    mirrored = kernel[::-1, ::-1].transpose(2, 3, 0, 1)
+    # (height, width, inputs of a group, groups, outputs of a group) -> ONNX's order
+    grouped = kernel[::-1, ::-1].reshape(*kernel.shape[:3], layer.groups, -1)
+    inputs = kernel.shape[2] * layer.groups
+    mirrored = grouped.transpose(3, 2, 4, 0, 1).reshape(inputs, -1, *size)
     name = graph.add_node(
         "ConvTranspose",
         [x.name, graph.add_weight("kernel", mirrored), *_add_bias(graph)],
         kernel_shape=size,
         strides=strides,
+        group=layer.groups,
         pads=[*begins, *ends],
         output_padding=output_padding,
     )
     return NodeOutput(name, (sizes[0], sizes[1], kernel.shape[-1]), "nchw")
 
 
-@_register_translation(standard.Dense)
+@register_translation(standard.Dense)
 def _add_dense(layer: standard.Dense, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+    x = graph.to_order(x, "nhwc")
     outputs = graph.read_weight("kernel").shape[1]
     inputs = [x.name, graph.add_weight("kernel")]
     bias = _add_bias(graph)
@@ -119,7 +135,7 @@ def _add_dense(layer: standard.Dense, x: NodeOutput, graph: GraphBuilder) -> Nod
     return NodeOutput(name, (*x.shape[:-1], outputs), x.order)
 
 
-@_register_translation(standard.BatchNorm)
+@register_translation(standard.BatchNorm)
 def _add_batch_norm(layer: standard.BatchNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     arrays = [graph.add_weight(name) for name in ("scale", "bias")]
@@ -129,7 +145,7 @@ def _add_batch_norm(layer: standard.BatchNorm, x: NodeOutput, graph: GraphBuilde
     return replace(x, name=norm)
 
 
-@_register_translation(standard.LayerNorm)
+@register_translation(standard.LayerNorm)
 def _add_layer_norm(layer: standard.LayerNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nhwc")
     arrays = [graph.add_weight(name) for name in ("scale", "bias")]
@@ -137,11 +153,11 @@ def _add_layer_norm(layer: standard.LayerNorm, x: NodeOutput, graph: GraphBuilde
     return replace(x, name=norm)
 
 
-@_register_translation(standard.GroupNorm)
+@register_translation(standard.GroupNorm)
 def _add_group_norm(layer: standard.GroupNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     channels = x.shape[-1]
-    positions = x.shape[:-1] if x.is_image else ()
+    positions = x.shape[:-1] if x.has_positions else ()
     grouped = graph.reshape(x, [-1, layer.groups, prod(x.shape) // layer.groups], ())
     ones = graph.add_constant("ones", np.ones(layer.groups, np.float32))
     zeros = graph.add_constant("zeros", np.zeros(layer.groups, np.float32))
@@ -156,17 +172,21 @@ def _add_group_norm(layer: standard.GroupNorm, x: NodeOutput, graph: GraphBuilde
     return replace(result, name=name)
 
 
-@_register_translation(standard.Dropout)
+@register_translation(standard.Dropout)
 def _skip_dropout(layer: standard.Dropout, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     return x
 
 
-@_register_translation(standard.Relu, standard.Tanh, standard.Sigmoid, standard.Relu6)
-@_register_translation(standard.HardSigmoid, standard.HardSwish, standard.Swish, standard.Gelu)
+@register_translation(standard.Relu, standard.Tanh, standard.Sigmoid, standard.Relu6)
+@register_translation(standard.HardSigmoid, standard.HardSwish, standard.Swish, standard.Gelu)
+@register_translation(standard.LeakyRelu)
 def _add_activation(layer: standard.Activation, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     match layer.name:
         case "relu" | "tanh" | "sigmoid":
             return replace(x, name=graph.add_node(layer.name.title(), [x.name]))
+        case "leaky_relu":
+            slope = getattr(layer, "slope", 0.0)
+            return replace(x, name=graph.add_node("LeakyRelu", [x.name], alpha=slope))
         case "relu6":
             bounds = graph.add_scalar(0.0), graph.add_scalar(6.0)
             return replace(x, name=graph.add_node("Clip", [x.name, *bounds]))
@@ -188,7 +208,7 @@ def _add_activation(layer: standard.Activation, x: NodeOutput, graph: GraphBuild
     return replace(x, name=graph.add_node("Mul", [x.name, gate]))
 
 
-@_register_translation(standard.MaxPool, standard.AvgPool)
+@register_translation(standard.MaxPool, standard.AvgPool)
 def _add_pool(layer: standard.Pool, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     window = pair(layer.kernel)
@@ -199,7 +219,7 @@ def _add_pool(layer: standard.Pool, x: NodeOutput, graph: GraphBuilder) -> NodeO
     return NodeOutput(name, (*sizes, x.shape[-1]), "nchw")
 
 
-@_register_translation(standard.GlobalAvgPool)
+@register_translation(standard.GlobalAvgPool)
 def _add_global_avg_pool(
     layer: standard.GlobalAvgPool, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
@@ -208,17 +228,42 @@ def _add_global_avg_pool(
     return NodeOutput(mean, x.shape[-1:])
 
 
-@_register_translation(standard.Upsample)
+@register_translation(standard.AdaptiveAvgPool, standard.AdaptiveMaxPool)
+def _add_adaptive_pool(
+    layer: standard.AdaptivePool, x: NodeOutput, graph: GraphBuilder
+) -> NodeOutput:
+    """Multiply height and width by matrices of means, or take maxima of their windows."""
+    x = graph.to_order(x, "nchw")
+    size = pair(layer.size)
+    name = x.name
+    if isinstance(layer, standard.AdaptiveMaxPool):
+        for axis, (n, count) in enumerate(zip(x.shape[:2], size, strict=True), start=2):
+            indices = graph.add_constant("windows", index_windows(n, count))
+            windows = graph.add_node("Gather", [name, indices], axis=axis)
+            name = graph.add_node("ReduceMax", [windows], axes=[axis + 1], keepdims=0)
+    else:
+        rows = graph.add_constant("means", weigh_windows(x.shape[0], size[0]))
+        columns = graph.add_constant("means", weigh_windows(x.shape[1], size[1]).T)
+        name = graph.add_node("MatMul", [graph.add_node("MatMul", [rows, name]), columns])
+    return NodeOutput(name, (*size, x.shape[-1]), "nchw")
+
+
+@register_translation(standard.Upsample)
 def _add_upsample(layer: standard.Upsample, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     scales = graph.add_constant("scales", np.array([1, 1, layer.factor, layer.factor], np.float32))
-    modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    name = graph.add_node("Resize", [x.name, "", scales], mode="nearest", **modes)
+    name = graph.add_node(
+        "Resize",
+        [x.name, "", scales],
+        mode="nearest",
+        coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    )
     height, width, channels = x.shape
     return NodeOutput(name, (height * layer.factor, width * layer.factor, channels), "nchw")
 
 
-@_register_translation(standard.ChannelShuffle)
+@register_translation(standard.ChannelShuffle)
 def _add_channel_shuffle(
     layer: standard.ChannelShuffle, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
@@ -231,18 +276,30 @@ def _add_channel_shuffle(
     return graph.reshape(swapped_x, [-1, channels, height, width], x.shape)
 
 
-@_register_translation(standard.Flatten)
+@register_translation(standard.Flatten)
 def _add_flatten(layer: standard.Flatten, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nhwc")
     return graph.reshape(x, [-1, prod(x.shape)], (prod(x.shape),))
 
 
-@_register_translation(standard.Sequence)
+@register_translation(standard.Reshape)
+def _add_reshape(layer: standard.Reshape, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+    return graph.reshape(graph.to_order(x, "nhwc"), [-1, *layer.shape], tuple(layer.shape))
+
+
+@register_translation(tokens.Tokens)
+def _add_tokens(layer: tokens.Tokens, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+    height, width, channels = x.shape
+    shape = (height * width, channels)
+    return graph.reshape(graph.to_order(x, "nhwc"), [-1, *shape], shape)
+
+
+@register_translation(standard.Sequence)
 def _add_sequence(layer: standard.Sequence, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     return add_layers(layer.body * layer.repeat, x, graph)
 
 
-@_register_translation(standard.Residual)
+@register_translation(standard.Residual)
 def _add_residual(layer: standard.Residual, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     body = add_layers(layer.body, x, graph)
     shortcut = add_layers(layer.shortcut, x, graph.enter("shortcut"))
@@ -250,10 +307,20 @@ def _add_residual(layer: standard.Residual, x: NodeOutput, graph: GraphBuilder) 
     return replace(body, name=graph.add_node("Add", [body.name, shortcut.name]))
 
 
-@_register_translation(standard.Branches)
+@register_translation(standard.Branches)
 def _add_branches(layer: standard.Branches, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    x = graph.to_order(x, "nchw")
-    inputs = [x] * len(layer.branches)
+    if layer.shapes:
+        x = graph.to_order(x, "nhwc")
+        rows = graph.reshape(x, [-1, prod(x.shape)], (prod(x.shape),))
+        ends = [0, *accumulate(prod(shape) for shape in layer.shapes)]
+        parts = [_slice_channels(rows, start, stop, graph) for start, stop in pairwise(ends)]
+        inputs = [
+            graph.reshape(part, [-1, *shape], tuple(shape))
+            for part, shape in zip(parts, layer.shapes, strict=True)
+        ]
+    else:
+        x = graph.to_order(x, "nchw")
+        inputs = [x] * len(layer.branches)
     if layer.split:
         width = x.shape[-1] // len(layer.branches)
         inputs = [
@@ -267,7 +334,7 @@ def _add_branches(layer: standard.Branches, x: NodeOutput, graph: GraphBuilder) 
     return _concatenate_channels(results, graph)
 
 
-@_register_translation(standard.Gate)
+@register_translation(standard.Gate)
 def _add_gate(layer: standard.Gate, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     x = graph.to_order(x, "nchw")
     factors = graph.to_order(add_layers(layer.body, x, graph), "nchw")
@@ -275,12 +342,12 @@ def _add_gate(layer: standard.Gate, x: NodeOutput, graph: GraphBuilder) -> NodeO
         ones = (1,) * (len(x.shape) - 1)
         channels = factors.shape[-1]
         # Channels are first in images, and last in other tensors.
-        sizes = (channels, *ones) if x.is_image else (*ones, channels)
+        sizes = (channels, *ones) if x.has_positions else (*ones, channels)
         factors = graph.reshape(factors, [-1, *sizes], factors.shape)
     return replace(x, name=graph.add_node("Mul", [x.name, factors.name]))
 
 
-@_register_translation(standard.DualPath)
+@register_translation(standard.DualPath)
 def _add_dual_path(layer: standard.DualPath, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     body = graph.to_order(add_layers(layer.body, x, graph), "nchw")
     shortcut = add_layers(layer.shortcut, x, graph.enter("shortcut"))
@@ -298,7 +365,7 @@ def _add_dual_path(layer: standard.DualPath, x: NodeOutput, graph: GraphBuilder)
 
 
 def _get_channel_axis(x: NodeOutput) -> int:
-    return 1 if x.is_image else -1
+    return 1 if x.has_positions else -1
 
 
 def _slice_channels(x: NodeOutput, start: int, stop: int, graph: GraphBuilder) -> NodeOutput:
@@ -324,13 +391,13 @@ def _add_bias(graph: GraphBuilder) -> list[str]:
 
 
 def _compute_windows(
-    x: NodeOutput, window: tuple[int, int], strides: tuple[int, int], padding: standard.Padding
-) -> tuple[list[int], tuple[int, int]]:
-    """Return ONNX's pads (top, left, bottom, right), and (height, width) of the result."""
-    height, width = x.shape[:2]
-    rows, columns = compute_pads((height, width), window, strides, padding)
-    sizes = (
-        (height + sum(rows) - window[0]) // strides[0] + 1,
-        (width + sum(columns) - window[1]) // strides[1] + 1,
-    )
-    return [rows[0], columns[0], rows[1], columns[1]], sizes
+    x: NodeOutput, window: tuple[int, ...], strides: tuple[int, ...], padding: standard.Padding
+) -> tuple[list[int], list[int]]:
+    """Return ONNX's pads, all before the axes and all after them, and the sizes of the result."""
+    positions = x.shape[:-1]
+    pads = compute_pads(positions, window, strides, padding)
+    sizes = [
+        (size + sum(pad) - span) // stride + 1
+        for size, pad, span, stride in zip(positions, pads, window, strides, strict=True)
+    ]
+    return [pad[side] for side in (0, 1) for pad in pads], sizes

@@ -28,6 +28,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.stages.data import load_data
 from pipeline.stages.export.export import DESCRIPTION, ONNX_FILES
+from pipeline.stages.export.onnx import recurrent_nodes as recurrent_nodes
 from pipeline.stages.export.onnx.graph_builder import (
     BATCH,
     IR_VERSION,

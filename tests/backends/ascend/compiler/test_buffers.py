@@ -60,3 +60,20 @@ def test_channels_follow_element_wise_work() -> None:
     kernels = Kernels(graph, find_phases(graph, ()), lambda index: 0.0)
     axes = find_channel_axes(graph, kernels.dataflow)
     assert axes[graph.outputs[0]] == 1
+
+
+def test_a_reshaped_volume_has_an_axis_only_with_its_rank() -> None:
+    """The reshape's source, with fewer axes, is the same value."""
+
+    def network(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        numbers = ("NDHWC", "DHWIO", "NDHWC")
+        volumes = x.reshape(2, 4, 4, 2, 3)
+        return jax.lax.conv_general_dilated(
+            volumes, kernel, (1, 1, 1), "SAME", dimension_numbers=numbers
+        )
+
+    graph = make_graph(jax.jit(network).trace(of(2, 8, 12), of(3, 3, 2, 3, 5)))
+    kernels = Kernels(graph, find_phases(graph, ()), lambda index: 0.0)
+    axes = find_channel_axes(graph, kernels.dataflow)
+    assert axes[graph.outputs[0]] == 4
+    assert all(axis < len(graph.values[index].shape) for index, axis in axes.items())

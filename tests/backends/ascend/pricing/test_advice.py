@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from pipeline.backends.ascend.cost.collectives import form_buckets
 from pipeline.backends.ascend.pricing.advice import Recommendation, advise, list_split_points
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.published.workloads import trace_image_step
+from pipeline.core.files.knowledge_bank import read_bank
 
 SMALL = ExecutionConfig(sink_size=10)
 
@@ -39,6 +41,18 @@ def test_changes_come_best_first_and_one_of_a_kind(pricing: Pricing) -> None:
     changes = advise(pricing, asked, lenet)
     assert set(by_kind(changes)) == {"batch", "precision", "sink", "workers", "auto_tune"}
     assert all(one.gain >= other.gain for one, other in pairwise(changes))
+
+
+def test_advice_to_tune_leaves_the_bank_alone(pricing: Pricing, tmp_path: Path) -> None:
+    bank = tmp_path / "bank.json"
+    config = replace(SMALL, tune_bank=str(bank))
+    pricing.price_step(config)
+    before = read_bank(bank, dict)
+    changes = by_kind(advise(pricing, config))
+    assert changes["auto_tune"].gain > 0
+    after = read_bank(bank, dict)
+    assert before
+    assert {key: after[key] for key in before} == before
 
 
 CASES: dict[str, tuple[ExecutionConfig, dict[str, Any], str]] = {

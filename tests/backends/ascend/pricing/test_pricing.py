@@ -26,7 +26,6 @@ from pipeline.backends.ascend.chip.options import MODES, ExecutionConfig, Option
 from pipeline.backends.ascend.compiler.tasks_from_kernels import UnsupportedError
 from pipeline.backends.ascend.pricing.pricing import Pricing
 from pipeline.backends.ascend.pricing.traced_step import trace_step
-from pipeline.backends.ascend.report.report import Report
 from pipeline.backends.graph.graph import UnboundedLoopError
 from pipeline.core.errors import PipelineError, RunError
 
@@ -367,13 +366,10 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 
 def test_results_of_auto_tune_are_kept_in_its_bank(tmp_path: Path) -> None:
-    """The second search finds everything there and prices the same."""
+    """Without a search everything is found there and priced the same."""
     bank = tmp_path / "bank.json"
-
-    def priced() -> Report:
-        return price(linear_step, WEIGHTS, BATCH, auto_tune="ga", tune_bank=bank)
-
-    first, second = priced(), priced()
+    first = price(linear_step, WEIGHTS, BATCH, auto_tune="ga", tune_bank=bank)
+    second = price(linear_step, WEIGHTS, BATCH, tune_bank=bank)
     assert first.tuning is not None
     assert second.tuning is not None
     assert {task.status for task in first.tuning.tasks} == {"bank_append"}

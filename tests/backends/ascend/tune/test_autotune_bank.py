@@ -30,6 +30,33 @@ def test_with_tuning_off_a_bank_gets_defaults_and_gives_what_it_has(tmp_path: Pa
     assert again.step_ms == tuned.step_ms <= plain.step_ms
 
 
+def test_stored_defaults_do_not_keep_a_search_from_tuning(tmp_path: Path) -> None:
+    bank = tmp_path / "bank.json"
+    price(step, WEIGHTS, ALIGNED, tune_bank=bank)
+    tuned = price(step, WEIGHTS, ALIGNED, tune_bank=bank, auto_tune="ga").tuning
+    alone = price(step, WEIGHTS, ALIGNED, auto_tune="ga").tuning
+    assert tuned is not None
+    assert alone is not None
+    assert all(task.trials > 1 for task in tuned.tasks)
+    assert {task.status for task in tuned.tasks} <= {"bank_update", "bank_reserved"}
+    assert tuned.after_us == alone.after_us
+
+
+def test_the_environment_repeats_tuning_without_a_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank = tmp_path / "bank.json"
+    price(step, WEIGHTS, ALIGNED, tune_bank=bank)
+    monkeypatch.setenv("REPEAT_TUNE", "True")
+    repeated = price(step, WEIGHTS, ALIGNED, tune_bank=bank).tuning
+    assert repeated is not None
+    assert all(task.trials > 1 for task in repeated.tasks)
+    assert {operator["mode"] for operator in repeated.to_dict()["operators"]} == {"rl,ga"}
+    monkeypatch.setenv("REPEAT_TUNE", "yes")
+    with pytest.raises(OptionError, match="REPEAT_TUNE = yes: must be true or false"):
+        price(step, WEIGHTS, ALIGNED, tune_bank=bank)
+
+
 def test_both_searches_together_are_no_worse_than_either() -> None:
     both = price(step, WEIGHTS, ALIGNED, auto_tune="RL,GA").tuning  # type: ignore[arg-type]
     alone = [price(step, WEIGHTS, ALIGNED, auto_tune=mode).tuning for mode in ("rl", "ga")]

@@ -133,7 +133,63 @@ def test_what_no_bank_has_is_decided_by_the_rule(bench: Bench) -> None:
     assert taken(chosen, [*THREE, LARGE]) == ["default/xla"] * 3 + ["winograd4/onednn/4"]
     assert (chosen.results, chosen.by_rule, chosen.num_timed) == ((), 4, 0)
     assert chosen.calls_onednn
-    assert not bench.bank.exists()
+
+
+def test_what_no_bank_has_is_stored_without_a_time(bench: Bench) -> None:
+    """A-01: a miss without tuning stores the default, which is used ever after."""
+    first = bench.choose("bank", [*THREE, LARGE])
+    assert bench.entries == {
+        **{str(problem): {"default": "default/xla"} for problem in THREE},
+        str(LARGE): {"default": "winograd4/onednn/4"},
+    }
+    document = json.loads(bench.bank.read_text())
+    key = f"{THREE[0]} on {describe_device(DEVICE)}"
+    document["entries"][key] = {"default": "patches/xla"}
+    bench.bank.write_text(json.dumps(document))
+    written = bench.bank.read_bytes()
+    again = bench.choose("bank", [*THREE, LARGE])
+    assert taken(again, [*THREE, LARGE]) == ["patches/xla", *taken(first, [*THREE, LARGE])[1:]]
+    assert (again.results, again.by_rule, again.num_timed) == ((), 4, 0)
+    assert bench.bank.read_bytes() == written
+
+
+@pytest.mark.parametrize("mode", ["tune", "repeat"])
+def test_a_stored_default_is_tuned(mode: Mode, bench: Bench) -> None:
+    bench.choose("bank")
+    bench.time_by(by_engine(5000.0, 1000.0))
+    chosen = bench.choose(mode)
+    assert [result.status for result in chosen.results] == ["bank_update"] * 3
+    assert {entry["after"]["us"] for entry in bench.entries.values()} == {1000.0}
+
+
+def test_a_default_without_onednn_is_chosen_again_with_it(bench: Bench) -> None:
+    bench.have(XLA)
+    assert taken(bench.choose("bank", [LARGE]), [LARGE]) == ["default/xla"]
+    bench.have(BOTH)
+    assert taken(bench.choose("bank", [LARGE]), [LARGE]) == ["winograd4/onednn/4"]
+
+
+def test_a_time_of_a_lesser_instruction_set_is_preferred_to_a_default(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.choose("bank", THREE[:1])
+    scope = describe_device(DEVICE)
+    monkeypatch.setattr(tuner, "list_scopes", lambda _: (scope, "cpu lesser"))
+    entry = {name: {"lowering": "patches/xla", "us": 1.0} for name in ("after", "plain")}
+    document = json.loads(bench.bank.read_text())
+    document["entries"][f"{THREE[0]} on cpu lesser"] = {"before_us": 2.0, **entry}
+    bench.bank.write_text(json.dumps(document))
+    assert taken(bench.choose("bank", THREE[:1]))[0] == "patches/xla"
+
+
+def test_a_default_that_can_not_be_stored_is_used(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RunError("disk full")
+
+    monkeypatch.setattr(tuner.Banks, "add", fail)
+    assert taken(bench.choose("bank")) == ["default/xla"] * 3
 
 
 def test_the_rule_is_left_to_xla_where_there_is_no_other(bench: Bench) -> None:
@@ -312,7 +368,7 @@ def test_entries_of_a_lesser_instruction_set_are_used_until_there_are_own(
     assert taken(chosen)[:2] == [str(PLAIN)] * 2
     bench.time_by(by_engine(5000.0, 100.0))
     found = bench.choose("tune").results
-    assert [result.status for result in found] == ["bank_append"] * 3
+    assert [result.status for result in found] == ["bank_append", "bank_append", "bank_update"]
     assert taken(bench.choose("bank")) == [str(ONEDNN)] * 3
 
 
@@ -445,7 +501,8 @@ def test_what_a_repetition_made_of_an_entry_is_in_the_result(bench: Bench) -> No
     result = bench.choose("repeat").to_result()
     for operator in result["operators"]:
         assert [name for name, is_so in operator["status_data"].items() if is_so] == [
-            "bank_reserved"
+            "bank_hit",
+            "bank_reserved",
         ]
         assert operator["result_data"] == {"before_tune": 5000.0, "after_tune": 1000.0}
         assert [tick.split(",")[0] for tick in operator["ticks_best"]] == ["[1500"]

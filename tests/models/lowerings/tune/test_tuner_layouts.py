@@ -63,6 +63,14 @@ def test_repeating_replaces_what_was_kept(tmp_path: Path) -> None:
     assert kept.best == "nhwc"
 
 
+def test_repeating_keeps_what_is_faster(tmp_path: Path) -> None:
+    find_layout(KEY, "tune", tmp_path, Clock(TIMES))
+    slower = {layout: 2 * us for layout, us in TIMES.items()}
+    found = find_layout(KEY, "repeat", tmp_path, Clock(slower))
+    assert found == TimedLayout(KEY, TIMES, "bank_reserved")
+    assert find_layout(KEY, "bank", tmp_path, Clock({})) == TimedLayout(KEY, TIMES, "bank_hit")
+
+
 def test_the_users_bank_is_before_the_built_in_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +82,7 @@ def test_the_users_bank_is_before_the_built_in_one(
     found = find_layout(KEY, "bank", folder, Clock({}))
     assert found is not None
     assert found.best == "nhwc"
-    find_layout(KEY, "repeat", folder, Clock(TIMES))
+    find_layout(KEY, "repeat", folder, Clock({"nhwc": 1.0, "chwn": 0.5}))
     found = find_layout(KEY, "bank", folder, Clock({}))
     assert found is not None
     assert found.best == "chwn"

@@ -18,9 +18,11 @@ from pipeline.models.torch_graph.computation.torch_network import initial_variab
 from pipeline.models.torch_graph.graph import TorchGraph
 from pipeline.models.torch_graph.onnx.import_onnx import ImportSettings, import_onnx
 from pipeline.models.torch_graph.onnx.node_reader import ONNX_OPERATORS
+from tests.models.build import QUICK
 from tests.models.torch_graph.golden_graphs import network_of
 from tests.models.torch_graph.onnx.golden_onnx import (
     NAMES,
+    encode,
     golden_arrays,
     golden_network,
     model,
@@ -31,15 +33,19 @@ from tests.models.torch_graph.onnx.golden_onnx import (
 )
 from tests.slow_cases import mark_slow_except
 
-RATE = 0.05
-QUICK = ("perceptron", "tensorflow")
+PLAIN = ("perceptron", "tensorflow")
+"""Networks of a plain test run."""
+RATES = {5: 0.05, 20: 0.02}
+"""Learning rates of golden losses, by the number of steps."""
 ROOT = Path(__file__).parents[4]
 ROW = ImportSettings((1, 1, 6))
 
 
 def evaluate(graph: TorchGraph, images: np.ndarray) -> np.ndarray:
     """Logits in evaluation."""
-    return np.asarray(network_of(graph).apply(initial_variables_of(graph), images, train=False))
+    network = network_of(graph)
+    apply = jax.jit(lambda v, x: network.apply(v, x, train=False), compiler_options=QUICK)
+    return np.asarray(apply(initial_variables_of(graph), images))
 
 
 @cache
@@ -50,6 +56,7 @@ def logits_of(name: str) -> np.ndarray:
 
 def train(graph: TorchGraph, images: np.ndarray, labels: np.ndarray, steps: int) -> list[float]:
     """Losses of steps of SGD."""
+    rate = RATES[steps]
     network = network_of(graph)
     variables = initial_variables_of(graph)
 
@@ -67,7 +74,7 @@ def train(graph: TorchGraph, images: np.ndarray, labels: np.ndarray, steps: int)
             return losses.mean(), changed.get("batch_stats", stats)
 
         (loss, stats_after), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
-        return jax.tree.map(lambda p, g: p - RATE * g, params, gradients), stats_after, loss
+        return jax.tree.map(lambda p, g: p - rate * g, params, gradients), stats_after, loss
 
     params = variables["params"]
     stats = variables["batch_stats"]
@@ -79,10 +86,11 @@ def train(graph: TorchGraph, images: np.ndarray, labels: np.ndarray, steps: int)
 
 
 def test_every_framework_has_a_network() -> None:
-    assert {"mindspore", "patches_dynamo", "perceptron", "residual", "tensorflow"} <= set(NAMES)
+    assert {"mindspore", "patches_dynamo", "perceptron", "swin", "tensorflow"} <= set(NAMES)
+    assert len(NAMES) == 20
 
 
-@pytest.mark.parametrize("name", mark_slow_except(QUICK, NAMES))
+@pytest.mark.parametrize("name", mark_slow_except(PLAIN, NAMES))
 def test_logits_are_those_of_the_framework(name: str) -> None:
     arrays, logits = golden_arrays(name), logits_of(name)
     if name == "tensorflow":
@@ -100,7 +108,7 @@ def test_losses_are_those_of_the_framework(name: str) -> None:
     np.testing.assert_allclose(losses, arrays["losses"], rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", mark_slow_except(QUICK, NAMES))
+@pytest.mark.parametrize("name", mark_slow_except(PLAIN, NAMES))
 def test_any_batch_size_is_computed(name: str) -> None:
     """Also if the file was exported for one."""
     graph = golden_network(name)
@@ -196,6 +204,52 @@ def test_vectors_stored_once_are_separate_and_matrices_are_tied(tmp_path: Path) 
     paths = {spec.path for spec in import_bytes(tmp_path, content).arrays}
     assert {"one/bias", "two/bias"} <= paths
     assert len(paths) == 3
+
+
+def layer_over_time(*inputs: str, attribute: list[bytes] = [], op: str = "RNN") -> bytes:  # noqa: B006
+    """A model of a plain layer of 4 features on x (batch, 3, 2)."""
+    rng = np.random.default_rng(0)
+    arrays = [tensor("w", rng.normal(size=(1, 4, 2)).astype(np.float32))]
+    arrays.append(tensor("r", rng.normal(size=(1, 4, 4)).astype(np.float32)))
+    nodes = [
+        node("Transpose", ["x"], "time", attribute=[integers("perm", 1, 0, 2)]),
+        node(op, [*inputs], "rows", attribute=attribute),
+        node("Transpose", ["rows"], "y", attribute=[integers("perm", 2, 0, 1, 3)]),
+    ]
+    return model(nodes, arrays, input=signature("x", "batch", 3, 2))
+
+
+def integers(name: str, *numbers: int) -> bytes:
+    """An attribute of whole numbers."""
+    return encode({1: name, 8: list(numbers), 20: 7})
+
+
+def test_a_layer_over_time_may_have_the_batch_first(tmp_path: Path) -> None:
+    images = np.random.default_rng(1).normal(size=(5, 1, 1, 6)).astype(np.float32)
+    layout = encode({1: "layout", 3: 1, 20: 2})
+    first = import_bytes(tmp_path, layer_over_time("x", "w", "r", attribute=[layout]))
+    y = evaluate(first, images).transpose(1, 2, 0, 3)  # Undo the last transposition.
+    second = import_bytes(tmp_path, layer_over_time("time", "w", "r"))
+    np.testing.assert_allclose(y, evaluate(second, images), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "attribute", "problem"),
+    [
+        ((), encode({1: "clip", 3: 1, 20: 2}), "its gates are clipped"),
+        ((), encode({1: "direction", 4: "up", 20: 3}), "direction 'up'; must be one of forward"),
+        ((), encode({1: "activations", 9: ["Elu"], 20: 8}), r"activations \('Elu',\); must be"),
+        (("", "", "", "", "w"), b"", "it has peepholes"),
+        (("", "r"), b"", "its sequences have various lengths; all must have 3 steps"),
+    ],
+)
+def test_a_layer_over_time_that_is_not_computed_is_refused(
+    inputs: tuple[str, ...], attribute: bytes, problem: str, tmp_path: Path
+) -> None:
+    names = "time", "w", "r", *inputs
+    attributes = [attribute] if attribute else []
+    with pytest.raises(ValueError, match=rf"RNN, opset 17: {problem}"):
+        import_bytes(tmp_path, layer_over_time(*names, attribute=attributes))
 
 
 def test_images_with_channels_last_are_read(tmp_path: Path) -> None:

@@ -404,7 +404,8 @@ def test_a_file_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_paths_that_are_no_weight_files(tmp_path: Path) -> None:
     assert rejected(tmp_path / "w.onnx") == (
-        "isn't a weight file; must end in one of .safetensors, .ckpt, .pt, .pth, .npz"
+        "isn't a weight file; must end in one of .safetensors, .ckpt, .pt, .pth, .npz, .index, "
+        ".h5, .hdf5, .keras"
     )
     assert rejected(tmp_path / "w.npz") == "there is no such file"
     (tmp_path / "d.npz").mkdir()

@@ -117,6 +117,38 @@ LAYERS: dict[str, list[str]] = {
         "{name: dropout, rate: 0.5}",
     ],
     "activations": ["relu6", "gelu", "tanh", "sigmoid", "swish", "hard_sigmoid", "hard_swish"],
+    "leaky": ["{name: leaky_relu, slope: 0.3}"],
+    "transposed groups": [
+        "{name: conv, features: 6, kernel: 1}",
+        "{name: conv_transpose, features: 4, kernel: 3, stride: 2, groups: 2, bias: true}",
+    ],
+    "joined inputs": [
+        "{name: branches, shapes: [[9, 12, 2], [108]], branches: [[flatten], [tanh]]}",
+    ],
+    "adaptive pools": [
+        "{name: adaptive_avg_pool, size: [5, 12]}",
+        "{name: adaptive_max_pool, size: [3, 5]}",
+        "{name: adaptive_max_pool, size: [3, 1]}",
+        "{name: adaptive_avg_pool, size: 1}",
+    ],
+    "volumes": [
+        "{name: reshape, shape: [9, 6, 2, 3]}",
+        "{name: conv3d, features: 4, kernel: [3, 2, 2], stride: [2, 1, 1], bias: true}",
+        "batch_norm",
+        "relu",
+        "{name: conv3d, features: 4, kernel: 2, padding: 1, groups: 2}",
+    ],
+    "tokens": [
+        "tokens",
+        "{name: conv1d, features: 6, kernel: 3, stride: 4, dilation: 2, groups: 3, bias: true}",
+        "batch_norm",
+        "relu",
+        "{name: dense, features: 4}",
+        "{name: lstm, features: 5}",
+        "{name: gru, features: 3, bidirectional: true}",
+        "{name: lstm, features: 4, bidirectional: true, output: last, bias: false}",
+    ],
+    "last state": ["{name: reshape, shape: [12, 27]}", "{name: gru, features: 5, output: last}"],
     "upsample": ["{name: upsample, factor: 2}"],
     "shuffle": ["{name: conv, features: 6, kernel: 1}", "{name: channel_shuffle, groups: 3}"],
     "branches": [

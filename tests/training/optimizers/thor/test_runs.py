@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from tests import outcome
 from tests.conftest import compose_tiny
+from tests.training.optimizers.thor.same_bits import require_same_bits
 from tests.whole_run import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimized_programs_of_module")]
@@ -71,6 +73,47 @@ def test_a_resumed_run_equals_one_that_was_never_broken(
     assert summary.resumed_from == {"run": str(run_dir), "step": 6}
     assert outcome.metrics(run_dir) == outcome.metrics(reference)
     outcome.assert_equal_arrays(outcome.arrays(run_dir), outcome.arrays(reference))
+
+
+SINKS = (["train.sink_size=7"], ["train.sink_size=-1"])
+
+
+def test_planned_shardings_have_the_same_bits_in_every_sink(tiny: Compose, tmp_path: Path) -> None:
+    auto = ["parallel.mode=auto", "parallel.devices=2", "parallel.reproducible=layout"]
+    require_same_bits(tiny, tmp_path, auto, SINKS)
+
+
+def test_sharded_kernels_have_the_curvature_of_whole_ones(tiny: Compose, tmp_path: Path) -> None:
+    """Losses within rounding: sums over devices have another order."""
+    sharded = [
+        *("parallel.mode=semi_auto", "parallel.mesh={data: 2, model: 2}"),
+        *("parallel.reproducible=layout", "train.steps=6"),
+        "parallel.specs=[{pattern: dense_1/kernel, axes: [null, model]}]",
+    ]
+    losses = []
+    for number, keys in enumerate((["train.steps=6"], sharded)):
+        run(tiny(*THOR, *keys), tmp_path / str(number))
+        losses.append([row["loss"] for row in outcome.metrics(tmp_path / str(number))])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_emulated_devices_have_the_bits_of_the_hosts_and_exchange_curvature(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    """Two devices on the host, then four emulated ones, whose estimate has the exchange."""
+    emulated = ["device=ascend910", "parallel.devices=4", "train.sink_size=5"]
+    keys = ["parallel.mode=data", "train.optimizer.split_indices=[1,3]"]
+    first = require_same_bits(tiny, tmp_path, [*keys, "parallel.devices=2"], [emulated])
+    assert not (first / "price.json").exists()
+    with_thor = json.loads((tmp_path / "0" / "price.json").read_text())
+    run(tiny(*keys[:1], *emulated, "train.steps=2"), tmp_path / "momentum")
+    without = json.loads((tmp_path / "momentum" / "price.json").read_text())
+    thor, momentum = (price["modelled_communication"] for price in (with_thor, without))
+    inverses = {path: array for path, array in outcome.arrays(first).items() if "inverses" in path}
+    assert thor["count"] == momentum["count"] + 3
+    exchanged = thor["nbytes"] - momentum["nbytes"]
+    assert exchanged == sum(array.nbytes for array in inverses.values())
+    assert with_thor["modelled_step_ms"] > without["modelled_step_ms"]
 
 
 def test_the_state_holds_the_inverses_of_every_kernel(reference: Path) -> None:

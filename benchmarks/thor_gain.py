@@ -1,15 +1,17 @@
-"""THOR against Momentum on a ResNet for CIFAR-10: epochs and seconds to an accuracy (L-06).
+"""THOR's gain over tuned Momentum on a ResNet for CIFAR-10: epochs to an accuracy (L-06).
 
-    python -m benchmarks.thor_resnet RESULTS --root DIR                       # ResNet-20, 80 %
-    python -m benchmarks.thor_resnet RESULTS --root DIR --blocks 1 --share 4 --accuracy 0.6
-    python -m benchmarks.thor_resnet RESULTS --table
+    python -m benchmarks.thor_gain RESULTS --root DIR                       # ResNet-20, 80 %
+    python -m benchmarks.thor_gain RESULTS --root DIR --blocks 1 --share 4 --accuracy 0.6
+    python -m benchmarks.thor_gain RESULTS --root DIR --minutes 20          # of the processors
+    python -m benchmarks.thor_gain RESULTS --table
 
 Both start from `resnet20_cifar10`, crop and flip, batch 128, a cosine to 0 over `--passes`. Each is
 tuned with the first seed by the settings below; the best of each, by the steps to the accuracy and
-where none got there by the accuracy at the end, is trained with the other seeds. A training ends
-once an evaluation of all 10,000 test images has shown the accuracy. RESULTS gets one JSON line for
-each training that ended: called again, those that are there are not done again, so it may be
-stopped at any time. `--blocks 1` makes ResNet-8, `--share 4` trains on a quarter of the images.
+where none got there by the accuracy at the end, is trained with the other seeds, and the medians
+over the seeds of both are compared. A training ends once an evaluation of all 10,000 test images
+has shown the accuracy. RESULTS gets one JSON line for each training that ended: called again, those
+that are there are not done again, so it may be stopped at any time. `--blocks 1` makes ResNet-8,
+`--share 4` trains on a quarter of the images.
 """
 
 from __future__ import annotations
@@ -53,20 +55,23 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--root", help="dataset.root")
     parser.add_argument("--accuracy", type=float, default=0.8)
-    parser.add_argument("--passes", type=int, default=8)
+    parser.add_argument("--passes", type=int, default=6)
     parser.add_argument("--blocks", type=int, default=3, help="residual blocks of each stage")
     parser.add_argument("--share", type=int, default=1, help="train on one of so many shards")
-    parser.add_argument("--seeds", default="1,2")
+    parser.add_argument("--seeds", default="1,2,3,4,5")
+    parser.add_argument("--minutes", type=float, help="of the processors, after which none begins")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     seeds = [int(seed) for seed in args.seeds.split(",")]
     if not args.table:
         for setting, seed in _open(args, seeds):
+            if args.minutes is not None and time.process_time() > 60 * args.minutes:
+                break
             line = train(setting, seed, args)
             with args.results.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
             print(json.dumps(line), flush=True)
-    print("\n".join(table(_lines(args))))
+    print("\n".join([*table(_lines(args)), *compare_medians(_lines(args))]))
 
 
 def _open(args: argparse.Namespace, seeds: list[int]) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -178,6 +183,26 @@ def table(lines: list[dict[str, Any]]) -> Iterator[str]:
             seconds = statistics.median(line.get("processor_s", math.nan) for line in found)
             seeds = ", ".join(str(line["seed"]) for line in found)
             yield f"| {name}, {keys} | {seeds} | {epochs} | {ends} | {seconds:.0f} |"
+
+
+def compare_medians(lines: list[dict[str, Any]]) -> Iterator[str]:
+    """The median epochs to the accuracy of the best settings, over the seeds that both have."""
+    epochs_by_seed = {}
+    for name in SETTINGS:
+        found = [line for line in lines if _is(line, best(lines, name))]
+        epochs_by_seed[name] = {line["seed"]: _count_epochs(line) for line in found}
+    seeds = sorted(set.intersection(*map(set, epochs_by_seed.values())))
+    if not seeds:
+        return
+    yield f"\nMedian epochs to the accuracy over seeds {', '.join(map(str, seeds))}:"
+    for name, epochs in epochs_by_seed.items():
+        yield f"    {name:<10} {statistics.median(epochs[seed] for seed in seeds):.2f}"
+
+
+def _count_epochs(line: Mapping[str, Any]) -> float:
+    """Epochs to the accuracy, infinite if it was never reached."""
+    step = line["reached_step"]
+    return math.inf if step is None else step / line["steps_per_pass"]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,93 @@
+"""Live status: what a run does now, in a file of one JSON object that `runs` reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.strict_json import json_text
+from pipeline.engine.callbacks.events import Evaluation, Monitor
+from pipeline.training.telemetry import Telemetry
+
+STATUS = "status.json"
+"""File in the run directory. A run removes it at its end, when summary.json has the results."""
+INTERVAL_S = 1.0
+"""Least seconds between two writes."""
+MOST_LEFT_S = 1e9
+"""Longest time that is printed, 32 years."""
+
+
+@dataclass(frozen=True)
+class LiveStatus:
+    """The content of the file."""
+
+    step: int
+    steps: int
+    loss: float | None
+    """The last step's loss; None if it isn't finite."""
+    step_ms: float
+    """Milliseconds a step, of the last dispatch."""
+    left_s: float
+    """Seconds until the end at the speed since the start, with evaluations and checkpoints."""
+    evaluation: Mapping[str, float | None] | None
+    """Metrics of the last evaluation, and its `step`."""
+    written: str
+    """Time of the write, ISO 8601."""
+
+    def __str__(self) -> str:
+        left = timedelta(seconds=max(0, round(min(self.left_s, MOST_LEFT_S))))
+        parts = [f"step {self.step:,} of {self.steps:,}", f"{self.step_ms:.4g} ms a step"]
+        if self.loss is not None:
+            parts.append(f"loss {self.loss:.5g}")
+        metrics = {**(self.evaluation or {})}
+        at = metrics.pop("step", None)
+        shown = [f"{name} {value:.4f}" for name, value in metrics.items() if value is not None]
+        if shown and at is not None:
+            parts.append(f"{', '.join(shown[:2])} at step {at:,.0f}")
+        return ", ".join([*parts, f"{left} left"])
+
+
+@dataclass
+class StatusMonitor(Monitor):
+    """Writes the step, its time and loss, the seconds left and the last evaluation."""
+
+    run_dir: Path
+    total: int
+    """Steps of the run."""
+    first: int
+    """Boundary from which the run continues."""
+    started_at: float = field(default_factory=time.monotonic)
+    written_at: float = float("-inf")
+    evaluation: Mapping[str, float] | None = None
+
+    def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
+        """Write the status if the last write was `INTERVAL_S` ago."""
+        now = time.monotonic()
+        if now - self.written_at < INTERVAL_S:
+            return
+        self.written_at = now
+        step = telemetry.start + len(telemetry)
+        elapsed_s = now - self.started_at
+        status = LiveStatus(
+            step=step,
+            steps=self.total,
+            loss=float(telemetry.loss[-1]),
+            step_ms=1000 * seconds / len(telemetry),
+            left_s=elapsed_s / max(step - self.first, 1) * (self.total - step),
+            evaluation=self.evaluation,
+            written=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        text = json_text(asdict(status))
+        write_whole(self.run_dir / STATUS, text + "\n")
+
+    def on_eval(self, step: int, evaluation: Evaluation) -> None:
+        """Note the evaluation for the next write."""
+        self.evaluation = {"step": step, **evaluation.scalars()}
+
+    def close(self) -> None:
+        """Remove the file."""
+        (self.run_dir / STATUS).unlink(missing_ok=True)

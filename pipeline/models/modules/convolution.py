@@ -1,0 +1,168 @@
+"""Computations of convolutions in one to three dimensions, and of a transposed convolution."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import Array
+
+from pipeline.models.layers import standard, tokens
+from pipeline.models.layers.fields import Padding, pair, triple
+from pipeline.models.lowerings.conv2d import conv2d
+from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
+from pipeline.models.lowerings.conv2d_transpose import conv2d_transpose
+from pipeline.models.lowerings.problem.conv_window import Pair
+from pipeline.models.modules.apply_layers import (
+    LayerContext,
+    computes,
+    require_groups,
+    require_images,
+    require_number,
+    require_tokens,
+)
+from pipeline.models.modules.dense import add_bias
+from pipeline.models.modules.layout import channel_axis, compute_pads, reach, shape_nhwc
+
+Convolution = standard.Conv | standard.Conv3d | standard.ConvTranspose | tokens.Conv1d
+
+
+class _Convolution(nn.Module):
+    """Base of convolutions: their kernel and their bias."""
+
+    layer: Convolution
+    context: LayerContext
+
+
+@computes(standard.Conv)
+class _Conv(_Convolution):
+    layer: standard.Conv
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        layer = self.layer
+        require_images(x, self.context)
+        size, strides, dilation = (pair(x) for x in (layer.kernel, layer.stride, layer.dilation))
+        pads = find_pads(x, reach(size, dilation), strides, layer.padding, self.context)
+        kernel = _make_kernel(self, x, size)
+        if self.context.layout == "chwn":
+            convolve = conv2d_chwn
+        else:
+            convolve = functools.partial(conv2d, groups=layer.groups, policy=self.context.policy)
+        y = convolve(x, kernel, strides=strides, padding=pads, dilation=dilation)
+        return _add_bias(self, y)
+
+
+@computes(tokens.Conv1d)
+class _Conv1d(_Convolution):
+    layer: tokens.Conv1d
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        require_tokens(x, self.context)
+        layer = self.layer
+        size = (layer.kernel,)
+        dilation = (layer.dilation,)
+        strides = (layer.stride,)
+        pads = find_pads(x, reach(size, dilation), strides, layer.padding, self.context)
+        # Images of height 1.
+        y = conv2d(
+            x[:, None],
+            _make_kernel(self, x, size)[None],
+            strides=(1, layer.stride),
+            padding=((0, 0), *pads),
+            dilation=(1, layer.dilation),
+            groups=layer.groups,
+            policy=self.context.policy,
+        )
+        return _add_bias(self, y[:, 0])
+
+
+@computes(standard.Conv3d)
+class _Conv3d(_Convolution):
+    layer: standard.Conv3d
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        layer = self.layer
+        if x.ndim != 5:
+            raise ValueError(
+                f"{self.context}: shape {x.shape} reaches the layer; must be volumes (batch, "
+                "depth, height, width, channels): put reshape before it"
+            )
+        size, strides, dilation = (triple(x) for x in (layer.kernel, layer.stride, layer.dilation))
+        pads = find_pads(x, reach(size, dilation), strides, layer.padding, self.context)
+        y = jax.lax.conv_general_dilated(
+            x,
+            _make_kernel(self, x, size),
+            strides,
+            pads,
+            rhs_dilation=dilation,
+            dimension_numbers=("NDHWC", "DHWIO", "NDHWC"),
+            feature_group_count=layer.groups,
+        )
+        return _add_bias(self, y)
+
+
+@computes(standard.ConvTranspose)
+class _ConvTranspose(_Convolution):
+    layer: standard.ConvTranspose
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        layer = self.layer
+        require_images(x, self.context)
+        y = conv2d_transpose(
+            x,
+            _make_kernel(self, x, pair(layer.kernel)),
+            strides=pair(layer.stride),
+            padding="SAME" if layer.padding == "same" else "VALID",
+            groups=layer.groups,
+            policy=self.context.policy,
+        )
+        return _add_bias(self, y)
+
+
+# Functions, since flax makes scopes of methods, whose names would stand in profiles.
+def _make_kernel(module: _Convolution, x: Array, size: tuple[int, ...]) -> Array:
+    """Return the kernel (*size, channels // groups, features), in the type of the context."""
+    layer = module.layer
+    channels = require_groups(x, layer.groups, module.context)
+    features = require_number(layer.features, module.context)
+    init = (layer.kernel_init or module.context.initializers.conv).build()
+    shape = (*size, channels // layer.groups, features)
+    kernel: Array = module.param("kernel", init, shape, jnp.float32)
+    return kernel.astype(module.context.dtype)
+
+
+def _add_bias(module: _Convolution, y: Array) -> Array:
+    """Add the bias to the channels of y, if the layer has one."""
+    if not module.layer.bias:
+        return y
+    axis = channel_axis(y, module.context.layout)
+    init = (module.layer.bias_init or module.context.initializers.bias).build()
+    return add_bias(y, module.param("bias", init, (y.shape[axis],), jnp.float32), axis)
+
+
+def find_pads(
+    x: Array,
+    window: tuple[int, ...],
+    strides: tuple[int, ...],
+    padding: Padding,
+    context: LayerContext,
+) -> tuple[Pair, ...]:
+    """Return the pads (before, after) of each axis between the batch and the channels.
+
+    Raises ValueError if no window fits.
+    """
+    sizes = x.shape[1:-1]
+    pads = compute_pads(sizes, window, strides, padding)
+    if any(n + sum(pad) < size for n, pad, size in zip(sizes, pads, window, strict=True)):
+        raise ValueError(
+            f"{context}: a window of {'x'.join(map(str, window))} does not fit into shape "
+            f"{shape_nhwc(x, context.layout)}; the images are too small for this network, "
+            "or the layers before shrink them too much"
+        )
+    return pads

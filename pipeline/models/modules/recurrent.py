@@ -1,0 +1,114 @@
+"""The computations of the layers that read tokens one after the other, LSTM and GRU."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import Array
+
+from pipeline.models.layers import tokens
+from pipeline.models.layers.initializers import Uniform
+from pipeline.models.lowerings.dense import dense_product
+from pipeline.models.modules.apply_layers import (
+    LayerContext,
+    computes,
+    require_mask,
+    require_number,
+    require_tokens,
+)
+from pipeline.models.modules.dense import add_bias
+
+State = tuple[Array, ...]
+"""Arrays (batch, features). The first is the layer's result for a token."""
+
+
+class _Recurrent(nn.Module):
+    """Base of layers whose state after a token depends on the token and the state before it."""
+
+    gates: ClassVar[int]
+    states: ClassVar[int]
+    layer: tokens.Recurrent
+    context: LayerContext
+
+    def update_state(self, state: State, inputs: Array, products: Array) -> State:
+        """Return the next state. Products of the token and of the state before it with their
+        weights, biases included, are (batch, gates * features)."""
+        raise NotImplementedError
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        require_tokens(x, self.context)
+        mask = require_mask(x.shape[:2], self.context)
+        results = [self._read_tokens(x, mask, "")]
+        if self.layer.bidirectional:
+            results.append(self._read_tokens(x, mask, "reverse_"))
+        return jnp.concatenate(results, -1) if len(results) > 1 else results[0]
+
+    def _read_tokens(self, x: Array, mask: Array | None, prefix: str) -> Array:
+        """Return the results (batch, tokens, features), or the last one (batch, features)."""
+        features = require_number(self.layer.features, self.context)
+        width = self.gates * features
+        init = Uniform(scale=features**-0.5).build()
+
+        def make_weight(name: str, *shape: int) -> Array:
+            weight: Array = self.param(prefix + name, init, shape, jnp.float32)
+            return weight
+
+        dtype = self.context.dtype
+        kernel = make_weight("kernel", x.shape[-1], width).astype(dtype)
+        recurrent = make_weight("recurrent_kernel", features, width).astype(dtype)
+        axes = (((2,), (0,)), ((), ()))
+        inputs = dense_product(self.context.policy)(x, kernel, axes)
+        bias = None
+        if self.layer.bias:
+            inputs = add_bias(inputs, make_weight("bias", width))
+            bias = make_weight("recurrent_bias", width)
+
+        def read_token(state: State, token: tuple[Array, Array | None]) -> tuple[State, Any]:
+            inputs, is_token = token
+            products = state[0] @ recurrent
+            after = self.update_state(
+                state, inputs, products if bias is None else add_bias(products, bias)
+            )
+            if is_token is not None:
+                kept = is_token[:, None]
+                pairs = zip(after, state, strict=True)
+                after = tuple(jnp.where(kept, new, old) for new, old in pairs)
+            return after, None if self.layer.output == "last" else after[0]
+
+        last, results = jax.lax.scan(
+            read_token,
+            (jnp.zeros((x.shape[0], features), dtype),) * self.states,
+            (inputs.swapaxes(0, 1), None if mask is None else mask.T),
+            reverse=bool(prefix),
+        )
+        return last[0] if results is None else results.swapaxes(0, 1)
+
+
+@computes(tokens.Lstm)
+class _Lstm(_Recurrent):
+    gates: ClassVar[int] = 4
+    states: ClassVar[int] = 2
+
+    def update_state(self, state: State, inputs: Array, products: Array) -> State:
+        """Return the hidden state and the cell, by input, forget, cell and output gates."""
+        enter, forget, candidate, leave = jnp.split(inputs + products, 4, -1)
+        cell = jax.nn.sigmoid(forget) * state[1] + jax.nn.sigmoid(enter) * jnp.tanh(candidate)
+        return jax.nn.sigmoid(leave) * jnp.tanh(cell), cell
+
+
+@computes(tokens.Gru)
+class _Gru(_Recurrent):
+    gates: ClassVar[int] = 3
+    states: ClassVar[int] = 1
+
+    def update_state(self, state: State, inputs: Array, products: Array) -> State:
+        """Return the hidden state, by reset, update and new gates."""
+        parts = zip(jnp.split(inputs, 3, -1), jnp.split(products, 3, -1), strict=True)
+        (reset_x, reset_h), (update_x, update_h), (new_x, new_h) = parts
+        update = jax.nn.sigmoid(update_x + update_h)
+        candidate = jnp.tanh(new_x + jax.nn.sigmoid(reset_x + reset_h) * new_h)
+        return ((1 - update) * candidate + update * state[0],)

@@ -1,0 +1,138 @@
+"""Weights of Keras: `.keras`, `.weights.h5` and the `.h5` of Keras 2, read by h5py.
+
+Only groups and plain arrays within the file are read, so that a stranger's file can't refer to
+another one. Of a `.keras`, which is a zip, the classes of layers are not read and nothing runs.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.core.files.error_text import show_name
+from pipeline.core.files.npy import MAX_ENTRIES, array_bytes
+from pipeline.core.host.memory import require_room
+from pipeline.models.weights.files.named_arrays import Arrays, add_array, make_natural_key
+
+_WEIGHTS = "model.weights.h5"
+_MAX_BYTES = 2**35
+_MAX_CONFIG_BYTES = 2**26
+_STATE = ("optimizer", "optimizer_weights", "_compile_metrics")
+"""Groups that hold no weights."""
+_NORM = ("gamma", "beta", "moving_mean", "moving_variance")
+_NAMES: Mapping[tuple[int, ...], Sequence[str]] = {
+    (1, 1, 1, 1): _NORM,
+    (1, 1): _NORM[:2],
+}
+"""Names of the variables of a layer that has no kernel, by their numbers of axes."""
+
+
+def read_keras(path: Path) -> Arrays:
+    """Return the arrays of a file by name, such as `2.dense.kernel`, with the layer's number.
+
+    A `.weights.h5` numbers the layers of each class alone: `dense.0.kernel`. The state of the
+    optimizer is left out. Raises OSError, and ValueError for a damaged file or without h5py.
+    """
+    try:
+        import h5py
+    except ImportError:
+        raise ValueError("needs h5py; pip install 'recipe-pipeline[h5]'") from None
+    source: Any = path
+    order: list[str] = []
+    if path.suffix.lower() == ".keras":
+        with zipfile.ZipFile(path) as archive:
+            source = io.BytesIO(_read_part(archive, _WEIGHTS, _MAX_BYTES))
+            order = _layer_names(_read_part(archive, "config.json", _MAX_CONFIG_BYTES))
+    arrays: Arrays = {}
+    with h5py.File(source, "r") as file:
+        has_model = isinstance(file.get("model_weights", getlink=True), h5py.HardLink)
+        root = file["model_weights"] if has_model else file
+        names = root.attrs.get("layer_names", ())
+        order = order or [n.decode() if isinstance(n, bytes) else str(n) for n in names]
+        numbers = {name: number for number, name in enumerate(order)}
+        found = sorted(_walk(root, h5py), key=lambda pair: make_natural_key(".".join(pair[0])))
+    for layer, rest, array in _name_variables(found):
+        name = f"{numbers[layer]}.{layer}" if layer in numbers else _number_class(layer)
+        add_array(arrays, ".".join((name, *rest)).removesuffix(":0"), array)
+    return arrays
+
+
+def _number_class(layer: str) -> str:
+    """Return `dense.0` for the first layer of a class, and `dense.1` for `dense_1`."""
+    match = re.fullmatch(r"(.+)_(\d+)", layer)
+    return f"{match[1]}.{match[2]}" if match else f"{layer}.0"
+
+
+def _read_part(archive: zipfile.ZipFile, name: str, max_bytes: int) -> bytes:
+    if name not in archive.namelist() or archive.getinfo(name).file_size > max_bytes:
+        raise ValueError(f"its part {name} is missing or too large")
+    with archive.open(name) as part:
+        return part.read(max_bytes)
+
+
+def _layer_names(content: bytes) -> list[str]:
+    """Return the groups of a `.keras` in the order of layers: class and number, as `dense_1`."""
+    try:
+        classes = [str(layer["class_name"]) for layer in json.loads(content)["config"]["layers"]]
+    except (KeyError, TypeError):
+        return []  # A subclass of Model has no list of layers.
+    names: list[str] = []
+    counts: Counter[str] = Counter()
+    for kind in classes:
+        words = re.sub(r"(?<=.)([A-Z][a-z]+)", r"_\1", kind)
+        name = re.sub(r"(?<=[a-z])([A-Z])", r"_\1", words).lower()
+        names.append(f"{name}_{counts[name]}" if counts[name] else name)
+        counts[name] += 1
+    return names
+
+
+def _walk(root: Any, h5py: Any) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
+    """Yield the paths and arrays of a group and all groups within it."""
+    pending: list[tuple[tuple[str, ...], Any]] = [((), root)]
+    groups = {root}
+    while pending:
+        path, group = pending.pop()
+        for name in group:
+            if not path and name in _STATE:
+                continue
+            inner = (*path, name)
+            shown = show_name("/".join(inner))
+            is_inside = isinstance(group.get(name, getlink=True), h5py.HardLink)
+            item = group[name] if is_inside else None
+            if isinstance(item, h5py.Group) and item not in groups and len(groups) < MAX_ENTRIES:
+                groups.add(item)
+                pending.append((inner, item))
+            elif isinstance(item, h5py.Dataset) and not (item.external or item.is_virtual):
+                if item.dtype.kind not in "fiub":
+                    raise ValueError(f"{shown} is {item.dtype}, which isn't read")
+                require_room(array_bytes(name, item.dtype, item.shape or ()), "reading it")
+                yield inner, np.asarray(item)
+            else:
+                raise ValueError(f"{shown} isn't an array or a new group of this file")
+
+
+def _name_variables(
+    found: Sequence[tuple[tuple[str, ...], np.ndarray]],
+) -> Iterator[tuple[str, tuple[str, ...], np.ndarray]]:
+    """Yield layer, the rest of the name, and array; Keras 3 only numbers a layer's variables."""
+    by_layer: dict[tuple[str, ...], list[np.ndarray]] = {}
+    for path, array in found:
+        if path[-2:-1] == ("vars",):
+            by_layer.setdefault(path[:-2], []).append(array)
+        elif len(path) > 1:
+            # Keras 2 repeats the layer's name in the path.
+            yield path[0], path[2:] if path[0] == path[1] else path[1:], array
+    for path, arrays in by_layer.items():
+        axes = tuple(array.ndim for array in arrays)
+        names = _NAMES.get(axes, ("kernel", "bias", *map(str, range(2, len(axes)))))
+        inner = path[1:] if path[:1] == ("layers",) else path
+        for name, array in zip(names, arrays, strict=False):
+            yield inner[0] if inner else "model", (*inner[1:], name), array

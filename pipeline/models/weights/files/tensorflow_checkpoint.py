@@ -1,0 +1,230 @@
+"""TensorFlow's checkpoints and the variables of a SavedModel: `NAME.index` with `NAME.data-*`.
+
+The index is a sorted table in LevelDB's format (its table_format.md):
+
+    file    blocks, and a footer of 48 bytes: the places of two blocks (offset and size, varints),
+            of which the second lists the data blocks, padding, and a number of 8 bytes
+    block   entries, offsets of restarts (uint32) and their number; then a byte for the compression,
+            which TensorFlow doesn't use, and a checksum of 4 bytes
+    entry   length of the key that is shared with the key before, length of the rest, length of the
+            value (varints), the rest of the key, the value
+
+Values are messages by field number, as in tensor_bundle.proto and trackable_object_graph.proto:
+
+    ""                  BundleHeaderProto   1: num_shards   2: endianness
+    name of a tensor    BundleEntryProto    1: dtype   2: shape, in which 2.1 are the sizes
+                                            3: shard_id   4: offset   5: size   7: slices
+    object graph        1: nodes, in which 2: attributes (2: full_name   3: checkpoint_key)
+
+The index is read entry by entry within bounds, and arrays together are no larger than the data
+files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.core.files.bounded_read import read_bytes
+from pipeline.core.files.error_text import show_name
+from pipeline.core.files.npy import MAX_AXES, MAX_ENTRIES, array_bytes
+from pipeline.models.weights.files.named_arrays import (
+    BFLOAT16,
+    MAX_NAME_LENGTH,
+    Arrays,
+    add_array,
+    decode_array,
+    make_natural_key,
+)
+from pipeline.models.weights.files.protobuf_fields import decode_varint, read_fields
+
+_KIND = "a TensorFlow checkpoint"
+_MAX_INDEX_BYTES = 2**28
+_FOOTER = 48
+_MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
+_TRAILER = 5
+"""Bytes after a block."""
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_TEXT = 7
+_DTYPES: Mapping[int, np.dtype] = {
+    1: np.dtype("<f4"),
+    2: np.dtype("<f8"),
+    3: np.dtype("<i4"),
+    4: np.dtype("u1"),
+    5: np.dtype("<i2"),
+    6: np.dtype("i1"),
+    9: np.dtype("<i8"),
+    10: np.dtype("bool"),
+    14: BFLOAT16,
+    19: np.dtype("<f2"),
+    22: np.dtype("<u4"),
+    23: np.dtype("<u8"),
+}
+"""Types by the number in TensorFlow's types.proto."""
+_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+_MODEL_VARIABLE = re.compile(r"(?!(?:.*/)?(?:optimizer|keras_api)/(?!_trainable_variables/)|_all_)")
+"""Beginning of the keys of a model's variables; Keras 3 has those that are trained with the
+optimizer, and all variables of a SavedModel a second time."""
+
+
+def read_tensorflow(path: Path) -> Arrays:
+    """Return the arrays of a checkpoint by name. Raises OSError, and ValueError if it is damaged.
+
+    Variables of objects have the names of their layers after the layer's number in the model, such
+    as `3.sequential.conv2d.kernel`; others have their names in natural order. Slashes are dots.
+    """
+    entries = dict(_read_table(read_bytes(path, _MAX_INDEX_BYTES)))
+    header = dict(read_fields(memoryview(entries.pop("", b"")), 16, _KIND))
+    shards = header.get(1, 0)
+    if not isinstance(shards, int) or not 1 <= shards <= 10_000 or header.get(2, 0) != 0:
+        raise ValueError("its header isn't that of a little-endian checkpoint")
+    files = [
+        path.with_name(f"{path.stem}.data-{shard:05}-of-{shards:05}") for shard in range(shards)
+    ]
+    graph = entries.pop(_OBJECT_GRAPH, None)
+    names = {} if graph is None else _name_variables(_read_object_graph(graph, files))
+    arrays: Arrays = {}
+    unread_bytes = sum(file.stat().st_size for file in files if file.is_file())
+    for key in [*names, *sorted(set(entries) - set(names), key=make_natural_key)]:
+        if key not in entries:
+            raise ValueError(f"its object graph has {show_name(key)}, which is missing")
+        array = _read_tensor(key, entries[key], files)
+        if array is not None:
+            name = names.get(key, key.removesuffix(_SUFFIX).replace("/", "."))
+            add_array(arrays, name, array)
+            unread_bytes -= array.nbytes
+            if unread_bytes < 0:
+                raise ValueError("its tensors have more bytes than its data files")
+    return arrays
+
+
+def _read_table(content: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the keys and values of the table."""
+    if len(content) < _FOOTER or content[-8:] != _MAGIC:
+        raise ValueError(f"it is not {_KIND}")
+    message = memoryview(content)
+    places = [0, 0, 0, 0]
+    at = len(content) - _FOOTER
+    for number in range(4):
+        places[number], at = decode_varint(message, at, _KIND)
+    count = 0
+    for _, place in _read_block(message, places[2], places[3]):
+        offset, at = decode_varint(memoryview(place), 0, _KIND)
+        size, _ = decode_varint(memoryview(place), at, _KIND)
+        for key, value in _read_block(message, offset, size):
+            count += 1
+            if count > MAX_ENTRIES:
+                raise ValueError(f"it has more than {MAX_ENTRIES:,} entries")
+            yield str(key, "utf-8"), value
+
+
+def _read_block(content: memoryview, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the keys and values of a block."""
+    end = offset + size
+    if offset < 0 or size < 4 or end + _TRAILER > len(content):
+        raise ValueError("it ends in the middle of a block")
+    if content[end]:
+        raise ValueError("its index is compressed, as TensorFlow's isn't")
+    block = content[offset:end]
+    restarts = int.from_bytes(block[-4:], "little")
+    last = len(block) - 4 * (restarts + 1)
+    at = 0
+    key = b""
+    while at < last:
+        shared, at = decode_varint(block, at, _KIND)
+        rest, at = decode_varint(block, at, _KIND)
+        length, at = decode_varint(block, at, _KIND)
+        if not 0 <= shared <= len(key) or min(rest, length) < 0 or at + rest + length > last:
+            raise ValueError("it ends in the middle of an entry")
+        if shared + rest > MAX_NAME_LENGTH:
+            raise ValueError(f"a name has more than {MAX_NAME_LENGTH} characters")
+        key = key[:shared] + bytes(block[at : at + rest])
+        at += rest
+        yield key, bytes(block[at : at + length])
+        at += length
+
+
+def _read_tensor(name: str, entry: bytes, files: list[Path]) -> np.ndarray | None:
+    """Return the array of an entry; None for a text."""
+    fields: dict[int, int | memoryview] = {}
+    sizes: list[int] = []
+    for number, value in read_fields(memoryview(entry), 64, _KIND):
+        if number == 7:
+            raise ValueError(f"{show_name(name)} is in slices, which aren't read")
+        if number == 2 and not isinstance(value, int):
+            sizes += _read_shape(value)
+        fields[number] = value
+    kind = fields.get(1, 0)
+    if kind == _TEXT:
+        return None
+    if not isinstance(kind, int) or kind not in _DTYPES:
+        raise ValueError(f"{show_name(name)} is of type {kind} of TensorFlow, which isn't read")
+    dtype = _DTYPES[kind]
+    if array_bytes(name, dtype, sizes) != fields.get(5, 0):
+        raise ValueError(f"{show_name(name)} has {fields.get(5, 0)} bytes for shape {sizes}")
+    return decode_array(name, dtype, sizes, _read_data(name, fields, files))
+
+
+def _read_shape(message: memoryview) -> Iterator[int]:
+    for number, dimension in read_fields(message, MAX_AXES, _KIND):
+        if number == 2 and not isinstance(dimension, int):
+            size = dict(read_fields(dimension, 4, _KIND)).get(1, 0)
+            if isinstance(size, int):
+                yield size
+
+
+def _read_data(name: str, fields: Mapping[int, int | memoryview], files: list[Path]) -> bytes:
+    """Return the bytes of a tensor in its data file."""
+    shard, offset, size = (fields.get(number, 0) for number in (3, 4, 5))
+    if not isinstance(shard, int) or not isinstance(offset, int) or not isinstance(size, int):
+        raise ValueError(f"{show_name(name)} has no possible place")
+    if not 0 <= shard < len(files) or offset < 0 or size < 0:
+        raise ValueError(f"{show_name(name)} has no possible place")
+    file = files[shard]
+    if not file.is_file() or file.stat().st_size < offset + size:
+        raise ValueError(f"{show_name(name)} is in {file.name}, which is missing or too short")
+    with file.open("rb") as stream:
+        stream.seek(offset)
+        return stream.read(size)
+
+
+def _read_object_graph(entry: bytes, files: list[Path]) -> dict[str, str]:
+    """Return the full names of variables by their keys, in the order of objects."""
+    fields = dict(read_fields(memoryview(entry), 64, _KIND))
+    # A text has its length and a checksum of the length before it.
+    data = memoryview(_read_data(_OBJECT_GRAPH, fields, files))
+    _, start = decode_varint(data, 0, _KIND)
+    names: dict[str, str] = {}
+    for number, node in read_fields(data[start + 4 :], MAX_ENTRIES, _KIND):
+        if number != 1 or isinstance(node, int):
+            continue
+        for inner, attribute in read_fields(node, MAX_ENTRIES, _KIND):
+            if inner == 2 and not isinstance(attribute, int):
+                texts = dict(read_fields(attribute, 16, _KIND))
+                full_name, key = (
+                    "" if isinstance(text, int) else str(text, "utf-8")
+                    for text in (texts.get(2, 0), texts.get(3, 0))
+                )
+                if full_name and key.endswith(_SUFFIX):
+                    names.setdefault(key, full_name)
+    return names
+
+
+def _name_variables(full_names: Mapping[str, str]) -> dict[str, str]:
+    """Return names of a model's variables by key: the layer's number, and the full name."""
+    numbers: dict[str, int] = {}
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for key, full_name in full_names.items():
+        layer = full_name.rpartition("/")[0]
+        if layer and _MODEL_VARIABLE.match(key):
+            number = numbers.setdefault(layer, len(numbers))
+            name = f"{number}.{full_name.partition(':')[0].replace('/', '.')}"
+            # Another variable of this name keeps its key.
+            if name not in taken:
+                names[key] = name
+                taken.add(name)
+    return names

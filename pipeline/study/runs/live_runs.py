@@ -1,0 +1,29 @@
+"""The status that a running run writes, as `runs` reads it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from pipeline.core.files.bounded_read import read_json
+from pipeline.engine.monitors.live_status import STATUS, LiveStatus
+
+LIVE_S = 60.0
+"""Age of a status above which its run counts as dead. A step may take long."""
+
+
+def read_live_status(run_dir: Path) -> LiveStatus | None:
+    """Read the status of a run; None if there is none of the last minute.
+
+    Raises OSError and ValueError if the file can't be read or isn't valid.
+    """
+    try:
+        status = TypeAdapter(LiveStatus).validate_python(read_json(run_dir / STATUS))
+    except FileNotFoundError:
+        return None
+    written = datetime.fromisoformat(status.written)
+    if written.tzinfo is None:
+        raise ValueError(f"written = {status.written}: must have a time zone")
+    return status if abs((datetime.now(UTC) - written).total_seconds()) < LIVE_S else None

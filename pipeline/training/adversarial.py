@@ -1,0 +1,81 @@
+"""The loss and the metrics of a generator and a discriminator (Goodfellow et al. 2014).
+
+Scores (B, 3) are of real images, of generated images, and of generated images for the generator, as
+the layer `adversarial` returns them. Labels (B, 3) are what the discriminator, the discriminator
+and the generator want them to be: 1, 0 and 1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from pipeline.core.registry import component
+from pipeline.data.targets import Task
+from pipeline.training.component_specs import Direction, MetricSpec
+from pipeline.training.losses import LabelLoss
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import jax
+
+SHARES = {"discriminator_loss": (0.5, 0.5, 0.0), "generator_loss": (0.0, 0.0, 1.0)}
+"""Weights of the cross-entropies of the scores in each loss."""
+
+
+def _compare_scores(scores: jax.Array, labels: jax.Array, weights: tuple[float, ...]) -> jax.Array:
+    """Return the weighted sum of the cross-entropies of scores (B, 3), float32 (B,)."""
+    import optax
+
+    entropies = optax.sigmoid_binary_cross_entropy(scores, labels)
+    return (entropies * np.asarray(weights, np.float32)).sum(axis=-1)
+
+
+@component("loss")
+class AdversarialLoss(LabelLoss):
+    """The discriminator's loss, the mean of both cross-entropies, plus the generator's.
+
+    Each is minimised by its own parameters alone, so the sum isn't what a network reaches.
+    """
+
+    tasks: ClassVar[tuple[Task, ...]] = ("multi_label",)
+    name: Literal["adversarial"] = "adversarial"
+
+    def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        weights = tuple(map(sum, zip(*SHARES.values(), strict=True)))
+        return lambda scores, labels: _compare_scores(scores, labels, weights)
+
+
+class AdversarialMetric(MetricSpec):
+    """Base of the mean losses of the discriminator and the generator."""
+
+    better: ClassVar[Direction] = "min"
+
+    def zero(self, classes: int) -> Any:
+        """Return sums of losses and of samples, float32 ()."""
+        return {"losses": np.zeros((), np.float32), "samples": np.zeros((), np.float32)}
+
+    def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
+        import jax.numpy as jnp
+
+        losses = jnp.where(mask, _compare_scores(logits, labels, SHARES[self.name]), 0)
+        return {"losses": losses.sum(), "samples": mask.sum().astype(jnp.float32)}
+
+    def value(self, sums: Any) -> float:
+        return float(sums["losses"]) / float(sums["samples"])
+
+
+@component("metric")
+class DiscriminatorLoss(AdversarialMetric):
+    """Mean cross-entropy of the scores of real and generated images."""
+
+    name: Literal["discriminator_loss"] = "discriminator_loss"
+
+
+@component("metric")
+class GeneratorLoss(AdversarialMetric):
+    """Mean cross-entropy of the scores of generated images, with the labels of real images."""
+
+    name: Literal["generator_loss"] = "generator_loss"

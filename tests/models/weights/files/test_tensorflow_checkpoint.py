@@ -1,0 +1,104 @@
+"""TensorFlow's checkpoints: their arrays and names, and what a damaged one is refused with."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.core.errors import DataError
+from pipeline.models.weights.files.weight_files import read_weights
+from tests.conftest import ROOT
+
+FOLDER = ROOT / "tests" / "golden" / "weights" / "tensorflow"
+NAMES = ("keras2", "keras3", "names", "saved_model")
+
+
+def copy_to(folder: Path, name: str) -> Path:
+    """Copy a checkpoint, and return its index."""
+    for file in FOLDER.glob(f"{name}.*"):
+        if file.suffix == ".index" or ".data-" in file.name:
+            shutil.copyfile(file, folder / file.name)
+    return folder / f"{name}.index"
+
+
+def test_all_kinds_hold_the_same_weights() -> None:
+    weights = [
+        {a.tobytes() for n, a in read_weights(FOLDER / f"{name}.index").items() if "opt" not in n}
+        for name in NAMES
+    ]
+    assert len(weights[2]) == 18
+    assert all(weights[2] <= other for other in weights)
+
+
+def test_names_begin_with_the_number_of_the_layer() -> None:
+    names = list(read_weights(FOLDER / "saved_model.index"))
+    assert names[:3] == [
+        "0.sequential.stem.kernel",
+        "0.sequential.stem.bias",
+        "1.sequential.batch_normalization.gamma",
+    ]
+    assert "5.sequential.middle.kernel" in names
+
+
+def test_names_without_objects_stay() -> None:
+    arrays = read_weights(FOLDER / "names.index")
+    assert arrays["wise.depthwise_kernel"].shape == (3, 3, 6, 1)
+    assert [name for name in arrays if name.endswith("weights")] == [
+        f"fc{number}.weights" for number in range(4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda index: index[:-1], "is not a TensorFlow checkpoint"),
+        (lambda index: b"", "is not a TensorFlow checkpoint"),
+        (lambda index: index[:-48] + b"\xff" * 40 + index[-8:], "is not a TensorFlow checkpoint"),
+        (lambda index: index[-48:], "ends in the middle of a block"),
+    ],
+)
+def test_a_damaged_index_is_refused(change, problem: str, tmp_path: Path) -> None:
+    file = copy_to(tmp_path, "names")
+    file.write_bytes(change(file.read_bytes()))
+    with pytest.raises(DataError, match=problem):
+        read_weights(file)
+
+
+def test_missing_or_short_data_is_refused(tmp_path: Path) -> None:
+    file = copy_to(tmp_path, "names")
+    data = tmp_path / "names.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:-1])
+    with pytest.raises(DataError, match=r"in names\.data-00000-of-00001, which is missing or too"):
+        read_weights(file)
+    data.unlink()
+    with pytest.raises(DataError, match="missing or too short"):
+        read_weights(file)
+
+
+CONTENT = {name: (FOLDER / f"{name}.index").read_bytes() for name in NAMES}
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(NAMES), st.integers(0, 2**16), st.integers(0, 255))
+def test_a_changed_byte_is_read_or_refused(name: str, place: int, byte: int) -> None:
+    """Without another error, and without arrays larger than the files."""
+    content = bytearray(CONTENT[name])
+    content[place % len(content)] = byte
+    file = FOLDER / f"{name}.index"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_bytes", lambda _: bytes(content))
+        patch.setattr(f"{MODULE}.read_bytes", lambda *_: bytes(content))
+        try:
+            arrays = read_weights(file)
+        except DataError:
+            return
+    assert sum(array.nbytes for array in arrays.values()) <= 2**16
+    assert all(isinstance(array, np.ndarray) for array in arrays.values())
+
+
+MODULE = "pipeline.models.weights.files.tensorflow_checkpoint"

@@ -1,0 +1,158 @@
+"""Runs with two optimizers in a step, and with several inputs: any sink, resumed, evaluated."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline import load_recipe
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
+from tests import outcome
+from tests.outcome import assert_same_run, read_lines
+from tests.whole_run import run
+
+GENERATOR = "[{name: dense, features: 64}, batch_norm, leaky_relu, {name: reshape, shape: [8,8,1]}]"
+JUDGE = "[flatten, {name: dense, features: 16}, leaky_relu, {name: dropout, rate: 0.2}, \
+{name: dense, features: 1}]"
+ADAM = (
+    "{name: adam, lr: 0.001, b1: 0.5, b2: 0.999, eps: 1.0e-8, weight_decay: 0.0, decay_rules: []}"
+)
+OPS = "[{name: rescale, factor: 0.125, shift: -1.0}, \
+{name: constant_labels, values: {real: 1, generated: 0, convincing: 1}}]"
+GAN = [
+    "dataset.name=synthetic",
+    "+dataset.like=digits",
+    "+dataset.train_size=96",
+    "+dataset.eval_size=40",
+    f"dataset.train.ops={OPS}",
+    f"dataset.eval.ops={OPS}",
+    "model=layers",
+    f"model.layers=[{{name: adversarial, latent: 5, generator: {GENERATOR}, \
+discriminator: {JUDGE}}}]",
+    "optimizer=adam",
+    "loss=adversarial",
+    "schedule=constant",
+    f"train.optimizers=[{{pattern: adversarial_0/discriminator, optimizer: {ADAM}}}]",
+    "train.batch_size=16",
+    "train.steps=20",
+    "eval.every_steps=9",
+    "eval.metrics=[discriminator_loss, generator_loss]",
+    "monitor.tensorboard=false",
+]
+
+
+def compose(cache: Path, *overrides: str) -> Recipe:
+    return load_recipe("lenet5_digits", [*GAN, f"cache.root={cache}", *overrides])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("optimized_programs")
+def test_a_gan_is_the_same_at_any_sink_size_and_after_a_resume(cache: Path, tmp_path: Path) -> None:
+    for sink in (1, 7, 20):
+        run(compose(cache, f"train.sink_size={sink}"), tmp_path / str(sink))
+        assert_same_run(tmp_path / "1", tmp_path / str(sink))
+    half = compose(cache, "train.sink_size=7", "train.steps=9")
+    run(half, tmp_path / "half")
+    whole = compose(cache, "train.sink_size=7", f"train.resume={tmp_path / 'half'}")
+    run(whole)
+    losses = outcome.metrics(tmp_path / "half")
+    assert losses == outcome.metrics(tmp_path / "7")
+    outcome.assert_equal_arrays(outcome.arrays(tmp_path / "half"), outcome.arrays(tmp_path / "7"))
+
+
+@pytest.mark.slow
+def test_both_networks_learn_by_their_optimizers(cache: Path, tmp_path: Path) -> None:
+    """The losses add up, and a rate of nearly 0 for one of both leaves it as it was."""
+    still = ADAM.replace("0.001", "1.0e-20")
+    optimizers = f"train.optimizers=[{{pattern: adversarial_0/discriminator, optimizer: {still}}}]"
+    run(compose(cache, optimizers, "checkpoint.every_steps=1"), tmp_path)
+    (*_, last) = read_lines(tmp_path / "evals.jsonl")
+    assert last["loss"] == pytest.approx(last["discriminator_loss"] + last["generator_loss"])
+    assert all(math.isfinite(value) for value in last.values() if isinstance(value, float))
+    steps = outcome.checkpoints(tmp_path)
+    before, after = (outcome.arrays(tmp_path, step) for step in (steps[0], steps[-1]))
+    moved = {
+        name: any(
+            not np.allclose(before[path], leaf, atol=1e-12)
+            for path, leaf in after.items()
+            if path.startswith(f"params/adversarial_0/{name}/")
+        )
+        for name in ("generator", "discriminator")
+    }
+    assert moved == {"generator": True, "discriminator": False}
+
+
+def test_a_pattern_of_an_optimizer_names_parameters(cache: Path, tmp_path: Path) -> None:
+    optimizers = f"train.optimizers=[{{pattern: conv_7, optimizer: {ADAM}}}]"
+    with pytest.raises(RecipeError, match=r"train\.optimizers: pattern 'conv_7' matches none"):
+        run(compose(cache, optimizers, "stages=[data,build]"), tmp_path)
+
+
+def test_a_gan_needs_its_labels(cache: Path, tmp_path: Path) -> None:
+    plain = OPS.partition(", {name: constant")[0] + "]"
+    overrides = [f"dataset.train.ops={plain}", f"dataset.eval.ops={plain}"]
+    with pytest.raises(RecipeError, match="has 3 scores, and the dataset 10 labels"):
+        run(compose(cache, *overrides, "stages=[data,build]"), tmp_path)
+
+
+INPUTS = (
+    "model.layers=[{name: branches, shapes: [[4, 4, 1], [2]], branches: ["
+    "[{name: conv, features: 3, kernel: 3}, relu, flatten], [{name: dense, features: 4}, tanh]]},"
+    "{name: dense, features: $classes}]"
+)
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of noise, and two numbers of which the class is the sign of the first."""
+    draw = np.random.default_rng(0)
+    arrays = {}
+    for split, count in (("train", 64), ("test", 24)):
+        numbers = draw.normal(size=(count, 2))
+        arrays[f"x_{split}"] = draw.integers(0, 256, (count, 4, 4, 1), np.uint8)
+        arrays[f"place_{split}"] = numbers
+        arrays[f"y_{split}"] = (numbers[:, 0] > 0).astype(np.int64)
+    path = tmp_path_factory.mktemp("inputs") / "data.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def compose_inputs(cache: Path, archive: Path, *overrides: str) -> Recipe:
+    ops = "[{name: rescale, factor: 0.004, shift: 0.0}, {name: join, inputs: [image, place]}]"
+    settings = [
+        "dataset=numpy",
+        f"dataset.root={archive}",
+        "dataset.columns=[place]",
+        f"dataset.train.ops={ops}",
+        f"dataset.eval.ops={ops}",
+        "model=layers",
+        INPUTS,
+        "optimizer=adam",
+        "schedule=constant",
+        "train.optimizer.lr=0.02",
+        "train.batch_size=16",
+        "train.steps=60",
+        "monitor.tensorboard=false",
+    ]
+    return load_recipe("lenet5_digits", [*settings, f"cache.root={cache}", *overrides])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("optimized_programs")
+def test_a_network_learns_from_two_columns(cache: Path, archive: Path, tmp_path: Path) -> None:
+    """The images are noise, so that only the other column can be learnt from."""
+    for sink in (7, 60):
+        recipe = compose_inputs(cache, archive, f"train.sink_size={sink}")
+        summary = run(recipe, tmp_path / str(sink))
+        assert summary.metrics["accuracy"] > 0.85
+    assert outcome.metrics(tmp_path / "7") == outcome.metrics(tmp_path / "60")
+
+
+def test_a_missing_column_is_named(cache: Path, archive: Path, tmp_path: Path) -> None:
+    recipe = compose_inputs(cache, archive, "dataset.columns=[]", "stages=[data,build]")
+    with pytest.raises(RecipeError, match=r"\(join\): there is no column 'place'; the columns are"):
+        run(recipe, tmp_path)
