@@ -110,6 +110,14 @@ def _kept_bytecode(session_folder: Path) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _separate_cache(session_folder: Path) -> Iterator[None]:
+    """The user's cache, with what was measured on this machine, is neither read nor written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(session_folder))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _unsynced_files() -> Iterator[None]:
     """Files aren't synced to the disk: 5 ms each, and no test cuts the power of this machine."""
     with pytest.MonkeyPatch.context() as patch:

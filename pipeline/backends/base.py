@@ -174,7 +174,7 @@ class StepToPrice:
     sizes_each: bool = False
     """Whether the recipe's batch size is for each device, not for all together."""
     exchange_bytes: tuple[int, ...] = ()
-    """Bytes of each all-reduce of the devices besides those of the gradients."""
+    """Bytes of each all-reduce of the devices besides the gradients'."""
 
     @property
     def device_batch(self) -> int:

@@ -137,7 +137,7 @@ class BatchOp(MapOp):
     column: str = "image"
     label: str = "label"
     classes: PositiveInt | None = None
-    """The number of classes of integer labels, which become one-hot; null: that of the dataset."""
+    """The number of classes of integer labels, which become one-hot; null: the dataset's."""
 
     @property
     def columns(self) -> tuple[str, ...]:

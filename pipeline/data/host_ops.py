@@ -132,7 +132,7 @@ def map_on_host(split: Split, ops: Sequence[HostOp], seed: int) -> Split:
 
 
 def read_rows(column: Column, rows: np.ndarray, keys: np.ndarray, epoch: int) -> np.ndarray:
-    """Return the values at rows, int (n,), as an epoch reads them; `keys` are those of draws."""
+    """Return the values at rows, int (n,), as an epoch reads them; `keys` are for draws."""
     if not isinstance(column, HostMappedColumn):
         return column[rows]
     pairs = zip(rows.tolist(), keys.tolist(), strict=True)

@@ -92,7 +92,7 @@ class TakeFirst(Selection):
 
 @component("selection")
 class Classes(Selection):
-    """The samples of some classes. Labels and the network's outputs stay those of all classes."""
+    """The samples of some classes. Labels and outputs of the network still have all classes."""
 
     name: Literal["classes"] = "classes"
     keep: Seq[str | int]

@@ -21,12 +21,11 @@ from pipeline.core.files.value_text import show
 from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.events import Evaluation
 from pipeline.engine.schedule import RunSchedule
-from pipeline.training.component_specs import RateRule
 from pipeline.training.parallel.ranks import Agree
 from pipeline.training.telemetry import count_updates
 
 if TYPE_CHECKING:
-    from pipeline.training.component_specs import OptimizerRule
+    from pipeline.training.component_specs import OptimizerRule, RateRule
     from pipeline.training.state import TrainState
 
 BOUNDARY = ("on_begin", "on_sink", "on_eval")
@@ -354,8 +353,8 @@ def change_rates(
             columns = rates.reshape(len(rates), -1)
             columns[:, 0] = change.rate
             for column, rule in enumerate(rules, start=1):
-                if isinstance(rule, RateRule) and rule.schedule is None:
-                    columns[:, column] = columns[:, 0] * np.float32(rule.factor)
+                if rule.main_factor is not None:
+                    columns[:, column] = columns[:, 0] * np.float32(rule.main_factor)
         else:
             with np.errstate(over="ignore"):
                 rates = rates * np.float32(change.factor)

@@ -209,6 +209,9 @@ class OptimizerRule(Spec):
     schedule: Annotated[ScheduleSpec, ComponentOf("schedule")] | None = None
     """A schedule of this optimizer's rate; null: the main one."""
 
+    main_factor: ClassVar[None] = None
+    """The rate isn't a multiple of the main one."""
+
 
 class RateRule(Spec):
     """The learning rate of the parameters that a pattern covers: `factor` times a schedule's."""
@@ -223,3 +226,8 @@ class RateRule(Spec):
         if not self.model_fields_set & {"factor", "schedule"}:
             raise ValueError("set factor, schedule or both")
         return self
+
+    @property
+    def main_factor(self) -> float | None:
+        """The factor of the main rate; None if the rule has a separate schedule."""
+        return self.factor if self.schedule is None else None

@@ -238,6 +238,14 @@ CASES = {
         ["profile.mode=only", "stages=[data,build]"],
         "stages = ['data', 'build']: must have train, whose steps are traced",
     ),
+    "separate optimizers beside one that looks into layers": (
+        [
+            "optimizer=thor",
+            "train.optimizers=[{pattern: conv_0, optimizer: "
+            "{name: sgd, lr: 0.1, weight_decay: 0.0, decay_rules: []}}]",
+        ],
+        "train.optimizers: must be [] with thor, which looks into layers",
+    ),
     "unreadable interpolation": (["seed=${nowhere}"], "seed: Interpolation key 'nowhere'"),
 }
 
@@ -271,7 +279,7 @@ def test_rules_report_together() -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert len(CHECKS) - len(device_checks.RULES) == 26
+    assert len(CHECKS) - len(device_checks.RULES) == 27
 
 
 def test_a_run_shortened_on_the_command_line_may_end_within_its_warmup() -> None:

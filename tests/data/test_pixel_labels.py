@@ -190,7 +190,7 @@ def test_every_op_that_moves_pixels_says_so() -> None:
     moving = {name for name, op in components("op").items() if getattr(op, "moves_pixels", False)}
     still = {
         *("cut_mix", "mix_up", "cutout", "hwc2chw", "linear_map", "normalize", "one_hot"),
-        *("random_color_adjust", "rescale", "type_cast", "whiten"),
+        *("constant_labels", "join", "random_color_adjust", "rescale", "type_cast", "whiten"),
     }
     assert moving == {op.name for op in EXACT} | {"auto_augment", "rand_augment"}
     assert moving | still == set(components("op"))

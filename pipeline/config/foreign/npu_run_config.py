@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -25,7 +25,7 @@ REFUSED = (
     "eval_distribute",
     "experimental_distribute",
 )
-"""Parameters of RunConfig that NPURunConfig refuses (G-01)."""
+"""Parameters of RunConfig that NPURunConfig refuses."""
 NOT_LITERAL = "isn't a literal, and the script isn't run"
 BATCHES = ("batch", "map_and_batch", "padded_batch")
 SESSIONS = ("Session", "InteractiveSession")
@@ -54,7 +54,7 @@ class Script:
             if isinstance(target, ast.Name) and stored[target.id] == 1
         }
 
-    def find_calls(self, *names: str) -> list[ast.Call]:
+    def find_calls(self, names: Sequence[str]) -> list[ast.Call]:
         """Return the calls of functions and methods with these names."""
         return [call for name in names for call in self.calls[name]]
 
@@ -76,7 +76,7 @@ class Script:
         for node in self.assignments:
             if any(isinstance(item, ast.Attribute) and item.attr == name for item in node.targets):
                 yield node.value
-        for call in self.find_calls(*self.calls):
+        for call in self.find_calls(list(self.calls)):
             yield from (item.value for item in call.keywords if item.arg == name)
 
 
@@ -114,8 +114,8 @@ def adopt_npu_run_config(file: Path) -> Adoption:
 
 
 def _find_refused_arguments(script: Script) -> Iterator[str]:
-    """Yield a problem for each argument that can't be read, or that NPURunConfig refuses (G-01)."""
-    calls = script.find_calls(NAME)
+    """Yield a problem for each argument that can't be read, or that NPURunConfig refuses."""
+    calls = script.find_calls([NAME])
     if len(calls) != 1:
         yield f"has {len(calls)} calls of {NAME}; must have one"
     for call in calls:
@@ -123,17 +123,17 @@ def _find_refused_arguments(script: Script) -> Iterator[str]:
             yield f"line {call.lineno}: {NAME} must have arguments as NAME=VALUE alone"
         for item in call.keywords:
             if item.arg in REFUSED and script.read_value(item.value) is not None:
-                yield f"line {item.value.lineno}: {item.arg}: {NAME} refuses it (G-01)"
+                yield f"line {item.value.lineno}: {item.arg}: {NAME} refuses it"
 
 
 def _read_settings(script: Script) -> dict[str, Any]:
     """Return the arguments of NPURunConfig, with the steps and the batch size of the script."""
-    settings = script.read_value(script.find_calls(NAME)[0])
-    for call in script.find_calls("train", "TrainSpec"):
+    settings = script.read_value(script.find_calls([NAME])[0])
+    for call in script.find_calls(["train", "TrainSpec"]):
         for item in call.keywords:
             if item.arg in ("max_steps", "steps"):
                 settings["max_steps"] = script.read_value(item.value)
-    for call in script.find_calls(*BATCHES):
+    for call in script.find_calls(BATCHES):
         named = [item.value for item in call.keywords if item.arg == "batch_size"]
         sizes = named or call.args[:1]
         if sizes and isinstance(size := script.read_value(sizes[0]), int):
@@ -142,32 +142,34 @@ def _read_settings(script: Script) -> dict[str, Any]:
 
 
 def _find_broken_rules(script: Script) -> Iterator[str]:
-    """Yield a problem for each of the adapter's rules that the script breaks (G-02)."""
-    for call in script.find_calls("device"):
+    """Yield a problem for each of the adapter's rules that the script breaks."""
+    for call in script.find_calls(["device"]):
         if ast.unparse(call.func).startswith(("tf.", "tensorflow.")):
-            yield f"line {call.lineno}: tf.device must be deleted (G-02)"
-    for call in script.find_calls(*BATCHES):
+            yield f"line {call.lineno}: tf.device must be deleted"
+    for call in script.find_calls(BATCHES):
         drops = [item.value for item in call.keywords if item.arg == "drop_remainder"]
         drops += call.args[1:2]
         if not drops or script.read_value(drops[0]) in (False, None):
-            yield f"line {call.lineno}: batches need drop_remainder=True, a static shape (G-02)"
-    for call in script.find_calls("placeholder"):
+            yield f"line {call.lineno}: batches need drop_remainder=True, a static shape"
+    for call in script.find_calls(["placeholder"]):
         if any(isinstance(node, ast.Constant) and node.value is None for node in ast.walk(call)):
-            yield f"line {call.lineno}: a placeholder needs sizes, a static shape, not None (G-02)"
+            yield f"line {call.lineno}: a placeholder needs sizes, a static shape, not None"
     remapping = [ast.unparse(node) for node in script.find_values("remapping")]
     is_off = remapping and all(text.endswith("OFF") for text in remapping)
-    if not is_off and (remapping or script.find_calls("ConfigProto", *SESSIONS)):
-        yield "rewrite_options.remapping must be set to RewriterConfig.OFF (G-02)"
+    if not is_off and (remapping or script.find_calls(("ConfigProto", *SESSIONS))):
+        yield "rewrite_options.remapping must be set to RewriterConfig.OFF"
     for node in script.find_values("disable_model_pruning"):
         if script.read_value(node) is not False:
-            yield f"line {node.lineno}: disable_model_pruning must stay off (G-02)"
+            yield f"line {node.lineno}: disable_model_pruning must stay off"
     targets = {node.value: node.targets for node in script.assignments}
-    closed = {ast.unparse(call.func).removesuffix(".close") for call in script.find_calls("close")}
+    closed = {
+        ast.unparse(call.func).removesuffix(".close") for call in script.find_calls(["close"])
+    }
     closed |= set(map(ast.unparse, script.contexts))
     entered = {node for context in script.contexts for node in ast.walk(context)}
-    for call in script.find_calls(*SESSIONS):
+    for call in script.find_calls(SESSIONS):
         if call not in entered and closed.isdisjoint(map(ast.unparse, targets.get(call, []))):
-            yield f"line {call.lineno}: a session must be in `with`, or end by close() (G-02)"
+            yield f"line {call.lineno}: a session must be in `with`, or end by close()"
 
 
 def _map_run(settings: Settings) -> Iterator[Row]:

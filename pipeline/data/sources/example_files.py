@@ -41,7 +41,7 @@ class ExampleFilesSpec(LocalDatasetSpec):
     """
 
     suffix_left_out: ClassVar[str | None] = None
-    """The end of the names of files beside those of examples."""
+    """Suffix of a file that belongs to a file of examples."""
     root: GivenRoot
     """The folder with the files."""
     train_files: Pattern = "train*"

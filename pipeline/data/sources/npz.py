@@ -94,7 +94,7 @@ class NumpyArchive(LocalDatasetSpec):
 
 
 def load_arrays(path: Path, columns: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """Read the arrays of an .npz file, also those of further columns. Raises ValueError that names
+    """Read the arrays of an .npz file, also of further columns. Raises ValueError that names
     a missing or damaged array."""
     arrays = {}
     required = (*ARRAYS, *(f"{name}_{split}" for name in columns for split in ("train", "test")))

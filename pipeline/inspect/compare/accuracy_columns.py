@@ -9,7 +9,7 @@ sums are in float64. `epsilon` is the float32 epsilon.
     relative Euclidean distance   |x - y| / |y|
     Kullback-Leibler divergence   sum of p log(p / q); p and q are x and y scaled to 0 to 1,
                                   at least epsilon, divided by their sums; infinite if an element
-                                  of y is 0 and that of x isn't
+                                  of y is 0 and x's isn't
     standard deviation            mean and standard deviation of either side
     mean absolute error           mean of |x - y|
     root mean square error        root of the mean of (x - y)^2

@@ -93,7 +93,7 @@ class _Branches(nn.Module):
                 f"{[list(shape) for shape in shapes]} must have as many, not {ends[-1]:,}"
             )
         parts = jnp.split(rows, ends[:-1], 1)
-        return [part.reshape(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]
+        return [part.reshape((-1, *shape)) for part, shape in zip(parts, shapes, strict=True)]
 
 
 @computes(standard.Gate)

@@ -187,7 +187,7 @@ def convert_layout(array: np.ndarray, target: str, network: NetworkArrays) -> np
         convolution             (out, in, height, width) -> (height, width, in, out), in 1-D and 3-D
                                 likewise; MindSpore's in 1-D have a height of 1
         transposed convolution  (in, out, height, width) -> (height, width, in, out), rotated by
-                                180; with groups, out and in are those of a group
+                                180; with groups, out and in are a group's
         dense layer, LSTM, GRU  (out, in) -> (in, out)
         flattened images        channel by channel -> pixel by pixel
 
@@ -239,5 +239,5 @@ def _rotate_groups(array: np.ndarray, group_inputs: int) -> np.ndarray:
     inputs, outputs, *window = array.shape
     if inputs % group_inputs:
         return array
-    grouped = array.reshape(-1, group_inputs, outputs, *window).transpose(3, 4, 1, 0, 2)
-    return grouped.reshape(*window, group_inputs, -1)[::-1, ::-1]
+    grouped = array.reshape((-1, group_inputs, outputs, *window)).transpose(3, 4, 1, 0, 2)
+    return grouped.reshape((*window, group_inputs, -1))[::-1, ::-1]

@@ -52,7 +52,7 @@ class Summary:
     time: dict[str, float | None] = field(default_factory=dict)
     modelled: dict[str, Any] = field(default_factory=dict)
     reference: dict[str, Any] = field(default_factory=dict)
-    """Figures of the recipe's recorded reference beside those of the run; empty without one."""
+    """Figures of the recipe's recorded reference beside the run's; empty without one."""
     versions: dict[str, str] = field(default_factory=dict)
     resumed_from: dict[str, Any] | None = None
     logs: dict[str, Any] = field(default_factory=dict)

@@ -7,12 +7,17 @@ Gaussian Processes for Machine Learning, 2006, equations 4.17 (Matern 5/2), 2.25
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 from optuna import Study
-from optuna._transform import _SearchSpaceTransform
-from optuna.distributions import BaseDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.study import StudyDirection
@@ -22,7 +27,7 @@ from scipy.spatial.distance import cdist
 from scipy.stats import norm
 
 Acquisition = Literal["ei", "pi", "ucb"]
-CANDIDATES = 2000
+CANDIDATES = 500
 LENGTHS = np.geomspace(0.1, 3.0, 12)
 NOISES = (1e-6, 1e-3, 1e-1)
 """Lengths of the kernel and variances of the noise, the likeliest of which are used."""
@@ -62,6 +67,21 @@ def _compute_matern(a: np.ndarray, b: np.ndarray, length: float) -> np.ndarray:
     return np.asarray((1 + r + r**2 / 3) * np.exp(-r))
 
 
+def encode(space: Mapping[str, BaseDistribution], values: Mapping[str, Any]) -> np.ndarray:
+    """Return the point of the unit cube for values of the keys of a space."""
+    point: list[float] = []
+    for name, distribution in space.items():
+        number = distribution.to_internal_repr(values[name])
+        if isinstance(distribution, CategoricalDistribution):
+            point += [float(number == index) for index in range(len(distribution.choices))]
+            continue
+        assert isinstance(distribution, FloatDistribution | IntDistribution)
+        ends = np.array([distribution.low, distribution.high, number])
+        low, high, scaled = np.log(ends) if distribution.log else ends
+        point.append((scaled - low) / (high - low))
+    return np.array(point)
+
+
 class GaussianProcessSampler(BaseSampler):
     """Optuna's sampler by an acquisition; the first `n_startup_trials` are drawn at random.
 
@@ -74,7 +94,6 @@ class GaussianProcessSampler(BaseSampler):
         self._acquisition = acquisition
         self._first_draws = n_startup_trials
         self._random = RandomSampler(seed)
-        self._generator = np.random.default_rng(seed)
         self._space = IntersectionSearchSpace()
 
     def infer_relative_search_space(
@@ -94,16 +113,20 @@ class GaussianProcessSampler(BaseSampler):
             return {}
         running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         begun = [other for other in running if other.params.keys() >= search_space.keys()]
-        transform = _SearchSpaceTransform(search_space, transform_0_1=True)
-        x = np.array([transform.transform(other.params) for other in (*trials, *begun)])
+        x = np.array([encode(search_space, other.params) for other in (*trials, *begun)])
         values = np.array([trial.value for trial in trials])
         y = values if study.direction == StudyDirection.MAXIMIZE else -values
         y = (y - y.mean()) / (y.std() or 1.0)
         if begun:
             y = np.append(y, predict(x[: len(y)], y, x[len(y) :])[0])
-        drawn = self._generator.uniform(size=(CANDIDATES, x.shape[1]))
-        candidates = [transform.untransform(point) for point in drawn]
-        mean, std = predict(x, y, np.array([transform.transform(c) for c in candidates]))
+        candidates = [
+            {
+                name: self.sample_independent(study, trial, name, values)
+                for name, values in search_space.items()
+            }
+            for _ in range(CANDIDATES)
+        ]
+        mean, std = predict(x, y, np.array([encode(search_space, c) for c in candidates]))
         return candidates[int(acquire(self._acquisition, mean, std, y.max()).argmax())]
 
     def sample_independent(

@@ -79,17 +79,17 @@ def test_what_the_adapter_refuses_is_in_one_message(tmp_path: Path) -> None:
     """G-01 and G-02: five parameters, and six rules."""
     problems = find_problems(tmp_path, REFUSED_RUN)
     assert problems == [
-        "line 10: train_distribute: NPURunConfig refuses it (G-01)",
-        "line 11: device_fn: NPURunConfig refuses it (G-01)",
-        "line 12: protocol: NPURunConfig refuses it (G-01)",
-        "line 13: eval_distribute: NPURunConfig refuses it (G-01)",
-        "line 14: experimental_distribute: NPURunConfig refuses it (G-01)",
-        "line 5: tf.device must be deleted (G-02)",
-        "line 7: batches need drop_remainder=True, a static shape (G-02)",
-        "line 6: a placeholder needs sizes, a static shape, not None (G-02)",
-        "rewrite_options.remapping must be set to RewriterConfig.OFF (G-02)",
-        "line 4: disable_model_pruning must stay off (G-02)",
-        "line 8: a session must be in `with`, or end by close() (G-02)",
+        "line 10: train_distribute: NPURunConfig refuses it",
+        "line 11: device_fn: NPURunConfig refuses it",
+        "line 12: protocol: NPURunConfig refuses it",
+        "line 13: eval_distribute: NPURunConfig refuses it",
+        "line 14: experimental_distribute: NPURunConfig refuses it",
+        "line 5: tf.device must be deleted",
+        "line 7: batches need drop_remainder=True, a static shape",
+        "line 6: a placeholder needs sizes, a static shape, not None",
+        "rewrite_options.remapping must be set to RewriterConfig.OFF",
+        "line 4: disable_model_pruning must stay off",
+        "line 8: a session must be in `with`, or end by close()",
     ]
 
 
@@ -97,7 +97,7 @@ def test_what_the_adapter_refuses_is_in_one_message(tmp_path: Path) -> None:
 def test_remapping_must_be_off(value: str, tmp_path: Path) -> None:
     text = f"{PLAIN_RUN}rewrite.remapping = {value}\n"
     assert find_problems(tmp_path, text) == [
-        "rewrite_options.remapping must be set to RewriterConfig.OFF (G-02)"
+        "rewrite_options.remapping must be set to RewriterConfig.OFF"
     ]
 
 

@@ -126,9 +126,11 @@ def test_every_op_is_registered():
     assert set(components("op")) == {
         "auto_augment",
         "center_crop",
+        "constant_labels",
         "cut_mix",
         "cutout",
         "hwc2chw",
+        "join",
         "linear_map",
         "mix_up",
         "normalize",

@@ -78,7 +78,11 @@ def test_name_that_does_not_resolve() -> None:
 )
 def test_processes_of_other_ranks_or_sizes(address: str, third: Place, problem: str) -> None:
     places = [Place(0, 3, address), Place(1, 3, address), Place(third.rank, third.size, address)]
-    assert set(gather(places)) == {problem}
+    problems = gather(places, limit_s=3.0)
+    # A process that comes later finds nobody.
+    assert problems[0] == problem
+    assert problem in problems[1:]
+    assert all(problems)
 
 
 def test_port_that_is_taken(address: str) -> None:

@@ -99,7 +99,7 @@ def _list_variants(pricing: Pricing, config: ExecutionConfig) -> Iterator[Varian
             yield "workers", what, f"device.host_workers={workers}", {"host_workers": workers}
     if not config.auto_tune:
         what = "tiles searched by AutoTune"
-        # All tilings are as good as those of a bank, which advice must not change.
+        # All tilings are as good as a bank's, which advice must not change.
         changes = {"auto_tune": "exhaustive", "tune_bank": None}
         yield "auto_tune", what, "device.auto_tune=exhaustive", changes
 

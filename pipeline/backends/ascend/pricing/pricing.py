@@ -160,7 +160,7 @@ def _load_chipset(name_or_path: str, written_ns: int | None) -> PricedChip:
 class Pricing:
     """A traced step on a chip, priced under any options.
 
-    `exchange_bytes` are the sizes of the all-reduces besides those of the gradients.
+    `exchange_bytes` are the sizes of the all-reduces besides the gradients'.
     Results are cached with the traced step for its next price on the same chip.
     """
 

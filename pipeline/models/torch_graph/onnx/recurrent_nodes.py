@@ -47,9 +47,11 @@ def read_recurrent(reader: OnnxNodeReader) -> Results:
         weight for number in range(directions) for weight in _read_weights(reader, number)
     )
     has_biases = reader.optional(3) is not None
-    settings = (weights, has_biases, 1, 0.0, False, directions == 2, False)
     first = states if reader.node.op == "LSTM" else states[0]
-    y, *last = graph.call_all(op, x, first, *settings)
+    is_bidirectional = directions == 2
+    y, *last = graph.call_all(
+        op, x, first, weights, has_biases, 1, 0.0, False, is_bidirectional, False
+    )
     y = graph.call("flip.default", y, (0,)) if direction == "reverse" else y
     time, batch = graph.shape(y)[:2]
     y = graph.call("view.default", y, (time, batch, directions, -1))

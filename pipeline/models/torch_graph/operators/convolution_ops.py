@@ -90,7 +90,7 @@ def conv2d(
 
 
 def _add_bias(y: TorchTensor, bias: TorchTensor | None, axis: int = 1) -> TorchTensor:
-    """Add a bias along PyTorch's axis, by default that of channels; only the sum is rounded."""
+    """Add a bias along PyTorch's axis, by default the channels; only the sum is rounded."""
     if bias is None:
         return y
     return y.with_array(add_bias(y.array, bias.array, y.order.index(axis), rounds_bias=False))

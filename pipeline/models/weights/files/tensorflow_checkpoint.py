@@ -80,7 +80,7 @@ def read_tensorflow(path: Path) -> Arrays:
     header = dict(read_fields(memoryview(entries.pop("", b"")), 16, _KIND))
     shards = header.get(1, 0)
     if not isinstance(shards, int) or not 1 <= shards <= 10_000 or header.get(2, 0) != 0:
-        raise ValueError("its header isn't that of a little-endian checkpoint")
+        raise ValueError("its header isn't a little-endian checkpoint's")
     files = [
         path.with_name(f"{path.stem}.data-{shard:05}-of-{shards:05}") for shard in range(shards)
     ]

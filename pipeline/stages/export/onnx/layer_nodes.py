@@ -107,9 +107,9 @@ def _add_conv_transpose(
         output_padding.append(max(0, pad_after - window + 1))
         sizes.append((length - 1) * stride + 1 + total - window + 1)
     # (height, width, inputs of a group, groups, outputs of a group) -> ONNX's order
-    grouped = kernel[::-1, ::-1].reshape(*kernel.shape[:3], layer.groups, -1)
+    grouped = kernel[::-1, ::-1].reshape((*kernel.shape[:3], layer.groups, -1))
     inputs = kernel.shape[2] * layer.groups
-    mirrored = grouped.transpose(3, 2, 4, 0, 1).reshape(inputs, -1, *size)
+    mirrored = grouped.transpose(3, 2, 4, 0, 1).reshape((inputs, -1, *size))
     name = graph.add_node(
         "ConvTranspose",
         [x.name, graph.add_weight("kernel", mirrored), *_add_bias(graph)],
