@@ -94,6 +94,11 @@ class Launcher:
     marks: tuple[str, ...] = ()
     """Further variables without which the process wasn't started by this launcher."""
 
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The variables of a process's place."""
+        return (*self.rank, self.size, self.local_rank)
+
     def has_started(self, environment: Environment) -> bool:
         """Return whether this launcher has set its variables."""
         return self.size in environment and all(name in environment for name in self.marks)
@@ -155,6 +160,7 @@ def _find_master(environment: Environment) -> str:
 
 
 def _join_address(host: str, port: int) -> str:
+    host = host.strip("[]")
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -163,7 +169,8 @@ def _find_coordinator(environment: Environment) -> str:
     address = environment["JAX_COORDINATOR_ADDRESS"]
     if not re.fullmatch(r".+:\d+", address) or not 0 < int(address.rpartition(":")[2]) <= MAX_PORT:
         raise ValueError(f"JAX_COORDINATOR_ADDRESS = {address}: must be HOST:PORT")
-    return address
+    host, _, port = address.rpartition(":")
+    return _join_address(host, int(port))
 
 
 def _find_mpi_host(environment: Environment) -> str:
@@ -268,7 +275,7 @@ def find_place(launch: str, environment: Environment) -> Place | None:
     if not several:
         _require_size(environment)
         return _find_ray_worker()
-    _require_one_place(several, environment)
+    _require_one_place(launch, several, environment)
     return several[0].open_place(environment)
 
 
@@ -282,12 +289,15 @@ def require_one_process(environment: Environment) -> None:
         )
 
 
-def _require_one_place(launchers: Sequence[Launcher], environment: Environment) -> None:
+def _require_one_place(
+    launch: str, launchers: Sequence[Launcher], environment: Environment
+) -> None:
     places = {launcher.title: launcher.read_place(environment) for launcher in launchers}
     if len(set(places.values())) > 1:
         seen = ", ".join(f"{rank} of {size} ({title})" for title, (rank, size) in places.items())
-        names = " or ".join(f"launch={launcher.name}" for launcher in launchers)
-        raise RecipeError(f"launch = auto: the process has several ranks: {seen}; set {names}")
+        names = list(dict.fromkeys(f"launch={launcher.name}" for launcher in launchers))
+        advice = f"set {' or '.join(names)}" if len(names) > 1 else "unset the variables of one"
+        raise RecipeError(f"launch = {launch}: the process has several ranks: {seen}; {advice}")
 
 
 def _find_ray_worker() -> Place | None:

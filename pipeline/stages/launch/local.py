@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import PipelineError
+from pipeline.core.host.launchers import LAUNCHERS
 from pipeline.core.host.signals import Signals
 from pipeline.stages.launch.join import LOCAL
 from pipeline.stages.record.run_directory import RANKS
@@ -93,12 +94,6 @@ def _start_workers(launch: LaunchSpec, folder: Path, run_dir: Path) -> Iterator[
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
-    place = {
-        LOCAL: "1",
-        "WORLD_SIZE": str(launch.num_processes),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
     with ExitStack() as stack:
         workers = []
         for rank in range(launch.num_processes):
@@ -108,12 +103,30 @@ def _start_workers(launch: LaunchSpec, folder: Path, run_dir: Path) -> Iterator[
                 stdin=subprocess.DEVNULL,
                 stdout=log if rank else None,
                 stderr=log,
-                env={**os.environ, **place, "RANK": str(rank)},
+                env=make_environment(os.environ, rank, launch.num_processes, port),
                 process_group=0,
             )
             stack.callback(_kill, worker)
             workers.append(worker)
         yield workers
+
+
+def make_environment(
+    inherited: Mapping[str, str], rank: int, size: int, port: int
+) -> dict[str, str]:
+    """Return the variables of process `rank` of `size` processes that meet at a port.
+
+    Those that a launcher has set for the process that starts it name another place.
+    """
+    names = {name for row in LAUNCHERS if row.name == "env" for name in row.variables}
+    return {
+        **{name: value for name, value in inherited.items() if name not in names},
+        LOCAL: "1",
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
 
 
 def _kill(worker: subprocess.Popen[bytes]) -> None:

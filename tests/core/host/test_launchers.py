@@ -133,6 +133,26 @@ def test_launchers_must_agree() -> None:
     assert find_place("slurm", {**TORCHRUN, **SLURM}) == find_place("auto", SLURM)
 
 
+def test_two_launchers_of_one_name_must_agree() -> None:
+    mindspore = {"RANK_ID": "0", "RANK_SIZE": "8"}
+    for launch in ("auto", "env"):
+        with pytest.raises(RecipeError) as refused:
+            find_place(launch, {**TORCHRUN, **mindspore})
+        assert (
+            f"launch = {launch}: the process has several ranks: 1 of 4 (torchrun), "
+            "0 of 8 (MindSpore's launcher); unset the variables of one" in str(refused.value)
+        )
+
+
+@pytest.mark.parametrize("host", ["fd00::7", "[fd00::7]"])
+def test_address_of_ipv6(host: str) -> None:
+    kubeflow = {**KUBEFLOW, "JAX_COORDINATOR_ADDRESS": f"{host}:29500"}
+    for variables in ({**TORCHRUN, "MASTER_ADDR": host}, kubeflow):
+        place = find_place("auto", variables)
+        assert place is not None
+        assert (place.address, place.host) == ("[fd00::7]:29500", "fd00::7")
+
+
 @pytest.mark.parametrize(
     ("launch", "variables", "problem"),
     [

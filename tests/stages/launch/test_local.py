@@ -15,8 +15,11 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.core.host.launchers import Place, find_place
+from pipeline.stages.launch.local import make_environment
 from tests import outcome
 from tests.forked import start_forked
+from tests.stages.launch.engines import ENGINES
 from tests.whole_run import run
 
 pytestmark = pytest.mark.slow
@@ -94,6 +97,17 @@ def has_trained(folder: Path) -> bool:
 
 def normal(folder: Path) -> list[object]:
     return [outcome.metrics(folder), outcome.read_lines(folder / "evals.jsonl")]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_processes_read_no_other_launcher_s_place(engine: str, size: int) -> None:
+    """The command may be a process of a launcher itself."""
+    outer = {**ENGINES[engine](3, 8, 7), **ENGINES["slurm"](3, 8, 7), "HOME": "/home/me"}
+    inner = make_environment(outer, 0, size, 29_501)
+    place = find_place("env", inner)
+    assert place == (None if size == 1 else Place(0, 2, "127.0.0.1:29501"))
+    assert inner["HOME"] == "/home/me"
 
 
 @pytest.mark.usefixtures("optimized_programs")
