@@ -212,6 +212,34 @@ def test_a_stopped_run_goes_on_with_one_process(
     assert normal(tmp_path / "run") == normal(tmp_path / "whole")
 
 
+def test_a_run_that_is_stopped_before_it_trains_was_interrupted(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    """The first process imports modules, or waits for the second one."""
+    for number, seconds in enumerate((0.0, 1.0)):
+        process = start(*TWO, LONG, run_dir=f"run_{number}")
+        wait_for(lambda process=process: len(workers_of(process)) == 2)
+        time.sleep(seconds)
+        process.terminate()
+        assert wait(process, 60) == 75
+    said = (tmp_path / "said").read_text()
+    assert said.startswith("interrupted\n")
+    assert "error:" not in said
+
+
+def test_a_request_to_save_does_not_reach_processes_that_are_started_again(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    """It would end them, since Python doesn't handle it while it starts."""
+    with training(start, tmp_path, "launch.restarts=1") as (process, workers):
+        os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(0.5)
+        os.kill(workers[1], signal.SIGKILL)
+        wait_for(lambda: (tmp_path / "run/ranks/1.log").read_text().count("from step") == 1)
+        process.terminate()
+        assert wait(process, 60) == 75
+
+
 def test_an_error_of_all_is_said_once(start: Callable[..., Process], tmp_path: Path) -> None:
     process = start(*TWO, "dataset=mnist", "dataset.root=/nowhere", "train.steps=10")
     assert wait(process, 120) == 2
