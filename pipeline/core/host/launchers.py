@@ -63,15 +63,16 @@ class Place:
         """Seconds in which the processes should meet."""
         return MACHINE_START_S if self.is_on_one_machine else CLUSTER_START_S
 
-    def find_local_device(self, environment: Environment) -> int | None:
-        """Return the number of this process's GPU; None if all visible ones are its own.
+    def find_local_devices(self, environment: Environment, count: int) -> list[int] | None:
+        """Return the numbers of this process's `count` GPUs; None if all visible ones are its own.
 
-        Slurm shows a task its GPU alone with `--gpus-per-task`.
+        Slurm shows a task its GPUs alone with `--gpus-per-task`.
         """
+        if self.local_rank is None:
+            return None
+        numbers = list(range(self.local_rank * count, (self.local_rank + 1) * count))
         visible = environment.get("CUDA_VISIBLE_DEVICES")
-        if self.local_rank is None or visible is None:
-            return self.local_rank
-        return self.local_rank if self.local_rank < len(visible.split(",")) else None
+        return numbers if visible is None or numbers[-1] < len(visible.split(",")) else None
 
     def __str__(self) -> str:
         return f"process {self.rank} of {self.size}"

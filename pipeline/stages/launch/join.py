@@ -17,7 +17,6 @@ from pipeline.core.host.launchers import Place, find_place
 from pipeline.core.plugins.loading import FLAG, loaded_plugins
 from pipeline.stages.launch.meeting import meet
 from pipeline.stages.record.summary import find_version, list_versions
-from pipeline.training.parallel.parallel_spec import LaunchSpec
 from pipeline.training.parallel.ranks import PeerGoneError, Ranks, is_peer_error
 
 LOCAL = "PIPELINE_LOCAL"
@@ -49,7 +48,7 @@ def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[R
         place = find_place("env" if name == "local" else name, environment)
         if place is not None:
             _require_parallel_mode(recipe, f"{place.launcher} has started {place.size} processes")
-        ranks = Ranks() if place is None else _connect(place, recipe.launch)
+        ranks = Ranks() if place is None else _connect(place, recipe)
     try:
         facts = list_shared_facts(recipe)
         ranks.require_same(facts)
@@ -102,8 +101,9 @@ def _require_parallel_mode(recipe: Recipe, reason: str) -> None:
         )
 
 
-def _connect(place: Place, launch: LaunchSpec) -> Ranks:
+def _connect(place: Place, recipe: Recipe) -> Ranks:
     """Connect to the other processes. Raises RunError if that fails."""
+    launch = recipe.launch
     meet(place, launch.start_seconds or place.start_s)
     proxies = {name: os.environ.pop(name) for name in PROXIES if name in os.environ}
     flag = f"--xla_cpu_collective_timeout_seconds={round(launch.stuck_seconds)}"
@@ -124,7 +124,7 @@ def _connect(place: Place, launch: LaunchSpec) -> Ranks:
             place.address,
             place.size,
             place.rank,
-            place.find_local_device(os.environ),
+            place.find_local_devices(os.environ, max(recipe.parallel.num_devices // place.size, 1)),
             cluster_detection_method="deactivate",
             # By default at all addresses of the machine.
             coordinator_bind_address=place.address if place.is_on_one_machine else None,

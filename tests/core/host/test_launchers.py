@@ -190,12 +190,14 @@ def test_machine_and_cluster(host: str, is_local: bool) -> None:
     assert (place.is_on_one_machine, place.start_s) == (is_local, 60.0 if is_local else 1_800.0)
 
 
-def test_gpu_of_a_process() -> None:
+def test_gpus_of_a_process() -> None:
     place = Place(1, 2, "a:1", 1)
-    assert place.find_local_device({}) == 1
-    assert place.find_local_device({"CUDA_VISIBLE_DEVICES": "4,5"}) == 1
-    assert place.find_local_device({"CUDA_VISIBLE_DEVICES": "4"}) is None
-    assert Place(1, 2, "a:1").find_local_device({}) is None
+    assert place.find_local_devices({}, 1) == [1]
+    assert place.find_local_devices({}, 4) == [4, 5, 6, 7]
+    assert place.find_local_devices({"CUDA_VISIBLE_DEVICES": "4,5"}, 1) == [1]
+    assert place.find_local_devices({"CUDA_VISIBLE_DEVICES": "4"}, 1) is None
+    assert place.find_local_devices({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 4) is None
+    assert Place(1, 2, "a:1").find_local_devices({}, 1) is None
 
 
 def test_one_process_is_required() -> None:
