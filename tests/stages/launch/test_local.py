@@ -227,17 +227,20 @@ def test_a_run_that_is_stopped_before_it_trains_was_interrupted(
     assert "error:" not in said
 
 
-def test_a_request_to_save_does_not_reach_processes_that_are_started_again(
+def test_a_fine_tuned_run_is_started_again_from_its_own_checkpoint(
     start: Callable[..., Process], tmp_path: Path
 ) -> None:
-    """It would end them, since Python doesn't handle it while it starts."""
-    with training(start, tmp_path, "launch.restarts=1") as (process, workers):
+    """An earlier request to save isn't passed on: it would end a process that starts."""
+    assert wait(start("train.steps=50", run_dir="before"), 120) == 0
+    more = ("launch.restarts=1", "checkpoint.restore=before")
+    with training(start, tmp_path, *more) as (process, workers):
         os.kill(process.pid, signal.SIGUSR1)
         time.sleep(0.5)
         os.kill(workers[1], signal.SIGKILL)
         wait_for(lambda: (tmp_path / "run/ranks/1.log").read_text().count("from step") == 1)
         process.terminate()
         assert wait(process, 60) == 75
+    assert "error:" not in (tmp_path / "said").read_text()
 
 
 def test_an_error_of_all_is_said_once(start: Callable[..., Process], tmp_path: Path) -> None:
