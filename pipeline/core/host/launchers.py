@@ -105,10 +105,13 @@ class Launcher:
         return self.size in environment and all(name in environment for name in self.marks)
 
     def read_place(self, environment: Environment) -> tuple[int, int]:
-        """Return rank and size. Raises RecipeError if they are missing or invalid."""
+        """Return rank and size; one process needs no rank. Raises RecipeError if they are missing
+        or invalid."""
         names = [name for name in self.rank if name in environment]
         missing = [*([] if names else self.rank[:1]), self.size, *self.marks]
         missing = [name for name in missing if name not in environment]
+        if missing == [self.rank[0]] and environment[self.size] == "1":
+            return 0, 1
         if missing:
             raise RecipeError(f"launch = {self.name}: {' and '.join(missing)} not set")
         rank = _read_number(environment, names[0])

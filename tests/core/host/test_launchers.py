@@ -114,6 +114,8 @@ def test_first_node_of_slurm(nodes: str, first: str) -> None:
 def test_process_of_one_is_alone(launcher: dict[str, str], size: str) -> None:
     ranks = {name: "0" for name in launcher if "RANK" in name or "PROC" in name}
     assert find_place("auto", {**launcher, **ranks, size: "1"}) is None
+    # An image may set the size alone.
+    assert find_place("auto", {size: "1"}) is None
 
 
 def test_shell_inside_a_slurm_job_is_alone() -> None:
