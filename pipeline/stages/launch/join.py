@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
+from threading import Timer
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError, exit_status_of, first_line
@@ -119,6 +120,10 @@ def _connect(place: Place, recipe: Recipe) -> Ranks:
 
     if has_open_devices():
         close_devices()
+    # At its own limit JAX aborts the process.
+    limit = Timer(CONNECT_S, _give_up, [place])
+    limit.daemon = True
+    limit.start()
     try:
         jax.distributed.initialize(
             place.address,
@@ -128,7 +133,7 @@ def _connect(place: Place, recipe: Recipe) -> Ranks:
             cluster_detection_method="deactivate",
             # By default at all addresses of the machine.
             coordinator_bind_address=place.address if place.is_on_one_machine else None,
-            initialization_timeout=CONNECT_S,
+            initialization_timeout=CONNECT_S + 60,
             heartbeat_timeout_seconds=round(launch.heartbeat_seconds),
             shutdown_timeout_seconds=round(launch.end_seconds),
         )
@@ -137,10 +142,22 @@ def _connect(place: Place, recipe: Recipe) -> Ranks:
         _leave_at_exit(problem)
         raise problem from error
     finally:
+        limit.cancel()
         os.environ.update(proxies)
     # Another run may follow. JAX waits for all here, and would abort late processes otherwise.
     atexit.register(jax.distributed.shutdown)
     return Ranks(place.rank, place.size, launch.stuck_seconds, coordination_client(), AGREEMENTS)
+
+
+def _give_up(place: Place) -> None:
+    """End a process that waits for others in C++, where it can't get an exception."""
+    print(
+        f"error: {place}: can't connect to the others at {place.address} in {CONNECT_S:g} s; one "
+        "of them has ended, or another program has taken the port",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(RunError.exit_status)
 
 
 def _leave_at_exit(error: BaseException) -> None:
