@@ -20,7 +20,7 @@ from pipeline.core.errors import PipelineError
 from pipeline.core.host.launchers import LAUNCHERS
 from pipeline.core.host.signals import STOP, Signals
 from pipeline.stages.launch.join import LOCAL
-from pipeline.stages.record.run_directory import RANKS
+from pipeline.stages.record.run_directory import RANKS, SUMMARY
 from pipeline.stages.record.summary import Summary, read_summary
 from pipeline.training.parallel.parallel_spec import LaunchSpec
 from pipeline.training.parallel.ranks import PeerGoneError
@@ -68,7 +68,7 @@ def run_locally(
     The first process prints the lines of the run; other output goes to `ranks/N.log` in the run
     directory. Signals to this process are passed to the first process. Once a process has ended,
     the others must end within `launch.end_seconds`. Raises the error of the process that failed
-    first, and Interrupted if a signal to this process has ended the first process.
+    first, and Interrupted if a signal has ended the processes before they could conclude.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -76,7 +76,7 @@ def run_locally(
         with _start_workers(launch, folder, run_dir) as workers, signals.held():
             failed = _watch(workers, folder, signals, launch)
             silent = [rank for rank, worker in enumerate(workers) if worker.poll() is None]
-        if failed is not None and failed.rank == 0 and failed.is_interrupted:
+        if failed is not None and failed.is_interrupted:
             signals.check()
         if failed is None and silent:
             failed = Failure(silent[0], f"did not end within {launch.end_seconds:g} s")
@@ -88,6 +88,8 @@ def run_locally(
             if failed.rank == 0 and failed.message:
                 message = failed.message
             raise ProcessError(message, failed)
+        if not (folder / SUMMARY).exists():
+            signals.check()
         return read_summary(folder)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,8 @@ import pytest
 from pipeline import load_recipe
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.core.host.launchers import Place, find_place
-from pipeline.stages.launch.local import make_environment
+from pipeline.core.host.signals import Interrupted, Signals
+from pipeline.stages.launch import local
 from tests import outcome
 from tests.forked import start_forked
 from tests.stages.launch.engines import ENGINES
@@ -104,7 +106,7 @@ def normal(folder: Path) -> list[object]:
 def test_processes_read_no_other_launcher_s_place(engine: str, size: int) -> None:
     """The command may be a process of a launcher itself."""
     outer = {**ENGINES[engine](3, 8, 7), **ENGINES["slurm"](3, 8, 7), "HOME": "/home/me"}
-    inner = make_environment(outer, 0, size, 29_501)
+    inner = local.make_environment(outer, 0, size, 29_501)
     place = find_place("env", inner)
     assert place == (None if size == 1 else Place(0, 2, "127.0.0.1:29501"))
     assert inner["HOME"] == "/home/me"
@@ -225,6 +227,37 @@ def test_a_run_that_is_stopped_before_it_trains_was_interrupted(
     said = (tmp_path / "said").read_text()
     assert said.startswith("interrupted\n")
     assert "error:" not in said
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        ("kill -INT $$", "exit 0"),
+        ("exit 75", "sleep 60"),
+        ("kill -ABRT $$", "exit 75"),
+        ("kill -ABRT $$", "kill -ABRT $$"),
+    ],
+)
+def test_a_stop_that_ends_processes_at_once_is_no_failure(
+    ends: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler may signal all of them; JAX then aborts those that miss others."""
+
+    @contextmanager
+    def start_shells(*_: object) -> Iterator[list[subprocess.Popen[bytes]]]:
+        shells = [subprocess.Popen(["sh", "-c", end]) for end in ends]
+        yield shells
+        for shell in shells:
+            shell.kill()
+            shell.wait()
+
+    monkeypatch.setattr(local, "_start_workers", start_shells)
+    monkeypatch.setattr(local, "GRACE_S", 0.1)
+    signals = Signals()
+    signals.stop = "SIGTERM received"
+    launch = load_recipe("lenet5_digits", ["parallel.mode=data", "launch=local"]).launch
+    with pytest.raises(Interrupted, match="SIGTERM received"):
+        local.run_locally({}, tmp_path, signals, launch)
 
 
 def test_a_fine_tuned_run_is_started_again_from_its_own_checkpoint(
