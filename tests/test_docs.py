@@ -139,19 +139,6 @@ def test_a_file_that_a_document_names_is_there(document: Path) -> None:
     assert [name for name in sorted(set(named) - ELSEWHERE) if not _is_there(name)] == []
 
 
-CODE = re.compile(r"\b[A-Z]-\d\d\b")
-
-
-def test_every_code_of_a_requirement_is_in_the_table() -> None:
-    files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "docs").glob("*.md")]
-    cited = {code for file in files for code in CODE.findall(file.read_text())}
-    rows = re.findall(
-        r"^\| ([A-Z]-\d\d) \| ", (ROOT / "docs" / "requirements.md").read_text(), re.MULTILINE
-    )
-    assert rows == sorted(set(rows))
-    assert sorted(cited - set(rows)) == []
-
-
 def _is_there(name: str) -> bool:
     """Paths start anywhere; tables name the files of a folder that their heading names."""
     return (ROOT / name).exists() or any(ROOT.glob(f"[!.]*/**/{name}"))

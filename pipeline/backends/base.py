@@ -42,7 +42,7 @@ class ProgramReport:
     lines: tuple[str, ...] = ()
     """The figures as text."""
     calls_onednn: bool = False
-    """Whether it calls oneDNN, so that no cache on disk can hold it."""
+    """Whether the program calls oneDNN. Caches on disk can't hold such a program."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Executable(Protocol):
 
     @property
     def program_text(self) -> str:
-        """The training loop as it was compiled; empty in eager mode."""
+        """The text of the compiled training loop; empty in eager mode."""
 
     @property
     def loader(self) -> Loader:
@@ -171,7 +171,7 @@ class StepToPrice:
     eager: bool = False
     keep_batchnorm_fp32: bool = False
     choose_sink: Callable[[SinkPrice], SinkChoice] | None = None
-    sizes_each: bool = False
+    is_batch_per_device: bool = False
     """Whether the recipe's batch size is for each device, not for all together."""
     exchange_bytes: tuple[int, ...] = ()
     """Bytes of each all-reduce of the devices besides the gradients'."""
@@ -198,7 +198,7 @@ class Estimate(Protocol):
 
     @property
     def interval_ms(self) -> tuple[float, float]:
-        """Bounds that hold the true time of a step in 80 % of all cases."""
+        """Bounds of the true time of a step, in 80 % of all cases."""
 
     @property
     def samples_per_s(self) -> float:
@@ -206,7 +206,7 @@ class Estimate(Protocol):
 
     @property
     def communication(self) -> Communication | None:
-        """The all-reduces of several devices; None for one."""
+        """The all-reduces of several devices; None for one device."""
 
     @property
     def choice(self) -> SinkChoice | None:
@@ -240,8 +240,8 @@ class Backend(Protocol):
     def estimate(self, proposal: StepToPrice) -> Estimate | None:
         """Return the modelled time of a run on an emulated device; None on a real device.
 
-        Raises RunError if the device can't run it, and RecipeError for an option that the model
-        doesn't have.
+        Raises RunError if the device can't run the step, and RecipeError for an option that the
+        model doesn't have.
         """
 
     def mechanism(

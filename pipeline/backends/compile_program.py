@@ -57,7 +57,7 @@ class ProgramSpec:
 def compile_program(
     spec: ProgramSpec, watch: ProgressClock, devices: Sequence[jax.Device] = ()
 ) -> tuple[Any, ProgramReport]:
-    """Compile ahead of time. Raises RunError with XLA's first line if it refuses the program.
+    """Compile ahead of time. Raises RunError with the first line of XLA's error.
 
     A program that XLA's cache can't hold is compiled once in a process for the same `devices`.
     """
@@ -68,18 +68,18 @@ def compile_program(
     # Runs of a sweep may compile in threads: one after the other is faster.
     with _LOCK, watch_compiler(spec.name, watch) as events:
         lowered = _lower_program(spec)
-        # XLA has no costs of another library's calls, and can't write them to a file.
+        # XLA doesn't count the work of another library's calls, and can't write them to a file.
         calls_onednn = CALLS in lowered.as_text()
-        cached = spec.platforms is None and not calls_onednn
+        is_cacheable = spec.platforms is None and not calls_onednn
         compile_ = partial(lowered.compile, compiler_options=spec.compiler_options)
         reused = False
-        with nullcontext() if cached else no_compile_cache():
+        with nullcontext() if is_cacheable else no_compile_cache():
             if calls_onednn:
                 compiled, reused = compile_once(lowered, spec.compiler_options, devices, compile_)
             else:
                 compiled = compile_()
     seconds = time.perf_counter() - started_at
-    outcome = find_cache_outcome(events) if cached else "off"
+    outcome = find_cache_outcome(events) if is_cacheable else "off"
     memory = compiled.memory_analysis()
     cost = compiled.cost_analysis()
     report = ProgramReport(
@@ -119,7 +119,7 @@ def _lower_program(spec: ProgramSpec) -> Any:
 def watch_compiler(name: str, watch: ProgressClock) -> Iterator[list[str]]:
     """Show progress, and collect JAX's events in this thread, while a program is compiled.
 
-    Raises RunError with XLA's first line if it refuses the program.
+    Raises RunError with the first line of XLA's error.
     """
     events: list[str] = []
     thread = threading.get_ident()
@@ -139,7 +139,7 @@ def watch_compiler(name: str, watch: ProgressClock) -> Iterator[list[str]]:
 
 
 def find_cache_outcome(events: list[str]) -> Literal["hit", "miss", "off"]:
-    """Return whether the cache had all programs that were compiled during the events."""
+    """Return whether the cache had all programs that JAX compiled; off: the cache wasn't used."""
     if "/jax/compilation_cache/cache_misses" in events:
         return "miss"
     return "hit" if "/jax/compilation_cache/cache_hits" in events else "off"
@@ -177,9 +177,9 @@ def compile_later(
     devices: Sequence[jax.Device],
     notify: Callable[[ProgramReport], None] | None,
 ) -> tuple[Any, ProgramReport | None]:
-    """Find a program on disk, or return a `LaterProgram`, which calls `notify` with its report.
+    """Return a program and its report, from disk or compiled now, or a `LaterProgram` and None.
 
-    The report is then None. Without `notify` the program is compiled at once.
+    A `LaterProgram` needs `notify`, which it calls with the report.
     """
     if notify is None:
         return compile_program(spec, watch, devices)

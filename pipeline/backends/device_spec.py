@@ -22,7 +22,7 @@ class DeviceSpec(Spec):
     is_emulated: ClassVar[bool] = False
     """Whether step times come from a model of the device; such a run has one process."""
     uses_cuda: ClassVar[bool] = False
-    """Whether its runs are on NVIDIA's GPUs, which one process drives."""
+    """Whether the device is an NVIDIA GPU, which one process drives."""
     runs_populations: ClassVar[bool] = False
     """Whether several runs of a sweep can be computed by one program."""
     name: str
@@ -36,9 +36,9 @@ class DeviceSpec(Spec):
         return None
 
     def rates(self) -> Rates | None:
-        """Return the times of its devices and links; None if the host's are measured."""
+        """Return the rates of devices and links; None: the measured rates of the host."""
         return None
 
     @abstractmethod
     def open(self, parallel: ParallelSpec) -> Backend:
-        """Open the backend that compiles for this device. Raises RunError without one."""
+        """Open the backend that compiles for this device. Raises RunError if there is none."""

@@ -31,37 +31,21 @@ Formula = tuple[Any, ...]
 constant (CONSTANT, its dtype, its bytes), or (primitive, its `new_dtype` or None, operand, ...)."""
 
 _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
-    "add": lax.add,
-    "sub": lax.sub,
-    "mul": lax.mul,
-    "div": lax.div,
-    "max": lax.max,
-    "min": lax.min,
-    "neg": lax.neg,
-    "abs": lax.abs,
-    "sqrt": lax.sqrt,
-    "log": lax.log,
-    "log1p": lax.log1p,
-    "erf": lax.erf,
-    "erf_inv": lax.erf_inv,
-    "nextafter": lax.nextafter,
-    "shift_right_logical": lax.shift_right_logical,
-    "or": lax.bitwise_or,
+    "add": lax.add, "sub": lax.sub, "mul": lax.mul, "div": lax.div, "max": lax.max, "min": lax.min,
+    "neg": lax.neg, "abs": lax.abs, "sqrt": lax.sqrt, "log": lax.log, "log1p": lax.log1p,
+    "erf": lax.erf, "erf_inv": lax.erf_inv, "nextafter": lax.nextafter,
+    "shift_right_logical": lax.shift_right_logical, "or": lax.bitwise_or,
     "bitcast_convert_type": lax.bitcast_convert_type,
     "convert_element_type": lax.convert_element_type,
-}
+}  # fmt: skip
 """Functions of the primitives that compute each value by itself."""
 # Primitives that return their operand, or its values in another shape.
 _UNCHANGED = frozenset(("copy", "copy_p", "stop_gradient"))
 _RESHAPES = frozenset(("broadcast_in_dim", "reshape", "squeeze"))
 _EXACT: Mapping[str, Any] = {
-    "mul": np.multiply,
-    "add": np.add,
-    "sub": np.subtract,
-    "div": np.divide,
-    "sqrt": np.sqrt,
+    "mul": np.multiply, "add": np.add, "sub": np.subtract, "div": np.divide, "sqrt": np.sqrt,
     "neg": np.negative,
-}
+}  # fmt: skip
 """Operations that IEEE 754 rounds exactly, so that numpy computes the bits of XLA."""
 
 
@@ -118,7 +102,7 @@ class Values:
 def find_draws(computation: ClosedJaxpr) -> list[Draw | Fill | None]:
     """Describe each result of a computation on the seed, uint32 (2,).
 
-    A result that is neither drawn value by value nor of one constant is None.
+    None stands for a result that is neither drawn value by value nor filled with one value.
     """
     avals: Any = computation.in_avals
     inputs: list[Any] = [
@@ -185,9 +169,9 @@ def _describe_result(equation: JaxprEqn, operands: list[Any]) -> Any:
     if name in _UNCHANGED or (name in _RESHAPES and _is_single(equation.invars[0])):
         return operands[0]
     atoms: Any = equation.invars
-    is_whole = all(_is_single(atom) or atom.aval.shape == aval.shape for atom in atoms)
+    is_elementwise = all(_is_single(atom) or atom.aval.shape == aval.shape for atom in atoms)
     draws = {(values.folds, values.shape) for values in operands if values.folds is not None}
-    if name not in _ELEMENTWISE or not is_whole or len(draws) > 1:
+    if name not in _ELEMENTWISE or not is_elementwise or len(draws) > 1:
         return None
     formulas = [values.formula for values in operands]
     formula = _fold_constants(name, formulas, aval.dtype)

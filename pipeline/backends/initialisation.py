@@ -2,7 +2,7 @@
 
 One program for all arrays takes longer to compile than a step of training, and three times the
 memory of the arrays. Here one program draws the random bits of all arrays, 1,024 values a row.
-Each distribution (`find_draws`) has one more program, whatever the number, shapes and factors of
+Each distribution (`find_draws`) has one more program, whatever the number, shapes and scales of
 its arrays. A value depends on only 23 of its bits, so values of large states come from a table.
 The arrays are equal bit for bit to the results of one program.
 """
@@ -41,9 +41,9 @@ UNOPTIMIZED: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
 """Options of programs with formulas. Optimised programs would contract products and sums, and so
 change the last bits of weights."""
 
-KEPT_BITS = 23
+VALUE_BITS = 23
 """Random bits that a value depends on: the mantissa of a float32 between 1 and 2, as jax draws."""
-TABLE_VALUES = 1 << KEPT_BITS
+TABLE_VALUES = 1 << VALUE_BITS
 TABLE_WORTH_VALUES = 3 * TABLE_VALUES
 """Number of drawn values above which a table of the distribution is faster."""
 
@@ -76,7 +76,7 @@ def compile_initialisation(
         compile_on_devices(partial(_select_leaves, init, undrawn)) if undrawn else None
     )
     by_formula: dict[Formula, dict[int, Draw]] = {}
-    # Keyed by text, in which 0.0 and -0.0 differ.
+    # Keys are texts, as 0.0 == -0.0 but their texts differ.
     fills: dict[str, tuple[Fill, list[int]]] = {}
     for position, array in enumerate(arrays):
         if isinstance(array, Draw):
@@ -119,7 +119,7 @@ def _compile_sampler(
     """Compile the program that draws rows of a distribution.
 
     Returns a function that makes the sampler: (keys uint32 (rows, 2), counters uint32 (rows,)) ->
-    float32 (rows, columns), before factors.
+    float32 (rows, columns), not yet multiplied by `Draw.scale`.
     """
     keys = np.zeros((ROWS, 2), np.uint32), np.zeros(ROWS, np.uint32)
     bits = np.zeros((ROWS, COLUMNS), np.uint32)
@@ -136,8 +136,8 @@ def _compile_sampler(
 def draw_bits(keys: Any, first: Any) -> Any:
     """Return random bits uint32 (rows, columns) of keys (rows, 2), counters from `first` (rows,).
 
-    They equal `jax.random.bits` of fewer than 2**32 values with `jax_threefry_partitionable`. Its
-    loop, which writes every round to memory, is left out.
+    They equal `jax.random.bits` of fewer than 2**32 values with `jax_threefry_partitionable`, but
+    without JAX's loop, which writes every round to memory.
     """
     counters = first[:, None] + lax.iota(jnp.uint32, COLUMNS)
     high, low = threefry_2x32((keys[:, :1], keys[:, 1:]), (jnp.zeros_like(counters), counters))
@@ -145,26 +145,26 @@ def draw_bits(keys: Any, first: Any) -> Any:
 
 
 def _look_up(table: Any, keys: Any, first: Any) -> Any:
-    indices = draw_bits(keys, first) >> (32 - KEPT_BITS)
+    indices = draw_bits(keys, first) >> (32 - VALUE_BITS)
     return table.at[indices].get(mode="promise_in_bounds")
 
 
 def _make_table(apply: Program) -> np.ndarray:
     """Return the values of a distribution by the bits that decide them."""
     values = np.empty((TABLE_VALUES // (ROWS * COLUMNS), ROWS, COLUMNS), np.float32)
-    bits = np.arange(TABLE_VALUES, dtype=np.uint32) << (32 - KEPT_BITS)
+    bits = np.arange(TABLE_VALUES, dtype=np.uint32) << (32 - VALUE_BITS)
     for rows, chunk in zip(values, bits.reshape(values.shape), strict=True):
         rows[:] = apply(chunk)
     return values.ravel()
 
 
 def _ignores_low_bits(formula: Formula) -> bool:
-    """Whether the formula reads only the highest `KEPT_BITS` bits."""
+    """Whether the formula reads only the highest `VALUE_BITS` bits."""
     if formula[0] in (BITS, CONSTANT):
         return bool(formula[0] == CONSTANT)
     if formula[0] == "shift_right_logical" and formula[2][0] == BITS:
         count = formula[3]
-        return count[0] == CONSTANT and int(read_constant(count)) == 32 - KEPT_BITS
+        return count[0] == CONSTANT and int(read_constant(count)) == 32 - VALUE_BITS
     return all(map(_ignores_low_bits, formula[2:]))
 
 

@@ -2,14 +2,14 @@
 
 Programs are keyed by a SHA-256 of texts that decide them. On disk these texts are all that the step
 is made from (`pipeline.stages.compile`), so nothing is traced. JAX's own cache finds a program by
-its StableHLO, which a start has to trace and lower first. A file holds JAX's metadata of a compiled
-program, and the name of the file in JAX's cache with the machine code. It is in the folder of that
-cache, with the same precautions, since loading a program means to run it.
+its StableHLO, which every start has to trace and lower first. A file holds JAX's metadata of a
+compiled program, and the name of the file in JAX's cache with the machine code. Both are in one
+folder, with the same precautions, since loading a program runs its code.
 
 Programs that call oneDNN are in memory, keyed by their StableHLO. No file can hold them: jaxlib
 0.10.2 writes such a call as another kind of call, and fails with `std::bad_alloc`
-(`CustomCallThunkToProto` gets a `OneDnnOpThunk`). Jobs of a sweep that differ in
-rates, seeds and lengths share one program.
+(`CustomCallThunkToProto` gets a `OneDnnOpThunk`). Jobs of a sweep share one program if they differ
+only in learning rates, seeds and lengths.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def compile_once(
     devices: Sequence[jax.Device],
     compile_: Callable[[], Any],
 ) -> tuple[Any, bool]:
-    """Return the compiled program of a lowered one, and whether it was in memory.
+    """Return the compiled form of a lowered program, and whether it was in memory.
 
     Programs are equal if their StableHLO, names of layers, options and devices are. Devices of a
     client that JAX has closed differ from those of a new client. Source locations don't count:
@@ -79,9 +79,9 @@ def compile_once(
 def find_program(
     key: str, args: tuple[Any, ...], result: Any, device: jax.Device
 ) -> tuple[Any, ProgramReport] | None:
-    """Return the program of a key on disk, and its report; None without one.
+    """Return the program of a key on disk, and its report; None if there is no such program.
 
-    `args` and `result` are trees of the shapes and dtypes of its arguments and results.
+    `args` and `result` are trees of the shapes and dtypes of the program's arguments and results.
     """
     started_at = time.perf_counter()
     cache = opened_cache(device)
@@ -121,7 +121,7 @@ def keep_program(
         return
     arguments: Any = jax.tree.structure((args, {}))
     shapes, structure = jax.tree.flatten(compiled.args_info)
-    # Constants that JAX passes as further arguments are no part of the file.
+    # Constants that JAX passes as further arguments aren't in the file.
     if structure != arguments or compiled._params.const_args:
         return
     content = io.BytesIO()
@@ -141,8 +141,8 @@ def _file_key(key: str, args: tuple[Any, ...]) -> str:
 class _Writer(ExecutablePickler):  # type: ignore[misc]
     """Writes the key of JAX's cache in place of machine code.
 
-    If XLA has itself loaded a program from a file, it writes the machine code again without some
-    functions (jaxlib 0.10.2).
+    XLA can't write machine code that it has read from a file: some functions are lost (jaxlib
+    0.10.2).
     """
 
     def __init__(self, file: io.BytesIO, code: str) -> None:

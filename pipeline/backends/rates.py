@@ -1,4 +1,4 @@
-"""Rates of devices, and the modelled communication of emulated ones."""
+"""Rates of devices, and the modelled communication of emulated devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DeviceGroup:
 
 
 class Rates(Protocol):
-    """Times of one device and of the links between devices; each grows with its sizes."""
+    """Times of one device and of the links between devices. No time falls with more work."""
 
     @property
     def exposed_share(self) -> float:
@@ -36,7 +36,7 @@ class Rates(Protocol):
 
     @property
     def scatters_sums(self) -> bool:
-        """Whether a sum that devices share in pieces is a reduce-scatter.
+        """Whether a sum of which each device needs a piece is a reduce-scatter.
 
         XLA for CPUs all-reduces and slices instead.
         """
@@ -52,8 +52,9 @@ class Rates(Protocol):
         """Return the microseconds of one kernel that computes `flops` and moves `nbytes`."""
 
     def collective_us(self, kind: CollectiveKind, nbytes: float, group: DeviceGroup) -> float:
-        """Return the microseconds of a collective; `nbytes` is the size of a device's whole array.
+        """Return the microseconds of a collective.
 
+        `nbytes` is the size of a device's array after an all-gather, before a reduce-scatter.
         Raises GroupError for a group that the servers of these devices can't hold.
         """
 

@@ -1,7 +1,7 @@
 """Choice of the length and the mechanism of sinks from measured costs, with the reason.
 
 A dispatch of n steps takes `dispatch_ms + n * step_ms`. A sink is one dispatch, unless an event or
-the longest wait of a signal splits it. So a longer sink divides the host's cost among more steps,
+the time limit of a dispatch splits it. So a longer sink divides the host's cost among more steps,
 until something else ends its dispatches.
 """
 
@@ -19,7 +19,7 @@ SHOWN = (1, 10, 100, 1000)
 """Sizes of sinks in the table of predictions."""
 
 TOLERANCE = 0.005
-"""A shorter sink is preferred if a longer one saves no more than this share of a step."""
+"""A shorter sink is preferred if a longer sink saves at most this share of a step."""
 
 HORIZON_STEPS = 200_000
 """Most steps over which dispatches are counted: events have repeated by then."""
@@ -39,7 +39,7 @@ class Cost:
     def fit(mechanism: SinkMechanism, single_ms: float, long_ms: float, steps: int) -> Cost:
         """Fit the times of a dispatch of one step and of a dispatch of `steps` > 1 steps.
 
-        If noise made the long dispatch the faster one, a step takes its share of that dispatch.
+        If noise made the long dispatch faster, a step takes its share of the long dispatch.
         """
         step_ms = (long_ms - single_ms) / (steps - 1) if long_ms > single_ms else long_ms / steps
         return Cost(mechanism, single_ms - step_ms, step_ms)
@@ -50,7 +50,7 @@ class Costs:
     """The time of a step without sinks, and in sinks by mechanism."""
 
     off_ms: float
-    """Time of a step whose record the host reads before it dispatches the next one."""
+    """Time of a step if the host reads its record before dispatching the next step."""
     sinks: tuple[Cost, ...]
     """At least one cost. The first of two equally good costs is preferred."""
     error: float
@@ -96,7 +96,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class SinkChoice:
-    """A sink, its predicted times per step, and the reason for it. Without sinks `size` is None."""
+    """A sink, its predicted times per step, and the reason for it; `size` None: no sinks."""
 
     size: int | None
     mechanism: Literal["loop", "soft", "none"]

@@ -1,7 +1,4 @@
-"""Loops over the steps of a window: the training loop, the evaluation, and ways to repeat a step.
-
-They are pure functions, which a backend compiles.
-"""
+"""Pure functions that a backend compiles: loops over the steps of a window, and ways to repeat."""
 
 from __future__ import annotations
 

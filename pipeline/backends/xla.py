@@ -64,7 +64,7 @@ RATES_BLOCK = 1 << 14
 """Rows of a table of learning rates are padded to a multiple of this number."""
 KEEP_RECOMPUTED: dict[str, str | bool] = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 """Options for a step that recomputes activations. Without them XLA:CPU drops the barriers around
-recomputed operations, merges these with the first ones, and stores their results."""
+recomputed operations, merges them with the original operations, and stores their results."""
 
 
 class XlaBackend:
@@ -214,7 +214,7 @@ class XlaExecutable:
         return carry.state, self._read_telemetry(start, carry, rows)
 
     def _put_once(self, state: TrainState) -> TrainState:
-        """Return the state on the device; here it is there already."""
+        """Return the state, which is on the device already. A subclass may copy it."""
         return state
 
     def _run_window(
@@ -304,7 +304,7 @@ def _make_specs(
     results: tuple[Any, Any, Any] = (None, None, None)
     options = None
     if rules is not None:
-        # XLA divides the whole batch among the devices.
+        # XLA divides the global batch among the devices.
         replicated: Any = placement.replicated
         results = (shardings, LoopCarry(shardings, replicated, replicated), replicated)
     else:
@@ -380,7 +380,7 @@ def split_at_windows(loader: Loader, start: int, stop: int) -> Iterator[tuple[In
 def _compile_initialisation(
     work: CompileInputs, spec: ProgramSpec, placement: DevicePlacement, watch: ProgressClock
 ) -> tuple[Any, ProgramReport]:
-    """Compile the initialisation, in small programs on CPUs that have whole parameters."""
+    """Compile the initialisation, in small programs on CPUs that hold all parameters."""
     if (
         work.sharding_rules is not None
         or not platform_of(placement.device.platform).optimizes_slowly

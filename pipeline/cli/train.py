@@ -193,8 +193,9 @@ def _run_sweep(arguments: TrainArguments) -> int:
     excluded = (*RESUME_KEYS, SWEEP_DIR)
     job_overrides = [override for override in overrides if key_of(override) not in excluded]
     existing = _find_directory(flags, typed, overrides)
-    place = find_place("auto", os.environ) if existing is None else None
-    if place is not None and value_of(overrides, "launch") in (None, "auto"):
+    is_auto = value_of(overrides, "launch") in (None, "auto")
+    place = find_place("auto", os.environ) if is_auto else None
+    if place is not None and existing is None:
         rule = f"must be set: {place.launcher} has started {place.size} processes, which share jobs"
         raise RecipeError([f"{SWEEP_DIR} = null: {rule}"])
     recipe = value_of(overrides, "recipe") or ""
@@ -218,7 +219,7 @@ def _run_sweep(arguments: TrainArguments) -> int:
     except KeyboardInterrupt as interruption:
         print("the sweep was stopped", file=sys.stderr)
         stop_status = exit_status_of(interruption)
-    status = max(stop_status, conclude(sweep_dir))
+    status = max(stop_status, conclude(sweep_dir, is_shared=place is not None))
     if status in (RunError.exit_status, exit_status_of("stopped")):
         print(
             printable(

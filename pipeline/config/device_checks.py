@@ -157,6 +157,8 @@ def check_launcher(recipe: Recipe) -> Iterator[str]:
     for key, value in local.items():
         if launch.name != "local" and value:
             yield f"launch.{key} = {value}: needs launch=local; it is {launch.name}"
+    if launch.restarts and not set(recipe.stages) >= {"train", "checkpoint"}:
+        yield f"launch.restarts = {launch.restarts}: needs the stages train and checkpoint"
     if launch.min_processes is not None:
         setting = f"launch.min_processes = {launch.min_processes}"
         if launch.min_processes > processes:

@@ -99,7 +99,7 @@ def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice
         eager=train.mode == "eager",
         keep_batchnorm_fp32=bool(train.keep_batchnorm_fp32),
         choose_sink=choose_sink if chooses_sink(train) else None,
-        sizes_each=recipe.parallel.batch_per_device is not None,
+        is_batch_per_device=recipe.parallel.batch_per_device is not None,
         exchange_bytes=_count_exchange_bytes(built, make_batch(train.batch_size)),
     )
 

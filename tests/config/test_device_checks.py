@@ -77,6 +77,19 @@ REFUSED = {
         ["launch.processes=2"],
         "launch.processes = 2: needs launch=local; it is auto",
     ),
+    "restarts": (["launch.restarts=2"], "launch.restarts = 2: needs launch=local; it is auto"),
+    "restarts without checkpoints": (
+        [DATA, "launch=local", "launch.restarts=2", "stages=[data,build,compile,train]"],
+        "launch.restarts = 2: needs the stages train and checkpoint",
+    ),
+    "least processes": (
+        [DATA, "launch=local", "launch.min_processes=3"],
+        "launch.min_processes = 3: must be at most launch.processes = 2",
+    ),
+    "least processes of a layout": (
+        [DATA, "launch=local", "launch.min_processes=1", "parallel.reproducible=layout"],
+        "launch.min_processes = 1: must be null or equal with parallel.reproducible = layout",
+    ),
     "launch": (["launch=local"], "launch = local: needs parallel.mode=data; it is none"),
     "uneven": (
         [DATA, "launch=local", "launch.processes=3", "parallel.devices=4"],

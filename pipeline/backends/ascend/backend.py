@@ -17,8 +17,8 @@ from pipeline.training.parallel.parallel_spec import ParallelSpec
 class AscendBackend(XlaBackend):
     """Emulated devices. Their numbers are, bit for bit, the numbers of the host's processor.
 
-    Lowerings are chosen and programs are compiled for the host. The price of a step doesn't depend
-    on them.
+    Lowerings are chosen and programs are compiled for the host, and neither changes the price of a
+    step.
     """
 
     def __init__(self, emulated: EmulatedDevice, parallel: ParallelSpec) -> None:

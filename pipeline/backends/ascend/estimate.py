@@ -91,6 +91,7 @@ class AscendEstimate:
         proposal = self._proposal
 
         def make_config(sink_steps: int | None) -> ExecutionConfig:
+            """Return the options with sinks of `sink_steps` steps; None: without sinks."""
             size = proposal.sink_steps if sink_steps is None else sink_steps
             changed = replace(proposal, sink=sink_steps is not None, sink_steps=size)
             return configure_step(changed, self._emulated)
@@ -111,7 +112,7 @@ class AscendEstimate:
 
     def _with_recipe_keys(self, change: Recommendation) -> Recommendation:
         """Return a change with the recipe's key for the batch."""
-        if change.kind != "batch" or not self._proposal.sizes_each:
+        if change.kind != "batch" or not self._proposal.is_batch_per_device:
             return change
         size = int(change.override.partition("=")[2]) // self._proposal.devices
         return replace(change, override=f"parallel.batch_per_device={size}")

@@ -29,7 +29,7 @@ from pipeline.backends.ascend.published.workloads import (
 )
 from pipeline.core.errors import PipelineError, RunError
 
-KINDS = {
+HARD_FAMILIES = {
     "depthwise networks, both": ("mobilenet", "efficientnet", "shufflenet"),
     "vision transformers, both": ("transformer",),
 }
@@ -58,7 +58,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Score:
-    """Errors, rank order and coverage of some rows. `coverage` is the share inside intervals."""
+    """Errors, rank order and coverage of some rows: the share of published times in intervals."""
 
     rows: int
     median_error: float
@@ -205,7 +205,7 @@ def _print_published() -> None:
     print()
     print(f"graph mode, device-bound, family left out: {score(graph)}")
     print(f"eager PyTorch, 80 us an op: {score(eager)}")
-    for title, families in KINDS.items():
+    for title, families in HARD_FAMILIES.items():
         rows = [v for v in (*graph, *eager) if v.row.family in families]
         print(f"{title}: {score(rows)}")
     print(f"rows bounded by the host: {fast_enough} of {len(bounds)} kept, within 10 %")

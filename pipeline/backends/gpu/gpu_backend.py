@@ -74,22 +74,21 @@ class GpuExecutable(XlaExecutable):
 
     def put(self, state: TrainState) -> TrainState:
         """Copy a state to the device, in the layouts of the programs."""
-        # Copy it first, as a state on the host may share its memory with the caller.
+        # Copy the state first, as `placement.put` may share memory with the caller.
         copied: TrainState = self.placement.put(jax.tree.map(np.array, state))
         return copied if self.programs.place is None else self.programs.place(copied)
 
     def _put_once(self, state: TrainState) -> TrainState:
-        """Copy a state of the host's memory to the device."""
+        """Return a state on the device, copied if it is in the host's memory."""
         on_device = state.step.devices() == {self.placement.device}
         return state if on_device else self.put(state)
 
     def _run_window(
         self, carry: LoopCarry, inputs: Inputs, positions: range, mechanism: Mechanism
     ) -> LoopCarry:
-        """Run the steps of a window; only a loop takes several at once.
+        """Run the steps of a window. With the mechanism "loop" a dispatch runs several steps.
 
-        With the mechanism "loop" a dispatch runs several steps. The host reads nothing before the
-        last step of a window is dispatched.
+        The host reads nothing before the last step of the window is dispatched.
         """
         step_carry = StepCarry(self.placement.put(np.int32(positions.start)), carry)
         last = self.placement.put(np.int32(positions.stop))
@@ -150,7 +149,7 @@ class GpuBackend(XlaBackend):
         )
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
-        """Compile initialisation, steps and evaluation. Raises RunError if XLA refuses one."""
+        """Compile initialisation, steps and evaluation. Raises RunError if XLA can't."""
         if len(self.placement.devices) > 1 or work.eager or work.sharding_rules is not None:
             return super().compile(work, watch)
         chip = Chip(self.device, _find_host())
@@ -189,7 +188,7 @@ class AbsentGpuBackend(XlaBackend):
     def choose_lowerings(
         self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
     ) -> LoweringChoice:
-        """Return XLA's lowerings: all others are only for CPUs."""
+        """Return XLA's lowerings, as other lowerings are only for CPUs."""
         return LoweringChoice()
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:

@@ -28,9 +28,9 @@ class HloFacts:
     """Facts of a program. `calls_by_library` has counts by "target dtype", `triton` by kind.
 
     `donated` counts arguments whose memory a result reuses. `body_moves` counts copies and
-    transposes in a loop, `state_moves` those that move the state into or out of a dispatch; both of
-    arrays of two dimensions or more. `known_steps` is the trip count of the loop, None if the
-    compiler hasn't determined it.
+    transposes in a loop, `state_moves` the copies and transposes of the state into or out of a
+    dispatch; arrays of fewer than two dimensions don't count. `known_steps` is the trip count of
+    the loop, None if the compiler hasn't determined it.
     """
 
     donated: int
@@ -49,7 +49,7 @@ def read_hlo(text: str) -> HloFacts:
     program = read_hlo_text(text)
     lines = list(program.lines())
     moving_computations = {
-        name for name, body in program.computations.items() if _is_moving(body.values())
+        name for name, body in program.computations.items() if _only_moves(body.values())
     }
     main = program.computations.get(program.entry, {})
     bodies = {
@@ -92,7 +92,7 @@ def read_hlo(text: str) -> HloFacts:
     )
 
 
-def _is_moving(lines: Iterable[HloLine]) -> bool:
+def _only_moves(lines: Iterable[HloLine]) -> bool:
     opcodes = {line.opcode for line in lines}
     return bool(opcodes & MOVES) and opcodes <= MOVES | VIEWS
 
@@ -134,5 +134,5 @@ def _is_donated(name: str, main: Mapping[str, HloLine], donated: set[int]) -> bo
         return number.isdigit() and int(number) in donated
     if line.opcode in ("bitcast", "get-tuple-element"):
         return any(_is_donated(operand, main, donated) for operand in line.operands)
-    # A loop's results reuse the donated memory, so a move of one moves the state out.
+    # A loop's results reuse the donated memory, so a move of a result moves the state out.
     return line.opcode == "while"

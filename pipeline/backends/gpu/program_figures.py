@@ -28,7 +28,7 @@ GB = 1e9
 THUNK_FILES = ("*thunk_sequence_after_thunk_passes.txt", "*thunk_sequence.txt")
 """Files of thunks, with CUDA graphs (if the program has any) and without. The first one is read."""
 NO_TILE_MESSAGE = "output tile sizes"
-"""Phrase of XLA's error for a product whose tile it could only choose by timing on a GPU."""
+"""Phrase of XLA's error for a product whose tile can only be chosen by timing on a GPU."""
 WITHOUT_TRITON: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
 UNTUNED_NOTE = (
     "compiled without Triton: XLA can't choose the tile of a product without timing it on a GPU"
@@ -125,7 +125,7 @@ def count_launches(thunks: Sequence[Thunk], *, in_graph: bool = False) -> Launch
 def find_outer_loops(
     thunks: Sequence[Thunk], *, in_graph: bool = False
 ) -> tuple[tuple[Thunk, bool], ...]:
-    """Return the loops outside other loops, each with whether it is in a CUDA graph."""
+    """Return the loops outside other loops, and whether each is in a CUDA graph."""
     loops: list[tuple[Thunk, bool]] = []
     for thunk in thunks:
         if thunk.kind == LOOP:
@@ -232,8 +232,8 @@ def _compile_and_list(
 def read_figures(program: Any, thunks: tuple[Thunk, ...], target: ChipTarget) -> ProgramFigures:
     """Return the figures of a compiled program, from its memory, its HLO and its thunks."""
     memory = program.memory_analysis()
-    used = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-    used += memory.output_size_in_bytes - memory.alias_size_in_bytes
+    memory_bytes = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    memory_bytes += memory.output_size_in_bytes - memory.alias_size_in_bytes
     step = launches = count_launches(thunks)
     around = Launches()
     loop, in_graph = next(iter(find_outer_loops(thunks)), (None, False))
@@ -245,7 +245,7 @@ def read_figures(program: Any, thunks: tuple[Thunk, ...], target: ChipTarget) ->
         results=len(jax.tree.leaves(program.out_info)),
         argument_bytes=memory.argument_size_in_bytes,
         temporary_bytes=memory.temp_size_in_bytes,
-        memory_bytes=used,
+        memory_bytes=memory_bytes,
         chip_bytes=target.memory_bytes,
         loops=launches.loops,
         loop_in_graph=in_graph,

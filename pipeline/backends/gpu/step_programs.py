@@ -215,7 +215,7 @@ def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]
 
 
 def _advance(step: TrainStep, carry: StepCarry, inputs: Inputs, learning_rates: Array) -> StepCarry:
-    """Return the carry after a step. If the run has ended, only the position changes."""
+    """Return the carry after a step. After the end of the run only the position changes."""
     position = carry.position
     before = carry.loop
     with jax.named_scope(DATA_SCOPE):

@@ -36,7 +36,8 @@ class Node:
     """An application of a primitive; inputs and outputs are indices of values.
 
     `mark` is the pass of differentiation, from jvp or transpose in JAX's name stack. `calls` are
-    the jitted functions around the node. The nodes of `loop`, a number, run `repeat` times.
+    the jitted functions around the node. `loop` is the number of the innermost loop around the
+    node, 0 for none. `repeat` is how often the node runs.
     """
 
     primitive: str
@@ -109,7 +110,7 @@ def _find_constants(graph: Graph) -> None:
 
 
 def _find_live(graph: Graph) -> set[int]:
-    """Return the values that the outputs depend on, also in a loop's last iteration."""
+    """Return the values that the outputs depend on, also through values that loops carry."""
     producer = {out: node for node in graph.nodes for out in node.outputs}
     next_values = dict(graph.carried)
     live: set[int] = set()

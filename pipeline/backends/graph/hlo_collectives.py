@@ -30,9 +30,9 @@ KINDS = {
 class CompiledCollective:
     """Collectives of one kind over groups of one size in a compiled program.
 
-    `nbytes` sums the sizes of the `count` whole arrays on one device: the array that an all-reduce
-    reads and writes, an all-gather writes, and a reduce-scatter reads. An instruction in a loop is
-    counted once.
+    `nbytes` is the size of the `count` arrays on one device: the array that an all-reduce reads and
+    writes, an all-gather writes, and a reduce-scatter reads. An instruction in a loop is counted
+    once.
     """
 
     kind: str
@@ -68,7 +68,7 @@ def _count_bytes(line: HloLine) -> int:
 
 
 def _find_group_size(arguments: str) -> int:
-    """Return the number of devices in a group; 2, for a permutation's pairs, without groups."""
+    """Return the number of devices in a group; 2 without groups, as a permutation has pairs."""
     if listed_ids := _LIST.search(arguments):
         return listed_ids[1].count(",") + 1
     if iota := _IOTA.search(arguments):

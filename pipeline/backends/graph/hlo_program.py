@@ -36,7 +36,7 @@ CUDNN = "__cudnn$"
 CUBLAS = "__cublas$"
 CONVERSIONS = "conversions of types"
 MAX_DISTANCE = 4
-"""Most instructions between one without a scope and the one that it inherits a scope from."""
+"""Most edges from an instruction without a scope to the instruction whose scope it inherits."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +122,12 @@ def parse_program(text: str) -> HloProgram:
     for name, line in lines.items():
         called = line.called_computation
         inside = opcodes.get(called, frozenset()) if called else frozenset((line.opcode,))
-        read = [lines[operand].nbytes if operand in lines else 0 for operand in line.operands]
+        read_bytes = [lines[name].nbytes if name in lines else 0 for name in line.operands]
         scope = _SCOPE.search(line.arguments)
         instructions[name] = HloInstruction(
             line.opcode,
             inside,
-            _count_moved_bytes(inside, read, line.nbytes),
+            _count_moved_bytes(inside, read_bytes, line.nbytes),
             flops.get(called, 0.0) if called else _count_flops(line, shapes),
             scope[1] if scope else "",
             line.target or "",
@@ -147,7 +147,8 @@ def _inherit_scopes(
 ) -> dict[str, str]:
     """Return scopes for instructions without one, such as copies that the compiler adds.
 
-    They are from the nearest instruction that reads the result, else from the nearest operand.
+    A scope is inherited from the nearest instruction that reads the result, else from the nearest
+    operand.
     """
     readers: dict[str, list[str]] = {}
     for name, line in lines.items():
@@ -157,13 +158,13 @@ def _inherit_scopes(
 
     def find_scope(name: str, neighbours: Mapping[str, Sequence[str]]) -> str:
         visited = {name}
-        layer = [name]
+        frontier = [name]
         for _ in range(MAX_DISTANCE):
-            nearby = (other for name in layer for other in neighbours.get(name, ()))
-            layer = [other for other in nearby if other not in visited]
-            visited.update(layer)
-            for other in layer:
-                # Other scopes are the loop's, which name no layer.
+            nearby = (other for name in frontier for other in neighbours.get(name, ()))
+            frontier = [other for other in nearby if other not in visited]
+            visited.update(frontier)
+            for other in frontier:
+                # All other scopes are the training loop's, which don't name a layer.
                 scope = instructions[other].scope if other in instructions else ""
                 if "jvp(" in scope or "step." in scope:
                     return scope
@@ -176,13 +177,13 @@ def _inherit_scopes(
     }
 
 
-def _count_moved_bytes(inside: frozenset[str], read: list[int], result: int) -> int:
+def _count_moved_bytes(inside: frozenset[str], read_bytes: list[int], result_bytes: int) -> int:
     """Return bytes read and written; of a sliced or updated array, only the slice's bytes."""
     if inside & {"dynamic-slice", "gather"}:
-        return 2 * result
+        return 2 * result_bytes
     if "dynamic-update-slice" in inside:
-        return 2 * sum(nbytes for nbytes in read if nbytes < result)
-    return result + sum(read)
+        return 2 * sum(nbytes for nbytes in read_bytes if nbytes < result_bytes)
+    return result_bytes + sum(read_bytes)
 
 
 def _count_flops(line: HloLine, shapes: Mapping[str, HloArray]) -> float:

@@ -30,7 +30,7 @@ class HloArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements; each has at least one byte, also `pred`."""
+        """Bytes of all elements; an element has at least one byte, also in `pred`."""
         bits = "".join(filter(str.isdigit, self.dtype))
         return self.elements * max(1, int(bits or 8) // 8)
 

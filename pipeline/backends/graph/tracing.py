@@ -1,7 +1,7 @@
 """Trace a JAX function to its graph, from shapes alone: no weight is allocated.
 
-Calls are inlined. A scan's body appears once, with nodes that `repeat` by the scan's length. A
-`cond` is its slowest branch. A platform-dependent `cond` is its branch for any platform.
+Calls are inlined. A scan's body appears once; the `repeat` of its nodes includes the scan's length.
+A `cond` is its slowest branch, a platform-dependent `cond` its default branch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OPAQUE_CALLS = frozenset({"max_pool"})
 
 @dataclass(frozen=True)
 class _Place:
-    """Place of an equation: its scope, the jitted calls and the loop around it, and repeats."""
+    """Scope of an equation, and the calls and loop around it. Fields are as in `Node`."""
 
     scope: str = ""
     calls: tuple[str, ...] = ()
@@ -170,7 +170,7 @@ class _Tracer:
         return index
 
     def add_while(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
-        """Add the body of a loop that counts to a constant; raise UnboundedLoopError for others."""
+        """Add a loop's body. Raises UnboundedLoopError unless the loop counts to a constant."""
         count = count_iterations(eqn)
         if count is None:
             raise UnboundedLoopError(
@@ -186,7 +186,7 @@ class _Tracer:
         return tuple(self._add_final_carries(carried, outputs, eqn.outvars, place))
 
     def add_cond(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
-        """Add one branch: the branch for any platform, or else the slowest."""
+        """Add the slowest branch, or the default branch of a platform-dependent `cond`."""
         branches = eqn.params["branches"]
         branch = branches[-1]
         if eqn.params.get("branches_platforms") is None:

@@ -135,11 +135,11 @@ class Loader:
         steps = window.stop - window.start
         if last is not None and last.stop == step and not window.early:
             busy_s = requested_at - self._handed_at
-            used = last.stop - last.start
-            handoff = WindowHandoff(step, used, busy_s, wait_s, ready, steps, prepare_time)
+            trained = last.stop - last.start
+            handoff = WindowHandoff(step, trained, busy_s, wait_s, ready, steps, prepare_time)
             self._stats.add(handoff)
         else:
-            self._stats.jump(wait_s, steps, prepare_time)
+            self._stats.add_unprepared(wait_s, steps, prepare_time)
         self._handed_at = requested_at + wait_s
         self._window = window
         return window
@@ -147,7 +147,7 @@ class Loader:
     def close(self) -> None:
         """Stop preparing ahead, so that no samples are read in vain.
 
-        The last window is dropped too, and read again at the next request.
+        The window in use is dropped too. A later request prepares it again.
         """
         self._source.close()
         self._window = None
@@ -170,14 +170,14 @@ def make_loader(
     """Make a loader; `auto` is resident if the split fits on the device, and if no host op draws
     again in each epoch.
 
-    `notify` is called when training starts to wait for data, and when it no longer waits.
+    `notify` is called when training starts to wait for data, and when the waits end.
     """
     split = source.split
     if kind == "auto":
         free = source.placement.free_bytes
         # Lazy columns are decoded into the host's memory first, so the smaller limit holds.
-        lazy = any(isinstance(column, LazyColumn) for column in split.columns.values())
-        limit = RESIDENT_LIMIT_BYTES if free is None or lazy else RESIDENT_SHARE * free
+        is_lazy = any(isinstance(column, LazyColumn) for column in split.columns.values())
+        limit = RESIDENT_LIMIT_BYTES if free is None or is_lazy else RESIDENT_SHARE * free
         is_drawn = any(
             isinstance(column, HostMappedColumn) and column.draws
             for column in split.columns.values()

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 STARVED_SHARE = 0.05
-"""Training starves if it waited for a window for more than this share of its time."""
+"""Training starves if it waits for a window for more than this share of its time."""
 
 RECOVERED_SHARE = 0.01
-"""Starvation ends if training waited for a window for less than this share."""
+"""Starvation ends if training waits for a window for less than this share of its time."""
 
 NOISE_S = 1e-3
 """Shortest wait that counts: the operating system may take as long to wake a thread."""
@@ -55,9 +55,9 @@ class PrepareTime:
 
 @dataclass(frozen=True)
 class WindowHandoff:
-    """Handoff of a window to the training thread, which requested it after `busy_s`.
+    """Handoff of a window to the training thread, which had trained `steps` steps in `busy_s`.
 
-    In that time `steps` were trained. `ready_steps` of the window's `window_steps` were ready.
+    `ready_steps` of the window's `window_steps` were ready when it was requested.
     """
 
     start: int
@@ -82,8 +82,8 @@ class LoaderReport:
     starved: bool
     """Whether training has starved at any time."""
     first_wait_ms: float
-    """Wait for windows that couldn't be prepared ahead: the first, one after a jump, and the short
-    windows that follow it."""
+    """Wait for windows that couldn't be prepared ahead: the run's first window, windows that don't
+    follow the window before them, and the short windows after these."""
     first_window_ms: float
     """Wait for the run's first window, before which nothing can be compiled."""
     wait_ms_per_step: float | None
@@ -106,7 +106,7 @@ class LoaderStats:
         self._prepare_time = PrepareTime()
         self._starves = self._starved = False
 
-    def jump(self, wait_s: float, window_steps: int, prepare_time: PrepareTime) -> None:
+    def add_unprepared(self, wait_s: float, window_steps: int, prepare_time: PrepareTime) -> None:
         """Record a window that couldn't be prepared ahead."""
         if self._first_window_s is None:
             self._first_window_s = wait_s
@@ -135,7 +135,7 @@ class LoaderStats:
 
     @property
     def waited_s(self) -> float:
-        """Seconds of all waits, including those for windows that couldn't be prepared ahead."""
+        """Seconds of all waits, also for windows that couldn't be prepared ahead."""
         return self._first_wait_s + self._wait_s
 
     def report(self, kind: Literal["resident", "stream"]) -> LoaderReport:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 SHORTEST_TRIAL_S = 0.1
-"""Least seconds of reading in a trial of a number of threads; each also reads at least once."""
+"""Least seconds of reading in a trial. Each thread of a trial also reads at least once."""
 
 TRIALS_BEFORE_RETRY = 50
-"""Lengths of a trial after which all numbers are tried again."""
+"""Trials of the fastest number of threads after which all numbers are tried again."""
 
 
 class ReadingThreads:

@@ -1,9 +1,9 @@
-"""Windows of a split that is larger than the device: samples are transferred with their window.
+"""Windows of a split that doesn't fit on the device: samples are transferred with their window.
 
 grain reads one window ahead, in several threads if samples are decoded one by one (`ReadingThreads`
 chooses the number). The threads read parts of a window into its buffer, and the thread that
-completes the window transfers it. A part is a pure function of its number, so a jump to a step
-opens a reader there, which skips no samples.
+completes the window transfers it. A part is a pure function of its number, so a reader can start at
+any step without reading the samples before it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Reader:
         return min(steps, self._part_source.num_unclaimed * steps // self._plan.parts)
 
     def take(self) -> tuple[Window, PrepareTime]:
-        """Return the next window. As its parts are taken, threads read the window after it."""
+        """Return the next window. Meanwhile threads read the window after it."""
         parts = []
         for _ in range(self._plan.parts):
             part = next(self._parts)
@@ -121,7 +121,7 @@ class PartSource:
         self._parts_read = self._parts_claimed = 0
 
     def __len__(self) -> int:
-        """Number of parts up to the run's last step; a huge number if the start is after it."""
+        """Number of parts up to the run's last step; huge if the first step is a later one."""
         plan = self._plan
         if plan.source.stop is None or self._step >= plan.source.stop:
             return sys.maxsize

@@ -52,8 +52,8 @@ class Window:
     stop: int
     inputs: Inputs
     early: bool = False
-    """Whether it is a short window after a jump, or follows the last short one. A wait for such a
-    window isn't starvation."""
+    """Whether the window is short, as its reader has just started, or is read while a short window
+    is in use. A wait for such a window isn't starvation."""
 
     @property
     def most_steps(self) -> int:
@@ -69,7 +69,7 @@ def put_inputs(
     *,
     resident: bool,
 ) -> Inputs:
-    """Make the inputs of a window of columns on the devices, with the order of its samples."""
+    """Make the inputs of a window from columns on the devices and the order of its samples."""
     rows = placement.rows(batches.indices.shape[1])
     indices = placement.put_batches(batches.indices[:, rows])
     epochs, counts, words = placement.put((batches.epochs, batches.counts, seed_words(seed)))

@@ -22,8 +22,8 @@ from pipeline.training.parallel.placement import DevicePlacement
 PARTS = 16
 """Parts of a window: enough for all threads, and too few to cost time."""
 
-FIRST_SHARE = 16
-"""The first window after a jump has 1 / 16 of the steps of a full window, so that training begins
+FIRST_WINDOW_DIVISOR = 16
+"""The first window of a reader has 1 / 16 of the steps of a full window, so that training begins
 early. Every next window has twice the steps of the last one, up to a full window."""
 
 Clock = Callable[[], float]
@@ -39,7 +39,7 @@ class LoaderSource:
     stop: int | None = None
     """The last step of the run: no sample after it is read."""
     short_first: bool = False
-    """Whether windows after a jump are short at first. Each is transferred in the shape of a full
+    """Whether the first windows of a reader are short. Each is transferred in the shape of a full
     window."""
     clock: Clock = time.perf_counter
 
@@ -63,38 +63,39 @@ class ReadPlan:
 
     @property
     def batch_bytes(self) -> int:
-        """Bytes of these rows in all columns."""
+        """Bytes of this process's rows of a batch, in all columns."""
         return self.batch_rows * self.source.split.sample_bytes
 
     @property
     def threads(self) -> int:
-        """Greatest number of reader threads: one for columns in memory, which is fast enough."""
-        lazy = any(isinstance(column, LazyColumn) for column in self.source.split.columns.values())
-        return min(DECODING_THREADS if lazy else 1, self.parts)
+        """Greatest number of reader threads; one thread is fast enough for columns in memory."""
+        columns = self.source.split.columns.values()
+        is_lazy = any(isinstance(column, LazyColumn) for column in columns)
+        return min(DECODING_THREADS if is_lazy else 1, self.parts)
 
     @property
     def parts(self) -> int:
         """Number of parts of a window."""
         return min(PARTS, self.window_steps * self.batch_rows)
 
-    def list_steps(self, jump: int, number: int) -> range:
-        """Return the steps of window `number` after a jump to boundary `jump`."""
+    def list_steps(self, boundary: int, number: int) -> range:
+        """Return the steps of window `number` of a reader that starts at a boundary."""
         first = self._first_steps
         # Windows double until one is full.
         doublings = (-(-self.window_steps // first) - 1).bit_length()
         early = min(number, doublings)
-        start = jump + first * (2**early - 1) + (number - early) * self.window_steps
+        start = boundary + first * (2**early - 1) + (number - early) * self.window_steps
         stop = start + min(self.window_steps, first * 2**early)
         last = self.source.stop
         return range(start, stop if last is None or start >= last else min(stop, last))
 
     def is_early(self, number: int) -> bool:
-        """Whether a window after a jump is the first, or is read while a short one is in use."""
+        """Whether window `number` of a reader is the first, or is read while one is short."""
         return self._first_steps * 2 ** max(0, number - 1) < self.window_steps
 
     @property
     def _first_steps(self) -> int:
-        return max(1, self.window_steps // (FIRST_SHARE if self.source.short_first else 1))
+        return max(1, self.window_steps // (FIRST_WINDOW_DIVISOR if self.source.short_first else 1))
 
 
 class WindowBuffer:
@@ -137,7 +138,7 @@ class WindowBuffer:
         return int(rows.stop - rows.start)
 
     def _slice_rows(self, part: int) -> slice:
-        """Return the rows of a part, without rows after the last step."""
+        """Return the rows of a part. Rows after the last step are in no part."""
         count = len(self._span) * self._plan.batch_rows
         return slice(part * count // self._plan.parts, (part + 1) * count // self._plan.parts)
 

@@ -35,8 +35,8 @@ class Extent:
 class PartialSum:
     """Reductions inside a region.
 
-    `groups` are those of the results, `summed` those that are summed over. `nbytes` is the size of
-    all `count` results.
+    `groups` are the groups of the results, `summed` the groups that are summed over. `nbytes` is
+    the size of all `count` results.
     """
 
     groups: tuple[int, ...]
@@ -49,7 +49,7 @@ class PartialSum:
 class Region:
     """Activations that share groups of dimensions.
 
-    A group is its index in `sizes`. The number of its pieces divides its size.
+    A group is an index of `sizes`. Its size is a multiple of the number of its pieces.
     """
 
     sizes: tuple[int, ...]
@@ -121,7 +121,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class RegionParameter:
-    """A parameter that belongs to a region, with each dimension's group in the region."""
+    """A parameter that belongs to a region, and each dimension's group in the region."""
 
     path: str
     shape: tuple[int, ...]
@@ -132,7 +132,7 @@ class RegionParameter:
 
 @dataclass(frozen=True, slots=True)
 class LayerOutput:
-    """The output of a layer with parameters, with each dimension's group in its region."""
+    """The output of a layer that has parameters, and each dimension's group in its region."""
 
     layer: str
     region: int

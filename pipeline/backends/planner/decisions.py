@@ -1,12 +1,13 @@
 """The decisions of a plan on one mesh, as variables, and their prices, as tables that are added.
 
 An operator's sharding has, for each axis of the mesh, the dimension of the operator that the axis
-shards. A region's layout has the group. Transfers have a price for each pair of them:
+shards. A region's layout has, for each axis, the group. Transfers have a price for each pair of a
+layout and a sharding:
 
-* region and operator: collectives that bring the operand to the sharding's layout, and its gradient
-  back, which is a partial sum along axes that shard the operator's output;
-* operator and region: the same for the result, a partial sum along axes that shard contracted
-  dimensions.
+* region to operator: collectives that bring the operand to the sharding, and its gradient back,
+  which is a partial sum along axes that shard the operator's output;
+* operator to region: collectives that bring the result, a partial sum along axes that shard
+  contracted dimensions, to the layout, and its gradient back.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class ShardingPrices:
     mesh: Mesh
     rates: Rates
     state_ratio: float
-    _shares: dict[Any, float] = field(default_factory=dict)
+    _us_per_byte: dict[Any, float] = field(default_factory=dict)
 
     def price_region(self, region: Region, layout: Layout) -> Price:
         """Return the price of a region: computing, sums, parameters and activations."""
@@ -99,16 +100,16 @@ class ShardingPrices:
         return Price(work_us, tuple(sums), tuple(gradients), memory)
 
     def price_operator(self, operator: Operator, sharding: Layout, *, stored: bool) -> Price:
-        """Return the price of an operator, with `stored` also of its weight, without transfers."""
+        """Return the price of an operator without transfers; `stored` adds its weight's storage."""
         operand, weight, result = (
             self.mesh.num_pieces(self._locate(operator, sharding, which))
             for which in ("operand", "weight", "result")
         )
         nbytes = operator.weight_bytes / weight
         if operator.kind == "look_up":
-            # The backward pass first sets the gradient of the whole table to zero.
-            row = operator.result.nbytes / result
-            work_us = self.rates.compute_us(0, 2 * row) + self.rates.compute_us(0, 2 * row + nbytes)
+            # The backward pass first sets the gradient of the complete table to zero.
+            moved = 2 * operator.result.nbytes / result
+            work_us = self.rates.compute_us(0, moved) + self.rates.compute_us(0, moved + nbytes)
         else:
             passes = 3 if operator.operand_gradient else 2
             moved = operator.operand.nbytes / operand + operator.result.nbytes / result
@@ -185,11 +186,11 @@ class ShardingPrices:
     def _compute_gradient_us(self, gradient: Collective) -> float:
         """Return a gradient's share of the time of one all-reduce of all gradients."""
         axes = gradient.axes
-        if axes not in self._shares:
+        if axes not in self._us_per_byte:
             total = max(self.blocks.parameter_bytes, 1)
             us = self.rates.collective_us("all_reduce", total, self._make_group(axes))
-            self._shares[axes] = us / total
-        return gradient.nbytes * self._shares[axes]
+            self._us_per_byte[axes] = us / total
+        return gradient.nbytes * self._us_per_byte[axes]
 
     def _make_group(self, axes: tuple[int, ...]) -> DeviceGroup:
         stride = 1 if 1 in axes else self.mesh.model
@@ -236,7 +237,10 @@ def is_data_parallel_sharding(use: OperatorUse, sharding: Layout) -> bool:
 
 
 class Decisions:
-    """Variables of one mesh: regions first, operators next, then weights with several uses."""
+    """Variables of one mesh: regions, then operators, then weights with several uses.
+
+    The states of a variable are layouts, or an operator's shardings.
+    """
 
     def __init__(
         self,

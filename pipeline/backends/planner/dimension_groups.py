@@ -26,8 +26,8 @@ PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 class DimensionGroups:
     """Groups of the dimensions of all values of a graph. Nodes in `skipped` (indices) tie nothing.
 
-    A dimension of size 1 has no group. A *whole* group is never sharded, as some operation can't
-    compute it in pieces, such as the height and width of a convolution.
+    A dimension of size 1 has no group. An *indivisible* group is never sharded, as some operation
+    can't compute it in pieces, such as the height and width of a convolution.
     """
 
     def __init__(self, graph: Graph, skipped: Collection[int]) -> None:
@@ -38,11 +38,11 @@ class DimensionGroups:
             self._first.append(count)
             count += len(shape)
         self._parent = list(range(count))
-        self._whole = [False] * count
+        self._indivisible = [False] * count
         for index, node in enumerate(graph.nodes):
             if index not in skipped:
                 _RULES.get(node.primitive, _tie_elementwise)(self, node)
-        self._keep_repeated_whole()
+        self._mark_repeated_groups()
 
     def get(self, value: int) -> tuple[int | None, ...]:
         """Return the group of each dimension of a value; None for dimensions of size 1."""
@@ -51,9 +51,9 @@ class DimensionGroups:
             for dim, size in enumerate(self.shapes[value])
         )
 
-    def is_whole(self, group: int) -> bool:
+    def is_indivisible(self, group: int) -> bool:
         """Return whether a group is never sharded."""
-        return self._whole[self._find(group)]
+        return self._indivisible[self._find(group)]
 
     def tie(self, value: int, dim: int, other: int, other_dim: int) -> None:
         """Join the groups of two dimensions, unless one has size 1."""
@@ -63,17 +63,17 @@ class DimensionGroups:
             (self._find(self._first[value] + dim), self._find(self._first[other] + other_dim))
         )
         self._parent[high] = low
-        self._whole[low] = self._whole[low] or self._whole[high]
+        self._indivisible[low] = self._indivisible[low] or self._indivisible[high]
 
-    def keep_whole(self, value: int, dim: int) -> None:
-        """Mark the group of a dimension as whole."""
-        self._whole[self._find(self._first[value] + dim)] = True
+    def mark_indivisible(self, value: int, dim: int) -> None:
+        """Mark the group of a dimension as indivisible."""
+        self._indivisible[self._find(self._first[value] + dim)] = True
 
-    def keep_all_whole(self, values: Sequence[int]) -> None:
-        """Mark all groups of some values as whole."""
+    def mark_all_indivisible(self, values: Sequence[int]) -> None:
+        """Mark all groups of some values as indivisible."""
         for value in values:
             for dim in range(len(self.shapes[value])):
-                self.keep_whole(value, dim)
+                self.mark_indivisible(value, dim)
 
     def _find(self, index: int) -> int:
         parent = self._parent
@@ -82,26 +82,26 @@ class DimensionGroups:
             index = parent[index]
         return index
 
-    def _keep_repeated_whole(self) -> None:
-        """Mark as whole each group with two dimensions of one value: its shards aren't slices."""
+    def _mark_repeated_groups(self) -> None:
+        """Mark each group with two dimensions of one value: its shards aren't slices."""
         for value in range(len(self.shapes)):
             groups = [group for group in self.get(value) if group is not None]
             if len(set(groups)) < len(groups):
                 for group in groups:
                     if groups.count(group) > 1:
-                        self._whole[self._find(group)] = True
+                        self._indivisible[self._find(group)] = True
 
 
 def _tie_elementwise(groups: DimensionGroups, node: Node) -> None:
-    """Tie equal positions of operands and result. If a shape doesn't fit, keep all whole."""
+    """Tie equal positions of operands and result; mark all as indivisible if a shape differs."""
     target = groups.shapes[node.outputs[0]]
     values = [v for v in (*node.inputs, *node.outputs[1:]) if groups.shapes[v]]
     for value in values:
         shape = groups.shapes[value]
         if len(shape) != len(target) or any(
-            size not in (1, wide) for size, wide in zip(shape, target, strict=True)
+            size not in (1, target_size) for size, target_size in zip(shape, target, strict=True)
         ):
-            groups.keep_all_whole((*node.inputs, *node.outputs))
+            groups.mark_all_indivisible((*node.inputs, *node.outputs))
             return
     for value in values:
         for dim in range(len(target)):
@@ -109,11 +109,11 @@ def _tie_elementwise(groups: DimensionGroups, node: Node) -> None:
 
 
 def _tie_dims(groups: DimensionGroups, source: int, target: int, apart: Collection[int]) -> None:
-    """Tie dimensions of equal size, except those in `apart`. Keep all others whole."""
+    """Tie dimensions of equal size, except those in `apart`. Mark all others as indivisible."""
     for dim in range(len(groups.shapes[target])):
         if dim in apart or groups.shapes[source][dim] != groups.shapes[target][dim]:
-            groups.keep_whole(source, dim)
-            groups.keep_whole(target, dim)
+            groups.mark_indivisible(source, dim)
+            groups.mark_indivisible(target, dim)
         else:
             groups.tie(source, dim, target, dim)
 
@@ -137,14 +137,14 @@ def _tie_rearranged(groups: DimensionGroups, node: Node) -> None:
 
 
 def _tie_reshaped(groups: DimensionGroups, node: Node) -> None:
-    """Tie the outermost dimensions that are split or joined. Keep the inner ones whole."""
+    """Tie the outermost dimensions that are split or joined. Mark inner ones as indivisible."""
     source = node.inputs[0]
     target = node.outputs[0]
     for left, right in pair_reshaped_dims(groups.shapes[source], groups.shapes[target]):
         groups.tie(source, left[0], target, right[0])
         for value, dims in ((source, left), (target, right)):
             for dim in dims[1:]:
-                groups.keep_whole(value, dim)
+                groups.mark_indivisible(value, dim)
 
 
 def pair_reshaped_dims(
@@ -212,7 +212,7 @@ def _tie_slices(groups: DimensionGroups, node: Node) -> None:
 
 
 def _tie_other_axes(groups: DimensionGroups, node: Node) -> None:
-    """Tie all dimensions except the axis of the operation, which stays whole."""
+    """Tie all dimensions except the axis of the operation, which is indivisible."""
     key = next(k for k in ("axis", "dimension", "dimensions", "operand") if k in node.params)
     axes = node.params[key]
     rank = len(groups.shapes[node.inputs[0]])
@@ -222,7 +222,7 @@ def _tie_other_axes(groups: DimensionGroups, node: Node) -> None:
 
 
 def _tie_windows(groups: DimensionGroups, node: Node) -> None:
-    """Tie batch and channels. Keep whole the dimensions that a window slides over."""
+    """Tie batch and channels. Mark the dimensions that a window slides over as indivisible."""
     window = node.params.get("window_dimensions")
     rank = len(groups.shapes[node.inputs[0]])
     if window is None:
@@ -235,7 +235,7 @@ def _tie_windows(groups: DimensionGroups, node: Node) -> None:
 
 
 def _tie_gathered(groups: DimensionGroups, node: Node) -> None:
-    """Tie dimensions that a gather copies in full, and batch dimensions. Keep the others whole."""
+    """Tie batch dimensions and dimensions that are copied in full. Others are indivisible."""
     operand, indices = node.inputs[:2]
     target = node.outputs[0]
     numbers = node.params["dimension_numbers"]
@@ -246,10 +246,10 @@ def _tie_gathered(groups: DimensionGroups, node: Node) -> None:
         if node.params["slice_sizes"][dim] == shape[dim]:
             groups.tie(operand, dim, target, position)
         else:
-            groups.keep_whole(operand, dim)
-            groups.keep_whole(target, position)
+            groups.mark_indivisible(operand, dim)
+            groups.mark_indivisible(target, position)
     for dim in numbers.collapsed_slice_dims:
-        groups.keep_whole(operand, dim)
+        groups.mark_indivisible(operand, dim)
     batch = [d for d in range(len(groups.shapes[target])) if d not in set(numbers.offset_dims)]
     for dim, position in enumerate(batch):
         groups.tie(indices, dim, target, position)
@@ -260,20 +260,20 @@ def _tie_gathered(groups: DimensionGroups, node: Node) -> None:
 
 def _tie_scan_slice(groups: DimensionGroups, node: Node) -> None:
     """Tie the dimensions of a scan's input to its slice for one iteration."""
-    groups.keep_whole(node.inputs[0], 0)
+    groups.mark_indivisible(node.inputs[0], 0)
     for dim in range(len(groups.shapes[node.outputs[0]])):
         groups.tie(node.inputs[0], dim + 1, node.outputs[0], dim)
 
 
 def _tie_scan_stack(groups: DimensionGroups, node: Node) -> None:
     """Tie the dimensions of one iteration's result to a scan's stacked results."""
-    groups.keep_whole(node.outputs[0], 0)
+    groups.mark_indivisible(node.outputs[0], 0)
     for dim in range(len(groups.shapes[node.inputs[0]])):
         groups.tie(node.inputs[0], dim, node.outputs[0], dim + 1)
 
 
-def _keep_whole(groups: DimensionGroups, node: Node) -> None:
-    groups.keep_all_whole((*node.inputs, *node.outputs))
+def _mark_all(groups: DimensionGroups, node: Node) -> None:
+    groups.mark_all_indivisible((*node.inputs, *node.outputs))
 
 
 def _tie_nothing(groups: DimensionGroups, node: Node) -> None:
@@ -298,7 +298,7 @@ _RULES: Mapping[str, Callable[[DimensionGroups, Node], Any]] = {
     ),
     "reshape": _tie_reshaped,
     "dot_general": _tie_product,
-    "conv_general_dilated": _keep_whole,
+    "conv_general_dilated": _mark_all,
     "gather": _tie_gathered,
     "scan_slice": _tie_scan_slice,
     "scan_stack": _tie_scan_stack,

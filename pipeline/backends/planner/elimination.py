@@ -1,10 +1,10 @@
 """The cheapest choice of a state for each variable of a sum of tables, under a bound on memory.
 
 Variables are eliminated one after the other, those with the smallest tables first (OptCNN's node
-and edge elimination; Viterbi on a chain). The tables with a variable are added, and for each state
-of its neighbours its best state is chosen. Two branches between the same blocks become one table,
-as tables are added before elimination. If memory is bounded, a table has, for each state, several
-points of time and memory.
+and edge elimination; Viterbi on a chain). The tables of a variable are added, and the variable's
+best state is chosen for each state of its neighbours. Two branches between the same blocks become
+one table, as tables are added before elimination. If memory is bounded, a table has, for each
+state, several points of time and memory.
 
 Sums of equal tables are computed once, so repeated blocks cost nothing.
 """
@@ -57,7 +57,7 @@ class _Added:
 
 @dataclass(frozen=True)
 class _Eliminated:
-    """Origin of a table without a variable: for each point, the variable's state and point."""
+    """Origin of a table after an elimination: for each point, the variable's state and point."""
 
     state: NDArray[Any]
     point: NDArray[Any]
@@ -103,8 +103,8 @@ class Eliminator:
     def find_best(self, factors: Sequence[Factor], sizes: Sequence[int]) -> Choice | None:
         """Return the fastest choice within the bound; None if nothing fits.
 
-        `sizes` are the numbers of states of the variables. Of equally fast choices, it returns the
-        one with the first states, so the result is always the same.
+        `sizes` are the numbers of states of the variables. Of equally fast choices, the choice with
+        the first states is returned, so the result is always the same.
         """
         choices = self.find_frontier(factors, sizes)
         return min(choices, key=lambda choice: choice.time, default=None)
@@ -114,23 +114,23 @@ class Eliminator:
         pending: dict[int, Factor] = dict(enumerate(factors))
         for variable, size in enumerate(sizes):
             pending[len(pending)] = Factor((variable,), self._make_zeros(size))
-        near: dict[int, set[int]] = {variable: {variable} for variable in range(len(sizes))}
+        adjacent: dict[int, set[int]] = {variable: {variable} for variable in range(len(sizes))}
         for factor in factors:
             for variable in factor.scope:
-                near[variable].update(factor.scope)
-        width = {v: prod(sizes[n] for n in neighbours) for v, neighbours in near.items()}
+                adjacent[variable].update(factor.scope)
+        table_sizes = {v: prod(sizes[n] for n in neighbours) for v, neighbours in adjacent.items()}
         number = len(pending)
-        while width:
-            variable = min(width, key=lambda v: (width[v], len(near[v]), v))
+        while table_sizes:
+            variable = min(table_sizes, key=lambda v: (table_sizes[v], len(adjacent[v]), v))
             keys = [key for key, factor in pending.items() if variable in factor.scope]
             total = self._add_all([pending.pop(key) for key in keys])
             pending[number] = self._eliminate(total, variable)
             number += 1
-            del width[variable]
-            neighbours = near.pop(variable) - {variable}
+            del table_sizes[variable]
+            neighbours = adjacent.pop(variable) - {variable}
             for other in neighbours:
-                near[other] = (near[other] | neighbours) - {variable}
-                width[other] = prod(sizes[n] for n in near[other])
+                adjacent[other] = (adjacent[other] | neighbours) - {variable}
+                table_sizes[other] = prod(sizes[n] for n in adjacent[other])
         remaining = list(pending.values())
         total = self._add_all(remaining) if remaining else Factor((), Table.from_arrays(0.0))
         return tuple(
@@ -203,7 +203,7 @@ class Eliminator:
         return np.where(np.isfinite(time), time + self.slope * memory, np.inf)
 
     def _thin(self, time: Floats, memory: Floats) -> tuple[Floats, Floats, NDArray[Any]]:
-        """Return time and memory of the points of each state that stay, and their old indices."""
+        """Return the points that are kept for each state: time, memory, and old indices."""
         time = np.where(memory <= self.most_memory, time, np.inf)
         if self.points == 1:
             cost = self._compute_cost(time, memory)
@@ -222,7 +222,7 @@ class Eliminator:
         if self.gap < np.inf:
             undominated &= cost <= cost.min(axis=-1, keepdims=True) + self.gap
         undominated = _thin_by_levels(undominated, memory, cost, self.points)
-        # Move these points to the front. The state with the most of them sets the array's size.
+        # Move these points to the front. The state with the most points sets the array's size.
         front = np.argsort(~undominated, axis=-1, kind="stable")
         front = front[..., : max(1, int(undominated.sum(axis=-1).max(initial=1)))]
         exists = np.take_along_axis(undominated, front, -1)
@@ -236,8 +236,8 @@ def _thin_by_levels(
 ) -> NDArray[Any]:
     """Return a mask of at most `most` points of each state.
 
-    If a state has more, the mask has the first point, with the least memory, the last, the fastest,
-    and the cheapest of each of `most - 2` levels of memory.
+    If a state has more, the mask has the points with the least memory and with the least time, and
+    the cheapest point of each of `most - 2` levels of memory.
     """
     counts = undominated.sum(axis=-1)
     if counts.max(initial=0) <= most:
@@ -269,29 +269,29 @@ def find_fastest(
     """Return the fastest choice whose memory is within a bound; None if none was found.
 
     First the slope, a Lagrange multiplier, is varied: the least time + slope x (memory -
-    `most_memory`) is a lower bound on the time of choices that fit, and for some slopes the choice
-    itself fits. The gap is the difference between the best of these choices and the best bound. The
-    search that follows drops points beyond the gap. The result is exact unless a state has more
+    `most_memory`) is a lower bound on the time of choices that fit. For some slopes the choice
+    fits. The gap is the difference between the fastest of these choices and the best lower bound.
+    The search that follows drops points beyond the gap. The result is exact unless a state has more
     than `points` points.
     """
-    if (free := Eliminator().find_best(factors, sizes)) is None:
+    if (unbounded := Eliminator().find_best(factors, sizes)) is None:
         return None
-    if free.memory <= most_memory:
-        return free
+    if unbounded.memory <= most_memory:
+        return unbounded
     best = Eliminator(slope=np.inf).find_best(factors, sizes)
     if best is None or best.memory > most_memory:
         return None
-    bound = free.time
+    bound = unbounded.time
     slope_of_bound = 0.0
     low = 0.0
     high = np.inf
-    slope = free.time / free.memory
+    slope = unbounded.time / unbounded.memory
     for _ in range(MAX_SLOPES):
         choice = Eliminator(slope=slope).find_best(factors, sizes)
         assert choice is not None
-        below = choice.time + slope * (choice.memory - most_memory)
-        if below > bound:
-            bound = below
+        lower_bound = choice.time + slope * (choice.memory - most_memory)
+        if lower_bound > bound:
+            bound = lower_bound
             slope_of_bound = slope
         if choice.memory <= most_memory:
             high = slope

@@ -1,8 +1,8 @@
 """Find the blocks of a step in its traced loss and gradients.
 
 A cotangent is sharded like its value, as with `with_sharding_constraint`, so the backward pass adds
-prices but no choices. It is traced for the values that it reads, which need memory, and for its
-sums, which are all-reduced.
+prices but no choices. The backward pass is traced for the values that it reads, which need memory,
+and for its sums, which are all-reduced.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pipeline.backends.planner.traced_loss import LossToPlan, TracedLoss
 from pipeline.models.modules.name_stack import find_layer
 
 PASSES = 3
-"""Products of a training step for each product of the forward pass: with its two gradients."""
+"""Products of a training step for each product of the forward pass: itself and two gradients."""
 
 Groups = tuple[int, ...]
 
@@ -124,14 +124,14 @@ class _Finder:
                 yield OperatorUse(operator, source, target, self.weights[leaf])
 
     def _make_operator(self, node: Node, operand: int, weight: int, leaf: int) -> Operator:
-        read, written = (
+        operand_array, result_array = (
             Array(self.loss.count_bytes(value) * node.repeat, self.regions.to_local(value))
             for value in (operand, node.outputs[0])
         )
         dims = tuple(
             located
             for dim in list_dims(node, self.graph, operand, weight)
-            if _can_shard(dim, read, written)
+            if _can_shard(dim, operand_array, result_array)
             and (located := self._locate_on_leaf(dim, weight, leaf)) is not None
         )
         groups = self.regions.groups.get(operand)
@@ -142,8 +142,8 @@ class _Finder:
         ]
         return Operator(
             kind="look_up" if node.primitive == "gather" else "product",
-            operand=read,
-            result=written,
+            operand=operand_array,
+            result=result_array,
             dims=dims,
             weight_bytes=self.loss.count_bytes(leaf),
             flops=count_flops(node, self.graph, weight) * node.repeat,
@@ -152,16 +152,16 @@ class _Finder:
         )
 
     def _locate_on_leaf(self, dim: OperatorDim, weight: int, leaf: int) -> OperatorDim | None:
-        """Return a dimension with its position in the parameter, as the weight may be a view of it.
+        """Return a dimension with its position in the parameter, which the weight may be a view of.
 
-        Returns None for a dimension that the parameter doesn't have, or that is never sharded.
+        Returns None for a dimension that the parameter doesn't have, or that is indivisible.
         """
         if dim.weight is None:
             return dim
         groups = self.regions.groups
         group = groups.get(weight)[dim.weight]
         leaf_groups = groups.get(leaf)
-        if group is None or group not in leaf_groups or groups.is_whole(group):
+        if group is None or group not in leaf_groups or groups.is_indivisible(group):
             return None
         return replace(dim, weight=leaf_groups.index(group))
 
@@ -184,10 +184,10 @@ class _Finder:
     def _list_reader_outputs(self, leaf: int) -> Iterator[int]:
         for node in self.graph.nodes:
             if any(leaf in self.loss.made_of.get(value, ()) for value in node.inputs):
-                yield from (out for out in node.outputs if out in self.loss.moving)
+                yield from (out for out in node.outputs if out in self.loss.varying)
 
     def _add_products(self) -> None:
-        """Add products of two activations, and the partial sums of these and their gradients."""
+        """Add products of two activations, and partial sums of the products and their gradients."""
         for index in sorted(self.loss.forward - set(self.loss.operators)):
             node = self.graph.nodes[index]
             region = self.regions.find_region(node.outputs[0])
@@ -221,7 +221,7 @@ class _Finder:
                 self.items[region].moved[groups] += 2 * nbytes
 
     def _add_sums(self) -> None:
-        """Add reductions of both passes, except those that compute parameters' gradients."""
+        """Add reductions of both passes, except reductions to parameters' gradients."""
         gradients = self.loss.find_gradients()
         for index, node in enumerate(self.graph.nodes):
             if node.primitive not in REDUCTIONS:
@@ -237,7 +237,7 @@ class _Finder:
             if index in self.loss.forward:
                 # A reduction reads its operand, and its gradient writes an array of the same size.
                 items.moved[_sort_groups(local)] += 2 * self.loss.count_bytes(value) * node.repeat
-            if value not in self.loss.moving or not gradients.isdisjoint(node.outputs):
+            if value not in self.loss.varying or not gradients.isdisjoint(node.outputs):
                 continue
             summed = _sort_groups(
                 local[dim] for dim in axes if not self._is_local_sum(value, dim, result)
@@ -247,7 +247,7 @@ class _Finder:
                 items.sums[groups, summed].append(self.loss.count_bytes(result) * node.repeat)
 
     def _is_local_sum(self, value: int, dim: int, result: int) -> bool:
-        """Return whether each device sums over its own samples, as in batch norm."""
+        """Return whether each device sums over only its samples, as in batch norm."""
         if self.sync_batch_norm or self.graph.values[result].size == 1:
             return False
         return self.regions.groups.get(value)[dim] in self.regions.sample_groups
@@ -258,7 +258,7 @@ class _Finder:
         for index in sorted(self.loss.forward):
             node = self.graph.nodes[index]
             out = node.outputs[0]
-            if out in self.loss.moving and self.loss.get_shape(out):
+            if out in self.loss.varying and self.loss.get_shape(out):
                 last[find_layer(node.scope)] = out
         layers = dict.fromkeys(path.rpartition("/")[0] for path in self.loss.params.values())
         for layer in layers:
@@ -270,7 +270,7 @@ class _Finder:
 def _can_shard(dim: OperatorDim, operand: Array, result: Array) -> bool:
     """Return whether a dimension of an operator can be sharded in the regions of its arrays.
 
-    If not, XLA would copy whole arrays.
+    If not, XLA would copy the arrays to all devices.
     """
     places = ((dim.operand, operand), (dim.result, result))
     return all(place is None or array.groups[place] is not None for place, array in places)

@@ -54,7 +54,7 @@ def list_meshes(devices: int) -> tuple[Mesh, ...]:
 class Collective:
     """A collective along some axes.
 
-    `nbytes` is the size of a device's whole array: after an all-gather, before a reduce-scatter.
+    `nbytes` is the size of a device's array after an all-gather, before a reduce-scatter.
     """
 
     kind: CollectiveKind
@@ -64,7 +64,7 @@ class Collective:
 
 @lru_cache(maxsize=1 << 16)
 def list_layouts(sizes: tuple[int, ...], mesh: Mesh, samples: int | None) -> tuple[Layout, ...]:
-    """Return all layouts of dimensions of some sizes; the layout without sharding is the first.
+    """Return all layouts of dimensions of some sizes; the first one shards nothing.
 
     `data` shards only the dimension `samples`, `model` shards any dimension. Pieces are equal, as
     compiled programs require. An axis of one device shards nothing.
@@ -99,9 +99,9 @@ def find_transfer(
 ) -> tuple[Collective, ...]:
     """Return the collectives that bring an array from one layout to another.
 
-    `nbytes` is the size of the whole array. Along the axes `partial`, devices hold terms of a sum.
-    Slices come first, as they need no communication, gathers last. Axes with the same kind of
-    collective share it.
+    `nbytes` is the size of the complete array. Along the axes `partial`, devices hold terms of a
+    sum. Slices come first, as they need no communication, gathers last. Axes with the same kind of
+    collective share one collective.
     """
     return tuple(_list_steps(source, partial, target, nbytes, mesh))
 
@@ -109,9 +109,9 @@ def find_transfer(
 def _is_involuntary(source: Layout, target: Layout) -> bool:
     """Return whether XLA copies an array to all devices to change its layout.
 
-    It does ("involuntary full rematerialization") if both axes shard the same dimension in one
-    layout, and in the other layout `data`, the outer axis, has neither that dimension nor the
-    dimension of `model`.
+    XLA copies ("involuntary full rematerialization") if both axes shard the same dimension in one
+    layout, and in the other layout `data`, the outer axis, shards neither that dimension nor the
+    dimension that `model` shards.
     """
 
     def splits(stacked: Layout, other: Layout) -> bool:

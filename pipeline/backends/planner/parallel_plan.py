@@ -69,8 +69,8 @@ class ParallelPlan:
     """A way to compute a step on several devices, and its modelled price.
 
     `specs` shard parameters. Other parameters are replicated. `constraints` shard the outputs of
-    the layers that they match, but not of layers inside these. `batch` are the axes that shard the
-    arrays of a batch, as the samples of the largest region.
+    the layers that they match, but not of layers inside these. `batch` are the axes that shard a
+    batch: the axes that shard the samples of the largest region.
     """
 
     mesh: Mesh
@@ -97,7 +97,7 @@ class ParallelPlan:
         words = [f"batch by {'+'.join(self.batch)}" if self.batch else "batch replicated"]
         if not self.specs:
             return f"{words[0]}, parameters replicated"
-        # Rules of weights come first, as those of biases and scales follow from them.
+        # Rules of weights come first, as the rules of biases and scales follow from them.
         by_rank = sorted(self.specs, key=lambda rule: -len(rule.axes))
         words += [f"{rule.pattern} {format_axes(rule.axes)}" for rule in by_rank]
         return join_first(words, 3)
@@ -111,30 +111,30 @@ def format_axes(axes: Axes) -> str:
 def make_plan(
     blocks: StepBlocks,
     mesh: Mesh,
-    decided: PlanLayouts,
+    plan_layouts: PlanLayouts,
     step_us: float,
     memory_bytes: float,
     collective_bytes: Mapping[str, float],
 ) -> ParallelPlan:
     """Return the plan of a choice of layouts for the blocks of a step."""
-    axes_by_path = dict(_list_parameter_axes(blocks, decided))
+    axes_by_path = dict(_list_parameter_axes(blocks, plan_layouts))
     outputs = {
         output.layer: to_axes(
-            view_layout(decided.regions[output.region], output.groups), len(output.groups)
+            view_layout(plan_layouts.regions[output.region], output.groups), len(output.groups)
         )
         for output in blocks.outputs
     }
     largest = find_largest_region(blocks)
     axes = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
-    data_parallel = not any(map(any, axes_by_path.values())) and all(
+    is_data_parallel = not any(map(any, axes_by_path.values())) and all(
         all(sharding[axis] == use.operator.samples for axis in axes)
-        for use, sharding in zip(blocks.operators, decided.shardings, strict=True)
+        for use, sharding in zip(blocks.operators, plan_layouts.shardings, strict=True)
     )
     return ParallelPlan(
         mesh=mesh,
-        batch=find_sample_axes(blocks.regions[largest], decided.regions[largest]),
+        batch=find_sample_axes(blocks.regions[largest], plan_layouts.regions[largest]),
         specs=tuple(make_rules(axes_by_path, only_sharded=True)),
-        constraints=() if data_parallel else tuple(make_rules(outputs)),
+        constraints=() if is_data_parallel else tuple(make_rules(outputs)),
         step_ms=step_us / 1e3,
         memory_bytes=memory_bytes,
         collective_bytes=dict(collective_bytes),
@@ -149,15 +149,17 @@ def to_axes(layout: Layout, rank: int) -> Axes:
     )
 
 
-def _list_parameter_axes(blocks: StepBlocks, decided: PlanLayouts) -> Iterator[tuple[str, Axes]]:
-    for use, sharding in zip(blocks.operators, decided.shardings, strict=True):
+def _list_parameter_axes(
+    blocks: StepBlocks, plan_layouts: PlanLayouts
+) -> Iterator[tuple[str, Axes]]:
+    for use, sharding in zip(blocks.operators, plan_layouts.shardings, strict=True):
         weight = blocks.weights[use.weight]
-        layout = decided.shared.get(use.weight)
+        layout = plan_layouts.shared.get(use.weight)
         if layout is None:
             layout = tuple(None if d is None else use.operator.dims[d].weight for d in sharding)
         yield weight.path, to_axes(layout, len(weight.shape))
     for parameter in blocks.parameters:
-        layout = view_layout(decided.regions[parameter.region], parameter.groups)
+        layout = view_layout(plan_layouts.regions[parameter.region], parameter.groups)
         yield parameter.path, to_axes(layout, len(parameter.shape))
 
 
@@ -303,7 +305,7 @@ def check_plan(
 
 
 def _read_valid_keys(tree: Mapping[str, Any]) -> PlanFile:
-    """Read the mesh and the rules for parameters of a file with problems, each if it is valid."""
+    """Read the mesh and the rules for parameters of a file, but leave out what is invalid."""
     valid: dict[str, Any] = {"mesh": {}}
     for key in ("mesh", "specs"):
         with suppress(ValidationError):

@@ -50,8 +50,8 @@ class LinkCurves:
 
     Between two measurements the logarithm of the time is interpolated in the logarithm of the
     bytes. Above the largest measured size the time is proportional to the bytes. Below the smallest
-    size and above the largest group it is constant. One rate isn't enough: small arrays are copied
-    from cache to cache, large ones through memory, and kinds differ.
+    size and above the largest group the time is constant. One rate isn't enough: small arrays are
+    copied from cache to cache, large ones through memory, and kinds differ.
     """
 
     nbytes: tuple[float, ...]
@@ -75,13 +75,13 @@ class LinkCurves:
         return us * max(1.0, nbytes / most)
 
 
-def _interpolate(places: Sequence[float], values: Sequence[float], at: float) -> float:
-    """Return the value at a place, interpolated in logarithms between its two neighbours."""
-    right = min(max(bisect_right(places, at), 1), len(places) - 1)
+def _interpolate(places: Sequence[float], values: Sequence[float], place: float) -> float:
+    """Return the value at a place, interpolated in logarithms between the nearest `places`."""
+    right = min(max(bisect_right(places, place), 1), len(places) - 1)
     left = right - 1
     if len(places) == 1 or values[left] == values[right]:
         return values[left]
-    share = math.log(at / places[left]) / math.log(places[right] / places[left])
+    share = math.log(place / places[left]) / math.log(places[right] / places[left])
     return values[left] * (values[right] / values[left]) ** share
 
 
@@ -90,8 +90,8 @@ class MeasuredRates:
     """Two measured rates of a CPU or GPU, and rates of its links.
 
     A kernel takes the longer of the times of its operations and of its bytes (the roofline).
-    Groups within `per_server` adjacent devices use `links`, others `far_links`. If devices share
-    `cores`, the rates are those of one core.
+    Groups within `per_server` adjacent devices use `links`, other groups `far_links`. If devices
+    share `cores`, the rates are for one core.
     """
 
     flops_per_us: float

@@ -16,8 +16,8 @@ SCATTERS = frozenset({"scatter-add", "scatter_add", "scatter"})
 class RegionGroups:
     """Regions of all values, and numbers of the groups that can be sharded in each region.
 
-    Groups that share a value are in one region. Products of the backward pass tie nothing, as
-    operations on their results tie these to the forward pass.
+    Groups that share a value are in one region. Products of the backward pass tie nothing, as other
+    operations tie their results to the forward pass.
     """
 
     def __init__(self, loss: TracedLoss) -> None:
@@ -34,10 +34,10 @@ class RegionGroups:
         self.sizes: list[dict[int, int]] = [
             {} for _ in range(max(self._region_of.values(), default=-1) + 1)
         ]
-        """Groups that can be sharded, with their most pieces, by region."""
+        """Groups that can be sharded and the most pieces of each, by region."""
         for value in loss.list_forward_values():
             for size, group in zip(loss.get_shape(value), self.groups.get(value), strict=True):
-                if group is not None and not self.groups.is_whole(group):
+                if group is not None and not self.groups.is_indivisible(group):
                     sizes = self.sizes[self._region_of[group]]
                     sizes[group] = math.gcd(sizes.get(group, 0), size)
         self._local = [
@@ -51,7 +51,7 @@ class RegionGroups:
         return next((region for region in regions if region is not None), None)
 
     def to_local(self, value: int) -> tuple[int | None, ...]:
-        """Return each dimension's group, numbered in its region; None if it is never sharded."""
+        """Return each dimension's group, numbered in its region; None if it can't be sharded."""
         region = self.find_region(value)
         if region is None:
             return (None,) * len(self._loss.get_shape(value))
@@ -60,20 +60,20 @@ class RegionGroups:
         return tuple(None if group is None else numbers.get(group) for group in groups)
 
     def find_sample_group(self, region: int) -> int | None:
-        """Return the group of the batch dimension in a region; None without one."""
+        """Return the group of the batch dimension in a region; None if the region has none."""
         local = self._local[region]
         return next((local[group] for group in local if group in self.sample_groups), None)
 
     def _shard_images_by_samples_alone(self) -> None:
-        """Mark height, width and channels of convolutions' images as whole."""
+        """Mark height, width and channels of convolutions' images as indivisible."""
         for index, (operand, _) in self._loss.operators.items():
             node = self._loss.graph.nodes[index]
             if node.primitive == "conv_general_dilated":
                 numbers = node.params["dimension_numbers"]
                 for dim in numbers.lhs_spec[1:]:
-                    self.groups.keep_whole(operand, dim)
+                    self.groups.mark_indivisible(operand, dim)
                 for dim in numbers.out_spec[1:]:
-                    self.groups.keep_whole(node.outputs[0], dim)
+                    self.groups.mark_indivisible(node.outputs[0], dim)
 
     def _number_regions(self) -> dict[int, int]:
         """Return the number of each group's region, in the order of the computation."""
@@ -141,8 +141,8 @@ def list_dims(node: Node, graph: Graph, operand: int, weight: int) -> tuple[Oper
         dims.append(OperatorDim(table[0], "contracted", None, 0, None))
         dims.append(OperatorDim(table[1], "output", None, 1, len(result) - 1))
     elif node.primitive == "conv_general_dilated":
-        # Samples alone: if channels are sharded, XLA gathers the samples of all devices. With
-        # channels sharded in its last stage, ResNet-20 moved 3.5 times the bytes.
+        # Only samples can be sharded: if channels are sharded, XLA gathers the samples of all
+        # devices. ResNet-20 with sharded channels in its last stage moved 3.5 times the bytes.
         numbers = node.params["dimension_numbers"]
         before = numbers.lhs_spec[0]
         dims = [OperatorDim(shape[before], "batch", before, None, numbers.out_spec[0])]

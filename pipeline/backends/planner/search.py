@@ -84,12 +84,12 @@ def search_blocks(
 ) -> SearchedPlans:
     """Search for the fastest plan as `search` does, for the blocks of a step."""
     start_s = time.perf_counter()
-    ratio = step.state_bytes / max(blocks.parameter_bytes, 1)
+    state_ratio = step.state_bytes / max(blocks.parameter_bytes, 1)
     plans: list[ParallelPlan] = []
     leanest = math.inf
     for mesh in list_meshes(devices):
         try:
-            decisions = Decisions(ShardingPrices(blocks, mesh, rates, ratio))
+            decisions = Decisions(ShardingPrices(blocks, mesh, rates, state_ratio))
             plan = find_best_plan(decisions, memory_bytes)
         except GroupError:  # The links don't support this mesh.
             continue
@@ -98,21 +98,21 @@ def search_blocks(
         elif not plans:
             choice = Eliminator(slope=math.inf).find_best(decisions.list_factors(), decisions.sizes)
             leanest = min(leanest, math.inf if choice is None else choice.memory)
-    one_device = find_data_parallel_plan(blocks, 1, rates, ratio)
+    one_device = find_data_parallel_plan(blocks, 1, rates, state_ratio)
     assert one_device is not None
     if not plans:
         raise RecipeError(
-            [_explain_nothing_fits(blocks, one_device, devices, ratio, memory_bytes, leanest)]
+            [_explain_nothing_fits(blocks, one_device, devices, state_ratio, memory_bytes, leanest)]
         )
-    data = find_data_parallel_plan(blocks, devices, rates, ratio)
-    fits = data is not None and data.memory_bytes <= memory_bytes
-    ranked = _rank_plans(plans, data if fits else None)
+    data_parallel = find_data_parallel_plan(blocks, devices, rates, state_ratio)
+    fits = data_parallel is not None and data_parallel.memory_bytes <= memory_bytes
+    ranked = _rank_plans(plans, data_parallel if fits else None)
     return SearchedPlans(
         name=step.name,
         devices=devices,
         best=ranked[0],
         runners_up=tuple(ranked[1 : 1 + RUNNERS_UP]),
-        data_parallel=data,
+        data_parallel=data_parallel,
         one_device=one_device,
         memory_bytes=memory_bytes,
         blocks=len(blocks.regions) + len(blocks.operators),
@@ -120,16 +120,18 @@ def search_blocks(
     )
 
 
-def _rank_plans(plans: list[ParallelPlan], data: ParallelPlan | None) -> list[ParallelPlan]:
+def _rank_plans(
+    plans: list[ParallelPlan], data_parallel: ParallelPlan | None
+) -> list[ParallelPlan]:
     """Return distinct plans, the fastest first, but data parallelism before plans of small gain."""
-    candidates = [*plans, data] if data is not None else plans
+    candidates = [*plans, data_parallel] if data_parallel is not None else plans
     distinct: list[ParallelPlan] = []
     for plan in candidates:
         if not any(_is_equal(plan, other) for other in distinct):
             distinct.append(plan)
     ranked = sorted(distinct, key=lambda plan: plan.step_ms)
-    if data is not None and data.step_ms <= (1 + SIMPLER) * ranked[0].step_ms:
-        ranked = [data, *(plan for plan in ranked if not plan.is_data_parallel)]
+    if data_parallel is not None and data_parallel.step_ms <= (1 + SIMPLER) * ranked[0].step_ms:
+        ranked = [data_parallel, *(plan for plan in ranked if not plan.is_data_parallel)]
     return ranked
 
 
@@ -157,10 +159,10 @@ def _is_equal(plan: ParallelPlan, other: ParallelPlan) -> bool:
 
 
 def find_data_parallel_plan(
-    blocks: StepBlocks, devices: int, rates: Rates, ratio: float
+    blocks: StepBlocks, devices: int, rates: Rates, state_ratio: float
 ) -> ParallelPlan | None:
     """Return the best data-parallel plan; None if the devices don't divide the batch."""
-    prices = ShardingPrices(blocks, Mesh(devices, 1), rates, ratio)
+    prices = ShardingPrices(blocks, Mesh(devices, 1), rates, state_ratio)
     decisions = Decisions(prices) if devices == 1 else Decisions(prices, is_data_parallel_sharding)
     plan = find_best_plan(decisions)
     return plan if plan is not None and (plan.is_data_parallel or devices == 1) else None
@@ -170,14 +172,14 @@ def _explain_nothing_fits(
     blocks: StepBlocks,
     one_device: ParallelPlan,
     devices: int,
-    ratio: float,
+    state_ratio: float,
     bound: float,
     least: float,
 ) -> str:
     if math.isinf(least):
         return f"parallel.devices = {devices}: the links support no mesh of these devices"
     largest = blocks.largest
-    stored = blocks.parameter_bytes * (COPIES + ratio)
+    stored = blocks.parameter_bytes * (COPIES + state_ratio)
     return (
         f"parallel.devices = {devices}: no plan fits in {bound / GIB:.2f} GiB a device; the "
         f"leanest needs {least / GIB:.2f} GiB. On one device parameters, gradients and the "
@@ -224,9 +226,10 @@ def _list_rows(plans: SearchedPlans) -> Iterator[tuple[ParallelPlan, str]]:
     yield plans.best, "  <- chosen"
     for plan in plans.runners_up:
         yield plan, ""
-    data = plans.data_parallel
-    if data is not None and data not in (plans.best, *plans.runners_up):
-        yield data, "" if data.memory_bytes <= plans.memory_bytes else "  does not fit"
+    data_parallel = plans.data_parallel
+    if data_parallel is not None and data_parallel not in (plans.best, *plans.runners_up):
+        fits = data_parallel.memory_bytes <= plans.memory_bytes
+        yield data_parallel, "" if fits else "  does not fit"
     if plans.devices > 1:
         yield plans.one_device, ""
 
@@ -242,7 +245,7 @@ def format_moved(plan: ParallelPlan) -> str:
 
 @dataclass(frozen=True)
 class PricedShardings:
-    """The fastest plan with some fixed shardings, and data parallelism for comparison."""
+    """The fastest plan that has some fixed shardings, and data parallelism for comparison."""
 
     plan: ParallelPlan
     data_parallel: ParallelPlan | None
@@ -259,20 +262,20 @@ def price_shardings(
 ) -> PricedShardings | None:
     """Price a step with fixed shardings of the batch, the weights and layers' outputs.
 
-    The layouts of other activations are chosen for the least time. XLA may choose others. Biases
+    The layouts of other activations are chosen for the least time. XLA may choose otherwise. Biases
     and scales are sharded like the arrays that they are added to. Returns None if the planner finds
     no computation with these shardings.
     """
     blocks = find_blocks(step)
-    ratio = step.state_bytes / max(blocks.parameter_bytes, 1)
-    prices = ShardingPrices(blocks, mesh, rates, ratio)
+    state_ratio = step.state_bytes / max(blocks.parameter_bytes, 1)
+    prices = ShardingPrices(blocks, mesh, rates, state_ratio)
     # Constraints may make the network gather the batch at its start.
     for batch_axes in (batch, ()):
         fixed = _FixedShardings(blocks, mesh, batch_axes, specs, constraints)
         decisions = Decisions(prices, fixed.keeps_sharding, fixed.keeps_region, fixed.keeps_weight)
         if (plan := find_best_plan(decisions)) is not None:
             return PricedShardings(
-                plan, find_data_parallel_plan(blocks, mesh.devices, rates, ratio)
+                plan, find_data_parallel_plan(blocks, mesh.devices, rates, state_ratio)
             )
     return None
 
@@ -288,10 +291,10 @@ class _FixedShardings:
     constraints: tuple[ShardingRule, ...]
 
     def keeps_sharding(self, use: OperatorUse, sharding: Layout) -> bool:
-        """Return whether a sharding shards the batch and doesn't move the operator's weight.
+        """Return whether a sharding shards the batch, and its weight has the axes of the specs.
 
         A layer whose output has a constraint may leave the batch unsharded. A weight with several
-        uses may move.
+        uses may have other axes.
         """
         weight = self.blocks.weights[use.weight]
         samples = use.operator.samples

@@ -32,8 +32,8 @@ class LossToPlan:
 
     `loss(params, batch)` returns a scalar. `params` and `batch` are trees of
     `jax.ShapeDtypeStruct`. `batch` is the global batch, of all devices. `state_bytes` is the size
-    of the optimizer's state, which is sharded like the parameters. With `sync_batch_norm` the
-    network sums over the whole batch, as in XLA, without it over each device's samples.
+    of the optimizer's state, which is sharded like the parameters. With `sync_batch_norm` batch
+    normalisation sums over the global batch, as XLA does, else over each device's samples.
     """
 
     name: str
@@ -47,10 +47,10 @@ class LossToPlan:
 class TracedLoss:
     """The graph of a loss and its gradients. Values and nodes are indices.
 
-    `params` and `batch` have paths by value. `moving` are the values that depend on the batch or on
+    `params` and `batch` have paths by value. `varying` are the values that depend on the batch or
     random numbers, `made_of` has the parameters that a value depends on. `forward` are the nodes of
-    the forward pass, `operators` the nodes that multiply by a parameter or look up its rows, with
-    operand and weight.
+    the forward pass. `operators` has operand and weight of each node that multiplies by a parameter
+    or looks up its rows.
     """
 
     def __init__(self, step: LossToPlan) -> None:
@@ -59,7 +59,7 @@ class TracedLoss:
         names = leaf_paths(step.params)
         self.params = dict(zip(self.graph.inputs, names, strict=False))
         self.batch = dict(zip(self.graph.inputs[len(names) :], leaf_paths(step.batch), strict=True))
-        self.moving = set(self.batch)
+        self.varying = set(self.batch)
         self.made_of = {index: frozenset([index]) for index in self.params}
         self._follow_inputs()
         self.forward = self._find_forward_nodes()
@@ -69,7 +69,7 @@ class TracedLoss:
         """Yield values of the forward pass that depend on the batch, in their order."""
         yield from self.batch
         for index in sorted(self.forward):
-            yield from (out for out in self.graph.nodes[index].outputs if out in self.moving)
+            yield from (out for out in self.graph.nodes[index].outputs if out in self.varying)
 
     def get_shape(self, value: int) -> tuple[int, ...]:
         """Return the shape of a value."""
@@ -92,12 +92,12 @@ class TracedLoss:
             for value in node.inputs:
                 while value in maker and maker[value].primitive in VIEWS:
                     value = maker[value].inputs[0]
-                if value in self.moving and (value in produced or value in self.batch):
+                if value in self.varying and (value in produced or value in self.batch):
                     saved.add(value)
         return sorted(saved)
 
     def find_gradients(self) -> set[int]:
-        """Return the parameters' gradients, and the values that they are rearranged from."""
+        """Return the gradients of parameters, and the values that they are rearranged from."""
         gradients = set(self.graph.outputs[1:])
         for node in reversed(self.graph.nodes):
             if node.primitive in MOVES and not gradients.isdisjoint(node.outputs):
@@ -112,15 +112,15 @@ class TracedLoss:
             params: frozenset[int] = frozenset().union(
                 *(self.made_of.get(value, frozenset()) for value in node.inputs)
             )
-            moves = not self.moving.isdisjoint(node.inputs) or "random" in node.primitive
+            varies = not self.varying.isdisjoint(node.inputs) or "random" in node.primitive
             for out in node.outputs:
                 if params:
                     self.made_of[out] = params
-                if moves:
-                    self.moving.add(out)
+                if varies:
+                    self.varying.add(out)
 
     def _find_forward_nodes(self) -> set[int]:
-        """Return the nodes that the loss depends on, and those that JAX marks as forward."""
+        """Return the nodes that the loss depends on, and the nodes that JAX marks as forward."""
         nodes = self.graph.nodes
         maker = {out: index for index, node in enumerate(nodes) for out in node.outputs}
         forward = {index for index, node in enumerate(nodes) if node.mark == "forward"}
@@ -141,25 +141,25 @@ class TracedLoss:
             node = self.graph.nodes[index]
             if node.primitive == "dot_general":
                 left, right = node.inputs
-                if self._is_weight(right) and left in self.moving:
+                if self._is_weight(right) and left in self.varying:
                     yield index, (left, right)
-                elif self._is_weight(left) and right in self.moving:
+                elif self._is_weight(left) and right in self.varying:
                     yield index, (right, left)
             elif node.primitive in PRODUCTS:
-                if self._is_weight(node.inputs[1]) and node.inputs[0] in self.moving:
+                if self._is_weight(node.inputs[1]) and node.inputs[0] in self.varying:
                     yield index, (node.inputs[0], node.inputs[1])
             elif node.primitive == "gather" and self._is_row_lookup(node):
                 yield index, (node.inputs[1], node.inputs[0])
 
     def _is_weight(self, value: int) -> bool:
-        return value in self.made_of and value not in self.moving
+        return value in self.made_of and value not in self.varying
 
     def _is_row_lookup(self, node: Node) -> bool:
-        """Return whether a gather looks up whole rows of a parameter, each by one index."""
+        """Return whether a gather looks up complete rows of a parameter, each by one index."""
         numbers = node.params["dimension_numbers"]
         rank = len(self.get_shape(node.outputs[0]))
         rows = tuple(numbers.start_index_map) == (0,) and tuple(numbers.offset_dims) == (rank - 1,)
-        return rows and self._is_weight(node.inputs[0]) and node.inputs[1] in self.moving
+        return rows and self._is_weight(node.inputs[0]) and node.inputs[1] in self.varying
 
 
 def make_loss(

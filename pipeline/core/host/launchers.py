@@ -63,15 +63,16 @@ class RankPlace:
         """Seconds in which the processes should meet."""
         return MACHINE_START_S if self.is_on_one_machine else CLUSTER_START_S
 
-    def find_local_device(self, environment: Environment) -> int | None:
-        """Return the number of this process's GPU; None if it uses all visible GPUs.
+    def find_local_devices(self, environment: Environment, count: int) -> list[int] | None:
+        """Return the numbers of this process's `count` GPUs; None if it uses all visible GPUs.
 
-        Slurm shows a task its GPU alone with `--gpus-per-task`.
+        Slurm shows a task its GPUs alone with `--gpus-per-task`.
         """
+        if self.local_rank is None:
+            return None
+        numbers = list(range(self.local_rank * count, (self.local_rank + 1) * count))
         visible = environment.get("CUDA_VISIBLE_DEVICES")
-        if self.local_rank is None or visible is None:
-            return self.local_rank
-        return self.local_rank if self.local_rank < len(visible.split(",")) else None
+        return numbers if visible is None or numbers[-1] < len(visible.split(",")) else None
 
     def __str__(self) -> str:
         return f"process {self.rank} of {self.size}"
@@ -94,15 +95,23 @@ class Launcher:
     marks: tuple[str, ...] = ()
     """Further variables without which the process wasn't started by this launcher."""
 
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The variables of a process's place."""
+        return (*self.rank, self.size, self.local_rank)
+
     def has_started(self, environment: Environment) -> bool:
         """Return whether this launcher has set its variables."""
         return self.size in environment and all(name in environment for name in self.marks)
 
     def read_place(self, environment: Environment) -> tuple[int, int]:
-        """Return rank and size. Raises RecipeError if they are missing or invalid."""
+        """Return rank and size; one process needs no rank. Raises RecipeError if they are missing
+        or invalid."""
         names = [name for name in self.rank if name in environment]
         missing = [*([] if names else self.rank[:1]), self.size, *self.marks]
         missing = [name for name in missing if name not in environment]
+        if missing == [self.rank[0]] and environment[self.size] == "1":
+            return 0, 1
         if missing:
             raise RecipeError(f"launch = {self.name}: {' and '.join(missing)} not set")
         rank = _read_number(environment, names[0])
@@ -155,6 +164,7 @@ def _find_master(environment: Environment) -> str:
 
 
 def _join_address(host: str, port: int) -> str:
+    host = host.strip("[]")
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -163,7 +173,8 @@ def _find_coordinator(environment: Environment) -> str:
     address = environment["JAX_COORDINATOR_ADDRESS"]
     if not re.fullmatch(r".+:\d+", address) or not 0 < int(address.rpartition(":")[2]) <= MAX_PORT:
         raise ValueError(f"JAX_COORDINATOR_ADDRESS = {address}: must be HOST:PORT")
-    return address
+    host, _, port = address.rpartition(":")
+    return _join_address(host, int(port))
 
 
 def _find_mpi_host(environment: Environment) -> str:
@@ -268,7 +279,7 @@ def find_place(launch: str, environment: Environment) -> RankPlace | None:
     if not several:
         _require_size(environment)
         return _find_ray_worker()
-    _require_one_place(several, environment)
+    _require_one_place(launch, several, environment)
     return several[0].open_place(environment)
 
 
@@ -282,12 +293,15 @@ def require_one_process(environment: Environment) -> None:
         )
 
 
-def _require_one_place(launchers: Sequence[Launcher], environment: Environment) -> None:
+def _require_one_place(
+    launch: str, launchers: Sequence[Launcher], environment: Environment
+) -> None:
     places = {launcher.title: launcher.read_place(environment) for launcher in launchers}
     if len(set(places.values())) > 1:
         seen = ", ".join(f"{rank} of {size} ({title})" for title, (rank, size) in places.items())
-        names = " or ".join(f"launch={launcher.name}" for launcher in launchers)
-        raise RecipeError(f"launch = auto: the process has several ranks: {seen}; set {names}")
+        names = list(dict.fromkeys(f"launch={launcher.name}" for launcher in launchers))
+        advice = f"set {' or '.join(names)}" if len(names) > 1 else "unset the variables of one"
+        raise RecipeError(f"launch = {launch}: the process has several ranks: {seen}; {advice}")
 
 
 def _find_ray_worker() -> RankPlace | None:

@@ -40,7 +40,7 @@ def modelled_profile(recipe: Recipe, estimate: Estimate | None) -> StepProfile |
             trace.fp_bp_us / 1e3,
             trace.tail_us / 1e3,
         ),
-        memory={limit.what: int(limit.used_bytes) for limit in report.memory.pools.values()},
+        memory={limit.pool: int(limit.used_bytes) for limit in report.memory.pools.values()},
         shares={str(kind): share for kind, share in report.shares.items()},
     )
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
+from threading import Timer
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError, exit_status_of, first_line
@@ -17,7 +18,6 @@ from pipeline.core.host.launchers import RankPlace, find_place
 from pipeline.core.plugins.loading import FLAG, loaded_plugins
 from pipeline.stages.launch.meeting import meet
 from pipeline.stages.record.summary import find_version, list_versions
-from pipeline.training.parallel.parallel_spec import LaunchSpec
 from pipeline.training.parallel.ranks import PeerGoneError, Ranks, is_peer_error
 
 LOCAL = "PIPELINE_LOCAL"
@@ -49,7 +49,7 @@ def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[R
         place = find_place("env" if name == "local" else name, environment)
         if place is not None:
             _require_parallel_mode(recipe, f"{place.launcher} has started {place.size} processes")
-        ranks = Ranks() if place is None else _connect(place, recipe.launch)
+        ranks = Ranks() if place is None else _connect(place, recipe)
     try:
         facts = list_shared_facts(recipe)
         ranks.require_same(facts)
@@ -102,8 +102,9 @@ def _require_parallel_mode(recipe: Recipe, reason: str) -> None:
         )
 
 
-def _connect(place: RankPlace, launch: LaunchSpec) -> Ranks:
+def _connect(place: RankPlace, recipe: Recipe) -> Ranks:
     """Connect to the other processes. Raises RunError if that fails."""
+    launch = recipe.launch
     meet(place, launch.start_seconds or place.start_s)
     proxies = {name: os.environ.pop(name) for name in PROXIES if name in os.environ}
     flag = f"--xla_cpu_collective_timeout_seconds={round(launch.stuck_seconds)}"
@@ -119,16 +120,20 @@ def _connect(place: RankPlace, launch: LaunchSpec) -> Ranks:
 
     if has_open_devices():
         close_devices()
+    # At its own limit JAX aborts the process.
+    limit = Timer(CONNECT_S, _give_up, [place])
+    limit.daemon = True
+    limit.start()
     try:
         jax.distributed.initialize(
             place.address,
             place.size,
             place.rank,
-            place.find_local_device(os.environ),
+            place.find_local_devices(os.environ, max(recipe.parallel.num_devices // place.size, 1)),
             cluster_detection_method="deactivate",
             # By default at all addresses of the machine.
             coordinator_bind_address=place.address if place.is_on_one_machine else None,
-            initialization_timeout=CONNECT_S,
+            initialization_timeout=CONNECT_S + 60,
             heartbeat_timeout_seconds=round(launch.heartbeat_seconds),
             shutdown_timeout_seconds=round(launch.end_seconds),
         )
@@ -137,10 +142,22 @@ def _connect(place: RankPlace, launch: LaunchSpec) -> Ranks:
         _leave_at_exit(problem)
         raise problem from error
     finally:
+        limit.cancel()
         os.environ.update(proxies)
     # Another run may follow. JAX waits for all here, and would abort late processes otherwise.
     atexit.register(jax.distributed.shutdown)
     return Ranks(place.rank, place.size, launch.stuck_seconds, coordination_client(), AGREEMENTS)
+
+
+def _give_up(place: RankPlace) -> None:
+    """End a process that waits for others in C++, where it can't get an exception."""
+    print(
+        f"error: {place}: can't connect to the others at {place.address} in {CONNECT_S:g} s; one "
+        "of them has ended, or another program has taken the port",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(RunError.exit_status)
 
 
 def _leave_at_exit(error: BaseException) -> None:

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import PipelineError
-from pipeline.core.host.signals import Signals
+from pipeline.core.host.launchers import LAUNCHERS
+from pipeline.core.host.signals import STOP, Signals
 from pipeline.stages.launch.join import LOCAL
-from pipeline.stages.record.run_directory import RANKS
+from pipeline.stages.record.run_directory import RANKS, SUMMARY
 from pipeline.stages.record.summary import Summary, read_summary
 from pipeline.training.parallel.parallel_spec import LaunchSpec
 from pipeline.training.parallel.ranks import PeerGoneError
@@ -45,6 +46,8 @@ class Failure:
     """Whether the process failed because another process has ended."""
     message: str | None = None
     """The process's own error; None if it has written none."""
+    is_interrupted: bool = False
+    """Whether a signal to stop has ended the process before it trained."""
 
 
 class ProcessError(PipelineError):
@@ -65,7 +68,7 @@ def run_locally(
     The first process prints the lines of the run; other output goes to `ranks/N.log` in the run
     directory. Signals to this process are passed to the first process. Once a process has ended,
     the others must end within `launch.end_seconds`. Raises the error of the process that failed
-    first.
+    first, and Interrupted if a signal has ended the processes before they could conclude.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -73,6 +76,8 @@ def run_locally(
         with _start_workers(launch, folder, run_dir) as workers, signals.held():
             failed = _watch(workers, folder, signals, launch)
             silent = [rank for rank, worker in enumerate(workers) if worker.poll() is None]
+        if failed is not None and failed.is_interrupted:
+            signals.check()
         if failed is None and silent:
             failed = Failure(silent[0], f"did not end within {launch.end_seconds:g} s")
         elif failed is not None and failed.is_peer_error and silent:
@@ -83,6 +88,8 @@ def run_locally(
             if failed.rank == 0 and failed.message:
                 message = failed.message
             raise ProcessError(message, failed)
+        if not (folder / SUMMARY).exists():
+            signals.check()
         return read_summary(folder)
 
 
@@ -93,12 +100,6 @@ def _start_workers(launch: LaunchSpec, folder: Path, run_dir: Path) -> Iterator[
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
-    place = {
-        LOCAL: "1",
-        "WORLD_SIZE": str(launch.num_processes),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
     with ExitStack() as stack:
         workers = []
         for rank in range(launch.num_processes):
@@ -108,12 +109,30 @@ def _start_workers(launch: LaunchSpec, folder: Path, run_dir: Path) -> Iterator[
                 stdin=subprocess.DEVNULL,
                 stdout=log if rank else None,
                 stderr=log,
-                env={**os.environ, **place, "RANK": str(rank)},
+                env=make_environment(os.environ, rank, launch.num_processes, port),
                 process_group=0,
             )
             stack.callback(_kill, worker)
             workers.append(worker)
         yield workers
+
+
+def make_environment(
+    inherited: Mapping[str, str], rank: int, size: int, port: int
+) -> dict[str, str]:
+    """Return the variables of process `rank` of `size` processes that meet at a port.
+
+    Those that a launcher has set for the process that starts it name another place.
+    """
+    names = {name for row in LAUNCHERS if row.name == "env" for name in row.variables}
+    return {
+        **{name: value for name, value in inherited.items() if name not in names},
+        LOCAL: "1",
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
 
 
 def _kill(worker: subprocess.Popen[bytes]) -> None:
@@ -129,7 +148,8 @@ def _watch(workers: Workers, folder: Path, signals: Signals, launch: LaunchSpec)
     """
     failed = None
     is_stopped = False
-    saves = 0
+    # A checkpoint was requested of processes that have died, or before there were any.
+    saves = signals.saves
     ended_at = None
     while any(worker.poll() is None for worker in workers):
         if signals.stop and not is_stopped:
@@ -167,7 +187,9 @@ def _read_failure(rank: int, worker: subprocess.Popen[bytes], folder: Path) -> F
     if status < 0:
         # JAX aborts a process that gets no messages from the others.
         reason = f"was ended by {signal.Signals(-status).name}"
-        return Failure(rank, reason, is_peer_error=status == -signal.SIGABRT)
+        is_interrupted = -status in STOP
+        is_peer_error = status == -signal.SIGABRT
+        return Failure(rank, reason, is_peer_error=is_peer_error, is_interrupted=is_interrupted)
     peer_error = folder / f"peer_error_{rank}"
     if peer_error.exists():
         return Failure(rank, f"has failed: {peer_error.read_text()}", is_peer_error=True)
@@ -177,7 +199,8 @@ def _read_failure(rank: int, worker: subprocess.Popen[bytes], folder: Path) -> F
         return Failure(rank, f"has failed: {message}", status or 1, message=message)
     if (folder / f"end_{rank}").exists():
         return None
-    return Failure(rank, f"has ended with exit status {status} before it ran", status or 1)
+    reason = f"has ended with exit status {status} before it ran"
+    return Failure(rank, reason, status or 1, is_interrupted=status == os.EX_TEMPFAIL)
 
 
 def note_end(folder: Path, rank: int) -> None:

@@ -103,7 +103,7 @@ class _Guests:
     def _receive(self, guest: socket.socket) -> str:
         """Add a process. Returns the problem if it doesn't belong to this run."""
         self.stack.callback(guest.close)
-        hello = _read_line(guest, HELLO_S)
+        hello = read_line(guest, HELLO_S)
         rank, size = hello.get("rank"), hello.get("size")
         if type(rank) is not int or type(size) is not int:
             guest.close()  # a stranger
@@ -138,10 +138,11 @@ def _report(place: RankPlace, limit_s: float) -> str:
     deadline = time.monotonic() + limit_s
     while True:
         try:
-            with socket.create_connection((place.host, place.port), timeout=limit_s) as desk:
+            left_s = max(deadline - time.monotonic(), RETRY_S)
+            with socket.create_connection((place.host, place.port), timeout=left_s) as desk:
                 line = json.dumps({"rank": place.rank, "size": place.size})
                 desk.sendall(f"{line}\n".encode())
-                answer = _read_line(desk, max(deadline - time.monotonic(), 0) + HELLO_S)
+                answer = read_line(desk, max(deadline - time.monotonic(), 0) + HELLO_S)
             problem = answer.get("problem")
             if isinstance(problem, str):
                 return printable(problem)
@@ -155,11 +156,19 @@ def _report(place: RankPlace, limit_s: float) -> str:
         time.sleep(RETRY_S)
 
 
-def _read_line(connection: socket.socket, limit_s: float) -> Mapping[str, object]:
+def read_line(connection: socket.socket, limit_s: float) -> Mapping[str, object]:
     """Return the JSON object of a line; empty if there is none in time."""
-    connection.settimeout(limit_s)
-    with suppress(OSError, ValueError), connection.makefile("rb") as lines:
-        line = json.loads(lines.readline(MAX_LINE_BYTES))
+    deadline = time.monotonic() + limit_s
+    text = b""
+    # A stranger may send a byte at a time, or lists within lists.
+    with suppress(OSError, ValueError, RecursionError):
+        while not text.endswith(b"\n") and len(text) < MAX_LINE_BYTES:
+            connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+            part = connection.recv(MAX_LINE_BYTES)
+            if not part or time.monotonic() > deadline:
+                return {}
+            text += part
+        line = json.loads(text)
         return line if isinstance(line, dict) else {}
     return {}
 

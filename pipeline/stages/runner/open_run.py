@@ -96,6 +96,8 @@ def _run_with_restarts(
         except ProcessError as error:
             if number > restarts or signals.stop or not error.is_death:
                 raise
+            if not _can_restart(recipe, run_dir):
+                raise
             recipe = _leave_out_process(recipe)
             processes = recipe.launch.num_processes
             text = f"restart {number} of {restarts} in {processes} of the processes: {error}"
@@ -103,6 +105,12 @@ def _run_with_restarts(
             resumed = run_dir if (run_dir / run_directory.RECIPE).exists() else None
             request = {**request, "recipe": _make_worker_tree(recipe, resumed)}
     raise AssertionError("the last attempt returns or raises")
+
+
+def _can_restart(recipe: Recipe, run_dir: Path) -> bool:
+    """Return whether a run can start again: a run to resume doesn't restore other weights."""
+    is_new = not (run_dir / run_directory.RECIPE).exists()
+    return is_new or recipe.checkpoint.restore is None or bool(saved_steps(run_dir / FOLDER))
 
 
 def _leave_out_process(recipe: Recipe) -> Recipe:
@@ -126,6 +134,9 @@ def _leave_out_process(recipe: Recipe) -> Recipe:
 def _make_worker_tree(recipe: Recipe, resumed: Path | None) -> dict[str, Any]:
     tree = recipe.whole_tree()
     tree["train"]["resume"] = None if resumed is None else str(resumed)
+    if resumed is not None:
+        # Checkpoints have the weights that the run began with.
+        tree["checkpoint"]["restore"] = None
     return tree
 
 

@@ -86,11 +86,12 @@ class JobRow:
         }
 
 
-def conclude(sweep_dir: Path) -> int:
+def conclude(sweep_dir: Path, *, is_shared: bool = False) -> int:
     """Write and print the table, and return the largest exit status of a job.
 
-    It is 0 if every job is done. Raises RunError if there is no job, and DataError if a job's files
-    can't be read.
+    It is 0 if every job is done. If processes of a launcher share the jobs, those that others still
+    run don't count: launchers end all processes once one has another status than 0. Raises RunError
+    if there is no job, and DataError if a job's files can't be read.
     """
     rows = read_jobs(sweep_dir)
     if not rows:
@@ -102,7 +103,8 @@ def conclude(sweep_dir: Path) -> int:
     command = read_command(sweep_dir)
     if command is None or command.sweeper.name != STUDY:
         _print_best(rows)
-    return max(row.summary.exits_with for row in rows)
+    counted = [row for row in rows if not (is_shared and row.summary.status == "running")]
+    return max((row.summary.exits_with for row in counted), default=0)
 
 
 def _print_best(rows: Sequence[JobRow]) -> None:

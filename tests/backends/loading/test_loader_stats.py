@@ -65,7 +65,7 @@ def test_a_wait_of_a_wakened_thread_is_none() -> None:
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0.01, 10)), min_size=1))
 def test_the_report_adds_up(times: list[tuple[float, float]]) -> None:
     stats = LoaderStats(None)
-    stats.jump(0.25, 10, PrepareTime({"image": 1.0}))
+    stats.add_unprepared(0.25, 10, PrepareTime({"image": 1.0}))
     for wait_s, busy_s in times:
         stats.add(
             WindowHandoff(0, 20, busy_s, wait_s, 5, 10, PrepareTime({"image": 3.0, "label": 1.0}))

@@ -26,7 +26,7 @@ from tests.backends.loading.small_loader import (
 
 @pytest.fixture(autouse=True)
 def short_windows_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window_buffer, "FIRST_SHARE", 4)
+    monkeypatch.setattr(window_buffer, "FIRST_WINDOW_DIVISOR", 4)
     monkeypatch.setattr(loader_module, "WINDOW_STEPS", 8)
 
 

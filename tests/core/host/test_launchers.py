@@ -114,6 +114,8 @@ def test_first_node_of_slurm(nodes: str, first: str) -> None:
 def test_process_of_one_is_alone(launcher: dict[str, str], size: str) -> None:
     ranks = {name: "0" for name in launcher if "RANK" in name or "PROC" in name}
     assert find_place("auto", {**launcher, **ranks, size: "1"}) is None
+    # An image may set the size alone.
+    assert find_place("auto", {size: "1"}) is None
 
 
 def test_shell_inside_a_slurm_job_is_alone() -> None:
@@ -131,6 +133,26 @@ def test_launchers_must_agree() -> None:
         "set launch=env or launch=slurm" in str(refused.value)
     )
     assert find_place("slurm", {**TORCHRUN, **SLURM}) == find_place("auto", SLURM)
+
+
+def test_two_launchers_of_one_name_must_agree() -> None:
+    mindspore = {"RANK_ID": "0", "RANK_SIZE": "8"}
+    for launch in ("auto", "env"):
+        with pytest.raises(RecipeError) as refused:
+            find_place(launch, {**TORCHRUN, **mindspore})
+        assert (
+            f"launch = {launch}: the process has several ranks: 1 of 4 (torchrun), "
+            "0 of 8 (MindSpore's launcher); unset the variables of one" in str(refused.value)
+        )
+
+
+@pytest.mark.parametrize("host", ["fd00::7", "[fd00::7]"])
+def test_address_of_ipv6(host: str) -> None:
+    kubeflow = {**KUBEFLOW, "JAX_COORDINATOR_ADDRESS": f"{host}:29500"}
+    for variables in ({**TORCHRUN, "MASTER_ADDR": host}, kubeflow):
+        place = find_place("auto", variables)
+        assert place is not None
+        assert (place.address, place.host) == ("[fd00::7]:29500", "fd00::7")
 
 
 @pytest.mark.parametrize(
@@ -170,12 +192,14 @@ def test_machine_and_cluster(host: str, is_local: bool) -> None:
     assert (place.is_on_one_machine, place.start_s) == (is_local, 60.0 if is_local else 1_800.0)
 
 
-def test_gpu_of_a_process() -> None:
+def test_gpus_of_a_process() -> None:
     place = RankPlace(1, 2, "a:1", 1)
-    assert place.find_local_device({}) == 1
-    assert place.find_local_device({"CUDA_VISIBLE_DEVICES": "4,5"}) == 1
-    assert place.find_local_device({"CUDA_VISIBLE_DEVICES": "4"}) is None
-    assert RankPlace(1, 2, "a:1").find_local_device({}) is None
+    assert place.find_local_devices({}, 1) == [1]
+    assert place.find_local_devices({}, 4) == [4, 5, 6, 7]
+    assert place.find_local_devices({"CUDA_VISIBLE_DEVICES": "4,5"}, 1) == [1]
+    assert place.find_local_devices({"CUDA_VISIBLE_DEVICES": "4"}, 1) is None
+    assert place.find_local_devices({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 4) is None
+    assert RankPlace(1, 2, "a:1").find_local_devices({}, 1) is None
 
 
 def test_one_process_is_required() -> None:

@@ -99,6 +99,7 @@ def test_files_say_where_the_time_goes(tiny: Compose, tmp_path: Path) -> None:
     parts = tails["data_tail"] + tails["fp_bp"] + tails["update_tail"]
     assert parts == pytest.approx(tails["iteration"])
     assert sum(row["share"] for row in profile["phases"]) == pytest.approx(1)
+    assert all(profile["shares"][name] > 0 for name in ("CPU", "memory bandwidth"))  # F-02
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     assert {event["ph"] for event in events} == {"M", "X"}
     assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")

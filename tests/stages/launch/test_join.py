@@ -105,6 +105,27 @@ def test_processes_that_a_program_has_connected_train_several_runs(
     assert outcome.metrics(tmp_path / "a") == outcome.metrics(tmp_path / "b")
 
 
+@pytest.mark.slow
+def test_first_process_that_ends_after_the_meeting_is_reported() -> None:
+    """JAX would end this process by an abort."""
+    script = (
+        "import sys\n"
+        "from pipeline import load_recipe\n"
+        "from pipeline.core.host.launchers import RankPlace\n"
+        "from pipeline.stages.launch import join\n"
+        "join.meet = lambda *_: None\n"
+        "join.CONNECT_S = 1\n"
+        "recipe = load_recipe('lenet5_digits', ['parallel.mode=data'])\n"
+        "join._connect(RankPlace(1, 2, sys.argv[1]), recipe)\n"
+    )
+    address = f"127.0.0.1:{open_port()}"
+    command = [sys.executable, "-c", script, address]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    problem = f"error: process 1 of 2: can't connect to the others at {address} in 1 s; one"
+    assert problem in ended.stderr
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_recipe_for_one_process_is_refused(
     engine: str, cache: Path, monkeypatch: pytest.MonkeyPatch

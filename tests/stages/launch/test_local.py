@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,8 +16,12 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.core.host.launchers import RankPlace, find_place
+from pipeline.core.host.signals import Interrupted, Signals
+from pipeline.stages.launch import local
 from tests import outcome
 from tests.forked import start_forked
+from tests.stages.launch.engines import ENGINES
 from tests.whole_run import run
 
 pytestmark = pytest.mark.slow
@@ -94,6 +99,17 @@ def has_trained(folder: Path) -> bool:
 
 def normal(folder: Path) -> list[object]:
     return [outcome.metrics(folder), outcome.read_lines(folder / "evals.jsonl")]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_processes_read_no_other_launcher_s_place(engine: str, size: int) -> None:
+    """The command may be a process of a launcher itself."""
+    outer = {**ENGINES[engine](3, 8, 7), **ENGINES["slurm"](3, 8, 7), "HOME": "/home/me"}
+    inner = local.make_environment(outer, 0, size, 29_501)
+    place = find_place("env", inner)
+    assert place == (None if size == 1 else RankPlace(0, 2, "127.0.0.1:29501"))
+    assert inner["HOME"] == "/home/me"
 
 
 @pytest.mark.usefixtures("optimized_programs")
@@ -196,6 +212,68 @@ def test_a_stopped_run_goes_on_with_one_process(
     assert wait(start(*length, "train.resume=run"), 120) == 0
     assert wait(start(*length, run_dir="whole"), 120) == 0
     assert normal(tmp_path / "run") == normal(tmp_path / "whole")
+
+
+def test_a_run_that_is_stopped_before_it_trains_was_interrupted(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    """The first process imports modules, or waits for the second one."""
+    for number, seconds in enumerate((0.0, 1.0)):
+        process = start(*TWO, LONG, run_dir=f"run_{number}")
+        wait_for(lambda process=process: len(workers_of(process)) == 2)
+        time.sleep(seconds)
+        process.terminate()
+        assert wait(process, 60) == 75
+    said = (tmp_path / "said").read_text()
+    assert said.startswith("interrupted\n")
+    assert "error:" not in said
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        ("kill -INT $$", "exit 0"),
+        ("exit 75", "sleep 60"),
+        ("kill -ABRT $$", "exit 75"),
+        ("kill -ABRT $$", "kill -ABRT $$"),
+    ],
+)
+def test_a_stop_that_ends_processes_at_once_is_no_failure(
+    ends: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler may signal all of them; JAX then aborts those that miss others."""
+
+    @contextmanager
+    def start_shells(*_: object) -> Iterator[list[subprocess.Popen[bytes]]]:
+        shells = [subprocess.Popen(["sh", "-c", end]) for end in ends]
+        yield shells
+        for shell in shells:
+            shell.kill()
+            shell.wait()
+
+    monkeypatch.setattr(local, "_start_workers", start_shells)
+    monkeypatch.setattr(local, "GRACE_S", 0.1)
+    signals = Signals()
+    signals.stop = "SIGTERM received"
+    launch = load_recipe("lenet5_digits", ["parallel.mode=data", "launch=local"]).launch
+    with pytest.raises(Interrupted, match="SIGTERM received"):
+        local.run_locally({}, tmp_path, signals, launch)
+
+
+def test_a_fine_tuned_run_is_started_again_from_its_own_checkpoint(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    """An earlier request to save isn't passed on: it would end a process that starts."""
+    assert wait(start("train.steps=50", run_dir="before"), 120) == 0
+    more = ("launch.restarts=1", "checkpoint.restore=before")
+    with training(start, tmp_path, *more) as (process, workers):
+        os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(0.5)
+        os.kill(workers[1], signal.SIGKILL)
+        wait_for(lambda: (tmp_path / "run/ranks/1.log").read_text().count("from step") == 1)
+        process.terminate()
+        assert wait(process, 60) == 75
+    assert "error:" not in (tmp_path / "said").read_text()
 
 
 def test_an_error_of_all_is_said_once(start: Callable[..., Process], tmp_path: Path) -> None:

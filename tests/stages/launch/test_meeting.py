@@ -6,12 +6,13 @@ import socket
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 
 from pipeline.core.errors import RunError
 from pipeline.core.host.launchers import RankPlace
-from pipeline.stages.launch.meeting import meet
+from pipeline.stages.launch.meeting import meet, read_line
 
 
 @pytest.fixture
@@ -109,6 +110,7 @@ def test_strangers_and_processes_that_died_do_not_count(address: str) -> None:
             b"[]\n",
             b'{"rank": true, "size": 3}\n',
             b"\xff" * 9_000,
+            b"[" * 4_090 + b"\n",
         )
         for line in (*lines, b'{"rank": 2, "size": 3}\n'):
             for _ in range(100):
@@ -124,6 +126,22 @@ def test_strangers_and_processes_that_died_do_not_count(address: str) -> None:
         pool.submit(disturb).result()
         assert gather([RankPlace(1, 3, address), RankPlace(2, 3, address)]) == ["", ""]
         assert first.result() == [""]
+
+
+def test_stranger_that_sends_a_byte_at_a_time_holds_nobody_up() -> None:
+    ours, theirs = socket.socketpair()
+    is_read = Event()
+
+    def drip() -> None:
+        while not is_read.wait(0.05):
+            theirs.send(b" ")
+
+    with ours, theirs, ThreadPoolExecutor(1) as pool:
+        pool.submit(drip)
+        begun = time.monotonic()
+        line = read_line(ours, 0.3)
+        is_read.set()
+    assert (line, time.monotonic() - begun < 5) == ({}, True)
 
 
 def test_first_process_listens_at_all_addresses_under_its_name(address: str) -> None:

@@ -22,7 +22,9 @@ from pipeline.study.sweep.command import Command, Sweeper, write_command
 from pipeline.study.sweep.directory import claim_job, write_overrides
 from pipeline.study.sweep.table import conclude, read_jobs, update_table, write_table
 from tests import outcome
-from tests.conftest import STEPS, TINY
+from tests.conftest import MLP, STEPS, TINY
+from tests.forked import start_forked
+from tests.stages.launch.engines import ENGINES
 
 Main = Callable[..., int]
 
@@ -279,6 +281,56 @@ def test_the_exit_status_is_that_of_the_worst_job(
     assert conclude(tmp_path) == status
     shown = capsys.readouterr().out
     assert all((summary or {"status": "waiting"})["status"] in shown for summary in summaries)
+
+
+def test_jobs_of_other_processes_do_not_fail_a_shared_sweep(tmp_path: Path) -> None:
+    for number, summary in enumerate((DONE, None, None)):
+        leave(tmp_path / str(number), summary, seed=number)
+    with claim_job(tmp_path / "1"):
+        assert conclude(tmp_path, is_shared=True) == 1
+        with claim_job(tmp_path / "2"):
+            assert (conclude(tmp_path, is_shared=True), conclude(tmp_path)) == (0, 1)
+
+
+@pytest.mark.slow
+def test_processes_of_a_launcher_share_the_jobs(cache: Path, tmp_path: Path) -> None:
+    """The first one has no job left when the second one still trains."""
+    lines = [tmp_path / f"{rank}.txt" for rank in range(2)]
+    lengths = "train.steps=20,21,6000"
+    arguments = ["-m", *TINY, *MLP, "train.sink_size=10", lengths, "hydra.sweep.dir=mine"]
+    processes = []
+    for rank, said in enumerate(lines):
+        place = ENGINES["torchrun"](rank, 2, 29_500)
+        environment = {**os.environ, **place, "XDG_CACHE_HOME": str(cache.parent)}
+        processes.append(start_forked(arguments, tmp_path, environment, [said] * 2))
+    for process in processes:
+        process.join(240)
+    texts = [said.read_text() for said in lines]
+    assert [process.exitcode for process in processes] == [0, 0], texts
+    assert [row["status"] for row in read_table(tmp_path / "mine")] == ["done"] * 3
+    assert all("of rank_size 2" not in text for text in texts)
+
+
+def test_processes_of_a_launcher_must_name_the_directory_that_they_share(
+    pipeline: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    for name, value in ENGINES["torchrun"](0, 2, 29_500).items():
+        monkeypatch.setenv(name, value)
+    assert pipeline("-m", "stages=[data]", "seed=1,2") == 2
+    problem = "hydra.sweep.dir = null: must be set: torchrun has started 2 processes, which share"
+    assert problem in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_processes_of_a_job_can_not_be_those_of_a_launcher(
+    pipeline: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    for name, value in ENGINES["torchrun"](0, 2, 29_500).items():
+        monkeypatch.setenv(name, value)
+    launch = ("launch=env", "parallel.mode=data")
+    assert pipeline("-m", "stages=[data]", "seed=1,2", "hydra.sweep.dir=mine", *launch) == 2
+    assert "launch = env: must be auto, local or none in a sweep" in capsys.readouterr().err
 
 
 def test_the_table_shows_what_there_is_in_few_words(

@@ -23,7 +23,7 @@ _NAME = re.compile(r"\w[\w.+-]{0,99}")
 
 
 class ChipError(PipelineError):
-    """A chip file with problems. `problems` has all of them, each opening with its key."""
+    """A chip file with problems. Each of `problems` starts with its key."""
 
     exit_status = 2
 

@@ -51,7 +51,9 @@ class Hardware:
 
     task_gap_us: float
     task_floor_one_core_us: float
+    """Least time of a task on one core."""
     task_floor_all_cores_us: float
+    """Least time of a task on all cores."""
     ai_cpu_task_us: float
     ai_cpu_workers_count: float
     event_handover_us: float
@@ -72,7 +74,7 @@ class Hardware:
     host_worker_images_per_s: float
     """224 x 224 JPEG images that one worker of the host decodes and augments."""
     host_images_per_s: float
-    """224 x 224 JPEG images that the whole host decodes and augments, for all its devices."""
+    """224 x 224 JPEG images that a host decodes and augments for all its devices."""
 
     devices_per_server_count: float
     hccs_bus_gb_per_s: float
@@ -114,8 +116,8 @@ class Figure(Spec):
     def _refuse_bare_number(cls, figure: Any) -> Any:
         if isinstance(figure, (Mapping, Figure)):
             return figure
-        sure = " | ".join(get_args(Confidence))
-        right = f"{{value: NUMBER, source: where it is from, confidence: {sure}}}"
+        choices = " | ".join(get_args(Confidence))
+        right = f"{{value: NUMBER, source: where it is from, confidence: {choices}}}"
         raise ValueError(f"must be {right}, not {show(figure)}")
 
 

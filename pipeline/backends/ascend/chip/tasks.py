@@ -15,34 +15,11 @@ Provenance = Literal["measured", "derived", "assumed"]
 Role = Literal["parameter", "state", "gradient", "activation", "input", "output", "constant"]
 
 CostClass = Literal[
-    "conv",
-    "conv_input_grad",
-    "conv_kernel_grad",
-    "matmul",
-    "depthwise",
-    "depthwise_input_grad",
-    "depthwise_kernel_grad",
-    "elementwise",
-    "cast",
-    "optimizer",
-    "bn_reduce",
-    "bn_update",
-    "bias_grad",
-    "reduce",
-    "rows",
-    "max_pool",
-    "max_pool_grad",
-    "avg_pool",
-    "trans_data",
-    "transpose",
-    "copy",
-    "fill",
-    "gather",
-    "scatter",
-    "sort",
-    "ai_cpu",
-    "all_reduce",
-]
+    "conv", "conv_input_grad", "conv_kernel_grad", "matmul", "depthwise", "depthwise_input_grad",
+    "depthwise_kernel_grad", "elementwise", "cast", "optimizer", "bn_reduce", "bn_update",
+    "bias_grad", "reduce", "rows", "max_pool", "max_pool_grad", "avg_pool", "trans_data",
+    "transpose", "copy", "fill", "gather", "scatter", "sort", "ai_cpu", "all_reduce",
+]  # fmt: skip
 """Classes of kernels that share one efficiency.
 
 `rows` works along the minor axis (softmax, layer norm), `reduce` across rows. `bn_reduce` and
@@ -111,7 +88,7 @@ class VectorWork:
 
 @dataclass(frozen=True, slots=True)
 class Permutation:
-    """Order in which a transpose writes the axes of its source, in its shortest form.
+    """Order in which a transpose writes the axes of its source, in the shortest form.
 
     `lengths` are the lengths of the source's axes. Axes of length 1 are left out, and axes that
     stay neighbours are joined. Axis i of the result is axis `order[i]` of the source, as in
@@ -128,12 +105,12 @@ class Permutation:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether the minor axis stays last, so that whole rows move."""
+        """Whether the minor axis stays last, so that rows move in one piece."""
         return self.keeps_bytes or self.order[-1] == len(self.order) - 1
 
 
 def simplify_permutation(shape: Sequence[int], order: Sequence[int]) -> Permutation:
-    """Return the shortest form of a transpose, which is the same if reshapes split its axes."""
+    """Return the shortest form of a transpose. Reshapes that split axes don't change this form."""
     runs: list[list[int]] = []
     for axis in order:
         if shape[axis] == 1:
@@ -156,7 +133,7 @@ class Task:
     `type` is the vendor's op type (`Conv2D`, `BNTrainingReduce`), `scope` the module path from JAX,
     `fused` the other primitives or ops that the kernel computes. `reads` and `writes` are distinct
     indices of buffers. `permutation` is set for a transpose. `launched` is False for a conversion
-    inside another op: op by op, the host doesn't launch it separately.
+    inside another op, which `op_by_op` doesn't launch separately.
     """
 
     type: str
@@ -209,8 +186,9 @@ class TaskTime:
     """Cost of one execution of a task.
 
     `us` is never below `roofline_us`, the time at the peak rates of engine and memory. `bound`
-    names the limit. `provenance` is that of the class's rate: "measured" if kernels of the class
-    were timed, "derived" by analogy, "assumed" otherwise.
+    names the limit; "floor" is the least time of any task. `provenance` is the source of the rate
+    of the task's class: "measured" if kernels of the class were timed, "derived" by analogy,
+    "assumed" otherwise.
     """
 
     us: float

@@ -28,7 +28,7 @@ from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import Graph, Value
 from pipeline.core.host.item_sizes import stored_bytes
 
-CARRIERS = ("elementwise", "rows", "window", "move", "loop_view")
+CHANNEL_CARRIERS = ("elementwise", "rows", "window", "move", "loop_view")
 """Kinds of nodes whose results keep the channels of their operands."""
 
 
@@ -36,7 +36,7 @@ class Buffers:
     """Buffers of values, created at their first use. Values and buffers are indices.
 
     `all` has the buffers, `index` the buffer of each value. `axes` has the channel axis of each
-    feature map, `within` the whole value of each slice of a scan.
+    feature map, `within` the array that each slice of a scan is a part of.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Buffers:
         self.outputs = {self.alias[index] for index in graph.outputs}
         self.all: list[Buffer] = []
         self.index: dict[int, int] = {}
-        self.replaced = {self.alias[out]: into for out, into in signature.updates.items()}
-        self.within = _find_wholes(graph, dataflow)
+        self.replaced_inputs = {self.alias[out]: into for out, into in signature.updates.items()}
+        self.within = _find_sliced_arrays(graph, dataflow)
         self._roles = _assign_roles(signature, phases, self.outputs)
         self._names = {**signature.inputs, **signature.state, **signature.parameters}
 
@@ -123,8 +123,8 @@ class Buffers:
             return "ND"
         if value in self.axes:
             return "NC1HWC0"
-        if value in self.replaced and self.replaced[value] != value:
-            return self._choose_layout(self.replaced[value])
+        if self.replaced_inputs.get(value, value) != value:
+            return self._choose_layout(self.replaced_inputs[value])
         producer = self.dataflow.producer.get(value)
         kind = (
             classify_primitive(self.graph.nodes[producer].primitive)
@@ -155,8 +155,8 @@ def _assign_roles(signature: Signature, phases: Phases, outputs: set[int]) -> di
     return roles | dict.fromkeys(signature.parameters, "parameter")
 
 
-def _find_wholes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
-    """Return the whole value of each slice of a scan, read or stacked."""
+def _find_sliced_arrays(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
+    """Return slice -> the array that a scan reads it from or stacks it in."""
     within: dict[int, int] = {}
     for node in graph.nodes:
         if node.primitive == "scan_stack":
@@ -179,7 +179,7 @@ def find_channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
             if numbers.lhs_spec[:2] in ((0, 1), (0, len(numbers.lhs_spec) - 1)):
                 axes.setdefault(inputs[0], numbers.lhs_spec[1])
                 axes[node.outputs[0]] = numbers.out_spec[1]
-        elif dataflow.kinds[position] in CARRIERS and node.primitive != "transpose":
+        elif dataflow.kinds[position] in CHANNEL_CARRIERS and node.primitive != "transpose":
             rank = len(graph.values[node.outputs[0]].shape)
             for index in inputs:
                 if index in axes and len(graph.values[index].shape) == rank:
@@ -220,7 +220,7 @@ def pad_to_blocks(size: int) -> int:
 
 
 class InsertedOps:
-    """Tasks of a step so far, with values converted to the type and layout that kernels need.
+    """Tasks of a step so far, and conversions of values to the type and layout that kernels need.
 
     Values that a loop's iterations share are converted before the loop.
     """
@@ -231,7 +231,7 @@ class InsertedOps:
         self.precision = precision
         self.alias = buffers.alias
         self.tasks: list[Task] = []
-        self.laid_out: dict[int, int] = {}
+        self.unconverted: dict[int, int] = {}
         self._prepared: dict[tuple[int, Layout], int] = {}
         self._permuted: dict[tuple[int, int, Permutation], int] = {}
         self._channels_last: set[int] = set()
@@ -295,7 +295,7 @@ class InsertedOps:
         return self._prepared[key]
 
     def convert(self, value: int, source: int, layout: Layout, kernel: Kernel, dtype: str) -> int:
-        """Add a TransData and return its copy. The reading kernel's launch includes the task."""
+        """Add a TransData and return the copy. The reading kernel's launch includes the task."""
         copy = self.buffers.add_copy(value, dtype, layout)
         work = VectorWork(self.graph.values[value].size, dtype)
         self.add(kernel, "TransData", "trans_data", (source,), (copy,), vector=work, launched=False)
@@ -334,7 +334,7 @@ class InsertedOps:
         )
 
     def put_channels_first(self, value: int, kernel: Kernel) -> int:
-        """Return a map with channels last in blocks of channels, as convolutions read it.
+        """Return a copy of a channels-last map in blocks of channels, as convolutions read it.
 
         This adds a Transpose and a TransData, which all readers share.
         """
@@ -368,7 +368,10 @@ class InsertedOps:
         return shape[0], math.prod(shape) // (shape[0] * channels), channels
 
     def _hoist_out_of_loops(self, first: int, repeat: int) -> None:
-        """Move the tasks from `first` before the loop whose iterations share their results."""
+        """Move the tasks from `first` before the loop whose iterations share their results.
+
+        `repeat` is how often a step computes their input.
+        """
         added = [replace(task, repeat=min(task.repeat, repeat)) for task in self.tasks[first:]]
         place = first
         if any(task.repeat > repeat for task in self.tasks[first:]):
@@ -378,10 +381,10 @@ class InsertedOps:
         self.tasks[place:place] = added
 
     def convert_gradient(self, value: int, kernel: Kernel) -> None:
-        """Convert a weight's gradient to the plain layout for its update.
+        """Convert a weight's gradient to the plain layout for its update, after the all-reduce.
 
-        The conversion comes after the all-reduce. In a loop, stacked gradients are converted at
-        once, and gradients that iterations add up aren't converted.
+        In a loop, stacked gradients are converted at once, and gradients that iterations add up
+        aren't converted.
         """
         is_stacked = value in self.buffers.within
         if self.graph.values[value].size <= max(self.graph.values[value].shape, default=1):
@@ -395,10 +398,10 @@ class InsertedOps:
         self.buffers.index[value] = copy
         if not kernel.loop:
             self._deferred.append(replace(self.tasks.pop(), phase="optimizer"))
-            self.laid_out[copy] = source
+            self.unconverted[copy] = source
 
     def cast_biases(self, kernel: Kernel, reads: tuple[int, ...]) -> tuple[int, ...]:
-        """Cast a float32 bias before it is added to a float16 feature map."""
+        """Return the read buffers, with float16 copies of biases for a float16 feature map."""
         if self.precision not in ("O2", "O3") or kernel.elements <= 1:
             return reads
         weights = self.buffers.phases.weights
@@ -411,7 +414,7 @@ class InsertedOps:
         )
 
     def convert_to_plain(self, kernel: Kernel, reads: tuple[int, ...]) -> tuple[int, ...]:
-        """Convert blocked operands for kernels that read plain layouts, such as BiasAddGrad."""
+        """Return the read buffers in plain layouts, for kernels such as BiasAddGrad."""
         return tuple(
             self.convert(index, buffer, "ND", kernel, self.buffers.dtypes[index])
             if index in self.buffers.axes and self.buffers.all[buffer].layout == "NC1HWC0"

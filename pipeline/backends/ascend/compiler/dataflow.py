@@ -98,7 +98,7 @@ def _classify_indexing(graph: Graph, node: Node) -> str:
                 return "view" if _keeps_size(graph, node) else "move"
         elif node.inputs[0] in graph.constants:
             return "view" if graph.values[node.inputs[2]].size == size else "move"
-    return "rows" if _is_one_per_row(graph, node) else classify_primitive(node.primitive)
+    return "rows" if _picks_one_per_row(graph, node) else classify_primitive(node.primitive)
 
 
 def _keeps_size(graph: Graph, node: Node) -> bool:
@@ -106,7 +106,7 @@ def _keeps_size(graph: Graph, node: Node) -> bool:
 
 
 def find_random_values(graph: Graph, dataflow: Dataflow) -> set[int]:
-    """Return random numbers and values that depend only on them, such as a dropout's mask."""
+    """Return random numbers and values computed from them and from small values, such as masks."""
     random: set[int] = set()
     for node in graph.nodes:
         inputs = [dataflow.alias[index] for index in node.inputs]
@@ -117,7 +117,7 @@ def find_random_values(graph: Graph, dataflow: Dataflow) -> set[int]:
     return random
 
 
-def _is_one_per_row(graph: Graph, node: Node) -> bool:
+def _picks_one_per_row(graph: Graph, node: Node) -> bool:
     """Return whether a node picks one element per row, or is the gradient of such a node.
 
     A cross entropy picks one class per row. The rows of its gradient are one-hot.
@@ -170,8 +170,8 @@ def find_gradients(
 ) -> dict[int, int]:
     """Return parameter -> the value of the backward pass that its update is computed from.
 
-    The search back from the update follows values of the parameter's size, so that it doesn't
-    follow a norm over all gradients. If it finds nothing, it follows all values.
+    The search back from the update follows values of the parameter's size, not a norm over all
+    gradients. If there are none, the search follows all values.
     """
     gradients = {}
     for out, into in signature.updates.items():

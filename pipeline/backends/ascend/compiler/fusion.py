@@ -1,8 +1,8 @@
 """Fusion of products with kernels of the vector unit.
 
-With buffer fusion a kernel reads a product's result before it reaches memory. FusedDbnDw is the
-reverse: a weight gradient reads the gradient of a batch normalisation's input before it reaches
-memory, and also writes it for the input gradient (MindSpore's and CANN's pass
+With buffer fusion a kernel reads a product's result before the result reaches memory. FusedDbnDw is
+the reverse: a weight gradient reads the gradient of a batch normalisation's input before that
+gradient reaches memory, and writes the gradient for the input gradient (MindSpore's and CANN's pass
 bn_reduce_grad_conv2d_backprop_filter_fusion).
 """
 
@@ -40,7 +40,7 @@ def fuse_kernels(graph: TaskGraph, patterns: Patterns) -> TaskGraph:
             continue
         places[place] = len(tasks)
         if place in into:
-            # Partners run at the vector kernel's place, after all inputs of both.
+            # A fused pair runs at the vector kernel's place, after all inputs of both.
             product, pattern = into[place]
             places[product] = len(tasks)
             task = _join_tasks(graph.tasks[product], task, pattern)
@@ -114,7 +114,7 @@ def _can_absorb(maker: Task, product: Task, pattern: FusionPattern) -> bool:
 def _find_partner(
     graph: TaskGraph, readers: Mapping[int, Sequence[int]], task: Task, patterns: Patterns
 ) -> tuple[int, FusionPattern] | None:
-    """Return the first reader of a product and its pattern; None if the two can't fuse."""
+    """Return the first reader of a product and the pattern that fuses them; None if none does."""
     output = task.writes[0]
     places = readers.get(output, [])
     is_single = len(places) == 1 and output not in graph.outputs

@@ -1,7 +1,7 @@
 """Join kernels that read the same values, and order all kernels.
 
 A kernel's level is one above the highest level of its producers. A join puts two kernels on one
-level. It is allowed only if all other kernels can keep their levels, so that no kernel waits for
+level, and is allowed only if all other kernels can keep their levels, so that no kernel waits for
 itself.
 """
 
@@ -28,7 +28,8 @@ class Kernel:
     """Nodes that run together, and the values (indices) that they read and write.
 
     `form` is "single" for one node that isn't fused. `roots` are the values written to memory,
-    `sources` the values read, in the order of first use. `elements` is the size of the iteration.
+    `sources` the values read, in the order of first use. `elements` is the size of the largest
+    value. `loop` and `repeat` are as in `Node`.
     """
 
     form: Form
@@ -91,7 +92,7 @@ def _merge_kernels(kernels: list[Kernel], is_large: Callable[[int], bool]) -> li
 def _has_nested_sources(kernel: Kernel, other: Kernel, is_large: Callable[[int], bool]) -> bool:
     """Return whether the large sources of one kernel are all sources of the other.
 
-    Two normalisations that share a gradient aren't joined, as each reads its own feature map.
+    Two normalisations that share a gradient aren't joined, as each reads another feature map.
     """
     large, other_large = (set(filter(is_large, k.sources)) for k in (kernel, other))
     return large <= other_large or other_large <= large
@@ -143,12 +144,12 @@ class _Joins:
         reduced = {root for roots in sums for root in roots}
         hosts: dict[tuple[str, int], Kernel] = {}
         for kernel in reversed(self.kernels):
-            if _is_normalisation(kernel) and kernel.elements > SMALL_ELEMENTS:
+            if _is_fusable(kernel) and kernel.elements > SMALL_ELEMENTS:
                 shared = reduced.intersection(kernel.sources)
                 hosts.update({(kernel.phase, index): kernel for index in shared})
         unjoined = []
         for kernel in self.kernels:
-            is_small = _is_normalisation(kernel) and kernel.elements <= SMALL_ELEMENTS
+            is_small = _is_fusable(kernel) and kernel.elements <= SMALL_ELEMENTS
             joinable = (hosts.get((kernel.phase, index)) for index in kernel.sources if is_small)
             host = next((host for host in joinable if host is not None), None)
             if host is not None and self._can_join(host, kernel):
@@ -187,7 +188,7 @@ class _Joins:
         return [host for host in hosts if host.level == hosts[-1].level]
 
 
-def _is_normalisation(kernel: Kernel) -> bool:
+def _is_fusable(kernel: Kernel) -> bool:
     return kernel.form in FUSABLE and kernel.phase in ("forward", "backward")
 
 

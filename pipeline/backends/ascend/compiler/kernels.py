@@ -1,10 +1,10 @@
 """Group primitives into kernels.
 
 A kernel of the vector unit computes its results from values in memory, and all values between them.
-If several kernels need such a value, each computes it. Values that a product, a window, a move or
-the caller reads must be in memory. A reduction over rows of a feature map ends a kernel, one along
-the minor axis doesn't. So batch normalisation has two kernels forward and two backward, and layer
-norm, softmax, GELU and an optimizer have one each, independently of how they are written in JAX.
+If several kernels need such a value, each computes it. Values that a product, a pooling, a move or
+the caller reads must be in memory. A reduction over rows of a feature map ends a kernel, a
+reduction along the minor axis doesn't. So batch normalisation has two kernels forward and two
+backward, and layer norm, softmax, GELU and an optimizer have one each, however JAX writes them.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ RECOMPUTE_RATIO = 1.3
 factor times its bytes."""
 
 LONGEST_CHAIN = 100
-"""Most operations in a chain within one kernel. The vendor's fusion passes stop far earlier. This
-bound is for chains of thousands, which don't fit a kernel."""
+"""Most operations in a chain within one kernel. The vendor's fusion passes stop far earlier; chains
+of thousands of operations don't fit a kernel."""
 
-WELL_CONNECTED = 300
+MAX_SEARCHED_NODES = 300
 """A value with more nodes than this between it and the ends of its kernels is always in memory."""
 
 
 class Kernels:
     """Groups of nodes that become a graph's kernels. Nodes are positions, values are indices.
 
-    `nbytes` returns the bytes of a value. With `by_op` each op of the framework has its own kernel.
+    `nbytes` returns the bytes of a value. `by_op` makes a kernel of each op of the framework.
+    `stored` are the fusable values that kernels write to memory.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class Kernels:
     def _store_expensive_values(self) -> None:
         """Store large values that several kernels need: results of ops, and values cheaper to read.
 
-        Sources that the kernels read for other values cost nothing.
+        If the kernels also read a source for other values, reading it costs nothing.
         """
         users = self._find_kernel_keys()
         sources: dict[int, frozenset[int]] = {}
@@ -161,16 +162,16 @@ class Kernels:
                 is_shared = self._is_large(out) and len(users.get(out, ())) > 1
                 if not is_shared or out in self.stored:
                     continue
-                if self._ends_an_op(position) or self._is_expensive(out, node_sources):
+                if self._ends_op(position) or self._is_expensive(out, node_sources):
                     self.stored.add(out)
 
-    def _ends_an_op(self, position: int) -> bool:
+    def _ends_op(self, position: int) -> bool:
         """Return whether another layer or function reads the result of a node.
 
         The vendor's fusion passes join ops whose result has one reader (eltwise_fusion_pass). So no
         kernel computes the result of another op again: batch normalisation's result before a
-        squeeze-and-excitation is written once, and the mean and the product read it. Within an op,
-        which is several primitives in JAX, kernels compute what they need.
+        squeeze-and-excitation is written once, and the mean and the product read it. Kernels of the
+        same op, which is several primitives in JAX, may compute a value again.
         """
         if self.phases.of_node[position] == "optimizer":
             return False
@@ -179,7 +180,7 @@ class Kernels:
         return any(_identify_op(self.graph.nodes[user]) != _identify_op(node) for user in users)
 
     def _is_expensive(self, out: int, sources: set[int]) -> bool:
-        """Return whether computing a value from its sources reads much more than its own bytes."""
+        """Return whether computing a value reads many more bytes than the value has."""
         limit = RECOMPUTE_RATIO * self.nbytes(out)
         if sum(map(self.nbytes, sources)) <= limit:
             return False
@@ -205,7 +206,7 @@ class Kernels:
                 fresh = [out for out in outputs if self._is_interior(out) and out not in seen]
                 seen.update(fresh)
                 stack += fresh
-            if len(seen) + len(ends) > WELL_CONNECTED:
+            if len(seen) + len(ends) > MAX_SEARCHED_NODES:
                 return None
         return list(ends)
 
@@ -214,7 +215,7 @@ class Kernels:
         inputs: set[int] = set()
         stack = [end]
         seen = {end}
-        while stack and len(seen) <= WELL_CONNECTED:
+        while stack and len(seen) <= MAX_SEARCHED_NODES:
             node = self.graph.nodes[stack.pop()]
             for index in {self.dataflow.alias[index] for index in node.inputs} - {value}:
                 if not self._is_interior(index):
@@ -339,13 +340,13 @@ def measure_kernel(
         reductions += kinds[position] == "rows" and is_large
     along_rows = 1
     if kernel.form == "rows":
-        spread = any(2 * graph.values[root].size >= kernel.elements for root in kernel.roots)
-        along_rows = max(2 * reductions - (not spread), 1)
-    wide = any(
+        writes_rows = any(2 * graph.values[root].size >= kernel.elements for root in kernel.roots)
+        along_rows = max(2 * reductions - (not writes_rows), 1)
+    is_float32 = any(
         dtypes[index] == "float32" and graph.values[index].size * 2 > kernel.elements
         for index in (*kernel.sources, *kernel.roots)
     )
-    dtype = "float32" if wide else "float16"
+    dtype = "float32" if is_float32 else "float16"
     return VectorWork(kernel.elements, dtype, simple, heavy, along_rows)
 
 

@@ -1,10 +1,11 @@
 """Cube work of convolutions and matrix products, and the order in which the cube reads matrices.
 
 A MatMul can read either operand transposed (`transpose_x1`, `transpose_x2`), and so write either
-order: swapping the rows and columns of an operand or a result costs nothing. Attention's heads, of
-multiples of 16 tokens and features, move whole fractals of 16 x 16. MindSpore's
+order: swapping the rows and columns of an operand or a result costs nothing. If an attention head
+has multiples of 16 tokens and features, its transposes move whole fractals of 16 x 16. MindSpore's
 `matmul_confusiontranspose` pass lets the product write these to their new places. All other
-permutations, also in a `dot_general`'s dimension numbers, are Transposes before or after it.
+permutations, also in a `dot_general`'s dimension numbers, are Transposes before or after the
+product.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ TYPES: dict[CostClass, str] = {
     "depthwise_kernel_grad": "DepthwiseConv2DBackpropFilterD",
     "matmul": "MatMul",
 }
+"""The vendor's op types."""
 
 
 def measure_convolution(
@@ -43,7 +45,7 @@ def measure_convolution(
     """Return the class and the im2col view of a convolution.
 
     A weight gradient convolves two feature maps. An input gradient, like a transposed convolution,
-    convolves the gradient, with zeros between its positions by the stride, with the weight.
+    convolves the weight with the gradient, which has `stride - 1` zeros between its positions.
     """
     role: ConvRole = "forward"
     if backward:
@@ -63,10 +65,10 @@ def measure_convolution(
 
 
 def _measure_product(graph: Graph, node: Node, role: ConvRole) -> CubeWork:
-    """Return the product of positions (rows), output channels (columns), and taps x channels (sum).
+    """Return the product: rows are positions, columns output channels, the sum taps x channels.
 
-    If a stride put zeros between positions, one in `stride` isn't zero. The vendor's kernels skip
-    the zeros, so the sum is shorter by that factor.
+    The vendor's kernels skip the zeros between an input gradient's positions, so its sum is shorter
+    by the product of the strides.
     """
     numbers = node.params["dimension_numbers"]
     kernel = graph.values[node.inputs[1]].shape
@@ -86,7 +88,7 @@ def _measure_product(graph: Graph, node: Node, role: ConvRole) -> CubeWork:
 
 
 def _measure_kernel_gradient(graph: Graph, node: Node) -> CubeWork:
-    """Return the product of taps x input channels (rows), summed over the batch's positions."""
+    """Return the product: rows are taps x input channels, summed over the batch's positions."""
     numbers = node.params["dimension_numbers"]
     gradient = graph.values[node.inputs[1]].shape
     out = graph.values[node.outputs[0]].shape
@@ -128,7 +130,7 @@ def count_window_positions(node: Node) -> int:
 
 
 def find_absorbed_transposes(graph: Graph) -> frozenset[int]:
-    """Return the transposes that products include in how they read an operand or write a result."""
+    """Return the transposes that are part of how a product reads an operand or writes a result."""
     makers = {out: node for node in graph.nodes for out in node.outputs}
     users: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
@@ -162,7 +164,7 @@ def is_free(moved: Permutation) -> bool:
 
 
 def find_result_permutation(graph: Graph, product: Node, transpose: Node) -> Permutation:
-    """Return the easiest permutation for a transpose after a product, which has two orders."""
+    """Return the easiest permutation of a transpose from an order that its product can write."""
     (left_sum, _), (left_batch, _) = product.params["dimension_numbers"]
     left = graph.values[product.inputs[0]].shape
     shape = graph.values[product.outputs[0]].shape
@@ -181,8 +183,8 @@ def find_operand_permutation(
 ) -> Permutation:
     """Return the easiest permutation of an operand to the cube's order: batch axes, then a matrix.
 
-    `side` is 0 for the left operand, 1 for the right. `absorbed` has transposes by the value that
-    they write. They are a part of the operand's order.
+    `side` is 0 for the left operand, 1 for the right. `absorbed` has the absorbed transposes by the
+    value that they write.
     """
     summed, batched = (axes[side] for axes in product.params["dimension_numbers"])
     value = product.inputs[side]
@@ -198,7 +200,7 @@ def find_operand_permutation(
 
 
 def _choose_easiest(*moved: Permutation) -> Permutation:
-    """Return the first permutation that is free, else that with the longest moved rows."""
+    """Return the first permutation that is free, else the one that moves the longest rows."""
 
     def measure_effort(permutation: Permutation) -> tuple[bool, bool, int]:
         row = math.prod(permutation.lengths[-1:]) if permutation.keeps_rows else 1

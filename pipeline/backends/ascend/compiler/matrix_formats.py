@@ -21,7 +21,7 @@ from pipeline.core.host.item_sizes import stored_bytes
 Matrices = tuple[int, int, int]
 """Batch, rows and columns."""
 NORMS = ("bn_reduce", "bn_update")
-PRODUCTS = ("conv", "depthwise")
+CONVOLUTIONS = ("conv", "depthwise")
 FLOAT32_BYTES_PER_FLOAT16 = 2
 
 
@@ -80,7 +80,7 @@ class _Conversion:
         return place
 
     def _find_operand_matrices(self, task: Task) -> dict[int, Matrices]:
-        """Return a product's operands as matrices, without other inputs of a fused kernel."""
+        """Return a product's operands as matrices, but not the other inputs of a fused kernel."""
         work = task.cube
         assert work is not None
         shapes = {
@@ -126,8 +126,8 @@ class _Conversion:
     def _add_copy(self, index: int, matrices: Matrices) -> int:
         """Add the copy of a buffer in FRACTAL_NZ with the shape (batch, rows, columns).
 
-        The cube reads either order. If one edge alone is a multiple of 16, such as the features of
-        attention's heads, it becomes the columns.
+        The cube reads either order. If only one edge is a multiple of 16, such as the features of
+        attention's heads, this edge becomes the columns.
         """
         buffer = self.buffers[index]
         batch, rows, columns = matrices
@@ -167,10 +167,10 @@ def keep_norms_in_float32(graph: TaskGraph) -> TaskGraph:
     """Return the graph with batch normalisation's kernels on float32 copies of their maps.
 
     Under O2 `mindspore.amp` puts a Cast before and after each BatchNorm, unless a training script
-    sets `keep_batchnorm_fp32=False`. Scripts of the model zoo do, MindCV's don't (mindcv 0.3.0,
+    sets `keep_batchnorm_fp32=False`. The model zoo's scripts set it, MindCV's don't (mindcv 0.3.0,
     utils/amp.py and trainer_factory.py). A convolution writes float32 itself, as under O0 (hardware
     notes, 1.6), and the Cast after the forward pass joins BNTrainingUpdate. Other casts are
-    kernels, so the weight's gradient can't compute the gradient of the map.
+    kernels, so FusedDbnDw isn't possible.
     """
     buffers = list(graph.buffers)
     for index in _find_maps_of_norms(graph):
@@ -215,7 +215,7 @@ def _find_maps_of_norms(graph: TaskGraph) -> list[int]:
     return [
         task.writes[0]
         for task in graph.tasks
-        if task.cost_class in PRODUCTS
+        if task.cost_class in CONVOLUTIONS
         and task.phase == "forward"
         and task.writes[0] in alone
         and graph.buffers[task.writes[0]].dtype == "float16"

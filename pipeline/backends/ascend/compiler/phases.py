@@ -10,7 +10,7 @@ from pipeline.backends.ascend.chip.tasks import Phase
 from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import VIEWS_OF_SCAN, Graph, Node
 
-CARRIERS = frozenset({"view", "elementwise", "move", "loop_view", "reduce", "collective"})
+GRADIENT_CARRIERS = frozenset({"view", "elementwise", "move", "loop_view", "reduce", "collective"})
 """Kinds of nodes between the computation of a gradient and the optimizer."""
 
 REFORMS = ("convert_element_type", "transpose", "rev")
@@ -75,9 +75,9 @@ def _collect_outputs(graph: Graph, of_node: Sequence[Phase], phase: Phase) -> se
 def _assign_phases(graph: Graph) -> tuple[Phase, ...]:
     """Return the phase of each node.
 
-    Nodes without a mark from JAX are forward if the loss depends on them, or if they depend on the
-    forward pass alone. All others are the optimizer's, except sums of gradients over the iterations
-    of a loop.
+    Nodes without a mark from JAX are forward if the loss depends on them, or if they depend only on
+    the forward pass. Other nodes without a mark are the optimizer's, except sums of gradients over
+    the iterations of a loop.
     """
     if all(node.mark != "backward" for node in graph.nodes):
         return tuple("forward" for _ in graph.nodes)
@@ -110,7 +110,7 @@ def _choose_phase(node: Node, before: set[Phase | None], read_by_marked: set[int
 
 
 def _find_accumulating_loops(graph: Graph) -> frozenset[int]:
-    """Return loops with a backward pass whose iterations don't update what the next one reads."""
+    """Return loops with a backward pass, whose updates the next iteration doesn't read."""
     late: set[int] = set()
     for node in graph.nodes:
         if node.mark == "backward" or not late.isdisjoint(node.inputs):
@@ -130,7 +130,8 @@ def _find_gradients(graph: Graph, of_node: Sequence[Phase]) -> frozenset[int]:
     elsewhere: set[int] = set()
     for node, phase in zip(reversed(graph.nodes), reversed(of_node), strict=True):
         if phase != "optimizer":
-            carries = phase == "backward" and classify_primitive(node.primitive) in CARRIERS
+            kind = classify_primitive(node.primitive)
+            carries = phase == "backward" and kind in GRADIENT_CARRIERS
             if not carries or not elsewhere.isdisjoint(node.outputs):
                 elsewhere.update(node.inputs)
     return frozenset(_collect_outputs(graph, of_node, "backward") - elsewhere)
@@ -148,18 +149,23 @@ def choose_dtypes(
     traced = [value.dtype for value in graph.values]
     if precision in (None, "O0"):
         return tuple(traced)
-    wide = {*phases.weights, *phases.gradients, *inputs, *_find_loss_values(graph, phases)}
-    wide |= _collect_outputs(graph, phases.of_node, "optimizer")
+    float32_values = {
+        *phases.weights,
+        *phases.gradients,
+        *inputs,
+        *_find_loss_values(graph, phases),
+    }
+    float32_values |= _collect_outputs(graph, phases.of_node, "optimizer")
     return tuple(
         "float16"
-        if dtype == "float32" and len(graph.values[index].shape) > 1 and index not in wide
+        if dtype == "float32" and len(graph.values[index].shape) > 1 and index not in float32_values
         else dtype
         for index, dtype in enumerate(traced)
     )
 
 
 def _find_loss_values(graph: Graph, phases: Phases) -> set[int]:
-    """Return the values after the last forward product and before the first backward one."""
+    """Return the values after the last forward product and before the first backward product."""
     products = ("conv", "matmul")
     before: set[int] = set()
     loss: set[int] = set()

@@ -35,6 +35,7 @@ SIMPLE, HEAVY, VIRTUAL = (frozenset(_TABLE["kinds"][kind]) for kind in _ELEMENTW
 OPS: dict[str, str] = _TABLE["ops"]
 """The vendor's op types by primitive."""
 GENERATORS = ("random_", "threefry", "philox", "rng_")
+"""Beginnings of the names of primitives that draw random numbers."""
 PATTERNS = Path(__file__).with_name("patterns.yaml")
 
 

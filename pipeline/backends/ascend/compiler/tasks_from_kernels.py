@@ -164,25 +164,25 @@ class _Lowering:
 
     def _list_gradients(self) -> tuple[tuple[str, int, int], ...]:
         """Return (parameter name, bytes, last writer) of each gradient, sorted by writer."""
-        above = [b.index if b.within is None else b.within for b in self.buffers.all]
+        arrays = [b.index if b.within is None else b.within for b in self.buffers.all]
 
-        def find_owner(buffer: int) -> int:
-            while above[buffer] != buffer:
-                buffer = above[buffer]
+        def find_array(buffer: int) -> int:
+            while arrays[buffer] != buffer:
+                buffer = arrays[buffer]
             return buffer
 
         writers: dict[int, int] = {}
         for place, task in enumerate(self.inserted.tasks):
             if task.phase == "backward":
-                writers.update(dict.fromkeys(map(find_owner, task.writes), place))
+                writers.update(dict.fromkeys(map(find_array, task.writes), place))
         values = find_gradients(self.graph, self.signature, self.phases, self.dataflow)
         gradients = []
         for parameter, value in values.items():
             if value not in self.buffers.index:
                 continue
             buffer = self.buffers.get(value)
-            buffer = self.inserted.laid_out.get(buffer, buffer)
-            writer = writers.get(find_owner(buffer))
+            buffer = self.inserted.unconverted.get(buffer, buffer)
+            writer = writers.get(find_array(buffer))
             if writer is not None:
                 name = self.signature.parameters[parameter]
                 gradients.append((name, self.buffers.all[buffer].nbytes, writer))
@@ -231,8 +231,8 @@ class _Lowering:
         """Return the buffers that a vector kernel reads and writes, in layouts that it supports.
 
         Work along the channels of a position, such as layer norm on images, needs channels last.
-        Frameworks put a Transpose from NCHW to NHWC before it and another after it, since all other
-        ops use NCHW (ConvNeXt, Liu et al. 2022, in PyTorch).
+        Frameworks put a Transpose before and after such work, since all other ops use NCHW
+        (ConvNeXt, Liu et al. 2022, in PyTorch).
         """
         if kernel.form == "rows" and any(map(self._is_map, kernel.sources)):
             reads = tuple(
@@ -320,8 +320,8 @@ class _Lowering:
         else:
             cost_class = "matmul"
             traced = {self.dtypes[index] for index in node.inputs}
-            wide = self.options.precision is None and "float32" in traced
-            work = measure_matmul(self.graph, node, "float32" if wide else "float16")
+            is_float32 = self.options.precision is None and "float32" in traced
+            work = measure_matmul(self.graph, node, "float32" if is_float32 else "float16")
             layouts = ("FRACTAL_NZ", "FRACTAL_NZ")
         values = [self.alias[index] for index in node.inputs]
         if work.dtype == "float32":
@@ -363,7 +363,7 @@ class _Lowering:
         return buffer if is_free(moved) else self.inserted.permute(value, buffer, moved, kernel)
 
     def _add_pool(self, kernel: Kernel, node: Node) -> None:
-        """Add a pooling. A maximum may have a mask of its position."""
+        """Add a pooling. A max pooling may write a mask of the maxima's positions too."""
         backward = kernel.phase == "backward"
         values = self.graph.values
         sizes = [values[index].size for index in (*node.inputs, *node.outputs)]
@@ -385,7 +385,7 @@ class _Lowering:
         self.inserted.add(kernel, name, cost_class, reads, writes, vector=work, fused=fused)
 
     def _add_maxima_and_mask(self, node: Node) -> tuple[int, ...]:
-        """Add the buffers of maxima and, if the node has it, a mask: a bit per window position."""
+        """Return the buffers of maxima and, if the node has one, a mask: a bit per position."""
         pooled = node.outputs[0]
         if all(self.graph.values[out].size <= 1 for out in node.outputs[1:]):
             return (self.buffers.get(pooled),)
@@ -425,7 +425,7 @@ class _Lowering:
         )
 
     def _find_permutation(self, node: Node) -> Permutation:
-        """Return the permutation of a transpose, without the part that a product includes."""
+        """Return the permutation of a transpose; after a product, the easiest one."""
         maker = self.makers.get(node.inputs[0])
         if maker is not None and maker.primitive == "dot_general":
             return find_result_permutation(self.graph, maker, node)

@@ -18,6 +18,7 @@ from pipeline.core.errors import RunError
 
 EFFICIENCY_FILE = Path(__file__).parent / "efficiency.yaml"
 RATE_BOUNDS = (0.05, 4.0)
+"""Smallest and largest rate of a class."""
 CALIBRATION_FILE = Path(__file__).with_name("calibration.yaml")
 GROUPS: Mapping[str, tuple[CostClass, ...]] = MappingProxyType(
     {
@@ -47,15 +48,15 @@ class ClassEfficiency:
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Numbers that all classes share. Those in `_cycles` are for one core."""
+    """Numbers that all classes share. Numbers in `_cycles` are for one core."""
 
     hbm_read: float
     """Rate of reads that miss the L2, relative to the sustained rate."""
     hbm_write: float
     l2_full: float
-    """Traffic since a buffer was touched up to which all of it is in the L2, in sizes of the L2."""
+    """Most traffic since a buffer's last use with all of it in the L2, in sizes of the L2."""
     l2_none: float
-    """Traffic from which none of it is."""
+    """Least traffic since a buffer's last use with none of it in the L2, in sizes of the L2."""
     cube_overlap: float
     """Exponent of the p-norm of a product's stages: 1 adds them, infinity overlaps them."""
     few_channels: float

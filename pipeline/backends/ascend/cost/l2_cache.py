@@ -57,13 +57,14 @@ def measure_traffic(
 def read_bytes(task: Task, buffers: Sequence[Buffer], index: int) -> float:
     """Return the bytes of a buffer that a task reads. Gathers and slices read a part of it."""
     buffer = buffers[index]
-    if task.cost_class == "gather" or (task.cost_class == "copy" and _is_long_runs(task, buffers)):
+    is_copy = task.cost_class == "copy"
+    if task.cost_class == "gather" or (is_copy and _copies_long_runs(task, buffers)):
         return float(min(buffer.nbytes, sum(buffers[output].nbytes for output in task.writes)))
     return float(buffer.nbytes)
 
 
-def _is_long_runs(task: Task, buffers: Sequence[Buffer]) -> bool:
-    """Return whether a copy reads only what it writes, since runs are at least a burst long.
+def _copies_long_runs(task: Task, buffers: Sequence[Buffer]) -> bool:
+    """Return whether a copy reads only what it writes, as its runs are at least a burst long.
 
     In the Wide & Deep trace (2020) slices of 32 bytes a row cost as much as the whole matrix.
     """

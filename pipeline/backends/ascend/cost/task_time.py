@@ -1,8 +1,8 @@
 """Time of one execution of a task: us = floor + work, but at least the roofline.
 
-The work depends on the cost class: the stages of a product, a stream's traffic and lanes, the
-segments of a pooling or a bias gradient, the rows of a gather. It has the hardware's figures and
-one fitted rate for each class. Forms and constants are fitted to kernels of public traces
+The floor is the time of an empty kernel. The work depends on the cost class: the stages of a
+product, a stream's traffic and lanes, the segments of a pooling or a bias gradient, the rows of a
+gather. Each class has one fitted rate. Forms and constants are fitted to kernels of public traces
 (benchmarks/ascend_fit/fit_kernels.py).
 """
 
@@ -114,7 +114,7 @@ def compute_floor_us(cores: float, hw: Hardware) -> float:
 
 
 def runs_on_vector(task: Task) -> bool:
-    """Return whether the cube doesn't support a product's type. Convolutions are cast for it."""
+    """Return whether the cube lacks a product's type. Convolutions are cast for the cube."""
     if task.cube is None or task.cost_class != "matmul":
         return False
     return task.cube.dtype in ("float32", "float64", "int32", "int64")
@@ -125,7 +125,7 @@ def _price_cube(
 ) -> Work:
     """Return the work of AutoTune's tiling, else of the vendor's fastest default tiling.
 
-    If equal parts of a weight gradient's images, one after the other, are faster, return theirs.
+    A weight gradient may be faster in equal parts of the images, one after the other.
     """
     product = to_product(task, work, context.buffers)
     if task.cost_class == "conv_kernel_grad" and work.batch == 1:
@@ -151,16 +151,16 @@ def _price_choice(choice: TileChoice, traffic: Traffic, context: CostContext, ra
     clock = hw.ai_core_clock_mhz
     read_us = traffic.hbm_bytes / (hw.hbm_bytes_per_us * constants.hbm_read)
     write_us = traffic.write_bytes / (hw.hbm_bytes_per_us * constants.hbm_write)
-    at, cycles = choice.find_fastest(
+    row, cycles = choice.find_fastest(
         constants.cube_overlap, rate, read_us * clock, write_us * clock
     )
-    cube, load, l2, out = (float(stage[at]) / clock for stage in choice.stages)
+    cube, load, l2, out = (float(stage[row]) / clock for stage in choice.stages)
     stages: tuple[tuple[float, TaskBound], ...] = (
         (max(cube, load) / rate, "cube"),
         (max(l2, out), "l2"),
         (max(read_us, write_us), "memory"),
     )
-    return Work(cycles / clock, max(stages)[1], float(choice.rows[at, :4].prod()))
+    return Work(cycles / clock, max(stages)[1], float(choice.rows[row, :4].prod()))
 
 
 def to_product(task: Task, work: CubeWork, buffers: tuple[Buffer, ...]) -> Product:

@@ -31,11 +31,11 @@ BUSY_CORES = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A cube task in fractals: `batch` times (m x k) by (k x n).
+    """A cube task in fractals: `batch` times (m x k) by (k x n); m rows, k depth, n columns.
 
     `expansion` is the factor by which im2col makes the left operand larger than it is in memory.
-    `out_bytes` is the size of an element of the output. `images` is the number of parts into which
-    the vendor splits the depth of a weight gradient, to be added in memory; 0 for other products.
+    `out_bytes` is the size of an element of the output. `images` is the number of images that a
+    weight gradient sums over; 0 for other products. The vendor may split its depth by images.
     """
 
     batch: int
@@ -65,7 +65,8 @@ class Tiling:
 def pad_product(work: CubeWork, cost_class: str, out_bytes: int = 2, images: int = 1) -> Product:
     """Return a task in padded fractals. The channels of each tap are padded separately.
 
-    A 1 x 1 input gradient skips the zeros that a stride puts between rows, others multiply them.
+    A 1 x 1 input gradient skips the zeros that a stride puts between rows. Other input gradients
+    multiply the zeros.
     `images` is the batch size, which a weight gradient sums over.
     """
     m, k, n = map(_count_blocks, (work.m, work.k, work.n))
@@ -105,8 +106,8 @@ class TileChoice:
     ) -> tuple[int, float]:
         """Return the row of the fastest tiling and its cycles, as in `sum_cycles`."""
         cycles = sum_cycles(self.stages, overlap, read_cycles, write_cycles, rate)
-        at = int(cycles.argmin())
-        return at, float(cycles[at])
+        row = int(cycles.argmin())
+        return row, float(cycles[row])
 
 
 @cache
@@ -136,9 +137,9 @@ def to_choice(tiling: Tiling, product: Product, hw: Hardware) -> TileChoice:
 def split_images(product: Product, hw: Hardware) -> tuple[tuple[int, TileChoice], ...]:
     """Return numbers of equal parts of a weight gradient's images, with the tilings of a part.
 
-    The numbers are powers of two. The rule of thumb may suit a part better than the whole, and the
-    parts can run one after the other. Tilings without a stage that is shorter than in all tilings
-    of the whole are left out.
+    The numbers are powers of two. The rule of thumb may suit a part better than all images, and the
+    parts can run one after the other. Tilings are left out if a tiling of all images is as fast in
+    every stage.
     """
     stages = _stack_stages(list_default_tilings(product, hw))
     parts = []
@@ -180,7 +181,7 @@ def sum_cycles(
     write_cycles: float = 0.0,
     rate: float = 1.0,
 ) -> NDArray[np.float64]:
-    """Return the cycles of each tiling: the p-norm of cube with L0 loads, reads, and writes.
+    """Return the cycles of each tiling: the p-norm of cube (or L0 loads), reads and writes.
 
     Reads and writes take at least the `read_cycles` and `write_cycles` of device memory. `rate` is
     the cube's rate relative to its peak.
@@ -197,15 +198,15 @@ def compute_stage_cycles(
 ) -> tuple[NDArray[np.float64], ...]:
     """Return the cycles (cube, load, l2, out) of the busiest core, for each row of tilings."""
     cores_batch, cores_m, cores_k, cores_n, block_m, block_n = rows.T
-    times = np.ceil(product.batch / cores_batch)
+    batch = np.ceil(product.batch / cores_batch)
     m = np.ceil(product.m / cores_m)
     k = np.ceil(product.k / cores_k)
     n = np.ceil(product.n / cores_n)
     passes_m = np.ceil(m / block_m)
     passes_n = np.ceil(n / block_n)
     depth = _compute_tile_depth(hw, np.minimum(m, block_m), np.minimum(n, block_n))
-    heads = passes_m * passes_n * np.ceil(k / depth) * MAD_HEAD_CYCLES
-    cube = m * k * n * 4096 / hw.cube_fp16_macs_per_cycle + heads
+    start_cycles = passes_m * passes_n * np.ceil(k / depth) * MAD_HEAD_CYCLES
+    cube = m * k * n * EDGE**3 / hw.cube_fp16_macs_per_cycle + start_cycles
     a_bytes = m * k * FRACTAL_BYTES
     b_bytes = k * n * FRACTAL_BYTES
     load = (
@@ -214,14 +215,14 @@ def compute_stage_cycles(
     )
     l1_bytes = hw.l1_kib * 1024 / BUFFERS_COUNT
     panel_bytes = np.minimum(m, block_m) * k * FRACTAL_BYTES / product.expansion
-    again_a = np.where(panel_bytes <= l1_bytes, 1, passes_n)
-    again_b = np.where(b_bytes <= l1_bytes, 1, passes_m)
-    l2_bytes = a_bytes / product.expansion * again_a + b_bytes * again_b
+    reads_a = np.where(panel_bytes <= l1_bytes, 1, passes_n)
+    reads_b = np.where(b_bytes <= l1_bytes, 1, passes_m)
+    l2_bytes = a_bytes / product.expansion * reads_a + b_bytes * reads_b
     element_bytes = np.where(cores_k > 1, 4, product.out_bytes)
     out_cycles = EDGE * EDGE * element_bytes / hw.ub_to_l2_bytes_per_cycle
     out = m * n * np.maximum(out_cycles, ACCUMULATOR_BYTES / hw.l0c_to_ub_bytes_per_cycle)
     l2 = l2_bytes / hw.l2_read_bytes_per_cycle
-    return cube * times, load * times, l2 * times, out * times
+    return cube * batch, load * batch, l2 * batch, out * batch
 
 
 def _compute_tile_depth(
@@ -234,7 +235,7 @@ def _compute_tile_depth(
 
 
 def list_blocks(hw: Hardware) -> tuple[tuple[int, int], ...]:
-    """Return output blocks (rows, columns) that fit. Columns are powers of two, rows the most.
+    """Return output blocks (rows, columns) that fit: powers of two columns, as many rows as fit.
 
     The area is bounded by the L0C, rows by the L0A and columns by the L0B.
     """
@@ -248,13 +249,13 @@ def list_blocks(hw: Hardware) -> tuple[tuple[int, int], ...]:
 
 def _list_default_rows(product: Product, hw: Hardware) -> NDArray[np.float64]:
     cores = int(hw.ai_cores_count)
-    shared = min(cores, product.batch)
-    left = cores // shared
+    cores_batch = min(cores, product.batch)
+    cores = cores // cores_batch
     block = max((b for b in list_blocks(hw) if b[1] <= DEFAULT_BLOCK_COLUMNS), key=lambda b: b[1])
     rows = [
-        (shared, m, k, min(left // k // m, product.n), *block)
-        for k in _list_depth_parts(left, min(left, product.k, max(product.images, 1)))
-        for m in range(1, min(left // k, product.m) + 1)
+        (cores_batch, m, k, min(cores // k // m, product.n), *block)
+        for k in _list_depth_parts(cores, min(cores, product.k, max(product.images, 1)))
+        for m in range(1, min(cores // k, product.m) + 1)
     ]
     return np.array(rows, dtype=np.float64)
 
@@ -286,9 +287,9 @@ def list_tilings(product: Product, hw: Hardware) -> NDArray[np.float64]:
     """Return the tilings that a search may try: shape (tilings, 6), the fields of `Tiling`."""
     cores = int(hw.ai_cores_count)
     rows_by_split = [_list_default_rows(product, hw)]
-    for shared in sorted({1, min(cores, product.batch)}):
-        rows = _list_splits(cores // shared, list_blocks(hw)).copy()
-        rows[:, 0] = shared
+    for cores_batch in sorted({1, min(cores, product.batch)}):
+        rows = _list_splits(cores // cores_batch, list_blocks(hw)).copy()
+        rows[:, 0] = cores_batch
         limits = np.array([product.batch, product.m, product.k, product.n], dtype=np.float64)
         rows[:, :4] = np.minimum(rows[:, :4], limits)
         rows_by_split.append(rows)

@@ -1,4 +1,4 @@
-"""Time of the vector unit's kernels at the hardware's rates, by the bound of their class."""
+"""Time of the vector unit's kernels at the hardware's rates, by a rule for each class."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from pipeline.backends.ascend.cost.tiling import Tiling
 from pipeline.core.host.item_sizes import item_bytes
 
 BLOCK_BYTES = 32
-"""The unit of a transfer between memory and a core's buffers (INI-A: ubblock_size)."""
+"""The unit of a transfer between memory and a core's buffers (CANN's platform file)."""
 
 UNIFIED_BUFFER_BYTES = 256 * 1024
-"""The vector unit's buffer of a core (INI-A)."""
+"""The vector unit's buffer of a core (CANN's platform file)."""
 
 BIAS_CHANNELS_PER_CORE = 8
 """Float32 sums in a block of 32 bytes."""
@@ -36,13 +36,13 @@ CONVERSIONS = 2
 """Operations that convert to float32 and back."""
 
 NORMALISATION_PASSES = 3.0
-"""Most operations per element of a batch normalisation kernel. Scale and shift are one multiply-add
-with numbers of the channel, and so are the sums. The backward pass has two and a mask."""
+"""Most operations per element of a batch normalisation kernel. Scale and shift are one
+multiply-add, and so are the sums. The backward pass has two multiply-adds and a mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Time of a task beyond its floor, its bound, and the cores in use."""
+    """Time of a task in addition to an empty kernel's, its limit, and the cores in use."""
 
     us: float
     bound: TaskBound
@@ -59,8 +59,8 @@ class CostContext:
     tiles: Mapping[int, Tiling]
 
 
-WalkTime = tuple[float, float]
-"""Microseconds of the vector unit, and the cores in use."""
+VectorTime = tuple[float, float]
+"""Microseconds of the vector unit without traffic, and the cores in use."""
 
 
 def sum_by_norm(*parts_us: float, power: float) -> float:
@@ -73,8 +73,8 @@ def sum_by_norm(*parts_us: float, power: float) -> float:
 
 def price_vector_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
     """Return the work of a task of the vector unit that isn't a product."""
-    walk_us, cores = RULES.get(task.cost_class, _price_stream)(task, traffic, context)
-    return _join_traffic(walk_us, traffic, context, cores)
+    vector_us, cores = RULES.get(task.cost_class, _price_stream)(task, traffic, context)
+    return _join_traffic(vector_us, traffic, context, cores)
 
 
 def price_vector_product(work: CubeWork, hw: Hardware) -> Work:
@@ -98,20 +98,20 @@ def price_depthwise(work: CubeWork, traffic: Traffic, context: CostContext) -> W
     return _join_traffic(lanes_us, traffic, context, context.hw.ai_cores_count)
 
 
-def _join_traffic(walk_us: float, traffic: Traffic, context: CostContext, cores: float) -> Work:
-    """Return the work of traffic and of the vector unit's time `walk_us`, which overlap."""
+def _join_traffic(vector_us: float, traffic: Traffic, context: CostContext, cores: float) -> Work:
+    """Return the work of traffic and of `vector_us` of the vector unit, which overlap."""
     hw = context.hw
     constants = context.constants
     hbm_us = traffic.hbm_bytes / (hw.hbm_bytes_per_us * constants.hbm_read)
     hbm_us += traffic.write_bytes / (hw.hbm_bytes_per_us * constants.hbm_write)
     l2_bytes_per_us = hw.ai_cores_count * hw.ai_core_clock_mhz * hw.l2_read_bytes_per_cycle
     l2_us = traffic.l2_bytes / l2_bytes_per_us
-    us = sum_by_norm(walk_us, hbm_us + l2_us, power=constants.vector_overlap)
+    us = sum_by_norm(vector_us, hbm_us + l2_us, power=constants.vector_overlap)
     # A kernel on few cores is limited by their ports.
     port_bytes_per_us = cores * hw.core_bytes_per_cycle * hw.ai_core_clock_mhz
     us = max(us, max(traffic.read_bytes, traffic.write_bytes) / port_bytes_per_us)
     stages: tuple[tuple[float, TaskBound], ...] = (
-        (walk_us, "vector"),
+        (vector_us, "vector"),
         (hbm_us, "memory"),
         (l2_us, "l2"),
     )
@@ -144,27 +144,27 @@ def _count_cores(traffic: Traffic, context: CostContext) -> float:
     return min(context.hw.ai_cores_count, max(cores, 1))
 
 
-def _walk_chunks(chunks: float, cores: float, chunk_cycles: float, hw: Hardware) -> WalkTime:
+def _price_chunks(chunks: float, cores: float, chunk_cycles: float, hw: Hardware) -> VectorTime:
     """Return the time of equal chunks of work, one after another on each core."""
     return math.ceil(chunks / cores) * chunk_cycles / hw.ai_core_clock_mhz, cores
 
 
-def _price_stream(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
-    """Price the lanes of a stream. Traffic overlaps them."""
+def _price_stream(task: Task, traffic: Traffic, context: CostContext) -> VectorTime:
+    """Return the time of the lanes of element-wise work, which overlaps its traffic."""
     return _compute_lanes_us(task, context), _count_cores(traffic, context)
 
 
 def _price_segments(
     segments: int, cores: float, traffic: Traffic, context: CostContext
-) -> WalkTime:
+) -> VectorTime:
     """Price sums over equal segments of the input, such as planes of an image's channels."""
     constants = context.constants
     cycles = constants.bias_segment_cycles
     cycles += traffic.read_bytes / segments / constants.bias_bytes_per_cycle
-    return _walk_chunks(segments, cores, cycles, context.hw)
+    return _price_chunks(segments, cores, cycles, context.hw)
 
 
-def _price_bias_grad(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
+def _price_bias_grad(task: Task, traffic: Traffic, context: CostContext) -> VectorTime:
     """Price a bias gradient: a stream of a matrix, or segments by image and channel of a map."""
     source = context.buffers[task.reads[0]]
     if len(source.shape) <= 2:
@@ -189,7 +189,7 @@ def count_bias_cores(channels: int, images: int, segment_bytes: float, hw: Hardw
     return min(hw.ai_cores_count, by_channel * images if splits_planes else by_channel)
 
 
-def _price_reduce(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
+def _price_reduce(task: Task, traffic: Traffic, context: CostContext) -> VectorTime:
     """Price a sum: a stream, except means over the planes of plain feature maps.
 
     Such means, of squeeze-and-excitation in eager frameworks, are priced as a bias gradient: by
@@ -206,11 +206,11 @@ def _price_reduce(task: Task, traffic: Traffic, context: CostContext) -> WalkTim
     return _price_segments(planes, min(context.hw.ai_cores_count, planes), traffic, context)
 
 
-def _price_pool(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
+def _price_pool(task: Task, traffic: Traffic, context: CostContext) -> VectorTime:
     """Price a pooling: blocks of one image and 16 channels, tap by tap.
 
-    The times of the three maxima of the AlexNet trace and of their gradients (msprof, 2023) are
-    linear in the pooled positions, not in the positions of the larger map.
+    The times of the three max poolings of the AlexNet trace (msprof, 2023) and of their gradients
+    are linear in the pooled positions, not in the positions of the larger map.
     """
     constants = context.constants
     shapes = [context.buffers[index].shape for index in (*task.reads, *task.writes)]
@@ -222,10 +222,10 @@ def _price_pool(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
         cycles = constants.pool_grad_block_cycles + taps * constants.pool_grad_tap_cycles
     else:
         cycles = constants.pool_block_cycles + taps * constants.pool_tap_cycles
-    return _walk_chunks(blocks, min(context.hw.ai_cores_count, blocks), cycles, context.hw)
+    return _price_chunks(blocks, min(context.hw.ai_cores_count, blocks), cycles, context.hw)
 
 
-def _price_picked_rows(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
+def _price_picked_rows(task: Task, traffic: Traffic, context: CostContext) -> VectorTime:
     """Price a gather or scatter: a latency for each index, or for each row of the output."""
     buffers = context.buffers
     indices = [buffers[index] for index in task.reads if "int" in buffers[index].dtype]
@@ -236,14 +236,14 @@ def _price_picked_rows(task: Task, traffic: Traffic, context: CostContext) -> Wa
     constants = context.constants
     is_gather = task.cost_class == "gather"
     cycles = constants.gather_row_cycles if is_gather else constants.scatter_row_cycles
-    return _walk_chunks(rows, min(context.hw.ai_cores_count, rows), cycles, context.hw)
+    return _price_chunks(rows, min(context.hw.ai_cores_count, rows), cycles, context.hw)
 
 
-def _price_copy(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
+def _price_copy(task: Task, traffic: Traffic, context: CostContext) -> VectorTime:
     """Price a copy: a stream, except slices of a plain matrix's columns.
 
-    Slice copies these row by row, each with a transfer: 184,696 rows of 32 bytes take 1 ms in the
-    trace of 2020, 25 times the time of their bytes. Slices of a third axis are one transfer with a
+    Slice copies each of these rows with a transfer: 184,696 rows of 32 bytes take 1 ms in the trace
+    of 2020, 25 times the time of their bytes. A slice of a third axis is one transfer with a
     stride: 4,992,000 rows of 32 bytes are as fast as the memory.
     """
     if len(task.reads) == len(task.writes) == 1:
@@ -253,27 +253,27 @@ def _price_copy(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
         if are_matrices and part.shape[1] < source.shape[1] and part.shape[0]:
             rows = part.shape[0]
             cores = min(context.hw.ai_cores_count, rows)
-            return _walk_chunks(rows, cores, context.constants.slice_row_cycles, context.hw)
+            return _price_chunks(rows, cores, context.constants.slice_row_cycles, context.hw)
     return _price_stream(task, traffic, context)
 
 
-def _price_minor_rows(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
+def _price_minor_rows(task: Task, traffic: Traffic, context: CostContext) -> VectorTime:
     """Price softmax and layer norm: a fixed cost a row in addition to lanes.
 
     An instruction that reduces a row, or broadcasts a number over it, runs for one row at a time,
-    others for all rows in a core's buffer. The traces have two such kernels: a sum of rows of 39
-    (2020), one instruction and 22 cycles a row; and softmax with cross entropy of rows of 10
-    (2023), with maximum, difference, sum, division and loss, 470 cycles a row.
+    other instructions for all rows in a core's buffer. The traces have two such kernels: a sum of
+    rows of 39 (2020), one instruction and 22 cycles a row; and softmax with cross entropy of rows
+    of 10 (2023), with maximum, difference, sum, division and loss, 470 cycles a row.
     """
     shape = max((context.buffers[index].shape for index in task.reads), key=math.prod, default=())
     lengths = [length for length in shape if length > 1]
     cycles = context.constants.minor_row_cycles * (task.vector.along_rows if task.vector else 1)
     rows = max(math.prod(lengths[:-1]), 1)
-    fixed_us, cores = _walk_chunks(rows, _count_cores(traffic, context), cycles, context.hw)
+    fixed_us, cores = _price_chunks(rows, _count_cores(traffic, context), cycles, context.hw)
     return fixed_us + _compute_lanes_us(task, context), cores
 
 
-def _price_trans_data(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
+def _price_trans_data(task: Task, traffic: Traffic, context: CostContext) -> VectorTime:
     """Price TransData: a stream if rows are whole blocks of 32 bytes.
 
     Other rows are copied one by one, short rows of feature maps by element. To and from FRACTAL_NZ,
@@ -297,7 +297,7 @@ def _price_trans_data(task: Task, traffic: Traffic, context: CostContext) -> Wal
         cycles = constants.minor_row_cycles
     else:
         cycles = min(constants.minor_row_cycles, row * constants.transpose_element_cycles)
-    return _walk_chunks(rows, cores, cycles, context.hw)
+    return _price_chunks(rows, cores, cycles, context.hw)
 
 
 def _find_plain_rows(plain: Buffer, blocked: Buffer) -> tuple[int, int]:
@@ -310,7 +310,7 @@ def _find_plain_rows(plain: Buffer, blocked: Buffer) -> tuple[int, int]:
     return max(row, 1), elements // max(row, 1)
 
 
-def _price_transpose(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
+def _price_transpose(task: Task, traffic: Traffic, context: CostContext) -> VectorTime:
     """Price a transpose by the permutation of its bytes.
 
     If the minor axis stays last, rows move: whole blocks of 32 bytes as a stream (Concat of such
@@ -328,20 +328,20 @@ def _price_transpose(task: Task, traffic: Traffic, context: CostContext) -> Walk
         if moved.keeps_bytes or row * nbytes % BLOCK_BYTES == 0:
             return 0.0, cores
         cycles = min(constants.minor_row_cycles, row * constants.transpose_element_cycles)
-        return _walk_chunks(elements // row, cores, cycles, context.hw)
+        return _price_chunks(elements // row, cores, cycles, context.hw)
     before = moved.lengths[-1]
     after = moved.lengths[moved.order[-1]]
     squares = math.ceil(before / CHANNEL_BLOCK) * math.ceil(after / CHANNEL_BLOCK)
     squares *= elements // (before * after) * math.ceil(nbytes / 2)
     by_square = squares * constants.transpose_square_cycles
     by_element = elements * constants.transpose_element_cycles
-    return _walk_chunks(min(by_square, by_element), cores, 1.0, context.hw)
+    return _price_chunks(min(by_square, by_element), cores, 1.0, context.hw)
 
 
 def _guess_permutation(source: Buffer, output: Buffer) -> Permutation:
     """Return a permutation that leads from one shape to the other, for a kernel of a trace.
 
-    Of the orders that fit the shapes, it is the first that moves elements.
+    The permutation is the first that fits the shapes and moves elements.
     """
     orders = permutations(range(len(source.shape)))
     fitting = [order for order in orders if tuple(source.shape[a] for a in order) == output.shape]
@@ -351,13 +351,13 @@ def _guess_permutation(source: Buffer, output: Buffer) -> Permutation:
     return max(moving, key=lambda moved: len(moved.order))
 
 
-def _price_sort(task: Task, traffic: Traffic, context: CostContext) -> WalkTime:
+def _price_sort(task: Task, traffic: Traffic, context: CostContext) -> VectorTime:
     """Price a merge sort: every element once per bit of the length."""
     elements = max(task.vector.elements if task.vector else 1, 2)
     return _compute_lanes_us(task, context) * math.log2(elements), _count_cores(traffic, context)
 
 
-RULES: Mapping[str, Callable[[Task, Traffic, CostContext], WalkTime]] = {
+RULES: Mapping[str, Callable[[Task, Traffic, CostContext], VectorTime]] = {
     "bias_grad": _price_bias_grad,
     "reduce": _price_reduce,
     "max_pool": _price_pool,
@@ -371,4 +371,4 @@ RULES: Mapping[str, Callable[[Task, Traffic, CostContext], WalkTime]] = {
     "transpose": _price_transpose,
     "sort": _price_sort,
 }
-"""Pricing rules by cost class. Other classes are streams."""
+"""Pricing rules by cost class; `_price_stream` for other classes."""

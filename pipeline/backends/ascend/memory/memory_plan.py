@@ -28,18 +28,14 @@ TIGHT = 0.1
 
 Pool = Literal["parameters", "feature maps", "communication"]
 POOLS: tuple[Pool, ...] = get_args(Pool)
-"""GE's pools of 5, 26 and 1 GiB (CANN `variable_memory_max_size`, `graph_memory_max_size`)."""
+"""Pools of the graph engine GE, 5, 26 and 1 GiB on a chip of 32 GiB (CANN's
+`variable_memory_max_size` and `graph_memory_max_size`)."""
 Verdict = Literal["fits", "tight", "out of memory"]
 Component = Literal[
-    "parameters",
-    "state",
-    "gradients",
-    "saved activations",
-    "workspace and casts",
-    "communication",
-    "input",
-    "constants",
-]
+    "parameters", "state", "gradients", "saved activations", "workspace and casts",
+    "communication", "input", "constants",
+]  # fmt: skip
+"""Purposes of a buffer."""
 COMPONENTS: tuple[Component, ...] = get_args(Component)
 MIB = 2**20
 BATCHED = ("activation", "input", "output")
@@ -48,7 +44,7 @@ BATCHED = ("activation", "input", "output")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Place of a buffer in its pool, and the tasks during which it lives: `birth` .. `death - 1`.
+    """Place of a buffer in its pool, and the tasks that it lives through: `birth` .. `death - 1`.
 
     `nbytes` are aligned. On several devices all gradients have one common lifetime.
     """
@@ -69,7 +65,7 @@ class PoolUse:
     `lower_bound_bytes` is the maximum over tasks of the bytes that are live.
     """
 
-    what: Pool
+    pool: Pool
     used_bytes: int
     lower_bound_bytes: int
     limit_bytes: int
@@ -130,7 +126,7 @@ class MemoryPlan:
 class _Chunk:
     """Adjacent buffers, with `guard_bytes` free at both ends."""
 
-    members: tuple[int, ...]
+    buffers: tuple[int, ...]
     block: Block
     guard_bytes: int
     pool: Pool
@@ -144,9 +140,9 @@ def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1) -> MemoryPlan:
     MindSpore's communication memory. They are in the communication pool, or in the pool of feature
     maps if they don't fit.
     """
-    unit = int(hw.memory_alignment_bytes)
-    lives = {i: life for i, life in find_lifetimes(graph).items() if graph.buffers[i].nbytes}
-    sizes = {index: -(-graph.buffers[index].nbytes // unit) * unit for index in lives}
+    alignment = int(hw.memory_alignment_bytes)
+    spans = {i: span for i, span in find_lifetimes(graph).items() if graph.buffers[i].nbytes}
+    sizes = {index: -(-graph.buffers[index].nbytes // alignment) * alignment for index in spans}
     chunks: list[_Chunk] = []
     owner = find_owners(graph)
     reduced: list[int] = []
@@ -158,19 +154,19 @@ def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1) -> MemoryPlan:
             for indices in writes
         )
         buffers = (owner[i] for indices in outputs for i in indices)
-        reduced = [i for i in dict.fromkeys(buffers) if i in lives]
+        reduced = [i for i in dict.fromkeys(buffers) if i in spans]
     if reduced:
-        nbytes = sum(sizes[index] for index in reduced) + 2 * unit
-        birth = min(lives[index][0] for index in reduced)
-        death = max(lives[index][1] for index in reduced)
+        nbytes = sum(sizes[index] for index in reduced) + 2 * alignment
+        birth = min(spans[index][0] for index in reduced)
+        death = max(spans[index][1] for index in reduced)
         fits = nbytes <= _compute_pool_limits(hw)["communication"]
         pool: Pool = "communication" if fits else "feature maps"
         block = Block(nbytes, birth, death)
-        chunks.append(_Chunk(tuple(reduced), block, unit, pool, "communication"))
+        chunks.append(_Chunk(tuple(reduced), block, alignment, pool, "communication"))
     # The forward pass writes these buffers and the backward pass reads them.
     saved = {owner[i] for task in graph.tasks if task.phase == "forward" for i in task.writes}
     saved &= {owner[i] for task in graph.tasks if task.phase == "backward" for i in task.reads}
-    for index, (birth, death) in lives.items():
+    for index, (birth, death) in spans.items():
         if index not in reduced:
             component = _classify_buffer(graph, index, saved)
             pool = "parameters" if component in ("parameters", "state") else "feature maps"
@@ -182,23 +178,23 @@ def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1) -> MemoryPlan:
 
 
 def _lay_out(
-    chunks: Sequence[_Chunk], sizes: Mapping[int, int], tasks: int, hw: Hardware
+    chunks: Sequence[_Chunk], sizes: Mapping[int, int], num_tasks: int, hw: Hardware
 ) -> MemoryPlan:
     placements: list[Placement] = []
     uses: dict[Pool, PoolUse] = {}
     limits = _compute_pool_limits(hw)
-    live = np.zeros(tasks, np.int64)
+    live = np.zeros(num_tasks, np.int64)
     for pool in POOLS:
         inside = [chunk for chunk in chunks if chunk.pool == pool]
         blocks = tuple(chunk.block for chunk in inside)
-        pool_bytes = sum_live_bytes(blocks, tasks)
+        pool_bytes = sum_live_bytes(blocks, num_tasks)
         lower_bound = int(pool_bytes.max())
         packing = pack_blocks(blocks, lower_bound)
         uses[pool] = PoolUse(pool, packing.extent_bytes, lower_bound, limits[pool])
         live += pool_bytes
         for chunk, offset in zip(inside, packing.offsets, strict=True):
             start = offset + chunk.guard_bytes
-            for index in chunk.members:
+            for index in chunk.buffers:
                 birth = chunk.block.birth
                 death = chunk.block.death
                 placements.append(
@@ -244,17 +240,17 @@ def explain_out_of_memory(
 ) -> str:
     """Return the message for a plan whose verdict is "out of memory", in MindSpore's form.
 
-    It names the first kernel without memory and the size of its request, then the ten largest
-    tensors that are live at the peak. If `batch`, the batch size of a device, is known, it names
-    the largest batch size that fits.
+    The message names the first kernel without memory and the size of its request, then the ten
+    largest tensors that are live at the peak, and the largest batch size that fits if `batch`, the
+    batch size of a device, is known.
     """
     limit = plan.tightest
-    victim = _find_first_excess(plan, limit)
+    failing = _find_first_excess(plan, limit)
     lines = [
-        f"Device(id:0) memory isn't enough: kernel name: {_name_maker(graph, victim)}, "
-        f"alloc size: {victim.nbytes}B.",
+        f"Device(id:0) memory isn't enough: kernel name: {_name_maker(graph, failing)}, "
+        f"alloc size: {failing.nbytes}B.",
         f"The step takes {_format_gib(limit.used_bytes)} of {_format_gib(limit.limit_bytes)} "
-        f"({limit.what}). "
+        f"({limit.pool}). "
         f"Live at its peak, in task {plan.peak_task + 1} of {len(plan.live_bytes)}: "
         + ", ".join(f"{name} {_format_gib(size)}" for name, size in plan.components.items() if size)
         + ".",
@@ -280,8 +276,8 @@ def estimate_largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> in
     """Return the largest batch size that fits, estimated from a plan for `batch`; 0 if none fits.
 
     Some feature maps at the peak grow with the batch, all other memory is fixed:
-    floor(batch * (1 + (limit - used) / growing)), where `growing` includes its share of the pool's
-    fragmentation. The estimate is good if the peak stays in the same task.
+    floor(batch * (1 + (limit - used) / growing)). `growing` is the bytes of these maps and of their
+    share of the pool's gaps. The estimate is good if the peak stays in the same task.
     """
     pool = plan.pools["feature maps"]
     if any(use.used_bytes > use.limit_bytes for use in plan.pools.values() if use is not pool):
@@ -294,7 +290,7 @@ def estimate_largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> in
 
 
 def _sum_growing_bytes(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
-    """Return the bytes live at the peak of buffers with the batch as first axis.
+    """Return the bytes of buffers that are live at the peak and have the batch as first axis.
 
     In a scan's stacked outputs the batch is the second axis.
     """
@@ -328,9 +324,9 @@ def _find_batched(graph: TaskGraph) -> set[int]:
 def _find_first_excess(plan: MemoryPlan, limit: PoolUse) -> Placement:
     """Return the largest buffer of the first task whose live bytes exceed the limit.
 
-    If only gaps between buffers exceed it, return the largest buffer that ends above the limit.
+    If the pool exceeds its limit only by gaps, return the largest buffer that ends above the limit.
     """
-    inside = [placed for placed in plan.placements if placed.pool == limit.what]
+    inside = [placed for placed in plan.placements if placed.pool == limit.pool]
     blocks = [Block(placed.nbytes, placed.birth, placed.death) for placed in inside]
     over = (sum_live_bytes(blocks, len(plan.live_bytes)) > limit.limit_bytes).nonzero()[0]
     new_buffers = [placed for placed in inside if over.size and placed.birth == over[0]]

@@ -39,13 +39,13 @@ class Packing:
     heuristic: str
 
 
-def sum_live_bytes(blocks: Iterable[Block], tasks: int) -> np.ndarray:
-    """Return the bytes live during each of `tasks` tasks: int64, shape (tasks,)."""
-    change = np.zeros(tasks + 1, np.int64)
+def sum_live_bytes(blocks: Iterable[Block], num_tasks: int) -> np.ndarray:
+    """Return the bytes live during each task: int64, shape (num_tasks,)."""
+    change = np.zeros(num_tasks + 1, np.int64)
     for block in blocks:
         change[block.birth] += block.nbytes
         change[block.death] -= block.nbytes
-    return np.cumsum(change[:tasks])
+    return np.cumsum(change[:num_tasks])
 
 
 def pack_blocks(blocks: tuple[Block, ...], bound_bytes: int) -> Packing:
@@ -94,20 +94,20 @@ def _place_blocks(
         if limit is not None and offset + nbytes >= limit:
             return None
         offsets[index] = offset
-        at = int(starts.searchsorted(offset, side="right"))
-        placed[:, at + 1 : count + 1] = placed[:, at:count]
-        placed[:, at] = (offset, offset + nbytes, birth, death)
+        place = int(starts.searchsorted(offset, side="right"))
+        placed[:, place + 1 : count + 1] = placed[:, place:count]
+        placed[:, place] = (offset, offset + nbytes, birth, death)
     return offsets
 
 
 def _find_offset(starts: np.ndarray, ends: np.ndarray, nbytes: int, fit: Fit) -> int:
-    """Return the offset of a block among its rivals, the blocks `starts` .. `ends`, by start."""
+    """Return a free offset beside blocks `starts` .. `ends`, sorted by start."""
     tops = np.maximum.accumulate(ends)
     gaps = starts[1:] - tops[:-1]
-    wide = (gaps >= nbytes).nonzero()[0]
-    if not wide.size:
+    fitting = (gaps >= nbytes).nonzero()[0]
+    if not fitting.size:
         return int(tops[-1])
-    return int(tops[wide[gaps[wide].argmin()] if fit == "best" else wide[0]])
+    return int(tops[fitting[gaps[fitting].argmin()] if fit == "best" else fitting[0]])
 
 
 def find_overlap(blocks: tuple[Block, ...], offsets: tuple[int, ...]) -> tuple[int, int] | None:
@@ -121,11 +121,11 @@ def find_overlap(blocks: tuple[Block, ...], offsets: tuple[int, ...]) -> tuple[i
     live: list[tuple[int, int, int]] = []
     for _, is_birth, index in sorted(born + died):
         span = (offsets[index], offsets[index] + blocks[index].nbytes, index)
-        at = bisect_left(live, span)
+        place = bisect_left(live, span)
         if not is_birth:
-            del live[at]
+            del live[place]
             continue
-        for start, end, other in live[max(at - 1, 0) : at + 1]:
+        for start, end, other in live[max(place - 1, 0) : place + 1]:
             if start < span[1] and span[0] < end:
                 return min(index, other), max(index, other)
         insort(live, span)
@@ -137,7 +137,7 @@ def find_lifetimes(graph: TaskGraph) -> dict[int, Lifetime]:
 
     A task's inputs live until the task ends. Parameters, state and constants always live. Inputs
     live from the start of a step, outputs to its end. A value that crosses the border of a loop
-    lives through the whole loop, whose tasks are in the graph once and run many times. A buffer
+    lives through all of the loop, whose tasks are in the graph once and run many times. A buffer
     that no task touches has no lifetime. A buffer in the memory of another (see `find_owners`)
     extends the other's lifetime.
     """
@@ -165,10 +165,9 @@ def find_lifetimes(graph: TaskGraph) -> dict[int, Lifetime]:
 
 
 def find_owners(graph: TaskGraph) -> list[int]:
-    """Return, for each buffer, the buffer whose memory it uses.
+    """Return each buffer's owner: itself, or the buffer that it updates in place or is a part of.
 
-    That is itself, or the buffer that it updates in place or is a part of. Raises ValueError if
-    buffers are parts of each other.
+    Raises ValueError if buffers are parts of each other.
     """
     above = [graph.aliases.get(buffer.index, buffer.within) for buffer in graph.buffers]
     owner_of = []

@@ -13,10 +13,12 @@ from pipeline.backends.ascend.pricing.pricing import Pricing
 from pipeline.backends.ascend.report.text import Recommendation
 
 LONG_SINK = 1000
+"""Steps of a recommended sink."""
 BUCKETS = (2, 3, 4)
+"""Numbers of all-reduces to try."""
 FIRST_SHARES = (0.02, 0.05, 0.1, 0.25)
-"""Shares of the gradients in a separate all-reduce for the network's first layers. Their gradients
-are ready last, so no backward pass overlaps this all-reduce."""
+"""Shares of the gradients in a separate all-reduce for the network's first layers. These gradients
+are ready last, so the backward pass doesn't overlap their all-reduce."""
 
 Retrace = Callable[[int], Pricing]
 """A function that traces the same step with another batch size."""
@@ -32,7 +34,7 @@ def advise(
     """Return the best change of each kind, by predicted gain, largest first.
 
     `retrace(batch_size)` traces the step with another batch size; None: no other size is tried.
-    Changes that the device doesn't support or have the memory for are skipped.
+    Changes that the device doesn't support, or doesn't have enough memory for, are skipped.
     """
     before = _compute_samples_per_s(pricing, config, pricing.make_timeline(config).step_us)
     best: dict[str, Recommendation] = {}
@@ -84,8 +86,8 @@ def _list_variants(pricing: Pricing, config: ExecutionConfig) -> Iterator[Varian
         what = "float16 throughout, batch normalisation included"
         yield "precision", what, "device.precision=O3", {"precision": "O3"}
     if config.mode == "op_by_op":
-        graph = {"mode": "graph_sink", "data_sink": False}
-        yield "sink", "one launch a step", "device.mode=graph_sink", graph
+        changes: dict[str, Any] = {"mode": "graph_sink", "data_sink": False}
+        yield "sink", "one launch a step", "device.mode=graph_sink", changes
     if config.mode != "loop_sink" or config.sink_size < LONG_SINK:
         override = f"train.sink=true train.sink_size={LONG_SINK}"
         override += "" if config.mode == "loop_sink" else " device.mode=loop_sink"
@@ -118,8 +120,8 @@ def list_split_points(sizes: list[int]) -> tuple[tuple[int, ...], ...]:
     """Return variants of the points at which gradients are split into all-reduces.
 
     `sizes` are the bytes of the gradients, in the order of the parameters. Variants are two to four
-    all-reduces of about equal bytes, and two with a small one for the network's first layers. A
-    point is the last parameter of a segment, as in `all_reduce_fusion_config`.
+    all-reduces of about equal bytes, and two all-reduces of which one is small, for the network's
+    first layers. A point is the last parameter of a segment, as in `all_reduce_fusion_config`.
     """
     shares = [tuple(part / count for part in range(1, count)) for count in BUCKETS]
     shares += [(share,) for share in FIRST_SHARES]

@@ -64,9 +64,10 @@ def _parse_fusion(points: Any) -> Any:
 class Published:
     """A published step time, and how to price the same step.
 
-    `batch` is the batch size of one device, `ms` the time of a step. `op_launch_us` replaces the
-    chip's host time of an op, None if it is the same. `suspicion` is the reason why the host may
-    have been slower than the device, or empty. `keep_batchnorm_fp32` is MindSpore's option of O2.
+    `batch` is the batch size of one device, `ms` the time of a step. `pixels` is the height and
+    width of an image, or the number of fields of Wide & Deep. `op_launch_us` replaces the chip's
+    host time of an op, None if it is the same. `suspicion` is the reason why the host may have been
+    slower than the device, or empty. `keep_batchnorm_fp32` is MindSpore's option of O2.
     """
 
     id: str
@@ -230,7 +231,7 @@ def load_left_out() -> Mapping[str, Calibration]:
 def configure_row(row: Published) -> ExecutionConfig:
     """Return the options of a published row's run.
 
-    TensorFlow's graphs are priced as MindSpore's, as the same engine compiles them.
+    TensorFlow's graphs are priced as MindSpore's, as both are compiled by the same engine.
     """
     software: Software = "mindspore_graph"
     if row.mode == "op_by_op":

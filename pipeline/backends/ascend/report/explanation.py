@@ -66,7 +66,7 @@ class ExplainedTask:
     """One kernel of a layer: its time in us, with all repetitions, and the terms of its price.
 
     `log_sd` is the spread of log(measured / modelled) of its class. `provenance` and `source` are
-    those of the class's rate.
+    for the rate of the class.
     """
 
     type: str
@@ -87,7 +87,7 @@ class ExplainedTask:
 class LayerExplanation:
     """Explanation of a layer's time. `str` returns it as text.
 
-    `interval_sources` are the log standard deviations that make the interval of the step.
+    `interval_sources` are the log standard deviations that the step's 80 % interval comes from.
     """
 
     layer: str

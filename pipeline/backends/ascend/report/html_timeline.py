@@ -54,12 +54,12 @@ def render_picture(timeline: Timeline, graph: TaskGraph, title: str) -> str:
     footer = (
         "All times are modelled, none was measured on a device. Overlapped time counts in no share."
     )
-    trace = timeline.iteration
+    iteration = timeline.iteration
     figures = {
         "Step": _format_ms(timeline.step_us),
-        "Interval": _format_ms(trace.interval_us),
-        "FP + BP": _format_ms(trace.fp_bp_us),
-        "Tail": _format_ms(trace.tail_us),
+        "Interval": _format_ms(iteration.interval_us),
+        "FP + BP": _format_ms(iteration.fp_bp_us),
+        "Tail": _format_ms(iteration.tail_us),
         "Critical path": _format_ms(timeline.critical_path_us),
         "Limited by": timeline.bound,
     }
@@ -85,11 +85,11 @@ def _draw_lanes(timeline: Timeline, graph: TaskGraph) -> Drawing:
         {(span.stream, span.lane) for span in timeline.spans},
         key=lambda lane: ([stream for stream, _ in STREAMS].index(lane[0]), lane[1]),
     )
-    trace = timeline.iteration
+    step = timeline.iteration
     parts = (
-        ("pale-sand", trace.interval_us / 1e3, f"Interval {_format_ms(trace.interval_us)}"),
-        ("pale-blue", trace.fp_bp_us / 1e3, f"FP + BP {_format_ms(trace.fp_bp_us)}"),
-        ("pale-red", trace.tail_us / 1e3, f"Tail {_format_ms(trace.tail_us)}"),
+        ("pale-sand", step.interval_us / 1e3, f"Interval {_format_ms(step.interval_us)}"),
+        ("pale-blue", step.fp_bp_us / 1e3, f"FP + BP {_format_ms(step.fp_bp_us)}"),
+        ("pale-red", step.tail_us / 1e3, f"Tail {_format_ms(step.tail_us)}"),
     )
     lanes = [Lane("Iteration", pile_blocks(parts))]
     for stream, number in used:
@@ -103,9 +103,9 @@ def _draw_lanes(timeline: Timeline, graph: TaskGraph) -> Drawing:
 def _draw_blocks(spans: Sequence[Span], timeline: Timeline, graph: TaskGraph) -> Iterator[LaneBar]:
     for span, count in _merge_thin(spans, timeline.step_us / (WIDE - LABEL_WIDTH)):
         scope = graph.tasks[span.task].scope if span.task is not None and count == 1 else ""
-        what = f"{span.name} {scope}".strip() if count == 1 else f"{count} x {LABELS[span.kind]}"
+        label = f"{span.name} {scope}".strip() if count == 1 else f"{count} x {LABELS[span.kind]}"
         words = f"{span.name} {_format_ms(span.duration_us)}" if count == 1 else ""
-        tip = f"{what}, {span.duration_us:.1f} us"
+        tip = f"{label}, {span.duration_us:.1f} us"
         yield LaneBar(span.start_us / 1e3, span.end_us / 1e3, COLOURS[span.kind], tip, words)
 
 

@@ -72,7 +72,7 @@ def _shift_spans(spans: Sequence[Span], by_us: float) -> Iterator[Span]:
 
 
 def _compute_begin_us(timeline: Timeline, step: int) -> float:
-    """Return the microsecond at which a step starts, after the launch of it or its sink."""
+    """Return the microsecond at which a step starts, after the launch of the step or its sink."""
     launches = step // timeline.steps_per_launch + 1
     within_us = timeline.step_us - timeline.launch_us / timeline.steps_per_launch
     return launches * timeline.launch_us + step * within_us

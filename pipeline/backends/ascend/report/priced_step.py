@@ -90,7 +90,7 @@ class PricedStep:
 
     @cached_property
     def interval_ms(self) -> tuple[float, float]:
-        """The 80 % interval of `step_ms`: below and above it are the true times of a tenth each."""
+        """The 80 % interval of `step_ms`: one true time in ten is below it, one in ten above it."""
         low, high = compute_interval(self.graph, self.times, self.timeline, self.calibration)
         return low / 1e3, high / 1e3
 
@@ -220,7 +220,7 @@ def compute_interval(
     """Return the 80 % interval of a step in us, log-normal around the modelled time.
 
     The error of a class is common to all its kernels, errors of classes are independent. The spread
-    of whole steps (`log_sd`) is added, and the sum is scaled by `interval_scale`, so that the
+    of published steps (`log_sd`) is added, and the sum is scaled by `interval_scale`, so that the
     interval covers 80 % of the published steps of families that the fit left out.
     """
     spread = math.hypot(
@@ -285,7 +285,7 @@ def find_slowest_layers(timeline: Timeline, graph: TaskGraph, count: int = 10) -
 def name_layer(task: Task | TaskCost) -> str:
     """Return the name of a task's layer.
 
-    Tasks outside all modules are named by phase, those of an imported network by op type, as much
+    Tasks outside all modules are named by phase, tasks of an imported network by op type, as much
     of such a network may be plain functions.
     """
     layer = find_layer(task.scope)

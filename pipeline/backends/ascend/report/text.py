@@ -40,8 +40,8 @@ DISTINGUISHABLE = 0.01
 class Recommendation:
     """A change of a step's options, with its predicted effect.
 
-    `what` describes the change, `override` has it as overrides of a recipe. `gain` is the predicted
-    relative increase of samples per second.
+    `what` describes the change, `override` has the overrides of a recipe that make it. `gain` is
+    the predicted relative increase of samples per second.
     """
 
     kind: str
@@ -67,7 +67,7 @@ def format_report(
     """Return the main figures of a report, about 40 lines of at most 100 columns.
 
     `changes` are recommendations, best first, None if there was no search. `steps` is the length of
-    the whole run, None if unknown.
+    the run, None if unknown.
     """
     lines = [
         *_format_head(report, steps),

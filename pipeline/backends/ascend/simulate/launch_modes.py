@@ -1,9 +1,9 @@
 """A step under a launch mode: op by op, the graph at once, or a loop of steps on the device.
 
-`op_by_op` and `graph_sink` return to the host after every step: it reads the loss, runs callbacks
-and loads the next batch (`host_step_us`). A loop sink returns once for all its steps. Between two
-steps there is at least the interval that MindInsight shows in a sink (GetNext, loop control). No
-published figure is shorter.
+`op_by_op` and `graph_sink` return to the host after every step. The host reads the loss, runs
+callbacks and loads the next batch (`host_step_us`). A loop sink returns once for all its steps.
+Between two steps there is at least the interval that MindInsight shows in a sink (GetNext, loop
+control). No published figure is shorter.
 
 Op by op, the host launches the ops of the next step while the device runs this step. A steady step
 takes the longer of two times: the host's launches, and a graph's step on the device.
@@ -19,7 +19,7 @@ from pipeline.backends.ascend.chip.options import OptionError, StepOptions
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.simulate.streams import (
     Cause,
-    Lane,
+    DeviceStream,
     Run,
     assign_streams,
     compute_launch_times,
@@ -41,24 +41,22 @@ from pipeline.backends.ascend.simulate.timeline import (
 )
 
 TASK_BOUNDS: dict[str, Bound] = {
-    "cube": "cube",
-    "vector": "vector",
-    "memory": "memory",
-    "l2": "memory",
-}
+    "cube": "cube", "vector": "vector", "memory": "memory", "l2": "memory",
+}  # fmt: skip
 """Bounds of a slice of time by `TaskTime.bound`."""
-HOLE_KINDS: dict[Cause, tuple[Kind, Bound]] = {
+IDLE_KINDS: dict[Cause, tuple[Kind, Bound]] = {
     "host": ("host", "host launch"),
     "ai_cpu": ("ai_cpu", "ai_cpu"),
     "communication": ("communication", "communication"),
 }
+"""Kind and bound of the AI Cores' idle time, by cause."""
 REFERENCE_PIXELS = 224 * 224
 """Pixels of an image in the chip's figures of the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderTimes:
-    """Times of a batch's stages before it is on the device. The stages run in parallel."""
+    """Times to prepare a batch on the host and to copy it to the device, which run in parallel."""
 
     host_us: float
     pcie_us: float
@@ -87,7 +85,7 @@ def compute_images_per_s(workers: int, pixels: int, devices: int, hw: Hardware) 
 
 
 def estimate_loader_times(options: StepOptions, hw: Hardware) -> LoaderTimes:
-    """Return the times of a batch for one device.
+    """Return the times of the stages of one device's batch.
 
     Raises OptionError for a batch that doesn't fit the queue on the device, if the queue is used.
     """
@@ -118,7 +116,7 @@ def count_queue_batches(options: StepOptions, hw: Hardware) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Time from the end of a step to the earliest start of the next.
+    """Time between two steps on the device.
 
     `host_us` is the step's share of the host's time for a launch, `wait_us` the device's wait for a
     batch, `copy_us` the copy of a batch without a queue, `interval_us` the sum of GetNext, loop
@@ -133,7 +131,7 @@ class Boundary:
 
     @property
     def end_us(self) -> float:
-        """Microseconds from the end of a step to the start of the next."""
+        """Microseconds from the end of a step to the start of the next step."""
         return self.host_us + self.wait_us + self.interval_us
 
     @property
@@ -165,7 +163,7 @@ def compute_boundary(
     """Return the boundary before a step that runs for `run_us`.
 
     A queue fills while the device computes and while the host runs callbacks. So the device waits
-    for data only if preparing or copying a batch takes longer than a whole step. Without a queue
+    for data only if preparing or copying a batch takes longer than a step. Without a queue
     the copy is a part of the step, and workers prepare the next batch during the step.
     """
     host_us = hw.host_step_us
@@ -194,22 +192,22 @@ def schedule(
         raise ValueError(f"{len(times)} times for {len(graph.tasks)} tasks")
     plan = assign_streams(graph, options, hw)
     loader = estimate_loader_times(options, hw)
-    alone = run_step(graph, times, plan, hw, options)
-    run = alone
-    issue = None
+    graph_run = run_step(graph, times, plan, hw, options)
+    run = graph_run
+    launches = None
     ahead_us = 0.0
-    host_led = False
+    is_host_slower = False
     if options.mode == "op_by_op":
         op_us = hw.op_launch_us if options.op_launch_us is None else options.op_launch_us
-        issue = compute_launch_times(graph, plan, op_us, hw)
-        waiting = run_step(graph, times, plan, hw, options, issue)
-        device_us = hw.graph_launch_us + alone.end_us
-        ahead_us = max(0.0, waiting.end_us - max(issue.end_us, device_us))
-        run = run_step(graph, times, plan, hw, options, issue.shift_earlier(ahead_us, hw))
-        host_led = issue.end_us > device_us
+        launches = compute_launch_times(graph, plan, op_us, hw)
+        first_run = run_step(graph, times, plan, hw, options, launches)
+        device_us = hw.graph_launch_us + graph_run.end_us
+        ahead_us = max(0.0, first_run.end_us - max(launches.end_us, device_us))
+        run = run_step(graph, times, plan, hw, options, launches.shift_earlier(ahead_us, hw))
+        is_host_slower = launches.end_us > device_us
     boundary = compute_boundary(loader, run.end_us, hw, options)
     step_us = boundary.end_us + run.end_us
-    host_us = boundary.host_us + (issue.end_us if issue else 0.0)
+    host_us = boundary.host_us + (launches.end_us if launches else 0.0)
 
     exposed_us: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
     limits: dict[Bound, float] = {}
@@ -220,7 +218,7 @@ def schedule(
     if boundary.wait_us:
         # If the device waits for a stage, even briefly, the stage sets the pace.
         bound = boundary.starved_by
-    elif host_led:
+    elif is_host_slower:
         bound = "host launch"
 
     spans: list[Span] = []
@@ -232,9 +230,9 @@ def schedule(
             spans += wrap_span(replace(span, start_us=early_us), step_us)
         else:
             spans.append(span)
-    if issue:
-        spans += form_launch_spans(graph, plan, issue, begin_us, step_us)
-    spans += _form_run_spans(graph, times, plan.lanes, run, boundary.end_us)
+    if launches:
+        spans += form_launch_spans(graph, plan, launches, begin_us, step_us)
+    spans += _form_run_spans(graph, times, plan.streams, run, boundary.end_us)
     rank = {stream: number for number, (stream, _) in enumerate(STREAMS)}
     spans.sort(key=lambda span: (rank[span.stream], span.lane, span.start_us))
     return Timeline(
@@ -242,7 +240,7 @@ def schedule(
         devices=options.devices,
         spans=tuple(span for span in spans if span.duration_us > 0),
         step_us=step_us,
-        device_us=alone.end_us,
+        device_us=graph_run.end_us,
         host_us=host_us,
         critical_path_us=find_critical_path_us(graph, times, plan),
         iteration=_trace_iteration(graph, run, boundary.end_us),
@@ -258,12 +256,12 @@ def _compute_slices(graph: TaskGraph, times: Sequence[TaskTime], run: Run) -> It
     for task, time, us in zip(graph.tasks, times, run.compute_us, strict=True):
         if us:
             kind = classify_time(task)
-            # A task at its floor is too small for any limit: it counts as bound by its engine.
+            # A task with the time of an empty kernel counts as bound by its engine.
             engine: Bound = "cube" if kind == "cube" else "vector"
             bound = "format" if kind == "format" else TASK_BOUNDS.get(time.bound, engine)
             yield TimeSlice(kind, bound, us)
-    for cause, us in run.holes_us.items():
-        yield TimeSlice(*HOLE_KINDS[cause], us)
+    for cause, us in run.idle_us.items():
+        yield TimeSlice(*IDLE_KINDS[cause], us)
 
 
 def _trace_iteration(graph: TaskGraph, run: Run, begin_us: float) -> IterationTrace:
@@ -277,12 +275,16 @@ def _trace_iteration(graph: TaskGraph, run: Run, begin_us: float) -> IterationTr
 
 
 def _form_run_spans(
-    graph: TaskGraph, times: Sequence[TaskTime], lanes: Sequence[Lane], run: Run, begin_us: float
+    graph: TaskGraph,
+    times: Sequence[TaskTime],
+    streams: Sequence[DeviceStream],
+    run: Run,
+    begin_us: float,
 ) -> Iterator[Span]:
     for index, task in enumerate(graph.tasks):
         yield Span(
             task.type,
-            lanes[index],
+            streams[index],
             begin_us + run.starts_us[index],
             run.ends_us[index] - run.starts_us[index],
             classify_time(task),

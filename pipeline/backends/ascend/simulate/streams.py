@@ -1,7 +1,7 @@
 """Tasks on the device's streams: their order and dependencies, and their start and end.
 
 Every start is a maximum over earlier ends, plus constants (max-plus). So a delay never makes
-another task earlier, and launching op by op is never faster than launching the whole graph.
+another task earlier, and launching op by op is never faster than launching the graph at once.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pipeline.backends.ascend.cost.collectives import (
 )
 from pipeline.backends.ascend.simulate.timeline import Span
 
-Lane = Literal["compute", "ai_cpu", "hccl"]
-LANES: dict[str, Lane] = {"ai_cpu": "ai_cpu", "hccl": "hccl"}
+DeviceStream = Literal["compute", "ai_cpu", "hccl"]
+ENGINE_STREAMS: dict[str, DeviceStream] = {"ai_cpu": "ai_cpu", "hccl": "hccl"}
 TAIL = frozenset({"optimizer", "communication"})
 """Phases after an all-reduce: conversions of its result, and updates."""
 Cause = Literal["host", "ai_cpu", "communication"]
 """Cause for which the AI Cores wait while they are idle."""
-CAUSES: dict[Lane, Cause] = {"ai_cpu": "ai_cpu", "hccl": "communication"}
+CAUSES: dict[DeviceStream, Cause] = {"ai_cpu": "ai_cpu", "hccl": "communication"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class StreamAssignment:
     `order` has the tasks in the order of their launches. `producers[i]` are the last writers of the
     buffers that task i reads or writes, `waits[i]` the producers on other streams. `needs[i]` is
     the all-reduce that task i waits for, or -1. `issued_after[i]` are the all-reduces that can
-    start when task i ends. By all-reduce, `costs_us` has its time without other work, `sources` the
-    tasks that compute its gradients.
+    start when task i ends. `costs_us[j]` is the time of all-reduce j without other work,
+    `sources[j]` the tasks that compute its gradients.
     """
 
     order: tuple[int, ...]
-    lanes: tuple[Lane, ...]
+    streams: tuple[DeviceStream, ...]
     producers: tuple[tuple[int, ...], ...]
     waits: tuple[tuple[int, ...], ...]
     needs: tuple[int, ...]
@@ -55,7 +55,7 @@ class StreamAssignment:
 
 @dataclass(frozen=True, slots=True)
 class AllReduceRound:
-    """Tasks of passes that compute gradients, then of updates. Most steps have one round."""
+    """Tasks that compute gradients, then tasks that update. Most steps have one round."""
 
     passes: list[int] = field(default_factory=list)
     updates: list[int] = field(default_factory=list)
@@ -68,7 +68,9 @@ def assign_streams(graph: TaskGraph, options: StepOptions, hw: Hardware) -> Stre
     """
     check_devices(options.devices, hw)
     tasks = graph.tasks
-    lanes: tuple[Lane, ...] = tuple(LANES.get(task.engine, "compute") for task in tasks)
+    streams: tuple[DeviceStream, ...] = tuple(
+        ENGINE_STREAMS.get(task.engine, "compute") for task in tasks
+    )
     producers = _find_producers(tasks)
     gradients = sorted(graph.gradients, key=itemgetter(2)) if options.devices > 1 else []
     rounds = _form_rounds(tasks, producers, {writer for _, _, writer in gradients})
@@ -103,12 +105,12 @@ def assign_streams(graph: TaskGraph, options: StepOptions, hw: Hardware) -> Stre
             for round_ in rounds
             for index in (*round_.passes, *sorted(round_.updates, key=needs.__getitem__))
         ),
-        lanes=lanes,
+        streams=streams,
         producers=producers,
         # A stream keeps its order, so tasks wait only for other streams. AI CPU has several.
         waits=tuple(
-            tuple(before for before in writers if lanes[before] != lane or lane == "ai_cpu")
-            for lane, writers in zip(lanes, producers, strict=True)
+            tuple(before for before in writers if streams[before] != stream or stream == "ai_cpu")
+            for stream, writers in zip(streams, producers, strict=True)
         ),
         needs=needs,
         costs_us=tuple(costs_us),
@@ -132,7 +134,7 @@ def _find_producers(tasks: Sequence[Task]) -> tuple[tuple[int, ...], ...]:
 def _form_rounds(
     tasks: Sequence[Task], producers: Sequence[tuple[int, ...]], makers: Collection[int]
 ) -> tuple[AllReduceRound, ...]:
-    """Move tasks after all-reduces to the end, but before a pass that depends on them.
+    """Move updates to the end, but before a pass that depends on them.
 
     A pass depends on an update if an adversary is updated before the other network is trained.
     `makers` are the tasks that compute gradients.
@@ -189,12 +191,12 @@ class LaunchTimes:
     end_us: float
 
     def shift_earlier(self, us: float, hw: Hardware) -> LaunchTimes:
-        """Return the launches `us` earlier, but none before the device can get the first one."""
+        """Return the launches `us` earlier, but not before the first one can reach the device."""
         least_us = hw.graph_launch_us
         return replace(
             self,
-            tasks_us=tuple(max(least_us, at - us) for at in self.tasks_us),
-            buckets_us=tuple(max(least_us, at - us) for at in self.buckets_us),
+            tasks_us=tuple(max(least_us, launch_us - us) for launch_us in self.tasks_us),
+            buckets_us=tuple(max(least_us, launch_us - us) for launch_us in self.buckets_us),
         )
 
 
@@ -203,8 +205,8 @@ def compute_launch_times(
 ) -> LaunchTimes:
     """Return op-by-op launch times. The first launch takes at least as long as a graph's launch.
 
-    Each iteration of a scan is a launch, and each all-reduce after its last gradient. Getting the
-    batch isn't a launch: the host copies it between steps. Neither is a conversion inside an op.
+    Each iteration of a scan is a launch, and each all-reduce after its last gradient. GetNext isn't
+    a launch, as the host copies the batch between steps, nor is a conversion inside an op.
     """
     tasks_us = [0.0] * len(graph.tasks)
     buckets_us = [0.0] * len(plan.costs_us)
@@ -224,7 +226,7 @@ def compute_launch_times(
 
 
 def form_launch_spans(
-    graph: TaskGraph, plan: StreamAssignment, issue: LaunchTimes, begin_us: float, step_us: float
+    graph: TaskGraph, plan: StreamAssignment, launches: LaunchTimes, begin_us: float, step_us: float
 ) -> Iterator[Span]:
     """Yield the spans of the host's launches in a steady step.
 
@@ -234,15 +236,15 @@ def form_launch_spans(
     at_us = 0.0
     for index in plan.order:
         task = graph.tasks[index]
-        launches: list[tuple[str, int | None, float]] = []
+        task_launches: list[tuple[str, int | None, float]] = []
         if task.phase != "data" and task.launched:
-            last_us = issue.tasks_us[index] + issue.op_us * (task.repeat - 1)
-            launches.append((f"Launch {task.type}", index, last_us))
-        launches += [
-            ("Launch AllReduce", None, issue.buckets_us[bucket])
+            last_us = launches.tasks_us[index] + launches.op_us * (task.repeat - 1)
+            task_launches.append((f"Launch {task.type}", index, last_us))
+        task_launches += [
+            ("Launch AllReduce", None, launches.buckets_us[bucket])
             for bucket in plan.issued_after[index]
         ]
-        for name, number, end_us in launches:
+        for name, number, end_us in task_launches:
             us = end_us - at_us
             span = Span(name, "host", begin_us + at_us, us, "host", task.phase, number)
             yield from wrap_span(span, step_us)
@@ -262,7 +264,7 @@ class Run:
     """Times of a step's tasks and all-reduces (start, end), from the earliest start of the step.
 
     `compute_us[i]` is the time for which task i keeps the AI Cores busy, with the gap before each
-    kernel. `holes_us` is the idle time of the AI Cores by cause. Both add up to `end_us`.
+    kernel. `idle_us` is the AI Cores' idle time by cause. Busy and idle time add up to `end_us`.
     """
 
     starts_us: Sequence[float]
@@ -270,7 +272,7 @@ class Run:
     ai_cpu_lanes: dict[int, int]
     buckets_us: Sequence[tuple[float, float]]
     compute_us: Sequence[float]
-    holes_us: dict[Cause, float]
+    idle_us: dict[Cause, float]
     end_us: float
 
 
@@ -280,15 +282,15 @@ def run_step(
     plan: StreamAssignment,
     hw: Hardware,
     options: StepOptions,
-    issue: LaunchTimes | None = None,
+    launches: LaunchTimes | None = None,
 ) -> Run:
-    """Simulate one step. The host launches op by op at the times `issue`; None: all at once."""
-    device = _Device(graph, times, plan, hw, options, issue)
+    """Simulate one step. The host launches op by op at the times `launches`; None: all at once."""
+    device = _Device(graph, times, plan, hw, options, launches)
     for index in plan.order:
-        lane = plan.lanes[index]
-        if lane == "compute":
+        stream = plan.streams[index]
+        if stream == "compute":
             device.run_compute(index)
-        elif lane == "ai_cpu":
+        elif stream == "ai_cpu":
             device.run_ai_cpu(index)
         else:
             device.run_collective(index)
@@ -305,7 +307,7 @@ class _Device:
         plan: StreamAssignment,
         hw: Hardware,
         options: StepOptions,
-        issue: LaunchTimes | None,
+        launches: LaunchTimes | None,
     ) -> None:
         count = len(graph.tasks)
         self.tasks = graph.tasks
@@ -313,13 +315,13 @@ class _Device:
         self.plan = plan
         self.hw = hw
         self.overlap = options.overlap
-        self.issue = issue
+        self.launches = launches
         self.starts = [0.0] * count
         self.ends = [0.0] * count
         self.busy = [0.0] * count
-        self.holes: dict[Cause, float] = {"host": 0.0, "ai_cpu": 0.0, "communication": 0.0}
-        self.form_buckets: list[tuple[float, float]] = []
-        self.lanes: dict[int, int] = {}
+        self.idle: dict[Cause, float] = {"host": 0.0, "ai_cpu": 0.0, "communication": 0.0}
+        self.buckets: list[tuple[float, float]] = []
+        self.ai_cpu_lanes: dict[int, int] = {}
         self.compute_free = 0.0
         self.hccl_free = 0.0
         streams = min(options.ai_cpu_streams, int(hw.ai_cpu_workers_count))
@@ -327,70 +329,70 @@ class _Device:
 
     def run_compute(self, index: int) -> None:
         """Run a task on the AI Cores."""
-        at, cause = self.find_start(index)
-        if at > self.compute_free:
-            self.holes[cause] += at - self.compute_free
-            self.compute_free = at
+        start_us, cause = self.find_start(index)
+        if start_us > self.compute_free:
+            self.idle[cause] += start_us - self.compute_free
+            self.compute_free = start_us
         one_us = self.times[index].us + self.hw.task_gap_us
         self.starts[index] = self.compute_free + self.hw.task_gap_us
         self.busy[index] = one_us * self.tasks[index].repeat
         late_us = self.sum_iterations_us(index, one_us) - self.busy[index]
-        self.holes["host"] += late_us
+        self.idle["host"] += late_us
         self.compute_free += self.busy[index] + late_us
         self.ends[index] = self.compute_free
 
     def run_ai_cpu(self, index: int) -> None:
         """Run a task on an AI CPU stream."""
-        at, _ = self.find_start(index)
+        start_us, _ = self.find_start(index)
         free, lane = heapq.heappop(self.ai_cpu_free)
-        end = max(at, free) + self.sum_iterations_us(index, self.times[index].us)
+        end = max(start_us, free) + self.sum_iterations_us(index, self.times[index].us)
         heapq.heappush(self.ai_cpu_free, (end, lane))
-        self.lanes[index] = lane
-        self.starts[index] = max(at, free)
+        self.ai_cpu_lanes[index] = lane
+        self.starts[index] = max(start_us, free)
         self.ends[index] = end
 
     def run_collective(self, index: int) -> None:
         """Run a collective that is a task of the graph on the links."""
-        at, _ = self.find_start(index)
-        self.starts[index] = max(at + self.hw.collective_launch_us, self.hccl_free)
+        start_us, _ = self.find_start(index)
+        self.starts[index] = max(start_us + self.hw.collective_launch_us, self.hccl_free)
         self.hccl_free = self.starts[index] + self.sum_iterations_us(index, self.times[index].us)
         self.ends[index] = self.hccl_free
 
     def sum_iterations_us(self, index: int, one_us: float) -> float:
-        """Return the time of all iterations of a scan's task. Each waits for the host's launch."""
-        op_us = self.issue.op_us if self.issue else 0.0
+        """Return the time of all iterations of a scan's task. The host launches each iteration."""
+        op_us = self.launches.op_us if self.launches else 0.0
         return one_us + (self.tasks[index].repeat - 1) * max(one_us, op_us)
 
     def find_start(self, index: int) -> tuple[float, Cause]:
-        """Return the earliest start of a task after launches and other streams, and its cause."""
-        at = self.issue.tasks_us[index] if self.issue else 0.0
+        """Return the earliest start of a task, and the cause of the wait until then."""
+        start_us = self.launches.tasks_us[index] if self.launches else 0.0
         cause: Cause = "host"
         for producer in self.plan.waits[index]:
             # The step's interval includes the handover from GetNext.
             fetches = self.tasks[producer].phase == "data"
             ready = self.ends[producer] + (0.0 if fetches else self.hw.event_handover_us)
-            if ready > at:
-                at = ready
-                cause = CAUSES.get(self.plan.lanes[producer], "host")
+            if ready > start_us:
+                start_us = ready
+                cause = CAUSES.get(self.plan.streams[producer], "host")
         need = self.plan.needs[index]
         if need >= 0:
             self.reduce_until(need)
-            ready = self.form_buckets[need][1] + self.hw.event_handover_us
-            if ready > at:
+            ready = self.buckets[need][1] + self.hw.event_handover_us
+            if ready > start_us:
                 return ready, "communication"
-        return at, cause
+        return start_us, cause
 
     def reduce_until(self, last: int) -> None:
-        """Run the all-reduces up to `last`, after what the AI Cores have computed so far."""
-        for number in range(len(self.form_buckets), last + 1):
+        """Run the all-reduces up to number `last` that haven't run yet."""
+        for number in range(len(self.buckets), last + 1):
             ready = max(self.ends[index] for index in self.plan.sources[number])
-            if self.issue:
-                ready = max(ready, self.issue.buckets_us[number])
+            if self.launches:
+                ready = max(ready, self.launches.buckets_us[number])
             if not self.overlap:
                 ready = max(ready, self.compute_free)
             start = max(ready + self.hw.collective_launch_us, self.hccl_free)
             self.hccl_free = self.find_all_reduce_end(start, self.plan.costs_us[number])
-            self.form_buckets.append((start, self.hccl_free))
+            self.buckets.append((start, self.hccl_free))
 
     def find_all_reduce_end(self, start: float, alone_us: float) -> float:
         """Return the end of an all-reduce, which is slower while the AI Cores compute."""
@@ -406,18 +408,18 @@ class _Device:
         """Run the remaining all-reduces and return the step's times."""
         self.reduce_until(len(self.plan.costs_us) - 1)
         end = max(self.compute_free, self.hccl_free)
-        self.holes["communication"] += end - self.compute_free
-        last = max((self.ends[index] for index in self.lanes), default=0.0)
-        self.holes["ai_cpu"] += max(0.0, last - end)
-        least = self.hw.graph_launch_us if self.issue else 0.0
-        self.holes["host"] += max(0.0, least - max(end, last))
+        self.idle["communication"] += end - self.compute_free
+        last = max((self.ends[index] for index in self.ai_cpu_lanes), default=0.0)
+        self.idle["ai_cpu"] += max(0.0, last - end)
+        least = self.hw.graph_launch_us if self.launches else 0.0
+        self.idle["host"] += max(0.0, least - max(end, last))
         return Run(
             self.starts,
             self.ends,
-            self.lanes,
-            self.form_buckets,
+            self.ai_cpu_lanes,
+            self.buckets,
             self.busy,
-            self.holes,
+            self.idle,
             max(end, last, least),
         )
 

@@ -12,18 +12,10 @@ from pipeline.backends.ascend.chip.tasks import Phase, Task
 Stream = Literal["host", "feed", "pcie", "get_next", "compute", "ai_cpu", "hccl"]
 Kind = Literal["cube", "vector", "format", "communication", "ai_cpu", "data", "host"]
 Bound = Literal[
-    "cube",
-    "vector",
-    "memory",
-    "format",
-    "communication",
-    "ai_cpu",
-    "interval",
-    "host launch",
-    "host data",
-    "pcie",
-]
-"""Resources that limit a step. `interval` is GetNext and loop control between steps."""
+    "cube", "vector", "memory", "format", "communication", "ai_cpu", "interval", "host launch",
+    "host data", "pcie",
+]  # fmt: skip
+"""Resources that limit a step, or a part of it. `interval` is GetNext and loop control."""
 
 STREAMS: tuple[tuple[Stream, str], ...] = (
     ("host", "Host"),
@@ -71,7 +63,7 @@ class IterationTrace:
     """An iteration in the terms of MindInsight's step trace.
 
     `interval_us` is the time before the first forward task (data, launch). `fp_bp_us` is the
-    forward and backward pass. `tail_us` is the time after them, of all-reduces and updates.
+    forward and backward pass. `tail_us` is the time of all-reduces and updates after both passes.
     """
 
     interval_us: float
@@ -80,13 +72,13 @@ class IterationTrace:
 
     @property
     def iteration_us(self) -> float:
-        """Microseconds of the whole iteration."""
+        """Microseconds of the iteration."""
         return self.interval_us + self.fp_bp_us + self.tail_us
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """One steady step, from the end of the previous step to its own end.
+    """One steady step, from the end of the previous step to the end of this step.
 
     `spans` are sorted by start within a stream, and include a step's share of a sink's launch.
     `device_us` is the step's work on the device without waits for the host, `host_us` the host's

@@ -27,7 +27,7 @@ from pipeline.core.host.jaxpr import (
 )
 from pipeline.models.modules.name_stack import find_layer
 
-BITS = "bitcast_convert_type"
+BITCAST = "bitcast_convert_type"
 
 Names = Mapping[Any, NamedTensor]
 
@@ -43,7 +43,7 @@ class ReplayValue:
     constant: bool = False
     """Whether the tensor is computed from constants alone."""
     origin: Origin | None = None
-    """Origin of a non-finite value; None for a finite one and for a constant of the program."""
+    """Origin of a non-finite value; None for finite values and for constants of the program."""
 
     @property
     def source(self) -> str:
@@ -60,8 +60,8 @@ def is_finite(value: ReplayValue) -> bool:
     return not is_float(value.array) or bool(np.isfinite(largest(value.array)))
 
 
-def is_finite_or_below(array: Any) -> bool:
-    """Whether minus infinity, with which maxima are padded, is the only non-finite value."""
+def _is_padding(array: Any) -> bool:
+    """Whether all non-finite values are minus infinity, the padding of a maximum."""
     values = np.asarray(array)
     return not np.isnan(values).any() and not np.isposinf(values).any()
 
@@ -101,7 +101,7 @@ class Extreme:
 
 @dataclass
 class Interpreter:
-    """Runs jaxprs, and records the inputs of layers and the most extreme value."""
+    """Runs jaxprs, and records the inputs of layers and the value nearest to overflow."""
 
     layer_inputs: dict[str, list[ReplayValue]] = field(default_factory=dict)
     """Outputs of other layers that a layer reads in the forward pass, by layer."""
@@ -195,7 +195,7 @@ class Interpreter:
     def _find_origin(
         self, eqn: Any, scope: str, operands: list[ReplayValue], array: Any
     ) -> Origin | None:
-        """Return the origin of a result that isn't finite; None for a finite one."""
+        """Return the origin of a result that isn't finite; None for a finite result."""
         primitive = eqn.primitive.name
         if not is_float(array):
             return self._find_origin_of_bits(primitive, scope, operands, array)
@@ -206,7 +206,7 @@ class Interpreter:
         infinite_constants = [
             value for value in operands if value.constant and not is_finite(value)
         ]
-        intended = bool(infinite_constants) and primitive in MOVES and is_finite_or_below(array)
+        intended = bool(infinite_constants) and primitive in MOVES and _is_padding(array)
         causes = [value.origin for value in operands if value.origin and not value.constant]
         if not intended:
             # An infinite constant is a cause if its origin is known.
@@ -247,7 +247,7 @@ class Interpreter:
         causes = tuple(
             value.origin
             for value in operands
-            if value.origin and (primitive == BITS or not is_float(value.array))
+            if value.origin and (primitive == BITCAST or not is_float(value.array))
         )
         has_nan = any(cause.has_nan for cause in causes)
         return Origin(self._equations, primitive, scope, has_nan, causes) if causes else None

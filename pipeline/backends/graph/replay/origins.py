@@ -11,21 +11,9 @@ COLUMN = "input column"
 """The kind of a tensor that is a column of the dataset."""
 
 MOVES = frozenset(
-    {
-        "broadcast_in_dim",
-        "concatenate",
-        "copy",
-        "dynamic_update_slice",
-        "gather",
-        "max",
-        "pad",
-        "reduce_max",
-        "reduce_window_max",
-        "reshape",
-        "scatter",
-        "select_n",
-    }
-)
+    {"broadcast_in_dim", "concatenate", "copy", "dynamic_update_slice", "gather", "max", "pad",
+     "reduce_max", "reduce_window_max", "reshape", "scatter", "select_n"}
+)  # fmt: skip
 """Primitives that pass on intended minus infinities, such as the padding of a maximum or the mask
 of a softmax."""
 
@@ -51,8 +39,8 @@ class Operand:
 class Origin:
     """The equation that produced a non-finite value, or an input, with number -1.
 
-    `causes` are the origins of its operands. Without any, or if the equation turns infinities
-    into NaN, then `result`, `array` and `operands` are recorded too.
+    `causes` are the origins of its operands. If there are none, or the equation turns infinities
+    into NaN, `result`, `array` and `operands` are recorded too.
     """
 
     number: int
@@ -94,8 +82,8 @@ class Cause:
 def find_cause(outcome: Origin) -> Cause:
     """Return the first cause of a non-finite value, among all values that it depends on.
 
-    Infinite constants are mostly intended (padding, masks). They are a cause only without any
-    other, and equations that turn infinities into NaN are preferred to them.
+    Infinite constants are mostly intended (padding, masks). One is the cause only if there is no
+    other cause, nor an equation that turns infinities into NaN.
     """
     first_readers = {outcome: outcome}
     unvisited = [outcome]

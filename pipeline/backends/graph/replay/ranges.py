@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Range:
-    """Statistics of a tensor: minimum, maximum and mean of its finite values, None if it has none.
+    """Statistics of a tensor: minimum, maximum and mean of its finite values, None without any.
 
     `nan` and `inf` are counts.
     """
@@ -78,7 +78,7 @@ def find_non_finite(array: Any, batch_size: int, *, last: bool = False) -> tuple
     """Return the samples of a batch that have a non-finite value in an array.
 
     The batch is the first axis or its outermost part; with `last`, the last axis or its innermost
-    part. Returns None if the size of the axis is no multiple of the batch size.
+    part. Returns None if the size of the axis isn't a multiple of the batch size.
     """
     values = np.asarray(array)
     if not values.ndim or not values.size or values.shape[-1 if last else 0] % batch_size:

@@ -247,7 +247,7 @@ def test_a_verdict_is_of_the_pool(gib: float, verdict: str, hw: Hardware) -> Non
 def test_parameters_have_a_limit_of_their_own(hw: Hardware) -> None:
     held = TaskGraph(buffers=(buffer(0, 6 * GIB, "parameter"),), tasks=(task([0], []),))
     plan = plan_memory(held, hw)
-    assert (plan.verdict, plan.tightest.what) == ("out of memory", "parameters")
+    assert (plan.verdict, plan.tightest.pool) == ("out of memory", "parameters")
 
 
 def test_half_the_memory_halves_the_split(hw: Hardware) -> None:
