@@ -58,7 +58,7 @@ def blaming_key(key: str, untraceable: str | None = None) -> Iterator[None]:
         code_key = untraceable or key
         reason = first_line(error)
         if isinstance(error, LookupError | ZeroDivisionError):
-            # Code of a custom component raises them, and jax doesn't: 'x' alone isn't enough.
+            # Custom components raise these, and a message such as 'x' doesn't show what is wrong.
             reason = f"{type(error).__name__}: {reason}"
         raise RecipeError(f"{code_key}: can't be traced: {reason}") from error
 
@@ -275,7 +275,7 @@ def _add_metric(
 
 
 def check_gradients(draft: StepDraft) -> None:
-    """Require that custom gradients have the shapes of the parameters, and other results stay."""
+    """Require that custom gradients have the parameters' shapes, and other results keep theirs."""
     rule = draft.step_config.gradients
     if rule is None:
         return

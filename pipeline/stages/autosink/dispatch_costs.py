@@ -32,7 +32,7 @@ from pipeline.training.telemetry import Telemetry
 
 @dataclass(frozen=True)
 class Variant:
-    """A variant of a run's sinks."""
+    """The sinks of a trial: their size and mechanism."""
 
     sink_steps: int | None
     """Steps of a sink; None: no sinks."""
