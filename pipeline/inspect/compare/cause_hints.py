@@ -68,7 +68,7 @@ def amplifiers(rows: Sequence[Row]) -> list[tuple[str, float]]:
 
 
 def layer_lines(forced: ForcedComparison, limit: int) -> list[str]:
-    """Return a table of the errors of single layers, the largest scores first."""
+    """Return a table of the `limit` layers with the largest scores; `!` marks findings."""
     # The loss is blamed by its gradient alone.
     errors = [e for e in forced.errors if e.name.layer != LOSS or e.name.role == "input_gradient"]
     worst = sorted(worst_by_layer(errors).values(), key=lambda error: -error.score)

@@ -37,6 +37,7 @@ HEADER = (
 Mapped = Mapping[str, Sequence[str]]
 """The right side's layers that correspond to each layer of the left side, by path."""
 Read = Callable[[TensorName], "np.ndarray | None"]
+"""Reads a tensor; None if its side has only statistics."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def pair_names(
 
 
 def require_mapped(mapped: Mapped, left: Collection[str], right: Collection[str]) -> None:
-    """Raise RecipeError for layers that their side lacks; it names similar ones."""
+    """Raise RecipeError for layers in `mapped` that their side lacks, with similar names."""
     sides = {"left": (left, mapped), "right": (right, chain.from_iterable(mapped.values()))}
     problems = []
     for side, (layers, names) in sides.items():

@@ -90,17 +90,17 @@ def forecast_run(
         raise RunError(f"{count} devices share a step; a forecast must be of one device")
     state = jax.eval_shape(work.step.init, work.seed) if work.state is None else work.state
     program = _trace_step(work, state)
-    work_time = time_parts(program, backend.device, looped=not work.single_steps)
+    device_time = time_parts(program, backend.device, looped=not work.single_steps)
     return HostForecast(
         recipe=recipe.name,
         device=backend.describe()["device"],
         precision=recipe.train.precision,
-        products_ms=work_time.products_ms,
-        rest_ms=work_time.rest_ms,
+        products_ms=device_time.products_ms,
+        rest_ms=device_time.rest_ms,
         host_ms=_measure_host_ms(recipe, work, run_schedule, backend, state),
-        parts=work_time.parts,
-        measured=work_time.measured,
-        measured_share=work_time.measured_share,
+        parts=device_time.parts,
+        measured=device_time.measured,
+        measured_share=device_time.measured_share,
     )
 
 
