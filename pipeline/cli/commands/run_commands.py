@@ -330,7 +330,7 @@ RUN_COMMANDS = (
                 "Runs without it come last."
             ),
             flag("--json", "as_json", text="Print a JSON object a line, one for each run."),
-            flag("--all", "is_whole", text="All columns and rows; else what fits."),
+            flag("--all", "shows_all", text="All columns and rows; else what fits."),
         ],
         example="runs outputs --html",
     ),
