@@ -43,7 +43,7 @@ from pipeline.models.weights.files.weight_files import write_weights
 IMAGE = (3, 224, 224)
 """Default shape of a sample: channels, height and width."""
 INIT = {"conv": {"name": "he_normal", "mode": "fan_out"}, "dense": "he_uniform", "bias": "zeros"}
-"""Initializers, whose weights the module's weights replace."""
+"""Initializers of the recipe; the module's weights replace their values."""
 TOLERANCE = 1e-4
 """Largest difference from the reference's logits, relative to the largest logit."""
 
@@ -64,9 +64,9 @@ def main(
 ) -> CommandResult:
     """Write a PyTorch module, or the network of an ONNX file, as a recipe.
 
-    `module` is `module:name` or the file, `sizes` the shape of a sample, and `arguments` the
-    module's, as NAME=VALUE. The weights are written beside the recipe. Raises UsageError and
-    RecipeError before anything is written.
+    `module` is `module:name` or an ONNX file, `sizes` the shape of a sample (channels, height,
+    width), and `arguments` the module's arguments, as NAME=VALUE. The weights are written beside
+    the recipe. Raises UsageError and RecipeError before anything is written.
     """
     if not target.name.endswith((".yaml", SUFFIX)):
         raise UsageError([str(target)], f"must end in .yaml or {SUFFIX}")
@@ -76,17 +76,17 @@ def main(
         if module.endswith(ONNX):
             _convert_onnx(Path(module), target, tuple(sizes), options)
         else:
-            _convert(module, target, tuple(sizes) or IMAGE, options)
+            _convert_module(module, target, tuple(sizes) or IMAGE, options)
     except ValueError as error:
         raise RecipeError([f"convert model {module}: {error}"]) from error
     return CommandResult({"file": str(target)})
 
 
-def _convert(
-    reference: str, target: Path, shape: tuple[int, ...], options: Mapping[str, Any]
+def _convert_module(
+    name: str, target: Path, shape: tuple[int, ...], options: Mapping[str, Any]
 ) -> None:
-    module = make_module(reference, find_object(reference), options, seed=0)
-    graph = export_module(module, shape, origin=reference)
+    module = make_module(name, find_object(name), options, seed=0)
+    graph = export_module(module, shape, origin=name)
     # Imported here: making the module has imported it.
     import torch
 
