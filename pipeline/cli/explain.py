@@ -126,10 +126,10 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
     run = _describe_run(recipe, backend.describe()["device"], run_schedule)
     explanation = partial(Explanation, run, bounds, calendar_of(recipe, run_schedule))
     memory = memory_of(executable.loader)
-    terminal = reporter.console.is_terminal
+    is_terminal = reporter.console.is_terminal
     with (
         reporter.clock("measuring sinks"),
-        TimedRuns(recipe, run_schedule, executable, terminal=terminal) as trials,
+        TimedRuns(recipe, run_schedule, executable, is_terminal=is_terminal) as trials,
     ):
         single_ms = time_single_step(trials)
         reason = explain_unmeasurable(single_ms, bounds)

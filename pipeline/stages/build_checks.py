@@ -31,7 +31,7 @@ from pipeline.models.layers.precision import PathListing
 from pipeline.models.layers.tokens import Lookup
 from pipeline.models.modules.jit_layers import list_layers
 from pipeline.models.modules.standard import Network
-from pipeline.training.component_specs import METRICS, MetricSpec, list_losses
+from pipeline.training.component_specs import METRICS, list_losses
 from pipeline.training.losses import make_label_mask, sample_losses
 from pipeline.training.metrics import ALL_IN_TOP5, add_metric_sums, zero_sums
 from pipeline.training.parallel.microbatches import compute_batch_multiple
@@ -265,13 +265,8 @@ def check_metrics(draft: StepDraft) -> None:
     for position, metric in enumerate(step_config.metrics):
         with blaming_key(f"eval.metrics.{position} ({metric.name})"):
             sums = jax.eval_shape(partial(zero_sums, step_config.classes, (metric,)))
-            jax.eval_shape(partial(_add_metric, metric), sums, logits, labels, mask, counted)
-
-
-def _add_metric(
-    metric: MetricSpec, sums: Any, logits: Any, labels: Any, mask: Any, counted: Any
-) -> Any:
-    return add_metric_sums(sums, (metric,), logits, labels, mask, counted)
+            add = partial(add_metric_sums, metrics=(metric,))
+            jax.eval_shape(add, sums, logits=logits, labels=labels, mask=mask, where=counted)
 
 
 def check_gradients(draft: StepDraft) -> None:

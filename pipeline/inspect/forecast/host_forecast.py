@@ -215,7 +215,7 @@ def _measure_host_ms(
     idle: Any = jax.jit(return_carry, donate_argnums=0)
     programs = Programs(make_zero_state, idle, idle)
     executable = XlaExecutable(work, placement, CompileReport(()), programs, rates, buffers)
-    with TimedRuns(recipe, run_schedule, executable, terminal=False) as trials:
+    with TimedRuns(recipe, run_schedule, executable, is_terminal=False) as trials:
         return float(trials.time(OFF, HOST_STEPS).dispatch_ms.min())
 
 

@@ -48,6 +48,7 @@ from pipeline.stages.runner.context import CompiledRun, Profile, RunContext
 from pipeline.training.state import TrainState
 
 STEPS = 60
+"""Most traced steps, unless `profile.steps` is set."""
 MAX_EVENTS = 100_000
 """Most events of a trace. 20 times as many take minutes to write and to read."""
 TRACED_S = 2.0
@@ -57,6 +58,7 @@ TRAINED_S = 2.5
 MAX_STEPS = 2000
 """Most steps of a run with `profile.mode = only`."""
 WARM_STEPS = 10
+"""Least steps before the traced steps, unless `profile.start` is set."""
 TIMED_SINGLE_STEPS = 2
 """Steps that are timed one by one before a run with `profile.mode = only`."""
 SHORT_MS = 20.0
@@ -301,7 +303,7 @@ class RunProfiler(Profile):
         if count_least_steps(mechanisms) > schedule.total:
             return None
         try:
-            with TimedRuns(recipe, schedule, self._plain, terminal=False) as trials:
+            with TimedRuns(recipe, schedule, self._plain, is_terminal=False) as trials:
                 single_ms = time_single_step(trials)
                 bounds = make_measured_bounds(recipe, schedule, self._plain)
                 costs = measure(trials, single_ms, mechanisms, SINKS_S).costs

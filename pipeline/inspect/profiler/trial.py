@@ -143,8 +143,8 @@ def _measure_gain(
     # Reading ahead would compete with the trial for the processor.
     before.loader.close()
     with (
-        TimedRuns(recipe, schedule, before, terminal=False) as old,
-        TimedRuns(other, schedule, after, terminal=False) as new,
+        TimedRuns(recipe, schedule, before, is_terminal=False) as old,
+        TimedRuns(other, schedule, after, is_terminal=False) as new,
     ):
         first = new if streams else old
         single_ms = max(1e-3, first.time(Variant(None, "none"), 4).step_ms)

@@ -41,7 +41,9 @@ class TracedConstants:
     holders: list[set[int]] = field(default_factory=list)
     """Identities of the equations that contain each constant."""
     _enclosing: tuple[int, ...] = ()
+    """Identities of the equations around the equation that is read."""
     _is_fixed: bool = False
+    """Whether constants can't become arguments here."""
 
     def read(self, jaxpr: ClosedJaxpr) -> None:
         """Add the equations of a jaxpr and of the jaxprs inside it."""
