@@ -47,12 +47,8 @@ def forecast_step(step: Step, state: Any, batch: Any) -> HostForecast:
             recipe=opened.name,
             device=opened.device_text,
             precision=_list_float_types(prepared.spec),
-            products_ms=device_time.products_ms,
-            rest_ms=device_time.rest_ms,
             host_ms=_measure_host_ms(opened),
-            parts=device_time.parts,
-            measured=device_time.measured,
-            measured_share=device_time.measured_share,
+            **vars(device_time),
         )
 
 

@@ -95,12 +95,8 @@ def forecast_run(
         recipe=recipe.name,
         device=backend.describe()["device"],
         precision=recipe.train.precision,
-        products_ms=device_time.products_ms,
-        rest_ms=device_time.rest_ms,
         host_ms=_measure_host_ms(recipe, work, run_schedule, backend, state),
-        parts=device_time.parts,
-        measured=device_time.measured,
-        measured_share=device_time.measured_share,
+        **vars(device_time),
     )
 
 
