@@ -30,7 +30,7 @@ from pipeline.inspect.compare.sides import (
 from pipeline.inspect.compare.tensor_rows import (
     HEADER,
     Mapped,
-    Row,
+    TensorRow,
     TensorSide,
     Thresholds,
     compare_tensors,
@@ -140,13 +140,13 @@ def _show_layers(comparison: StepComparison, reporter: Reporter) -> CommandResul
     return CommandResult(facts, exit_status=1 if findings else 0)
 
 
-def _rows_to_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _rows_to_dicts(rows: Sequence[TensorRow]) -> list[dict[str, Any]]:
     """Return rows for JSON, with the names and cells of the CSV file."""
     return [dict(zip(HEADER, row.cells, strict=True)) for row in rows]
 
 
 def _show_rows(
-    rows: Sequence[Row], limits: Thresholds, out: Path | None, reporter: Reporter
+    rows: Sequence[TensorRow], limits: Thresholds, out: Path | None, reporter: Reporter
 ) -> None:
     """Print the first rows, and write all as CSV into the file `out`."""
     if out is not None:

@@ -49,7 +49,7 @@ TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceLogits:
     """Logits that a converted network must compute."""
 
     name: str
@@ -96,7 +96,7 @@ def _convert_module(
     with torch.no_grad():
         logits = module(torch.from_numpy(inputs)).numpy()
     module.train(was_training)
-    _write(graph, target, Reference("PyTorch", inputs, logits))
+    _write(graph, target, ReferenceLogits("PyTorch", inputs, logits))
 
 
 def _convert_onnx(
@@ -112,10 +112,10 @@ def _convert_onnx(
     variables = initial_variables_of(graph)
     images = inputs.transpose(0, 2, 3, 1)
     logits = np.asarray(TorchNetwork(graph, "float32").apply(variables, images, train=False))
-    _write(graph, target, Reference("the file", inputs, logits))
+    _write(graph, target, ReferenceLogits("the file", inputs, logits))
 
 
-def _write(graph: TorchGraph, target: Path, reference: Reference) -> None:
+def _write(graph: TorchGraph, target: Path, reference: ReferenceLogits) -> None:
     """Write a graph file, or a recipe of layers, or a recipe that names a graph file."""
     if target.name.endswith(SUFFIX):
         _write_graph(graph, target, reference)
@@ -131,7 +131,7 @@ def _write(graph: TorchGraph, target: Path, reference: Reference) -> None:
     _report_file(target, "recipe that names the graph")
 
 
-def _write_layers(graph: TorchGraph, target: Path, reference: Reference) -> None:
+def _write_layers(graph: TorchGraph, target: Path, reference: ReferenceLogits) -> None:
     converted = list_layers(graph)
     opened = open_to_classes(converted.layers)
     init = InitSpec.model_validate(INIT)
@@ -145,7 +145,7 @@ def _write_layers(graph: TorchGraph, target: Path, reference: Reference) -> None
     _report_file(target, f"recipe of {len(layers):,} layers, its weights in {weights.name}")
 
 
-def _write_graph(graph: TorchGraph, file: Path, reference: Reference) -> None:
+def _write_graph(graph: TorchGraph, file: Path, reference: ReferenceLogits) -> None:
     network = TorchNetwork(graph, "float32")
     _require_equal(network, initial_variables_of(graph), reference)
     write_graph(file, graph)
@@ -154,7 +154,9 @@ def _write_graph(graph: TorchGraph, file: Path, reference: Reference) -> None:
     _report_file(file, f"graph of {len(graph.train.nodes):,} nodes, its weights in {weights}")
 
 
-def _require_equal(network: nn.Module, variables: Mapping[str, Any], reference: Reference) -> None:
+def _require_equal(
+    network: nn.Module, variables: Mapping[str, Any], reference: ReferenceLogits
+) -> None:
     """Print the logits' difference from the reference's. Raises RunError above the tolerance."""
     images = reference.inputs.transpose(0, 2, 3, 1)
     outputs = np.asarray(network.apply(variables, images, train=False))

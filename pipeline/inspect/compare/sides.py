@@ -23,7 +23,7 @@ from pipeline.inspect.compare.accuracy_columns import columns_of
 from pipeline.inspect.compare.forced_layers import ForcedComparison, ReferenceStep
 from pipeline.inspect.compare.tensor_rows import (
     Mapped,
-    Row,
+    TensorRow,
     TensorSide,
     compare_tensors,
     require_mapped,
@@ -97,7 +97,7 @@ class StepComparison:
     """None if the left side can compute only single layers."""
     right_loss: float
     run_loss: float | None
-    rows: tuple[Row, ...]
+    rows: tuple[TensorRow, ...]
     """Tensors of both sides, each computed from the layers before it, so that errors add up."""
     forced: ForcedComparison
     """Layers of the left side, each computed from the inputs of the right side's layer."""
@@ -248,7 +248,7 @@ def _choose_left_weights(left: Side, right: Side, weights: Weights) -> Weights:
 
 def _compare_tensors(
     left_step: CapturedStep, reference: CapturedStep, request: CompareRequest
-) -> list[Row]:
+) -> list[TensorRow]:
     left, right = (
         {
             name: array
