@@ -47,11 +47,11 @@ def main(file: Path, out: Path | None = None) -> CommandResult:
 
 def _describe(row: KeyRow, adoption: Adoption) -> dict[str, Any]:
     """Return a row as facts; `state` is mapped, unmapped, or added for a trainer's default."""
-    is_typed = row.setting in adoption.settings
+    is_set = row.setting in adoption.settings
     return {
         "setting": printable(row.setting),
-        "value": show(adoption.settings[row.setting]) if is_typed else "its default",
-        "state": "unmapped" if not row.keys else "mapped" if is_typed else "added",
+        "value": show(adoption.settings[row.setting]) if is_set else "its default",
+        "state": "unmapped" if not row.keys else "mapped" if is_set else "added",
         "recipe": dict(row.keys),
         "note": row.note,
     }

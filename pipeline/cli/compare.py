@@ -30,7 +30,7 @@ from pipeline.inspect.compare.sides import (
 from pipeline.inspect.compare.tensor_rows import (
     HEADER,
     Mapped,
-    Row,
+    TensorRow,
     TensorSide,
     Thresholds,
     compare_tensors,
@@ -60,7 +60,7 @@ def main(
     reference: Path | None = None,
     **thresholds: float | None,
 ) -> CommandResult:
-    """Print the comparison; the exit status is 1 if a layer is named, or a row of dumps marked.
+    """Print the comparison; the exit status is 1 if it finds a layer, or marks a row of dumps.
 
     `words` are two runs or dumps; with `against` or `reference`, one run or the keys of a recipe.
     Raises UsageError for other words, DataError if a side can't be read or the networks differ,
@@ -73,8 +73,8 @@ def main(
     request = CompareRequest(step, tuple(layers), what, _parse_map(mapped))
     limits = Thresholds(**{name: value for name, value in thresholds.items() if value is not None})
     with Reporter() as reporter:
-        names = [name for name in sides if not (Path(name) / RECIPE).is_file()]
-        folders = [find_dump(Path(name)) for name in names]
+        dump_names = [name for name in sides if not (Path(name) / RECIPE).is_file()]
+        folders = [find_dump(Path(name)) for name in dump_names]
         if reference is not None:
             operators = read_reference(reference)
             if folders and folders[0] is not None:
@@ -86,8 +86,8 @@ def main(
             tensors, operators, pairs = pair_reference(tensors, operators, request.mapped)
             request = replace(request, mapped=pairs)
             return _compare_files((tensors, operators), request, limits, out, reporter)
-        if len(sides) == 2 and names == list(sides):
-            for name, folder in zip(names, folders, strict=True):
+        if len(sides) == 2 and dump_names == list(sides):
+            for name, folder in zip(dump_names, folders, strict=True):
                 if folder is None:
                     raise DataError(f"{name}: must be a run directory or a dump")
             records = [read_dump(folder) for folder in folders if folder is not None]
@@ -140,13 +140,13 @@ def _show_layers(comparison: StepComparison, reporter: Reporter) -> CommandResul
     return CommandResult(facts, exit_status=1 if findings else 0)
 
 
-def _rows_to_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _rows_to_dicts(rows: Sequence[TensorRow]) -> list[dict[str, Any]]:
     """Return rows for JSON, with the names and cells of the CSV file."""
     return [dict(zip(HEADER, row.cells, strict=True)) for row in rows]
 
 
 def _show_rows(
-    rows: Sequence[Row], limits: Thresholds, out: Path | None, reporter: Reporter
+    rows: Sequence[TensorRow], limits: Thresholds, out: Path | None, reporter: Reporter
 ) -> None:
     """Print the first rows, and write all as CSV into the file `out`."""
     if out is not None:
@@ -233,11 +233,11 @@ def _split_sides(
     """Return the sides, and the keys of a recipe. Raises UsageError for a wrong number of sides."""
     overrides = tuple(word for word in words if "=" in word and not os.path.exists(word))
     sides = tuple(word for word in words if word not in overrides)
-    from_recipe = any(override.startswith("+recipe=") for override in overrides)
-    if overrides and not from_recipe:
+    is_recipe = any(override.startswith("+recipe=") for override in overrides)
+    if overrides and not is_recipe:
         raise UsageError(overrides[:1], f"needs +recipe=NAME, whose key it is; {USAGE}")
-    num_sides = 0 if from_recipe else 1 if has_changes else 2
-    if len(sides) != num_sides or (from_recipe and not has_changes):
+    num_sides = 0 if is_recipe else 1 if has_changes else 2
+    if len(sides) != num_sides or (is_recipe and not has_changes):
         raise UsageError(words, USAGE)
     return sides, overrides
 

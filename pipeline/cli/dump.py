@@ -62,7 +62,7 @@ def main(
         began_at = DumpRequest.now()
         request = DumpRequest(root, began_at, tuple(layers), what, content, max_mib << 20)
         step_config = opened.built.step_config
-        opened.programs(numbers[0])
+        opened.programs(numbers[0])  # raises RecipeError unless the network is a list of layers
         require_layers(tuple(layers), list(layer_kinds(step_config, opened.built.seed)), "--layers")
         for step in numbers:
             saved = load_state(opened, run_dir, step, reporter)

@@ -126,10 +126,10 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
     run = _describe_run(recipe, backend.describe()["device"], run_schedule)
     explanation = partial(Explanation, run, bounds, calendar_of(recipe, run_schedule))
     memory = memory_of(executable.loader)
-    terminal = reporter.console.is_terminal
+    is_terminal = reporter.console.is_terminal
     with (
         reporter.clock("measuring sinks"),
-        TimedRuns(recipe, run_schedule, executable, terminal=terminal) as trials,
+        TimedRuns(recipe, run_schedule, executable, is_terminal=is_terminal) as trials,
     ):
         single_ms = time_single_step(trials)
         reason = explain_unmeasurable(single_ms, bounds)
@@ -138,7 +138,7 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
         mechanisms = list_mechanisms(recipe.train.mechanism, executable)
         measured = measure(trials, single_ms, mechanisms, BUDGET_S)
         choice = choose(measured.costs, bounds)
-        achieved = achieve(trials, choice)
+        achieved = measure_gain(trials, choice)
     return explanation(choice, measured.costs, dispatch_of(measured), memory, achieved)
 
 
@@ -206,25 +206,25 @@ def calendar_of(recipe: Recipe, run_schedule: RunSchedule) -> Calendar:
         for step in sorted(first_steps)[:SHOWN_EVENTS]
     )
     ends = np.unique(np.concatenate([*steps_by_event.values(), [total]]))
-    longest = int(np.diff(ends, prepend=0).max())
+    longest_steps = int(np.diff(ends, prepend=0).max())
     counts = {name: len(steps) for name, steps in steps_by_event.items()}
-    return Calendar(counts, examples, longest, total)
+    return Calendar(counts, examples, longest_steps, total)
 
 
-def achieve(trials: TimedRuns, choice: SinkChoice) -> Achieved | None:
-    """Train with and without the chosen sinks, in turn, and compare; None without sinks."""
+def measure_gain(trials: TimedRuns, choice: SinkChoice) -> Achieved | None:
+    """Time training with and without the chosen sinks, in turn; None if no sinks were chosen."""
     if choice.size is None:
         return None
     variant = Variant(choice.size, choice.mechanism)
-    sinks = max(3, round(1000 * TRIAL_S / (choice.size * choice.step_ms)) + 1)
-    singles = max(SINGLES, round(1000 * TRIAL_S / choice.off_ms))
-    round_s = (singles * choice.off_ms + sinks * choice.size * choice.step_ms) / 1e3
+    num_sinks = max(3, round(1000 * TRIAL_S / (choice.size * choice.step_ms)) + 1)
+    num_singles = max(SINGLES, round(1000 * TRIAL_S / choice.off_ms))
+    round_s = (num_singles * choice.off_ms + num_sinks * choice.size * choice.step_ms) / 1e3
     rounds = int(np.clip(BUDGET_S / round_s, LEAST_ROUNDS, MOST_ROUNDS))
     off_ms = []
     sink_ms = []
     for _ in range(rounds):
-        off_ms.append(trials.time(OFF, singles).step_ms)
-        sink_ms.append(trials.time(variant, sinks * choice.size).step_ms)
+        off_ms.append(trials.time(OFF, num_singles).step_ms)
+        sink_ms.append(trials.time(variant, num_sinks * choice.size).step_ms)
     gain_error = estimate_gain_error(off_ms, sink_ms)
     return Achieved(
         compute_lower_quartile(off_ms), compute_lower_quartile(sink_ms), rounds, gain_error

@@ -26,7 +26,7 @@ NO_FILE = (
     "export writes a folder, with StableHLO and weights; name a folder, or for the weights alone: "
     "convert weights RUN_DIR FILE.safetensors, .ckpt or .npz"
 )
-CALIBRATE = 512
+CALIBRATION_SAMPLES = 512
 """Default number of samples that calibrate int8."""
 OPTIONS = {"onnx": ("int8", "samples"), "ckpt": ("optimizer", "prefix")}
 """The options of each format."""
@@ -61,8 +61,8 @@ def main(
     run = read_trained_run(run_dir)
     if holds_other_files(folder):
         raise DataError(f"{folder}: has other files than an export's; name another folder")
-    calibrate = (samples or CALIBRATE) if int8 else 0
-    onnx_facts = _write_onnx(run, folder, calibrate) if to == "onnx" else {}
+    calibration_samples = (samples or CALIBRATION_SAMPLES) if int8 else 0
+    onnx_facts = _write_onnx(run, folder, calibration_samples) if to == "onnx" else {}
     export_run(run, folder, onnx_facts)
     _note_export(run_dir, folder)
     content = f"{run.recipe.model.name} of step {run.step}, {run.samples.targets}"
@@ -71,9 +71,9 @@ def main(
     return CommandResult({**facts, **onnx_facts})
 
 
-def _write_onnx(run: TrainedRun, folder: Path, calibrate: int) -> dict[str, Any]:
+def _write_onnx(run: TrainedRun, folder: Path, calibration_samples: int) -> dict[str, Any]:
     """Write the ONNX files, print how exact they are, and return their entries of model.json."""
-    export = write_onnx(run, folder, calibrate=calibrate)
+    export = write_onnx(run, folder, calibration_samples=calibration_samples)
     text = f"logits differ from the run's by {export.difference:.2g} at most"
     if export.accuracy is not None:
         text += f", accuracy {export.accuracy:.4f}"

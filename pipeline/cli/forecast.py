@@ -70,8 +70,8 @@ def forecast_recipe(
     if not check:
         return str(forecast), facts
     executable = compile_programs(recipe, dataset, lowered, backend, reporter)
-    terminal = reporter.console.is_terminal
-    with TimedRuns(recipe, lowered.run_schedule, executable, terminal=terminal) as trials:
+    is_terminal = reporter.console.is_terminal
+    with TimedRuns(recipe, lowered.run_schedule, executable, is_terminal=is_terminal) as trials:
         # The first steps are slow: memory is new, and libraries plan their calls.
         steps = int(
             np.clip(CHECK_S * 1e3 / time_single_step(trials), MIN_CHECK_STEPS, MAX_CHECK_STEPS)

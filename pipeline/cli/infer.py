@@ -45,7 +45,7 @@ from pipeline.stages.export.trained_run import Samples, read_trained_run, spare_
 USAGE = "infer takes RUN_DIR or FOLDER, and FILE ..., --text or --prompt"
 BATCH = 64
 """Most images per call."""
-TOKENS = 200
+DEFAULT_TOKENS = 200
 
 Logits = Callable[[np.ndarray], np.ndarray]
 """Function from images (n, *shape), as read, to logits float32 (n, classes)."""
@@ -64,6 +64,7 @@ class InferArguments:
     as_json: bool
     top: int | None
     masks: Path | None
+    """Folder for masks."""
     csv: Path | None
 
 
@@ -280,7 +281,7 @@ def _print_continuation(
         None if top_k is None else int(top_k),
         int(options["seed"] or 0),
     )
-    num_tokens = int(options["tokens"] or TOKENS)
+    num_tokens = int(options["tokens"] or DEFAULT_TOKENS)
     decoder, weights, text = _load_decoder(source)
     encoded = text.encode_prompt(prompt)
     started_at = time.perf_counter()

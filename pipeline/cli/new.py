@@ -11,7 +11,7 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import RunError, UsageError
 from pipeline.core.files.package_paths import PROJECT
 
-NAMES = "must be a name of letters, digits and _ that YAML reads as a text"
+NAME_RULE = "must be a name of letters, digits and _ that YAML reads as a text"
 FILES = (
     "README.md",
     "components.py",
@@ -30,7 +30,7 @@ def main(name: str) -> CommandResult:
     """
     # `+recipe=null` would not name a recipe called null.
     if not re.fullmatch(r"[A-Za-z]\w*", name) or not isinstance(yaml.safe_load(name), str):
-        raise UsageError([name], NAMES)
+        raise UsageError([name], NAME_RULE)
     folder = Path(name)
     try:
         folder.mkdir()

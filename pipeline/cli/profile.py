@@ -27,10 +27,10 @@ def main(overrides: Sequence[str]) -> CommandResult:
     """
     started_at = time.perf_counter()
     typed = {key_of(override) for override in overrides}
-    more = [
+    from_environment = [
         key for key in parse_profiling_variables(os.environ) if key_of(key) not in {*typed, MODE}
     ]
-    keys = [f"{MODE}=only", *([] if "stages" in typed else [STAGES]), *more]
+    keys = [f"{MODE}=only", *([] if "stages" in typed else [STAGES]), *from_environment]
     # Command buffers of a GPU hide the names of operations. On other devices the flag would only
     # change the keys of cached programs.
     if "device=gpu" in overrides and GPU_FLAG not in os.environ.get("XLA_FLAGS", ""):

@@ -19,7 +19,7 @@ from pipeline.core.files.error_text import no_such
 from pipeline.core.files.strict_json import json_text
 from pipeline.study.runs.importance import importance_of_keys
 from pipeline.study.runs.page import SPEEDS, write_page
-from pipeline.study.runs.ranking import is_better_larger, main_metric
+from pipeline.study.runs.ranking import is_larger_better, main_metric
 from pipeline.study.runs.recorded_run import RecordedRun, differing_keys, read_runs
 
 PAGE = "runs.html"
@@ -36,7 +36,7 @@ def main(
     html: bool = False,
     out: Path | None = None,
     as_json: bool = False,
-    is_whole: bool = False,
+    shows_all: bool = False,
     watches: bool = False,
 ) -> int:
     """Print the runs, or write their page; the exit status is 0.
@@ -47,14 +47,14 @@ def main(
         with suppress(KeyboardInterrupt):
             while True:
                 Console().clear()
-                main(folder, metric, is_whole=is_whole)
+                main(folder, metric, shows_all=shows_all)
                 time.sleep(WATCH_S)
         return 0
     if out is not None and not html:
         raise UsageError([f"--out {out}"], "needs --html, which writes the page")
     runs = read_runs(folder, curves=html)
     ranked_by = _choose_metric(metric, runs)
-    larger_is_better = ranked_by is not None and is_better_larger(ranked_by)
+    larger_is_better = ranked_by is not None and is_larger_better(ranked_by)
     if html:
         page = out or folder / PAGE
         keys = differing_keys(runs)
@@ -77,7 +77,7 @@ def main(
         for run in runs:
             print(json_text(_to_dict(run)))
     else:
-        _print_table(_rank_runs(runs, ranked_by, larger_is_better), ranked_by, is_whole=is_whole)
+        _print_table(_rank_runs(runs, ranked_by, larger_is_better), ranked_by, shows_all=shows_all)
     return 0
 
 
@@ -116,12 +116,12 @@ def _rank_runs(
     return sorted(runs, key=rank)
 
 
-def _print_table(runs: Sequence[RecordedRun], metric: str | None, *, is_whole: bool) -> None:
+def _print_table(runs: Sequence[RecordedRun], metric: str | None, *, shows_all: bool) -> None:
     keys = differing_keys(runs)
-    shown_keys = keys if is_whole else keys[:MOST_KEYS]
+    shown_keys = keys if shows_all else keys[:MOST_KEYS]
     columns = dict.fromkeys(name for name in (metric, *SPEEDS[:2]) if name is not None)
     figures = [name for name in columns if any(name in run.figures for run in runs)]
-    rows = runs if is_whole else runs[:MOST_ROWS]
+    rows = runs if shows_all else runs[:MOST_ROWS]
     table = Table(box=SIMPLE_HEAD, padding=0)
     table.add_column("run", overflow="fold", min_width=20)
     for head in ("status", *figures, *shown_keys):

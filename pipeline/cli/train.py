@@ -94,9 +94,9 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
     """Run the run or sweep that the arguments describe and return the exit status.
 
     `started_at` is the start of the command by `time.perf_counter`, in seconds; by default now.
-    `alone` is whether the process does nothing else, so that its code is the code on disk, by which
-    compiled programs are found. Raises RecipeError with every problem if the recipe can't be
-    composed.
+    `alone` is whether the process runs only this command. Then its code is the code on disk, and
+    programs that an earlier process compiled from this code may be read. Raises RecipeError with
+    every problem if the recipe can't be composed.
     """
     keys = set(map(key_of, args))
     if "profile.mode" not in keys:
@@ -175,7 +175,7 @@ def train_run(
         recipe_folder=Path(recipe).parent if recipe.endswith(YAML) else None,
         started_at=started_at,
         how_to_resume=partial(make_resume_run_command, words),
-        programs=partial(lower_and_compile, keeps=alone),
+        programs=partial(lower_and_compile, reuses_programs=alone),
         inspection=RunInspection(),
     )
     return run_stages(run.recipe, options)
@@ -252,15 +252,15 @@ def _find_directory(
     swept = list_swept_keys(overrides)
     if SWEEP_DIR in swept:
         raise RecipeError([f"{SWEEP_DIR} = {folder}: must be one directory; quote what has commas"])
-    single = [flag for flag in flags if flag not in MULTIRUN]
-    saved = [override for override in overrides if key_of(override) not in RESUME_KEYS]
-    fixed = [override for override in saved if key_of(override) not in swept]
-    composed = _compose(single, typed, fixed)
+    single_run_flags = [flag for flag in flags if flag not in MULTIRUN]
+    saved_overrides = [override for override in overrides if key_of(override) not in RESUME_KEYS]
+    fixed = [override for override in saved_overrides if key_of(override) not in swept]
+    composed = _compose(single_run_flags, typed, fixed)
     assert composed is not None, "without flags, Hydra composes"
     with _report_references():
         if folder:
             return _require_no_run(Path(composed[1].sweep.dir))
-        parsed = OverridesParser.create().parse_overrides(saved)
+        parsed = OverridesParser.create().parse_overrides(saved_overrides)
         # Hydra passes these to a sweeper.
         lines = [item.input_line for item in parsed if not item.is_hydra_override()]
         return find_sweep(command_of(composed[1], [line for line in lines if line]))
@@ -324,7 +324,7 @@ def _run_hydra(
 
 @contextmanager
 def _report_problems(typed: Sequence[str]) -> Iterator[None]:
-    """Raise RecipeError with every problem that Hydra has, RunError for the run directory."""
+    """Raise RecipeError with every problem of the recipe, RunError if no directory can be made."""
     try:
         yield
     except (*UNCOMPOSABLE, RecursionError) as error:

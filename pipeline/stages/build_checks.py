@@ -30,7 +30,7 @@ from pipeline.models.layers.precision import PathListing
 from pipeline.models.layers.tokens import Lookup
 from pipeline.models.modules.jit_layers import list_layers
 from pipeline.models.modules.standard import Network
-from pipeline.training.component_specs import METRICS, MetricSpec, list_losses
+from pipeline.training.component_specs import METRICS, list_losses
 from pipeline.training.losses import make_label_mask, sample_losses
 from pipeline.training.metrics import ALL_IN_TOP5, add_metric_sums, zero_sums
 from pipeline.training.parallel.microbatches import compute_batch_multiple
@@ -57,7 +57,7 @@ def blaming_key(key: str, untraceable: str | None = None) -> Iterator[None]:
         code_key = untraceable or key
         reason = first_line(error)
         if isinstance(error, LookupError | ZeroDivisionError):
-            # Code of a custom component raises them, and jax doesn't: 'x' alone isn't enough.
+            # Custom components raise these, and a message such as 'x' doesn't show what is wrong.
             reason = f"{type(error).__name__}: {reason}"
         raise RecipeError(f"{code_key}: can't be traced: {reason}") from error
 
@@ -251,17 +251,12 @@ def check_metrics(draft: StepDraft) -> None:
     for position, metric in enumerate(step_config.metrics):
         with blaming_key(f"eval.metrics.{position} ({metric.name})"):
             sums = jax.eval_shape(partial(zero_sums, step_config.classes, (metric,)))
-            jax.eval_shape(partial(_add_metric, metric), sums, logits, labels, mask, counted)
-
-
-def _add_metric(
-    metric: MetricSpec, sums: Any, logits: Any, labels: Any, mask: Any, counted: Any
-) -> Any:
-    return add_metric_sums(sums, (metric,), logits, labels, mask, counted)
+            add = partial(add_metric_sums, metrics=(metric,))
+            jax.eval_shape(add, sums, logits=logits, labels=labels, mask=mask, where=counted)
 
 
 def check_gradients(draft: StepDraft) -> None:
-    """Require that custom gradients have the shapes of the parameters, and other results stay."""
+    """Require that custom gradients have the parameters' shapes, and other results keep theirs."""
     rule = draft.step_config.gradients
     if rule is None:
         return

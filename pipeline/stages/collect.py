@@ -48,7 +48,7 @@ class Collector:
     warn: Callable[[str], None]
     compiles: bool = True
     """Whether a compiled program computes the gradients; False in eager mode."""
-    of_gradients: bool = True
+    collects_gradients: bool = True
     """Whether to collect gradients; False for several processes, which share a batch."""
     _has_failed: bool = False
     _programs: dict[tuple[str, ...], Callable[..., Any]] = field(default_factory=dict)
@@ -60,8 +60,8 @@ class Collector:
             return
         try:
             histograms = make_histograms(WEIGHTS, state.params)
-            if self.of_gradients and step < self.total:
-                histograms |= make_histograms(GRADIENTS, self._compute_next(state, step))
+            if self.collects_gradients and step < self.total:
+                histograms |= make_histograms(GRADIENTS, self._compute_next_gradients(state, step))
             self.show(step, histograms)
         except Exception as error:  # training goes on without histograms
             self._has_failed = True
@@ -70,7 +70,7 @@ class Collector:
                 "aren't collected any more; training continues"
             )
 
-    def _compute_next(self, state: TrainState, step: int) -> Any:
+    def _compute_next_gradients(self, state: TrainState, step: int) -> Any:
         """Return the gradients of the loss of step `step + 1`, by trained parameter."""
         step_config = select_phase(self.step_config, step)
         program = self._programs.get(step_config.frozen)

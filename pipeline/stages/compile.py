@@ -54,9 +54,9 @@ class CompileOptions:
     """Options of compiling programs."""
 
     key: str | None = None
-    """`make_program_key` of programs that an earlier process may have written; None reads none."""
+    """Key of programs that an earlier process may have written; None reads none."""
     evaluates_later: bool = False
-    """Whether the evaluation may be compiled once training has begun."""
+    """Whether the evaluation may be compiled after training has begun."""
 
 
 def compile_programs(
@@ -179,8 +179,9 @@ def compile_to_executable(
     report = executable.report
     if inputs.eager:
         compiled = ", ".join(inputs.jit_layers)
-        but = f" but for those in {compiled}, compiled when they first run" if compiled else ""
-        reporter.stage("compile", f"no program: in eager mode every operation runs by itself{but}")
+        line = "no program: in eager mode every operation runs by itself"
+        line += f" but for those in {compiled}, compiled when they first run" if compiled else ""
+        reporter.stage("compile", line)
     for program in report.programs:
         for line in (_format_program(program), *program.lines):
             reporter.stage("compile", line)
@@ -226,7 +227,7 @@ def recompute_blocks(built: Built) -> Built:
     """Return the step whose backward pass recomputes the activations inside blocks.
 
     Only the inputs of blocks are stored, for one more forward pass through them (Chen et al. 2016,
-    "Training Deep Nets with Sublinear Memory Cost"). Losses are the same bits on the CPU if the
+    "Training Deep Nets with Sublinear Memory Cost"). On the CPU losses are equal bit for bit if the
     compiler makes the same operations. Raises ValueError for a network without blocks.
     """
     network = built.step_config.network

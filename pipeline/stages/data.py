@@ -121,7 +121,8 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     spec = recipe.dataset
     buckets = sort_buckets(spec.buckets or ())
     raw = pad_images(raw, buckets, spec, recipe.train.batch_size)
-    for bucket in buckets or (None,):  # the largest is the last
+    # Every bucket is checked. Then the specs below are of the last bucket, which is the largest.
+    for bucket in buckets or (None,):
         train_ops, train_specs = _make_map_ops(recipe, raw, "train", bucket)
         eval_ops, eval_specs = _make_map_ops(recipe, raw, "eval", bucket)
         train_images = list_drawn_specs(train_ops, raw.train)

@@ -74,7 +74,7 @@ def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice
     run_schedule = built.run_schedule
     image = image_shape(dataset.image)
     label = dataset.train_label
-    size = train.sink_size
+    steps = train.sink_size
 
     def make_batch(size: int) -> tuple[Any, Any]:
         return (
@@ -93,7 +93,7 @@ def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice
         batch_size=train.batch_size,
         devices=_count_devices(recipe),
         sink=train.sink,
-        sink_steps=size if isinstance(size, int) and size > 0 else run_schedule.steps_per_epoch,
+        sink_steps=steps if isinstance(steps, int) and steps > 0 else run_schedule.steps_per_epoch,
         steps_per_epoch=run_schedule.steps_per_epoch,
         total_steps=run_schedule.total,
         eager=train.mode == "eager",

@@ -128,15 +128,16 @@ def with_mask_channel(image: ColumnSpec, bucket: Bucket) -> ColumnSpec:
 
     The mask has the size of the image before its ops. Raises RecipeError if ops change the size.
     """
-    axes = image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])
-    if axes[: len(bucket)] != bucket:
+    sizes = image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])
+    if sizes[: len(bucket)] != bucket:
         raise RecipeError(
             f"dataset.padding_mask = true: the map ops change the size {list(bucket)} to "
-            f"{list(axes[: len(bucket)])}; they must keep it"
+            f"{list(sizes[: len(bucket)])}; they must keep it"
         )
-    channels_last = (*axes[:-1], axes[-1] + 1)
-    hwc = image.layout == "hwc"
-    return replace(image, shape=channels_last if hwc else (channels_last[-1], *channels_last[:-1]))
+    channels_last = (*sizes[:-1], sizes[-1] + 1)
+    if image.layout == "hwc":
+        return replace(image, shape=channels_last)
+    return replace(image, shape=(channels_last[-1], *channels_last[:-1]))
 
 
 def list_drawn_specs(ops: Sequence[MapOp], split: Split) -> tuple[ColumnSpec, ...]:

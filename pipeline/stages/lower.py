@@ -37,7 +37,6 @@ from pipeline.models.imported.with_lowerings import KeptOperation, list_kept, sc
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import (
     DEFAULT,
-    ROLES,
     LoweringPolicy,
     Problem,
     RecordingPolicy,
@@ -150,7 +149,7 @@ class _LoweringRequest:
     """The choices so far, by layout."""
 
     @property
-    def batch(self) -> int:
+    def microbatch_size(self) -> int:
         """Samples in a microbatch."""
         train = self.recipe.train
         return compute_microbatch_size(train.batch_size, train.accumulate_steps, self.num_shards)
@@ -173,7 +172,7 @@ class _LoweringRequest:
         step_config = self.built.step_config
         step_config = replace(step_config, network=_with_layout(step_config.network, layout))
         eval_batch = self.dataset.eval_order.batch_size // self.num_shards
-        return list_problems(step_config, self.built.state, self.batch, eval_batch)
+        return list_problems(step_config, self.built.state, self.microbatch_size, eval_batch)
 
     def choose_in(self, layout: Layout) -> LoweringChoice:
         """Return the best lowerings with images in a layout."""
@@ -190,7 +189,7 @@ class _LoweringRequest:
         network = _with_layout(step_config.network, layout).clone(policy=policy)
         with self.watch(f"the whole network in {layout.upper()}"):
             return time_gradients_us(
-                network, step_config, self.built.state, self.batch, self.backend.device
+                network, step_config, self.built.state, self.microbatch_size, self.backend.device
             )
 
 
@@ -202,10 +201,10 @@ def _choose_layout(request: _LoweringRequest) -> LoweringChoice:
     if request.tuning.mode == "off" or not isinstance(network, LaidOutNetwork):
         return request.choose_in("nhwc")
     problems = request.list_problems("nhwc")
-    can_choose = network.can_be_batch_last(image_shape(step_config.image))
-    if not (can_choose and has_choice(problems, device.platform)):
+    can_be_chwn = network.can_be_batch_last(image_shape(step_config.image))
+    if not (can_be_chwn and has_choice(problems, device.platform)):
         return request.choose_in("nhwc")
-    key = make_layout_key(network, step_config, request.batch, device)
+    key = make_layout_key(network, step_config, request.microbatch_size, device)
     tuned = find_layout(key, request.tuning.mode, request.tuning.folder, request.time_us)
     layout = tuned.best if tuned is not None else choose_layout_by_rule(problems, device.platform)
     return replace(request.choose_in(layout), timed_layout=tuned)
@@ -327,7 +326,7 @@ def _make_forward(network: nn.Module, train: bool) -> Callable[[Array, Any, Any]
 
 def _is_image_gradient(problem: Problem, image: tuple[int, ...]) -> bool:
     """Return whether a problem is the gradient of the input images of the network."""
-    if problem.role != ROLES[1]:
+    if problem.role != "input_grad":
         return False
     if isinstance(problem, ConvolutionProblem):
         return (*problem.window.sizes, problem.channels) == image

@@ -43,14 +43,14 @@ def plan_devices(
     Raises RecipeError if no plan fits, or if the file's plan doesn't fit.
     """
     devices = num_devices(recipe.parallel)
-    file = folder.path / PLAN
-    plan_file = file if file.exists() else recipe.parallel.plan
-    if plan_file == file and _read_mesh_size(file) != devices:
-        reporter.stage("plan", f"{file} is for other devices; planned again")
+    run_file = folder.path / PLAN
+    plan_file = run_file if run_file.exists() else recipe.parallel.plan
+    if plan_file == run_file and _read_mesh_size(run_file) != devices:
+        reporter.stage("plan", f"{run_file} is for other devices; planned again")
         plan_file = None
     plan = find_plan(recipe, dataset, built, plan_file, reporter)
-    if plan_file != file:
-        folder.accepted.add(partial(save_plan, plan, file))
+    if plan_file != run_file:
+        folder.accepted.add(partial(save_plan, plan, run_file))
     return with_plan(recipe, plan)
 
 

@@ -167,19 +167,19 @@ def lower_and_compile(
     built: Built,
     backend: Backend,
     *,
-    keeps: bool = False,
+    reuses_programs: bool = False,
 ) -> CompiledRun:
     """Lower a step and compile its programs; `recipe` may be changed by a plan for devices.
 
-    With `keeps`, programs that an earlier process has written are found without tracing the step.
-    Set it only if the code of this process is equal to the files on disk.
+    With `reuses_programs`, programs that an earlier process has written are used without tracing
+    the step. Set it only if the code of this process is equal to the files on disk.
     """
     folder = context.folder
     reporter = context.reporter
     built = lower(recipe, dataset, built, backend, folder, reporter)
     is_plain = context.ranks.size == 1 and recipe.profile.mode == "off"
     key = None
-    if keeps and is_plain:
+    if reuses_programs and is_plain:
         assert context.process is not None, "a single process has a provenance"
         key = make_program_key(asdict(context.process), recipe, built)
     evaluates_later = is_plain and "train" in recipe.stages and recipe.parallel.mode == "none"

@@ -61,8 +61,8 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
     spec = recipe.checkpoint
     path = spec.restore
     assert path is not None, "the caller checks that the recipe names weights"
-    is_matched = bool(spec.renames) or spec.partial or spec.rules != "auto"
-    if not is_weight_file(path) and not is_matched:
+    uses_rules = bool(spec.renames) or spec.partial or spec.rules != "auto"
+    if not is_weight_file(path) and not uses_rules:
         tree = recipe.model_dump(mode="json")
         state, saved = restore_weights(path, like, tree, warn)
         if changes := list_changes_of_meaning(saved, tree):
@@ -76,7 +76,7 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
     origin = str(path) if step is None else f"step {step} of {path}"
     variables = {"params": like.params, "batch_stats": like.batch_stats}
     state = replace(like, **replace_leaves(variables, matching.arrays))
-    return Restored(state, step, f"{origin}: {matching.counts()}")
+    return Restored(state, step, f"{origin}: {matching.format_counts()}")
 
 
 def read_source(source: Path, warn: Warn = warn_on_stderr) -> tuple[Arrays, int | None]:

@@ -41,7 +41,7 @@ class CommandResult:
 class Option(click.Option):
     """An option. `was` is the key that it replaces, such as `to` of `to=onnx`.
 
-    `param` is the name of its parameter in Python, unless this follows from the option's name.
+    `param` names its parameter in Python; None derives the parameter from the option's name.
     """
 
     def __init__(
@@ -127,19 +127,19 @@ class LazyCommand(click.Command):
             # click doesn't set the context of errors in options.
             error.ctx = error.ctx or ctx
             accepts_keys = any(param.name == "overrides" for param in self.params)
-            self._refuse_keys(all_args, guess=not accepts_keys)
+            self._refuse_keys(all_args, refuses_all=not accepts_keys)
             raise
         except UsageError:
-            self._refuse_keys(all_args, guess=False)
+            self._refuse_keys(all_args, refuses_all=False)
             raise
         if not ctx.resilient_parsing:
             values = [ctx.params[str(param.name)] for param in self.params if _is_argument(param)]
             words = [item for value in values for item in _as_tuple(value)]
-            self._refuse_keys(map(str, words), guess=False)
+            self._refuse_keys(map(str, words), refuses_all=False)
         return unparsed
 
-    def _refuse_keys(self, words: Iterable[str], *, guess: bool) -> None:
-        """Raise UsageError for KEY=VALUE of an option; for any key if `guess` is true."""
+    def _refuse_keys(self, words: Iterable[str], *, refuses_all: bool) -> None:
+        """Raise UsageError for a word KEY=VALUE whose key is an option, or any if `refuses_all`."""
         options = [param for param in self.params if isinstance(param, Option)]
         option_by_key = {option.was: option for option in options}
         pairs = [word for word in words if "=" in word and not os.path.exists(word)]
@@ -147,7 +147,7 @@ class LazyCommand(click.Command):
             key, _, value = word.partition("=")
             if key in option_by_key:
                 raise UsageError([word], option_by_key[key].explain_change(value))
-        unknown = [word for word in pairs if guess and not word.startswith("-")]
+        unknown = [word for word in pairs if refuses_all and not word.startswith("-")]
         if unknown:
             name = unknown[0].partition("=")[0].replace("_", "-")
             names = [option.opts[0] for option in options]

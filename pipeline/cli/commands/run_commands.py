@@ -331,7 +331,7 @@ RUN_COMMANDS = (
             ),
             flag("--json", "as_json", text="Print a JSON object a line, one for each run."),
             flag("--watch", "watches", text="Print the table every 2 seconds until Ctrl-C."),
-            flag("--all", "is_whole", text="All columns and rows; else what fits."),
+            flag("--all", "shows_all", text="All columns and rows; else what fits."),
         ],
         example="runs outputs --html",
     ),

@@ -43,13 +43,13 @@ from pipeline.models.weights.files.weight_files import write_weights
 IMAGE = (3, 224, 224)
 """Default shape of a sample: channels, height and width."""
 INIT = {"conv": {"name": "he_normal", "mode": "fan_out"}, "dense": "he_uniform", "bias": "zeros"}
-"""Initializers, whose weights the module's weights replace."""
+"""Initializers of the recipe; the module's weights replace their values."""
 TOLERANCE = 1e-4
 """Largest difference from the reference's logits, relative to the largest logit."""
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceLogits:
     """Logits that a converted network must compute."""
 
     name: str
@@ -64,9 +64,9 @@ def main(
 ) -> CommandResult:
     """Write a PyTorch module, or the network of an ONNX file, as a recipe.
 
-    `module` is `module:name` or the file, `sizes` the shape of a sample, and `arguments` the
-    module's, as NAME=VALUE. The weights are written beside the recipe. Raises UsageError and
-    RecipeError before anything is written.
+    `module` is `module:name` or an ONNX file, `sizes` the shape of a sample (channels, height,
+    width), and `arguments` the module's arguments, as NAME=VALUE. The weights are written beside
+    the recipe. Raises UsageError and RecipeError before anything is written.
     """
     if not target.name.endswith((".yaml", SUFFIX)):
         raise UsageError([str(target)], f"must end in .yaml or {SUFFIX}")
@@ -76,17 +76,17 @@ def main(
         if module.endswith(ONNX):
             _convert_onnx(Path(module), target, tuple(sizes), options)
         else:
-            _convert(module, target, tuple(sizes) or IMAGE, options)
+            _convert_module(module, target, tuple(sizes) or IMAGE, options)
     except ValueError as error:
         raise RecipeError([f"convert model {module}: {error}"]) from error
     return CommandResult({"file": str(target)})
 
 
-def _convert(
-    reference: str, target: Path, shape: tuple[int, ...], options: Mapping[str, Any]
+def _convert_module(
+    name: str, target: Path, shape: tuple[int, ...], options: Mapping[str, Any]
 ) -> None:
-    module = make_module(reference, find_object(reference), options, seed=0)
-    graph = export_module(module, shape, origin=reference)
+    module = make_module(name, find_object(name), options, seed=0)
+    graph = export_module(module, shape, origin=name)
     # Imported here: making the module has imported it.
     import torch
 
@@ -96,7 +96,7 @@ def _convert(
     with torch.no_grad():
         logits = module(torch.from_numpy(inputs)).numpy()
     module.train(was_training)
-    _write(graph, target, Reference("PyTorch", inputs, logits))
+    _write(graph, target, ReferenceLogits("PyTorch", inputs, logits))
 
 
 def _convert_onnx(
@@ -112,10 +112,10 @@ def _convert_onnx(
     variables = initial_variables_of(graph)
     images = inputs.transpose(0, 2, 3, 1)
     logits = np.asarray(TorchNetwork(graph, "float32").apply(variables, images, train=False))
-    _write(graph, target, Reference("the file", inputs, logits))
+    _write(graph, target, ReferenceLogits("the file", inputs, logits))
 
 
-def _write(graph: TorchGraph, target: Path, reference: Reference) -> None:
+def _write(graph: TorchGraph, target: Path, reference: ReferenceLogits) -> None:
     """Write a graph file, or a recipe of layers, or a recipe that names a graph file."""
     if target.name.endswith(SUFFIX):
         _write_graph(graph, target, reference)
@@ -131,7 +131,7 @@ def _write(graph: TorchGraph, target: Path, reference: Reference) -> None:
     _report_file(target, "recipe that names the graph")
 
 
-def _write_layers(graph: TorchGraph, target: Path, reference: Reference) -> None:
+def _write_layers(graph: TorchGraph, target: Path, reference: ReferenceLogits) -> None:
     converted = list_layers(graph)
     opened = open_to_classes(converted.layers)
     init = InitSpec.model_validate(INIT)
@@ -145,7 +145,7 @@ def _write_layers(graph: TorchGraph, target: Path, reference: Reference) -> None
     _report_file(target, f"recipe of {len(layers):,} layers, its weights in {weights.name}")
 
 
-def _write_graph(graph: TorchGraph, file: Path, reference: Reference) -> None:
+def _write_graph(graph: TorchGraph, file: Path, reference: ReferenceLogits) -> None:
     network = TorchNetwork(graph, "float32")
     _require_equal(network, initial_variables_of(graph), reference)
     write_graph(file, graph)
@@ -154,7 +154,9 @@ def _write_graph(graph: TorchGraph, file: Path, reference: Reference) -> None:
     _report_file(file, f"graph of {len(graph.train.nodes):,} nodes, its weights in {weights}")
 
 
-def _require_equal(network: nn.Module, variables: Mapping[str, Any], reference: Reference) -> None:
+def _require_equal(
+    network: nn.Module, variables: Mapping[str, Any], reference: ReferenceLogits
+) -> None:
     """Print the logits' difference from the reference's. Raises RunError above the tolerance."""
     images = reference.inputs.transpose(0, 2, 3, 1)
     outputs = np.asarray(network.apply(variables, images, train=False))

@@ -70,7 +70,7 @@ def _convert(arrays: Arrays, source: Path, recipe: Recipe, like: Path | None) ->
     matching = match_weights(str(source), arrays, network, spec.renames, spec.rules)
     matching.require(partial=spec.partial)
     print(format_table(matching.rows, limit=None))
-    print(f"{printable(str(source))}: {matching.counts()}")
+    print(f"{printable(str(source))}: {matching.format_counts()}")
     if like is None:
         return matching.arrays
     return convert_to_foreign_names(str(like), read_source(like)[0], matching.arrays, network)

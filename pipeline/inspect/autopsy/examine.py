@@ -79,7 +79,7 @@ def examine(
             "largest number"
         )
         return Autopsy(step, float(loss.array), grad_norm, None, reason)
-    finding = replay.finding(find_cause(origin), of_loss=norm is None)
+    finding = replay.make_finding(find_cause(origin), affects_loss=norm is None)
     return Autopsy(step, float(loss.array), grad_norm, finding)
 
 
@@ -90,15 +90,15 @@ class _Replay:
     batch: Batch
 
     def __post_init__(self) -> None:
-        self.size = int(self.batch.sample.shape[0])
-        self.microbatch = compute_microbatch_size(self.size, self.step_config.accumulate)
+        self.batch_size = int(self.batch.sample.shape[0])
+        self.microbatch_size = compute_microbatch_size(self.batch_size, self.step_config.accumulate)
         self.interpreter = Interpreter()
 
     def run(self) -> tuple[ReplayValue, ReplayValue | None]:
         """Compute the step's loss, and the norm of its gradient if the loss is finite.
 
-        A loss that is not finite has its cause before the gradient, so the gradient's equations,
-        which are the most, aren't computed.
+        A loss that is not finite has its cause before the gradient. Then the gradient's equations,
+        most of all equations, aren't computed.
         """
         ops = tuple(
             _ScopedOp(name=op.name, op=op, position=position)
@@ -113,7 +113,7 @@ class _Replay:
         inputs = [_make_input(path, leaf) for path, leaf in leaves.items()]
         outputs = leaf_paths(shape)
         is_loss = [path == "loss" for path in outputs]
-        of_loss = dce_jaxpr(closed.jaxpr, is_loss, instantiate=True)[0]
+        loss_jaxpr = dce_jaxpr(closed.jaxpr, is_loss, instantiate=True)[0]
         names = {
             var: NamedTensor("gradient of", path.removeprefix("gradients/"))
             for var, path in zip(closed.jaxpr.outvars, outputs, strict=True)
@@ -121,19 +121,19 @@ class _Replay:
         }
         # Each operation is a program, which no later run uses.
         with no_compile_cache():
-            (loss,) = self.interpreter.run(core.ClosedJaxpr(of_loss, closed.consts), inputs)
+            (loss,) = self.interpreter.run(core.ClosedJaxpr(loss_jaxpr, closed.consts), inputs)
             if loss.origin is not None:
                 return loss, None
             self.interpreter = Interpreter(names=names)
             loss, norm, *_ = self.interpreter.run(closed, inputs)
         return loss, norm
 
-    def finding(self, cause: Cause, *, of_loss: bool) -> Finding:
+    def make_finding(self, cause: Cause, *, affects_loss: bool) -> Finding:
         """Return the finding for a cause: operation, layer, tensors and samples."""
         origin = cause.origin
         if origin.named is not None and origin.number < 0:
             return self._find_in_input(origin)
-        phase = phase_of(origin.scope, of_loss=of_loss)
+        phase = phase_of(origin.scope, affects_loss=affects_loss)
         named = _find_gradient(origin) if phase == "gradient norm" else None
         layer = find_layer(origin.scope)
         if phase == "gradient norm":
@@ -199,18 +199,19 @@ class _Replay:
         if phase == "backward" and (shape in shapes or shape[::-1] in shapes):
             # The gradient of a parameter has no axis of samples.
             return None
-        rows = find_non_finite(origin.array, self.microbatch, last=self._has_batch_last(layer))
+        rows = find_non_finite(origin.array, self.microbatch_size, last=self._has_batch_last(layer))
         if rows is None:
             return None
         positions = list_batch_positions(
-            rows, origin.iteration, self.size, self.step_config.accumulate
+            rows, origin.iteration, self.batch_size, self.step_config.accumulate
         )
         return self._identify_samples(positions)
 
     def _has_batch_last(self, layer: str) -> bool:
         """Whether a layer reads images in CHWN."""
         shapes = [value.array.shape for value in self.interpreter.layer_inputs.get(layer, ())]
-        return any(s and s[0] != self.microbatch and s[-1] == self.microbatch for s in shapes)
+        size = self.microbatch_size
+        return any(s and s[0] != size and s[-1] == size for s in shapes)
 
     def _identify_samples(self, rows: tuple[int, ...] | None) -> NonFiniteSamples:
         valid = int(self.batch.count)
@@ -272,8 +273,8 @@ def outcome_of(step_config: StepConfig, state: TrainState, batch: Batch) -> Outc
     return Outcome(loss, norm, values)
 
 
-def phase_of(scope: str, *, of_loss: bool) -> Phase:
-    """Return the phase of a scope; `of_loss` is whether the loss depends on its operation."""
+def phase_of(scope: str, *, affects_loss: bool) -> Phase:
+    """Return the phase of a scope; `affects_loss` is whether the loss depends on its operation."""
     if GRADIENT_NORM in scope:
         return "gradient norm"
     if DATA in scope:
@@ -282,5 +283,5 @@ def phase_of(scope: str, *, of_loss: bool) -> Phase:
         return "backward"
     layer = find_layer(scope)
     if not layer or layer.startswith(LOSS):
-        return "loss" if of_loss else "backward"
+        return "loss" if affects_loss else "backward"
     return "forward"

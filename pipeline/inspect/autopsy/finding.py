@@ -36,7 +36,7 @@ class Tensor:
         return f"{self.kind} {self.name}: {self.range}".replace(" :", ":")
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the tensor for JSON."""
         return {"kind": self.kind, "name": self.name, **self.range.to_dict()}
 
 
@@ -99,7 +99,7 @@ class Finding:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the finding for JSON."""
         samples = self.samples
         return {
             "phase": self.phase,
@@ -138,7 +138,7 @@ class Autopsy:
         return str(self).splitlines()[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the result for JSON."""
         return {
             "step": self.step,
             "reproduced": self.finding is not None,

@@ -8,7 +8,7 @@ from math import isnan
 from pipeline.core.files.value_text import align_columns
 from pipeline.inspect.compare.forced_layers import ForcedComparison
 from pipeline.inspect.compare.layer_errors import worst_by_layer
-from pipeline.inspect.compare.tensor_rows import Row
+from pipeline.inspect.compare.tensor_rows import TensorRow
 from pipeline.inspect.dumps.tensor_names import LOSS
 
 GAIN = 4.0
@@ -21,7 +21,7 @@ MAX_NAMED_LAYERS = 3
 
 
 def cause_hints(
-    rows: Sequence[Row], forced: ForcedComparison | None, types: Sequence[str] = ()
+    rows: Sequence[TensorRow], forced: ForcedComparison | None, types: Sequence[str] = ()
 ) -> list[str]:
     """Return a line for every likely cause, from the rows and the errors of single layers.
 
@@ -49,7 +49,7 @@ def cause_hints(
     return hints
 
 
-def amplifiers(rows: Sequence[Row]) -> list[tuple[str, float]]:
+def amplifiers(rows: Sequence[TensorRow]) -> list[tuple[str, float]]:
     """Return layers whose relative output error is many times their input error.
 
     Each has its factor, and the largest comes first.
@@ -68,7 +68,7 @@ def amplifiers(rows: Sequence[Row]) -> list[tuple[str, float]]:
 
 
 def layer_lines(forced: ForcedComparison, limit: int) -> list[str]:
-    """Return a table of the errors of single layers, the largest scores first."""
+    """Return a table of the `limit` layers with the largest scores; `!` marks findings."""
     # The loss is blamed by its gradient alone.
     errors = [e for e in forced.errors if e.name.layer != LOSS or e.name.role == "input_gradient"]
     worst = sorted(worst_by_layer(errors).values(), key=lambda error: -error.score)

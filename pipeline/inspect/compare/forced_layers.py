@@ -37,9 +37,9 @@ class ReferenceStep:
         """
         network = examined.config.network
         base = self.programs.config.network
-        scale = None if weights is None else weights.loss_scale
-        forced = self._compute_passes(examined.compute_forced, weights, scale)
-        expected = [self.expected_in(network, scale)]
+        loss_scale = None if weights is None else weights.loss_scale
+        forced = self._compute_passes(examined.compute_forced, weights, loss_scale)
+        expected = [self.expected_in(network, loss_scale)]
         if (network.dtype, network.rules) == (base.dtype, base.rules):
             expected.append(self.step.merge_passes())
         lowerings = getattr(network.policy, "chosen", ())
@@ -55,36 +55,37 @@ class ReferenceStep:
     def compute_float64(self) -> LayerTensors:
         """Return the layers' results in float64; later calls return the same."""
         if self._wide is None:
-            self._wide = self._compute_passes(
-                partial(self.programs.exact().compute_forced, wide=True)
-            )
+            network = self.programs.config.network.clone(dtype="float32", rules=())
+            compute = self.programs.with_types_of(network).compute_forced
+            self._wide = self._compute_passes(partial(compute, wide=True))
         return self._wide
 
-    def expected_in(self, network: Any, scale: Any = None) -> LayerTensors:
+    def expected_in(self, network: Any, loss_scale: Any = None) -> LayerTensors:
         """Return the layers' results in the types of another network.
 
         They are computed once for each combination of types and loss scale.
         """
-        key = network.dtype, network.rules, None if scale is None else float(scale)
+        key = network.dtype, network.rules, None if loss_scale is None else float(loss_scale)
         if key not in self._expected:
             compute = self.programs.with_types_of(network).compute_forced
-            self._expected[key] = self._compute_passes(compute, None, scale)
+            self._expected[key] = self._compute_passes(compute, None, loss_scale)
         return self._expected[key]
 
     def _compute_passes(
         self,
         compute: Callable[..., LayerTensors],
         weights: Weights | None = None,
-        scale: Any = None,
+        loss_scale: Any = None,
     ) -> LayerTensors:
         """Compute all portions with `weights`, or the reference's weights if None."""
 
         def compute_pass(step_pass: StepPass) -> LayerTensors:
+            # A pass of the reference has the batch statistics that earlier passes have updated.
             used = step_pass.weights
             if weights is not None and weights.params is not self.step.passes[0].weights.params:
                 used = weights
-            if scale is not None:
-                used = replace(used, loss_scale=scale)
+            if loss_scale is not None:
+                used = replace(used, loss_scale=loss_scale)
             return compute(used, step_pass.portion, step_pass.tensors)
 
         shards = [

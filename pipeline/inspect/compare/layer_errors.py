@@ -158,8 +158,8 @@ def _measure_error(
         return replace(error, misshapen=f"shape {array.shape}, not {exact.shape}")
     unit = _compute_unit(error.dtype)
     if not np.isfinite(array).all():
-        size = inf if np.isfinite(exact).all() else 0.0
-        return replace(error, error=size, expected=unit, pattern=1.0, expected_pattern=1.0)
+        distance = inf if np.isfinite(exact).all() else 0.0
+        return replace(error, error=distance, expected=unit, pattern=1.0, expected_pattern=1.0)
     exact_norm = norm(exact)
     errors = [norm(reference - exact) for reference in references]
     expected_norm = max([*errors, MIN_ROUNDING * unit * exact_norm, smallest])

@@ -27,38 +27,40 @@ def pair_reference(
     Raises DataError if less than half of the layers, or of the operators if they are fewer, have a
     counterpart of the same shape: the reference is of another network or batch.
     """
-    heads = _read_heads(left)
-    others = _read_heads(reference)
-    shapes = [head.shape for head in heads.values()]
-    images = [head.shape for head in others.values() if len(head.shape) == 4]
-    num_moved = sum((n, height, width, channels) in shapes for n, channels, height, width in images)
-    if num_moved > sum(shape in shapes for shape in images):
+    left_heads = _read_heads(left)
+    right_heads = _read_heads(reference)
+    shapes = [head.shape for head in left_heads.values()]
+    image_shapes = [head.shape for head in right_heads.values() if len(head.shape) == 4]
+    num_moved = sum((n, h, w, channels) in shapes for n, channels, h, w in image_shapes)
+    if num_moved > sum(shape in shapes for shape in image_shapes):
         left = _flatten_channels_first(left)
         reference = _move_channels_last(reference)
-        heads = _read_heads(left)
-        others = _read_heads(reference)
+        left_heads = _read_heads(left)
+        right_heads = _read_heads(reference)
     layers_by_op = {flatten_name(path): path for path in (*left.layers, DATA, LOSS)}
     pairs = {layers_by_op[op]: (op,) for op in reference.layers if op in layers_by_op}
     num_required = min(len(left.layers), len(reference.layers)) / 2
     if len({**pairs, **mapped}) < num_required:
         mapped_ops = {op for ops in mapped.values() for op in ops}
-        free_heads = {name: head for name, head in heads.items() if name.layer not in mapped}
-        free_others = {name: head for name, head in others.items() if name.layer not in mapped_ops}
-        pairs = {one.layer: (other.layer,) for one, other in _align(free_heads, free_others)}
+        free_left = {name: head for name, head in left_heads.items() if name.layer not in mapped}
+        free_right = {
+            name: head for name, head in right_heads.items() if name.layer not in mapped_ops
+        }
+        pairs = {name.layer: (op.layer,) for name, op in _align(free_left, free_right)}
         about = f"{reference.about}, paired with layers by order and shape (--map names others)"
         reference = replace(reference, about=about)
     mapped = {**pairs, **mapped}
-    found = [
-        (name.layer, head.shape, op, others[TensorName(op, "output")].shape)
-        for name, head in heads.items()
+    matches = [
+        (name.layer, head.shape, op, right_heads[TensorName(op, "output")].shape)
+        for name, head in left_heads.items()
         for op in mapped.get(name.layer, ())
-        if TensorName(op, "output") in others
+        if TensorName(op, "output") in right_heads
     ]
-    shared = {layer for layer, shape, _, other in found if shape == other} - {DATA, LOSS}
+    shared = {layer for layer, shape, _, other in matches if shape == other} - {DATA, LOSS}
     if len(shared) < num_required:
         misshapen = [
             f"; {layer} has shape {shape}, {op} has {other}"
-            for layer, shape, op, other in found
+            for layer, shape, op, other in matches
             if shape != other
         ]
         raise DataError(

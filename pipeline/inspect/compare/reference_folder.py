@@ -1,7 +1,7 @@
 """Tensors that another framework dumped into a folder of .npy files, read as one side.
 
-Names of files by CANN's and MindSpore's documents, in which `/` of an operator's name is `_`, and
-`:` a dot; then the names of this project's dumps:
+Files are named as in CANN's and MindSpore's documents, or as in this project's dumps. `/` of an
+operator's name is `_` in these names, and `:` is a dot:
 
     {op}.{output}.{microseconds}.npy
     {type}.{op}.{task}.{stream}.{microseconds}.{input or output}.{index}.{format}.npy

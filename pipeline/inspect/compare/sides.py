@@ -23,7 +23,7 @@ from pipeline.inspect.compare.accuracy_columns import columns_of
 from pipeline.inspect.compare.forced_layers import ForcedComparison, ReferenceStep
 from pipeline.inspect.compare.tensor_rows import (
     Mapped,
-    Row,
+    TensorRow,
     TensorSide,
     compare_tensors,
     require_mapped,
@@ -43,14 +43,14 @@ from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.record.run_directory import RECIPE
 from pipeline.training.state import TrainState
 
-NEEDED_LOWERINGS = ("autotune", "device", "model", "dataset", "train.precision", "train.to_float")
+LOWERING_KEYS = ("autotune", "device", "model", "dataset", "train.precision", "train.to_float")
 """Keys on which the recorded lowerings of a run depend."""
 RESTORE = "checkpoint.restore"
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """An opened recipe, and its run if it has one; `changed` are the overrides that differ."""
+    """An opened recipe, and its run if it has one; `changed` are the overrides of `--against`."""
 
     name: str
     opened: OpenedRecipe
@@ -82,7 +82,7 @@ def changed_side(side: Side, overrides: Sequence[str], changes: Sequence[str]) -
         recipe = compose_and_check([*overrides, *changes])
     keys = [key_of(change) for change in changes]
     keeps_lowerings = not any(
-        key == prefix or key.startswith(f"{prefix}.") for key in keys for prefix in NEEDED_LOWERINGS
+        key == prefix or key.startswith(f"{prefix}.") for key in keys for prefix in LOWERING_KEYS
     )
     opened = open_recipe(recipe, side.run_dir if keeps_lowerings else None)
     return Side(f"{side.name} with {' '.join(changes)}", opened, side.run_dir, tuple(changes))
@@ -94,11 +94,11 @@ class StepComparison:
 
     step: int
     left_loss: float | None
-    """None if the left side can't be computed as a whole."""
+    """None if the left side can compute only single layers."""
     right_loss: float
     run_loss: float | None
-    rows: tuple[Row, ...]
-    """Tensors of both sides, computed as a whole, so that errors add up."""
+    rows: tuple[TensorRow, ...]
+    """Tensors of both sides, each computed from the layers before it, so that errors add up."""
     forced: ForcedComparison
     """Layers of the left side, each computed from the inputs of the right side's layer."""
     notes: tuple[str, ...] = ()
@@ -135,16 +135,16 @@ def compare_step(
     reference = ReferenceStep(programs[0], _capture_step(programs[0], weights, batch, step))
     left_weights = _choose_left_weights(left, right, weights)
     notes = []
-    free = None
+    left_step = None
     try:
-        free = _capture_step(programs[1], left_weights, batch, step)
+        left_step = _capture_step(programs[1], left_weights, batch, step)
     except (ValueError, TypeError) as error:
         notes.append(f"the left side can't be computed as a whole: {first_line(error)}")
-    rows = [] if free is None else _compare_tensors(free, reference.step, request)
+    rows = [] if left_step is None else _compare_tensors(left_step, reference.step, request)
     if left.run_dir is not None and not left.changed:
         notes.append(_describe_weight_distance(left, left.run_dir, step, weights))
-    if free is not None and not np.array_equal(free.images, reference.step.images):
-        distance = columns_of(free.images, reference.step.images).relative_euclidean
+    if left_step is not None and not np.array_equal(left_step.images, reference.step.images):
+        distance = columns_of(left_step.images, reference.step.images).relative_euclidean
         notes.append(
             f"the data differ before the network: {DATA} has a relative Euclidean distance of "
             f"{distance:.3g}"
@@ -155,7 +155,7 @@ def compare_step(
     run_loss = None if right.run_dir is None else logged_loss(right.run_dir, step)
     return StepComparison(
         step,
-        None if free is None else free.merge_passes().loss,
+        None if left_step is None else left_step.merge_passes().loss,
         reference.step.merge_passes().loss,
         run_loss,
         tuple(rows),
@@ -247,15 +247,15 @@ def _choose_left_weights(left: Side, right: Side, weights: Weights) -> Weights:
 
 
 def _compare_tensors(
-    free: CapturedStep, reference: CapturedStep, request: CompareRequest
-) -> list[Row]:
+    left_step: CapturedStep, reference: CapturedStep, request: CompareRequest
+) -> list[TensorRow]:
     left, right = (
         {
             name: array
             for name, array in named_tensors(step.merge_passes(), step.images)
             if is_selected(name, request.layers, request.what)
         }
-        for step in (free, reference)
+        for step in (left_step, reference)
     )
     return compare_tensors(list(left), list(right), left.get, right.get, request.mapped)
 

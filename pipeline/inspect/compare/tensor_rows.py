@@ -37,6 +37,7 @@ HEADER = (
 Mapped = Mapping[str, Sequence[str]]
 """The right side's layers that correspond to each layer of the left side, by path."""
 Read = Callable[[TensorName], "np.ndarray | None"]
+"""Reads a tensor; None if its side has only statistics."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Thresholds:
 
 
 @dataclass(frozen=True)
-class Row:
+class TensorRow:
     """A pair of tensors with its columns; a missing side is None."""
 
     index: int
@@ -128,7 +129,7 @@ def pair_names(
 
 
 def require_mapped(mapped: Mapped, left: Collection[str], right: Collection[str]) -> None:
-    """Raise RecipeError for layers that their side lacks; it names similar ones."""
+    """Raise RecipeError for layers in `mapped` that their side lacks, with similar names."""
     sides = {"left": (left, mapped), "right": (right, chain.from_iterable(mapped.values()))}
     problems = []
     for side, (layers, names) in sides.items():
@@ -148,7 +149,7 @@ def compare_tensors(
     read_left: Read,
     read_right: Read,
     mapped: Mapped,
-) -> list[Row]:
+) -> list[TensorRow]:
     """Return a row for every pair; tensors are read one pair at a time."""
     rows = []
     for index, (left_name, right_name) in enumerate(pair_names(left, right, mapped)):
@@ -157,17 +158,17 @@ def compare_tensors(
             arrays = read_left(left_name), read_right(right_name)
             if arrays[0] is not None and arrays[1] is not None:
                 columns = columns_of(arrays[0], arrays[1])
-        rows.append(Row(index, left_name, right_name, columns))
+        rows.append(TensorRow(index, left_name, right_name, columns))
     return rows
 
 
-def to_csv(rows: Sequence[Row]) -> str:
+def to_csv(rows: Sequence[TensorRow]) -> str:
     """Return the rows as CSV with a header."""
     lines = [format_line(HEADER), *(format_line(row.cells) for row in rows)]
     return "".join(lines)
 
 
-def to_text(rows: Sequence[Row], thresholds: Thresholds) -> list[str]:
+def to_text(rows: Sequence[TensorRow], thresholds: Thresholds) -> list[str]:
     """Return the rows as lines of a table; a row beyond a threshold is marked with `!`."""
     table = [HEADER[:10], *(row.cells[:10] for row in rows)]
     marks = [" ", *("!" if thresholds.are_exceeded(row.columns) else " " for row in rows)]

@@ -31,7 +31,7 @@ def forecast_step(step: Step, state: Any, batch: Any) -> HostForecast:
     """Forecast the time of `step(state, batch) -> (state, metrics)` here, without compiling it.
 
     It is the sum of the times of the step's parts, as in the command `forecast`. `state` and
-    `batch` are arrays or trees of arrays, which stay as they are.
+    `batch` are arrays or trees of arrays, and aren't changed.
 
     Raises ValueError for a step or a state that `pipeline.sink` refuses, and DataError for a batch
     that it refuses.
@@ -42,17 +42,13 @@ def forecast_step(step: Step, state: Any, batch: Any) -> HostForecast:
         lowered, _ = lower_step(prepared.step, prepared.spec, device, None)
         program = _trace_step(lowered, prepared.state, opened.loader.window(0).inputs)
         looped = not has_slow_loop(prepared.step, prepared.spec, device)
-        work_time = time_parts(program, device, looped=looped)
+        device_time = time_parts(program, device, looped=looped)
         return HostForecast(
             recipe=opened.name,
             device=opened.device_text,
             precision=_list_float_types(prepared.spec),
-            products_ms=work_time.products_ms,
-            rest_ms=work_time.rest_ms,
             host_ms=_measure_host_ms(opened),
-            parts=work_time.parts,
-            measured=work_time.measured,
-            measured_share=work_time.measured_share,
+            **vars(device_time),
         )
 
 

@@ -182,12 +182,12 @@ def _measure_sink_gain(
         return None
     # The first sink, a third of the steps, isn't counted.
     trial_steps = max(size + 1, min(longer, int(TRIAL_MS / host.step)))
-    now_ms = []
+    current_ms = []
     longer_ms = []
     for _ in range(ROUNDS):
-        now_ms.append(time_sinks(program, state, size, SINKS * trial_steps).step_ms)
+        current_ms.append(time_sinks(program, state, size, SINKS * trial_steps).step_ms)
         longer_ms.append(time_sinks(program, state, trial_steps, SINKS * trial_steps).step_ms)
-    error = estimate_gain_error(now_ms, longer_ms)
+    error = estimate_gain_error(current_ms, longer_ms)
     return SinkGain(
-        longer, compute_lower_quartile(longer_ms), compute_lower_quartile(now_ms), error
+        longer, compute_lower_quartile(longer_ms), compute_lower_quartile(current_ms), error
     )

@@ -86,7 +86,7 @@ def capture(programs: LayerPrograms, weights: Weights, portions: BatchPortions) 
         current = weights
         passes = list[StepPass]()
         for portion in microbatches:
-            tensors = programs.free(current, portion)
+            tensors = programs.compute_free(current, portion)
             passes.append(StepPass(current, portion, tensors))
             current = replace(current, batch_stats=unflatten_dict(tensors.statistics, sep="/"))
         shards.append(tuple(passes))

@@ -42,7 +42,7 @@ MODEL_ID = 1
 MAX_INDEX_BYTES = 256 << 20
 MAX_TENSOR_BYTES = 64 << 30
 _DAMAGE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
-"""Errors that an index raises if a dump did not write it."""
+"""Errors from parsing an index that is damaged, or that a dump did not write."""
 
 
 @dataclass(frozen=True)

@@ -211,12 +211,13 @@ class RunDumps(Dumps):
         batch = jax.tree.map(np.array, batch_of(self.run.executable.loader, step + 1))
         step_config = self.run.built.step_config
         device = self.run.backend.device
-        phase = max((phase.start for phase in step_config.phases if phase.start <= step), default=0)
-        if phase not in self._programs:
-            self._programs[phase] = LayerPrograms(select_phase(step_config, step), device)
+        starts = [phase.start for phase in step_config.phases if phase.start <= step]
+        phase_start = max(starts, default=0)
+        if phase_start not in self._programs:
+            self._programs[phase_start] = LayerPrograms(select_phase(step_config, step), device)
         inputs = StepInputs(Weights.of(state), batch, step)
         run = DumpedRun(str(context.run_dir), self.run.backend.describe()["device"])
-        return dump_step(request, context.recipe, self._programs[phase], inputs, run)
+        return dump_step(request, context.recipe, self._programs[phase_start], inputs, run)
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Compare the losses of the run's steps with the dumps' losses."""

@@ -97,10 +97,6 @@ class LayerPrograms:
                 "observed; must be a model that lists layers"
             )
 
-    def exact(self) -> LayerPrograms:
-        """Return the programs of the same layers in float32 with the plainest lowerings."""
-        return self.with_types_of(self.config.network.clone(dtype="float32", rules=()))
-
     def with_types_of(self, other: Any) -> LayerPrograms:
         """Return the programs of the same layers in the types of another network.
 
@@ -111,7 +107,7 @@ class LayerPrograms:
         )
         return replace(self, config=replace(self.config, network=network))
 
-    def free(self, weights: Weights, portion: Portion) -> LayerTensors:
+    def compute_free(self, weights: Weights, portion: Portion) -> LayerTensors:
         """Compute the step so that every layer reads the outputs of the layers before it."""
         program = self._get_program("free", _compute_free_pass, weights, portion)
         weights, portion = jax.device_put((weights, portion), self.device)

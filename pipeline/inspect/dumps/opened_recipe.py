@@ -34,7 +34,7 @@ from pipeline.training.freezing import select_phase
 from pipeline.training.state import TrainState, restart_average
 
 
-def quiet() -> Reporter:
+def make_silent_reporter() -> Reporter:
     """Return a reporter without output."""
     return Reporter(console=Console(file=io.StringIO()))
 
@@ -94,7 +94,7 @@ def open_recipe(recipe: Recipe, lowerings_dir: Path | None = None) -> OpenedReci
     the run directory `lowerings_dir`, if it has any.
     """
     recipe = _place_on_one_device(recipe)
-    reporter = quiet()
+    reporter = make_silent_reporter()
     backend = recipe.device.open(recipe.parallel)
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
@@ -121,7 +121,6 @@ class ReplayedState:
     """A state of a run, in numpy; the last `replayed` steps were trained again."""
 
     state: TrainState
-    step: int
     replayed: int = 0
 
 
@@ -137,7 +136,7 @@ def require_checkpoints(run_dir: Path) -> list[int]:
 
 
 def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporter) -> ReplayedState:
-    """Return the state of a run after `step` steps, from the last checkpoint up to there.
+    """Return the state of a run after `step` steps, from its last checkpoint up to this step.
 
     Steps after the checkpoint are trained again, with the results of the run. Raises DataError if
     the run has no checkpoints, or fewer steps.
@@ -160,18 +159,18 @@ def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporte
     if state is None:
         state = jax.tree.map(np.array, opened.fresh_state())
     if first == step:
-        return ReplayedState(state, step)
+        return ReplayedState(state)
     if opened.recipe.train.callbacks:
         reporter.warn("callbacks are not called while steps are trained again")
     with reporter.clock(f"training steps {first + 1} to {step} again"):
-        built = opened.built
-        backend = opened.backend
-        executable = compile_programs(opened.recipe, opened.dataset, built, backend, quiet())
+        executable = compile_programs(
+            opened.recipe, opened.dataset, opened.built, opened.backend, make_silent_reporter()
+        )
         try:
-            placed, _ = executable.run(executable.put(state), first, step, "loop")
+            final_state, _ = executable.run(executable.put(state), first, step, "loop")
         finally:
             executable.loader.close()
-    return ReplayedState(jax.tree.map(np.array, placed), step, step - first)
+    return ReplayedState(jax.tree.map(np.array, final_state), step - first)
 
 
 def logged_loss(run_dir: Path, step: int) -> float | None:

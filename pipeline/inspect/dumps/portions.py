@@ -89,8 +89,8 @@ def _map_batch(config: StepConfig, batch: Batch, step: int) -> tuple[Array, Arra
     """Return images and labels after the map ops, in the bucket and with the ops of this batch."""
     if config.buckets:
         largest = np.asarray(batch.columns[SIZE]).max(axis=0)
-        covers = (largest <= np.array(config.buckets)).all(axis=-1)
-        batch = crop_to(jnp, config.buckets[int(np.argmax(covers))], batch, is_random=True)
+        fits = (largest <= np.array(config.buckets)).all(axis=-1)
+        batch = crop_to(jnp, config.buckets[int(np.argmax(fits))], batch, is_random=True)
     ops = config.train_ops
     choices = count_choices(config.train_ops)
     if choices > 1:

@@ -62,7 +62,7 @@ class RunInspection(Inspection):
         return dumps
 
     def open_autopsy(self, run: CompiledRun) -> Examine:
-        """Return the autopsy of a non-finite step, which does nothing with several processes."""
+        """Return the function for non-finite steps, which does nothing with several processes."""
         if run.context.ranks.size > 1:
             return examine_nothing
 

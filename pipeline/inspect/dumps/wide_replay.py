@@ -1,7 +1,7 @@
 """Replay of a traced function in float64: the same equations with wider floating-point types.
 
-It shows how much of a difference is rounding. Types that layers request are widened too. Random
-draws keep their bits, since they are integers until they are compared.
+Its results show how much of a difference is rounding. Types that layers request are widened too.
+Random draws keep their bits, since they are integers until they are compared.
 """
 
 from __future__ import annotations

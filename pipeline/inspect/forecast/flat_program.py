@@ -107,10 +107,10 @@ class _Flattening:
         yield
         self._function = outer
 
-    def _choose_branch(self, equation: JaxprEqn, number: Atom) -> ClosedJaxpr:
+    def _choose_branch(self, equation: JaxprEqn, selector: Atom) -> ClosedJaxpr:
         branches: tuple[ClosedJaxpr, ...] = equation.params["branches"]
-        if number in self._branches:
-            return branches[self._branches[number]]
+        if selector in self._branches:
+            return branches[self._branches[selector]]
         return max(branches, key=lambda branch: _count_values(branch.jaxpr))
 
 

@@ -90,17 +90,13 @@ def forecast_run(
         raise RunError(f"{count} devices share a step; a forecast must be of one device")
     state = jax.eval_shape(work.step.init, work.seed) if work.state is None else work.state
     program = _trace_step(work, state)
-    work_time = time_parts(program, backend.device, looped=not work.single_steps)
+    device_time = time_parts(program, backend.device, looped=not work.single_steps)
     return HostForecast(
         recipe=recipe.name,
         device=backend.describe()["device"],
         precision=recipe.train.precision,
-        products_ms=work_time.products_ms,
-        rest_ms=work_time.rest_ms,
         host_ms=_measure_host_ms(recipe, work, run_schedule, backend, state),
-        parts=work_time.parts,
-        measured=work_time.measured,
-        measured_share=work_time.measured_share,
+        **vars(device_time),
     )
 
 
@@ -215,7 +211,7 @@ def _measure_host_ms(
     idle: Any = jax.jit(return_carry, donate_argnums=0)
     programs = Programs(make_zero_state, idle, idle)
     executable = XlaExecutable(work, placement, CompileReport(()), programs, rates, buffers)
-    with TimedRuns(recipe, run_schedule, executable, terminal=False) as trials:
+    with TimedRuns(recipe, run_schedule, executable, is_terminal=False) as trials:
         return float(trials.time(OFF, HOST_STEPS).dispatch_ms.min())
 
 

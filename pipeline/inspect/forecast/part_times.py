@@ -19,8 +19,8 @@ from pipeline.models.lowerings.tune.timing import Timer, make_random_operand
 ROUND_S = 0.01
 ROUNDS = 3
 
-# Rough costs order the parts, and measurements scale the costs of small parts. So they serve for
-# any machine.
+# Rough costs order the parts, and measurements scale the costs of small parts. So the same costs
+# serve for any machine.
 FLOP_PER_NS: Mapping[Kind, float] = {"product": 150.0, "convolution": 15.0, "call": 200.0}
 BYTE_NS = 0.05
 """Cost of a byte that is read or written."""

@@ -56,16 +56,16 @@ def _list_operators(report: Report) -> tuple[OperatorTime, ...]:
         calls[key] += task.repeat
     rows = [
         OperatorTime(
-            name=kind,
+            name=task_type,
             kind=engine,
             layer=layer,
             phase=phase,
-            calls=calls[kind, engine, layer, phase],
+            calls=calls[task_type, engine, layer, phase],
             ms=ms,
             share=ms / report.step_ms,
             busy_ms=ms,
         )
-        for (kind, engine, layer, phase), ms in spent.items()
+        for (task_type, engine, layer, phase), ms in spent.items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.ms, row.name, row.layer)))
 

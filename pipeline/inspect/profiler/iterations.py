@@ -149,7 +149,7 @@ def split_trace(
     in a branch, belong to the step in which they began. `fp_point` and `bp_point` name the
     operations at which the forward pass begins and the backward pass ends.
     """
-    events, evaluated_ns = _select_training(events, program.name)
+    events, evaluation_begins_ns = _select_training(events, program.name)
     operations = {
         event.name: operation_of(event.name, event.module, program)
         for event in {event.name: event for event in events}.values()
@@ -159,18 +159,18 @@ def split_trace(
     for event in leaves:
         by_name[event.name].append(event)
     busy = {name: sum(event.ns for event in ops) for name, ops in by_name.items()}
-    wall, gap, left_out = share_clock(leaves, evaluated_ns)
+    wall, gap, left_out = share_clock(leaves, evaluation_begins_ns)
     times = {name: OperationTime(busy[name], wall[name], len(ops)) for name, ops in by_name.items()}
-    points = _find_iterations(by_name, operations, steps, fp_point, bp_point)
+    iterations = _find_iterations(by_name, operations, steps, fp_point, bp_point)
     last = max((e.end_ns for e in leaves), default=0.0)
     span = last - min((e.begin_ns for e in leaves), default=0.0) - left_out
-    return Traced(operations, times, points, leaves, gap, span)
+    return Traced(operations, times, iterations, leaves, gap, span)
 
 
 def _select_training(
     events: Sequence[TracedOp], module: str
 ) -> tuple[Sequence[TracedOp], tuple[float, ...]]:
-    """Return the events of the training loop, and the ascending begins of an evaluation's events.
+    """Return the events of the training loop, and the begins of evaluations' events, ascending.
 
     The evaluation's program has a module of the same name. Programs that the host runs between two
     dispatches aren't part of a step. Without a module, in eager mode, every event is returned.
@@ -180,8 +180,8 @@ def _select_training(
         return events, ()
     ((main, _),) = counts.most_common(1)
     selected = [event for event in events if event.module == module and event.program == main]
-    other = [e.begin_ns for e in events if e.module == module and e.program != main]
-    return selected, tuple(sorted(other))
+    evaluation_begins_ns = [e.begin_ns for e in events if e.module == module and e.program != main]
+    return selected, tuple(sorted(evaluation_begins_ns))
 
 
 def share_clock(
@@ -271,7 +271,7 @@ def _find_points(
     )
 
 
-def iteration_times(points: Sequence[Iteration]) -> tuple[IterationTimes, ...]:
+def iteration_times(iterations: Sequence[Iteration]) -> tuple[IterationTimes, ...]:
     """Return the parts of each iteration except the first.
 
     With t(n, p), the time of point p in iteration n:
@@ -282,12 +282,12 @@ def iteration_times(points: Sequence[Iteration]) -> tuple[IterationTimes, ...]:
     """
     return tuple(
         IterationTimes(
-            (point.end - before.end) / 1e6,
-            (point.fp_begin - before.end) / 1e6,
-            (point.bp_end - point.fp_begin) / 1e6,
-            (point.end - point.bp_end) / 1e6,
+            (iteration.end - before.end) / 1e6,
+            (iteration.fp_begin - before.end) / 1e6,
+            (iteration.bp_end - iteration.fp_begin) / 1e6,
+            (iteration.end - iteration.bp_end) / 1e6,
         )
-        for before, point in pairwise(points)
+        for before, iteration in pairwise(iterations)
     )
 
 

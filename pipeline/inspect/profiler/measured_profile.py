@@ -165,12 +165,12 @@ def host_time(executable: ProfiledExecutable, compilations: Sequence[Compilation
     )
 
 
-def _compute_median_ms(parts: Sequence[tuple[float, int]]) -> float:
-    """Return the median ms per step of dispatches, (seconds, steps), weighted by steps."""
-    weights = [steps for _, steps in parts if steps]
+def _compute_median_ms(dispatches: Sequence[tuple[float, int]]) -> float:
+    """Return the median ms per step, weighted by steps; `dispatches` are (seconds, steps)."""
+    weights = [steps for _, steps in dispatches if steps]
     if not weights:
         return 0.0
-    times = [1000 * seconds / steps for seconds, steps in parts if steps]
+    times = [1000 * seconds / steps for seconds, steps in dispatches if steps]
     return float(np.quantile(times, 0.5, weights=weights, method="inverted_cdf"))
 
 

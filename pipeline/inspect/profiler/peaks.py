@@ -52,12 +52,12 @@ def peaks_of(device: jax.Device, folder: Path | None, *, again: bool = False) ->
     key = f"{device.platform} {device.device_kind}, {read_limits().cores:g} cores"
     key += f", jax {version('jax')}"
     entries = _read_entries(file)
-    before = _read_peaks(entries.get(key))
-    if before is not None and not again:
-        return before
+    cached = _read_peaks(entries.get(key))
+    if cached is not None and not again:
+        return cached
     measured = measure_peaks(device)
-    if before is not None:
-        pairs = zip(astuple(measured), astuple(before), strict=True)
+    if cached is not None:
+        pairs = zip(astuple(measured), astuple(cached), strict=True)
         measured = Peaks(*(max(pair) for pair in pairs))
     if file is not None:
         with suppress(OSError):

@@ -31,10 +31,10 @@ def profile_picture(traced: Traced, profiles: Sequence[StepProfile], verdict: St
     title = f"{first.recipe} on {first.device}, batch {first.batch_size:,}"
     lines = wrap(f"Verdict: {verdict}", LINE_CHARACTERS)
     drawings = [_draw_lines("head", [title]), _draw_lines("", lines)]
-    iteration = _find_typical_iteration(traced)
-    if iteration is not None:
+    typical_pair = _find_typical_iteration(traced)
+    if typical_pair is not None:
         drawings.append(_draw_lines("title", ["One iteration, ms"]))
-        before, median_iteration = iteration
+        before, median_iteration = typical_pair
         drawings.append(_draw_iteration(traced, before, median_iteration))
     for profile in profiles:
         drawings += _draw_profile(profile)

@@ -8,7 +8,8 @@ from pipeline.core.files.value_text import bytes_text
 from pipeline.inspect.profiler.step_profile import StepProfile, StepVerdict
 
 ROWS = 12
-WIDEST = 34
+NAME_WIDTH = 34
+"""Width, in characters, of the column of names."""
 KILO = 1e3
 GIGA = 1e9
 
@@ -30,8 +31,8 @@ def profile_table(
 
 
 def _format_head(profile: StepProfile) -> Iterator[str]:
-    measured = profile.source == "measured"
-    steps = f"{profile.steps} traced steps" if measured else "MODELLED, not measured"
+    is_measured = profile.source == "measured"
+    steps = f"{profile.steps} traced steps" if is_measured else "MODELLED, not measured"
     yield f"{profile.recipe} on {profile.device}, batch {profile.batch_size:,}: {steps}"
     traced_ms = profile.traced_step_ms
     traced = "" if traced_ms is None else f" ({_format_ms(traced_ms)} traced)"
@@ -144,8 +145,8 @@ def _format_operators(profile: StepProfile, rows: int | None) -> Iterator[str]:
 
 
 def _format_row(name: str, cells: Sequence[str]) -> str:
-    name = name if len(name) <= WIDEST else f"...{name[3 - WIDEST :]}"
-    return "  " + (f"{name:<{WIDEST}}" + "".join(f"{cell:>12}" for cell in cells)).rstrip()
+    name = name if len(name) <= NAME_WIDTH else f"...{name[3 - NAME_WIDTH :]}"
+    return "  " + (f"{name:<{NAME_WIDTH}}" + "".join(f"{cell:>12}" for cell in cells)).rstrip()
 
 
 def _format_ms(ms: float) -> str:

@@ -91,20 +91,20 @@ class ProfiledExecutable:
         """Run steps `start + 1 .. stop` in up to three parts: before, in and after the trace."""
         joined: Telemetry | None = None
         for begin, end in self._split_steps(start, stop):
-            if begin == self.first and self.traced is None and not self._tracer.runs:
+            if begin == self.first and self.traced is None and not self._tracer.is_running:
                 self._tracer.start()
-            traced = self._tracer.runs
-            waited = self.loader.waited_s
+            traced = self._tracer.is_running
+            waited_s = self.loader.waited_s
             cpu_s = time.process_time()
             began = time.perf_counter()
             state, telemetry = self._executable.run(state, begin, end, mechanism)
             ended = time.perf_counter()
             cpu_s = time.process_time() - cpu_s
-            waited = self.loader.waited_s - waited
-            self.dispatches.append(TimedDispatch(begin, end, began, ended, waited, traced, cpu_s))
+            waited_s = self.loader.waited_s - waited_s
+            self.dispatches.append(TimedDispatch(begin, end, began, ended, waited_s, traced, cpu_s))
             joined = telemetry if joined is None else joined.join(telemetry)
             ends_run = telemetry.non_finite_step is not None
-            if self._tracer.runs and (end >= self.last or ends_run):
+            if self._tracer.is_running and (end >= self.last or ends_run):
                 self.end_trace()
             if ends_run:
                 break
@@ -128,7 +128,7 @@ class ProfiledExecutable:
 
     def end_trace(self) -> None:
         """Stop the trace and store its operations; does nothing without a running trace."""
-        if self._tracer.runs:
+        if self._tracer.is_running:
             self.traced = self._tracer.stop()
             self._notify()
 

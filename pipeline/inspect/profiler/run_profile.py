@@ -48,6 +48,7 @@ from pipeline.stages.runner.context import CompiledRun, Profile, RunContext
 from pipeline.training.state import TrainState
 
 STEPS = 60
+"""Most traced steps, unless `profile.steps` is set."""
 MAX_EVENTS = 100_000
 """Most events of a trace. 20 times as many take minutes to write and to read."""
 TRACED_S = 2.0
@@ -57,6 +58,7 @@ TRAINED_S = 2.5
 MAX_STEPS = 2000
 """Most steps of a run with `profile.mode = only`."""
 WARM_STEPS = 10
+"""Least steps before the traced steps, unless `profile.start` is set."""
 TIMED_SINGLE_STEPS = 2
 """Steps that are timed one by one before a run with `profile.mode = only`."""
 SHORT_MS = 20.0
@@ -144,18 +146,18 @@ class RunProfiler(Profile):
         self._recipe = run.context.recipe
         self._schedule = schedule
         self._reporter = run.context.reporter
-        self._raw = run.executable
-        self._program: HloProgram = parse_program(self._raw.program_text)
+        self._plain = run.executable  # without tracing
+        self._program: HloProgram = parse_program(self._plain.program_text)
         spec = self._recipe.profile
         step_s = None
         if spec.mode == "only":
-            step_s = time_dispatched_step(self._raw, self._raw.init(), "none")
+            step_s = time_dispatched_step(self._plain, self._plain.init(), "none")
         window = choose_window(spec, run.built.run_schedule, self._program, step_s, done)
         self._window = window
         self._watch: Compilations | None = None
         text = f"steps {window.first + 1:,} to {window.first + window.steps:,} are traced"
         notify = partial(self._reporter.stage, "profile", text)
-        self.executable = ProfiledExecutable(self._raw, window.first, window.steps, notify)
+        self.executable = ProfiledExecutable(self._plain, window.first, window.steps, notify)
         shortened = replace(run.built.run_schedule, total=window.total)
         built = replace(run.built, run_schedule=shortened)
         super().__init__(replace(run, built=built, executable=self.executable))
@@ -199,7 +201,7 @@ class RunProfiler(Profile):
             )
         recipe = self._recipe
         with self._reporter.clock("reading the trace"):
-            memory = program_memory(getattr(getattr(self._raw, "programs", None), "train", None))
+            memory = program_memory(getattr(getattr(self._plain, "programs", None), "train", None))
             # Compilations between the ends of the first and the last dispatch.
             ends_s = [dispatch.end_s for dispatch in self.executable.dispatches]
             compilations = self._watch.compilations if self._watch is not None else []
@@ -221,7 +223,7 @@ class RunProfiler(Profile):
             folder = cache_root(recipe.cache)
             profile, operations = profile_with_peaks(run, backend.device, folder)
             evidence = self._collect_evidence(run, profile, state)
-            verdict = try_change(decide(evidence), recipe, dataset, backend, self._raw, evidence)
+            verdict = try_change(decide(evidence), recipe, dataset, backend, self._plain, evidence)
         profiles = [evidence.profile]
         modelled = modelled_profile(recipe, estimate)
         if modelled is not None:
@@ -241,7 +243,7 @@ class RunProfiler(Profile):
         host = profile.host
         assert host is not None, "it was measured"
         dispatches = self.executable.dispatches
-        loader = self._raw.loader
+        loader = self._plain.loader
         reported = loader.report()
         if loader.kind == "stream" and reported.wait_ms_per_step is None:
             # The run read only short first windows, and read ahead for steps that it did not run.
@@ -251,7 +253,7 @@ class RunProfiler(Profile):
         timed = select_untraced(dispatches) or dispatches
         first_s = timed[0].end_s
         last_s = timed[-1].end_s
-        fits = split_bytes(dataset.train) <= RESIDENT_LIMIT_BYTES
+        fits_on_device = split_bytes(dataset.train) <= RESIDENT_LIMIT_BYTES
         evidence = Evidence(
             profile=replace(profile, host=host, step_ms=host.step),
             host=host,
@@ -266,7 +268,7 @@ class RunProfiler(Profile):
             compiled_steps=timed[-1].stop - timed[0].stop,
             precision=resolve_level(recipe),
         )
-        if recipe.train.feed == "stream" and fits:
+        if recipe.train.feed == "stream" and fits_on_device:
             evidence = replace(evidence, faster_data=RESIDENT)
         if loader.kind == "resident" and host.device < SHORT_MS:
             evidence = replace(evidence, sink=self._measure_sink_gain())
@@ -283,7 +285,7 @@ class RunProfiler(Profile):
         The first window is read again, since its first reading was slowed by imports and
         compilations.
         """
-        loader = self._raw.loader
+        loader = self._plain.loader
         loader.close()
         waited_s = loader.waited_s
         try:
@@ -297,19 +299,19 @@ class RunProfiler(Profile):
         """Measure the fastest sink on a state that isn't used further; None if none is faster."""
         recipe = self._recipe
         schedule = self._schedule
-        mechanisms = list_mechanisms(recipe.train.mechanism, self._raw)
+        mechanisms = list_mechanisms(recipe.train.mechanism, self._plain)
         if count_least_steps(mechanisms) > schedule.total:
             return None
         try:
-            with TimedRuns(recipe, schedule, self._raw, terminal=False) as trials:
+            with TimedRuns(recipe, schedule, self._plain, is_terminal=False) as trials:
                 single_ms = time_single_step(trials)
-                bounds = make_measured_bounds(recipe, schedule, self._raw)
+                bounds = make_measured_bounds(recipe, schedule, self._plain)
                 costs = measure(trials, single_ms, mechanisms, SINKS_S).costs
         except RunError:
             # The steps of the measurement may diverge.
             return None
         finally:
-            self._raw.loader.close()
+            self._plain.loader.close()
         choice = choose(costs, bounds)
         if choice.size is None or choice.gain <= 1 + costs.error:
             return None
@@ -337,8 +339,8 @@ class RunProfiler(Profile):
             stop = min(batches, max(1, 2 * done))
             self.executable.evaluate(state, done, stop)
             done = stop
-        each_ms = 1000 * (time.perf_counter() - began) * batches / done
-        return EventCost(each_ms * count / schedule.total, count)
+        evaluation_ms = 1000 * (time.perf_counter() - began) * batches / done
+        return EventCost(evaluation_ms * count / schedule.total, count)
 
 
 def choose_window(

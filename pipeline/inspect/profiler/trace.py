@@ -42,7 +42,7 @@ class Tracer:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Whether a trace is running."""
         return self._folder is not None
 

@@ -55,7 +55,7 @@ def try_change(
     executable: Executable,
     evidence: Evidence,
 ) -> StepVerdict:
-    """Return the verdict with the measured gain of a change.
+    """Return the verdict with the measured gain of its change, or of another candidate.
 
     Candidates are another precision, resident data instead of streamed data, and a step without the
     layer that the verdict names. The verdict stays as it is if the run continues after its profile,
@@ -143,16 +143,16 @@ def _measure_gain(
     # Reading ahead would compete with the trial for the processor.
     before.loader.close()
     with (
-        TimedRuns(recipe, schedule, before, terminal=False) as old,
-        TimedRuns(other, schedule, after, terminal=False) as new,
+        TimedRuns(recipe, schedule, before, is_terminal=False) as old,
+        TimedRuns(other, schedule, after, is_terminal=False) as new,
     ):
         first = new if streams else old
-        single = max(1e-3, first.time(Variant(None, "none"), 4).step_ms)
-        sink = max(1, int(1000 * TRIAL_S / 3 / single))
+        single_ms = max(1e-3, first.time(Variant(None, "none"), 4).step_ms)
+        sink_steps = max(1, int(1000 * TRIAL_S / 3 / single_ms))
         if streams:
-            sink = min(sink, evidence.sink_steps or 1)
-        variant = Variant(sink, "loop")
-        steps = sink * max(3, int(1000 * TRIAL_S / (single * sink)))
+            sink_steps = min(sink_steps, evidence.sink_steps or 1)
+        variant = Variant(sink_steps, "loop")
+        steps = sink_steps * max(3, int(1000 * TRIAL_S / (single_ms * sink_steps)))
         for _ in range(ROUNDS):
             old_ms = evidence.step_ms if streams else old.time(variant, steps).step_ms
             ratios.append(old_ms / new.time(variant, steps).step_ms)

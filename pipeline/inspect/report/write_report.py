@@ -243,8 +243,8 @@ def _list_train_and_eval_curves(
 ) -> list[Curve]:
     """Return the curves of a metric in training and in evaluation."""
     train = _list_curves("train", steps, name)
-    in_evaluation = _list_curves("train", evaluations, f"train_{name}", marked=True)
-    return [*(train or in_evaluation), *_list_curves("eval", evaluations, name, marked=True)]
+    from_evaluations = _list_curves("train", evaluations, f"train_{name}", marked=True)
+    return [*(train or from_evaluations), *_list_curves("eval", evaluations, name, marked=True)]
 
 
 def _list_curves(

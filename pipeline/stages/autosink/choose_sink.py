@@ -102,10 +102,10 @@ def choose_sink(
         plan = SinkPlan(choice.size, mechanism, f"modelled for {estimate.device}: {choice.why}")
         return _report(plan, reporter)
     bounds = make_measured_bounds(recipe, run_schedule, executable)
-    terminal = reporter.console.is_terminal
+    is_terminal = reporter.console.is_terminal
     with reporter.clock("measuring sinks"):
         try:
-            with TimedRuns(recipe, run_schedule, executable, terminal=terminal) as trials:
+            with TimedRuns(recipe, run_schedule, executable, is_terminal=is_terminal) as trials:
                 choice = _measure_choice(bounds, mechanisms, trials)
             plan = SinkPlan(choice.size, choice.mechanism, choice.why, choice)
         except RunError as error:

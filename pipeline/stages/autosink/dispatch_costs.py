@@ -32,7 +32,7 @@ from pipeline.training.telemetry import Telemetry
 
 @dataclass(frozen=True)
 class Variant:
-    """A variant of a run's sinks."""
+    """The sinks of a trial: their size and mechanism."""
 
     sink_steps: int | None
     """Steps of a sink; None: no sinks."""
@@ -50,15 +50,15 @@ class Timing:
 
 
 class TimedRuns:
-    """Trials of a compiled run. With `terminal` its lines and bar are drawn as on a terminal."""
+    """Trials of a compiled run; with `is_terminal` log and bar are drawn as on a terminal."""
 
     def __init__(
-        self, recipe: Recipe, run_schedule: RunSchedule, executable: Executable, *, terminal: bool
+        self, recipe: Recipe, schedule: RunSchedule, executable: Executable, *, is_terminal: bool
     ) -> None:
         self._recipe = recipe
-        self._run_schedule = run_schedule
+        self._run_schedule = schedule
         self._executable = executable
-        self._terminal = terminal
+        self._is_terminal = is_terminal
         self._state = executable.init()
         self._open = ExitStack()
         self._observers: dict[int | None, Observers] = {}
@@ -87,7 +87,7 @@ class TimedRuns:
             devnull = self._open.enter_context(Path(os.devnull).open("w"))  # noqa: SIM115
             console = Console(
                 file=devnull,
-                force_terminal=self._terminal,
+                force_terminal=self._is_terminal,
                 soft_wrap=True,
                 highlight=False,
                 markup=False,
@@ -141,6 +141,7 @@ SINGLES = 4
 """Least steps in a trial of single steps."""
 
 OFF = Variant(None, "none")
+"""Training without sinks."""
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def export_run(
         (folder / PROGRAM).write_bytes(program.serialize())
         (folder / TEXT).write_text(program.mlir_module(), encoding="utf-8")
         write_weights(folder / WEIGHTS, run.arrays)
-        _write_text(run, folder)
+        _write_text_files(run, folder)
         description = {**_describe(run, program), **(onnx_entries or {})}
         write_whole(folder / DESCRIPTION, json_text(description, indent=2) + "\n")
     except OSError as error:
@@ -100,11 +100,11 @@ def holds_other_files(folder: Path) -> bool:
     if not folder.is_dir():
         return True
     names = {file.name for file in folder.iterdir()}
-    exported: tuple[str, ...] = (PROGRAM, TEXT, WEIGHTS, DESCRIPTION, TOKENIZER, NEXT_TOKEN)
+    export_names: tuple[str, ...] = (PROGRAM, TEXT, WEIGHTS, DESCRIPTION, TOKENIZER, NEXT_TOKEN)
     if names & {DESCRIPTION, PROGRAM, ONNX_FILES[0]}:
         # Without other files of an export, predict.py may be the user's script.
-        exported = (*exported, *ONNX_FILES)
-    return not all(name.startswith(exported) for name in names)
+        export_names = (*export_names, *ONNX_FILES)
+    return not all(name.startswith(export_names) for name in names)
 
 
 def read_export(folder: Path) -> Exported:
@@ -133,8 +133,8 @@ def _read_program(path: Path) -> export.Exported:
         raise DataError(f"{path}: must be an exported program: {error}") from error
 
 
-def _write_text(run: TrainedRun, folder: Path) -> None:
-    """Write the tokenizer of a network of texts, and its program for the next token."""
+def _write_text_files(run: TrainedRun, folder: Path) -> None:
+    """Write the tokenizer of a network that reads texts, and its program for the next token."""
     (folder / NEXT_TOKEN).unlink(missing_ok=True)
     if run.samples.text is None:
         return

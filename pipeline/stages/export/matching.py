@@ -77,9 +77,9 @@ class Matching:
             "nothing is loaded; rename entries with checkpoint.renames, or load the matching ones "
             "with checkpoint.partial=true"
         )
-        raise DataError(f"{self.file}: {self.counts()}; {hint}\n{format_table(problems)}")
+        raise DataError(f"{self.file}: {self.format_counts()}; {hint}\n{format_table(problems)}")
 
-    def counts(self) -> str:
+    def format_counts(self) -> str:
         """Return the number of rows by status: `62 of 62 arrays matched, 1 skipped`."""
         counts = Counter(row.status for row in self.rows)
         arrays = counts["matched"] + counts["missing"] + counts["misshapen"]
@@ -225,22 +225,21 @@ def _format_shape(shape: tuple[int, ...] | None) -> str:
 
 
 def convert_to_foreign_names(
-    file: str, model: Arrays, arrays: Mapping[str, np.ndarray], network: NetworkArrays
+    file: str, entries: Arrays, arrays: Mapping[str, np.ndarray], network: NetworkArrays
 ) -> Arrays:
     """Return a network's `arrays` with the names, order, layout and dtypes of a foreign `file`.
 
-    `model` has the entries of the file. The rules that read a file are applied to the positions of
-    its values, which yields the position in the file of each of the network's values. Entries that
-    aren't weights, such as counters, keep the file's values. Entries that are added to another
-    array become 0. Raises DataError for a file of another network, and for an entry that `arrays`
-    lacks.
+    `entries` are the file's entries by name. The rules that read a file are applied to the indices
+    of its values, so each value of the network gets its index in the file. Entries that aren't
+    weights, such as counters, keep the file's values. Entries that are added to another array
+    become 0. Raises DataError for a file of another network, and for an entry that `arrays` lacks.
     """
-    matching = match_weights(file, model, network)
+    matching = match_weights(file, entries, network)
     matching.require(partial=False)
     positions = {
-        name: (name, np.arange(array.size).reshape(array.shape)) for name, array in model.items()
+        name: (name, np.arange(array.size).reshape(array.shape)) for name, array in entries.items()
     }
-    result = {name: np.array(array) for name, array in model.items()}
+    result = {name: np.array(array) for name, array in entries.items()}
     for entry in name_entries(file, positions, network, matching.rules):
         if entry.target is None:
             continue

@@ -135,7 +135,7 @@ class CopiesPlace:
     """Paths of a run's MindSpore files."""
 
     folder: Path
-    names: Path
+    list_path: Path
     """List of the files by step, in the run directory."""
     shared: bool
     """Whether other runs may write to the folder; else it is in the run directory."""
@@ -158,7 +158,7 @@ class MindSporeCopies:
         self._has_optimizer = place.optimizer
         # The list holds the path of a shared folder, and None for one in the run directory.
         self._listed_folder = str(self._folder) if place.shared else None
-        self._list = place.names
+        self._list_path = place.list_path
         self._steps_per_sink_epoch = steps_per_sink_epoch
         self._names, earlier_prefix = self._read_list(prefix)
         try:
@@ -223,7 +223,7 @@ class MindSporeCopies:
     def _write_list(self) -> None:
         by_step = {str(step): name for step, name in sorted(self._names.items())}
         files = {"folder": self._listed_folder, "prefix": self._prefix, "files": by_step}
-        write_whole(self._list, json.dumps(files, indent=1) + "\n")
+        write_whole(self._list_path, json.dumps(files, indent=1) + "\n")
 
     def _read_list(self, prefix: str) -> tuple[dict[int, str], str | None]:
         """Return the names of this run's files by step, and its prefix; {} and None without a list.
@@ -231,14 +231,14 @@ class MindSporeCopies:
         The list may come from a stranger, so only names that a run could write are used.
         """
         try:
-            document = read_json(self._list)
+            document = read_json(self._list_path)
         except FileNotFoundError:
             return {}, None
         except (OSError, ValueError) as error:
-            raise RunError(f"{self._list}: can't be read: {error}") from error
+            raise RunError(f"{self._list_path}: can't be read: {error}") from error
         files = document.get("files") if isinstance(document, dict) else None
         if not isinstance(files, dict):
-            raise RunError(f"{self._list}: must list files by step")
+            raise RunError(f"{self._list_path}: must list files by step")
         listed_prefix = document.get("prefix")
         if (
             not isinstance(listed_prefix, str)

@@ -136,15 +136,15 @@ def _measure_image(
     return channels, count_features(Flatten()) // channels
 
 
-def _find_reader(layers: tuple[LayerSpec, ...], flatten: int) -> str:
+def _find_reader(layers: tuple[LayerSpec, ...], index: int) -> str:
     """Return the name of the dense layer that reads the output of the flatten at an index."""
     names = name_scopes(layers)
-    for name, layer in list(zip(names, layers, strict=True))[flatten + 1 :]:
+    for name, layer in list(zip(names, layers, strict=True))[index + 1 :]:
         if isinstance(layer, Dense):
             return name
         if not isinstance(layer, Activation | Dropout):
             break
-    raise ValueError(f"{names[flatten]} must be followed by a dense layer to convert its weights")
+    raise ValueError(f"{names[index]} must be followed by a dense layer to convert its weights")
 
 
 def _holds_flatten(value: Any) -> bool:

@@ -64,7 +64,7 @@ class Decoder:
 class Sampling:
     """Sampling of the next token from the softmax of logits / temperature.
 
-    At temperature 0 it is the first of the most probable tokens.
+    At temperature 0 the first of the most probable tokens is taken.
     """
 
     temperature: float = 1.0

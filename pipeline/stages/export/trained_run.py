@@ -61,7 +61,7 @@ def read_run_recipe(run_dir: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def spare_gpus(folder: Path) -> None:
-    """Keep JAX from GPUs in the whole process, unless the run of a folder used a GPU.
+    """Keep JAX from GPUs in the whole process, unless the run in a folder used a GPU.
 
     JAX would reserve most of a GPU's memory, which another run may need.
     """

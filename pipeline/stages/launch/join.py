@@ -25,7 +25,7 @@ LOCAL = "PIPELINE_LOCAL"
 CONNECT_S = 60
 """Seconds in which JAX connects processes that have met."""
 AGREEMENTS = count()
-"""Numbers of the agreements of all runs of this process."""
+"""Numbers for the decisions on which processes agree, over all runs of this process."""
 PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "grpc_proxy")
 """Variables that would send the messages between processes to a proxy."""
 
@@ -36,7 +36,7 @@ def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[R
 
     All processes must have the same recipe and versions. An error of one process ends all: that
     process ends at once, and the others, which wait for it in a step, raise PeerGoneError. The
-    processes stay connected for further runs of the program; Ray Train connects them before.
+    processes stay connected for further runs of the program. Ray Train has connected them already.
     Raises RecipeError for invalid variables and for a recipe that trains in one process, RunError
     if the processes don't meet in time.
     """
@@ -94,7 +94,7 @@ def _find_connection(recipe: Recipe) -> Ranks | None:
 
 
 def _require_parallel_mode(recipe: Recipe, reason: str) -> None:
-    """Each process would train a copy."""
+    """Raise RecipeError without a parallel mode: each process would train a copy."""
     if recipe.parallel.mode == "none":
         raise RecipeError(
             f"parallel.mode = none: must be data, since {reason}; or set launch=none, and each "
@@ -131,7 +131,7 @@ def _connect(place: RankPlace, recipe: Recipe) -> Ranks:
             place.rank,
             place.find_local_devices(os.environ, max(recipe.parallel.num_devices // place.size, 1)),
             cluster_detection_method="deactivate",
-            # By default at all addresses of the machine.
+            # By default the first process listens at all addresses of the machine.
             coordinator_bind_address=place.address if place.is_on_one_machine else None,
             initialization_timeout=CONNECT_S + 60,
             heartbeat_timeout_seconds=round(launch.heartbeat_seconds),
@@ -161,7 +161,7 @@ def _give_up(place: RankPlace) -> None:
 
 
 def _leave_at_exit(error: BaseException) -> None:
-    """Let the process end without JAX's wait for the others when Python exits."""
+    """When Python exits, end the process without JAX's wait for the others."""
     status = exit_status_of(error)
 
     def leave() -> None:

@@ -74,20 +74,20 @@ def run_locally(
         folder = Path(name)
         (folder / REQUEST).write_text(json.dumps(request))
         with _start_workers(launch, folder, run_dir) as workers, signals.held():
-            failed = _watch(workers, folder, signals, launch)
-            silent = [rank for rank, worker in enumerate(workers) if worker.poll() is None]
-        if failed is not None and failed.is_interrupted:
+            failure = _watch(workers, folder, signals, launch)
+            running = [rank for rank, worker in enumerate(workers) if worker.poll() is None]
+        if failure is not None and failure.is_interrupted:
             signals.check()
-        if failed is None and silent:
-            failed = Failure(silent[0], f"did not end within {launch.end_seconds:g} s")
-        elif failed is not None and failed.is_peer_error and silent:
-            failed = Failure(silent[0], "did not answer")
-        if failed is not None:
-            log = run_dir / RANKS / f"{failed.rank}.log"
-            message = f"process {failed.rank} of {launch.num_processes} {failed.reason}; log: {log}"
-            if failed.rank == 0 and failed.message:
-                message = failed.message
-            raise ProcessError(message, failed)
+        if failure is None and running:
+            failure = Failure(running[0], f"did not end within {launch.end_seconds:g} s")
+        elif failure is not None and failure.is_peer_error and running:
+            failure = Failure(running[0], "did not answer")
+        if failure is not None:
+            if failure.rank == 0 and failure.message:
+                raise ProcessError(failure.message, failure)
+            process = f"process {failure.rank} of {launch.num_processes}"
+            log = run_dir / RANKS / f"{failure.rank}.log"
+            raise ProcessError(f"{process} {failure.reason}; log: {log}", failure)
         if not (folder / SUMMARY).exists():
             signals.check()
         return read_summary(folder)
@@ -146,7 +146,7 @@ def _watch(workers: Workers, folder: Path, signals: Signals, launch: LaunchSpec)
 
     Returns the failure that caused the others, if any.
     """
-    failed = None
+    failure = None
     is_stopped = False
     # A checkpoint was requested of processes that have died, or before there were any.
     saves = signals.saves
@@ -158,18 +158,18 @@ def _watch(workers: Workers, folder: Path, signals: Signals, launch: LaunchSpec)
         if signals.saves > saves:
             saves = signals.saves
             workers[0].send_signal(signal.SIGUSR1)
-        failed = failed or _find_first_failure(workers, folder)
+        failure = failure or _find_first_failure(workers, folder)
         if ended_at is None and any(worker.poll() is not None for worker in workers):
             ended_at = time.monotonic()
         # A process that was killed can't save anything, so the others get less time.
-        is_killed = failed is not None and failed.message is None
+        is_killed = failure is not None and failure.message is None
         limit_s = GRACE_S if is_killed else launch.end_seconds
         if ended_at is not None and time.monotonic() > ended_at + limit_s:
             break
         time.sleep(POLL_S)
-    failed = _find_first_failure(workers, folder)
+    failure = _find_first_failure(workers, folder)
     # If a signal interrupts the first process outside of training, it ends at once.
-    return None if is_stopped and failed is not None and failed.is_peer_error else failed
+    return None if is_stopped and failure is not None and failure.is_peer_error else failure
 
 
 def _find_first_failure(workers: Workers, folder: Path) -> Failure | None:
@@ -180,7 +180,7 @@ def _find_first_failure(workers: Workers, folder: Path) -> Failure | None:
 
 
 def _read_failure(rank: int, worker: subprocess.Popen[bytes], folder: Path) -> Failure | None:
-    """Return the failure of a process; None if it runs, or ended done or stopped."""
+    """Return the failure of a process; None if it still runs, is done or was stopped."""
     status = worker.poll()
     if status is None:
         return None
@@ -204,7 +204,7 @@ def _read_failure(rank: int, worker: subprocess.Popen[bytes], folder: Path) -> F
 
 
 def note_end(folder: Path, rank: int) -> None:
-    """Note that a process has ended done or stopped."""
+    """Note that a process is done or was stopped, and hasn't failed."""
     (folder / f"end_{rank}").touch()
 
 

@@ -18,8 +18,8 @@ from pipeline.core.errors import RunError, printable, system_reason
 from pipeline.core.host.launchers import RankPlace
 
 MAX_LINE_BYTES = 4_096
-HELLO_S = 2.0
-"""Seconds in which a connection must send its line; a stranger's is closed."""
+LINE_S = 2.0
+"""Seconds in which a process that connects must send its line."""
 RETRY_S = 0.25
 MAX_NAMES = 20
 """Most missing ranks in a message."""
@@ -40,13 +40,13 @@ def _gather(place: RankPlace, limit_s: float) -> str:
     """Wait for the others, and send them the result: empty, or the problem."""
     with ExitStack() as stack:
         try:
-            desk = stack.enter_context(_listen(place))
+            server = stack.enter_context(_listen(place))
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else system_reason(error)
             return f"{place}: can't listen at {place.address}: {reason}"
-        guests = _Guests(place, stack)
-        problem = guests.wait(desk, limit_s)
-        guests.answer(problem)
+        connections = _Connections(place, stack)
+        problem = connections.wait(server, limit_s)
+        connections.answer(problem)
     return problem
 
 
@@ -68,61 +68,61 @@ def _listen(place: RankPlace) -> socket.socket:
 
 
 @dataclass
-class _Guests:
-    """The processes that have reported. Their connections stay open until they get the answer."""
+class _Connections:
+    """Connections of the processes that have reported, which stay open until they are answered."""
 
     place: RankPlace
     stack: ExitStack
-    guests: dict[int, socket.socket] = field(default_factory=dict)
+    by_rank: dict[int, socket.socket] = field(default_factory=dict)
 
-    def wait(self, desk: socket.socket, limit_s: float) -> str:
+    def wait(self, server: socket.socket, limit_s: float) -> str:
         """Return the problem once there is one; empty once all are there."""
         deadline = time.monotonic() + limit_s
         while True:
-            self._forget_those_who_left()
-            missing = sorted(set(range(1, self.place.size)) - set(self.guests))
+            self._remove_closed()
+            missing = sorted(set(range(1, self.place.size)) - set(self.by_rank))
             left_s = deadline - time.monotonic()
             if not missing:
                 return ""
             if left_s <= 0:
                 return self._describe_missing(missing, limit_s)
-            desk.settimeout(left_s)
+            server.settimeout(left_s)
             with suppress(TimeoutError):
-                guest, _ = desk.accept()
-                problem = self._receive(guest)
+                connection, _ = server.accept()
+                problem = self._receive(connection)
                 if problem:
                     return problem
 
     def answer(self, problem: str) -> None:
         """Send the result to all, which then connect or end."""
         line = json.dumps({"problem": problem}).encode() + b"\n"
-        for guest in self.guests.values():
+        for connection in self.by_rank.values():
             with suppress(OSError):
-                guest.sendall(line)
+                connection.sendall(line)
 
-    def _receive(self, guest: socket.socket) -> str:
+    def _receive(self, connection: socket.socket) -> str:
         """Add a process. Returns the problem if it doesn't belong to this run."""
-        self.stack.callback(guest.close)
-        hello = read_line(guest, HELLO_S)
-        rank, size = hello.get("rank"), hello.get("size")
+        self.stack.callback(connection.close)
+        report = read_line(connection, LINE_S)
+        rank, size = report.get("rank"), report.get("size")
         if type(rank) is not int or type(size) is not int:
-            guest.close()  # a stranger
+            connection.close()  # a stranger
             return ""
-        guest.settimeout(None)
-        self._forget_those_who_left()
-        is_double = rank == 0 or rank in self.guests
-        self.guests[-1 if is_double else rank] = guest
+        connection.settimeout(None)
+        self._remove_closed()
+        is_double = rank == 0 or rank in self.by_rank
+        self.by_rank[-1 if is_double else rank] = connection
         if size != self.place.size:
             return f"process {rank} of {size} can't meet {self.place}: the sizes differ"
         if is_double:
             return f"two processes of {size} have rank {rank}: their ranks must differ"
         return ""
 
-    def _forget_those_who_left(self) -> None:
-        """A launcher may start a process again that has died here."""
-        for rank, guest in list(self.guests.items()):
-            if _has_closed(guest):
-                del self.guests[rank]
+    def _remove_closed(self) -> None:
+        """Remove processes that have died; a launcher may start them again."""
+        for rank, connection in list(self.by_rank.items()):
+            if _has_closed(connection):
+                del self.by_rank[rank]
 
     def _describe_missing(self, missing: list[int], limit_s: float) -> str:
         names = ", ".join(map(str, missing[:MAX_NAMES]))
@@ -139,10 +139,11 @@ def _report(place: RankPlace, limit_s: float) -> str:
     while True:
         try:
             left_s = max(deadline - time.monotonic(), RETRY_S)
-            with socket.create_connection((place.host, place.port), timeout=left_s) as desk:
+            address = (place.host, place.port)
+            with socket.create_connection(address, timeout=left_s) as connection:
                 line = json.dumps({"rank": place.rank, "size": place.size})
-                desk.sendall(f"{line}\n".encode())
-                answer = read_line(desk, max(deadline - time.monotonic(), 0) + HELLO_S)
+                connection.sendall(f"{line}\n".encode())
+                answer = read_line(connection, max(deadline - time.monotonic(), 0) + LINE_S)
             problem = answer.get("problem")
             if isinstance(problem, str):
                 return printable(problem)
@@ -173,9 +174,9 @@ def read_line(connection: socket.socket, limit_s: float) -> Mapping[str, object]
     return {}
 
 
-def _has_closed(guest: socket.socket) -> bool:
+def _has_closed(connection: socket.socket) -> bool:
     try:
-        return guest.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK) == b""
+        return connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK) == b""
     except BlockingIOError:
         return False
     except OSError:

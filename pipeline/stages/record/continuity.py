@@ -222,26 +222,24 @@ def compare_settings(processes: Processes, current: Provenance) -> ChangedSettin
         return ChangedSettings()
     numerics = recorded[-1]["numerics"]
     variables = recorded[-1].get("settings")
-    lines: dict[bool, list[str]] = {True: [], False: []}
+    decisive: list[str] = []
+    harmless: list[str] = []
     # A name that only one process has belongs to another version of jax.
     for name in current.numerics:
         if name in numerics and numerics[name] != current.numerics[name]:
-            lines[True].append(
-                _format_change(f"jax_{name}", numerics[name], current.numerics[name])
-            )
+            change = _format_change(f"jax_{name}", numerics[name], current.numerics[name])
+            decisive.append(change)
     old = _split_flags(variables if isinstance(variables, Mapping) else {})
     new = _split_flags(current.settings)
     for name in dict.fromkeys((*old, *new)):
         is_numeric = name.lower().removeprefix("jax_") in current.numerics
         if not is_numeric and old.get(name) != new.get(name):
             # A variable, or a flag that starts with `--`.
-            decisive = name.startswith(DECISIVE_VARIABLES) and not name.startswith(
-                HARMLESS_VARIABLES
-            )
-            lines[decisive].append(_format_change(name, old.get(name), new.get(name)))
-    return ChangedSettings(
-        first_lines(lines[True], MAX_SETTINGS), first_lines(lines[False], MAX_SETTINGS)
-    )
+            is_decisive = name.startswith(DECISIVE_VARIABLES)
+            is_decisive = is_decisive and not name.startswith(HARMLESS_VARIABLES)
+            change = _format_change(name, old.get(name), new.get(name))
+            (decisive if is_decisive else harmless).append(change)
+    return ChangedSettings(first_lines(decisive, MAX_SETTINGS), first_lines(harmless, MAX_SETTINGS))
 
 
 def _split_flags(variables: Mapping[str, Any]) -> dict[str, Any]:

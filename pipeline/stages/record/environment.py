@@ -146,8 +146,7 @@ def describe_code(package: Path = PACKAGE) -> dict[str, Any]:
             path = os.path.join(folder, file)
             if not os.path.isfile(path):
                 continue  # such as an editor's lock, a link to nowhere
-            with open(path, "rb") as opened:
-                content = opened.read()
+            content = Path(path).read_bytes()
             name = os.path.relpath(path, package)
             digest.update(f"{name}\0{len(content)}\0".encode())
             digest.update(content)

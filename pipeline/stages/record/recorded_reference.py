@@ -67,8 +67,8 @@ class Reference(Spec):
 def find_reference(name: str, recipe_folder: Path | None = None) -> Reference | None:
     """Read the reference of a recipe; None without one.
 
-    It lies in `recipe_folder`, the folder of a recipe file; else in `recipes/` of the working
-    folder, or with the shipped recipes. Raises RecipeError with every problem of the file.
+    It is in `recipe_folder`, the folder of a recipe file. If this is None, it is in `recipes/` of
+    the working folder, or among the shipped recipes. Raises RecipeError with every problem.
     """
     folders = [recipe_folder] if recipe_folder is not None else [Path("recipes"), RECIPES]
     files = [folder / FOLDER / f"{name}.yaml" for folder in folders]
@@ -88,16 +88,16 @@ def find_reference(name: str, recipe_folder: Path | None = None) -> Reference | 
         raise RecipeError([f"{file}: {problem}" for problem in problems]) from error
 
 
-def describe_standing(standing: Mapping[str, Any]) -> str:
-    """Return how a run stands to its reference, as a line for the log."""
+def describe_comparison(comparison: Mapping[str, Any]) -> str:
+    """Return the result of `Reference.compare` as a line for the log."""
     parts = [
         f"no {name}"
         if figure["run"] is None
         else f"{name} {figure['run']:.4g} ({figure['run'] - figure['reference']:+.2g})"
-        for name, figure in standing["figures"].items()
+        for name, figure in comparison["figures"].items()
     ]
-    losses = standing["losses"]
+    losses = comparison["losses"]
     if losses["steps"]:
         difference = losses["largest_difference"]
         parts.append(f"the first {losses['steps']} losses at most {difference:.2g} apart")
-    return f"{', '.join(parts) or 'no figures'}; from {standing['source']}"
+    return f"{', '.join(parts) or 'no figures'}; from {comparison['source']}"

@@ -42,7 +42,7 @@ class SideBySide:
         self._console.print(printable(f"{section:<{MARGIN}} {text}"), soft_wrap=True)
 
     def show_differences(self, section: str, differences: Sequence[Difference] | None) -> None:
-        """Print a table of differences, or a line without any, or if they are unknown (None)."""
+        """Print a table of differences; a line if there are none, or if they are unknown (None)."""
         if not differences:
             self.show_text(section, "the same" if differences is not None else NOT_KEPT)
             return
@@ -94,8 +94,8 @@ def _format_cell(value: Any) -> str:
 
 
 def _format_change(a: Any, b: Any) -> str:
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (a, b))
+    are_numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (a, b))
     try:
-        return f"{b / a - 1:+.2%}" if numbers and a else ""
+        return f"{b / a - 1:+.2%}" if are_numbers and a else ""
     except OverflowError:  # whole numbers beyond any float
         return ""

@@ -35,7 +35,7 @@ from pipeline.stages.record.guards import (
     write_summary,
 )
 from pipeline.stages.record.provenance import add_provenance
-from pipeline.stages.record.recorded_reference import describe_standing, find_reference
+from pipeline.stages.record.recorded_reference import describe_comparison, find_reference
 from pipeline.stages.record.run_directory import RunFolder, open_folder
 from pipeline.stages.record.summary import Summary, describe_start_up
 from pipeline.stages.runner.context import RunContext, RunOptions
@@ -114,9 +114,9 @@ def _can_restart(recipe: Recipe, run_dir: Path) -> bool:
 
 
 def _leave_out_process(recipe: Recipe) -> Recipe:
-    """Return the recipe after the death of a process, of the largest number that the recipe fits.
+    """Return the recipe with fewer processes: the largest number that it fits, after one has died.
 
-    It is the same recipe if fewer processes aren't allowed. They have as many devices each.
+    Each process has as many devices as before. Returns `recipe` if fewer aren't allowed.
     """
     processes = recipe.launch.num_processes
     least = recipe.launch.min_processes or processes
@@ -225,7 +225,7 @@ def conclude_run(context: RunContext) -> Iterator[None]:
         reporter.stage("time", describe_start_up(summary.time))
     if reference is not None and context.ranks.is_first and summary.metrics:
         summary.reference = reference.compare(summary, run_dir)
-        reporter.stage("reference", describe_standing(summary.reference))
+        reporter.stage("reference", describe_comparison(summary.reference))
     reporter.stage(summary.status, f"{summary.reason or 'all stages'}; {run_dir}")
 
 

@@ -145,7 +145,7 @@ def _make_collector(run: CompiledRun, observers: Observers) -> Callable[[TrainSt
         ),
         context.reporter.warn,
         compiles=context.recipe.train.mode == "graph",
-        of_gradients=context.ranks.size == 1,
+        collects_gradients=context.ranks.size == 1,
     )
 
 
@@ -248,8 +248,8 @@ def _open_copies(evaluations: Evaluations) -> Copies | None:
     from pipeline.stages.export.mindspore_checkpoints import CopiesPlace, MindSporeCopies
 
     folder = spec.directory or context.run_dir / CHECKPOINT_FILES
-    names = context.run_dir / CHECKPOINT_NAMES
-    place = CopiesPlace(folder, names, spec.directory is not None, spec.optimizer)
+    list_path = context.run_dir / CHECKPOINT_NAMES
+    place = CopiesPlace(folder, list_path, spec.directory is not None, spec.optimizer)
     steps_per_sink_epoch = schedule.sink_steps or schedule.steps_per_epoch
     prefix = spec.prefix or context.recipe.model.name
     copies = MindSporeCopies(place, prefix, steps_per_sink_epoch)

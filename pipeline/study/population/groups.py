@@ -22,7 +22,7 @@ HOST_KEYS = (
 """Keys and sections on which no compiled program depends."""
 ARGUMENT_KEYS = ("train.optimizer.lr", "train.schedule", "seed")
 """Keys whose values are arguments of every training program: its learning rates and the seed."""
-INITIAL = ("model.init",)
+INIT_KEYS = ("model.init",)
 """Keys on which only the small program of the initialization depends."""
 NUMBERS = ("train.optimizer", "train.loss", "train.clip", "train.ema.decay")
 """Sections whose numbers become arguments of the program if they differ between runs."""
@@ -36,7 +36,7 @@ ProgramKey = tuple[tuple[str, str], ...]
 
 
 def program_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> ProgramKey:
-    """Return the key of a recipe's program, which includes the numbers of `compiled_in`."""
+    """Return the key of a recipe's program; numbers with the keys `compiled_in` are part of it."""
     numbers = numbers_of(recipe, compiled_in)
     imported = isinstance(recipe.model, ImportedModelSpec | TorchModule | OnnxNetwork)
     entries = []
@@ -44,13 +44,13 @@ def program_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> ProgramKey:
         if key in numbers:
             # The computation is often left out if a number is 0.
             entries.append((key, "0" if numbers[key] == 0 else "a number"))
-        elif not _is_free(key) or (imported and _is_below(key, ("seed", *INITIAL))):
+        elif not _can_vary(key) or (imported and _is_below(key, ("seed", *INIT_KEYS))):
             entries.append((key, json.dumps(value)))
     return tuple(sorted(entries))
 
 
 def numbers_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> dict[str, float]:
-    """Return the numbers of a recipe by key that may be arguments of its program."""
+    """Return the numbers of a recipe that may be arguments of its program, by key."""
     excluded = set(compiled_in)
     return {
         key: float(value)
@@ -128,12 +128,13 @@ def flatten_tree(tree: Any, key: str = "") -> list[tuple[str, Any]]:
     ]
 
 
-def _is_free(key: str) -> bool:
+def _can_vary(key: str) -> bool:
+    """Whether runs that share a program may differ in a key, apart from numbers."""
     if key.startswith("train.lr_rules."):
         return not key.endswith(".pattern")
     if _is_below(key, ("checkpoint.restore",)):
         return False
-    return _is_below(key, (*HOST_KEYS, *ARGUMENT_KEYS, *INITIAL))
+    return _is_below(key, (*HOST_KEYS, *ARGUMENT_KEYS, *INIT_KEYS))
 
 
 def _is_number(key: str) -> bool:

@@ -43,20 +43,20 @@ MAX_LOWERINGS_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Places:
-    """The number of runs that train at once; `is_asked` if the user has set it."""
+    """The number of runs that train at once; `is_set_by_user` if the user has set it."""
 
     count: int
-    is_asked: bool = False
+    is_set_by_user: bool = False
 
-    def require_room(self, each_bytes: int) -> None:
-        """Raise RunError if runs that need `each_bytes` each don't fit into memory at once."""
+    def require_room(self, run_bytes: int) -> None:
+        """Raise RunError if runs that need `run_bytes` each don't fit into memory at once."""
         available = available_bytes()
-        if self.count * each_bytes <= available:
+        if self.count * run_bytes <= available:
             return
-        max_count = max(1, available // each_bytes)
-        key = f"hydra.sweeper.vectorize = {self.count if self.is_asked else 'true'}"
+        max_count = max(1, available // run_bytes)
+        key = f"hydra.sweeper.vectorize = {self.count if self.is_set_by_user else 'true'}"
         raise RunError(
-            f"{key}: {self.count} runs at once need {self.count * each_bytes / 1e9:,.1f} GB of "
+            f"{key}: {self.count} runs at once need {self.count * run_bytes / 1e9:,.1f} GB of "
             f"memory, and {available / 1e9:,.1f} GB are available; "
             f"hydra.sweeper.vectorize={max_count} fits"
         )
@@ -80,7 +80,7 @@ class _Compiled:
 
 @dataclass(eq=False)
 class SharedProgram:
-    """The program of a group of runs; `members` are the numbers that may vary, of each run.
+    """The program of a group of runs; `members` has the numbers of each run that may vary.
 
     Several threads may use it: the first compiles the program, and the others wait.
     """
@@ -90,11 +90,11 @@ class SharedProgram:
     _lock: Lock = field(default_factory=Lock)
     _compiled: _Compiled | None = None
     refused: CompiledInError | None = None
-    """Error that shows that these runs can't share a program; None so far."""
+    """Error that shows that these runs can't share a program; None until it occurs."""
     _inits: dict[str, Callable[..., TrainState]] = field(default_factory=dict)
 
     def serves(self, numbers: Values) -> bool:
-        """Whether a run with some numbers can use the program."""
+        """Whether a run with these numbers can use the program."""
         if self._compiled is None:
             return numbers in self.members
         tracer = self._compiled.shared.tracer
@@ -229,7 +229,7 @@ def _list_initial_values(recipe: Recipe, shared: SharedStep) -> str:
     """Return, as text, the values besides the seed on which the initial state depends."""
     leaves = dict(flatten_tree(recipe.model.init.model_dump(mode="json")))
     numbers: Mapping[str, Any] = {}
-    if not shared.draws_alike:
+    if not shared.has_same_init:
         all_numbers = numbers_of(recipe)
         numbers = {key: all_numbers[key] for key in shared.tracer.keys}
     return repr((sorted(leaves.items()), sorted(numbers.items())))

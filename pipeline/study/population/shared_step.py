@@ -2,7 +2,7 @@
 
 The steps of runs that differ in numbers of the recipe are traced, and their equations compared. If
 only constants differ, the steps share a program. If equations differ, a number decides what is
-compiled. A run passes the constants of its trace, which its own program would have.
+compiled. A run passes the constants of its own trace, so it computes what its own program would.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class StepTrace(NamedTuple):
 
     structure: tuple[Any, Any]
     constants: list[np.ndarray]
-    trained: int
+    num_train: int
     """The number of constants of training."""
 
 
@@ -92,9 +92,9 @@ class SharedStep:
     step: TrainStep
     """Step with the values of `arguments_of` as its last arguments."""
     tracer: StepTracer
-    places: tuple[tuple[int, ...], ...]
+    positions: tuple[tuple[int, ...], ...]
     """Positions of the constants that each argument replaces; they are equal within a run."""
-    draws_alike: bool
+    has_same_init: bool
     """Whether initial states don't depend on the numbers."""
 
     def arguments_of(self, numbers: Values, step: TrainStep) -> Arguments:
@@ -104,24 +104,24 @@ class SharedStep:
         """
         first = self.tracer.first
         if numbers == first:
-            return tuple(self.tracer.base.constants[places[0]] for places in self.places)
+            return tuple(self.tracer.base.constants[group[0]] for group in self.positions)
         constants = self.tracer.constants_of(numbers, step)
         if constants is not None:
             expected = list(self.tracer.base.constants)
-            for places in self.places:
-                for position in places:
-                    expected[position] = constants[places[0]]
+            for group in self.positions:
+                for position in group:
+                    expected[position] = constants[group[0]]
             if list(map(bits_of, constants)) == list(map(bits_of, expected)):
-                return tuple(constants[places[0]] for places in self.places)
+                return tuple(constants[group[0]] for group in self.positions)
         raise CompiledInError([key for key in numbers if numbers[key] != first[key]])
 
 
 def share_step(
-    recipe: Recipe, members: Sequence[Values], make: MakeStep, inputs: CompileInputs
+    recipe: Recipe, members: Sequence[Values], make_step: MakeStep, inputs: CompileInputs
 ) -> SharedStep:
     """Return the step of runs that differ in the numbers `members`.
 
-    `make` makes the step of a recipe. `recipe` and `inputs` belong to one of the runs. Raises
+    `make_step` makes the step of a recipe. `recipe` and `inputs` belong to one of the runs. Raises
     CompiledInError for numbers that decide what is compiled.
     """
     first = numbers_of(recipe)
@@ -130,14 +130,14 @@ def share_step(
     shapes = _compute_shapes(inputs)
     tracer = StepTracer(keys, first, _trace_step(step, shapes) if keys else NO_TRACE, shapes)
     runs = [tracer.base.constants]
-    draws_alike = True
+    has_same_init = True
     deciding = set[str]()
     values = {(key, member[key]) for key in keys for member in members}
     for key, value in sorted(values - first.items()):
         try:
-            variant = make(_replace_value(recipe, key.split("."), value))
+            variant = make_step(_replace_value(recipe, key.split("."), value))
             constants = tracer.constants_of({**first, key: value}, variant)
-            draws_alike &= _trace_init(variant, inputs) == _trace_init(step, inputs)
+            has_same_init &= _trace_init(variant, inputs) == _trace_init(step, inputs)
         except (TypeError, ValueError, RecipeError):
             constants = None
         if constants is None:
@@ -151,9 +151,9 @@ def share_step(
         bits = tuple(bits_of(constants[position]) for constants in runs)
         if len(set(bits)) > 1:
             by_values.setdefault(bits, []).append(position)
-    places = tuple(map(tuple, by_values.values()))
+    positions = tuple(map(tuple, by_values.values()))
     return SharedStep(
-        _add_arguments(step, places, tracer.base.trained), tracer, places, draws_alike
+        _add_arguments(step, positions, tracer.base.num_train), tracer, positions, has_same_init
     )
 
 
@@ -187,13 +187,13 @@ def _trace_init(step: TrainStep, inputs: CompileInputs) -> Any:
     return traced.structure, list(map(bits_of, traced.values))
 
 
-def _add_arguments(step: TrainStep, places: Sequence[Sequence[int]], trained: int) -> TrainStep:
-    """Return the step with arguments for constants; the first `trained` belong to training."""
-    if not places:
+def _add_arguments(step: TrainStep, groups: Sequence[Sequence[int]], num_train: int) -> TrainStep:
+    """Return the step with arguments for constants; the first `num_train` belong to training."""
+    if not groups:
         return step
-    train = [[position for position in group if position < trained] for group in places]
+    train = [[position for position in group if position < num_train] for group in groups]
     evaluate = [
-        [position - trained for position in group if position >= trained] for group in places
+        [position - num_train for position in group if position >= num_train] for group in groups
     ]
     return replace(
         step,

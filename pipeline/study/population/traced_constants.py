@@ -41,7 +41,9 @@ class TracedConstants:
     holders: list[set[int]] = field(default_factory=list)
     """Identities of the equations that contain each constant."""
     _enclosing: tuple[int, ...] = ()
+    """Identities of the equations around the equation that is read."""
     _is_fixed: bool = False
+    """Whether constants can't become arguments here."""
 
     def read(self, jaxpr: ClosedJaxpr) -> None:
         """Add the equations of a jaxpr and of the jaxprs inside it."""
@@ -59,7 +61,7 @@ class TracedConstants:
             # The rules for derivatives are left out: they are new objects in every trace.
             params = {"called": called_jaxpr(equation)}
         self._enclosing = (*self._enclosing, id(equation))
-        # Other equations can't be evaluated with an argument inside.
+        # Jaxprs inside of other equations can't be evaluated with arguments for constants.
         self._is_fixed |= equation.primitive.name in CHECKPOINTS
         self._is_fixed |= not (is_call or equation.primitive.name in FLOW)
         self.structure.append({name: self._to_comparable(value) for name, value in params.items()})
@@ -112,12 +114,12 @@ def with_arguments(
     Each value replaces the constants at one group of positions, and has their shape and type.
     """
 
-    numbers = {position: n for n, group in enumerate(positions) for position in group}
+    indices = {position: n for n, group in enumerate(positions) for position in group}
 
     def run(values: Sequence[Any], closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
         traced = read_constants(closed)
-        by_atom = {atom: values[numbers[p]] for atom, p in traced.positions.items() if p in numbers}
-        holders = set[int]().union(*(traced.holders[position] for position in numbers))
+        by_atom = {atom: values[indices[p]] for atom, p in traced.positions.items() if p in indices}
+        holders = set[int]().union(*(traced.holders[position] for position in indices))
         return _Evaluation(by_atom, holders).run(closed, operands)
 
     def call(*arguments_and_values: Any) -> Any:

@@ -25,7 +25,7 @@ BOOTSTRAP_SAMPLES = 24
 """Number of bootstrap samples."""
 MAX_KEYS = 12
 MAX_EXACT_INTEGER = 2**53
-"""Largest whole number that floats represent exactly; keys with larger ones have choices."""
+"""Largest whole number that floats represent exactly; larger numbers are treated as choices."""
 MIN_LOG_RATIO = 30.0
 """Ratio of a key's largest to its smallest value from which the key has a logarithmic scale."""
 

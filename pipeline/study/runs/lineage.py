@@ -38,7 +38,7 @@ class DataUse:
 
 def links_of(runs: Sequence[RecordedRun]) -> list[Link]:
     """Return the links of runs to their sources and exports, in the order of the runs."""
-    recorded_paths = {os.path.abspath(made.to) for run in runs for made in run.made}
+    recorded_paths = {os.path.abspath(descendant.to) for run in runs for descendant in run.made}
     folders = {os.path.abspath(run.run_dir): run for run in runs}
     return [link for run in runs for link in _list_links(run, folders, recorded_paths)]
 
@@ -51,8 +51,8 @@ def _list_links(
             yield Link(run.name, "was resumed", source)
         else:
             yield Link(_name_run(source, folders), "gave its weights to", run.name)
-    for made in run.made:
-        yield Link(run.name, f"was {made.made} as", _name_run(made.to, folders))
+    for descendant in run.made:
+        yield Link(run.name, f"was {descendant.made} as", _name_run(descendant.to, folders))
     if run.name.endswith(REPRODUCED) and os.path.abspath(run.run_dir) not in recorded_paths:
         recipe = run.name.rpartition("/")[2].partition("_")[2].removesuffix(REPRODUCED)
         yield Link(recipe, "was repeated by", run.name)

@@ -72,9 +72,9 @@ def page_data(
     rated = [n for n, run in enumerate(runs) if metric in run.figures and run.curves]
     sign = -1 if larger_is_better else 1
     ranked = sorted(rated, key=lambda n: sign * runs[n].figures[str(metric)])
-    evaluated = f"eval {metric}"
-    is_evaluated = any(
-        evaluated in run.curves and len(run.curves[evaluated].steps) > 1 for run in runs
+    eval_curve = f"eval {metric}"
+    has_eval_curve = any(
+        eval_curve in run.curves and len(run.curves[eval_curve].steps) > 1 for run in runs
     )
     return {
         "columns": [*figures, *keys],
@@ -86,7 +86,7 @@ def page_data(
         "axes": [*axes, metric] if metric is not None else axes,
         "sort": metric or "run",
         "down": larger_is_better,
-        "curve": evaluated if is_evaluated else "loss",
+        "curve": eval_curve if has_eval_curve else "loss",
         "picked": ranked[:DRAWN_RUNS],
     }
 
@@ -103,9 +103,9 @@ def _choose_figures(runs: Sequence[RecordedRun], metric: str | None) -> list[str
 def _has_readable_axis(runs: Sequence[RecordedRun], key: str) -> bool:
     """Whether a key varies and has numbers or few choices, so that its axis is readable."""
     values = [run.keys[key] for run in runs if run.keys.get(key) is not None]
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-    choices = len({str(value) for value in values})
-    return choices > 1 and (numbers or choices <= MAX_CHOICES)
+    are_numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    num_choices = len({str(value) for value in values})
+    return num_choices > 1 and (are_numbers or num_choices <= MAX_CHOICES)
 
 
 def _is_logarithmic(values: Sequence[Any], span: float) -> bool:

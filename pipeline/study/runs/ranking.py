@@ -10,8 +10,8 @@ from pipeline.training.component_specs import Direction, list_metric_directions
 TRAIN_LOSS = "train_loss"
 SMALLER_IS_BETTER = frozenset({TRAIN_LOSS, "step_ms", "train_s", "parameters"})
 _SIZES = frozenset({"train_samples", "eval_samples", "parameters", "steps", "count"})
-_COUNTS = _SIZES | {"step_ms", "median_step_ms", "train_s"}
-_FIRST = ("accuracy", "rmse", "mean_iou", "loss", "train_loss")
+_NOT_METRICS = _SIZES | {"step_ms", "median_step_ms", "train_s"}
+_PREFERRED = ("accuracy", "rmse", "mean_iou", "loss", "train_loss")
 
 
 def directions() -> Mapping[str, Direction]:
@@ -25,21 +25,21 @@ def main_metric(runs: Sequence[Mapping[str, float]]) -> str | None:
     A metric of evaluations comes before a loss, and an evaluation loss before a training loss, even
     if few runs have it. Of several metrics, the metric of the most runs is returned.
     """
-    names = [name for figures in runs for name in figures if name not in _COUNTS]
+    names = [name for figures in runs for name in figures if name not in _NOT_METRICS]
     if not names:
         return None
-    order = {name: number for number, name in enumerate(_FIRST)}
+    order = {name: number for number, name in enumerate(_PREFERRED)}
 
     def rank(name: str) -> tuple[bool, bool, int, int]:
-        evaluated = not name.startswith("train_")
+        is_evaluated = not name.startswith("train_")
         count = names.count(name)
         place = order.get(name, len(order))
-        return evaluated and name != "loss", evaluated, count, -place
+        return is_evaluated and name != "loss", is_evaluated, count, -place
 
     return max(dict.fromkeys(names), key=rank)
 
 
-def is_better_larger(figure: str) -> bool:
+def is_larger_better(figure: str) -> bool:
     """Return whether a larger figure is better, for figures of training and of evaluation."""
     if figure in SMALLER_IS_BETTER:
         return False

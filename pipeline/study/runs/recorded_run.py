@@ -22,10 +22,10 @@ from pipeline.study.runs.sampled_log import LoggedCurve, sample_log
 
 MAX_DEPTH = 8
 """Number of folder levels that are searched."""
-LEFT_OUT = ("run_dir", "cache.root", "train.resume", "hydra.")
-"""Prefixes of keys about the place of a run, which are left out."""
-PLACES = ("monitor.", "checkpoint.", "debug", "stages", "launch.", "autotune")
-"""Prefixes of keys about what is recorded of a run, which are listed last."""
+PLACE_KEYS = ("run_dir", "cache.root", "train.resume", "hydra.")
+"""Prefixes of keys about where a run reads and writes files, which are left out."""
+MINOR = ("monitor.", "checkpoint.", "debug", "stages", "launch.", "autotune")
+"""Prefixes of keys about what a run records and how it starts, which are listed last."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class RecordedRun:
     status: str
     """done, pruned, stopped or failed; `unfinished` without a summary."""
     begun: str
-    """Begin of its first process, ISO 8601; empty if it wasn't recorded."""
+    """Start of its first process, ISO 8601; empty if it wasn't recorded."""
     keys: Mapping[str, Any]
     """The recipe's values by dotted key."""
     figures: Mapping[str, float]
@@ -56,11 +56,11 @@ class RecordedRun:
     made: tuple[Descendant, ...] = ()
     """Exports and runs that use this run."""
     live: LiveStatus | None = None
-    """What the run does now; None if it has a summary or has written no status lately."""
+    """The newest status of a running run; None if it has a summary or has written no status lately."""
 
 
 def find_runs(root: Path) -> list[Path]:
-    """Find the run directories below a folder, in the order of their paths, not through links.
+    """Find the run directories below a folder, in the order of their paths; links aren't followed.
 
     Raises DataError if the folder can't be read.
     """
@@ -169,7 +169,7 @@ def flat_keys(recipe: Mapping[str, Any]) -> dict[str, Any]:
     for section, value in recipe.items():
         for path, leaf in leaves(_format_lists({section: value})):
             key = dotted_key(path)
-            if not key.startswith(LEFT_OUT):
+            if not key.startswith(PLACE_KEYS):
                 flat[key] = leaf
     return flat
 
@@ -241,7 +241,7 @@ def differing_keys(runs: Sequence[RecordedRun]) -> list[str]:
         for key, value in run.keys.items():
             values.setdefault(key, {})[repr(value)] = None
     differing = [key for key, distinct in values.items() if len(distinct) > 1]
-    return sorted(differing, key=lambda key: (key.startswith(PLACES), -len(values[key]), key))
+    return sorted(differing, key=lambda key: (key.startswith(MINOR), -len(values[key]), key))
 
 
 def common_keys(runs: Sequence[RecordedRun]) -> dict[str, Any]:

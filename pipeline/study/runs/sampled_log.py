@@ -13,7 +13,7 @@ from pipeline.engine.monitors.log_lines import LogLine, finite_number, parse_lin
 from pipeline.training.telemetry import PLACES
 
 MAX_POINTS = 48
-"""Most points of a curve, except the first line."""
+"""Most points of a curve, besides the first line."""
 MAX_LINE_BYTES = 1 << 20
 """Longest line that is read; evaluations with very many classes have longer lines."""
 

@@ -19,14 +19,14 @@ from pipeline.stages.record.run_directory import OUTPUTS, read_written_at_ns
 from pipeline.study.sweep.directory import read_model
 
 COMMAND = "sweep.yaml"
-FREE_SETTINGS = frozenset(
+VARIABLE_SETTINGS = frozenset(
     {
         *("_target_", "_recursive_", "trial"),
         *("n_trials", "n_jobs", "max_batch_size", "heartbeat_s", "max_retry"),
         *("storage", "history", "vectorize"),
     }
 )
-"""Settings of a sweeper that don't define another sweep, or are secret, such as a URL."""
+"""Settings in which the commands of one sweep may differ; `storage` may have a password."""
 
 
 class Sweeper(BaseModel):
@@ -72,7 +72,7 @@ def command_of(hydra_config: Any, overrides: Sequence[str]) -> Command:
     """
     section = OmegaConf.to_container(hydra_config.sweeper, resolve=True)
     assert isinstance(section, dict)
-    settings = {str(key): value for key, value in section.items() if key not in FREE_SETTINGS}
+    settings = {str(key): value for key, value in section.items() if key not in VARIABLE_SETTINGS}
     settings["name"] = hydra_config.runtime.choices["hydra/sweeper"]
     try:
         return Command(overrides=tuple(overrides), sweeper=Sweeper.model_validate(settings))

@@ -57,8 +57,8 @@ def is_held(job_dir: Path) -> bool:
     """Return whether a process is running this job."""
     if not (job_dir / CLAIM).exists():
         return False
-    with claim_job(job_dir) as free:
-        return not free
+    with claim_job(job_dir) as is_claimed:
+        return not is_claimed
 
 
 def read_state(job_dir: Path) -> str:

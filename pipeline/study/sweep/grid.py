@@ -27,13 +27,13 @@ def sweep_grid(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> No
     assert sweeper.config is not None
     assert sweeper.launcher is not None
     command = command_of(sweeper.config.hydra, overrides)
-    vectorize = read_places(sweeper)
-    jobs = plan_grid(sweeper, command.arguments, with_recipes=vectorize is not None)
+    places = read_places(sweeper)
+    jobs = plan_grid(sweeper, command.arguments, with_recipes=places is not None)
     start: Launch = partial(launch, sweeper.launcher, sweeper.max_batch_size)
-    if vectorize is not None:
+    if places is not None:
         recipes = {job.folder.name: job.recipe for job in jobs if job.recipe is not None}
         require_population(recipes, group_recipes(recipes))
-        start = Populations(sweeper, task, vectorize, start)
+        start = Populations(sweeper, task, places, start)
     enter(Path(str(sweeper.config.hydra.sweep.dir)), jobs, command)
     run_all(jobs, task.failures, start)
 

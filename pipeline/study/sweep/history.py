@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.overrides import key_of
 from pipeline.config.recipe import Recipe
-from pipeline.study.runs.recorded_run import PLACES, RecordedRun, flat_keys, read_runs
+from pipeline.study.runs.recorded_run import MINOR, RecordedRun, flat_keys, read_runs
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EARLIER = "earlier_run"
 """Attribute of a trial that is an earlier run; its value is the run's directory."""
-FREE_KEYS = ("name", *PLACES, "train.sink", "train.mechanism", "train.feed", "device.", "seed")
+FREE_KEYS = ("name", *MINOR, "train.sink", "train.mechanism", "train.feed", "device.", "seed")
 """Prefixes of keys in which an earlier run may differ: they hardly change a result."""
 WEIGHT_KEYS = ("checkpoint.restore", "checkpoint.rules", "checkpoint.renames", "checkpoint.partial")
 """Prefixes of keys that decide the initial weights of a run."""

@@ -68,8 +68,8 @@ class Job:
         signals = Signals()
         sweep_dir = Path(HydraConfig.get().sweep.dir)
         job_dir = sweep_dir / str(HydraConfig.get().sweep.subdir)
-        with claim_job(job_dir) as free:
-            if not free:
+        with claim_job(job_dir) as is_claimed:
+            if not is_claimed:
                 print(f"{_format_job_label(job_dir)} is run by another process", flush=True)
                 return
             if is_finished(job_dir, self.failures):
@@ -128,7 +128,7 @@ def _format_job_label(job_dir: Path) -> str:
 
 
 def train_in_one_process(recipe: Recipe) -> Recipe:
-    """Return the recipe of a job, which a process of a launcher trains without the others.
+    """Return the recipe of a job so that each process of a launcher trains by itself.
 
     The launcher's processes share the jobs of the sweep. Raises RecipeError for a recipe whose
     processes must train together.

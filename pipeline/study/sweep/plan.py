@@ -87,11 +87,11 @@ def plan_jobs(
     *,
     with_recipes: bool = False,
 ) -> list[PlannedJob]:
-    """Plan the jobs of a grid, with the results of `plan_job` for each combination of overrides.
+    """Plan the jobs of a grid: the result of `plan_job` for each combination of overrides.
 
-    Composing takes most of the time, so jobs that differ only in values of keys share one
-    composition. The recipe of a job is checked only if its directory has a recipe to compare with,
-    or if `with_recipes` is set.
+    Jobs that differ only in values of keys share one composition, since composing is slow. The
+    recipe of a job is checked only if its directory has a recipe to compare with, or if
+    `with_recipes` is set.
     """
     composed: dict[tuple[str, ...], DictConfig] = {}
     jobs = []
@@ -106,8 +106,8 @@ def plan_jobs(
             apply_overrides(single_values, config)
             _record_overrides(config, parsed)
         folder = _name_folder(config, number)
-        has_recipe = with_recipes or (folder / RECIPE).exists()
-        recipe = _check_recipe(config, overrides) if has_recipe else None
+        needs_recipe = with_recipes or (folder / RECIPE).exists()
+        recipe = _check_recipe(config, overrides) if needs_recipe else None
         changed = values_of(overrides, swept)
         jobs.append(PlannedJob(number, folder, tuple(overrides), changed, recipe))
     return jobs
@@ -173,12 +173,12 @@ def enter(
     directory, or if one is outside of the sweep's. Raises DataError if existing files can't be
     read, are links or don't belong to a sweep.
     """
-    _check_folders(sweep_dir, jobs)
+    _require_separate_folders(sweep_dir, jobs)
     sweep_dir.mkdir(parents=True, exist_ok=True)
     require_real(sweep_dir, (LOCK, JOURNAL, JOURNAL_LOCK), (JOURNAL,))
     require_real_trees(sweep_dir, (BEATS,))
     with hold_planning_lock(sweep_dir):
-        _refuse_another(sweep_dir, jobs, command, grows=grows)
+        _require_same_sweep(sweep_dir, jobs, command, grows=grows)
         new = [job for job in jobs if read_overrides(job.folder) is None]
         for job in jobs:
             require_real_folder(job.folder)
@@ -191,7 +191,7 @@ def enter(
             write_overrides(job.folder, job.changed)
 
 
-def _check_folders(sweep_dir: Path, jobs: Sequence[PlannedJob]) -> None:
+def _require_separate_folders(sweep_dir: Path, jobs: Sequence[PlannedJob]) -> None:
     counts = Counter(job.folder for job in jobs)
     outside = (folder for folder in counts if folder.parent != sweep_dir or folder.name == "..")
     wrong = [*outside, *(folder for folder in counts if counts[folder] > 1)]
@@ -201,7 +201,7 @@ def _check_folders(sweep_dir: Path, jobs: Sequence[PlannedJob]) -> None:
         raise RecipeError([f"hydra.sweep.subdir = {name}: {rule}"])
 
 
-def _refuse_another(
+def _require_same_sweep(
     sweep_dir: Path, jobs: Sequence[PlannedJob], command: Command, *, grows: bool
 ) -> None:
     """Raise RunError if the directory has another sweeper or other jobs, or another command unless

@@ -31,17 +31,17 @@ def run_all(jobs: Sequence[PlannedJob], failures: Mapping[str, int], launch: Lau
     launcher doesn't work.
     """
     futile_starts = 0
-    waiting = False
+    is_waiting = False
     while unfinished := _find_unfinished(jobs, failures):
         free = [job for job in unfinished if not is_held(job.folder)]
         if not free:
-            if not waiting:
+            if not is_waiting:
                 names = _join_names(unfinished)
                 print(f"\nwaiting for other processes, which run jobs {names}", flush=True)
-            waiting = True
+            is_waiting = True
             time.sleep(POLL_S)
             continue
-        waiting = False
+        is_waiting = False
         reason = _try_launch(launch, free)
         lost = [job for job in _find_unfinished(free, failures) if not is_held(job.folder)]
         futile_starts = futile_starts + 1 if len(lost) == len(free) else 0

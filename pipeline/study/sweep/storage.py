@@ -128,14 +128,14 @@ def _silence_optuna() -> None:
 
 
 @contextmanager
-def send_heartbeats(heart: BaseHeartbeat, trials: Sequence[Trial]) -> Iterator[None]:
-    """Send heartbeats of trials from a thread in the body, the first one immediately."""
-    interval_s = heart.get_heartbeat_interval()
+def send_heartbeats(storage: BaseHeartbeat, trials: Sequence[Trial]) -> Iterator[None]:
+    """Send the heartbeats of trials to `storage` during the body, the first one immediately."""
+    interval_s = storage.get_heartbeat_interval()
     ended = threading.Event()
 
     def beat() -> None:
         for trial in trials:
-            heart.record_heartbeat(trial._trial_id)
+            storage.record_heartbeat(trial._trial_id)
 
     def keep_beating() -> None:
         while not ended.wait(interval_s):

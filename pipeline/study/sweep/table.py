@@ -1,7 +1,7 @@
 """Table of a sweep: the changed keys and the result of each job.
 
-The process that ran a job rewrites the table from the summaries of all jobs, and so does the end of
-the sweep. A large table isn't rewritten after every job.
+It is rewritten from the summaries of all jobs after each job, and at the end of the sweep. A large
+table isn't rewritten after every job.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pipeline.core.pages.charts import (
 from pipeline.core.pages.drawing import Drawing
 from pipeline.core.pages.page import Charts, Page, Section, render_page
 from pipeline.stages.record.run_directory import OVERRIDES, SUMMARY, read_written_at_ns
-from pipeline.study.runs.ranking import is_better_larger, main_metric
+from pipeline.study.runs.ranking import is_larger_better, main_metric
 from pipeline.study.sweep.command import read_command
 from pipeline.study.sweep.directory import (
     JobSummary,
@@ -116,7 +116,7 @@ def _print_best(rows: Sequence[JobRow]) -> None:
     rated_rows = [
         (row.summary.numbers()[metric], row) for row in done if metric in row.summary.numbers()
     ]
-    choose = max if is_better_larger(metric) else min
+    choose = max if is_larger_better(metric) else min
     value, best = choose(rated_rows, key=lambda pair: pair[0])
     print(printable(f"best: job {best.job}, {metric} {value:.6g}: {changed_text(best.changed)}"))
 
@@ -181,7 +181,7 @@ def write_amortisation(
     points = sorted(points)
     first, first_ms = points[0]
     last, last_ms = points[-1]
-    words = (
+    summary = (
         f"A step takes {first_ms:.3g} ms in sinks of {first:,} and {last_ms:.3g} ms in sinks of "
         f"{last:,}: {first_ms / last_ms:.2f} times as fast."
     )
@@ -189,7 +189,7 @@ def write_amortisation(
         Section("Milliseconds a step, by steps per launch", "", [Charts([_draw_points(points)])])
     ]
     footer = "All times are modelled, not measured on a device."
-    page = Page("amortisation", title, words, sections, footer=footer)
+    page = Page("amortisation", title, summary, sections, footer=footer)
     write_whole(path, render_page(page))
 
 

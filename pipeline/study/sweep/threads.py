@@ -20,8 +20,8 @@ BY_PROCESSORS = "ray_launcher.RayLauncher"
 def limit_threads(launcher: Mapping[str, Any]) -> None:
     """Divide this machine's processors and GPU memory among the jobs that a launcher runs at once.
 
-    Call it before jax opens its devices. A number that the user or `share_processors` has set
-    stays.
+    Call it before jax opens its devices. `launcher` is the section `hydra.launcher`. A number that
+    the user or `share_processors` has set stays.
     """
     os.environ.update(_compute_shares(launcher, 1))
 

@@ -49,7 +49,8 @@ class StudySearch:
     """An open study, with the keys that its trials vary and the overrides that they share."""
 
     study: optuna.Study
-    heart: BaseHeartbeat
+    storage: BaseHeartbeat
+    """The study's storage, which receives heartbeats."""
     settings: StudySettings
     space: dict[str, BaseDistribution]
     command: Command
@@ -70,7 +71,7 @@ def sweep_study(sweeper: BasicSweeper, overrides: Sequence[str]) -> None:
         start = Populations(sweeper, task, places, start)
     while trials := _request_trials(search):
         try:
-            with send_heartbeats(search.heart, trials):
+            with send_heartbeats(search.storage, trials):
                 _run_trials(sweeper, search, trials, start)
         except BaseException:
             # Other processes needn't wait for missing heartbeats.
@@ -103,9 +104,9 @@ def _open_search(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch
                 trials, runs = trials_of_runs(Path(history), first.recipe, space, settings.metric)
                 print(printable(f"{len(trials)} of {runs} runs in {history} are used as trials"))
                 study.add_trials(trials)
-    heart = study._storage
-    assert isinstance(heart, BaseHeartbeat)
-    return StudySearch(study, heart, settings, space, command, fixed, sweep_dir)
+    storage = study._storage
+    assert isinstance(storage, BaseHeartbeat)
+    return StudySearch(study, storage, settings, space, command, fixed, sweep_dir)
 
 
 def _request_trials(search: StudySearch) -> list[Trial]:
@@ -114,7 +115,7 @@ def _request_trials(search: StudySearch) -> list[Trial]:
     Returns none when all trials are done. This waits while other processes run the last trials,
     since one of them may die.
     """
-    waiting = False
+    is_waiting = False
     while True:
         with hold_planning_lock(search.sweep_dir):
             requeue_dead_trials(search)
@@ -128,17 +129,17 @@ def _request_trials(search: StudySearch) -> list[Trial]:
         running = [trial for trial in trials if trial.state == TrialState.RUNNING]
         if not running:
             return []
-        if not waiting:
+        if not is_waiting:
             names = ", ".join(str(number_of_first_try(trial)) for trial in running)
             print(f"\nwaiting for other processes, which run trials {names}", flush=True)
-        waiting = True
+        is_waiting = True
         time.sleep(POLL_S)
 
 
 def _request_trial(search: StudySearch) -> Trial:
     """Request a trial with all its values, and send its first heartbeat."""
     trial = search.study.ask(search.space)
-    search.heart.record_heartbeat(trial._trial_id)
+    search.storage.record_heartbeat(trial._trial_id)
     trial.set_user_attr(REQUESTED, trial.number)
     return trial
 

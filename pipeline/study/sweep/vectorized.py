@@ -46,7 +46,7 @@ PRINTED_METRICS = ("train_loss", "accuracy", "loss")
 """Metrics of a job that are printed at its end, if it has them."""
 
 MemberRun = Callable[[Signals], None]
-"""Runs a member, which checks the signals; errors of the member are not raised."""
+"""Trains a member, a job of a population, which checks the signals; raises no errors of the job."""
 
 
 def read_places(sweeper: BasicSweeper) -> Places | None:
@@ -65,7 +65,7 @@ def read_places(sweeper: BasicSweeper) -> Places | None:
     if launcher != "basic":
         problem = f"must be basic with {KEY}, which trains its jobs in this process"
         raise RecipeError([f"hydra/launcher = {launcher}: {problem}"])
-    return Places(processors()) if setting is True else Places(setting, is_asked=True)
+    return Places(processors()) if setting is True else Places(setting, is_set_by_user=True)
 
 
 @dataclass(eq=False)
@@ -79,7 +79,7 @@ class Populations:
     compiled_in: set[str] = field(default_factory=set)
     """Keys of numbers that decide what is compiled, found so far."""
     programs: dict[ProgramKey, SharedProgram] = field(default_factory=dict)
-    _table: Lock = field(default_factory=Lock)
+    _table_lock: Lock = field(default_factory=Lock)
     """Lock of the table, since all threads of a process write the same temporary file."""
 
     def __call__(self, jobs: Sequence[PlannedJob]) -> Sequence[JobReturn]:
@@ -140,8 +140,8 @@ class Populations:
         if shared.refused is not None:
             refused_jobs.append(job)
             return
-        with claim_job(job.folder) as free:
-            if not free or is_finished(job.folder, self.task.failures):
+        with claim_job(job.folder) as is_claimed:
+            if not is_claimed or is_finished(job.folder, self.task.failures):
                 return
             (job.folder / SUMMARY).unlink(missing_ok=True)
             assert job.recipe is not None
@@ -174,7 +174,7 @@ class Populations:
             if job not in refused_jobs:
                 # One write, since other threads print too.
                 print(f"{_format_end(job)}{resumed}\n", end="", flush=True)
-                with self._table:
+                with self._table_lock:
                     update_table(job.folder.parent)
 
     def _open_pruner(self, job: PlannedJob) -> Pruner | None:

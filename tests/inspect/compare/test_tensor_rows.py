@@ -11,7 +11,7 @@ from pipeline.inspect.compare.accuracy_columns import columns_of
 from pipeline.inspect.compare.cause_hints import amplifiers, cause_hints
 from pipeline.inspect.compare.tensor_rows import (
     HEADER,
-    Row,
+    TensorRow,
     Thresholds,
     compare_tensors,
     pair_names,
@@ -30,7 +30,7 @@ RIGHT = {
 }
 
 
-def rows(mapped: dict[str, tuple[str, ...]] | None = None) -> list[Row]:
+def rows(mapped: dict[str, tuple[str, ...]] | None = None) -> list[TensorRow]:
     return compare_tensors(list(LEFT), list(RIGHT), LEFT.get, RIGHT.get, mapped or {})
 
 
@@ -69,11 +69,11 @@ def test_hints_name_amplifiers_and_what_has_no_counterpart() -> None:
     read = columns_of(np.array([1.0, 1.001]), np.array([1.0, 1.0]))
     given = columns_of(np.array([1.0, 1.1]), np.array([1.0, 1.0]))
     names = TensorName("exp", "input"), TensorName("exp", "output")
-    grown = [Row(0, names[0], names[0], read), Row(1, names[1], names[1], given)]
+    grown = [TensorRow(0, names[0], names[0], read), TensorRow(1, names[1], names[1], given)]
     ((layer, gain),) = amplifiers(grown)
     assert layer == "exp"
     assert abs(gain - 100) < 1
-    hints = cause_hints([*grown, Row(2, names[0], None)], None, ["int8"])
+    hints = cause_hints([*grown, TensorRow(2, names[0], None)], None, ["int8"])
     assert [hint.partition(":")[0] for hint in hints] == [
         "op fusion or constant folding",
         "int8",

@@ -40,7 +40,7 @@ def measured(
     def go(clockwork: Clockwork, budget_s: float) -> Measurement:
         clockwork.rule(monkeypatch)
         run_schedule = RunSchedule(total=100_000, steps_per_epoch=6, sink_steps=6)
-        with TimedRuns(tiny(), run_schedule, clockwork, terminal=False) as trials:  # type: ignore[arg-type]
+        with TimedRuns(tiny(), run_schedule, clockwork, is_terminal=False) as trials:  # type: ignore[arg-type]
             return measure(trials, time_single_step(trials), BOTH, budget_s)
 
     return go

@@ -31,7 +31,7 @@ def trials(
     """Of a recipe with events at every step, in an empty working folder that stays empty."""
     monkeypatch.chdir(tmp_path)
     recipe = tiny("eval.every_steps=1", "checkpoint.every_steps=1", "monitor.tensorboard=true")
-    with TimedRuns(recipe, COURSE, clockwork, terminal=False) as made:  # type: ignore[arg-type]
+    with TimedRuns(recipe, COURSE, clockwork, is_terminal=False) as made:  # type: ignore[arg-type]
         yield made
     assert list(tmp_path.iterdir()) == []
 
@@ -80,6 +80,6 @@ def test_a_signal_ends_a_trial_at_once(trials: TimedRuns, clockwork: Clockwork) 
 def test_a_terminal_costs_what_it_costs_and_shows_nothing(
     clockwork: Clockwork, tiny: Compose, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with TimedRuns(tiny(), COURSE, clockwork, terminal=True) as trials:  # type: ignore[arg-type]
+    with TimedRuns(tiny(), COURSE, clockwork, is_terminal=True) as trials:  # type: ignore[arg-type]
         assert trials.time(Variant(20, "loop"), 60).step_ms == pytest.approx(0.15)
     assert capfd.readouterr() == ("", "")

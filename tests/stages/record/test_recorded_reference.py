@@ -14,7 +14,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.package_paths import RECIPES
 from pipeline.engine.monitors.log_lines import read_lines
-from pipeline.stages.record.recorded_reference import describe_standing, find_reference
+from pipeline.stages.record.recorded_reference import describe_comparison, find_reference
 from pipeline.stages.record.summary import Summary, read_summary
 
 FIGURES = {"source": "a laptop", "metrics": {"accuracy": 0.5}, "step_ms": 2, "losses": [2.5, 2.25]}
@@ -76,7 +76,7 @@ def test_missing_figures_are_named(tmp_path: Path) -> None:
     metrics = {"f1": {"macro": 0.75, "class": [1.0, 0.5]}}
     summary = Summary("lenet5_digits", "cpu", 1, ("train",), None, metrics=metrics)
     standing = found.compare(summary, tmp_path)
-    assert describe_standing(standing) == "f1 0.75 (-0.15), no recall, no step_ms; from a laptop"
+    assert describe_comparison(standing) == "f1 0.75 (-0.15), no recall, no step_ms; from a laptop"
     json.dumps(standing)
 
 

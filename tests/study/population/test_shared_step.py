@@ -90,7 +90,7 @@ def test_a_run_computes_what_it_computes_alone(tiny: Tiny) -> None:
     inputs = inputs_of(make_step(recipes[0]))
     members = list(map(numbers_of, recipes[:2]))
     shared = share_step(recipes[0], members, make_step, inputs)
-    assert shared.draws_alike
+    assert shared.has_same_init
     for recipe in recipes:
         constants = shared.arguments_of(numbers_of(recipe), make_step(recipe))
         assert len(constants) == 4, "momentum, 1 - momentum, smoothing and 1 - smoothing"
@@ -146,4 +146,4 @@ def test_initial_states_that_depend_on_numbers_are_noticed(tiny: Tiny) -> None:
         return make_step(recipe, initial=2.0)
 
     inputs = inputs_of(make(recipes[0]))
-    assert not share_step(recipes[0], list(map(numbers_of, recipes)), make, inputs).draws_alike
+    assert not share_step(recipes[0], list(map(numbers_of, recipes)), make, inputs).has_same_init

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.study.runs.ranking import is_better_larger, main_metric
+from pipeline.study.runs.ranking import is_larger_better, main_metric
 
 LOSS = {"train_loss": 0.1, "steps": 9.0, "step_ms": 2.0}
 EVALUATED = {**LOSS, "accuracy": 0.9, "loss": 0.3, "f1": 0.9, "train_accuracy": 1.0}
@@ -31,4 +31,4 @@ def test_speeds_are_no_metric() -> None:
     [("accuracy", True), ("loss", False), ("train_loss", False), ("rmse", False), ("steps", True)],
 )
 def test_directions_are_known(figure: str, larger: bool) -> None:
-    assert is_better_larger(figure) is larger
+    assert is_larger_better(figure) is larger

@@ -122,9 +122,9 @@ def test_too_little_memory_is_refused_with_the_number_that_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shared_program, "available_bytes", lambda: 7 * 10**9)
-    shared_program.Places(3, is_asked=True).require_room(2 * 10**9)
+    shared_program.Places(3, is_set_by_user=True).require_room(2 * 10**9)
     with pytest.raises(shared_program.RunError) as error:
-        shared_program.Places(8, is_asked=True).require_room(2 * 10**9)
+        shared_program.Places(8, is_set_by_user=True).require_room(2 * 10**9)
     text = str(error.value)
     assert "hydra.sweeper.vectorize = 8: 8 runs at once need 16.0 GB of memory, and 7.0 GB" in text
     assert text.endswith("hydra.sweeper.vectorize=3 fits")

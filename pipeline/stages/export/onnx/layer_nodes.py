@@ -353,15 +353,14 @@ def _add_dual_path(layer: standard.DualPath, x: NodeOutput, graph: GraphBuilder)
     shortcut = add_layers(layer.shortcut, x, graph.enter("shortcut"))
     shortcut = graph.to_order(shortcut, "nchw")
     added = layer.added
-    ends = [
+    added_body, new_body, added_shortcut, new_shortcut = (
         _slice_channels(path, start, stop, graph)
         for path in (body, shortcut)
         for start, stop in ((0, added), (added, path.shape[-1]))
-    ]
-    total = replace(ends[0], name=graph.add_node("Add", [ends[0].name, ends[2].name]))
-    return _concatenate_channels(
-        [part for part in (total, ends[3], ends[1]) if part.shape[-1]], graph
     )
+    total = replace(added_body, name=graph.add_node("Add", [added_body.name, added_shortcut.name]))
+    parts = (total, new_shortcut, new_body)
+    return _concatenate_channels([part for part in parts if part.shape[-1]], graph)
 
 
 def _get_channel_axis(x: NodeOutput) -> int:

@@ -81,9 +81,10 @@ def require_onnx() -> None:
         raise RunError(f"--to onnx {INSTALL}") from error
 
 
-def write_onnx(run: TrainedRun, folder: Path, *, calibrate: int = 0) -> OnnxExport:
-    """Write model.onnx and predict.py; with `calibrate` training samples, or as many as there are,
-    model_int8.onnx too.
+def write_onnx(run: TrainedRun, folder: Path, *, calibration_samples: int = 0) -> OnnxExport:
+    """Write model.onnx and predict.py, and model_int8.onnx unless `calibration_samples` is 0.
+
+    That many training samples calibrate int8, or all of them if there are fewer.
 
     Raises RecipeError for a layer or an op without a translation. Raises RunError if the logits of
     ONNX Runtime differ from the run's, or if a file can't be written.
@@ -104,9 +105,9 @@ def write_onnx(run: TrainedRun, folder: Path, *, calibrate: int = 0) -> OnnxExpo
             (folder / name).unlink(missing_ok=True)
         write_whole(folder / MODEL, content)
         write_whole(folder / SCRIPT, script)
-        if not calibrate:
+        if not calibration_samples:
             return OnnxExport(difference, accuracy)
-        images = _sample_images(dataset.train, calibrate)
+        images = _sample_images(dataset.train, calibration_samples)
         int8_content = _quantize(content, images)
         write_whole(folder / INT8, int8_content)
     except OSError as error:

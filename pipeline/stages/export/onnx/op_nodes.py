@@ -63,8 +63,8 @@ def _add_op(op: MapOp, images: Images, graph: GraphBuilder) -> Images | None:
             height, width, channels = images.value.shape
             top = (height - op.size[0]) // 2
             left = (width - op.size[1]) // 2
-            corners = [top, left], [top + op.size[0], left + op.size[1]], [1, 2]
-            bounds = [graph.add_constant("bound", np.array(c, np.int64)) for c in corners]
+            slices = [top, left], [top + op.size[0], left + op.size[1]], [1, 2]
+            bounds = [graph.add_constant("bound", np.array(c, np.int64)) for c in slices]
             name = graph.add_node("Slice", [images.value.name, *bounds])
             return Images(NodeOutput(name, (*op.size, channels)), images.dtype)
         case Resize(interpolation="linear" | "nearest"):
@@ -123,8 +123,9 @@ def _add_resize(op: Resize, images: Images, graph: GraphBuilder) -> Images:
     # As in `mix`: each product keeps 16 bits, and the sum is rounded from quarters.
     products = _weigh_taps(divide(mixed, 16), vertical, 1, graph)
     upper, lower = (divide(product, 1 << 16) for product in products)
-    two = graph.add_node("Add", [upper, lower]), graph.add_constant("whole", np.array(2, np.int32))
-    result = divide(graph.add_node("Add", two), 4)
+    total = graph.add_node("Add", [upper, lower])
+    half = graph.add_constant("whole", np.array(2, np.int32))
+    result = divide(graph.add_node("Add", [total, half]), 4)
     return _add_cast(Images(NodeOutput(result, shape), "int32"), "uint8", graph)
 
 
