@@ -56,7 +56,7 @@ class RecordedRun:
     made: tuple[Descendant, ...] = ()
     """Exports and runs that use this run."""
     live: LiveStatus | None = None
-    """The newest status of a running run; None if it has a summary or has written no status lately."""
+    """The newest status of a running run; None if it has ended or has written none lately."""
 
 
 def find_runs(root: Path) -> list[Path]:
