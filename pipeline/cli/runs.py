@@ -41,9 +41,12 @@ def main(
 ) -> int:
     """Print the runs, or write their page; the exit status is 0.
 
-    Raises UsageError for `out` without `html`, DataError if the folder can't be read or has no run.
+    Raises UsageError for `out` without `html` and for another form with `watches`, DataError if the
+    folder can't be read or has no run.
     """
     if watches:
+        if html or as_json or out is not None:
+            raise UsageError(["--watch"], "prints a table, without --html, --json and --out")
         with suppress(KeyboardInterrupt):
             while True:
                 Console().clear()

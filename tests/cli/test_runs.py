@@ -71,7 +71,17 @@ def test_the_page_is_written_where_it_is_told(
 
 
 @pytest.mark.parametrize(
-    "args", [["a", "b"], ["--html=x"], ["--out=x"], ["--metric"], ["--sort=x"]]
+    "args",
+    [
+        ["a", "b"],
+        ["--html=x"],
+        ["--out=x"],
+        ["--metric"],
+        ["--sort=x"],
+        ["--watch", "--html"],
+        ["--watch", "--json"],
+        ["--watch", "--out=x"],
+    ],
 )
 def test_other_arguments_are_refused(args: list[str]) -> None:
     with pytest.raises(UsageError):

@@ -19,6 +19,8 @@ CIFAR = {"normalize.mean": [0.4914, 0.4822, 0.4465], "normalize.std": [0.2023, 0
 MNIST = {"normalize.mean": [0.1307], "normalize.std": [0.3081]}
 SMALL_IMAGES = {"cifar10": CIFAR, "cifar100": CIFAR, "mnist": MNIST}
 """Mean and standard deviation of pixels from 0 to 1, which are constants of mindcv."""
+MAX_EDGE = 2**15
+"""Largest height and width of images."""
 OPS = "dataset.train.ops"
 CIFAR_OPS = {
     f"{OPS}.random_crop.size": [32, 32],
@@ -81,7 +83,10 @@ def map_data(settings: Settings) -> Iterator[KeyRow]:
     if name != "imagenet" and name not in SMALL_IMAGES:
         choices = ", ".join(["imagenet", *SMALL_IMAGES])
         raise RecipeError([f"dataset = {show(name)}: must be one of {choices}"])
-    size = [read_setting(settings, "image_resize", 224)] * 2
+    edge = read_setting(settings, "image_resize", 224)
+    if not 1 <= edge <= MAX_EDGE:
+        raise RecipeError([f"image_resize = {show(edge)}: must be from 1 to {MAX_EDGE:,}"])
+    size = [edge] * 2
     if name == "imagenet" or settings.get("has_crops"):
         yield from _map_crops(settings, name, size)
     else:

@@ -17,6 +17,8 @@ from pipeline.core.files.bounded_read import read_text
 from pipeline.core.files.safe_yaml import parse_yaml
 
 MAX_BYTES = 2**18
+MAX_NODES = 2**18
+"""Most nodes of the syntax that are read as values. Constants that use others may be endless."""
 NAME = "NPURunConfig"
 REFUSED = (
     "train_distribute",
@@ -38,6 +40,7 @@ class Script:
         nodes = list(ast.walk(tree))
         self.assignments = [node for node in nodes if isinstance(node, ast.Assign)]
         self.contexts = [node.context_expr for node in nodes if isinstance(node, ast.withitem)]
+        self._nodes_left = MAX_NODES
         self.calls: dict[str, list[ast.Call]] = defaultdict(list)
         """Calls by the last name of the function."""
         for node in nodes:
@@ -60,9 +63,16 @@ class Script:
         return [call for name in names for call in self.calls[name]]
 
     def read_value(self, node: ast.expr) -> Any:
-        """Return a literal, the keywords of a call, or the text of another expression."""
+        """Return a literal, the keywords of a call, or the text of another expression.
+
+        Raises ValueError if all values have more than `MAX_NODES` nodes.
+        """
         if isinstance(node, ast.Name):
             node = self.constants.get(node.id, node)
+        is_call = isinstance(node, ast.Call) and not node.args
+        self._nodes_left -= 1 if is_call else sum(1 for _ in ast.walk(node))
+        if self._nodes_left < 0:
+            raise ValueError(f"has values of more than {MAX_NODES:,} parts")
         if isinstance(node, ast.Call) and not node.args:
             return {item.arg: self.read_value(item.value) for item in node.keywords if item.arg}
         try:

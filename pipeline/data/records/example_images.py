@@ -223,9 +223,11 @@ class _Layout:
             raise ValueError(f"{show_name(self.label_key)} has {len(label)} values, not {expected}")
         if self.num_floats is None:
             return int(label[0])
-        if not np.isfinite(label).all():
+        with np.errstate(over="ignore"):
+            numbers = label.astype(np.float32)
+        if not np.isfinite(numbers).all():
             raise ValueError(f"{show_name(self.label_key)} has {label.tolist()}; must be finite")
-        return label.astype(np.float32)
+        return numbers
 
 
 def _find_layout(features: Mapping[str, Feature], settings: ExampleSettings) -> _Layout:
@@ -262,7 +264,9 @@ def _find_array_layout(key: str, values: Feature | None, moved_axis: int) -> Ima
     if not isinstance(values, np.ndarray) or not 1 <= values.ndim <= 3 or not values.size:
         raise ValueError(f"{show_name(key)} must be an image, of at most 3 axes, or tokens")
     dtype: Literal["int32", "float32"] = "int32" if values.dtype.kind == "i" else "float32"
-    if not (np.abs(values) <= (MAX_INT if dtype == "int32" else MAX_FLOAT)).all():
+    limit = MAX_INT if dtype == "int32" else MAX_FLOAT
+    # The absolute value of the least int64 is negative.
+    if not ((values >= -limit) & (values <= limit)).all():
         raise ValueError(f"{show_name(key)} has values that {dtype} can't hold")
     height, width, channels = _as_image(values, moved_axis).shape
     shape = (height, width, channels)

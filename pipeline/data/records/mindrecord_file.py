@@ -12,10 +12,12 @@ are little-endian. Source: files of MindSpore 2.10 (tests/golden/make_mindrecord
 
 from __future__ import annotations
 
+import operator
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, Self
 
@@ -40,6 +42,8 @@ _INDEX_QUERY = """SELECT ROW_ID, PAGE_ID_RAW, PAGE_OFFSET_RAW, PAGE_OFFSET_RAW_E
     PAGE_ID_BLOB, PAGE_OFFSET_BLOB, PAGE_OFFSET_BLOB_END FROM INDEXES"""
 _STEPS = 1000
 """Steps of SQLite's program between two checks of its limit."""
+_MAX_VALUE_BYTES = 2**20
+"""Largest text, bytes or row of an index."""
 
 
 Bytes = Annotated[int, Field(gt=0, lt=2**40)]
@@ -162,13 +166,15 @@ def _read_index(index: Path) -> np.ndarray:
     ValueError if the file is missing or damaged."""
     if not index.is_file():
         raise ValueError(f"needs its index {show_name(index.name)} in the same folder")
-    # A hostile database may compute endless rows, so the steps of the query are limited.
+    # A hostile database may compute endless rows or huge values, so both are limited.
     budget = iter(range(1000 + index.stat().st_size // 10))
     try:
         uri = f"{index.absolute().as_uri()}?mode=ro&immutable=1"
         with closing(sqlite3.connect(uri, uri=True)) as database:
+            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
             database.set_progress_handler(lambda: next(budget, None) is None, _STEPS)
-            rows = np.array(database.execute(_INDEX_QUERY).fetchall(), np.int64)
+            values = chain.from_iterable(database.execute(_INDEX_QUERY))
+            rows = np.fromiter(map(operator.index, values), np.int64)
     except (sqlite3.Error, ValueError, TypeError, OverflowError, MemoryError) as error:
         raise ValueError(f"its index {show_name(index.name)} is damaged: {error}") from error
     rows = rows.reshape(-1, 7)
@@ -214,7 +220,8 @@ def _parse_scalars(content: bytes, schema: SampleSchema) -> Iterator[tuple[str, 
     """Yield the scalars of a sample. Raises ValueError for a missing value or another type."""
     import msgpack  # flax's format of checkpoints, too
 
-    values = msgpack.unpackb(content)
+    # Arrays are blobs. A hostile row may have millions of them.
+    values = msgpack.unpackb(content, max_array_len=0, max_map_len=len(schema.fields))
     for name, field in schema.fields.items():
         if field.is_blob:
             continue
@@ -270,7 +277,7 @@ def unpack_integers(blob: bytes) -> np.ndarray:
     count = int.from_bytes(blob[:4], "big")
     first = 4 + -(-count // 4)
     data = np.frombuffer(blob, np.uint8)
-    if first > len(data):
+    if first + count > len(data):
         raise ValueError(f"{count:,} integers don't fit {len(data):,} bytes")
     codes = (data[4:first, None] >> np.array([6, 4, 2, 0], np.uint8) & 3).ravel()[:count]
     ends = first + np.cumsum(np.array(SIZES)[codes])

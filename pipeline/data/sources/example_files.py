@@ -115,7 +115,8 @@ class ExampleFilesSpec(LocalDatasetSpec):
         if not paths:
             raise DataError(f"{self.root}: has no files {pattern}")
         for path in paths:
-            require_within(path, self.root.resolve())
+            for suffix in {"", self.suffix_left_out or ""}:
+                require_within(path.with_name(f"{path.name}{suffix}"), self.root.resolve())
         return read_examples(paths, self.index_file, self._settings)
 
     @property

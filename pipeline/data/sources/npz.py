@@ -125,10 +125,11 @@ def _read_columns(
             raise ValueError(f"{array} is {values.dtype}; must be numbers")
         if values.ndim == 0 or 0 in values.shape or len(values) != samples:
             raise ValueError(f"{array} has shape {values.shape}; must be ({samples}, ...)")
-        if not _has_finite_values(values):
-            raise ValueError(f"{array} has values that are not finite")
         if values.dtype.itemsize > 4:
-            values = values.astype(np.float32)
+            with np.errstate(over="ignore"):
+                values = values.astype(np.float32)
+        if not _has_finite_values(values):
+            raise ValueError(f"{array} has values that are not finite in float32")
         columns[name] = values
     return columns
 

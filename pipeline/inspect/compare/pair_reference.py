@@ -97,7 +97,7 @@ def _move_channels_last(side: TensorSide) -> TensorSide:
 
 
 class _Head(NamedTuple):
-    """Shape of an output, and its first sample in float64."""
+    """Shape of an output, and its first sample, if it has one, in float64."""
 
     shape: tuple[int, ...]
     sample: np.ndarray
@@ -108,7 +108,7 @@ def _read_heads(side: TensorSide) -> dict[TensorName, _Head]:
     names = [name for name in side.names if (name.role, name.index) == ("output", "0")]
     arrays = ((name, side.read(name)) for name in names)
     return {
-        name: _Head(array.shape, np.array(array[0] if array.ndim else array, np.float64))
+        name: _Head(array.shape, np.array(array[:1] if array.ndim else array, np.float64))
         for name, array in arrays
         if array is not None
     }

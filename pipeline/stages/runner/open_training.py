@@ -255,7 +255,9 @@ def _open_copies(evaluations: Evaluations) -> Copies | None:
     copies = MindSporeCopies(place, prefix, steps_per_sink_epoch)
     nodes = evaluations.trace_graph("checkpoint.prefix")
     if nodes is not None:
-        copies.write_graph(encode_graph(nodes))
+        # On the thread that writes for TensorBoard: its package can't be imported by two at once.
+        monitor = evaluations.observers.monitor
+        copies.write_graph(monitor.submit_and_wait(partial(encode_graph, nodes)))
     return copies
 
 

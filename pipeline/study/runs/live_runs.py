@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,6 +24,8 @@ def read_live_status(run_dir: Path) -> LiveStatus | None:
         status = TypeAdapter(LiveStatus).validate_python(read_json(run_dir / STATUS))
     except FileNotFoundError:
         return None
+    if math.isnan(status.left_s):
+        raise ValueError("left_s = nan: must be a number")
     written = datetime.fromisoformat(status.written)
     if written.tzinfo is None:
         raise ValueError(f"written = {status.written}: must have a time zone")

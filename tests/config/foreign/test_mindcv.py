@@ -124,6 +124,7 @@ def test_microbatches_are_parts_of_a_batch(tmp_path: Path) -> None:
         ({"opt": "adan"}, "opt = adan: must be one of adagrad, adam"),
         ({"dataset": "voc"}, "dataset = voc: must be one of imagenet, cifar10"),
         ({"crop_pct": 0, "dataset": "imagenet"}, "crop_pct = 0: must be from 0.01 to 1"),
+        ({"image_resize": 1e308, "dataset": "imagenet"}, r"image_resize = 1e\+308: must be from 1"),
         ({"batch_size": "many"}, "batch_size = many: must be a number"),
         ({"model": 3}, "model = 3: must be text"),
     ],

@@ -122,7 +122,18 @@ def test_a_value_that_is_no_literal_is_unmapped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["def", "x = '\0'", "x" * 300_000, "a = a.b" + ".c" * 50_000, "-" * 100_000 + "1"]
+    "text",
+    [
+        "def",
+        "x = '\0'",
+        "x" * 300_000,
+        "a = a.b" + ".c" * 50_000,
+        "-" * 100_000 + "1",
+        "\n".join(f"a{k} = f(x=a{k + 1}, y=a{k + 1})" for k in range(60))
+        + "\na60 = 1\nNPURunConfig(session_config=a0)",
+        f"a = {[1] * 10_000}\nNPURunConfig(b=f({', '.join(f'k{k}=a' for k in range(10_000))}))",
+    ],
+    ids=["def", "nul", "long", "attributes", "signs", "doubled calls", "repeated list"],
 )
 def test_a_hostile_script_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises((ValueError, RecipeError)):

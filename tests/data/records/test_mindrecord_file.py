@@ -6,6 +6,7 @@ import json
 import os
 import sqlite3
 import struct
+import tracemalloc
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.records.mindrecord_file import SIZES, index_mindrecord, unpack_integers
+from pipeline.data.records.mindrecord_file import (
+    SIZES,
+    SampleSchema,
+    _parse_scalars,
+    index_mindrecord,
+    unpack_integers,
+)
 from pipeline.data.records.tf_example import Feature
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "mindrecord.zip"
@@ -119,6 +126,7 @@ ENDLESS = (
         (lambda path: Path(f"{path}.db").write_bytes(b"no database" * 99), "index .* is damaged"),
         (lambda path: Path(f"{path}.db").write_bytes(b""), "no such table: INDEXES"),
         (change_index(*ENDLESS), "is damaged: interrupted"),
+        (change_index("UPDATE INDEXES SET PAGE_ID_RAW = zeroblob(90000000)"), "too big"),
         (change_index("UPDATE INDEXES SET ROW_ID = 9 WHERE ROW_ID = 1"), "samples are missing"),
         (change_index("UPDATE INDEXES SET PAGE_ID_BLOB = 'x'"), "index .* is damaged"),
         (change_index("UPDATE INDEXES SET PAGE_ID_RAW = 7"), "record 0 is outside the file"),
@@ -182,6 +190,24 @@ def test_a_flipped_bit_is_a_clear_error_or_a_value(
     path.write_bytes(bytes(content))
     with suppress(ValueError):
         assert len(read(path)) == 4
+
+
+def test_memory_is_bounded_by_the_file() -> None:
+    """Sizes that lie are refused before values are made of them."""
+    count = 40_000_000
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="40,000,000 integers don't fit 10,000,004 bytes"):
+        unpack_integers(count.to_bytes(4, "big") + bytes(count // 4))
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 2.1e7
+
+
+def test_scalars_have_no_lists() -> None:
+    """A list of empty lists takes a byte for each in a row, and 56 in memory."""
+    schema = SampleSchema.model_validate({"schema": {"x": {"type": "int32"}}, "blob_fields": []})
+    with pytest.raises(ValueError, match="max_array_len"):
+        list(_parse_scalars(b"\x93\x90\x90\x90", schema))
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20))

@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData
+from pipeline.data.records.example_images import ExampleSettings, _find_layout
 from pipeline.data.sources.example_files import MindRecord
 from tests.data.records.test_mindrecord_file import GOLDEN
 from tests.data.section import section
@@ -58,3 +59,21 @@ def test_a_missing_index_is_named_with_its_file(folder: Path) -> None:
     (folder / "train.mindrecord1.db").unlink()
     with pytest.raises(DataError, match=r"train.mindrecord1: needs its index train.mindrecord1.db"):
         read(folder)
+
+
+def test_an_index_outside_the_folder_is_refused(folder: Path, tmp_path_factory: Any) -> None:
+    index = folder / "train.mindrecord1.db"
+    outside = tmp_path_factory.mktemp("outside") / "index.db"
+    index.rename(outside)
+    index.symlink_to(outside)
+    with pytest.raises(DataError, match=r"train.mindrecord1.db: leads out of"):
+        read(folder)
+
+
+def test_numbers_that_float32_or_int32_cannot_hold_are_refused() -> None:
+    lowest = {"data": np.array([-(2**63), 3]), "label": np.array([1])}
+    with pytest.raises(ValueError, match="data has values that int32 can't hold"):
+        _find_layout(lowest, ExampleSettings())
+    price = {"data": np.ones(2), "label": np.array([1e300])}
+    with pytest.raises(ValueError, match="must be finite"):
+        _find_layout(price, ExampleSettings()).label(price)

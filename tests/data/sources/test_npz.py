@@ -254,6 +254,7 @@ def test_further_columns_are_read_by_name(tmp_path: Path) -> None:
         ({"age_train": np.zeros(4), "age_test": np.zeros(2)}, r"age_train has shape \(4,\)"),
         ({"age_train": np.array(list("abcde")), "age_test": np.zeros(2)}, "must be numbers"),
         ({"age_train": np.full(5, np.nan), "age_test": np.zeros(2)}, "not finite"),
+        ({"age_train": np.full(5, 1e300), "age_test": np.zeros(2)}, "not finite in float32"),
     ],
 )
 def test_a_wrong_column_is_named(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:

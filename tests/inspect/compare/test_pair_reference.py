@@ -211,6 +211,19 @@ def test_names_decide_before_order(tmp_path: Path) -> None:
     assert reference.about == "2 tensors of 2 operators"
 
 
+def test_an_empty_array_is_compared_by_its_shape(tmp_path: Path) -> None:
+    arrays = {"a": np.ones((2, 3), np.float32), "b": np.ones((0, 3), np.float32)}
+    folder = write_files(tmp_path / "reference", arrays)
+    sides = {TensorName(name, "output"): array for name, array in arrays.items()}
+    left = TensorSide("left", "", {"a": "relu", "b": "relu"}, list(sides), sides.get)
+    assert pair_reference(left, read_reference(folder), {})[2] == {"a": ("a",), "b": ("b",)}
+    named = {TensorName(f"layer_{name}", "output"): array for name, array in arrays.items()}
+    layers = {name.layer: "relu" for name in named}
+    left = TensorSide("left", "", layers, list(named), named.get)
+    pairs = pair_reference(left, read_reference(folder), {})[2]
+    assert pairs == {"layer_a": ("a",), "layer_b": ("b",)}
+
+
 @pytest.mark.parametrize(
     ("args", "error", "problem"),
     [

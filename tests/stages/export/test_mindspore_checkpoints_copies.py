@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from pipeline import load_recipe
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.checkpoint.checkpointer import Checkpoints
 from pipeline.core.errors import RecipeError, RunError
+from pipeline.engine.monitors.tensorboard import BoardNode, encode_graph
 from pipeline.models.weights.files.weight_files import read_weights
 from pipeline.stages.export.mindspore_checkpoints import CopiesPlace, MindSporeCopies
 from tests import outcome
@@ -42,7 +45,16 @@ def save(run_dir: Path, folder: Path | None, *steps: int, prefix: str = "net") -
 
 
 @pytest.mark.slow
-def test_a_run_writes_a_file_for_each_checkpoint_that_it_keeps(cache: Path, tmp_path: Path) -> None:
+def test_a_run_writes_a_file_for_each_checkpoint_that_it_keeps(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def encode(nodes: Sequence[BoardNode]) -> bytes:
+        threads.append(threading.current_thread())
+        return encode_graph(nodes)
+
+    monkeypatch.setattr("pipeline.engine.monitors.tensorboard.encode_graph", encode)
     mlp = ("model=mlp", "model.hidden=[8]", "train.steps=24", "train.sink_size=10")
     keys = ("checkpoint.every_steps=10", "checkpoint.keep=2", "checkpoint.prefix=resnet50")
     out, run_dir = tmp_path / "out", tmp_path / "run"
@@ -56,6 +68,9 @@ def test_a_run_writes_a_file_for_each_checkpoint_that_it_keeps(cache: Path, tmp_
     graph = GraphDef.FromString((out / "resnet50-graph.meta").read_bytes())  # K-03
     nodes = {node.name: node for node in graph.node}
     assert {"input", "output", *arrays} <= nodes.keys()
+    # The package of TensorBoard can't be imported by two threads at once.
+    assert threads
+    assert threading.main_thread() not in threads
     assert nodes["dense_0/dot_general"].op == "dot_general"
 
 

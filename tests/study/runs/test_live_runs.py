@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -32,6 +33,10 @@ def test_status_of_a_dead_run_does_not_count(tmp_path: Path) -> None:
         ("[]", "dictionary"),
         ("{", "Expecting property name"),
         ('{"step": 1e400}', "step"),
+        (
+            json.dumps({**STATUS, "left_s": math.nan, "written": datetime.now(UTC).isoformat()}),
+            "left_s = nan",
+        ),
         (json.dumps({**STATUS, "written": "today"}), "Invalid isoformat"),
         (json.dumps({**STATUS, "written": "2026-11-26T09:00:00"}), "must have a time zone"),
     ],
