@@ -55,6 +55,8 @@ CORE_FIGURES = (
 BANK_VARIABLE = "TUNE_BANK_PATH"
 REPEAT_VARIABLE = "REPEAT_TUNE"
 SWITCH_WORDS = {"true": True, "1": True, "false": False, "0": False}
+MAX_TILE = 2**31 - 1
+"""Largest number of a bank's tiling."""
 REPEAT_MODE: TuneMode = "rl,ga"
 """Mode in which stored operators are tuned again if REPEAT_TUNE is on and no mode is chosen."""
 
@@ -247,8 +249,10 @@ def check_tile_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return a bank's entry with its types. Raises ValueError for values out of range."""
     tiling = [int(value) for value in entry["tiling"]]
     us = float(entry["us"])
-    if len(tiling) != len(fields(Tiling)) or min(tiling) < 1 or not us > 0:
-        raise ValueError(f"entry {entry}: tiling and us must be above 0")
+    if len(tiling) != len(fields(Tiling)) or not 1 <= min(tiling) <= max(tiling) <= MAX_TILE:
+        raise ValueError(f"a tiling must have {len(fields(Tiling))} numbers from 1 to {MAX_TILE:,}")
+    if not 0 < us < float("inf"):
+        raise ValueError(f"us = {us}: must be positive and finite")
     return {"tiling": tiling, "us": us}
 
 

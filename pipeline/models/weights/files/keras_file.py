@@ -52,13 +52,17 @@ def read_keras(path: Path) -> Arrays:
             source = io.BytesIO(_read_part(archive, _WEIGHTS, _MAX_BYTES))
             order = _layer_names(_read_part(archive, "config.json", _MAX_CONFIG_BYTES))
     arrays: Arrays = {}
-    with h5py.File(source, "r") as file:
-        has_model = isinstance(file.get("model_weights", getlink=True), h5py.HardLink)
-        root = file["model_weights"] if has_model else file
-        names = root.attrs.get("layer_names", ())
-        order = order or [n.decode() if isinstance(n, bytes) else str(n) for n in names]
-        numbers = {name: number for number, name in enumerate(order)}
-        found = sorted(_walk(root, h5py), key=lambda pair: make_natural_key(".".join(pair[0])))
+    try:
+        with h5py.File(source, "r") as file:
+            has_model = isinstance(file.get("model_weights", getlink=True), h5py.HardLink)
+            root = file["model_weights"] if has_model else file
+            names = root.attrs.get("layer_names", ())
+            order = order or [n.decode() if isinstance(n, bytes) else str(n) for n in names]
+            found = sorted(_walk(root, h5py), key=lambda pair: make_natural_key(".".join(pair[0])))
+    except (LookupError, TypeError) as error:
+        # h5py raises these too for what HDF5 can't read, and names may be bytes.
+        raise ValueError(f"it is damaged: {error}") from error
+    numbers = {name: number for number, name in enumerate(order)}
     for layer, rest, array in _name_variables(found):
         name = f"{numbers[layer]}.{layer}" if layer in numbers else _number_class(layer)
         add_array(arrays, ".".join((name, *rest)).removesuffix(":0"), array)
@@ -74,6 +78,7 @@ def _number_class(layer: str) -> str:
 def _read_part(archive: zipfile.ZipFile, name: str, max_bytes: int) -> bytes:
     if name not in archive.namelist() or archive.getinfo(name).file_size > max_bytes:
         raise ValueError(f"its part {name} is missing or too large")
+    require_room(archive.getinfo(name).file_size, "reading it")
     with archive.open(name) as part:
         return part.read(max_bytes)
 
@@ -82,6 +87,8 @@ def _layer_names(content: bytes) -> list[str]:
     """Return the groups of a `.keras` in the order of layers: class and number, as `dense_1`."""
     try:
         classes = [str(layer["class_name"]) for layer in json.loads(content)["config"]["layers"]]
+    except RecursionError:
+        raise ValueError("its config.json is nested too deeply") from None
     except (KeyError, TypeError):
         return []  # A subclass of Model has no list of layers.
     names: list[str] = []

@@ -111,9 +111,13 @@ def _read_table(content: bytes) -> Iterator[tuple[str, bytes]]:
     for number in range(4):
         places[number], at = decode_varint(message, at, _KIND)
     count = 0
+    unread_bytes = len(content)
     for _, place in _read_block(message, places[2], places[3]):
         offset, at = decode_varint(memoryview(place), 0, _KIND)
         size, _ = decode_varint(memoryview(place), at, _KIND)
+        unread_bytes -= size
+        if unread_bytes < 0:
+            raise ValueError("its blocks overlap")
         for key, value in _read_block(message, offset, size):
             count += 1
             if count > MAX_ENTRIES:

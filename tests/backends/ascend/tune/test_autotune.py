@@ -242,6 +242,8 @@ def test_a_tiling_is_searched_once_for_equal_products(tmp_path: Path) -> None:
         '{"version": 9, "entries": {}}',
         '{"version": 1, "entries": {"a": {"tiling": [1, 2], "us": 1}}}',
         '{"version": 1, "entries": {"a": {"tiling": [0, 1, 1, 1, 8, 16], "us": 1}}}',
+        '{"version": 1, "entries": {"a": {"tiling": [1, 1, 1, 1, 8, 16], "us": Infinity}}}',
+        '{"version": 1, "entries": {"a": {"tiling": [1, 1, 1, 1, 8, 1%s], "us": 1}}}' % ("0" * 400),
     ],
 )
 def test_a_corrupted_bank_is_one_clear_error(tmp_path: Path, text: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from pipeline.core.errors import DataError
+from pipeline.core.host import memory
 from pipeline.models.weights.files.weight_files import read_weights
 from tests.conftest import ROOT
 
@@ -92,6 +97,47 @@ def test_a_hostile_file_is_refused(
         read_weights(tmp_path / "net.h5")
 
 
+def test_a_name_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "net.h5", "w") as file:
+        file.create_group(b"layer\xff")
+    with pytest.raises(DataError, match="can't read these weights: it is damaged"):
+        read_weights(tmp_path / "net.h5")
+
+
+def test_names_of_layers_that_are_no_list_are_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "net.h5", "w") as file:
+        file["dense/kernel"] = np.ones((2, 3), np.float32)
+        file.attrs["layer_names"] = 3
+    with pytest.raises(DataError, match="can't read these weights: it is damaged"):
+        read_weights(tmp_path / "net.h5")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**13), st.sampled_from((0, 1, 128, 255)))
+@example(place=0, byte=0)
+def test_a_changed_byte_is_read_or_refused(place: int, byte: int) -> None:
+    """Without another error."""
+    content = bytearray((FOLDER / "keras3.weights.h5").read_bytes())
+    content[place % len(content)] = byte
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "net.weights.h5"
+        file.write_bytes(content)
+        with contextlib.suppress(DataError):
+            read_weights(file)
+
+
+def test_an_archive_whose_weights_need_too_much_memory_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "net.keras"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model.weights.h5", bytes(2**20))
+        archive.writestr("config.json", "{}")
+    monkeypatch.setattr(memory, "available_bytes", lambda: 2**19)
+    with pytest.raises(DataError, match="reading it would take"):
+        read_weights(file)
+
+
 @pytest.mark.parametrize("name", ["net.h5", "net.keras"])
 def test_a_file_of_another_kind_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"PK\x03\x04 not this")
@@ -103,6 +149,14 @@ def test_an_archive_without_weights_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "net.keras", "w") as archive:
         archive.writestr("config.json", "{}")
     with pytest.raises(DataError, match=r"its part model\.weights\.h5 is missing"):
+        read_weights(tmp_path / "net.keras")
+
+
+def test_a_config_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "net.keras", "w") as archive:
+        archive.writestr("model.weights.h5", (FOLDER / "keras3.weights.h5").read_bytes())
+        archive.writestr("config.json", "[" * 100_000)
+    with pytest.raises(DataError, match=r"config\.json is nested too deeply"):
         read_weights(tmp_path / "net.keras")
 
 

@@ -69,6 +69,25 @@ def test_a_damaged_index_is_refused(change, problem: str, tmp_path: Path) -> Non
         read_weights(file)
 
 
+def make_block(entries: list[tuple[bytes, bytes]]) -> bytes:
+    """Return a block of a sorted table, of entries of fewer than 128 bytes, and its trailer."""
+    parts = [bytes((0, len(key), len(value))) + key + value for key, value in entries]
+    return b"".join(parts) + bytes(4) + (1).to_bytes(4, "little") + bytes(5)
+
+
+def test_blocks_that_overlap_are_refused(tmp_path: Path) -> None:
+    """Values of many entries would be read from the same bytes, each as large as the file."""
+    data = make_block([(b"a", bytes(100))])
+    place = bytes((0, len(data) - 5))
+    listing = make_block([(bytes((number,)), place) for number in range(50)])
+    footer = bytes((0, 0)) + bytes((len(data), (len(listing) - 5) & 127 | 128, len(listing) >> 7))
+    file = copy_to(tmp_path, "names")
+    magic = file.read_bytes()[-8:]
+    file.write_bytes(data + listing + footer.ljust(40, b"\0") + magic)
+    with pytest.raises(DataError, match="its blocks overlap"):
+        read_weights(file)
+
+
 def test_missing_or_short_data_is_refused(tmp_path: Path) -> None:
     file = copy_to(tmp_path, "names")
     data = tmp_path / "names.data-00000-of-00001"
