@@ -20,6 +20,7 @@ from pipeline.models.modules.apply_layers import (
     computes,
     require_groups,
     require_images,
+    require_mask,
     require_number,
     require_tokens,
 )
@@ -62,6 +63,10 @@ class _Conv1d(_Convolution):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         require_tokens(x, self.context)
+        mask = require_mask(x.shape[:2], self.context)
+        if mask is not None:
+            # Padding of a batch counts as padding at the ends.
+            x = jnp.where(mask[..., None], x, jnp.zeros((), x.dtype))
         layer = self.layer
         size = (layer.kernel,)
         dilation = (layer.dilation,)

@@ -149,3 +149,15 @@ def test_padding_does_not_change_the_state(key: str) -> None:
     for row, tokens in enumerate(mask.sum(1)):
         alone = Stack(layer).apply(params, x[row : row + 1, :tokens])
         np.testing.assert_allclose(y[row : row + 1], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_conv1d_reads_padding_as_zeros() -> None:
+    """So real tokens don't depend on the values of padding."""
+    layer = Conv1d(features=4, kernel=3)
+    x = np.random.default_rng(0).normal(size=(3, 7, 5)).astype(np.float32)
+    params = Stack(layer).init(jax.random.key(0), x)
+    mask = np.arange(x.shape[1]) < np.array([[4], [7], [1]])
+    y = Stack(layer, mask).apply(params, np.where(mask[..., None], x, 1e9))
+    for row, tokens in enumerate(mask.sum(1)):
+        alone = Stack(layer).apply(params, x[row : row + 1, :tokens])
+        np.testing.assert_allclose(y[row, :tokens], alone[0], rtol=1e-5, atol=1e-6)
