@@ -70,6 +70,7 @@ LAZY_MODULES = {
     "pipeline.cli.commands.root",
     "pipeline.cli.worker",
     "pipeline.cli.train",
+    "pipeline.core.host.launchers",
     "pipeline.data.download",
     "pipeline.data.tables.fit_table",
     "pipeline.study.sweep.history",

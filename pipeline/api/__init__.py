@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.core.host.launchers import get_group_size, get_rank
 from pipeline.core.registry import ComponentOf, FilePath, Seq, Spec, component, make_component
 from pipeline.data.columns import ColumnSpec, Facts, RawData, Split
 from pipeline.data.dataset_spec import BatchOp, DatasetSpec, MapOp, Op
@@ -66,6 +67,8 @@ __all__ = [
     "Targets",
     "WarmupDecay",
     "component",
+    "get_group_size",
+    "get_rank",
     "layer",
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import socket
 import sys
@@ -281,6 +282,30 @@ def find_place(launch: str, environment: Environment) -> RankPlace | None:
         return _find_ray_worker()
     _require_one_place(launch, several, environment)
     return several[0].open_place(environment)
+
+
+def get_rank() -> int:
+    """Return the rank of this process in a run, for code that all its processes call.
+
+    It is 0 for a process alone. Raises RecipeError for invalid variables of a launcher.
+    """
+    return _read_group()[0]
+
+
+def get_group_size() -> int:
+    """Return the number of processes of a run; 1 for a process alone."""
+    return _read_group()[1]
+
+
+def _read_group() -> tuple[int, int]:
+    if "jax" in sys.modules:
+        from pipeline.core.host.jax_private import read_joined_process
+
+        joined = read_joined_process()
+        if joined is not None:
+            return joined
+    place = find_place("auto", os.environ)
+    return (0, 1) if place is None else (place.rank, place.size)
 
 
 def require_one_process(environment: Environment) -> None:

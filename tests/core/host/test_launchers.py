@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from pipeline import api
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.host.launchers import LAUNCHERS, RankPlace, find_place, require_one_process
 
@@ -230,3 +231,14 @@ def test_program_that_imports_ray_train_alone(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setitem(sys.modules, "ray.train", SimpleNamespace(get_context=refuse))
     assert find_place("auto", {}) is None
+
+
+def test_rank_and_group_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """X-01: for code that all processes call, such as a custom dataset."""
+    assert (api.get_rank(), api.get_group_size()) == (0, 1)
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    assert (api.get_rank(), api.get_group_size()) == (1, 4)
+    # The connection counts, if there is one.
+    monkeypatch.setattr("pipeline.core.host.jax_private.read_joined_process", lambda: (2, 3))
+    assert (api.get_rank(), api.get_group_size()) == (2, 3)
