@@ -64,14 +64,14 @@ def add_fine_tuning(
         require_trainable(params, train.freeze)
     with blaming_key("train.unfreeze"):
         _require_new_parameters(train, phases, params)
-    for key, patterns in {
-        "optimizers": [rule.pattern for rule in train.optimizers],
-        "lr_rules": [rule.pattern for rule in train.lr_rules],
-    }.items():
-        with blaming_key(f"train.{key}"):
-            require_covered(patterns, list_paths(params), "parameters")
+    paths = list_paths(params)
+    with blaming_key("train.lr_rules"):
+        require_covered([rule.pattern for rule in train.lr_rules], paths, "parameters")
     if train.optimizers:
+        trained = [path for path in paths if not is_frozen(train.freeze, path)]
         with blaming_key("train.optimizers"):
+            patterns = [rule.pattern for rule in train.optimizers]
+            require_covered(patterns, trained, "trained parameters")
             step_config = replace(step_config, optimizer=_make_grouped_optimizer(train))
     if phases:
         with blaming_key("train.optimizer"):

@@ -51,6 +51,15 @@ def built(recipe: Recipe) -> Built:
     return build(recipe, load_data(recipe, Reporter()), Reporter())
 
 
+def test_optimizer_of_frozen_parameters_is_refused(tiny: Compose) -> None:
+    adam = "{name: adam, lr: 0.1, b1: 0.9, b2: 0.9, eps: 1e-8, weight_decay: 0.0, decay_rules: []}"
+    rule = f"train.optimizers=[{{pattern: conv_0, optimizer: {adam}}}]"
+    with pytest.raises(RecipeError) as refused:
+        built(tiny(rule, "train.freeze=[conv_0]"))
+    assert "train.optimizers: pattern 'conv_0' matches none of the 7 trained" in str(refused.value)
+    built(tiny(rule, "train.freeze=[conv_1]"))
+
+
 @pytest.fixture(scope="module")
 def whole(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """45 steps in three phases, from 12 and from 23 steps on."""
