@@ -180,8 +180,9 @@ class SampleOrder(Batching):
         return Batches(indices, epochs.astype(np.int32), mask.sum(axis=1, dtype=np.int32))
 
     def list_reachable(self) -> np.ndarray:
-        """Return the samples that some epoch reads, int64: all, unless a shard isn't shuffled."""
-        if self.num_shards > 1 and not self.shuffle:
+        """Return the samples that some epoch reads, int64: all, unless a shard has the same ones in
+        each epoch."""
+        if self.num_shards > 1 and (not self.shuffle or self.buffer_size is not None):
             return list_shard_indices(self.samples, self.num_shards, self.shard_id)
         return np.arange(self.samples)
 

@@ -64,13 +64,15 @@ class RankPlace:
         """Seconds in which the processes should meet."""
         return MACHINE_START_S if self.is_on_one_machine else CLUSTER_START_S
 
-    def find_local_devices(self, environment: Environment, count: int) -> list[int] | None:
-        """Return the numbers of this process's `count` GPUs; None if it uses all visible GPUs.
+    def find_local_devices(self, environment: Environment, num_devices: int) -> list[int] | None:
+        """Return the numbers of this process's GPUs; None if it uses all visible GPUs.
 
-        Slurm shows a task its GPUs alone with `--gpus-per-task`.
+        `num_devices` are the devices of all processes. Slurm shows a task its GPUs alone with
+        `--gpus-per-task`.
         """
         if self.local_rank is None:
             return None
+        count = max(num_devices // self.size, 1)
         numbers = list(range(self.local_rank * count, (self.local_rank + 1) * count))
         visible = environment.get("CUDA_VISIBLE_DEVICES")
         return numbers if visible is None or numbers[-1] < len(visible.split(",")) else None

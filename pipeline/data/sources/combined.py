@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BeforeValidator, ValidationInfo, model_validator
+from pydantic import BeforeValidator, ValidationInfo, field_validator, model_validator
 
 from pipeline.core.errors import DataError
 from pipeline.core.registry import ComponentOf, Expected, Seq, component
@@ -77,11 +77,20 @@ class Zip(CombinedSpec):
     cut at the length of the shorter one."""
 
     name: Literal["zip"] = "zip"
-    images: Source
-    labels: Source
+    images: Source | None
+    labels: Source | None
+
+    @field_validator("images", "labels")
+    @classmethod
+    def _require_source(cls, source: DatasetSpec | None) -> DatasetSpec:
+        if source is None:
+            raise ValueError("must be a dataset, such as {name: digits}")
+        return source
 
     def read(self, cache: Path) -> RawData:
         """Return the images and labels of the same positions."""
+        assert self.images is not None, "the recipe was checked"
+        assert self.labels is not None, "the recipe was checked"
         images = self.images.read(cache)
         labels = self.labels.read(cache)
         return replace(

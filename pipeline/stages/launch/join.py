@@ -6,7 +6,7 @@ import atexit
 import hashlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from threading import Timer
@@ -18,6 +18,7 @@ from pipeline.core.host.launchers import RankPlace, find_place
 from pipeline.core.plugins.loading import FLAG, loaded_plugins
 from pipeline.stages.launch.meeting import meet
 from pipeline.stages.record.summary import find_version, list_versions
+from pipeline.training.parallel.parallel_spec import LaunchSpec
 from pipeline.training.parallel.ranks import PeerGoneError, Ranks, is_peer_error
 
 LOCAL = "PIPELINE_LOCAL"
@@ -47,16 +48,17 @@ def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[R
     if ranks is None:
         name = recipe.launch.name
         place = find_place("env" if name == "local" else name, environment)
-        if place is not None:
-            _require_parallel_mode(recipe, f"{place.launcher} has started {place.size} processes")
-        ranks = Ranks() if place is None else _connect(place, recipe)
+        if place is None:
+            yield Ranks()
+            return
+        gpus = place.find_local_devices(environment, recipe.parallel.num_devices)
+        _require_parallel_mode(recipe, f"{place.launcher} has started {place.size} processes")
+        ranks = _connect(place, recipe.launch, gpus)
     try:
         facts = list_shared_facts(recipe)
         ranks.require_same(facts)
         yield ranks
     except BaseException as error:
-        if ranks.size == 1:
-            raise
         if is_peer_error(error):
             gone = PeerGoneError(
                 f"process {ranks.rank} of {ranks.size}: another process has ended "
@@ -102,9 +104,11 @@ def _require_parallel_mode(recipe: Recipe, reason: str) -> None:
         )
 
 
-def _connect(place: RankPlace, recipe: Recipe) -> Ranks:
-    """Connect to the other processes. Raises RunError if that fails."""
-    launch = recipe.launch
+def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -> Ranks:
+    """Connect to the other processes; None: this process has all visible `gpus`.
+
+    Raises RunError if that fails.
+    """
     meet(place, launch.start_seconds or place.start_s)
     proxies = {name: os.environ.pop(name) for name in PROXIES if name in os.environ}
     flag = f"--xla_cpu_collective_timeout_seconds={round(launch.stuck_seconds)}"
@@ -129,7 +133,7 @@ def _connect(place: RankPlace, recipe: Recipe) -> Ranks:
             place.address,
             place.size,
             place.rank,
-            place.find_local_devices(os.environ, max(recipe.parallel.num_devices // place.size, 1)),
+            gpus,
             cluster_detection_method="deactivate",
             # By default the first process listens at all addresses of the machine.
             coordinator_bind_address=place.address if place.is_on_one_machine else None,

@@ -196,10 +196,10 @@ def test_machine_and_cluster(host: str, is_local: bool) -> None:
 def test_gpus_of_a_process() -> None:
     place = RankPlace(1, 2, "a:1", 1)
     assert place.find_local_devices({}, 1) == [1]
-    assert place.find_local_devices({}, 4) == [4, 5, 6, 7]
-    assert place.find_local_devices({"CUDA_VISIBLE_DEVICES": "4,5"}, 1) == [1]
-    assert place.find_local_devices({"CUDA_VISIBLE_DEVICES": "4"}, 1) is None
-    assert place.find_local_devices({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 4) is None
+    assert place.find_local_devices({}, 8) == [4, 5, 6, 7]
+    assert place.find_local_devices({"CUDA_VISIBLE_DEVICES": "4,5"}, 2) == [1]
+    assert place.find_local_devices({"CUDA_VISIBLE_DEVICES": "4"}, 2) is None
+    assert place.find_local_devices({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 8) is None
     assert RankPlace(1, 2, "a:1").find_local_devices({}, 1) is None
 
 

@@ -116,7 +116,7 @@ def test_first_process_that_ends_after_the_meeting_is_reported() -> None:
         "join.meet = lambda *_: None\n"
         "join.CONNECT_S = 1\n"
         "recipe = load_recipe('lenet5_digits', ['parallel.mode=data'])\n"
-        "join._connect(RankPlace(1, 2, sys.argv[1]), recipe)\n"
+        "join._connect(RankPlace(1, 2, sys.argv[1]), recipe.launch, None)\n"
     )
     address = f"127.0.0.1:{open_port()}"
     command = [sys.executable, "-c", script, address]
