@@ -22,7 +22,7 @@ class DeviceSpec(Spec):
     is_emulated: ClassVar[bool] = False
     """Whether step times come from a model of the device; such a run has one process."""
     uses_cuda: ClassVar[bool] = False
-    """Whether the device is an NVIDIA GPU, which one process drives."""
+    """Whether the devices are NVIDIA GPUs; one process computes on all GPUs of a machine."""
     runs_populations: ClassVar[bool] = False
     """Whether several runs of a sweep can be computed by one program."""
     name: str
@@ -36,7 +36,7 @@ class DeviceSpec(Spec):
         return None
 
     def rates(self) -> Rates | None:
-        """Return the rates of devices and links; None: the measured rates of the host."""
+        """Return the rates of devices and links; None if the rates of the host are measured."""
         return None
 
     @abstractmethod

@@ -99,7 +99,7 @@ class XlaBackend:
     def mechanism(
         self, requested: Literal["auto", "loop", "soft"], *, sink: bool
     ) -> tuple[Mechanism, str]:
-        """Return how a sink runs, as one loop unless requested otherwise, and why."""
+        """Return the mechanism of a sink, a loop unless requested otherwise, and the reason."""
         if not sink:
             return "none", "sink is false: the host reads every step"
         if requested == "soft":
@@ -109,7 +109,10 @@ class XlaBackend:
     def choose_lowerings(
         self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
     ) -> LoweringChoice:
-        """Choose from the banks, the tuner or a rule on the CPU, and XLA's lowerings elsewhere."""
+        """Choose the lowering of each problem.
+
+        On the CPU it comes from the banks, the tuner or a rule. Elsewhere it is XLA's.
+        """
         return choose_lowerings(problems, self.device, tuning, watch)
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
@@ -169,8 +172,8 @@ class XlaExecutable:
     rates: Array
     """Learning rates on the device, a row for each step, padded to blocks of `RATES_BLOCK`."""
     buffers: tuple[Array, Array]
-    """Telemetry buffer and `should_continue` for the next call of `programs.train`. The call
-    consumes them and stores new buffers here."""
+    """Telemetry buffer and `should_continue` for the next call of `programs.train`, which consumes
+    them. `run` stores the new buffers here."""
 
     @property
     def loader(self) -> Loader:
@@ -210,11 +213,12 @@ class XlaExecutable:
             # A copy: on the CPU the array is a view of a buffer that the next call consumes.
             rows.append(np.asarray(carry.telemetry_buffer)[first : first + count].copy())
         if isinstance(self.programs.evaluate, LaterProgram):
+            # Compile the evaluation in a thread, while training continues.
             self.programs.evaluate.begin()
         return carry.state, self._read_telemetry(start, carry, rows)
 
     def _put_once(self, state: TrainState) -> TrainState:
-        """Return the state, which is on the device already. A subclass may copy it."""
+        """Return the state on the device: it is there already. A subclass copies it if it isn't."""
         return state
 
     def _run_window(
@@ -291,7 +295,7 @@ def _make_specs(
     state = placement.shapes(state, shardings)
     carry = LoopCarry(state, *placement.shapes(jax.eval_shape(make_buffers, train)))
     sums = placement.shapes(jax.eval_shape(step.zero_sums))
-    bound, constants = placement.shapes((np.int32(0), work.constants))
+    position, constants = placement.shapes((np.int32(0), work.constants))
     if rules is not None:
         step = _intercept_step(step, rules.constrain(placement))
     elif work.jit_layers:
@@ -301,27 +305,30 @@ def _make_specs(
     init: Callable[..., Any] = step.init
     training: Callable[..., Any] = make_train_loop(step.step, repeat)
     evaluation: Callable[..., Any] = make_eval_loop(step, repeat)
-    results: tuple[Any, Any, Any] = (None, None, None)
-    options = None
+    result_shardings: tuple[Any, Any, Any] = (None, None, None)
+    init_options = None
     if rules is not None:
         # XLA divides the global batch among the devices.
         replicated: Any = placement.replicated
-        results = (shardings, LoopCarry(shardings, replicated, replicated), replicated)
+        result_shardings = (shardings, LoopCarry(shardings, replicated, replicated), replicated)
     else:
         # Every device runs the programs on its rows of a batch.
         replicated = PartitionSpec()
-        arguments = [replicated] * 4
         init = _on_mesh(init, placement, (replicated,))
-        training = _on_mesh(training, placement, (replicated, _partition_window(train), *arguments))
-        partition = (replicated, replicated, _partition_window(eval_inputs), *arguments[1:])
-        evaluation = _on_mesh(evaluation, placement, partition)
-        options = UNOPTIMIZED if platform_of(placement.device.platform).optimizes_slowly else None
-    train_args = (carry, train, rates, bound, bound, constants)
-    eval_args = (state, sums, eval_inputs, bound, bound, constants)
+        range_and_constants = [replicated] * 3
+        train_parts = (replicated, _partition_window(train), replicated, *range_and_constants)
+        training = _on_mesh(training, placement, train_parts)
+        eval_parts = (replicated, replicated, _partition_window(eval_inputs), *range_and_constants)
+        evaluation = _on_mesh(evaluation, placement, eval_parts)
+        init_options = (
+            UNOPTIMIZED if platform_of(placement.device.platform).optimizes_slowly else None
+        )
+    train_args = (carry, train, rates, position, position, constants)
+    eval_args = (state, sums, eval_inputs, position, position, constants)
     return (
-        ProgramSpec("initialisation", init, (seed,), None, results[0], options),
-        ProgramSpec("training step", training, train_args, 0, results[1]),
-        ProgramSpec("evaluation", evaluation, eval_args, 1, results[2]),
+        ProgramSpec("initialisation", init, (seed,), None, result_shardings[0], init_options),
+        ProgramSpec("training step", training, train_args, 0, result_shardings[1]),
+        ProgramSpec("evaluation", evaluation, eval_args, 1, result_shardings[2]),
     )
 
 
@@ -360,7 +367,7 @@ def _partition_window(inputs: Inputs) -> Any:
 
 
 def pad_to_block(rates: np.ndarray) -> np.ndarray:
-    """Repeat the last row of a table to a full block, so that most lengths share a program."""
+    """Fill the last block of a table with its last row, so runs of most lengths share a program."""
     rows = (0, -len(rates) % RATES_BLOCK)
     return np.pad(rates, [rows, *[(0, 0)] * (rates.ndim - 1)], mode="edge")
 
@@ -380,7 +387,7 @@ def split_at_windows(loader: Loader, start: int, stop: int) -> Iterator[tuple[In
 def _compile_initialisation(
     work: CompileInputs, spec: ProgramSpec, placement: DevicePlacement, watch: ProgressClock
 ) -> tuple[Any, ProgramReport]:
-    """Compile the initialisation, in small programs on CPUs that hold all parameters."""
+    """Compile the initialisation: as small programs on CPUs, unless parameters are sharded."""
     if (
         work.sharding_rules is not None
         or not platform_of(placement.device.platform).optimizes_slowly

@@ -13,7 +13,7 @@ from pipeline.core.errors import printable
 MAX_COUNT = 2**31 - 1
 """Largest step: steps are counted in 32 bits."""
 LOGS = "logs"
-"""Key of the marks of the logs."""
+"""Key of `HostState.logs` in JSON."""
 MAX_RATE = 3.4028234663852886e38
 """The largest float32."""
 Count = Annotated[int, Ge(0), Le(MAX_COUNT)]
@@ -34,6 +34,7 @@ class PendingBoundary:
     """A boundary whose evaluation was interrupted."""
 
     loss: float | None
+    """The last loss of training before the boundary."""
     verdict: Line | None
     """Reason for which the pruner ends the run at the boundary; None: the run continues."""
 
@@ -43,7 +44,7 @@ class PendingBoundary:
 
 @dataclass(frozen=True)
 class SinkState:
-    """The sinks that were measured to be fastest; `size` in steps, None if sinks are slower."""
+    """The fastest sinks as measured; `size` in steps, None if runs are faster without sinks."""
 
     size: Annotated[int, Ge(1), Le(MAX_COUNT)] | None
     mechanism: Literal["loop", "soft", "none"]
@@ -97,7 +98,7 @@ class CallbackState:
     states: Mapping[str, Any] = field(default_factory=dict)
     """JSON by callback; checked by the callbacks."""
     granted: Requests = Requests()
-    """Requests in effect since a boundary, or for a later step."""
+    """Requests that boundaries have put into effect, with those for later steps."""
     asked: Requests = Requests()
     """Requests that take effect at the next boundary."""
     scalars: Mapping[str, float | None] = field(default_factory=dict)
@@ -106,14 +107,15 @@ class CallbackState:
 
 @dataclass(frozen=True)
 class HostState:
-    """Everything that a resumed run needs besides the arrays. Unknown keys are ignored."""
+    """Everything that a resumed run needs besides the arrays. Unknown keys of JSON are ignored."""
 
     early_stop: EarlyStopState = EarlyStopState()
     unfinished_boundary: PendingBoundary | None = None
-    """Set if the evaluation of the step was interrupted."""
+    """Set if the evaluation at the checkpoint's step was interrupted."""
     rollbacks: tuple[tuple[Count, Count], ...] = ()
     """Pairs of a non-finite step and the boundary that the run went back to."""
     sink: SinkState | None = None
     callbacks: CallbackState = CallbackState()
     logs: Mapping[str, Any] = field(default_factory=dict)
-    """Marks of metrics.jsonl and evals.jsonl; checked when the logs are opened."""
+    """Marks of metrics.jsonl and evals.jsonl: their state at the checkpoint, by file name. They are
+    checked when the logs are opened."""

@@ -37,7 +37,7 @@ from pipeline.core.host.tree_paths import leaves_by_path
 
 WEIGHTS = ("params", "batch_stats")
 MAX_LISTED = 5
-"""Most problems in a message."""
+"""Largest number of problems that a message lists."""
 T = TypeVar("T")
 Warn = Callable[[str], None]
 
@@ -62,9 +62,9 @@ class Checkpoint:
         return int(self.arrays["step"])
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Return the weights of evaluation by path: parameters and batch statistics.
+        """Return the weights that an evaluation uses, by path: parameters and batch statistics.
 
-        Averaged parameters, if there are any, replace the others.
+        If parameters are averaged, the averages replace the trained values.
         """
         averages = {
             path.replace("average", "params", 1): path
@@ -93,7 +93,10 @@ def read_to_resume(run_dir: Path, warn: Warn) -> Checkpoint | None:
 
 
 def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
-    """Rename strangers and damaged checkpoints after `step`, whose names a run needs, and warn."""
+    """Rename damaged checkpoints after `step`, and numbered entries that aren't checkpoints.
+
+    Warns of each. The run will write checkpoints with these names.
+    """
     root = run_dir / FOLDER
     for path in [checkpoint_path(root, saved) for saved in saved_steps(root) if saved > step]:
         warn(f"{path}: set aside as {rename_aside(path, 'damaged').name}")
@@ -102,7 +105,7 @@ def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
 
 
 def read_saved(folder: Path, warn: Warn = warn_on_stderr) -> Checkpoint:
-    """Read a checkpoint: `folder` is a run directory, its `checkpoints` or a checkpoint in there.
+    """Read a checkpoint: `folder` is a run directory, its `checkpoints`, or one checkpoint.
 
     Reads the newest sound checkpoint, and warns of damaged newer checkpoints. Raises DataError if
     there is no checkpoint, and RunError as in `make_read_error`.
@@ -145,7 +148,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def arrange_arrays(where: Path, arrays: Mapping[str, np.ndarray], like: T) -> T:
-    """Arrange arrays by path in the structure of `like`.
+    """Return arrays, which have paths as keys, in the tree structure of `like`.
 
     Raises DataError unless every name, shape and dtype agrees. The message begins with `where`.
     """

@@ -1,4 +1,7 @@
-"""Sections whose name alone was changed: `train.loss.name=mse` keeps cross entropy's keys."""
+"""Sections in which only the key `name` was changed.
+
+`train.loss.name=mse` keeps the keys of cross entropy, which `mse` doesn't have.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,9 @@ def find_unfit_components(
 ) -> Mapping[Where, str]:
     """Return the problems of sections whose keys belong to another component, by path.
 
-    Each problem has the advice to choose the named component with its keys. A key that no component
-    has is a misspelling, which isn't reported here, nor are `override_keys` of the command line.
+    Each problem ends with advice: choose the component together with its keys. A section that lacks
+    no key isn't reported if it fits no other component, since then a key is misspelt, or if all its
+    foreign keys are in `override_keys`, which the command line sets.
     """
     problems = {
         where: _find_problem(group, where, value_at(tree, where), override_keys)
@@ -43,22 +47,23 @@ def _find_problem(
     if name not in specs or not options:
         return None
     spec = specs[name]
-    lacking = [key for key in _list_required_keys(spec) if key not in section]
-    foreign = [key for key in section if key not in spec.model_fields]
+    missing_keys = [key for key in _list_required_keys(spec) if key not in section]
+    foreign_keys = [key for key in section if key not in spec.model_fields]
     fits_another = any(
         _list_required_keys(other).keys() <= section.keys() <= other.model_fields.keys()
         for other_name, other in specs.items()
         if other_name != name
     )
-    is_inherited = any(f"{dotted_key(where)}.{key}" not in override_keys for key in foreign)
-    if not lacking and not (fits_another and is_inherited):
+    is_inherited = any(f"{dotted_key(where)}.{key}" not in override_keys for key in foreign_keys)
+    if not missing_keys and not (fits_another and is_inherited):
         return None
     key = dotted_key(where) if is_name else f"{dotted_key(where)}.name"
-    names = (_add_unit(spec, missing) for missing in lacking)
-    reasons = [f"lacks {show_name(', '.join(names))}"] if lacking else []
-    reasons += [f"has {show_name(', '.join(foreign))}, which {name} lacks"] if foreign else []
-    correction = "" if foreign or is_name else "give that, or "
-    correction = correction if lacking else "leave that out, or "
+    names = (_add_unit(spec, missing) for missing in missing_keys)
+    reasons = [f"lacks {show_name(', '.join(names))}"] if missing_keys else []
+    if foreign_keys:
+        reasons.append(f"has {show_name(', '.join(foreign_keys))}, which {name} lacks")
+    correction = "" if foreign_keys or is_name else "give that, or "
+    correction = correction if missing_keys else "leave that out, or "
     problem = f"{key} = {name}: the section {' and '.join(reasons)}; {correction}"
     if len(options) > 1 and name not in options:
         several = f"{', '.join(options[:-1])} or {options[-1]}"
@@ -69,7 +74,7 @@ def _find_problem(
 
 
 def _list_required_keys(spec: type[Spec]) -> dict[str, None]:
-    """Return the keys without a default, in the order of the component."""
+    """Return the keys without a default, as an ordered set."""
     return {key: None for key, field in spec.model_fields.items() if field.is_required()}
 
 
@@ -81,7 +86,7 @@ def _add_unit(spec: type[Spec], key: str) -> str:
 
 @cache
 def _list_options(group: str, name: str) -> list[str]:
-    """List the options of a group whose files name this component."""
+    """Return the options of a group whose files in `conf/` name this component."""
     pattern = re.compile(rf"^name: {re.escape(name)}$", re.MULTILINE)
     files = sorted((CONF / group).glob("*.yaml"))
     return [file.stem for file in files if pattern.search(file.read_text("utf-8"))]

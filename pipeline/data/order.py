@@ -1,8 +1,9 @@
 """The order of samples: shuffling, sharding, batching and repeating, as pure functions.
 
 An epoch reads the dataset, or this run's shard of it, `repeat` times. Each repetition has a
-different order and different random draws. The samples of a step are computed without the steps
-before, so a resumed run continues exactly where it stopped.
+different order and different random draws. Functions that compute an order count repetitions from
+the start of the run, and call this count `epoch`. The samples of a step don't depend on earlier
+steps, so a resumed run continues exactly where it stopped.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from functools import lru_cache
 import numpy as np
 
 LARGE = 2**20
-"""Number of samples above which a full shuffle needs no list of the epoch."""
+"""Number of samples above which a full shuffle calls `permute`, which lists no epoch."""
 
 ROUNDS = 4
 """A Feistel network of random functions is a random permutation from four rounds on (Luby and
-Rackoff, SIAM Journal on Computing 17, 1988). An even number, so that the digits end in order."""
+Rackoff, SIAM Journal on Computing 17, 1988). The number is even, as each round swaps the digits."""
 
 
 @lru_cache(maxsize=2)
@@ -35,7 +36,7 @@ def compute_epoch_order(
         order = permute(np.arange(samples), samples, seed, epoch).astype(np.int32)
     elif shuffle:
         words = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(samples)
-        order = _shuffle_in_window(words, min(buffer_size or samples, samples))
+        order = _shuffle_in_buffer(words, min(buffer_size or samples, samples))
     else:
         order = np.arange(samples, dtype=np.int32)
     order.setflags(write=False)
@@ -53,20 +54,22 @@ def compute_order_at(
     return compute_epoch_order(seed, epoch, samples, shuffle, buffer_size)[places]
 
 
-def _shuffle_in_window(words: np.ndarray, window: int) -> np.ndarray:
-    """Draw from a buffer of `window` samples, with one random 64-bit word per position. The bias of
-    the modulo is below window / 2**64."""
-    refills = words.size - window
-    slots = (words[:refills] % window).astype(np.int64)
+def _shuffle_in_buffer(words: np.ndarray, buffer_size: int) -> np.ndarray:
+    """Return an order drawn from a buffer that is refilled, int32 (words.size,).
+
+    Each position takes one random 64-bit word. The bias of the modulo is below buffer_size / 2**64.
+    """
+    refills = words.size - buffer_size
+    slots = (words[:refills] % buffer_size).astype(np.int64)
     # A draw returns the sample that refilled the slot after the previous draw from it.
     slot_order = np.argsort(slots, kind="stable")
     samples = slots[slot_order]
     is_repeated = samples[1:] == samples[:-1]
-    samples[1:][is_repeated] = window + slot_order[:-1][is_repeated]
+    samples[1:][is_repeated] = buffer_size + slot_order[:-1][is_repeated]
     order = np.empty(words.size, np.int32)
     order[slot_order] = samples
-    buffer = np.arange(window)
-    buffer[slots] = window + np.arange(refills)  # The last refill of a slot stays.
+    buffer = np.arange(buffer_size)
+    buffer[slots] = buffer_size + np.arange(refills)  # The last refill of a slot stays.
     order[refills:] = buffer[np.argsort(words[refills:], kind="stable")]
     return order
 
@@ -74,8 +77,9 @@ def _shuffle_in_window(words: np.ndarray, window: int) -> np.ndarray:
 def list_shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarray:
     """Return the positions of an epoch that a shard reads: shard_id, shard_id + num_shards, ...
 
-    As in MindSpore's DistributedSampler, samples from the start of the epoch make the shards equal,
-    so that up to num_shards - 1 samples occur twice. Returns int64 (ceil(samples / num_shards),).
+    As in MindSpore's DistributedSampler, shards are filled up to the same size by samples of the
+    epoch's start, so that up to num_shards - 1 samples occur twice. Returns int64
+    (ceil(samples / num_shards),).
     """
     places = np.arange(shard_samples(samples, num_shards))
     return find_shard_positions(places, samples, num_shards, shard_id)
@@ -84,7 +88,7 @@ def list_shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarr
 def find_shard_positions(
     places: np.ndarray, samples: int, num_shards: int, shard_id: int
 ) -> np.ndarray:
-    """Return the positions in an epoch of places in a shard, int64."""
+    """Convert positions in a shard (`places`) to positions in the epoch, int64."""
     return (places.astype(np.int64) * num_shards + shard_id) % max(samples, 1)
 
 
@@ -144,7 +148,7 @@ class Batches:
     indices: np.ndarray
     """int32 (count, batch). A short batch is padded with its first sample."""
     epochs: np.ndarray
-    """int32 (count,): epoch * repeat + repetition, the `epoch` in the key of random draws."""
+    """int32 (count,): epoch * repeat + repetition, which keys of random draws call `epoch`."""
     counts: np.ndarray
     """int32 (count,): the number of valid samples of each batch."""
     samples: int | None = None
@@ -153,7 +157,7 @@ class Batches:
 
     @property
     def rows(self) -> np.ndarray:
-        """The samples, without multiples of `samples`, in the shape of `indices`."""
+        """The samples: `indices` modulo `samples`."""
         return self.indices if self.samples is None else self.indices % self.samples
 
 
@@ -190,7 +194,7 @@ class SampleOrder(Batching):
         """Return the samples at some positions of an epoch, in the shape of `places`.
 
         A full shuffle precedes sharding, as in MindSpore's readers (`shuffle=True`), so that a
-        shard has different samples in each epoch. A shuffle within a window follows sharding, like
+        shard has different samples in each epoch. A shuffle in a buffer follows sharding, like
         `shuffle(n)`, so that a shard has the same samples in each epoch.
         """
         if self.shuffle and self.buffer_size is not None:
@@ -209,8 +213,8 @@ def permute(places: np.ndarray, size: int, seed: int, number: int) -> np.ndarray
     """Return the numbers at places (n,) of a permutation of 0 to size - 1, int64 (n,).
 
     The permutation is chosen by (seed, number), and takes no memory. It is a Feistel network over
-    pairs of digits, with radices whose product is slightly larger than `size`. A number beyond
-    `size` is permuted again until it is below (Black and Rogaway, Ciphers with arbitrary finite
+    pairs of digits, with radices whose product is `size` or slightly more. A number of `size` or
+    more is permuted again until it is below (Black and Rogaway, Ciphers with arbitrary finite
     domains, CT-RSA 2002, sections 4 and 5). Round keys are raw Philox words. The round function is
     the finaliser of MurmurHash3, which isn't a cipher, but suffices for samples. Raises ValueError
     unless 0 < size <= 2**32.

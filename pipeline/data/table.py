@@ -11,12 +11,13 @@ from pipeline.core.files.value_text import join_first
 from pipeline.core.registry import Seq, Spec
 
 ColumnKind = Literal["numeric", "category"]
+"""Kind of a column after fitting: how a network reads it."""
 Kind = Literal["auto", "numeric", "category", "date", "ignore"]
-"""How a column is read; auto: inferred from its values."""
+"""How a column of a file is read; auto: inferred from its values."""
 DatePart = Literal["days", "sin_year", "cos_year", "sin_week", "cos_week", "sin_day", "cos_day"]
 
 LISTED = 8
-"""The most columns of each kind that a line of the log names."""
+"""Largest number of columns of each kind that are named in the log line of a table."""
 
 
 def _require_delimiter(delimiter: str) -> str:
@@ -26,7 +27,7 @@ def _require_delimiter(delimiter: str) -> str:
 
 
 def _require_encoding(encoding: str) -> str:
-    """Return the name. Raises ValueError if it isn't an encoding of texts."""
+    """Return the name of an encoding. Raises ValueError if it isn't an encoding of texts."""
     try:
         "a".encode(encoding)  # unlike `lookup`, refuses codecs such as base64
     except (LookupError, ValueError) as error:
@@ -74,7 +75,7 @@ class TableColumn(Spec):
     standardised: bool = True
     """Whether numbers are encoded as `(number - mean) / std`, else unchanged."""
     indicator: bool = False
-    """Whether a second column is 1 for missing numbers."""
+    """Whether a second column is 1 for missing numbers, else 0."""
     categories: Seq[str] = ()
     """The values in the training split; the empty text is for missing values."""
     date: DateColumn | None = None
@@ -84,9 +85,9 @@ class TableColumn(Spec):
 class FittedTable(Spec):
     """The columns that a network reads, numbers before categories.
 
-    A row is encoded as float32 (width,): the numbers, the indicators, and for each category the
-    position of its value, from 1; 0 for a value that the training split lacks. `EncodeTable`
-    converts it to the network's input, in the compiled step.
+    A row is encoded as float32 (width,): the numbers, the indicators, and for each category column
+    the position of its value in `categories`, from 1; 0 for a value that isn't in the training
+    split. `EncodeTable` converts it to the network's input, in the compiled step.
     """
 
     columns: Seq[TableColumn]
@@ -96,10 +97,12 @@ class FittedTable(Spec):
 
     @property
     def numeric(self) -> tuple[TableColumn, ...]:
+        """The columns of kind numeric."""
         return tuple(column for column in self.columns if column.kind == "numeric")
 
     @property
     def categories(self) -> tuple[TableColumn, ...]:
+        """The columns of kind category."""
         return tuple(column for column in self.columns if column.kind == "category")
 
     @property
@@ -109,7 +112,7 @@ class FittedTable(Spec):
 
     @property
     def numbers(self) -> int:
-        """The number of numbers in an encoded row, including indicators."""
+        """The length of the numeric part of an encoded row, including indicators."""
         return len(self.numeric) + sum(column.indicator for column in self.numeric)
 
     @property

@@ -1,4 +1,4 @@
-"""Names of the standard metrics of an evaluation."""
+"""Names of the standard metrics of an evaluation, and their better directions."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ METRICS: Mapping[str, Direction] = MappingProxyType(
         "f1": "max",
     }
 )
-"""The better direction of each standard metric; the last three are macro averages."""
+"""Direction of better values of each metric. Precision, recall and f1 are macro averages."""

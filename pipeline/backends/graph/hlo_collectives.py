@@ -10,7 +10,8 @@ from pipeline.backends.graph.hlo_text import HloLine, read_hlo_text
 
 _START = "-start"
 """Suffix of the opcode of an asynchronous collective."""
-# Notations of the groups of devices: a list, an iota of its shape, a mesh with axes.
+# Three notations of device groups: {{0,1},{2,3}}; [2,2]<=[4], numbers of groups and of devices in a
+# group; a mesh, and those of its axes that a group spans.
 _LIST = re.compile(r"replica_groups=\{\{([0-9,]*)\}")
 _IOTA = re.compile(r"replica_groups=\[([0-9,]+)\]<=")
 _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
@@ -30,9 +31,9 @@ KINDS = {
 class CompiledCollective:
     """Collectives of one kind over groups of one size in a compiled program.
 
-    `nbytes` is the size of the `count` arrays on one device: the array that an all-reduce reads and
-    writes, an all-gather writes, and a reduce-scatter reads. An instruction in a loop is counted
-    once.
+    `nbytes` is the size on one device of all `count` arrays together. They are the arrays that
+    all-reduces read and write, all-gathers write, and reduce-scatters read. An instruction in a
+    loop is counted once.
     """
 
     kind: str
@@ -48,17 +49,17 @@ def read_collectives(text: str) -> tuple[CompiledCollective, ...]:
         opcode = line.opcode.removesuffix(_START)
         if opcode not in KINDS:
             continue
-        group = _find_group_size(line.arguments)
-        nbytes = _count_bytes(line) * (group if opcode == "reduce-scatter" else 1)
-        sizes.setdefault((KINDS[opcode], group), []).append(nbytes)
+        group_size = _find_group_size(line.arguments)
+        nbytes = _count_bytes(line) * (group_size if opcode == "reduce-scatter" else 1)
+        sizes.setdefault((KINDS[opcode], group_size), []).append(nbytes)
     return tuple(
-        CompiledCollective(kind, group, len(nbytes), sum(nbytes))
-        for (kind, group), nbytes in sorted(sizes.items())
+        CompiledCollective(kind, group_size, len(nbytes), sum(nbytes))
+        for (kind, group_size), nbytes in sorted(sizes.items())
     )
 
 
 def _count_bytes(line: HloLine) -> int:
-    """Return the bytes of a result, without the operand that some opcodes also return."""
+    """Return the bytes of a result, without the operands that some `-start` opcodes also return."""
     sizes = [array.nbytes for array in line.arrays]
     if len(sizes) > 1 and line.opcode == "all-gather-start":
         return sum(sizes[len(sizes) // 2 :])
@@ -68,7 +69,7 @@ def _count_bytes(line: HloLine) -> int:
 
 
 def _find_group_size(arguments: str) -> int:
-    """Return the number of devices in a group; 2 without groups, as a permutation has pairs."""
+    """Return the number of devices in a group; 2 for a permutation, which has pairs of devices."""
     if listed_ids := _LIST.search(arguments):
         return listed_ids[1].count(",") + 1
     if iota := _IOTA.search(arguments):

@@ -33,12 +33,12 @@ class StreamedWindows:
         self._reader: Reader | None = None
 
     def count_ready_steps(self, step: int) -> int:
-        """Return the number of steps of the window from `step` that have been read."""
+        """Return how many steps of the window that starts at `step` have been read."""
         reader = self._reader
         return reader.count_ready_steps() if reader is not None and reader.step == step else 0
 
     def take(self, step: int) -> tuple[Window, PrepareTime]:
-        """Return the window from `step`. Raises DataError if a sample can't be read."""
+        """Return the window that starts at `step`. Raises DataError if a sample can't be read."""
         if self._reader is None or self._reader.step != step:
             self.close()
             self._reader = Reader(self._plan, step, self._threads)
@@ -121,13 +121,13 @@ class PartSource:
         self._parts_read = self._parts_claimed = 0
 
     def __len__(self) -> int:
-        """Number of parts up to the run's last step; huge if the first step is a later one."""
+        """Number of parts up to the run's last step; huge if there is none, or it has passed."""
         plan = self._plan
         if plan.source.stop is None or self._step >= plan.source.stop:
             return sys.maxsize
-        numbers = range(plan.source.stop - self._step)
+        window_numbers = range(plan.source.stop - self._step)
         stop = plan.source.stop
-        last = bisect_left(numbers, stop, key=lambda n: plan.list_steps(self._step, n).stop)
+        last = bisect_left(window_numbers, stop, key=lambda n: plan.list_steps(self._step, n).stop)
         return (last + 1) * plan.parts
 
     @property
@@ -141,13 +141,14 @@ class PartSource:
             self._parts_claimed += parts
 
     def __getitem__(self, index: int) -> Part:
-        number, part = divmod(index, self._plan.parts)
+        window_number, part = divmod(index, self._plan.parts)
         with self._lock:
-            if number not in self._buffers:
-                span = self._plan.list_steps(self._step, number)
-                early = self._plan.is_early(number)
-                self._buffers[number] = WindowBuffer(self._plan, span, early=early)
-            buffer = self._buffers[number]
+            if window_number not in self._buffers:
+                steps = self._plan.list_steps(self._step, window_number)
+                # A wait for an early window, of a reader that just started, isn't starvation.
+                early = self._plan.is_early(window_number)
+                self._buffers[window_number] = WindowBuffer(self._plan, steps, early=early)
+            buffer = self._buffers[window_number]
         try:
             with self._threads.reading(buffer.count_samples(part)):
                 prepare_time, window = buffer.read(part)
@@ -156,5 +157,5 @@ class PartSource:
         with self._lock:
             self._parts_read += 1
             if window is not None:
-                del self._buffers[number]
+                del self._buffers[window_number]
         return Part(prepare_time, window)

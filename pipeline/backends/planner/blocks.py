@@ -1,9 +1,10 @@
 """The blocks that a plan decides about: regions of activations, operators between them, weights.
 
-A region is all activations that share groups of dimensions (dimension_groups.py). A residual stream
-is one region, so a residual edge costs nothing. An operator is a product with a parameter, or a
-look-up of its rows. It reads one region and writes another. Blocks have no names, so that repeated
-blocks are equal and are priced once. `StepBlocks` has the names.
+A group is a set of dimensions that are sharded together (dimension_groups.py). A region is all
+activations that share groups. A residual stream is one region, so a residual edge costs nothing. An
+operator is a product with a parameter, or a look-up of the parameter's rows. It reads one region
+and writes another. Blocks have no names, so that repeated blocks are equal and are priced once.
+`StepBlocks` has the names.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["batch", "contracted", "output", "both"]
-"""Arrays that the sharding of an operator's dimension divides:
+"""Role of a dimension of an operator: the arrays that are divided if the dimension is sharded.
 
 * batch: operand and result; gradients of the weight are partial sums;
 * contracted: operand and weight; the result is a partial sum (in a look-up, each device has some
@@ -24,7 +25,7 @@ Role = Literal["batch", "contracted", "output", "both"]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Bytes and floating-point operations of values with the given groups of a region."""
+    """Bytes and floating-point operations of values that have these groups of a region."""
 
     groups: tuple[int, ...]
     nbytes: int = 0
@@ -33,10 +34,10 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class PartialSum:
-    """Reductions inside a region.
+    """Reductions inside a region, whose results are partial sums if a summed group is sharded.
 
     `groups` are the groups of the results, `summed` the groups that are summed over. `nbytes` is
-    the size of all `count` results.
+    the size of all `count` results together.
     """
 
     groups: tuple[int, ...]
@@ -49,12 +50,12 @@ class PartialSum:
 class Region:
     """Activations that share groups of dimensions.
 
-    A group is an index of `sizes`. Its size is a multiple of the number of its pieces.
+    A group is an index of `sizes`. It can be sharded into a number of pieces that divides its size.
     """
 
     sizes: tuple[int, ...]
     samples: int | None = None
-    """The group of the batch dimension."""
+    """The group (index) of the batch dimension."""
     work: tuple[Extent, ...] = ()
     """Traffic and operations of a step, forward and backward."""
     saved: tuple[Extent, ...] = ()
@@ -66,7 +67,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An operand or a result: its bytes, and each dimension's group in its region."""
+    """An operand or a result: its bytes, and each dimension's group in its region, if any."""
 
     nbytes: int
     groups: tuple[int | None, ...]
@@ -85,7 +86,7 @@ class OperatorDim:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A product with a parameter, or a look-up of its rows. `flops` are of the forward pass."""
+    """A product with a parameter, or a look-up of the parameter's rows."""
 
     kind: Literal["product", "look_up"]
     operand: Array
@@ -93,6 +94,7 @@ class Operator:
     dims: tuple[OperatorDim, ...]
     weight_bytes: int
     flops: int
+    """Floating-point operations of the forward pass."""
     samples: int | None = None
     """Index in `dims` of the batch dimension."""
     operand_gradient: bool = True

@@ -19,7 +19,7 @@ def profile_table(
 ) -> str:
     """Return profiles and their verdict as text.
 
-    It has at most `rows` layers and as many operators of each profile; all if `rows` is None.
+    At most `rows` layers, and at most `rows` operators of each profile, are listed; None lists all.
     """
     lines: list[str] = []
     for profile in profiles:
@@ -52,7 +52,7 @@ def _format_head(profile: StepProfile) -> Iterator[str]:
             f"({host.share(host.between):.1%}); "
             f"{host.dispatches:,} dispatches of {host.steps:,} untraced steps"
         )
-        yield from _format_loader(profile.feed)
+        yield from _format_preparation(profile.feed)
     if profile.shares:
         shares = (f"{name} {share:.1%}" for name, share in profile.shares.items() if share)
         yield f"  shares     {', '.join(shares)}"
@@ -82,18 +82,19 @@ def _format_rates(profile: StepProfile) -> str:
     )
 
 
-def _format_loader(report: Mapping[str, object]) -> Iterator[str]:
-    columns = report.get("prepare_ms_per_step")
-    if report.get("kind") != "stream" or not isinstance(columns, Mapping) or not columns:
+def _format_preparation(feed: Mapping[str, object]) -> Iterator[str]:
+    """Yield the time that a streaming loader takes to prepare each column of a batch."""
+    ms_by_column = feed.get("prepare_ms_per_step")
+    if feed.get("kind") != "stream" or not isinstance(ms_by_column, Mapping) or not ms_by_column:
         return
-    ordered = sorted(columns.items(), key=lambda item: -item[1])
+    ordered = sorted(ms_by_column.items(), key=lambda item: -item[1])
     slowest, _ = ordered[0]
     costs = ", ".join(f"{name} {_format_ms(ms)}" for name, ms in ordered)
     yield f"  data       ms a step to prepare, all threads: {costs}; slowest {slowest}"
 
 
 def _format_phases(profiles: Sequence[StepProfile]) -> Iterator[str]:
-    yield _format_row("phase", [word for profile in profiles for word in _name_columns(profile)])
+    yield _format_row("phase", [head for profile in profiles for head in _name_columns(profile)])
     names = dict.fromkeys(phase.phase for profile in profiles for phase in profile.phases)
     for name in names:
         cells = []
@@ -118,7 +119,7 @@ def _format_layers(profiles: Sequence[StepProfile], rows: int | None) -> Iterato
         rates = ["", ""]
         if layer.ms:
             seconds = layer.ms / KILO
-            rates = [f"{n / seconds / GIGA:,.1f}" for n in (layer.flops, layer.nbytes)]
+            rates = [f"{amount / seconds / GIGA:,.1f}" for amount in (layer.flops, layer.nbytes)]
         cells += [f"{layer.share:.1%}", *rates]
         for other in other_profiles:
             match = next((row for row in other.layers if row.layer == layer.layer), None)

@@ -26,7 +26,7 @@ from pipeline.models.layers.standard import (
     Relu,
 )
 
-_INCEPTIONS = {
+_INCEPTION_FEATURES = {
     "3a": (64, 96, 128, 16, 32, 32),
     "3b": (128, 128, 192, 32, 96, 64),
     "4a": (192, 96, 208, 16, 48, 64),
@@ -37,8 +37,8 @@ _INCEPTIONS = {
     "5a": (256, 160, 320, 32, 128, 128),
     "5b": (384, 192, 384, 48, 128, 128),
 }
-"""Features of the 1x1 branch, of the two convolutions of each 3x3 branch, and after the pool
-(table 1)."""
+"""Features by module: of the 1x1 branch, of the two convolutions of each 3x3 branch, and after the
+pool (table 1)."""
 
 
 @component("model")
@@ -63,7 +63,7 @@ class GoogLeNet(StridedModelSpec):
     def _stage(self, stage: str) -> list[LayerSpec]:
         return [
             Branches(scope=f"inception{name}", branches=self._branches(features))
-            for name, features in _INCEPTIONS.items()
+            for name, features in _INCEPTION_FEATURES.items()
             if name.startswith(stage)
         ]
 
@@ -88,10 +88,10 @@ def _make_scaled_conv(
     return (*conv_norm(features, kernel, stride, padding=padding, epsilon=1e-3), Relu())
 
 
-_HALVE = MaxPool(kernel=3, stride=2)
-_BLUR = AvgPool(kernel=3, stride=1, padding="same")
-_ROW = (1, 7)
-_COLUMN = (7, 1)
+_VALID_POOL = MaxPool(kernel=3, stride=2)
+_AVERAGE_POOL = AvgPool(kernel=3, stride=1, padding="same")
+_ROW_KERNEL = (1, 7)
+_COLUMN_KERNEL = (7, 1)
 
 
 @component("model")
@@ -136,10 +136,10 @@ class InceptionV3(LayeredModelSpec):
             *self._conv(32, 3, 2, valid=True),
             *self._conv(32, 3, valid=True),
             *self._conv(64, 3),
-            _HALVE,
+            _VALID_POOL,
             *self._conv(80, 1),
             *self._conv(192, 3, valid=True),
-            _HALVE,
+            _VALID_POOL,
         )
 
     def _square_module(self, scope: str, pooled: int) -> Branches:
@@ -147,30 +147,31 @@ class InceptionV3(LayeredModelSpec):
             self._conv(64, 1),
             self._convs((48, 1), (64, 5)),
             self._convs((64, 1), (96, 3), (96, 3)),
-            (_BLUR, *self._conv(pooled, 1)),
+            (_AVERAGE_POOL, *self._conv(pooled, 1)),
         )
         return Branches(scope=scope, branches=branches)
 
     def _first_reduction(self) -> Branches:
-        twice = (*self._convs((64, 1), (96, 3)), *self._conv(96, 3, 2, valid=True))
-        branches = (self._conv(384, 3, 2, valid=True), twice, (_HALVE,))
+        double_conv = (*self._convs((64, 1), (96, 3)), *self._conv(96, 3, 2, valid=True))
+        branches = (self._conv(384, 3, 2, valid=True), double_conv, (_VALID_POOL,))
         return Branches(scope="reduction0", branches=branches)
 
     def _factored_module(self, scope: str, inner: int) -> Branches:
-        row = (inner, _ROW)
-        column = (inner, _COLUMN)
+        row = (inner, _ROW_KERNEL)
+        column = (inner, _COLUMN_KERNEL)
         branches = (
             self._conv(192, 1),
-            self._convs((inner, 1), row, (192, _COLUMN)),
-            self._convs((inner, 1), column, row, column, (192, _ROW)),
-            (_BLUR, *self._conv(192, 1)),
+            self._convs((inner, 1), row, (192, _COLUMN_KERNEL)),
+            self._convs((inner, 1), column, row, column, (192, _ROW_KERNEL)),
+            (_AVERAGE_POOL, *self._conv(192, 1)),
         )
         return Branches(scope=scope, branches=branches)
 
     def _second_reduction(self) -> Branches:
-        conv = (*self._conv(192, 1), *self._conv(320, 3, 2, valid=True))
-        factored = self._convs((192, 1), (192, _ROW), (192, _COLUMN))
-        branches = (conv, (*factored, *self._conv(192, 3, 2, valid=True)), (_HALVE,))
+        square_branch = (*self._conv(192, 1), *self._conv(320, 3, 2, valid=True))
+        factored = self._convs((192, 1), (192, _ROW_KERNEL), (192, _COLUMN_KERNEL))
+        factored_branch = (*factored, *self._conv(192, 3, 2, valid=True))
+        branches = (square_branch, factored_branch, (_VALID_POOL,))
         return Branches(scope="reduction1", branches=branches)
 
     def _expanded_module(self, scope: str) -> Branches:
@@ -179,7 +180,7 @@ class InceptionV3(LayeredModelSpec):
             self._conv(320, 1),
             (*self._conv(384, 1), pair),
             (*self._convs((448, 1), (384, 3)), pair),
-            (_BLUR, *self._conv(192, 1)),
+            (_AVERAGE_POOL, *self._conv(192, 1)),
         )
         return Branches(scope=scope, branches=branches)
 
@@ -223,7 +224,7 @@ def _make_norm_relu_conv(
 
 @component("model")
 class DualPathNetwork(StridedModelSpec):
-    """Blocks that add to some channels, as a ResNet, and append channels, as a DenseNet.
+    """Blocks that add to some channels, like a ResNet, and append channels, like a DenseNet.
 
     Chen et al. 2017, table 1.
     """
@@ -272,9 +273,10 @@ class DualPathNetwork(StridedModelSpec):
 class UNet(LayeredModelSpec):
     """A classifier of pixels: logits (batch, height, width, classes) (Ronneberger et al. 2015).
 
-    Each depth has two 3x3 convolutions. Their output is pooled for the depth below, and joined to
-    the output of that depth. Other than in the paper, convolutions keep the image's border. The
-    sides of an image are multiples of 2 ** (number of depths - 1).
+    Each depth begins with two 3x3 convolutions. Their output is pooled for the depth below. The
+    result of the depth below is enlarged and joined to that output, for two more 3x3 convolutions.
+    The lowest depth has only the first two. Unlike in the paper, convolutions are padded, so they
+    keep the size of the image. Its sides must be multiples of 2 ** (number of depths - 1).
     """
 
     name: Literal["unet"] = "unet"

@@ -1,4 +1,4 @@
-"""The status that a running run writes, as `runs` reads it."""
+"""Reader of the status file of a run in progress, for the command `runs`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pipeline.core.files.bounded_read import read_json
 from pipeline.engine.monitors.live_status import STATUS, LiveStatus
 
 LIVE_S = 60.0
-"""Age of a status above which its run counts as dead. A step may take long."""
+"""Age of a status above which its run counts as dead: a minute, as a single step may take long."""
 
 
 def read_live_status(run_dir: Path) -> LiveStatus | None:
-    """Read the status of a run; None if there is none of the last minute.
+    """Read the status of a run; None if it has none, or none within `LIVE_S`.
 
     Raises OSError and ValueError if the file can't be read or isn't valid.
     """

@@ -29,7 +29,9 @@ class ShardingRules:
     """Rules by which the devices of a mesh share parameters and results of layers."""
 
     specs: tuple[ShardingSpec, ...]
+    """Shardings of parameters."""
     constraints: tuple[ShardingSpec, ...]
+    """Shardings of results of layers."""
 
     def state_shardings(self, state: Any, placement: DevicePlacement) -> Any:
         """Return the sharding of every leaf of a state.
@@ -38,10 +40,12 @@ class ShardingRules:
         end of the leaf's path.
         """
         shapes = flatten_dict(dict(state.params))
-        rules = {path: self.find_param_spec(path) for path in shapes}
+        param_specs = {path: self.find_param_spec(path) for path in shapes}
         leaves, structure = jax.tree_util.tree_flatten_with_path(state)
-        specs = [_find_leaf_spec(path_text(path), leaf, shapes, rules) for path, leaf in leaves]
-        return jax.tree.unflatten(structure, [placement.make_sharding(spec) for spec in specs])
+        leaf_specs = [
+            _find_leaf_spec(path_text(path), leaf, shapes, param_specs) for path, leaf in leaves
+        ]
+        return jax.tree.unflatten(structure, [placement.make_sharding(spec) for spec in leaf_specs])
 
     def find_param_spec(self, path: Path) -> PartitionSpec:
         """Return the sharding of a parameter by the last rule that covers it, else replicated."""
@@ -81,7 +85,7 @@ class ShardingRules:
         for path, leaf in flat.items():
             spec = self.find_param_spec(path)
             if spec:
-                _require_divides("/".join(path), leaf.shape, spec, sizes)
+                _require_divisible("/".join(path), leaf.shape, spec, sizes)
         rules = (*self.specs, *self.constraints)
         used_axes = {axis for rule in rules for entry in rule.entries for axis in entry}
         for axis, size in sizes.items():
@@ -91,20 +95,20 @@ class ShardingRules:
     def require_layers(self, ranks: Mapping[str, AbstractSet[int]]) -> None:
         """Check the constraints against the result of `list_layer_ranks`.
 
-        Raises ValueError for a pattern that matches no layer, and if all its layers have other
-        numbers of dimensions than entries.
+        Raises ValueError for a pattern that matches no layer, and for a constraint whose number of
+        entries differs from the number of dimensions of all its layers.
         """
         for rule in self.constraints:
-            layers = {path: n for path, n in ranks.items() if fnmatchcase(path, rule.pattern)}
+            layers = {path: r for path, r in ranks.items() if fnmatchcase(path, rule.pattern)}
             if not layers:
                 guess = nearest(rule.pattern, ranks)
                 raise ValueError(
                     f"pattern {show_name(repr(rule.pattern))} matches none of the {len(ranks)} "
                     f"layers, such as {min(ranks)}{f'; did you mean {guess}?' if guess else ''}"
                 )
-            if not any(len(rule.axes) in numbers for numbers in layers.values()):
-                path, dimensions = next(iter(layers.items()))
-                listed = " or ".join(map(str, sorted(dimensions)))
+            if not any(len(rule.axes) in layer_ranks for layer_ranks in layers.values()):
+                path, layer_ranks = next(iter(layers.items()))
+                listed = " or ".join(map(str, sorted(layer_ranks)))
                 raise ValueError(
                     f"{path} computes arrays of {listed} dimensions, "
                     f"but axes has {len(rule.axes)} entries"
@@ -112,7 +116,7 @@ class ShardingRules:
 
 
 def list_layer_ranks(trace: Callable[[], Any]) -> dict[str, set[int]]:
-    """Return the numbers of dimensions of the arrays that layers compute in a trace, by path."""
+    """Return the ranks of the arrays that each layer computes while `trace` runs, by its path."""
     ranks_by_layer: dict[str, set[int]] = {}
 
     def record_rank(module: nn.Module, result: Any) -> None:
@@ -136,7 +140,7 @@ def _make_spec(rule: ShardingSpec) -> PartitionSpec:
     return PartitionSpec(*(entry or None for entry in rule.entries))
 
 
-def _require_divides(
+def _require_divisible(
     name: str, shape: Shape, spec: PartitionSpec, sizes: Mapping[str, int]
 ) -> None:
     """Raise ValueError if a sharding has a wrong number of dimensions or can't divide a size."""
@@ -156,12 +160,15 @@ def _require_divides(
 
 
 def _find_leaf_spec(
-    path: str, leaf: Any, shapes: Mapping[Path, Any], rules: Mapping[Path, PartitionSpec]
+    path: str, leaf: Any, shapes: Mapping[Path, Any], param_specs: Mapping[Path, PartitionSpec]
 ) -> PartitionSpec:
-    """Return the sharding of the parameter whose path and shape fit a leaf, else replicated."""
+    """Return the sharding of a leaf's parameter, else replicated.
+
+    The parameter's path is the end of the leaf's path, and their shapes are equal.
+    """
     keys = tuple(path.split("/"))
     for length in range(len(keys), 0, -1):
         end = keys[-length:]
         if end in shapes and shapes[end].shape == leaf.shape:
-            return rules[end]
+            return param_specs[end]
     return PartitionSpec()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pipeline.backends.ascend.report.report import Report
 
 MAX_LAYERS = 10
-"""Number of listed layers."""
+"""Largest number of layers that are listed."""
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 LIMITS = {
     "cube": "products of matrices on the cube",
@@ -29,19 +29,19 @@ LIMITS = {
     "host data": "preparation of data by the host",
     "pcie": "copies of batches over PCIe",
 }
-"""Limits of a step, by `Report.bound`."""
+"""Meaning of each limit of a step, by `Report.bound`."""
 
 
 DISTINGUISHABLE = 0.01
-"""Smallest predicted gain that justifies a change."""
+"""Smallest predicted gain that the model can distinguish from none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     """A change of a step's options, with its predicted effect.
 
-    `what` describes the change, `override` has the overrides of a recipe that make it. `gain` is
-    the predicted relative increase of samples per second.
+    `what` describes the change, `override` has the arguments that make it, such as
+    `train.sink_size=9`. `gain` is the predicted relative increase of samples per second.
     """
 
     kind: str
@@ -121,7 +121,8 @@ def _list_slowest_types(report: Report, count: int = 2) -> str:
     """Return the op types that take most of the limiting resource's time, each with its share."""
     type_us: dict[str, float] = {}
     for task in report.tasks:
-        # A task at the minimum time of a task counts for its engine, as in the timeline.
+        # A task that takes the least time of any task (`floor`) counts for its engine, as in the
+        # timeline.
         engine = task.bound if task.bound in LIMITS else task.engine
         limit = "format" if task.cost_class in FORMAT else engine
         if limit == report.bound:

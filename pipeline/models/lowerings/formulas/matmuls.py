@@ -1,8 +1,8 @@
-"""Matrix products and convolutions by both engines, chunks of images, and patches of images.
+"""Matrix products and convolutions by XLA or oneDNN, chunks of images, and patches of images.
 
 XLA:CPU computes nothing in bfloat16, not even slices, pads, transposes and concatenations. It
 converts the array to float32, rearranges it, and rounds it back. It doesn't convert integers, so
-bfloat16 values are rearranged as integers with their bits.
+bfloat16 values are rearranged as integers with the same bits.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def multiply_by_rows(engine: Engine, a: Array, b: Array) -> Array:
     """Multiply (..., k, m) x (..., k, n) -> (..., m, n), float32, summed over rows."""
     if engine == "onednn":
         return onednn.matmul(a, b, transpose_a=True, dtype=jnp.float32)
-    stack = tuple(range(a.ndim - 2))
-    row = (a.ndim - 2,)
-    dimensions = ((row, row), (stack, stack))
+    batch_axes = tuple(range(a.ndim - 2))
+    row_axis = (a.ndim - 2,)
+    dimensions = ((row_axis, row_axis), (batch_axes, batch_axes))
     return lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
 
 
@@ -83,7 +83,7 @@ def convolve(engine: Engine, images: Array, kernel: Array, slide: Slide) -> Arra
 
 def crop(images: Array, pads: tuple[Pair, Pair]) -> tuple[Array, tuple[Pair, Pair]]:
     """Crop the images by the negative pads, and return them with the remaining pads."""
-    crops = [(min(pad, 0), min(after, 0), 0) for pad, after in pads]
+    crops = [(min(before, 0), min(after, 0), 0) for before, after in pads]
     if any(low or high for low, high, _ in crops):
         images = pad_zeros(images, ((0, 0, 0), *crops, (0, 0, 0)))
     rows, columns = ((max(before, 0), max(after, 0)) for before, after in pads)
@@ -93,26 +93,31 @@ def crop(images: Array, pads: tuple[Pair, Pair]) -> tuple[Array, tuple[Pair, Pai
 def sum_chunks(
     compute: Callable[[Array, Array], Array], size: int | None, images: Array, other: Array
 ) -> Array:
-    """Sum `compute` over chunks of `size` images of both arrays, which stay in the cache."""
+    """Sum `compute` over chunks of both arrays. Chunks of `size` images fit in the cache.
+
+    The arrays have the same dtype and number of images. A `size` less than this number must divide
+    it. None: one chunk.
+    """
     if size is None or size >= images.shape[0]:
         return compute(images, other)
     count = images.shape[0] // size
-    chunks = [as_bits(a).reshape(count, size, *a.shape[1:]) for a in (images, other)]
+    stacks = [as_bits(a).reshape(count, size, *a.shape[1:]) for a in (images, other)]
 
-    def chunk(i: Array | int) -> Iterator[Array]:
-        for array in chunks:
-            bits = lax.dynamic_index_in_dim(array, i, keepdims=False)
+    def take_chunks(i: Array | int) -> Iterator[Array]:
+        for stack in stacks:
+            bits = lax.dynamic_index_in_dim(stack, i, keepdims=False)
             yield from_bits(bits, images.dtype)
 
-    shape = jax.eval_shape(lambda: compute(*chunk(0)))
-    start = jnp.zeros(shape.shape, shape.dtype)
-    return lax.fori_loop(0, count, lambda i, total: total + compute(*chunk(i)), start)
+    result = jax.eval_shape(lambda: compute(*take_chunks(0)))
+    start = jnp.zeros(result.shape, result.dtype)
+    return lax.fori_loop(0, count, lambda i, total: total + compute(*take_chunks(i)), start)
 
 
 def map_chunks(compute: Callable[[Images], Array], size: int | None, images: Images) -> Array:
     """Apply `compute` to chunks of `size` images, and concatenate the results.
 
-    `images` is an array, or a tree of arrays of the same dtype, each with an image in every row.
+    `images` is an array, or a tree of arrays of the same dtype, each with an image in every row. A
+    `size` less than the number of images must divide it. None: one chunk.
     """
     first, *_ = jax.tree.leaves(images)
     batch = first.shape[0]
@@ -143,6 +148,9 @@ def slice_taps(window: ConvWindow, images: Array) -> Iterator[Array]:
 
 
 def make_patches(window: ConvWindow, images: Array) -> Array:
-    """Make a row of pixels for each result: (B * H' * W', kernel height * kernel width * C)."""
+    """Make a row with the pixels that each pixel of the result is computed from.
+
+    Returns (B * H' * W', kernel height * kernel width * C).
+    """
     rows = rearrange_bits(lambda *bits: jnp.concatenate(bits, axis=-1), *slice_taps(window, images))
     return rows.reshape(-1, rows.shape[-1])

@@ -13,7 +13,7 @@ Messages by field number, as onnx/onnx.proto of ONNX 1.19 defines them:
     TensorProto     1: repeated dims   2: data_type   4: float_data   5: int32_data   7: int64_data
                     8: name   9: raw_data   10: double_data   11: uint64_data
                     13: repeated external_data   14: data_location
-    ValueInfoProto  1: name   2: type, in which 1.2.1 are the dims: 1: dim_value
+    ValueInfoProto  1: name   2: type, with 1.1: elem_type, and dims 1.2.1 with 1: dim_value
 
 A file may come from a stranger: reading it runs nothing, and no array is larger than its file.
 """
@@ -41,6 +41,7 @@ MAX_FIELDS = 500_000
 MAX_NODES = 100_000
 _KIND = "an ONNX file"
 _EXTERNAL = 1
+"""Value of data_location for a tensor that is in another file."""
 _DTYPES: Mapping[int, np.dtype] = {
     1: np.dtype("<f4"),
     2: np.dtype("u1"),
@@ -61,7 +62,7 @@ Attribute = float | int | str | tuple[float, ...] | tuple[int, ...] | tuple[str,
 
 @dataclass(frozen=True)
 class OnnxNode:
-    """A call of an operator; an empty name of an input is an input that is left out."""
+    """A call of an operator. An optional input that is left out has an empty name."""
 
     name: str
     op: str
@@ -93,7 +94,7 @@ class OnnxModel:
     nodes: tuple[OnnxNode, ...]
     initializers: Mapping[str, np.ndarray] = field(repr=False)
     inputs: tuple[OnnxTensor, ...]
-    """Without the initializers, which old files list too."""
+    """Without the initializers, which old files list as inputs too."""
     outputs: tuple[OnnxTensor, ...]
 
     def describe(self, node: OnnxNode) -> str:
@@ -124,45 +125,45 @@ class _Message:
         for number, value in read_fields(content, MAX_FIELDS, _KIND):
             self._fields.setdefault(number, []).append(value)
 
-    def messages(self, number: int) -> list[_Message]:
-        return [_Message(value) for value in self._fields.get(number, ())]
+    def messages(self, field_number: int) -> list[_Message]:
+        return [_Message(value) for value in self._fields.get(field_number, ())]
 
-    def content(self, number: int) -> memoryview | None:
-        """Return the bytes of the last field of a number, or None."""
-        value = self._fields.get(number, [None])[-1]
+    def content(self, field_number: int) -> memoryview | None:
+        """Return the bytes of the last field with this number; None if there is none."""
+        value = self._fields.get(field_number, [None])[-1]
         if isinstance(value, int):
             raise ValueError(f"it is not {_KIND}")
         return value
 
-    def text(self, number: int) -> str:
-        return str(self.content(number) or b"", "utf-8")
+    def text(self, field_number: int) -> str:
+        return str(self.content(field_number) or b"", "utf-8")
 
-    def texts(self, number: int) -> tuple[str, ...]:
+    def texts(self, field_number: int) -> tuple[str, ...]:
         return tuple(
             "" if isinstance(value, int) else str(value, "utf-8")
-            for value in self._fields.get(number, ())
+            for value in self._fields.get(field_number, ())
         )
 
-    def integer(self, number: int, default: int = 0) -> int:
-        values = self.integers(number)
+    def integer(self, field_number: int, default: int = 0) -> int:
+        values = self.integers(field_number)
         return values[-1] if values else default
 
-    def integers(self, number: int) -> list[int]:
+    def integers(self, field_number: int) -> list[int]:
         """Return integers, which may be packed into one field."""
-        numbers: list[int] = []
-        for value in self._fields.get(number, ()):
+        integers: list[int] = []
+        for value in self._fields.get(field_number, ()):
             if isinstance(value, int):
-                numbers.append(value)
+                integers.append(value)
                 continue
             at = 0
             while at < len(value):
                 integer, at = decode_varint(value, at, _KIND)
-                numbers.append(integer)
-        return numbers
+                integers.append(integer)
+        return integers
 
-    def numbers(self, number: int, dtype: str) -> np.ndarray:
-        """Return numbers of a fixed width, which may be packed into one field."""
-        values = self._fields.get(number, ())
+    def floats(self, field_number: int, dtype: str) -> np.ndarray:
+        """Return floating-point numbers, which may be packed into one field."""
+        values = self._fields.get(field_number, ())
         content = b"".join(value for value in values if not isinstance(value, int))
         if len(content) % np.dtype(dtype).itemsize:
             raise ValueError("it ends in the middle of a number")
@@ -214,29 +215,29 @@ def _read_node(message: _Message) -> OnnxNode:
 
 def _read_attribute(message: _Message) -> Attribute | None:
     """Return the value of an attribute; None for subgraphs, which no operator here has."""
-    match message.integer(20):
-        case 1:
+    match message.integer(20):  # AttributeProto.AttributeType
+        case 1:  # FLOAT
             (number,) = struct.unpack("<f", message.content(2) or bytes(4))
             # The shortest decimal: 1e-5, not 9.999999747378752e-06.
             return float(str(np.float32(number)))
-        case 2:
+        case 2:  # INT
             return message.integer(3)
-        case 3:
+        case 3:  # STRING
             return str(message.content(4) or b"", "utf-8", "replace")
-        case 4:
+        case 4:  # TENSOR
             tensors = message.messages(5)
             return _read_tensor(tensors[-1], None) if tensors else None
-        case 6:
-            return tuple(map(float, message.numbers(7, "<f4")))
-        case 7:
+        case 6:  # FLOATS
+            return tuple(map(float, message.floats(7, "<f4")))
+        case 7:  # INTS
             return tuple(message.integers(8))
-        case 8:
+        case 8:  # STRINGS
             return message.texts(9)
     return None
 
 
 def _read_tensor(message: _Message, folder: Path | None) -> np.ndarray:
-    """Return the array of a tensor; external data lies in the folder, or below it."""
+    """Return the array of a tensor. External data must be in `folder` or below; None refuses it."""
     name = message.text(8)
     number = message.integer(2)
     if number not in _DTYPES:
@@ -248,7 +249,7 @@ def _read_tensor(message: _Message, folder: Path | None) -> np.ndarray:
     if message.integer(14) == _EXTERNAL:
         raw = memoryview(_read_external(message, name, size, folder))
     if raw is None:
-        array = _typed_values(message, dtype)
+        array = _read_typed_values(message, dtype)
     elif len(raw) == size:
         array = np.frombuffer(raw, dtype)
     else:
@@ -258,12 +259,12 @@ def _read_tensor(message: _Message, folder: Path | None) -> np.ndarray:
     return array.reshape(shape)
 
 
-def _typed_values(message: _Message, dtype: np.dtype) -> np.ndarray:
+def _read_typed_values(message: _Message, dtype: np.dtype) -> np.ndarray:
     """Return the values of a tensor that aren't raw bytes."""
     if dtype.name == "float32":
-        return message.numbers(4, "<f4")
+        return message.floats(4, "<f4")
     if dtype.name == "float64":
-        return message.numbers(10, "<f8")
+        return message.floats(10, "<f8")
     integers = np.array(message.integers(7 if dtype.name == "int64" else 5), np.int64)
     if dtype.name in ("float16", "bfloat16"):
         return integers.astype(np.uint16).view(dtype)
@@ -296,6 +297,7 @@ def _read_external(message: _Message, name: str, size: int, folder: Path | None)
 
 
 def _read_signature(message: _Message) -> OnnxTensor:
+    """Return the input or output that a ValueInfoProto describes."""
     types = [tensor for kind in message.messages(2) for tensor in kind.messages(1)]
     if not types:
         return OnnxTensor(message.text(1), "other", ())

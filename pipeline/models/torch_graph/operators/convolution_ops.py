@@ -20,9 +20,9 @@ from pipeline.models.torch_graph.operator_table import OperatorContext, aten
 from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, TorchTensor, to_tensor
 
 HWIO = (2, 3, 1, 0)
-"""Order of the axes of a convolution's kernel, by PyTorch's numbers, which are for OIHW."""
+"""Transposition of a convolution's kernel from PyTorch's OIHW to HWIO."""
 IO = (1, 0)
-"""Order of the axes of a dense layer's kernel, by PyTorch's numbers, which are for OI."""
+"""Transposition of a dense layer's kernel from PyTorch's OI to IO."""
 
 
 def as_pair(sizes: int | Sequence[int]) -> Pair:
@@ -90,7 +90,7 @@ def conv2d(
 
 
 def _add_bias(y: TorchTensor, bias: TorchTensor | None, axis: int = 1) -> TorchTensor:
-    """Add a bias along PyTorch's axis, by default the channels; only the sum is rounded."""
+    """Add a bias along an axis of PyTorch's order, by default channels; only the sum is rounded."""
     if bias is None:
         return y
     return y.with_array(add_bias(y.array, bias.array, y.order.index(axis), rounds_bias=False))
@@ -99,7 +99,7 @@ def _add_bias(y: TorchTensor, bias: TorchTensor | None, axis: int = 1) -> TorchT
 def conv_pads(
     padding: int | Sequence[int] | str, kernel: Sequence[int], dilation: Pair
 ) -> tuple[Pair, Pair]:
-    """Return the pads (before, after) of height and width; an odd row of `same` is after."""
+    """Return the pads (before, after) of height and width; an odd pad of `same` is after."""
     if padding == "same":
         totals = [(size - 1) * step for size, step in zip(kernel, dilation, strict=True)]
         rows, columns = ((total // 2, total - total // 2) for total in totals)
@@ -121,13 +121,13 @@ def conv1d(
     image = to_tensor(x.plain()[:, :, None, :])
     kernel = to_tensor(weight.plain()[:, :, None, :])
     padding = settings.padding
-    across = Convolution(
+    image_settings = Convolution(
         (1, as_pair(settings.stride)[0]),
         padding if isinstance(padding, str) else (0, as_pair(padding)[0]),
         (1, as_pair(settings.dilation)[0]),
         settings.groups,
     )
-    y = conv2d(context, image, kernel, bias, across)
+    y = conv2d(context, image, kernel, bias, image_settings)
     return TorchTensor(y.array[:, 0], (0, 2, 1))
 
 
@@ -168,7 +168,7 @@ def im2col(
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> TorchTensor:
-    """Windows of images as columns (batch, channels * height * width, windows)."""
+    """Return windows of images as columns (batch, channels * window size, windows)."""
     pads = [(size, size) for size in as_pair(padding)]
     window = as_pair(kernel_size)
     columns = lax.conv_general_dilated_patches(
@@ -196,7 +196,7 @@ def conv_transpose2d(
     """
     images = x.transpose(NHWC)
     rows, columns = map(
-        _transposed_axis,
+        _make_transposed_axis,
         images.shape[1:3],
         weight.shape[2:],
         as_pair(settings.stride),
@@ -210,12 +210,13 @@ def conv_transpose2d(
     return _add_bias(TorchTensor(y, NHWC), bias)
 
 
-def _transposed_axis(
+def _make_transposed_axis(
     size: int, kernel: int, stride: int, dilation: int, padding: int, output_padding: int
 ) -> Axis:
     """Return the axis of the convolution whose transpose turns `size` rows into the result."""
     result = (size - 1) * stride - 2 * padding + (kernel - 1) * dilation + 1 + output_padding
-    # Rows of the result that the kernel doesn't reach aren't part of the padding.
+    # An output padding of one or more strides reduces the pad after, or the convolution would have
+    # more than `size` positions.
     end = padding - output_padding // stride * stride
     return Axis(result, kernel, stride, dilation, (padding, end))
 
@@ -228,11 +229,11 @@ def linear(
     if weight.ndim != 2 or x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"a product of shape {x.shape} with a kernel of {weight.shape}")
     order = x.order if x.order[-1] == x.ndim - 1 else tuple(range(x.ndim))
-    y = _product(context, x.transpose(order), weight.transpose(IO).astype(x.dtype))
+    y = _multiply(context, x.transpose(order), weight.transpose(IO).astype(x.dtype))
     return _add_bias(TorchTensor(y, order), bias, x.ndim - 1)
 
 
-def _product(context: OperatorContext, inputs: Array, kernel: Array) -> Array:
+def _multiply(context: OperatorContext, inputs: Array, kernel: Array) -> Array:
     axes = (((inputs.ndim - 1,), (0,)), ((), ()))
     return dense_product(context.policy)(inputs, kernel, axes)
 
@@ -248,13 +249,13 @@ def addmm(
     alpha: float = 1,
 ) -> TorchTensor:
     """Return beta * x + alpha * first @ second for matrices."""
-    y = _product(context, first.plain(), second.plain().astype(first.dtype))
+    y = _multiply(context, first.plain(), second.plain().astype(first.dtype))
     return to_tensor(beta * x.plain() + alpha * y)
 
 
 @aten("matmul.default", "bmm.default", "mm.default", "mv.default", "dot.default")
 def matmul(first: TorchTensor, second: TorchTensor) -> TorchTensor:
-    """Multiply matrices along the leading axes."""
+    """Multiply vectors, matrices, or batches of matrices along the leading axes."""
     return to_tensor(jnp.matmul(first.plain(), second.plain()))
 
 

@@ -1,7 +1,7 @@
 """Weights of Keras: `.keras`, `.weights.h5` and the `.h5` of Keras 2, read by h5py.
 
-Only groups and plain arrays within the file are read, so that a stranger's file can't refer to
-another one. Of a `.keras`, which is a zip, the classes of layers are not read and nothing runs.
+Only groups and plain arrays within the file are read, so that a stranger's file can't include other
+files. A `.keras` is a zip. The classes of its layers are read as names: none is imported or run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipeline.models.weights.files.named_arrays import Arrays, add_array, make_n
 _WEIGHTS = "model.weights.h5"
 _MAX_BYTES = 2**35
 _MAX_CONFIG_BYTES = 2**26
-_STATE = ("optimizer", "optimizer_weights", "_compile_metrics")
+_STATE_GROUPS = ("optimizer", "optimizer_weights", "_compile_metrics")
 """Groups that hold no weights."""
 _NORM = ("gamma", "beta", "moving_mean", "moving_variance")
 _NAMES: Mapping[tuple[int, ...], Sequence[str]] = {
@@ -36,10 +36,10 @@ _NAMES: Mapping[tuple[int, ...], Sequence[str]] = {
 
 
 def read_keras(path: Path) -> Arrays:
-    """Return the arrays of a file by name, such as `2.dense.kernel`, with the layer's number.
+    """Return the arrays of a file by name, such as `2.dense.kernel` of layer 2.
 
-    A `.weights.h5` numbers the layers of each class alone: `dense.0.kernel`. The state of the
-    optimizer is left out. Raises OSError, and ValueError for a damaged file or without h5py.
+    A `.weights.h5` only has a layer's number within its class: `dense.0.kernel`. The state of the
+    optimizer is left out. Raises OSError, and ValueError if the file is damaged or h5py is missing.
     """
     try:
         import h5py
@@ -50,7 +50,7 @@ def read_keras(path: Path) -> Arrays:
     if path.suffix.lower() == ".keras":
         with zipfile.ZipFile(path) as archive:
             source = io.BytesIO(_read_part(archive, _WEIGHTS, _MAX_BYTES))
-            order = _layer_names(_read_part(archive, "config.json", _MAX_CONFIG_BYTES))
+            order = _list_layer_groups(_read_part(archive, "config.json", _MAX_CONFIG_BYTES))
     arrays: Arrays = {}
     try:
         with h5py.File(source, "r") as file:
@@ -58,14 +58,16 @@ def read_keras(path: Path) -> Arrays:
             root = file["model_weights"] if has_model else file
             names = root.attrs.get("layer_names", ())
             order = order or [n.decode() if isinstance(n, bytes) else str(n) for n in names]
-            found = sorted(_walk(root, h5py), key=lambda pair: make_natural_key(".".join(pair[0])))
+            variables = sorted(
+                _walk(root, h5py), key=lambda pair: make_natural_key(".".join(pair[0]))
+            )
     except (LookupError, TypeError) as error:
-        # h5py raises these too for what HDF5 can't read, and names may be bytes.
+        # h5py raises these too for data that HDF5 can't read. Names that are bytes can't be joined.
         raise ValueError(f"it is damaged: {error}") from error
     numbers = {name: number for number, name in enumerate(order)}
-    for layer, rest, array in _name_variables(found):
+    for layer, parts, array in _name_variables(variables):
         name = f"{numbers[layer]}.{layer}" if layer in numbers else _number_class(layer)
-        add_array(arrays, ".".join((name, *rest)).removesuffix(":0"), array)
+        add_array(arrays, ".".join((name, *parts)).removesuffix(":0"), array)
     return arrays
 
 
@@ -83,8 +85,8 @@ def _read_part(archive: zipfile.ZipFile, name: str, max_bytes: int) -> bytes:
         return part.read(max_bytes)
 
 
-def _layer_names(content: bytes) -> list[str]:
-    """Return the groups of a `.keras` in the order of layers: class and number, as `dense_1`."""
+def _list_layer_groups(content: bytes) -> list[str]:
+    """Return the groups of a `.keras` by layer: class, and number within it, such as `dense_1`."""
     try:
         classes = [str(layer["class_name"]) for layer in json.loads(content)["config"]["layers"]]
     except RecursionError:
@@ -93,8 +95,9 @@ def _layer_names(content: bytes) -> list[str]:
         return []  # A subclass of Model has no list of layers.
     names: list[str] = []
     counts: Counter[str] = Counter()
-    for kind in classes:
-        words = re.sub(r"(?<=.)([A-Z][a-z]+)", r"_\1", kind)
+    for class_name in classes:
+        # Keras converts names of classes to snake case.
+        words = re.sub(r"(?<=.)([A-Z][a-z]+)", r"_\1", class_name)
         name = re.sub(r"(?<=[a-z])([A-Z])", r"_\1", words).lower()
         names.append(f"{name}_{counts[name]}" if counts[name] else name)
         counts[name] += 1
@@ -108,7 +111,7 @@ def _walk(root: Any, h5py: Any) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
     while pending:
         path, group = pending.pop()
         for name in group:
-            if not path and name in _STATE:
+            if not path and name in _STATE_GROUPS:
                 continue
             inner = (*path, name)
             shown = show_name("/".join(inner))
@@ -127,11 +130,14 @@ def _walk(root: Any, h5py: Any) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
 
 
 def _name_variables(
-    found: Sequence[tuple[tuple[str, ...], np.ndarray]],
+    variables: Sequence[tuple[tuple[str, ...], np.ndarray]],
 ) -> Iterator[tuple[str, tuple[str, ...], np.ndarray]]:
-    """Yield layer, the rest of the name, and array; Keras 3 only numbers a layer's variables."""
+    """Yield the layer, the further parts of the name, and the array of each variable.
+
+    Keras 3 numbers the variables of a layer. Their names follow from their numbers of axes.
+    """
     by_layer: dict[tuple[str, ...], list[np.ndarray]] = {}
-    for path, array in found:
+    for path, array in variables:
         if path[-2:-1] == ("vars",):
             by_layer.setdefault(path[:-2], []).append(array)
         elif len(path) > 1:
