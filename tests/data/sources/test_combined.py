@@ -69,7 +69,7 @@ def test_zip_takes_images_and_labels(folder: Path) -> None:
         (["dataset=concat"], "must have at least one dataset"),
         (["dataset=concat", "dataset.sources=[{name: nump}]"], "sources.0.name = nump: there is"),
         (["dataset=concat", "dataset.sources=[{name: numpy}]"], "sources.0.root: missing"),
-        (["dataset=zip"], "dataset.images = null: must be a dataset"),
+        (["dataset=zip"], "dataset.images: must be a dataset"),
         (["dataset=concat", "dataset.root=/data", "dataset.sources=[digits]"], "must be null"),
     ],
 )
