@@ -214,9 +214,9 @@ def _shard_gradients(
 
     def count_labels(cropped: Batch, ops: Ops, number: Array) -> Array:
         _, labels = map_batch(config, ops, cropped)
-        weight = count_valid_labels(config, labels, jnp.arange(labels.shape[0]) < cropped.count)
-        assert weight is not None, "there is a label to ignore"
-        return weight
+        count = count_valid_labels(config, labels, jnp.arange(labels.shape[0]) < cropped.count)
+        assert count is not None, "there is a label to ignore"
+        return count
 
     def compute(cropped: Batch, ops: Ops, number: Array) -> Gradients:
         images, labels = map_batch(config, ops, cropped)

@@ -40,7 +40,7 @@ def stack_microbatches(samples: Any, dropout: Array, num_microbatches: int) -> t
     """Split a batch into microbatches.
 
     Takes a tree of arrays (batch, ...) and a dropout key. Returns the tree with arrays
-    (microbatches, samples, ...), and a key for each microbatch; a single one has the given key.
+    (microbatches, samples, ...), and a key for each microbatch; a single one has `dropout`.
     """
     import jax
     import jax.numpy as jnp

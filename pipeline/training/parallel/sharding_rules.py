@@ -91,8 +91,8 @@ class ShardingRules:
     def require_layers(self, ranks: Mapping[str, AbstractSet[int]]) -> None:
         """Check the constraints against the result of `list_layer_ranks`.
 
-        Raises ValueError for a pattern that matches no layer, and if all its layers have other
-        numbers of dimensions than entries.
+        Raises ValueError for a pattern that matches no layer, and if no layer that it matches has
+        as many dimensions as `axes` has entries.
         """
         for rule in self.constraints:
             layers = {path: n for path, n in ranks.items() if fnmatchcase(path, rule.pattern)}
