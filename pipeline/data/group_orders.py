@@ -130,7 +130,7 @@ class FileShardedOrder(InterleavedOrder):
     """An order whose batches have an equal part from each of `file_shards` groups of files.
 
     Group g has every `file_shards`-th file, from g on, in the order of an `InterleavedOrder`. So
-    with as many processes each reads its own files alone. An epoch ends with the smallest group.
+    with as many processes no file is read by two of them. An epoch ends with the smallest group.
     """
 
     file_shards: int
@@ -241,8 +241,8 @@ class BucketedOrder(SampleOrder):
         return Batches(indices, epochs.astype(np.int32), counts)
 
     def _list_epoch_batches(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the samples of an epoch's batches (batches, batch size), and their valid
-        numbers."""
+        """Return the samples of an epoch's batches (batches, batch size), and each batch's number
+        of valid samples."""
         order = self._compute_epoch(epoch)
         bucket_at = self.buckets[order]
         rows = []

@@ -124,14 +124,14 @@ def list_strengths(
     from `solarize_from` to 0.
     """
     height, width = size
-    squared = 1 if convention == "paper" else 2
+    power = 1 if convention == "paper" else 2
     match name:
         case "ShearX" | "ShearY":
             return _space_evenly(0, 0.3, bins)
         case "TranslateX":
-            return 150 / 331 * width**squared * np.linspace(0, 1, bins)
+            return 150 / 331 * width**power * np.linspace(0, 1, bins)
         case "TranslateY":
-            return 150 / 331 * height**squared * np.linspace(0, 1, bins)
+            return 150 / 331 * height**power * np.linspace(0, 1, bins)
         case "Rotate":
             return _space_evenly(0, 30, bins)
         case "Brightness" | "Color" | "Contrast" | "Sharpness":
