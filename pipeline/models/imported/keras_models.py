@@ -103,7 +103,7 @@ class KerasNetwork:
     reference: str
     make: Callable[[int], Any]
     """Makes the model from a seed."""
-    has_type: bool = True
+    has_dtype: bool = True
     root: str = ""
     _models: dict[int, Any] = field(default_factory=dict)
     """Models by seed, since making a model draws its weights, which is slow."""

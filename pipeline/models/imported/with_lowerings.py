@@ -168,8 +168,8 @@ class _Evaluation:
         if gradient is not None:
             return [gradient.compute(operands, self.policy, self.layout)]
         if name in REPLACED and not explain_no_lowering(equation):
-            is_forward = self.gradients is not None
-            policy = RolePolicy(self.policy, "forward") if is_forward else self.policy
+            has_gradients = self.gradients is not None
+            policy = RolePolicy(self.policy, "forward") if has_gradients else self.policy
             return [compute_replaced(equation, operands, policy, self.layout)]
         if not _has_replaced(equation, self.gradients):
             return bind_equation(equation, operands)

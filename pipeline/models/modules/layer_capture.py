@@ -65,7 +65,7 @@ def observe_layer(
 ) -> Array:
     """Return the outputs of a layer, which the observer captures with the inputs, if there is one.
 
-    `path` is the kernel's path without its last name. All else is as in `LayerCapture`.
+    `path` is the kernel's path without its last name. Other arguments are as in `LayerCapture`.
     Raises ValueError if the layer is applied twice.
     """
     observer = _observer.get()

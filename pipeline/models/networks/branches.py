@@ -88,7 +88,7 @@ def _make_scaled_conv(
     return (*conv_norm(features, kernel, stride, padding=padding, epsilon=1e-3), Relu())
 
 
-_HALVE = MaxPool(kernel=3, stride=2)
+_VALID_HALVE = MaxPool(kernel=3, stride=2)
 _BLUR = AvgPool(kernel=3, stride=1, padding="same")
 _ROW = (1, 7)
 _COLUMN = (7, 1)
@@ -136,10 +136,10 @@ class InceptionV3(LayeredModelSpec):
             *self._conv(32, 3, 2, valid=True),
             *self._conv(32, 3, valid=True),
             *self._conv(64, 3),
-            _HALVE,
+            _VALID_HALVE,
             *self._conv(80, 1),
             *self._conv(192, 3, valid=True),
-            _HALVE,
+            _VALID_HALVE,
         )
 
     def _square_module(self, scope: str, pooled: int) -> Branches:
@@ -153,7 +153,7 @@ class InceptionV3(LayeredModelSpec):
 
     def _first_reduction(self) -> Branches:
         twice = (*self._convs((64, 1), (96, 3)), *self._conv(96, 3, 2, valid=True))
-        branches = (self._conv(384, 3, 2, valid=True), twice, (_HALVE,))
+        branches = (self._conv(384, 3, 2, valid=True), twice, (_VALID_HALVE,))
         return Branches(scope="reduction0", branches=branches)
 
     def _factored_module(self, scope: str, inner: int) -> Branches:
@@ -170,7 +170,7 @@ class InceptionV3(LayeredModelSpec):
     def _second_reduction(self) -> Branches:
         conv = (*self._conv(192, 1), *self._conv(320, 3, 2, valid=True))
         factored = self._convs((192, 1), (192, _ROW), (192, _COLUMN))
-        branches = (conv, (*factored, *self._conv(192, 3, 2, valid=True)), (_HALVE,))
+        branches = (conv, (*factored, *self._conv(192, 3, 2, valid=True)), (_VALID_HALVE,))
         return Branches(scope="reduction1", branches=branches)
 
     def _expanded_module(self, scope: str) -> Branches:
@@ -273,7 +273,7 @@ class UNet(LayeredModelSpec):
     """A classifier of pixels: logits (batch, height, width, classes) (Ronneberger et al. 2015).
 
     Each depth has two 3x3 convolutions. Their output is pooled for the depth below, and joined to
-    the output of that depth. Other than in the paper, convolutions keep the image's border. The
+    the output of that depth. Unlike in the paper, convolutions keep the image's size. The
     sides of an image are multiples of 2 ** (number of depths - 1).
     """
 

@@ -1,4 +1,4 @@
-"""Builder of a graph's nodes from ONNX: it knows every shape, and computes constants at once.
+"""Builder of a graph's nodes from ONNX, which follows all shapes and computes constants at once.
 
 Shapes in an ONNX file may depend on the batch in any way, and the file needn't have them. So every
 value is followed at two batch sizes. A size that differs between them is linear in the batch, and
@@ -144,7 +144,8 @@ class TorchGraphBuilder:
         return tuple(map(self.size, first, second))
 
     def fixed_shape(self, value: OnnxValue) -> tuple[int, ...]:
-        """Return the shape of a value that doesn't depend on the batch. Raises ValueError."""
+        """Return the shape of a value, 0 for a first size that depends on the batch. Raises
+        ValueError if another size does."""
         sizes = self.shape(value)
         if any(isinstance(size, BatchSize) for size in sizes[1:]):
             raise ValueError(f"a size depends on the batch: {sizes}")
@@ -224,8 +225,8 @@ class TorchGraphBuilder:
             return self._fold(node, is_fixed=all(map(OnnxValue.is_fixed, values)))
         first = self._compute(node, 0)
         second = self._compute(node, 1)
-        is_several = isinstance(first, tuple)
-        results = list(zip(first, second, strict=True)) if is_several else [(first, second)]
+        has_several = isinstance(first, tuple)
+        results = list(zip(first, second, strict=True)) if has_several else [(first, second)]
         node = replace(
             node,
             args=tuple(map(self._refer, args)),
@@ -234,7 +235,7 @@ class TorchGraphBuilder:
         )
         self.nodes.append(node)
         return tuple(
-            OnnxValue(ValueOf(name, item if is_several else None), arrays)
+            OnnxValue(ValueOf(name, item if has_several else None), arrays)
             for item, arrays in enumerate(results)
         )
 
@@ -345,7 +346,7 @@ def _has_size(argument: Argument) -> bool:
 
 
 def _with_32_bits(array: np.ndarray) -> Array | np.ndarray:
-    """Return whole numbers of 64 bits in 32: ONNX's largest stands for the end of an axis."""
+    """Clip int64 to int32, since ONNX's largest int64 stands for the end of an axis."""
     if array.dtype == np.int64:
         return np.clip(array, _INT32.min, _INT32.max).astype(np.int32)
     return array

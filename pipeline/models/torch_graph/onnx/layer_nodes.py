@@ -18,7 +18,7 @@ from pipeline.models.torch_graph.onnx.node_reader import (
 )
 
 Pads = tuple[tuple[int, int], ...]
-"""Rows before and after each axis of positions."""
+"""Rows of padding, before and after, for each axis of positions."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def read_window(reader: OnnxNodeReader, kernel: Sequence[int]) -> OnnxWindow:
 
 
 def _read_padded_window(reader: OnnxNodeReader, kernel: Sequence[int]) -> OnnxWindow:
-    """Read a window whose pads may follow from the size of the images, as `auto_pad` says."""
+    """Read a window whose pads depend on the size of the images if `auto_pad` is set."""
     window = read_window(reader, kernel)
     mode = reader.attribute("auto_pad", "NOTSET")
     if mode == "NOTSET":
@@ -77,8 +77,8 @@ def _read_padded_window(reader: OnnxNodeReader, kernel: Sequence[int]) -> OnnxWi
 
 def _split_pads(total: int, mode: str) -> tuple[int, int]:
     """Return the rows before and after; the odd one comes last in SAME_UPPER."""
-    less = total // 2
-    return (less, total - less) if mode == "SAME_UPPER" else (total - less, less)
+    half = total // 2
+    return (half, total - half) if mode == "SAME_UPPER" else (total - half, half)
 
 
 def _pad(reader: OnnxNodeReader, x: OnnxValue, pads: Pads, value: float = 0.0) -> OnnxValue:

@@ -1,6 +1,6 @@
 """Which initializers of an ONNX network are weights, and their names here.
 
-An ONNX file doesn't say what is trained. Here a parameter is a float initializer of more than one
+An ONNX file doesn't mark what is trained. Here a parameter is a float initializer of more than one
 value that a layer reads as a weight, or from which such a weight is computed; `Sub`, `Div` and
 `Where`, by which inputs are normalised and masked, and `ScatterND`, by which masks are made, keep
 constants.
@@ -39,7 +39,7 @@ _WEIGHT_INPUTS: Mapping[str, tuple[int, ...]] = {
 _CONSTANT = frozenset(("Shape", "Size", "ScatterND"))
 """Operators whose results are constants, such as masks, and never weights."""
 _LAYERS = frozenset(op for op, places in _WEIGHT_INPUTS.items() if 0 not in places)
-"""Operators whose weights may be of one value; a number that is added is a constant."""
+"""Operators whose weights may have a single value, which is a constant in others, such as `Add`."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def _node_path(node: OnnxNode) -> str:
 
 
 def distinct_names(names: Iterable[str], separator: str) -> Iterator[str]:
-    """Yield names, with a number at those that came before, or that lie within another."""
+    """Yield the names, with a number added to a name that repeats or lies within another."""
     taken: set[str] = set()
     outer: set[str] = set()
     for name in names:

@@ -137,7 +137,7 @@ def _average(
     total = lax.reduce_window(x, zero, lax.add, spread(window, 1), spread(strides, 1), edges)
     if settings.divisor_override is not None:
         return total / settings.divisor_override
-    counts = map(_counts, sizes, window, strides, pads, padding)
+    counts = map(_count_rows, sizes, window, strides, pads, padding)
     divisor = np.asarray(reduce(np.multiply.outer, counts), np.float32)
     if (divisor == divisor.flat[0]).all():
         return total / np.asarray(divisor.flat[0], total.dtype)
@@ -145,7 +145,7 @@ def _average(
     return total / jnp.asarray(divisor.reshape(shape), total.dtype)
 
 
-def _counts(size: int, window: int, stride: int, pads: Pair, counted: int) -> np.ndarray:
+def _count_rows(size: int, window: int, stride: int, pads: Pair, counted: int) -> np.ndarray:
     """Return the divisor of each window's mean, in rows.
 
     `counted` is the number of padding rows that count, before and after the image. Rows that
