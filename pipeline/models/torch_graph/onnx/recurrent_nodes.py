@@ -42,7 +42,9 @@ def read_recurrent(reader: OnnxNodeReader) -> Results:
         raise ValueError(f"{x.ndim} axes, or weights that aren't of {directions} directions")
     x = graph.call("transpose.int", x, 0, 1) if batch_first else x
     x = graph.call("flip.default", x, (0,)) if direction == "reverse" else x
-    states = tuple(_state(reader, place, x, batch_first) for place in _state_places(reader))
+    # The hidden state, and an LSTM's cell.
+    places = (_STATES, _STATES + 1) if reader.node.op == "LSTM" else (_STATES,)
+    states = tuple(_state(reader, place, x, batch_first) for place in places)
     weights = tuple(
         weight for number in range(directions) for weight in _read_weights(reader, number)
     )
@@ -83,11 +85,6 @@ def _operator(reader: OnnxNodeReader, directions: int) -> str:
     if layer == "GRU" and not reader.attribute("linear_before_reset", 0):
         return "gru_reset_first.input"
     return op
-
-
-def _state_places(reader: OnnxNodeReader) -> tuple[int, ...]:
-    """Return the inputs of the initial states: hidden, and an LSTM's cell."""
-    return (_STATES, _STATES + 1) if reader.node.op == "LSTM" else (_STATES,)
 
 
 def _state(reader: OnnxNodeReader, place: int, x: OnnxValue, batch_first: bool) -> OnnxValue:
