@@ -8,19 +8,15 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from pipeline.core.registry import component
-from pipeline.training.optimizers.first_order import (
-    AdamVariant,
-    DecayedOptimizer,
-    MovingAverageRate,
-)
+from pipeline.training.optimizers.first_order import AdamBase, DecayedOptimizer, MovingAverageRate
 
 if TYPE_CHECKING:
     import optax
 
 
 @component("optimizer")
-class NAdam(AdamVariant):
-    """Adam with Nesterov momentum (Dozat 2016) of a constant rate; weight decay is L2.
+class NAdam(AdamBase):
+    """Adam with Nesterov momentum (Dozat 2016) that stays constant; weight decay is L2.
 
     (b1 * m / (1 - b1^(t+1)) + (1 - b1) * g / (1 - b1^t)) / (sqrt(v_hat) + eps). PyTorch's NAdam
     also warms up the momentum (`momentum_decay`).
@@ -35,7 +31,7 @@ class NAdam(AdamVariant):
 
 
 @component("optimizer")
-class RAdam(AdamVariant):
+class RAdam(AdamBase):
     """Adam with a rectified variance (Liu et al. 2020), as PyTorch's; weight decay is L2.
 
     r * m_hat / (sqrt(v_hat) + eps), with r growing from 0 to 1. While the length rho of the average
@@ -47,7 +43,7 @@ class RAdam(AdamVariant):
 
 
 @component("optimizer")
-class AdaMax(AdamVariant):
+class AdaMax(AdamBase):
     """Adam with the largest gradient in place of the mean square (Kingma & Ba 2015, algorithm 2).
 
     m_hat / u, u <- max(b2 * u, |g| + eps), as in PyTorch and MindSpore; weight decay is L2.
@@ -58,7 +54,7 @@ class AdaMax(AdamVariant):
 
 
 @component("optimizer")
-class AmsGrad(AdamVariant):
+class AmsGrad(AdamBase):
     """Adam whose mean square never falls (Reddi et al. 2018); weight decay is L2.
 
     m_hat / (sqrt(max over time of v_hat) + eps): the maximum of the bias-corrected mean square.
@@ -70,7 +66,7 @@ class AmsGrad(AdamVariant):
 
 
 @component("optimizer")
-class AdaBelief(AdamVariant):
+class AdaBelief(AdamBase):
     """Adam with the squared deviation of the gradient from its average (Zhuang et al. 2020).
 
     m_hat / (sqrt(s_hat) + eps) + weight_decay * p, s the mean of (g - m)^2 + eps. Weight decay is

@@ -8,7 +8,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from pipeline.core.registry import component
 from pipeline.training.optimizers.first_order import (
-    AdamVariant,
+    AdamBase,
     DecayedOptimizer,
     MovingAverageRate,
     add_weight_decay,
@@ -44,7 +44,7 @@ class Lars(DecayedOptimizer):
 
 
 @component("optimizer")
-class Lamb(AdamVariant):
+class Lamb(AdamBase):
     """AdamW with a rate for each array (You et al. 2020): |p| over the norm of the direction.
 
     The rate is 1 if one of the norms is 0.
