@@ -31,7 +31,6 @@ class BalancedOrder(SampleOrder):
     """The class of each sample, int (samples,)."""
 
     def batches(self, first_step: int, count: int) -> Batches:
-        """Return `count` batches, from global step `first_step` on; the first step is 0."""
         return replace(super().batches(first_step, count), samples=self.samples)
 
     def _find_samples(self, epoch: int, places: np.ndarray) -> np.ndarray:
@@ -137,12 +136,10 @@ class FileShardedOrder(InterleavedOrder):
 
     @property
     def batches_per_repetition(self) -> int:
-        """The number of batches in one repetition of the dataset."""
         smallest = min(part.shard_samples for part in self._parts)
         return smallest // (self.batch_size // self.file_shards)
 
     def batches(self, first_step: int, count: int) -> Batches:
-        """Return `count` batches, from global step `first_step` on; the first step is 0."""
         steps = np.arange(first_step, first_step + count)
         epochs, batch = np.divmod(steps, self.batches_per_repetition)
         size = self.batch_size // self.file_shards
@@ -217,7 +214,6 @@ class BucketedOrder(SampleOrder):
 
     @property
     def batches_per_repetition(self) -> int:
-        """The number of batches in one repetition of the dataset."""
         full, remainders = np.divmod(np.bincount(self.buckets), self.batch_size)
         return int(full.sum()) + (0 if self.drop_remainder else int((remainders > 0).sum()))
 
@@ -228,7 +224,6 @@ class BucketedOrder(SampleOrder):
         return 0 if self.drop_remainder or not sizes.any() else int(sizes[sizes > 0].min())
 
     def batches(self, first_step: int, count: int) -> Batches:
-        """Return `count` batches, from global step `first_step` on; the first step is 0."""
         steps = np.arange(first_step, first_step + count)
         epochs, batch = np.divmod(steps, self.batches_per_repetition)
         indices = np.empty((count, self.batch_size), np.int32)

@@ -105,7 +105,6 @@ class HostMappedColumn:
         return mapped
 
     def sample_name(self, index: int) -> str:
-        """Return the name of a sample for messages."""
         column = self.column
         return column.sample_name(index) if isinstance(column, LazyColumn) else f"sample {index}"
 

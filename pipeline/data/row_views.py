@@ -25,7 +25,6 @@ class RowView:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(samples, *shape of one value)."""
         return (len(self.rows), *self.columns[0].shape[1:])
 
     @property
@@ -33,26 +32,22 @@ class RowView:
         return np.dtype(self.columns[0].dtype)
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """Return the values at an integer array of sample indices, or at a slice."""
         places = resolve_indices(indices, len(self.rows))
         out = np.empty((len(places), *self.shape[1:]), self.dtype)
         self.read_into(places, out)
         return out
 
     def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
-        """Read the samples at indices, int (n,), into `out`. Raises DataError if it can't."""
         for number, column in enumerate(self.columns):
             mask = self.numbers[indices] == number
             if mask.any():
                 out[mask] = column[self.rows[indices[mask]]]
 
     def sample(self, index: int) -> np.ndarray:
-        """Return one value. Raises DataError if it can't be read."""
         column, row = self.locate(index)
         return column.sample(row) if isinstance(column, LazyColumn) else column[row : row + 1][0]
 
     def sample_name(self, index: int) -> str:
-        """Return the name of a sample for messages."""
         column, row = self.locate(index)
         return column.sample_name(row) if isinstance(column, LazyColumn) else f"sample {row}"
 

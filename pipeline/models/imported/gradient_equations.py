@@ -49,7 +49,6 @@ class RolePolicy:
     role: Role
 
     def choose(self, problem: Problem) -> Lowering:
-        """Return the lowering for a problem."""
         return self.policy.choose(problem) if problem.role == self.role else DEFAULT
 
 
