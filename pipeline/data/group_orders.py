@@ -38,16 +38,16 @@ class BalancedOrder(SampleOrder):
         earlier draws of the sample in the epoch."""
         slots = super()._find_samples(epoch, places)
         classes = len(self._rows)
-        kinds = slots % classes
+        class_ids = slots % classes
         ranks = slots // classes
         indices = np.empty(slots.shape, np.int64)
-        for kind, rows in enumerate(self._rows):
-            mask = kinds == kind
-            count = -(-(self.samples - kind) // classes)
-            indices[mask] = self._draw(kind, rows, epoch * count, count)[ranks[mask]]
+        for class_id, rows in enumerate(self._rows):
+            mask = class_ids == class_id
+            count = -(-(self.samples - class_id) // classes)
+            indices[mask] = self._draw(class_id, rows, epoch * count, count)[ranks[mask]]
         return indices.astype(np.int32)
 
-    def _draw(self, kind: int, rows: np.ndarray, first: int, count: int) -> np.ndarray:
+    def _draw(self, class_id: int, rows: np.ndarray, first: int, count: int) -> np.ndarray:
         """Return `count` draws of a class from number `first` on, plus `samples` times the number
         of earlier draws of the sample."""
         shuffles, offsets = np.divmod(np.arange(first, first + count), len(rows))
@@ -56,7 +56,7 @@ class BalancedOrder(SampleOrder):
             mask = shuffles == shuffle
             permutation = np.arange(len(rows))
             if self.shuffle:
-                permutation = _shuffle_class(self.seed, kind, shuffle, len(rows))
+                permutation = _shuffle_class(self.seed, class_id, shuffle, len(rows))
             samples[mask] = rows[permutation[offsets[mask]]]
         # Each shuffle has a sample once, so the number of earlier shuffles counts earlier draws.
         times = (shuffles - shuffles[0]) % max(1, _MAX_INDEX // self.samples)
@@ -65,13 +65,13 @@ class BalancedOrder(SampleOrder):
     @cached_property
     def _rows(self) -> list[np.ndarray]:
         """The samples of each class, without empty classes."""
-        return [np.flatnonzero(self.labels == kind) for kind in np.unique(self.labels)]
+        return [np.flatnonzero(self.labels == class_id) for class_id in np.unique(self.labels)]
 
 
 @lru_cache(maxsize=256)
-def _shuffle_class(seed: int, kind: int, number: int, size: int) -> np.ndarray:
+def _shuffle_class(seed: int, class_id: int, number: int, size: int) -> np.ndarray:
     """Return a permutation of a class's samples, int64 (size,), cached for an epoch."""
-    key = np.array([seed, _CLASS_STREAM + (kind << 40) + number], np.uint64)
+    key = np.array([seed, _CLASS_STREAM + (class_id << 40) + number], np.uint64)
     order = np.argsort(np.random.Philox(key=key).random_raw(size), kind="stable")
     order.setflags(write=False)
     return order

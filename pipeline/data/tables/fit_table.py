@@ -119,7 +119,7 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
         if column.indicator:
             encoded[:, indicators] = missing
             indicators += 1
-    for position, column in enumerate(table.categories, start=table.numbers):
+    for position, column in enumerate(table.categories, start=table.num_numbers):
         texts = to_texts(raw.column(column.name))
         text_numbers = {text: number for number, text in enumerate(column.categories, start=1)}
         numbers = [text_numbers.get(text, 0) for text in (*texts.texts, MISSING)]
