@@ -176,7 +176,7 @@ class Cosine(WarmupDecay):
 
 @component("schedule")
 class LinearCosine(WarmupDecay):
-    """Linear times cosine decay over 0.47 periods, exactly as in the documents.
+    """Linear times cosine decay over 0.47 periods.
 
     With T steps, W of warmup and D = T - W, update i >= W gets lr * ((T - i) / D * 0.5 * (1 + cos(2
     pi * 0.47 * i / D)) + 1e-5).

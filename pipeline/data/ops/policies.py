@@ -29,8 +29,8 @@ _RANDOM = (
     *("Color", "Contrast", "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize"),
 )
 _POLICIES = Path(__file__).with_name("auto_augment.json")
-"""Policies of 25 pairs of (change, probability, magnitude of 10 or None): tables 7 to 9 of Cubuk et
-al., "AutoAugment: Learning Augmentation Policies from Data", 2019, as in MindSpore."""
+"""Policies of 25 pairs of (change, probability, index of a magnitude or None): tables 7 to 9 of
+Cubuk et al., "AutoAugment: Learning Augmentation Policies from Data", 2019, as in MindSpore."""
 
 Convention = Literal["mindspore", "paper"]
 """mindspore: translations are multiplied by the image's side twice, so that most leave only `fill`;

@@ -67,7 +67,7 @@ def import_model(model: OnnxModel, settings: ImportSettings) -> TorchGraph:
     The graph computes any batch size, or the file's, if its shapes allow no other. Raises
     ValueError that names file and node.
     """
-    network = _Network(_without_copies(model), settings)
+    network = _Network(_drop_copies(model), settings)
     batch = network.input.shape[0]
     try:
         graph = network.build(BATCHES)
@@ -140,9 +140,9 @@ class _Network:
                 f"{self.model.file}: no node computes output {show_name(name)}; its outputs are "
                 f"{names}"
             )
-        return name if self.settings.output else self._before_softmax(name)
+        return name if self.settings.output else self._find_softmax_input(name)
 
-    def _before_softmax(self, name: str) -> str:
+    def _find_softmax_input(self, name: str) -> str:
         """Return the tensor that a last softmax reads, or the tensor itself without one."""
         node = self.producers.get(name)
         while node is not None and node.op in ("Identity", "Cast", "ai.onnx.ml.ZipMap"):
@@ -281,7 +281,7 @@ class _Network:
         return values[self.output]
 
 
-def _without_copies(model: OnnxModel) -> OnnxModel:
+def _drop_copies(model: OnnxModel) -> OnnxModel:
     """Return the model without nodes that only copy an initializer.
 
     PyTorch stores equal arrays once, and copies them by `Identity`. A copy of a vector is a weight
