@@ -98,7 +98,7 @@ def add_batch(
         logits, labels, losses, mask = _flatten_labels(logits, labels, losses, mask)
     if where is not None:
         mask = mask & where.reshape(-1)
-    loss_sum, loss_carry = _compensated_add(
+    loss_sum, loss_carry = _add_compensated(
         sums.loss_sum, sums.loss_carry, jnp.sum(jnp.where(mask, losses, 0), dtype=jnp.float32)
     )
     return replace(
@@ -167,7 +167,7 @@ def add_metric_sums(
 
 def add_sums(sums: EvalSums, added: EvalSums) -> EvalSums:
     """Add sums that began at zero, such as a batch's."""
-    loss_sum, loss_carry = _compensated_add(sums.loss_sum, sums.loss_carry, added.loss_sum)
+    loss_sum, loss_carry = _add_compensated(sums.loss_sum, sums.loss_carry, added.loss_sum)
     total = jax.tree.map(jnp.add, sums, added)
     return replace(total, loss_sum=loss_sum, loss_carry=loss_carry)
 
@@ -185,7 +185,7 @@ def _flatten_labels(
     return logits, flat_labels, jnp.repeat(losses, positions), jnp.repeat(mask, positions)
 
 
-def _compensated_add(
+def _add_compensated(
     total: jax.Array, carry: jax.Array, value: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Return Kahan's sum and the new carry. A plain float32 sum drifts by 1e-5 in 1875 batches."""

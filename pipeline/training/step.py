@@ -171,7 +171,7 @@ def compute_step_gradients(config: StepConfig, state: TrainState, batch: Batch) 
     its bucket already."""
     dropout = make_dropout_key(batch, state.step)
     if config.shards is not None:
-        return _shard_gradients(config, config.shards, state, batch, dropout)
+        return _sum_shard_gradients(config, config.shards, state, batch, dropout)
 
     def compute(ops: Ops) -> Gradients:
         images, labels = map_batch(config, ops, batch)
@@ -203,7 +203,7 @@ def _apply_drawn_ops(
     return jax.lax.switch(number, branches)
 
 
-def _shard_gradients(
+def _sum_shard_gradients(
     config: StepConfig, shards: Shards, state: TrainState, batch: Batch, dropout: Array
 ) -> Gradients:
     """Return the gradients of a batch, summed over its shards.
@@ -293,14 +293,14 @@ def compute_gradients(
     microbatch by itself, and by the draws of dropout.
     """
     if config.accumulate == 1:
-        return _microbatch_gradients(config, state, state.batch_stats, batch, divisor, scale)
+        return _differentiate_microbatch(config, state, state.batch_stats, batch, divisor, scale)
     samples = batch.images, batch.labels, batch.mask
     microbatches, keys = stack_microbatches(samples, batch.dropout, config.accumulate)
 
     def compute(batch_stats: Any, microbatch: tuple[Any, Array]) -> Gradients:
         (images, labels, mask), key = microbatch
         mapped = MappedBatch(images, labels, mask, key)
-        return _microbatch_gradients(config, state, batch_stats, mapped, divisor, scale)
+        return _differentiate_microbatch(config, state, batch_stats, mapped, divisor, scale)
 
     def add(total: Gradients, microbatch: tuple[Any, Array]) -> tuple[Gradients, None]:
         added = compute(total.batch_stats, microbatch)
@@ -319,7 +319,7 @@ def compute_gradients(
     return jax.lax.scan(add, zero, (microbatches, keys))[0]
 
 
-def _microbatch_gradients(
+def _differentiate_microbatch(
     config: StepConfig,
     state: TrainState,
     batch_stats: Any,

@@ -209,7 +209,7 @@ class ProgramReader:
         full_name = str(target)
         if _IGNORED_OPS.search(full_name):
             return True
-        name = _base_name(full_name)
+        name = _parse_base_name(full_name)
         is_aten = full_name.startswith("aten.")
         in_place = is_aten and name.endswith("_") and not name.startswith("__")
         if name in _VIEWS and node.args and hasattr(node.args[0], "name"):
@@ -288,7 +288,7 @@ class ProgramReader:
 
     def _evaluate(self, node: Any) -> None:
         torch = self.torch
-        if _base_name(str(node.target)) in _MAKERS:
+        if _parse_base_name(str(node.target)) in _MAKERS:
             result = node.meta["val"]
             first = torch.empty(tuple(result.shape), dtype=result.dtype)
             args = (first, *self._to_torch(node.args[1:]))
@@ -375,7 +375,7 @@ def _describe_changed_parameter(name: str) -> str:
     return f"parameter {name} changes in its forward pass; only buffers can change"
 
 
-def _base_name(full_name: str) -> str:
+def _parse_base_name(full_name: str) -> str:
     """Return `add_` for `aten.add_.TorchTensor`."""
     return full_name.split(".")[1] if full_name.count(".") else full_name
 

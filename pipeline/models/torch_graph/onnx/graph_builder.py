@@ -216,7 +216,7 @@ class TorchGraphBuilder:
         self, op: str, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]
     ) -> tuple[OnnxValue, ...]:
         """Add a node, and return its results; a node that reads only constants is computed."""
-        values = _values((args, tuple(kwargs.values())))
+        values = _list_values((args, tuple(kwargs.values())))
         number = len(self.nodes) + 1
         name = f"{re.sub(r'[^a-z0-9]', '_', self.kind.lower())}_{number}"
         named = tuple(kwargs.items())
@@ -231,7 +231,7 @@ class TorchGraphBuilder:
             node,
             args=tuple(map(self._refer, args)),
             kwargs=tuple((key, self._refer(value)) for key, value in named),
-            results=tuple(_spec(first, second) for first, second in results),
+            results=tuple(_make_spec(first, second) for first, second in results),
         )
         self.nodes.append(node)
         return tuple(
@@ -323,7 +323,7 @@ class TorchGraphBuilder:
         return ValueOf(name)
 
 
-def _spec(first: TorchTensor, second: TorchTensor) -> TensorSpec:
+def _make_spec(first: TorchTensor, second: TorchTensor) -> TensorSpec:
     """Return the shape of a result; sizes that differ depend on the batch."""
     if max(math.prod(first.shape), math.prod(second.shape)) > MAX_ELEMENTS:
         raise ValueError(f"its result has more than {MAX_ELEMENTS:,} values")
@@ -331,11 +331,11 @@ def _spec(first: TorchTensor, second: TorchTensor) -> TensorSpec:
     return TensorSpec(tuple(a if a == b else None for a, b in sizes), str(first.dtype))
 
 
-def _values(argument: Argument) -> list[OnnxValue]:
+def _list_values(argument: Argument) -> list[OnnxValue]:
     if isinstance(argument, OnnxValue):
         return [argument]
     if isinstance(argument, tuple):
-        return [value for item in argument for value in _values(item)]
+        return [value for item in argument for value in _list_values(item)]
     return []
 
 

@@ -35,7 +35,7 @@ def read_recurrent(reader: OnnxNodeReader) -> Results:
     if direction not in _DIRECTIONS:
         raise ValueError(f"direction {direction!r}; must be one of {', '.join(_DIRECTIONS)}")
     directions = _DIRECTIONS[direction]
-    op = _operator(reader, directions)
+    op = _choose_operator(reader, directions)
     batch_first = bool(reader.attribute("layout", 0))
     x = reader.value(0)
     if x.ndim != 3 or graph.fixed_shape(reader.value(2))[0] != directions:
@@ -44,7 +44,7 @@ def read_recurrent(reader: OnnxNodeReader) -> Results:
     x = graph.call("flip.default", x, (0,)) if direction == "reverse" else x
     # The hidden state, and an LSTM's cell.
     places = (_STATES, _STATES + 1) if reader.node.op == "LSTM" else (_STATES,)
-    states = tuple(_state(reader, place, x, batch_first) for place in places)
+    states = tuple(_read_state(reader, place, x, batch_first) for place in places)
     weights = tuple(
         weight for number in range(directions) for weight in _read_weights(reader, number)
     )
@@ -63,7 +63,7 @@ def read_recurrent(reader: OnnxNodeReader) -> Results:
     return (graph.call("transpose.int", y, 0, 1), *last)
 
 
-def _operator(reader: OnnxNodeReader, directions: int) -> str:
+def _choose_operator(reader: OnnxNodeReader, directions: int) -> str:
     """Return the operator of the table. Raises ValueError for a layer that it lacks."""
     layer = reader.node.op
     names = reader.attribute("activations", _DEFAULTS[layer] * directions)
@@ -87,7 +87,7 @@ def _operator(reader: OnnxNodeReader, directions: int) -> str:
     return op
 
 
-def _state(reader: OnnxNodeReader, place: int, x: OnnxValue, batch_first: bool) -> OnnxValue:
+def _read_state(reader: OnnxNodeReader, place: int, x: OnnxValue, batch_first: bool) -> OnnxValue:
     """Return an initial state (directions, batch, features); zeros by default."""
     graph = reader.graph
     directions, _, features = graph.fixed_shape(reader.value(2))

@@ -28,10 +28,10 @@ def read_reshape(reader: OnnxNodeReader) -> Results:
     new = list(reader.sizes(1))
     if not reader.attribute("allowzero", 0):
         new = [old[at] if size == 0 and at < len(old) else size for at, size in enumerate(new)]
-    return _view(reader, new)
+    return _add_view(reader, new)
 
 
-def _view(reader: OnnxNodeReader, shape: Sequence[Length]) -> OnnxValue:
+def _add_view(reader: OnnxNodeReader, shape: Sequence[Length]) -> OnnxValue:
     """Reshape the first input; the last axes of (batch, features) are flattened as such."""
     graph = reader.graph
     x = reader.value()
@@ -296,7 +296,7 @@ def read_resize(reader: OnnxNodeReader) -> Results:
     x = reader.value()
     if x.ndim != 4:
         raise ValueError(f"{x.ndim} axes; must be images")
-    target = _resized_sides(reader)
+    target = _read_target_sides(reader)
     if not all(isinstance(side, int) and 1 <= side <= MAX_SIDE for side in target):
         raise ValueError(f"images resized to {target}; must be at most {MAX_SIDE:,} on a side")
     mode = reader.attribute("mode", "nearest")
@@ -315,7 +315,7 @@ def read_resize(reader: OnnxNodeReader) -> Results:
     return reader.graph.call(op, x, target, places == "align_corners")
 
 
-def _resized_sides(reader: OnnxNodeReader) -> tuple[Length, ...]:
+def _read_target_sides(reader: OnnxNodeReader) -> tuple[Length, ...]:
     """Return the height and width to resize to, from the sizes or the scales of the node."""
     if reader.optional(3) is not None:
         return reader.sizes(3)[-2:]
