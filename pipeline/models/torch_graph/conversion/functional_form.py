@@ -206,25 +206,24 @@ class ProgramReader:
             name = _SIZES.get(target) or target.__name__
             self._append(node, f"sym.{name}", node.args, {})
             return True
-        full_name = str(target)
-        if _IGNORED_OPS.search(full_name):
+        full_op = str(target)
+        if _IGNORED_OPS.search(full_op):
             return True
-        name = _parse_base_name(full_name)
-        is_aten = full_name.startswith("aten.")
-        in_place = is_aten and name.endswith("_") and not name.startswith("__")
+        name = _parse_base_name(full_op)
+        in_place = full_op.startswith("aten.") and name.endswith("_") and not name.startswith("__")
         if name in _VIEWS and node.args and hasattr(node.args[0], "name"):
             self.roots[node.name] = self._find_root(node.args[0])
         if self._is_constant(node, name, in_place):
             self._evaluate(node)
             return True
-        if not is_aten:
-            raise ValueError(f"operator {full_name} of {_describe_node(node)} isn't supported")
+        if not full_op.startswith("aten."):
+            raise ValueError(f"operator {full_op} of {_describe_node(node)} isn't supported")
         if not in_place:
-            self._append(node, full_name, node.args, node.kwargs)
+            self._append(node, full_op, node.args, node.kwargs)
             return True
-        return self._append_functional(node, full_name)
+        return self._append_functional(node, full_op)
 
-    def _append_functional(self, node: Any, full_name: str) -> bool:
+    def _append_functional(self, node: Any, full_op: str) -> bool:
         """Append the functional form of an in-place call, whose result replaces the operand."""
         operand = node.args[0]
         root = self._find_root(operand)
@@ -234,7 +233,7 @@ class ProgramReader:
             raise ValueError(_describe_changed_parameter(parameters[root]))
         if self._is_shared_later(root, changed, node):
             return False
-        name, _, overload = full_name.removeprefix("aten.").partition(".")
+        name, _, overload = full_op.removeprefix("aten.").partition(".")
         functional = f"{name[:-1]}.{overload}"
         op = f"aten.{_FUNCTIONAL.get(functional, functional)}"
         self._append(node, op, node.args, node.kwargs)
@@ -375,9 +374,9 @@ def _describe_changed_parameter(name: str) -> str:
     return f"parameter {name} changes in its forward pass; only buffers can change"
 
 
-def _parse_base_name(full_name: str) -> str:
+def _parse_base_name(full_op: str) -> str:
     """Return `add_` for `aten.add_.TorchTensor`."""
-    return full_name.split(".")[1] if full_name.count(".") else full_name
+    return full_op.split(".")[1] if full_op.count(".") else full_op
 
 
 def _is_fixed(value: Any) -> bool:
