@@ -22,7 +22,7 @@ HOST_OP = 1 << 29
 class HostOp(Spec):
     """An op that maps one value at a time, in any Python code, before the map ops.
 
-    Several threads call it, so it must not have a state. Random numbers are `uniforms`, float32
+    Several threads call it, so a call must not change it. Random numbers are `uniforms`, float32
     (draws,) in [0, 1), a pure function of (seed, epoch, sample, op).
     """
 

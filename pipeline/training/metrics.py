@@ -91,7 +91,7 @@ def add_batch(
 
     Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float, and losses (B,), each the
     mean over the sample's valid labels, which `where`, bool (B, ...), marks. The class of float
-    labels is the largest. Of equal logits the lower class ranks first.
+    labels is their argmax. Of equal logits the lower class ranks first.
     """
     samples = sums.samples + jnp.sum(mask, dtype=jnp.int32)
     if logits.ndim > 2:
