@@ -155,7 +155,7 @@ class TrainSplitSpec(Spec):
     ops: Ops
     shuffle: bool
     buffer_size: PositiveInt | None
-    """Samples of the moving window for shuffling; null: the whole split."""
+    """Samples of the buffer that a shuffle draws from; null: the whole split."""
     drop_remainder: bool
     repeat: PositiveInt
     num_shards: PositiveInt | None
@@ -171,7 +171,7 @@ class TrainSplitSpec(Spec):
     """Number of groups of files, with interleave. Each batch has an equal part from each group, so
     that with as many processes no file is read by two of them. null: one group."""
     select: Selections = ()
-    """Rules of which samples are read, each applied to what the one before leaves."""
+    """Rules that select samples, each from those that the rule before it selects."""
     host_ops: HostOps = ()
     """Custom ops in Python that map values as they are read, before `ops`."""
 
@@ -229,7 +229,7 @@ class EvalSplitSpec(Spec):
     batch_size: PositiveInt | None
     """null: the training batch size."""
     select: Selections = ()
-    """Rules of which samples are read, each applied to what the one before leaves."""
+    """Rules that select samples, each from those that the rule before it selects."""
     host_ops: HostOps = ()
     """Custom ops in Python that map values as they are read, before `ops`."""
 

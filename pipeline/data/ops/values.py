@@ -152,7 +152,7 @@ class Whiten(Op):
 
 @component("op")
 class Join(MapOp):
-    """Join columns, the inputs of a network, to one: "image" is float32 (values, 1, 1) then.
+    """Join columns, the inputs of a network, into the column "image", float32 (values, 1, 1).
 
     The layer `branches` with `shapes` separates them again. Whole numbers above 2^24 are rounded.
     """

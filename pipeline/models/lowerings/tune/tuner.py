@@ -83,7 +83,7 @@ class TimedLayout:
 def find_layout(
     key: str, mode: Mode, folder: Path, clock: Callable[[Layout], float]
 ) -> TimedLayout | None:
-    """Look a network up in the banks, or time it by `clock` in each layout if the mode says so.
+    """Look a network up in the banks, or time it by `clock` in each layout if the mode tunes.
 
     Raises RunError for a file that isn't a bank.
     """

@@ -32,7 +32,7 @@ class OnnxWindow:
 
     @property
     def reach(self) -> tuple[int, ...]:
-        """Rows from the first to the last that a window reads."""
+        """Number of rows from the first to the last that a window reads, by axis."""
         sizes = zip(self.kernel, self.dilations, strict=True)
         return tuple((size - 1) * step + 1 for size, step in sizes)
 
@@ -82,7 +82,7 @@ def _split_pads(total: int, mode: str) -> tuple[int, int]:
 
 
 def _add_pads(reader: OnnxNodeReader, x: OnnxValue, pads: Pads, value: float = 0.0) -> OnnxValue:
-    """Pad the positions; negative pads cut."""
+    """Pad the positions; negative pads crop."""
     ends = tuple(size for pair in reversed(pads) for size in pair)
     return reader.graph.call("constant_pad_nd.default", x, ends, value)
 
@@ -113,7 +113,7 @@ def read_conv(reader: OnnxNodeReader) -> Results:
 
 @onnx_operator("ConvTranspose")
 def read_conv_transpose(reader: OnnxNodeReader) -> Results:
-    """Read the transpose of a convolution of images; uneven pads are cut off afterwards."""
+    """Read the transpose of a convolution of images; uneven pads are cropped afterwards."""
     weight = reader.value(1)
     kernel = reader.graph.fixed_shape(weight)[2:]
     if len(kernel) != 2:
@@ -193,7 +193,7 @@ def read_matmul(reader: OnnxNodeReader) -> Results:
 
 @onnx_operator("BatchNormalization")
 def read_batch_norm(reader: OnnxNodeReader) -> Results:
-    """Read a batch norm; in training it normalises by the batch and moves its statistics."""
+    """Read a batch norm; in training it normalises by the batch and updates its statistics."""
     mean = reader.value(3)
     var = reader.value(4)
     if not isinstance(mean.reference, ArrayOf) or not isinstance(var.reference, ArrayOf):

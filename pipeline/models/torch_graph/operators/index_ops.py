@@ -26,7 +26,7 @@ from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
 @aten("index.Tensor")
 @plain
 def index(x: Any, indices: Sequence[Any]) -> Any:
-    """Return values at indices, whole numbers for each axis; None for a whole axis."""
+    """Return values at indices: whole numbers for each axis, or None for the whole axis."""
     if any(array is not None and array.dtype == jnp.bool_ for array in indices):
         raise ValueError("an index is a mask, which has a size that depends on the data")
     return x[tuple(slice(None) if array is None else array for array in indices)]
