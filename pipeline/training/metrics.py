@@ -89,9 +89,9 @@ def add_batch(
 ) -> EvalSums:
     """Add the valid samples of a batch, which `mask`, bool (B,), marks.
 
-    Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float, and losses (B,), each the
-    mean over the sample's valid labels, which `where`, bool (B, ...), marks. The class of float
-    labels is their argmax. Of equal logits the lower class ranks first.
+    Takes logits (B, ..., C), and labels (B, ...) int or (B, ..., C) float, whose class is the
+    argmax. `where`, bool (B, ...), marks the valid labels. Losses (B,) are means over them. Of
+    equal logits the lower class ranks first.
     """
     samples = sums.samples + jnp.sum(mask, dtype=jnp.int32)
     if logits.ndim > 2:
